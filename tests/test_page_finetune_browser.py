@@ -189,7 +189,7 @@ def test_accessible_and_nothing_sticks_out_at_320_pixels(browser: Browser, serve
 
 def test_nothing_is_said_but_by_id(browser: Browser, served: str) -> None:
     sources = [model.repository for model in models().values()]
-    options = [f"{option.name} {option.default}" for option in FINETUNE_OPTIONS.values()]
+    options = [f"{o.name} {o.default} {o.choices}" for o in FINETUNE_OPTIONS.values()]
     same = {
         word
         for text in [*options, *models(), *sources, "GPT qlora foretrain dtype"]

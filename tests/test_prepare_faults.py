@@ -1,5 +1,6 @@
 """Preparing through kills, full disks, signals and changes: what comes out is what an undisturbed run makes."""
 
+import contextlib
 import errno
 import io
 import json
@@ -217,13 +218,30 @@ def start(*words: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def kill_and_go_on(kills: int, seed: int, out: str, words: list[str], longest_s: float) -> int:
-    """Kill -9 at random times until it was killed that often or has finished; how often it was killed."""
+def written_bytes(out: Path) -> int:
+    """What lies in a folder now, while somebody writes into it."""
+    found = 0
+    for path in out.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            found += path.stat().st_size
+    return found
+
+
+def kill_and_go_on(kills: int, seed: int, out: str, words: list[str], longest_s: float, most_bytes: int) -> int:
+    """Kill -9 at random times, at the latest once `most_bytes` were written, until it was killed that often or has
+    finished; how often it was killed."""
     chance, killed = random.Random(seed), 0
     while True:
+        before = written_bytes(Path(out))
         process = start(*words, "--out", out)
         if killed < kills:
-            time.sleep(chance.uniform(0.1, longest_s))
+            end = time.monotonic() + chance.uniform(0.1, longest_s)
+            while process.poll() is None and time.monotonic() < end:
+                time.sleep(0.005)
+                now = written_bytes(Path(out))
+                before = min(before, now)  # what was not whole is written again
+                if now > before + most_bytes:
+                    break
             process.kill()
         errors = process.communicate(timeout=600)[1]
         if process.returncode == -signal.SIGKILL:
@@ -240,7 +258,8 @@ def prepared_by_kills(kills: int, rows: int, longest_s: float) -> int:
     reference = start(*words, "--workers", "2", "--out", "reference")
     assert reference.communicate(timeout=600)[1] is not None
     assert reference.returncode == 0
-    killed = kill_and_go_on(kills, 1, "out", [*words, "--workers", "1"], longest_s)
+    most_bytes = written_bytes(Path("reference")) // (2 * kills)
+    killed = kill_and_go_on(kills, 1, "out", [*words, "--workers", "1"], longest_s, most_bytes)
     assert kit.digests("out") == kit.digests("reference")
     return killed
 

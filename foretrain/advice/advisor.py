@@ -275,8 +275,11 @@ def other_cards(search: Search, state: State | None = None, rules: tuple[str, ..
     if start.gpu.kind != "cuda":
         return []
     found: list[Candidate] = []
-    for gpu in catalogue().values():
-        if not usable(gpu, start) or start.used_by_others_bytes > (gpu.memory_bytes or 0):
+    least: int | None = None  # memory of the smallest card that fits
+    for gpu in sorted(catalogue().values(), key=lambda gpu: gpu.memory_bytes or 0):
+        memory_bytes = gpu.memory_bytes or 0
+        asked = gpu.name in search.rents or (search.goal == "fit" and least in (None, memory_bytes))
+        if not asked or not usable(gpu, start) or start.used_by_others_bytes > memory_bytes:
             continue
         config = start.config
         if search.rents:
@@ -284,12 +287,12 @@ def other_cards(search: Search, state: State | None = None, rules: tuple[str, ..
         outcome = search.planner.outcome(replace(start, gpu=gpu, config=config))
         if outcome is not None and outcome.fits:
             found.append(search.of((*rules, "another_card"), outcome))
+            least = memory_bytes if least is None else least
     if not found:
         return []
     rented = [c for c in found if c.state.gpu.name in search.rents and c.outcome.money is not None]
     chosen = [min(rented, key=lambda c: c.outcome.money or 0.0)] if rented else []
     if search.goal == "fit":
-        least = min(c.state.gpu.memory_bytes or 0 for c in found)
         small = [c for c in found if c.state.gpu.memory_bytes == least]
         chosen.append(min(small, key=lambda c: c.outcome.total_s or float("inf")))
     return list({c.state.gpu.name: c for c in chosen}.values())

@@ -110,12 +110,10 @@ def reduced(search: Search, prefix: tuple[str, ...], start: State, members: tupl
 
     def keep(tried: tuple[str, ...]) -> bool:
         state = build(tried, start)
-        least = smallest(search, state) if state else None
-        if state is None or least is None or not least.fits:
+        candidate = grown(search, prefix, tried, state) if state else None
+        if candidate is None:
             return False
-        candidate = grown(search, prefix, tried, state)
-        if candidate is not None:
-            found.append(candidate)
+        found.append(candidate)
         return True
 
     keep(members)

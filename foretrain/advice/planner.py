@@ -11,7 +11,7 @@ from functools import cached_property
 from foretrain.advice.rules.base import Change, State
 from foretrain.base.errors import UserError
 from foretrain.config.checks import check
-from foretrain.predict.memory import Ledger, StepMemory, Verdict, estimated, worst_verdict
+from foretrain.predict.memory import MARGIN_BYTES, Ledger, StepMemory, Verdict, estimated, worst_verdict
 from foretrain.predict.plan import Timing, available, timing
 from foretrain.predict.spec import StepSpec
 
@@ -48,10 +48,17 @@ class Outcome:
         return self.memory.needed_bytes
 
     def part_to_give_up(self, least: "Outcome") -> float:
-        """How far it is from this need to that of `least`, by a line, until it fits; 0 to 1."""
-        span = self.needed_bytes - least.needed_bytes
-        over = self.needed_bytes - (self.available_bytes or 0)
-        return min(max(over / span, 0.0), 1.0) if span > 0 else 1.0
+        """How far it is from this need to that of `least`, by a line, until it fits; 0 to 1.
+
+        On a card by what is allocated: before the allocator fails, it frees what it only keeps.
+        """
+        room = self.available_bytes or 0
+        if self.memory.worst.reserved_bytes is None:
+            now, then = self.needed_bytes, least.needed_bytes
+        else:
+            now, then = self.memory.worst.allocated_bytes, least.memory.worst.allocated_bytes
+            room -= self.memory.context.expected_bytes + MARGIN_BYTES
+        return min(max((now - room) / (now - then), 0.0), 1.0) if now > then else 1.0
 
     @cached_property
     def timing(self) -> Timing | None:
@@ -114,20 +121,20 @@ class Planner:
             return changes[last], found
         best = (changes[last], found) if found else None
         # The changes at `low` and before do not fit, the one at `high` does: it lies where the need, as a line, meets
-        # what there is; in the middle where that took off less than half.
+        # what there is; in the middle where three such guesses took off less than half each.
         low, above = -1, self._outcomes.get(state)
         high, below = last + (found is None), found
-        halved = True
+        timid = 0
         while high - low > 1:
             at, before = (low + high) // 2, high - low
-            if halved and above is not None and below is not None:
+            if timid < 3 and above is not None and below is not None:
                 at = min(max(low + math.ceil(before * above.part_to_give_up(below)), low + 1), high - 1)
             found = self.outcome(changes[at].applied(state))
             if found is not None and found.fits:
                 best, high, below = (changes[at], found), at, found
             else:
                 low, above = at, found
-            halved = 2 * (high - low) <= before
+            timid = timid + 1 if timid < 3 and 2 * (high - low) > before else 0
         return best
 
     def quickest(self, state: State, changes: Sequence[Change]) -> tuple[Change, Outcome] | None:

@@ -233,7 +233,7 @@ def _sets(search: Search, singles: list[Candidate], quick: bool) -> Iterator[Can
     if search.must_fit:
         exact = [c for c in singles if c.outcome.fits and c.exactness == "exact"]
         if len(exact) < (1 if quick else ENOUGH):
-            yield from combine.fitting(search, alternatives=not quick)
+            yield from combine.fitting(search, singles, alternatives=not quick)
         return
     if search.goal in ("speed", "cost"):
         kinds = ("speed", "both", "memory")

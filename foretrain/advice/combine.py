@@ -128,19 +128,22 @@ def reduced(search: Search, prefix: tuple[str, ...], start: State, members: tupl
     return found
 
 
-def fitting(search: Search, alternatives: bool = True) -> list[Candidate]:
+def fitting(search: Search, singles: Sequence[Candidate], alternatives: bool = True) -> list[Candidate]:
     """Sets that fit, of the most exact tier that has any, the cheapest first; or a smaller model with such a set.
 
+    `singles`: every rule alone. One that fits alone is in no set, which would only cost more.
     `alternatives`: where nothing fits without the last resort, other optimizers without it are looked at too.
     """
     found: list[Candidate] = []
+    enough = {c.rules for c in singles if c.outcome.fits and c.rules[-1] in TIERS[-1]}
     for prefix, start in starts(search):
-        own = _of_tiers(search, prefix, start, TIERS)
+        tiers = [tuple(rule for rule in tier if (*prefix, rule) not in enough) for tier in TIERS]
+        own = _of_tiers(search, prefix, start, tiers)
         if alternatives and own and all(LAST_RESORT in candidate.rules for candidate in own):
-            without = [tuple(rule for rule in tier if rule != LAST_RESORT) for tier in TIERS[1:]]
+            without = [tuple(rule for rule in tier if rule != LAST_RESORT) for tier in tiers[1:]]
             own += _of_tiers(search, prefix, start, without)
         found += own
-    if not found:
+    if not found and not enough:
         found = [made for prefix, start in starts(search) for made in _smaller_models(search, prefix, start)]
     distinct = {candidate.rules: candidate for candidate in sorted(found, key=search.order, reverse=True)}
     cheap = sorted(distinct.values(), key=search.order)

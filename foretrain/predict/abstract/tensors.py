@@ -7,6 +7,7 @@ the same births and deaths as on real ones, wherever the functions below know wh
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from foretrain.predict.abstract.kernels import Kernel
@@ -169,6 +170,11 @@ class Tensor:
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """Strides of a tensor that lies in memory row by row."""
+    return _strides(tuple(shape))
+
+
+@lru_cache(4096)  # layer after layer asks for the same
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     found, step = [], 1
     for size in reversed(shape):
         found.append(step)

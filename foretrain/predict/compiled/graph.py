@@ -6,6 +6,7 @@ torch/_functorch/compile_utils.py, fx_graph_cse.
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from foretrain.predict.abstract import tensors as m
@@ -20,6 +21,11 @@ RECOMPUTABLE = frozenset({POINTWISE, REDUCTION, VIEW, ITEM})
 FUSIBLE = RECOMPUTABLE | {RANDOM}
 
 
+@lru_cache(4096)  # layer after layer has the same
+def _nbytes(item_bytes: int, shape: tuple[int, ...]) -> int:
+    return item_bytes * math.prod(map(int, shape))
+
+
 class Node:
     """One operation. `shapes`: of its results, one unless it is given apart by ITEM nodes."""
 
@@ -32,7 +38,7 @@ class Node:
 
     def __init__(self, name: str, kind: int, inputs: tuple["Node", ...], shape: tuple[int, ...], dtype: DType) -> None:
         self.name, self.kind, self.inputs, self.shape, self.dtype = name, kind, inputs, shape, dtype
-        self.nbytes = dtype.itemsize * math.prod(map(int, shape))
+        self.nbytes = _nbytes(dtype.itemsize, shape)
         self.users: list[Node] = []
         self.index = 0
         self.layer, self.moment, self.component = -1, "", ""
@@ -73,11 +79,11 @@ class Graph:
         self, name: str, kind: int, inputs: Sequence[Node], shape: Sequence[int], dtype: DType, *detail: Any
     ) -> Node:
         """The node of an operation; one that is there already if it is the same."""
-        machine = compiler()
-        key = (name, kind, tuple(map(id, inputs)), tuple(shape), dtype, detail)
-        if kind != RANDOM and key in self._known:
-            return self._known[key]
-        node = Node(name, kind, tuple(inputs), tuple(shape), dtype)
+        machine, inputs, shape = compiler(), tuple(inputs), tuple(shape)
+        key = (name, kind, inputs, shape, dtype, detail)
+        if kind != RANDOM and (known := self._known.get(key)) is not None:
+            return known
+        node = Node(name, kind, inputs, shape, dtype)
         node.index = len(self.nodes)
         node.layer, node.moment = machine.t.layer, machine.t.moment
         node.component = machine.component(shape)

@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+
+pytest.importorskip("starlette")
+
 import typer
 from starlette.testclient import TestClient
 

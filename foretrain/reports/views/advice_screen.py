@@ -57,6 +57,8 @@ def _row(plan: Plan, number: str, advice: Advice, last: str) -> tuple[Cell, ...]
     effect, estimate = advice.effect, advice.estimate
     verdict = advice.confirmation.verdict if advice.confirmation else effect.verdict
     needed = advice.confirmation.needed_bytes if advice.confirmation else effect.needed_bytes
+    if verdict in ("fits", "tight") and effect.available_bytes is not None:
+        needed = min(needed, effect.available_bytes)  # with less memory the allocator frees what it only keeps
     cells: dict[str, Cell] = {
         "step_change": Quantity(effect.slower, "signed_percent"),
         "run_change": Quantity(effect.longer, "signed_percent"),

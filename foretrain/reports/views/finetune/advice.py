@@ -69,8 +69,11 @@ def _row(number: int, change: AdvisedChange, fifth: str) -> tuple[Cell, ...]:
         "saved": [Quantity(change.saved_bytes, "bytes")], "": [],
         "traced": [Quantity(change.traced.needed_bytes if change.traced else None, "bytes")],
     }  # fmt: skip
+    needed = change.needed_bytes
+    if verdict in ("fits", "tight") and change.available_bytes is not None:
+        needed = min(needed, change.available_bytes)  # with less memory the allocator frees what it only keeps
     mark = " *" if change.learns_otherwise else ""
     return (
         f"{number}{mark}", " ".join(option_words(change)), Message(f"word.{verdict}") if verdict else "–",
-        Quantity(change.needed_bytes, "bytes"), *cells[fifth], Quantity(change.longer, "signed_percent"),
+        Quantity(needed, "bytes"), *cells[fifth], Quantity(change.longer, "signed_percent"),
     )  # fmt: skip

@@ -152,7 +152,7 @@ def format_number(number: float) -> str:
     """'1,234', '12.3', '0.00123': four digits that tell, whole numbers whole."""
     if number == round(number) and abs(number) < 1e15:
         return f"{number:,.0f}"
-    return f"{number:,.0f}" if abs(number) >= 1e4 else f"{number:.4g}"
+    return f"{number:,.0f}" if abs(number) >= 999.95 else f"{number:.4g}"
 
 
 def format_energy(joules: float) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import time
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from starlette.testclient import TestClient
 from foretrain.advice.asked import Asked as Typed
 from foretrain.advice.finetune import changes
 from foretrain.advice.finetune_cards import compared
+from foretrain.app import finetune
 from foretrain.app.finetune import plan_question
 from foretrain.app.finetuning.question import question
 from foretrain.base import languages, messages
@@ -30,8 +32,11 @@ from foretrain.reports.document import cell_text
 from foretrain.reports.views.finetune import cards as cards_view
 from foretrain.reports.views.finetune import screen as screen_view
 from foretrain.reports.views.finetune import whole as whole_view
-from foretrain.web.finetune import fields, search
+from foretrain.web import jobs
+from foretrain.web.finetune import asked as ask
+from foretrain.web.finetune import fields, search, shown
 from tests.kit.command import foretrain
+from tests.kit.finetune import small
 from tests.kit.finetune_files import AXOLOTL, LLAMA_FACTORY
 from tests.kit.page import GOOD, POSTED, client, get, post  # noqa: F401
 
@@ -293,3 +298,29 @@ def test_the_answer_speaks_the_language(client: TestClient) -> None:
             form = client.post("/api/finetune/form", headers=headers, json={}).json()
             help = {field["name"]: field["help"] for field in form["fields"]}["seq_len"]
             assert help == messages.knob_help("seq_len", FINETUNE_OPTIONS["seq_len"].help, "finetune_knob")
+
+
+def test_a_trace_of_a_form_can_be_begun_and_stopped(client: TestClient) -> None:
+    refused = post(client, "/api/finetune/exact", {**OVER, "values": {"batch_size": "0"}}, 422)
+    assert "batch_size" in json.dumps(refused)
+    if jobs.why_not():
+        pytest.skip("nothing can be traced here")
+    job = post(client, "/api/finetune/exact", OVER, 202)["job"]
+    assert get(client, f"/api/exact/{job}")["state"] in ("working", "done")
+    assert post(client, f"/api/exact/{job}/stop", {})["state"] in ("stopped", "done")
+
+
+@pytest.mark.slow
+def test_a_traced_form_is_the_terminals_exact_answer(client: TestClient) -> None:
+    asked = {"model": "mine", "config": json.dumps(small("qwen3-0.6b")), "gpu": CARD, "values": {"method": "lora"}}
+    job = post(client, "/api/finetune/exact", asked, 202)["job"]
+    deadline = time.monotonic() + 300
+    while (found := get(client, f"/api/exact/{job}"))["state"] == "working" and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert found["state"] == "done", found["reason"]
+    plan = found["plan"]
+    assert "traced" in json.dumps([plan["title"], plan["subtitle"], plan["figures"]])
+    form = ask.question(ask.Asked.model_validate(asked))
+    traced = finetune.traced(ask.made(form, ask.target(ask.Asked.model_validate(asked))), form, lambda text: None)
+    assert plan["strip"] == shown.plan_json(traced, form)["strip"]
+    assert plan["pictures"] == shown.plan_json(traced, form)["pictures"]

@@ -151,6 +151,19 @@ def test_a_click_applies_a_change(browser: Browser, served: str) -> None:
         assert "k.batch_size=64" not in page.url or "k.grad" in page.url
 
 
+def test_the_trainers_loop_is_traced_on_a_click(browser: Browser, served: str) -> None:
+    with opened(browser, served) as page:
+        at(page, LORA)
+        assert "estimated" in page.locator(".figures").inner_text()
+        page.get_by_role("button", name="Trace").click()
+        expect(page.get_by_text("These figures are traced.")).to_be_visible(timeout=100_000)
+        assert "traced" in page.locator(".figures").inner_text()
+        page.get_by_label("batch_size sequences", exact=True).fill("4")
+        expect(page).to_have_url(re.compile("k.batch_size=4"))
+        answered(page)
+        assert "traced" not in page.locator(".figures").inner_text()
+
+
 def test_cards_beside_each_other(browser: Browser, served: str) -> None:
     with opened(browser, served) as page:
         at(page, LORA)

@@ -131,6 +131,7 @@ def test_methods_are_few_and_reading_changes_nothing(app: Starlette, client: Tes
     assert {path for method, path in known if method == "POST"} == {
         "/api/plan", "/api/cards", "/api/read", "/api/toml", "/api/advice", "/api/compare", "/api/exact",
         "/api/finetune", "/api/finetune/form", "/api/finetune/cards", "/api/finetune/changes", "/api/finetune/read",
+        "/api/finetune/exact",
         "/api/exact/0123456789abcdef/stop"
     } & {path for _, path in known}  # fmt: skip
 

@@ -1,26 +1,28 @@
 """Exact answers on request: one process at a time, with its progress, stopped on request or by the next one."""
 
 import secrets
-from functools import cached_property
+from collections.abc import Callable
 from typing import Any
 
 from foretrain.base.errors import UserError
-from foretrain.config.resolve import ResolvedConfig
 from foretrain.predict.plan import Plan
 from foretrain.predict.trace import service
-from foretrain.web import answers, child
+from foretrain.web import answers, child, planner
+from foretrain.web.asking import Made, answered
+from foretrain.web.finetune import asked as finetune
 
 _KEPT = 4
 
 
-class Job:
-    """One trace of a plan."""
+Show = Callable[[Any], dict[str, Any]]
 
-    def __init__(self, plan: Plan, found: ResolvedConfig) -> None:
+
+class Job:
+    """One trace: `work` of child.WORK with what is asked; `show`: what came of it as the page takes a plan."""
+
+    def __init__(self, work: str, asked: Any, show: Show) -> None:
         self.id = secrets.token_hex(8)
-        self.found = found
-        self._gpu = plan.gpu
-        self._child = child.Child("exact", plan.to_json())
+        self._child, self._show = child.Child(work, asked), show
         self.stop = self._child.stop
 
     @property
@@ -42,18 +44,13 @@ class Job:
         """Why it failed, '' where it did not."""
         return self._child.failure if self.state == "failed" else ""
 
-    @cached_property
-    def plan(self) -> Plan:
-        """The deeper plan of a trace that is done."""
-        return Plan.model_validate(self._child.answer).model_copy(update={"gpu": self._gpu})
-
     def begun(self) -> dict[str, Any]:
         """What is answered when it begins: by what one asks again."""
         return {"schema": answers.SCHEMA, "job": self.id}
 
     def told(self) -> dict[str, Any]:
         """How far it is, and its plan at the end."""
-        done = answers.plan_json(self.plan, self.found) if self.state == "done" else None
+        done = self._show(self._child.answer) if self.state == "done" else None
         return {
             "schema": answers.SCHEMA, "state": self.state, "progress": self.progress, "reason": self.reason,
             "plan": done,
@@ -65,13 +62,31 @@ class Jobs:
 
     def __init__(self) -> None:
         self._jobs: dict[str, Job] = {}
+        # What answers a form that is posted to a path: the job that begins.
+        self.posted: dict[str, Callable[[bytes], Made]] = {
+            "/api/exact": lambda body: answered(body, planner.Asked, self._pretraining),
+            "/api/finetune/exact": lambda body: answered(body, finetune.Asked, self._finetuning),
+        }
 
-    def start(self, plan: Plan, found: ResolvedConfig) -> Job:
-        """Trace this plan; what was being traced is stopped. Raises UserError where nothing can be traced here."""
+    def _pretraining(self, asked: planner.Asked) -> Made:
+        found = planner.resolved(asked)
+        plan = planner.made(found, asked.gpu, asked.others)
+
+        def show(answer: dict[str, Any]) -> dict[str, Any]:
+            return answers.plan_json(Plan.model_validate(answer).model_copy(update={"gpu": plan.gpu}), found)
+
+        return 202, self.start("exact", plan.to_json(), show).begun()
+
+    def _finetuning(self, asked: finetune.Asked) -> Made:
+        finetune.made(finetune.question(asked), finetune.target(asked))  # what cannot be planned is not traced
+        return 202, self.start("exact_finetune", asked.model_dump(mode="json")).begun()
+
+    def start(self, work: str, asked: Any, show: Show = dict) -> Job:
+        """Begin a trace; what was being traced is stopped. Raises UserError where nothing can be traced here."""
         if reason := why_not():
             raise UserError("environment.no_trace", reason=reason)
         self.stop_all()
-        job = Job(plan, found)
+        job = Job(work, asked, show)
         self._jobs[job.id] = job
         for id in list(self._jobs)[:-_KEPT]:
             del self._jobs[id]

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from foretrain.base.messages import say
-from foretrain.web import advising, calls, comparing, forecasts, jobs, planner, runs
+from foretrain.web import advising, calls, comparing, forecasts, jobs, runs
 from foretrain.web.asking import Made, answered, sentences
 from foretrain.web.guard import Guard
 from foretrain.web.language import Speaking
@@ -49,7 +49,7 @@ def create_app(port: int, token: str, roots: list[Path], language: str | None = 
         Route("/api/start", handlers.start, methods=["GET"]),
         *(Route(path, handlers.posted, methods=["POST"]) for path in calls.POSTED),
         Route("/api/advice/{id}", handlers.advice_state, methods=["GET"]),
-        Route("/api/exact", handlers.exact, methods=["POST"]),
+        *(Route(path, handlers.posted, methods=["POST"]) for path in handlers.jobs.posted),
         Route("/api/exact/{id}", handlers.exact_state, methods=["GET"]),
         Route("/api/exact/{id}/stop", handlers.exact_stop, methods=["POST"]),
         Route("/api/runs", handlers.runs, methods=["GET"]),
@@ -114,7 +114,7 @@ class _Handlers:
     def __init__(self, known: runs.Runs) -> None:
         self._runs, self.jobs, self.comparer = known, jobs.Jobs(), comparing.Comparer(known)
         self.adviser = advising.Adviser()
-        self._posted = {**calls.POSTED, "/api/advice": self.adviser.answer}
+        self._posted = {**calls.POSTED, "/api/advice": self.adviser.answer, **self.jobs.posted}
 
     async def start(self, request: Request) -> Response:
         """Everything that the page needs once: the form, texts, devices, presets."""
@@ -129,18 +129,9 @@ class _Handlers:
         job = self.adviser.get(request.path_params["id"])
         return _refusal("missing", 404) if job is None else await _answer(job.state)
 
-    async def exact(self, request: Request) -> Response:
-        """Begin to trace the plan of a form."""
-        return await self._with(request, lambda body: answered(body, planner.Asked, self._begin))
-
     async def _with(self, request: Request, work: Callable[[bytes], Made]) -> Response:
         body = await request.body()
         return await _answer(lambda: work(body))
-
-    def _begin(self, asked: planner.Asked) -> Made:
-        found = planner.resolved(asked)
-        job = self.jobs.start(planner.made(found, asked.gpu, asked.others), found)
-        return 202, job.begun()
 
     async def exact_state(self, request: Request) -> Response:
         """How far a trace is, and its answer at the end."""

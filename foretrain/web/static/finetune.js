@@ -45,7 +45,7 @@ export class FineTune extends Plans {
     this.changes = h("ul", { class: "changes" });
     this.advice = h("section", { class: "section advice" }, h("h2", {}, t("page.advice")), h("p", { class: "help" }, t("page.finetune.changes_help")), this.looked, this.changes);
     this.more = h("div", {});
-    this.element.replaceChildren(this.place(form, this.lines, this.sharing(), this.picture.element, this.advice, this.cardChooser(), this.more));
+    this.element.replaceChildren(this.place(form, this.lines, this.sharing(), this.exactness, this.picture.element, this.advice, this.cardChooser(), this.more));
   }
 
   leave() {

@@ -1,6 +1,6 @@
 // The planner of GPTs: every change is planned anew by the server; exact answers, advice, a download.
 import { Advice } from "./advice.js";
-import { get, post } from "./api.js";
+import { post } from "./api.js";
 import { Form } from "./form.js";
 import { Picture, figures, freeGone, section } from "./pictures.js";
 import { Plans } from "./plans.js";
@@ -23,21 +23,9 @@ export class Planner extends Plans {
       h("h2", {}, t("page.start_from")), this.row("preset", t("page.preset"), this.preset), this.paste(t("page.paste"), t("page.paste_help"), ".py,.toml"),
       this.device(t("page.card")), h("h2", {}, t("page.knobs")), this.form.element,
       h("p", {}, h("button", { type: "button", onclick: () => this.begin({ values: {} }) }, t("page.reset"))));
-    this.exactness = h("p", { class: "help", role: "status" });
-    this.exactButton = h("button", { type: "button", disabled: Boolean(s.no_exact), onclick: () => this.job ? this.stopExact() : this.exact() }, t("page.exact"));
-    const buttons = this.sharing(h("button", { type: "button", id: "download", onclick: () => this.download() }, t("page.download")), this.exactButton);
+    const download = h("button", { type: "button", id: "download", onclick: () => this.download() }, t("page.download"));
     this.more = h("div", {});
-    this.element = this.place(form, buttons, this.exactness, this.pictures.map(picture => picture.element), new Advice(this).element, this.cardChooser(), this.more);
-  }
-
-  enter() {
-    super.enter();
-    this.exactness.textContent = this.start.no_exact;
-  }
-
-  leave() {
-    if (this.job) this.stopExact();
-    super.leave();
+    this.element = this.place(form, this.sharing(download), this.exactness, this.pictures.map(picture => picture.element), new Advice(this).element, this.cardChooser(), this.more);
   }
 
   show() {
@@ -51,11 +39,6 @@ export class Planner extends Plans {
   }
 
   put(found, values) { this.begin({ preset: "", values: { ...this.prices(), ...values } }); }
-
-  change(parts) {
-    if (this.job) this.stopExact();
-    super.change(parts);
-  }
 
   draw(answer) {
     this.verdict.replaceChildren(h("h2", {}, t("page.verdict")), ...answer.verdict.map(part => h("p", { class: part.tone }, part.text)),
@@ -75,32 +58,5 @@ export class Planner extends Plans {
       link.click();
       setTimeout(() => URL.revokeObjectURL(link.href), 1000);
     } catch (error) { this.fail(error); }
-  }
-
-  async exact() {
-    try {
-      const { job } = await post("/api/exact", this.state);
-      this.job = job;
-      this.exactButton.textContent = t("page.stop");
-      while (this.job === job && !this.gone) {
-        const found = await get(`/api/exact/${job}`);
-        if (this.job !== job) return;
-        if (found.state === "working") this.exactness.textContent = t("page.tracing", { state: found.progress });
-        else { this.endExact(found.state === "failed" ? t("page.exact_failed", { reason: found.reason }) : found.plan ? t("page.exact_done") : ""); if (found.plan) this.answered(found.plan); return; }
-        await new Promise(resolve => setTimeout(resolve, 400));
-      }
-    } catch (error) { this.endExact((error.problems || [{ message: t("page.no_server") }])[0].message); }
-  }
-
-  endExact(text) {
-    this.job = null;
-    this.exactButton.textContent = t("page.exact");
-    this.exactness.textContent = text;
-  }
-
-  stopExact() {
-    const job = this.job;
-    this.endExact(t("page.exact_stopped"));
-    post(`/api/exact/${job}/stop`).catch(() => {});
   }
 }

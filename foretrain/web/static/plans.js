@@ -1,14 +1,14 @@
 // What the planners share: a state that fits behind #, one question at a time, of which the newest wins, and what is
 // drawn of every answer. A planner has a `form`, `draw(answer)` and `put(found, values)`.
-import { post } from "./api.js";
+import { get, post } from "./api.js";
 import { STARTS, fromHash, toHash } from "./state.js";
 import { announce, h, t, table } from "./ui.js";
 
 const LOCAL = ["127.0.0.1", "localhost", "[::1]"].includes(location.hostname);
 const ALL_CARDS_AT_FIRST = ["RTX 3060 12GB", "RTX 4070", "RTX 4090"];
 const MOST_PASTED = 200_000;
-const PATHS = { plan: { plan: "/api/plan", cards: "/api/cards", read: "/api/read" },
-  finetune: { plan: "/api/finetune", cards: "/api/finetune/cards", read: "/api/finetune/read" } };
+const PATHS = { plan: { plan: "/api/plan", cards: "/api/cards", read: "/api/read", exact: "/api/exact" },
+  finetune: { plan: "/api/finetune", cards: "/api/finetune/cards", read: "/api/finetune/read", exact: "/api/finetune/exact" } };
 const last = {};  // the state of each at the last visit, for the way back
 
 export class Plans {
@@ -61,13 +61,15 @@ export class Plans {
     return planner;
   }
 
-  // Ways to take the plan elsewhere; `more`: a planner's own.
+  // Ways to take the plan elsewhere, or deeper (`exactness`: how far that is); `more`: a planner's own.
   sharing(...more) {
     this.copied = h("span", { role: "status", class: "help" });
+    this.exactness = h("p", { class: "help", role: "status" }, this.start.no_exact);
+    this.exactButton = h("button", { type: "button", id: "exact", disabled: Boolean(this.start.no_exact), onclick: () => this.job ? this.stopExact() : this.exact() }, t("page.exact"));
     return h("p", { class: "buttons" },
       h("button", { type: "button", id: "share", title: LOCAL ? t("page.share_help") : null, onclick: () => this.share() }, t("page.share")),
       h("button", { type: "button", id: "share-command", title: t("page.share_command_help"), onclick: () => this.copy(this.command, "page.copied_command", h("code", {}, this.command)) },
-        t("page.share_command")), more, this.copied);
+        t("page.share_command")), more, this.exactButton, this.copied);
   }
 
   enter() {
@@ -77,6 +79,7 @@ export class Plans {
   }
 
   leave() {
+    if (this.job) this.stopExact();
     last[this.part] = this.state;
     this.gone = true;
   }
@@ -98,6 +101,7 @@ export class Plans {
   }
 
   change(parts) {
+    if (this.job) this.stopExact();
     this.state = { ...this.state, ...parts };
     history.replaceState(null, "", this.hash);
     this.ask();
@@ -201,5 +205,33 @@ export class Plans {
     return h("details", { class: "section cards" }, h("summary", {}, h("h2", {}, t("page.compare_cards"))),
       h("fieldset", {}, h("legend", {}, t("page.cards")), h("div", { class: "choices" }, boxes)),
       h("p", {}, h("button", { type: "button", id: "compare", onclick: compare }, t("page.compare"))), answer);
+  }
+
+  // The real step, or the Trainer's loop, traced by the server; a change of the form stops it.
+  async exact() {
+    try {
+      const { job } = await post(this.paths.exact, this.state);
+      this.job = job;
+      this.exactButton.textContent = t("page.stop");
+      while (this.job === job && !this.gone) {
+        const found = await get(`/api/exact/${job}`);
+        if (this.job !== job) return;
+        if (found.state === "working") this.exactness.textContent = t("page.tracing", { state: found.progress });
+        else { this.endExact(found.state === "failed" ? t("page.exact_failed", { reason: found.reason }) : found.plan ? t("page.exact_done") : ""); if (found.plan) this.answered(found.plan); return; }
+        await new Promise(resolve => setTimeout(resolve, 400));
+      }
+    } catch (error) { this.endExact((error.problems || [{ message: t("page.no_server") }])[0].message); }
+  }
+
+  endExact(text) {
+    this.job = null;
+    this.exactButton.textContent = t("page.exact");
+    this.exactness.textContent = text;
+  }
+
+  stopExact() {
+    const job = this.job;
+    this.endExact(t("page.exact_stopped"));
+    post(`/api/exact/${job}/stop`).catch(() => {});
   }
 }

@@ -31,7 +31,8 @@ TIERS = {
         "data_flips": 10000, "supervised": 200,
     },
 }  # fmt: skip
-RESULTS = Path(__file__).parent.parent.parent / "benchmarks" / "results" / "faults.json"
+REPO = Path(__file__).parents[2]
+RESULTS = {"pr": REPO / "build" / "faults.json", "nightly": REPO / "benchmarks" / "results" / "faults.json"}
 
 
 def experiment(name: str) -> Callable[[int, int], dict[str, Any]]:
@@ -48,7 +49,9 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
-        "--out", type=Path, help="where to write the JSON; faults.json of benchmarks/results for pr and nightly"
+        "--out",
+        type=Path,
+        help="where to write the JSON; faults.json, of build/ for pr and of benchmarks/results for nightly",
     )
     words = parser.parse_args()
     words.out = words.out and words.out.absolute()
@@ -69,7 +72,7 @@ def main() -> None:
     if words.only and words.out and words.out.exists():
         found = json.loads(words.out.read_text("utf-8"))["experiments"] | found
     ok = all(counts["ok"] for counts in found.values())
-    out = words.out or (None if words.only or words.tier == "suite" else RESULTS)
+    out = words.out or (None if words.only else RESULTS.get(words.tier))
     rows = [
         [name, "yes" if c["ok"] else "NO", ", ".join(f"{k} {v}" for k, v in c.items() if k != "ok")]
         for name, c in found.items()

@@ -19,7 +19,8 @@ from foretrain.model.hub.decoder import Decoder
 from foretrain.predict.finetune.largest import largest
 from foretrain.predict.finetune.memory import FineTuneLedger, estimated
 from foretrain.predict.finetune.plan import plan, replanned
-from foretrain.predict.finetune.program import ROLES, adapted_roles
+from foretrain.predict.finetune.program import Program
+from foretrain.predict.finetune.targets import ROLES, adapted_roles
 from foretrain.predict.finetune.time import step_s
 from foretrain.predict.trace.finetune.answer import answered
 from foretrain.predict.trace.finetune.request import FineTuneRequest
@@ -37,6 +38,8 @@ from foretrain.predict.trace.finetune import drive
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*checkpointing. is deprecated:FutureWarning"),
     pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False:UserWarning"),
+    # peft warns of ranks that it gives to parameters.
+    pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys:RuntimeWarning"),
 ]
 TRAINER = transformers.Trainer, transformers.TrainingArguments
 
@@ -66,6 +69,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "phi": {"model_type": "phi", "partial_rotary_factor": 0.5, **PLAIN},
     "gpt2": {"model_type": "gpt2", **GPT2},
     "gpt_bigcode": {"model_type": "gpt_bigcode", "multi_query": True, **GPT2},
+}  # fmt: skip
+NARROW = {key: value for key, value in LLAMA.items() if key != "intermediate_size"}
+CONFIGS |= {
+    "mixtral": {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, **LLAMA},
+    "qwen3_moe": {"model_type": "qwen3_moe", "head_dim": 32, "num_experts": 8, "num_experts_per_tok": 2,
+                  "moe_intermediate_size": 128, "norm_topk_prob": True, **LLAMA},
+    "qwen2_moe": {"model_type": "qwen2_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128,
+                  "shared_expert_intermediate_size": 256, **LLAMA},
+    "olmoe": {"model_type": "olmoe", "num_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 128, **NARROW},
 }  # fmt: skip
 CARD = "RTX 4090"
 
@@ -360,8 +372,10 @@ def test_flops_are_six_for_a_parameter_and_token() -> None:
 
 
 def test_every_target_of_a_family_is_a_layer_of_the_decoder() -> None:
-    assert adapted_roles(FineTune(method="lora", lora_targets="q_proj,v_proj")) == {"q", "v"}
-    assert adapted_roles(FineTune(method="lora")) >= {role for roles in ROLES.values() for role in roles}
+    assert adapted_roles(facts("llama"), FineTune(method="lora", lora_targets="q_proj,v_proj")) == {"q", "v"}
+    assert adapted_roles(facts("llama"), FineTune(method="lora")) >= {
+        role for roles in ROLES.values() for role in roles
+    }
 
 
 @pytest.mark.parametrize(
@@ -376,6 +390,74 @@ def test_what_a_model_cannot_have_is_one_sentence(options: dict[str, Any], id: s
         a_plan(**options)
     assert refused.value.id == id
     assert refused.value.exit_code == 2
+
+
+NO_EXPERTS = "q_proj,k_proj,v_proj,o_proj"
+
+
+@pytest.mark.parametrize("targets", ["all-linear", NO_EXPERTS, "gate_proj,up_proj,down_proj,gate", "w1,w2,w3"])
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "qwen2_moe", "olmoe"])
+def test_peft_trains_as_many_parameters_of_a_mixture(name: str, targets: str) -> None:
+    """Of experts too, which peft takes for what they were before they became two parameters of a layer."""
+    tune = FineTune(method="lora", lora_r=8, lora_targets=targets, dtype="float32")
+    with torch.device("meta"), drive.quiet():
+        model = built(name)
+        try:
+            adapted = peft.get_peft_model(model, drive.adapter_config(tune))
+        except ValueError:  # no such modules, or a router that is none
+            adapted = None
+    if adapted is None:
+        assert not adapted_roles(facts(name), tune) or "gate" in targets
+        return
+    expected = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
+    found = Program(facts(name), tune, lambda learns: "flash", find_gpu(CARD))
+    assert sum(p.numel() for p in found.trained().values()) == expected
+
+
+@pytest.mark.parametrize(("options", "id"), [
+    ({"lora_dropout": 0.1}, "usage.experts_adapter"), ({"method": "dora"}, "usage.experts_adapter"),
+    ({"lora_targets": "q_proj,gate_proj"}, "usage.experts_together"),
+])  # fmt: skip
+def test_what_peft_refuses_of_experts_is_refused(options: dict[str, Any], id: str) -> None:
+    tune = FineTune.model_validate({"method": "lora", **options})
+    with pytest.raises(UserError) as refused:
+        plan(find_source("qwen3-30b-a3b"), tune, find_gpu(CARD))
+    assert refused.value.id == id
+    with torch.device("meta"), pytest.raises(ValueError):
+        peft.get_peft_model(built("qwen3_moe"), drive.adapter_config(tune))
+
+
+def test_a_plan_of_a_mixture_states_what_it_rests_on() -> None:
+    tune = FineTune(method="qlora", batch_size=1, seq_len=1024, gradient_checkpointing=True)
+    found = plan(find_source("olmoe-1b-7b"), tune, find_gpu(CARD))
+    notes = {note.id: note.values for note in found.notes}
+    assert notes["experts_even"] == {"taken": 8, "experts": 64, "rows": 8192, "most": 1024, "even": 128}
+    elements = 16 * 64 * 3 * 2048 * 1024
+    assert notes["experts_not_packed"] == {"count": elements, "size": 4 * elements}
+    weights = sum(row.size_bytes for row in found.memory.phase("steady_step").components if row.id == "weights")
+    assert weights > 4 * elements
+    kept = replanned(found, lora_targets=NO_EXPERTS)
+    assert found.needed_bytes - kept.needed_bytes > 12 * (found.counts.n_trained - kept.counts.n_trained)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [
+    {"method": "lora", "amp": "bf16", "gradient_checkpointing": True}, {"method": "lora", "lora_targets": NO_EXPERTS},
+    {"method": "full", "dtype": "float32"}, {"method": "full", "dtype": "float32", "amp": "bf16"},
+    {"method": "full", "grad_accum": 3},
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "olmoe"])
+def test_a_mixture_agrees_with_its_trace_in_all_phases(name: str, options: dict[str, Any]) -> None:
+    agree_in_all_phases(built_config(name), **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("card", ["Tesla T4", "H100 SXM5 80GB"])
+def test_a_mixture_agrees_with_its_trace_on_other_cards(card: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where transformers multiplies experts by code of its own, and where one kernel does."""
+    monkeypatch.setattr("tests.test_finetune_estimate.CARD", card)
+    half = "float16" if "T4" in card else "bfloat16"
+    agree_in_all_phases(built_config("mixtral"), method="lora", dtype=half)
 
 
 def test_a_family_without_facts_is_refused() -> None:

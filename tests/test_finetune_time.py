@@ -13,7 +13,7 @@ from foretrain.hardware.catalogue import find_gpu
 from foretrain.predict.finetune.time import LAUNCHES, StepWork
 from foretrain.predict.finetune.timing import PRICES, timing
 from foretrain.predict.speed.ops import flops
-from tests.kit.finetune import small
+from tests.kit.finetune import MIXTURES, small
 
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
@@ -28,6 +28,7 @@ BATCH, TOKENS = 2, 64
 def counted(config: dict[str, Any], tune: FineTune) -> int:
     """FLOPs of a forward and a backward pass of the real model, as FlopCounterMode counts them."""
     made = transformers.AutoConfig.for_model(**{**config, "use_cache": False, "attn_implementation": "eager"})
+    made._experts_implementation = "eager"  # a loop over experts, whose matmuls the counter knows
     model = transformers.AutoModelForCausalLM.from_config(made)
     if tune.adapters:
         options = {"r": tune.lora_r, "target_modules": tune.lora_targets.split(",")}
@@ -50,7 +51,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", ["llama-3.2-1b", "qwen3-0.6b"])
+@pytest.mark.parametrize("name", ["llama-3.2-1b", "qwen3-0.6b", *MIXTURES])
 def test_flops_are_those_that_pytorch_counts(name: str, way: str) -> None:
     config = small(name)
     tune = FineTune.model_validate(
@@ -59,6 +60,18 @@ def test_flops_are_those_that_pytorch_counts(name: str, way: str) -> None:
     facts = facts_of(config)
     assert facts is not None
     assert flops(StepWork(facts, tune, find_gpu("RTX 4090")).micro) == counted(config, tune)
+
+
+def test_experts_are_multiplied_in_one_kernel_or_one_after_the_other() -> None:
+    """The same work; an H100 has a grouped matmul in bfloat16, an RTX 4090 none."""
+    facts = facts_of(small("qwen3-30b-a3b"))
+    assert facts is not None
+    tune = FineTune(batch_size=BATCH, seq_len=TOKENS, dtype="bfloat16", attn="eager")
+    once, looped = (StepWork(facts, tune, find_gpu(gpu)).micro for gpu in ("H100 SXM5 80GB", "RTX 4090"))
+    assert flops(once) == flops(looped)
+    runs = [sum(op.runs for op in each if op.kind.startswith("matmul")) for each in (once, looped)]
+    passes, matrices = 3, 2  # forward and each of two gradients, of gate with up and of down
+    assert runs[1] - runs[0] == facts.n_layer * passes * matrices * (facts.n_expert - 1)
 
 
 class Kernels(TorchDispatchMode):

@@ -19,7 +19,7 @@ from foretrain.predict.trace.finetune.answer import FineTuneTrace, answered
 from foretrain.predict.trace.finetune.request import FineTuneRequest
 from foretrain.predict.trace.record import Trace
 from foretrain.predict.trace.service import TraceUnavailable
-from tests.kit.finetune import FAMILIES, small, source_of
+from tests.kit.finetune import FAMILIES, MIXTURES, small, source_of
 
 pytest.importorskip("transformers", minversion="5")
 pytest.importorskip("accelerate")
@@ -96,6 +96,21 @@ def test_every_family_and_method_takes_what_the_real_one_does(name: str, method:
         pytest.importorskip("bitsandbytes")
     truth = proof.compare(small(name), tune(method=method, gradient_checkpointing=checkpointing, **KEPT))
     assert abs(truth.traced_bytes - truth.real_bytes) <= max(64, 0.001 * truth.real_bytes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("changes", [
+    {"method": "full"}, {"method": "lora"}, {"method": "lora", "lora_targets": "q_proj,k_proj,v_proj,o_proj"},
+    {"method": "qlora", "amp": "bf16"}, {"method": "full", "dtype": "float32"},
+])  # fmt: skip
+@pytest.mark.parametrize("name", MIXTURES)
+def test_a_mixture_of_experts_takes_what_the_real_one_does(name: str, changes: Any, checkpointing: bool) -> None:
+    """Routing is even in the trace's eyes and as the weights have it in the real run: the bytes are the same."""
+    if changes["method"] == "qlora":
+        pytest.importorskip("bitsandbytes")
+    truth = proof.compare(small(name), tune(gradient_checkpointing=checkpointing, **changes))
+    assert abs(truth.traced_bytes - truth.real_bytes) <= max(128, 0.001 * truth.real_bytes)
 
 
 @pytest.mark.slow

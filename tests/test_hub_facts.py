@@ -62,6 +62,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("qwen3_moe", {**_MIXTURE, "mlp_only_layers": [0]}),
     ("qwen3_moe", {**_MIXTURE, "decoder_sparse_step": 2}),
     ("qwen2_moe", {**_MIXTURE, "shared_expert_intermediate_size": 48}),
+    ("olmoe", {**_SMALL, "num_experts": 4, "num_experts_per_tok": 2}),
+    ("olmoe", {**_SMALL, "num_experts": 4, "num_experts_per_tok": 2, "attention_bias": True}),
     ("falcon", _NEOX),
     ("falcon", {**_NEOX, "multi_query": False, "parallel_attn": False, "bias": True}),
 ]  # fmt: skip

@@ -10,11 +10,13 @@ FAMILIES = (
     "llama-3.2-1b", "qwen3-0.6b", "gemma-3-270m", "smollm2-135m", "smollm3-3b", "pythia-160m", "phi-2",
     "mistral-7b-v0.1", "santacoder", "gpt2", "qwen2.5-0.5b", "phi-3.5-mini",
 )  # fmt: skip
+MIXTURES = ("mixtral-8x7b", "qwen3-30b-a3b", "olmoe-1b-7b")  # of experts
 LAYERS, HEADS = 2, 4
 _SIZES = {
     "vocab_size": 512, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": LAYERS, "head_dim": 32,
     "num_attention_heads": HEADS, "max_position_embeddings": 128, "sliding_window": 32, "max_window_layers": LAYERS,
     "n_embd": 128, "n_layer": LAYERS, "n_head": HEADS, "n_positions": 128, "n_inner": 256,
+    "num_experts": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
 }  # fmt: skip
 
 

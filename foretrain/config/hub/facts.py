@@ -15,6 +15,7 @@ WeightDtype = Literal["float32", "bfloat16", "float16"]
 # Sizes that formulas have letters for.
 LETTERS = {
     "n_embd": "C", "n_head": "H", "n_kv_head": "K", "head_dim": "D", "mlp_width": "F", "vocab_size": "V",
+    "n_expert": "X", "expert_width": "M",
 }  # fmt: skip
 
 
@@ -73,6 +74,7 @@ class ModelFacts(Record):
     experts_per_token: int = 0
     expert_width: int = 0
     shared_expert_width: int = 0
+    normed_experts: bool = False  # a token's shares of its experts add up to 1
     dense_layers: tuple[int, ...] = ()  # of a mixture of experts, the layers that have a plain MLP
     embedding_dropout: float = 0.0
     attention_dropout: float = 0.0

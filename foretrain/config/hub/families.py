@@ -313,18 +313,27 @@ def _granite(keys: Keys) -> Parts:
     }  # fmt: skip
 
 
-def _experts(keys: Keys, count: tuple[str, ...], default: int, each: int, width: int) -> Parts:
+def _experts(
+    keys: Keys, count: tuple[str, ...], default: int, each: int, width: int, normed: bool | None = None
+) -> Parts:
+    """`normed`: whether the family's shares always add up to 1; None: as norm_topk_prob says. A loss that balances
+    experts, and noise on their input, which few configs ask for, are not known."""
+    if keys.flag("output_router_logits", False):
+        raise Unknown("output_router_logits")
+    if keys.number("router_jitter_noise", 0.0):
+        raise Unknown("router_jitter_noise")
+    normed = keys.flag("norm_topk_prob", False) if normed is None else normed
     n_expert = keys.whole(*count, default=default)
     taken = keys.whole("num_experts_per_tok", default=each)
     if taken > n_expert:
         raise UserError("config.hub_experts", where=keys.where, taken=taken, experts=n_expert)
-    return {"n_expert": n_expert, "experts_per_token": taken, "expert_width": width}
+    return {"n_expert": n_expert, "experts_per_token": taken, "expert_width": width, "normed_experts": normed}
 
 
 def _mixtral(keys: Keys) -> Parts:
     found = _sizes(keys, positions=131_072, kv_heads=8)
     return {
-        **found, **_experts(keys, ("num_local_experts", "num_experts"), 8, 2, found["mlp_width"]),
+        **found, **_experts(keys, ("num_local_experts", "num_experts"), 8, 2, found["mlp_width"], normed=True),
         **_window(keys, found["n_layer"], None),
     }  # fmt: skip
 
@@ -360,6 +369,17 @@ def _qwen2_moe(keys: Keys) -> Parts:
     }  # fmt: skip
 
 
+def _olmoe(keys: Keys) -> Parts:
+    if keys.number("clip_qkv", 0.0):
+        raise Unknown("clip_qkv")
+    bias = keys.flag("attention_bias", False)
+    found = _sizes(keys, positions=4096)
+    return {
+        **found, "qkv_bias": bias, "out_bias": bias, "qk_norm": "whole",
+        **_experts(keys, ("num_experts", "num_local_experts"), 64, 8, found["mlp_width"]),
+    }  # fmt: skip
+
+
 def _falcon(keys: Keys) -> Parts:
     """Falcon 7B's kind, in which attention and MLP read one norm; not 40B's kind with two, and no alibi."""
     two_norms = keys.flag("new_decoder_architecture", False) and keys.whole("num_ln_in_parallel_attn", default=2) == 2
@@ -388,5 +408,5 @@ FAMILIES: dict[str, Callable[[Keys], Parts]] = {
     "gemma3_text": _gemma3_text, "gemma3": _gemma3, "smollm3": _smollm3, "gpt_neox": _gpt_neox, "phi": _phi,
     "phi3": _phi3, "gpt2": _gpt2, "gpt_bigcode": _gpt_bigcode, "olmo": _olmo, "olmo2": _olmo2, "olmo3": _olmo3,
     "stablelm": _stablelm, "starcoder2": _starcoder2, "granite": _granite, "mixtral": _mixtral,
-    "qwen3_moe": _qwen3_moe, "qwen2_moe": _qwen2_moe, "falcon": _falcon,
+    "qwen3_moe": _qwen3_moe, "qwen2_moe": _qwen2_moe, "olmoe": _olmoe, "falcon": _falcon,
 }  # fmt: skip

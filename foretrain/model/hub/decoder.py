@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from foretrain.model.hub.experts import Experts, Router
 from foretrain.model.hub.linear import Adapter, Conv1D, Linear4bit, Lora, Packed
 
 HOLDING = ("gpt2", "gpt_bigcode")  # blocks that hold what attention gave until they end
@@ -238,16 +239,17 @@ class Attention(nn.Module):
 class GatedMLP(nn.Module):
     """act(gate(x)) · up(x), then down (arXiv:2002.05202)."""
 
-    def __init__(self, facts: Any, build: Build) -> None:
+    def __init__(self, facts: Any, build: Build, width: Any = None) -> None:
         super().__init__()
         f = facts
+        width = f.mlp_width if width is None else width
         self.act, self.fused = activation(f.activation), f.fused_gate_up
         if f.fused_gate_up:
-            self.gate_up_proj = build.linear("gate_up", f.n_embd, 2 * f.mlp_width, f.mlp_bias)
+            self.gate_up_proj = build.linear("gate_up", f.n_embd, 2 * width, f.mlp_bias)
         else:
-            self.gate_proj = build.linear("gate", f.n_embd, f.mlp_width, f.mlp_bias)
-            self.up_proj = build.linear("up", f.n_embd, f.mlp_width, f.mlp_bias)
-        self.down_proj = build.linear("down", f.mlp_width, f.n_embd, f.mlp_bias)
+            self.gate_proj = build.linear("gate", f.n_embd, width, f.mlp_bias)
+            self.up_proj = build.linear("up", f.n_embd, width, f.mlp_bias)
+        self.down_proj = build.linear("down", width, f.n_embd, f.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.fused:
@@ -275,8 +277,35 @@ class PlainMLP(nn.Module):
         return F.dropout(x, self.dropout, self.training) if self.dropout else x
 
 
-def make_mlp(facts: Any, build: Build) -> nn.Module:
+class Mixture(nn.Module):
+    """A mixture of experts in the place of an MLP, with one that every token takes where the facts say so."""
+
+    def __init__(self, facts: Any, build: Build) -> None:
+        super().__init__()
+        f, adapter = facts, build.adapter
+        self.gate = Router(f, adapter if "router" in build.adapted else None)
+        self.experts = Experts(f, activation(f.activation), adapter, build.adapted)
+        self.shares = bool(f.shared_expert_width)
+        if self.shares:
+            self.shared_expert = GatedMLP(f, build, f.shared_expert_width)
+            self.shared_expert_gate = build.linear("shared_gate", f.n_embd, 1, False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape = x.shape
+        x = x.view(-1, shape[-1])
+        shared = self.shared_expert(x) if self.shares else None
+        shares, chosen = self.gate(x)
+        made = self.experts(x, chosen, shares)
+        if shared is not None:
+            shared = torch.sigmoid(self.shared_expert_gate(x)) * shared
+            made = made + shared
+        return made.reshape(shape)
+
+
+def make_mlp(facts: Any, layer: int, build: Build) -> nn.Module:
     """The MLP of a block."""
+    if facts.n_expert and layer not in facts.dense_layers:
+        return Mixture(facts, build)
     return GatedMLP(facts, build) if facts.mlp == "gated" else PlainMLP(facts, build)
 
 
@@ -287,7 +316,7 @@ class Block(nn.Module):
         super().__init__()
         self.norms, self.scaled, self.holds = facts.norms, facts.scaled_residual, facts.model_type in HOLDING
         self.self_attn = Attention(facts, layer, build)
-        self.mlp = make_mlp(facts, build)
+        self.mlp = make_mlp(facts, layer, build)
         if facts.norms != "post":
             self.input_layernorm = make_norm(facts, facts.n_embd)
         self.post_attention_layernorm = make_norm(facts, facts.n_embd)
@@ -322,7 +351,7 @@ class ParallelBlock(nn.Module):
     def __init__(self, facts: Any, layer: int, build: Build) -> None:
         super().__init__()
         self.self_attn = Attention(facts, layer, build)
-        self.mlp = make_mlp(facts, build)
+        self.mlp = make_mlp(facts, layer, build)
         self.input_layernorm = make_norm(facts, facts.n_embd)
         self.shared = facts.shared_norm
         if not self.shared:

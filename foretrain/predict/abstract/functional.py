@@ -42,13 +42,19 @@ def add(x: Tensor, y: Any, *, alpha: float = 1) -> Tensor:
 
 
 def mul(x: Tensor, y: Any) -> Tensor:
-    """x·y; each is kept for the gradient of the other."""
-    out = _result(x, y)
+    """x·y; each is kept for the gradient of the other, before the product is there."""
     if not isinstance(y, Tensor):
+        out = _result(x, y)
         if wants(x):
             record(out, _elementwise, (x,))
-    elif wants(x, y):
-        record(out, _product_backward(x, y), (x, y), _factors(x, y))
+        return out
+    if not wants(x, y):
+        return _result(x, y)
+    shape, dtype = result_of(x, y)
+    out = Tensor(shape, contiguous_strides(shape), dtype, None)
+    record(out, _product_backward(x, y), (x, y), _factors(x, y))
+    made = _result(x, y)
+    out.storage, out.strides = made.storage, made.strides
     return out
 
 
@@ -200,7 +206,7 @@ def zeros_like(x: Tensor, *, dtype: DType | None = None, **_: Any) -> Tensor:
 
 def empty_like(x: Tensor) -> Tensor:
     """Room for another x."""
-    return allocate(x.shape, x.dtype)
+    return allocate(x.shape, x.dtype, x.component if x.dtype == int64 else None)
 
 
 gelu, silu = (_unary("input", "gelu", "gelu_backward") for _ in range(2))

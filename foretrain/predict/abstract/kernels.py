@@ -9,8 +9,8 @@ from foretrain.predict.abstract.dims import factors
 
 
 class Kernel(NamedTuple):
-    """One launch. `item_bytes`: of what it computes with; `shape`: (m, n, k) of a matmul, (B, H, T, D) of attention,
-    else empty; `reads`, `writes`: bytes of an element and shape of each tensor."""
+    """One launch, or several alike. `item_bytes`: of what it computes with; `shape`: (m, n, k) of a matmul,
+    (B, H, T, D) of attention, else empty; `reads`, `writes`: bytes of an element and shape of each tensor."""
 
     layer: int
     name: str
@@ -22,6 +22,7 @@ class Kernel(NamedTuple):
     writes: tuple[tuple[int, tuple[int, ...]], ...]
     read_ids: tuple[int, ...] = ()  # which tensors these are: the serial of a birth, else a negative number
     write_ids: tuple[int, ...] = ()
+    times: int = 1  # that it is launched, with other parts of the same tensors
 
     def in_letters(self) -> "Launch":
         """The same for any sizes."""

@@ -10,7 +10,7 @@ from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any
 
-from foretrain.predict.abstract import attention, autograd, methods, modules
+from foretrain.predict.abstract import attention, autograd, methods, modules, routing
 from foretrain.predict.abstract import functional as eager
 from foretrain.predict.abstract import tensors as m
 
@@ -22,6 +22,7 @@ FUNCTIONS = (
 )  # fmt: skip
 OPERATIONS = ("mul", "add", "addcmul", "cat", "mm", "rsqrt", "where", "arange", "zeros", "zeros_like", "tanh")
 MORE = ("pow", "empty", "eye", "addmm", "matmul")  # that only eager code calls
+ROUTING = ("topk", "sort", "histc", "cumsum", "baddbmm", "sigmoid")
 
 
 class Unknown:
@@ -74,7 +75,7 @@ class Loader:
         init.__getattr__ = lambda name: lambda *_, **__: None  # weights have no values to draw
         functional = _namespace("torch.nn.functional", {
             **{name: getattr(operations, name) for name in FUNCTIONS}, "scaled_dot_product_attention": attention,
-            "pad": eager.pad, "softmax": eager.softmax,
+            "pad": eager.pad, "softmax": eager.softmax, "grouped_mm": routing.grouped_mm,
         })  # fmt: skip
         parts = {name: getattr(modules, name) for name in LAYERS}
         nn = _namespace("torch.nn", {**parts, "Parameter": _parameter, "init": init, "functional": functional})
@@ -92,6 +93,7 @@ class Loader:
             "no_grad": lambda: _no_grad, "compile": lambda f, **_: f,
             **{name: getattr(operations, name) for name in OPERATIONS},
             **{name: getattr(eager, name) for name in MORE},
+            **{name: getattr(routing, name) for name in ROUTING},
             "ones": operations.zeros, "empty_like": getattr(operations, "empty_like", operations.zeros_like),
             **{name: getattr(m, name) for name in ("int8", "int32", "float8_e4m3fn", "float8_e5m2")},
             "aminmax": eager.aminmax, "maximum": eager.add, "_scaled_mm": eager.mm, "_int_mm": eager.int_mm,

@@ -32,6 +32,7 @@ class Machine:
 
     traces = False  # whether it writes a graph in the place of allocations
     wide_gradients = True  # of weights in half precision, whose masters are fp32
+    grouped = "looped"  # matmuls of several experts: "at once", one after the other, or by transformers' "own" code
 
     def __init__(
         self, *, cuda: bool, low: DType | None, attention: Callable[[bool], str], functional: Any = None
@@ -194,8 +195,10 @@ def allocate(shape: Sequence[int], dtype: DType, component: str | None = None) -
     return Tensor(shape, contiguous_strides(shape), dtype, Storage(t, serial))
 
 
-def ran(kind: str, out: Tensor | Sequence[Tensor], *inputs: Tensor | None, shape: Sequence[int] = ()) -> None:
-    """Note a kernel that reads the inputs and writes its results, each once."""
+def ran(
+    kind: str, out: Tensor | Sequence[Tensor], *inputs: Tensor | None, shape: Sequence[int] = (), times: int = 1
+) -> None:
+    """Note a kernel that reads the inputs and writes its results, each once; or one that runs so many times."""
     if machine is None or machine.traces:
         return
     outs = (out,) if isinstance(out, Tensor) else out
@@ -204,7 +207,7 @@ def ran(kind: str, out: Tensor | Sequence[Tensor], *inputs: Tensor | None, shape
         Kernel(
             machine.t.layer, machine.name, kind, "recompute" if machine.again else machine.thread,
             (*read, *outs)[0].dtype.itemsize, tuple(shape), tuple([_moved(x) for x in read]),
-            tuple([_moved(x) for x in outs]), tuple([_which(x) for x in read]), tuple([_which(x) for x in outs]),
+            tuple([_moved(x) for x in outs]), tuple([_which(x) for x in read]), tuple([_which(x) for x in outs]), times,
         )
     )  # fmt: skip
 

@@ -15,7 +15,7 @@ from foretrain.predict.timeline import Size, Tensor, Timeline
 
 BLOCK, OUTER_BLOCK = 64, 256  # weights that share a scale in 4 bits, and scales that share one of theirs
 CODE_BYTES, SCALE_CODE_BYTES = 4 * 16, 4 * 256  # the values that 4 bits, and the 8 of a scale, stand for
-ORDER = "VFHKGDCrTBE"  # of letters in the formula of a weight
+ORDER = "VXFMHKGDCrTBE"  # of letters in the formula of a weight
 GPT2 = {
     "model": "transformer", "layers": "h", "self_attn": "attn", "embed_tokens": "wte", "embed_positions": "wpe",
     "norm": "ln_f",
@@ -115,10 +115,10 @@ class Outside:
             return
         self.t.phase("prepare")
         weights, loaded = self.program.weights, self.program.dtype.itemsize
-        for name, tensor in self.there.items():
-            if (itemsize := weights[name].dtype.itemsize) != loaded:
-                self.there[name] = self._weight(weights[name], itemsize)
-                self.t.free(tensor)
+        for name, weight in weights.items():  # in the order of the model's code
+            if name in self.there and (itemsize := weight.dtype.itemsize) != loaded:
+                before, self.there[name] = self.there[name], self._weight(weight, itemsize)
+                self.t.free(before)
         made = dict(self._made_adapters())
         for parameter, tensor in made.items():
             if (itemsize := parameter.dtype.itemsize) != loaded:
@@ -173,11 +173,13 @@ class Outside:
         self.t.at("merge")
         self.t.phase("merge")
         for shape in self.program.adapted:
-            self.t.free(*self._merged(shape))
+            self.t.free(*self._merged(shape, self.quantized))
+        for shape in self.program.folded:
+            self.t.free(*self._merged(shape, quantized=False))
 
-    def _merged(self, shape: Sequence[int]) -> Iterator[Tensor]:
+    def _merged(self, shape: Sequence[int], quantized: bool) -> Iterator[Tensor]:
         elements = math.prod(shape)
-        if self.quantized:
+        if quantized:
             scales = self.alloc("temporaries", 4 * -(-elements // BLOCK)) if self.tune.double_quant else None
             yield self.alloc("temporaries", self.program.dtype.itemsize * elements)
             self.t.free(scales)
@@ -187,6 +189,6 @@ class Outside:
         if self.tune.method == "dora":  # a copy of the weight, the sum, the same turned, and that in the weight's dtype
             own = self.program.dtype.itemsize
             yield from (self.alloc("temporaries", n * elements) for n in (own, 4, 4, *((own,) if own == 2 else ())))
-        if self.quantized:
+        if quantized:
             yield self.alloc("temporaries", 4 * elements)  # their sum
             yield from self.pack(shape, 4, "temporaries")

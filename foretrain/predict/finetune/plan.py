@@ -11,8 +11,9 @@ from foretrain.config.finetune.options import FineTune
 from foretrain.config.hub.facts import ModelFacts, ModelSource
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.energy import Prices
+from foretrain.predict.finetune.expert_notes import expert_notes
 from foretrain.predict.finetune.memory import FineTuneMemory, estimated
-from foretrain.predict.finetune.program import adapted_roles, no_such_layers
+from foretrain.predict.finetune.targets import adapted_roles, no_such_layers
 from foretrain.predict.finetune.timing import PRICES, FineTuneTiming, logged, timing
 from foretrain.predict.memory import Verdict, worst_verdict
 
@@ -64,7 +65,7 @@ def resolved(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> FineTune:
     """The options with `auto` decided. Raises UserError for what this model cannot have."""
     dtype = facts.dtype if tune.dtype == "auto" else tune.dtype
     tune = tune.model_copy(update={"amp": _amp(tune, gpu)})
-    if tune.adapters and not adapted_roles(tune):
+    if tune.adapters and not adapted_roles(facts, tune):
         raise no_such_layers(facts, tune)
     if tune.attn == "flash_attention_2" and dtype == "float32" and tune.amp == "no":
         raise UserError("usage.flash_needs_half")
@@ -90,8 +91,6 @@ def plan(
     facts = source.facts
     if facts is None:
         raise UserError("usage.family_unknown", model=str(source.config.get("model_type")), source=source.where)
-    if facts.n_expert:
-        raise UserError("usage.experts_unknown", model=source.name)
     if facts.quantization:
         raise UserError("usage.quantized_source", model=source.name, quantization=facts.quantization)
     if gpu.kind not in ("cuda", "cpu"):
@@ -148,4 +147,4 @@ def _notes(source: ModelSource, facts: ModelFacts, tune: FineTune, gpu: Gpu, oth
         note("finetune_compile")
     if tune.liger:
         note("finetune_liger")
-    return found
+    return [*found, *expert_notes(facts, tune)]

@@ -6,10 +6,9 @@ The code that runs is model/hub/decoder.py. No torch.
 from collections.abc import Iterator
 from typing import Any
 
-from foretrain.base.errors import UserError
 from foretrain.config.finetune.options import FineTune
-from foretrain.config.finetune.read import PEFT_TARGETS
 from foretrain.config.hub.facts import LETTERS, ModelFacts
+from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.abstract import autograd, modules, programs
 from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.autograd import Parameter
@@ -18,37 +17,21 @@ from foretrain.predict.abstract.fusion import fused
 from foretrain.predict.abstract.kernels import Kernel
 from foretrain.predict.abstract.passage import MOST, Recorder, Structure, Uneven, copies_of, unroll
 from foretrain.predict.abstract.tensors import DType, bfloat16, float16, float32
+from foretrain.predict.finetune.targets import adapted_roles, no_such_layers
 
 DTYPES: dict[str, DType] = {"float32": float32, "bfloat16": bfloat16, "float16": float16}
 AMP: dict[str, DType | None] = {"auto": None, "no": None, "bf16": bfloat16, "fp16": float16}
-# The modules of a block, as families name them, and which of the decoder's linear layers each is.
-ROLES: dict[str, tuple[str, ...]] = {
-    "q_proj": ("q",), "k_proj": ("k",), "v_proj": ("v",), "o_proj": ("out",), "out_proj": ("out",), "dense": ("out",),
-    "qkv_proj": ("qkv",), "query_key_value": ("qkv",), "c_attn": ("qkv",), "W_pack": ("qkv",),
-    "c_proj": ("out", "down"), "attn.c_proj": ("out",), "mlp.c_proj": ("down",),
-    "gate_proj": ("gate",), "up_proj": ("up", "fc"), "gate_up_proj": ("gate_up",), "down_proj": ("down",),
-    "c_fc": ("fc",), "fc1": ("fc",), "fc2": ("down",), "dense_h_to_4h": ("fc",), "dense_4h_to_h": ("down",),
-}  # fmt: skip
 HALF = ("torchtune",)  # loops whose adapters, and what is beside 4 bits, have the dtype of the model
-ALL_LINEAR = frozenset(role for roles in ROLES.values() for role in roles)
+WIDENS = ("trainer", "axolotl")  # loops in which peft makes all that is not in 4 bits fp32, experts as well
 
 
-def adapted_roles(tune: FineTune) -> frozenset[str]:
-    """The linear layers of a block that get an adapter."""
-    if not tune.adapters:
-        return frozenset()
-    names = [name.strip() for name in tune.lora_targets.split(",") if name.strip()]
-    if "all-linear" in names or "all" in names:
-        return ALL_LINEAR
-    return frozenset(role for name in names for role in ROLES.get(name, ()))
-
-
-def no_such_layers(facts: ModelFacts, tune: FineTune) -> UserError:
-    """The sentence for modules of which the model has none."""
-    values = {"targets": tune.lora_targets, "model": facts.model_type}
-    if (own := PEFT_TARGETS.get(facts.model_type)) is None:
-        return UserError("usage.lora_targets", **values)
-    return UserError("usage.lora_targets_own", **values, own=own)
+def grouped_matmul(gpu: Gpu) -> str:
+    """How matmuls of several experts run (transformers integrations/moe.py; aten native/cuda/GroupedBlas.cpp)."""
+    if gpu.kind != "cuda" or gpu.capability is None:
+        return "looped"
+    if gpu.capability[0] in (9, 10):
+        return "at once"
+    return "looped" if gpu.capability >= (8, 0) else "own"
 
 
 class Lettered:
@@ -68,8 +51,9 @@ class Lettered:
 class Program:
     """A model as one way to fine-tune it runs. `weights`: all parameters, by name; frozen ones want no gradient."""
 
-    def __init__(self, facts: ModelFacts, tune: FineTune, attention: Any, *, cuda: bool) -> None:
-        self.facts, self.tune, self.cuda, self.attention = facts, tune, cuda, attention
+    def __init__(self, facts: ModelFacts, tune: FineTune, attention: Any, gpu: Gpu) -> None:
+        self.facts, self.tune, self.attention = facts, tune, attention
+        self.cuda, self.grouped = gpu.kind == "cuda", grouped_matmul(gpu)
         self.dtype = DTYPES[tune.dtype]
         self.low = AMP[tune.amp]
         # peft's autocast_adapter_dtype, and what prepares a model in 4 bits for it: fp32 beside half-precision weights
@@ -83,6 +67,9 @@ class Program:
         self.packed = {name: part.shape for name, part in whole.named_modules() if isinstance(part, linear.Linear4bit)}
         adapters = [part for part in whole.modules() if isinstance(part, linear.Lora)]
         self.adapted = [(part.lora_B.out_features, part.lora_A.in_features) for part in adapters]
+        experts = programs.load("foretrain.model.hub.experts")  # and of each parameter with one that is no layer
+        folded = [part for part in whole.modules() if isinstance(part, experts.Folded)]
+        self.folded = [(part.lora_B.out_features, part.count * part.lora_A.in_features) for part in folded]
         special = (facts.sliding_layers, facts.layers_without_rotary, facts.dense_layers)
         alike = all(len(layers) in (0, facts.n_layer) for layers in special)
         self.run = (min(MOST, facts.n_layer) if alike else facts.n_layer,)
@@ -95,7 +82,7 @@ class Program:
         adapter = linear.Adapter(Dim(tune.lora_r, 1, ("r",)), tune.lora_dropout, self.wide, tune.method == "dora")
         packed = linear.Packed(self.low or self.dtype, self.dtype, tune.double_quant)
         kept = packed if tune.method == "qlora" else None
-        build = decoder.Build(adapter if tune.adapters else None, adapted_roles(tune), kept)
+        build = decoder.Build(adapter if tune.adapters else None, adapted_roles(self.facts, tune), kept)
         checkpoints = {"checkpointing": tune.gradient_checkpointing, "reentrant": tune.reentrant}
         model = decoder.Decoder(Lettered(self.facts, tune, layers), build, **checkpoints)
         self._prepare(model)
@@ -111,7 +98,7 @@ class Program:
             parameter.requires_grad = not self.tune.adapters or lora or any(part in name for part in saved)
             if lora:
                 parameter.dtype = float32 if self.wide else self.dtype
-            elif self.wide and self.tune.method == "qlora" and self.dtype.itemsize == 2:
+            elif self.wide and self.tune.method == "qlora" and (self.tune.loop in WIDENS or ".experts." not in name):
                 parameter.dtype = float32  # prepare_model_for_kbit_training: all that is not in 4 bits
 
     def structure(self, symbols: dict[str, int], *, train: bool, later: bool = False) -> Structure:
@@ -127,7 +114,7 @@ class Program:
         """The pass of the layers that are run."""
         model = self._built(self.run[0])
         machine = m.Machine(cuda=self.cuda, low=self.low, attention=self.attention)
-        machine.wide_gradients = False
+        machine.wide_gradients, machine.grouped = False, self.grouped
         t = machine.t = Recorder(symbols)
         modules.name_operations(model)
         model.train(train)
@@ -158,7 +145,7 @@ class Program:
             found = fused(found, {serial for _, serial, _ in recorder.taken}, 1)
         copies = {-1: 1, **{i: len(each) for i, each in enumerate(copies_of((self.facts.n_layer,), self.run))}}
         for kernel in found:
-            yield kernel, copies[kernel.layer]
+            yield kernel, copies[kernel.layer] * kernel.times
 
     def trained(self) -> dict[str, Parameter]:
         """The parameters that get a gradient."""

@@ -40,6 +40,7 @@ def symbols_of(facts: ModelFacts, tune: FineTune, gpu: Gpu, batch: int) -> dict[
     return {
         "B": batch, "T": T, "C": facts.n_embd, "H": H, "K": facts.n_kv_head, "D": D, "E": -(-D // 8) * 8,
         "G": facts.groups, "F": facts.mlp_width, "V": facts.vocab_size, "r": tune.lora_r, "n": -1, "kept": 0,
+        "X": facts.n_expert, "M": facts.expert_width,
         "flash": sum(in_flash) if gpu.capability >= (8, 0) else 0,
         "split": sum(flash_split_bytes(batch, H, T, T, D, processors.number)), **sums,
         "cuBLAS": cublas_workspace_bytes(gpu) if cuda else 0, "L2": gpu.cache_bytes if cuda else 0,
@@ -73,7 +74,7 @@ class SimulatedFineTuning:
         def attention(learns: bool) -> str:
             return attention_kernel(facts, tune, gpu, learns=learns)
 
-        self.program = Program(facts, tune, attention, cuda=self.cuda)
+        self.program = Program(facts, tune, attention, gpu)
         self.outside = Outside(self.program, self.t)
         self.alloc = self.outside.alloc
         self.trained = list(self.program.trained().values())

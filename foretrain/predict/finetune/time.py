@@ -37,7 +37,7 @@ class StepWork:
         def attention(learns: bool) -> str:
             return attention_kernel(facts, tune, gpu, learns=learns)
 
-        self.program = Program(facts, tune, attention, cuda=True)
+        self.program = Program(facts, tune, attention, gpu)
         symbols = symbols_of(facts, tune, gpu, tune.batch_size)
         symbols |= dict.fromkeys(("flash", "split", "sums1", "sums2", "sums3", "sums4"), 0)
         self.micro = list(self._operations(symbols))

@@ -1,0 +1,230 @@
+"""What a mixture of experts runs, on tensors without values: tokens are chosen, sorted, gathered, multiplied in groups
+and put back. Sizes follow from how many there are, never from which. No torch.
+
+aten native/cuda/GroupMM.cpp and derivatives.yaml (_grouped_mm, baddbmm), native/cuda/Indexing.cu (index_put_).
+"""
+
+from typing import Any
+
+from foretrain.predict.abstract import functional as F
+from foretrain.predict.abstract import tensors as m
+from foretrain.predict.abstract import views
+from foretrain.predict.abstract.autograd import Grads, record, wants
+from foretrain.predict.abstract.shapes import product
+from foretrain.predict.abstract.tensors import (
+    DType,
+    Tensor,
+    allocate,
+    bfloat16,
+    contiguous_strides,
+    int32,
+    int64,
+    make,
+    ran,
+)
+
+
+def _numbers(x: Tensor, shape: Any) -> Tensor:
+    """Whole numbers that belong to the pass, not to its batch."""
+    return allocate(shape, int64, m.machine.component(shape))
+
+
+def topk(x: Tensor, k: int, dim: int = -1) -> tuple[Tensor, Tensor]:
+    """The k largest of each row, and where they stand, which backward takes."""
+    shape = (*x.shape[:-1], k)
+    found, places = allocate(shape, x.dtype), _numbers(x, shape)
+    ran("range", (found, places), x)
+    if wants(x):
+        whole, dtype = x.shape, x.dtype
+
+        def run(saved: list[Any], grad: Tensor) -> Grads:
+            out = make("fill", whole, dtype)
+            ran("scatter", out.viewed((), ()), grad, *saved)
+            return (out,)
+
+        record(found, run, (x,), (places,))
+    return found, places
+
+
+def sort(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The numbers in order, and where each was."""
+    found = _numbers(x, x.shape), _numbers(x, x.shape)
+    ran("range", found, x)
+    return found
+
+
+def histc(x: Tensor, *, bins: int, **_: Any) -> Tensor:
+    """How many there are of each."""
+    return make("add", (bins,), x.dtype, x)
+
+
+def cumsum(x: Tensor, *, dim: int, dtype: Any) -> Tensor:
+    """Sums up to each place."""
+    return make("add", x.shape, dtype, x)
+
+
+def quotient(x: Tensor, _: int) -> Tensor:
+    """Whole numbers divided."""
+    return make("add", x.shape, x.dtype, x, component=m.machine.component(x.shape))
+
+
+def to_int(x: Tensor) -> Tensor:
+    """x in 32 bits."""
+    return x.cast(int32, m.machine.component(x.shape))
+
+
+def getitem(x: Tensor, key: Any) -> Tensor:
+    """Rows by their numbers, else views.getitem. The gradients of a row that was taken more than once add up, for which
+    a card sorts the numbers."""
+    if not isinstance(key, Tensor):
+        return views.getitem(x, key)
+    sizes = (*key.shape, *x.shape[1:])
+    out = Tensor(sizes, contiguous_strides(sizes), x.dtype, None)
+    if wants(x):
+        shape = x.shape
+
+        def run(saved: list[Any], grad: Tensor) -> Grads:
+            found = make("fill", shape, grad.dtype)
+            sorting = [allocate(saved[0].shape, int64, "workspace") for _ in range(6 if m.machine.cuda else 0)]
+            del sorting
+            ran("scatter", found.viewed((), ()), grad, *saved, grad)
+            return (found,)
+
+        record(out, run, (x,), (key,))
+    out.storage = allocate(sizes, x.dtype).storage  # where only what backward needs is recomputed, it is not made
+    ran("gather", out, out, key)
+    return out
+
+
+def setitem(x: Tensor, key: Tensor, value: Tensor) -> None:
+    """Other values at some places."""
+    ran("scatter", x.viewed((), ()), key, value)
+
+
+def permute(x: Tensor, *order: int) -> Tensor:
+    """x with its dimensions in another order."""
+    out = x.viewed([x.shape[i] for i in order], [x.strides[i] for i in order])
+    if wants(x):
+        back = [order.index(i) for i in range(len(order))]
+
+        def run(saved: list[Any], grad: Tensor) -> Grads:
+            return (grad.viewed([grad.shape[i] for i in back], [grad.strides[i] for i in back]),)
+
+        record(out, run, (x,))
+    return out
+
+
+def total(x: Tensor, dim: Any = None, keepdim: bool = False, **named: Any) -> Tensor:
+    """The sum over a dimension, whose gradient is the same along it."""
+    out = F.along(x, dim, keepdim, **named)
+    if wants(x) and dim is not None:
+        shape, at = x.shape, dim % len(x.shape)
+
+        def run(saved: list[Any], grad: Tensor) -> Grads:
+            strides = list(grad.strides)
+            if keepdim:
+                strides[at] = 0
+            else:
+                strides.insert(at, 0)
+            return (grad.viewed(shape, strides),)
+
+        record(out, run, (x,))
+    return out
+
+
+def grouped_mm(x: Tensor, weight: Tensor, *, offs: Tensor) -> Tensor:
+    """Rows that are sorted by expert times the matrix of each, X x in x out. The weight's gradient is made before that
+    of x, for all experts. transformers' own way on older cards makes both, after each other, whatever is wanted."""
+    rows, n_in, n_out = x.shape[0], weight.shape[-2], weight.shape[-1]
+    sizes = rows, n_out
+    out = Tensor(sizes, contiguous_strides(sizes), x.dtype, None)
+    if wants(x, weight):
+        own = m.machine.grouped == "own"
+        for_x, for_weight = x.requires_grad or own, weight.requires_grad or own
+        shape, dtype = weight.shape, weight.dtype
+
+        def run(saved: list[Any], grad: Tensor) -> Grads:
+            x, weight, _ = saved
+            m.machine.workspace()
+            dx = _for_rows(grad, weight) if own else None
+            dw = _for_weight(grad, x, shape, dtype) if for_weight else None
+            if for_x and not own:
+                dx = _for_rows(grad, weight)
+            return dx, dw
+
+        record(out, run, (x, weight), (x if for_weight else None, weight if for_x else None, offs))
+    out.storage = allocate(sizes, x.dtype).storage
+    m.machine.workspace()
+    _each("matmul", out, x, weight, shape=(rows, n_out, n_in), many=0)
+    return out
+
+
+def _for_rows(grad: Tensor, weight: Tensor) -> Tensor:
+    shape = grad.shape[0], weight.shape[-2]
+    out = allocate(shape, grad.dtype)
+    _each("matmul_input", out, grad, weight, shape=(*shape, grad.shape[-1]), many=0)
+    return out
+
+
+def _for_weight(grad: Tensor, x: Tensor, shape: tuple[int, ...], dtype: DType) -> Tensor:
+    """As it lies in memory, out x in of each expert, seen as in x out."""
+    count, n_in, n_out = shape
+    made = allocate((count, n_out, n_in), dtype)
+    _each("matmul_weight", made, grad, x, shape=(n_out, n_in, grad.shape[0]), many=2)
+    return made.viewed(shape, (made.strides[0], 1, made.strides[1]))
+
+
+def _each(kind: str, out: Tensor, x: Tensor, y: Tensor, *, shape: tuple[int, int, int], many: int) -> None:
+    """One kernel for all experts on cards that have it, in bfloat16; else one for each, of as many rows, which are size
+    `many` of the matmul: routing is taken to be even (aten native/cuda/GroupedBlas.cpp)."""
+    machine = m.machine
+    rows = shape[many]
+    count = max(1, min(int(out.shape[0] if many else y.shape[0]), int(rows)))
+    if count == 1 or (machine.grouped == "at once" and x.dtype == bfloat16):
+        ran(kind, out, x, y, shape=shape)
+        return
+    shares = _of_one(out, rows, count), _of_one(x, rows, count), _of_one(y, rows, count)
+    each, more = divmod(int(rows), count)
+    for n, times in ((each + 1, more), (each, count - more)):
+        if times:
+            ran(kind, *shares, shape=(*shape[:many], n, *shape[many + 1 :]), times=times)
+
+
+def _of_one(x: Tensor, rows: int, count: int) -> Tensor:
+    """What one expert has of this: its matrix, or its rows."""
+    shape = x.shape[1:] if len(x.shape) == 3 else (int(rows) // count, *x.shape[1:])
+    return x.viewed(shape, contiguous_strides(shape))
+
+
+def baddbmm(x: Tensor, a: Tensor, b: Tensor, *, alpha: float = 1) -> Tensor:
+    """x + alpha·a·b of as many matrices; each gradient is multiplied by alpha after it was made."""
+    (count, rows, inner), columns = a.shape, b.shape[-1]
+    out = allocate(x.shape, x.dtype)
+    m.machine.workspace()
+    ran("matmul", out, x, a, b, shape=(product((count, rows)), columns, inner))
+    if wants(x, a, b):
+        for_x = x.requires_grad
+
+        def run(saved: list[Any], grad: Tensor) -> Grads:
+            a, b = saved
+            m.machine.workspace()
+            of = product((count, rows)), inner, columns
+            da = make("matmul_input", (count, rows, inner), grad.dtype, grad, b, of=of)
+            da = make("add", da.shape, da.dtype, da)
+            db = make("matmul_weight", (count, inner, columns), grad.dtype, a, grad, of=of)
+            db = make("add", db.shape, db.dtype, db)
+            return grad if for_x else None, da, db
+
+        record(out, run, (x, a, b), (a, b))
+    return out
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """1 / (1 + exp(-x))."""
+    return F.tanh(x)
+
+
+METHODS = {
+    "permute": permute, "int": to_int, "sum": total, "__setitem__": setitem, "__getitem__": getitem,
+    "__floordiv__": quotient, "__itruediv__": F.div,
+}  # fmt: skip

@@ -1,19 +1,27 @@
 """What makes a trace quicker and changes none of its bytes (tests/test_trace_quick.py compares them).
 
 A traced step runs some ten thousand ops, and torch spends most of their time on questions that have one answer here.
+A model's layers are alike: what an op gives for tensors of these shapes, it gives again.
 """
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
+from torch._library.utils import is_builtin
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from foretrain.predict.trace import tracer as tracers
 from foretrain.predict.trace.card.patches import Patches
-from foretrain.predict.trace.tracer import Tracer
+from foretrain.predict.trace.tracer import Tracer, on_fakes
 
-_PLAIN = (int, float, bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))
+_PLAIN = frozenset((int, float, bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None)))
+# Ops whose results are a matter of values, and those that give an argument another shape.
+_OTHERS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view)
+_LIFTED = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
 
 
 def _tensor_key(tensor: FakeTensor) -> tuple[Any, ...]:
@@ -23,6 +31,11 @@ def _tensor_key(tensor: FakeTensor) -> tuple[Any, ...]:
         tensor.untyped_storage().nbytes(), tensor.requires_grad, tensor.is_conj(), tensor.is_neg(),
         tensor.is_inference(), tensor.is_quantized,
     )  # fmt: skip
+
+
+def _is_simple(tensor: FakeTensor, mode: FakeTensorMode) -> bool:
+    simple = tensor.fake_mode is mode and tensor.constant is None and tensor.layout is torch.strided
+    return simple and not tensor._has_symbolic_sizes_strides
 
 
 def _key_parts(patches: Patches) -> None:
@@ -38,8 +51,7 @@ def _key_parts(patches: Patches) -> None:
         for arg in args:
             kind = type(arg)
             if kind is FakeTensor:
-                simple = arg.fake_mode is mode and arg.constant is None and arg.layout is torch.strided
-                if not simple or arg._has_symbolic_sizes_strides:
+                if not _is_simple(arg, mode):
                     return original(mode, result, args, *rest)
                 found.append(_tensor_key(arg))
             elif kind in _PLAIN:
@@ -52,6 +64,156 @@ def _key_parts(patches: Patches) -> None:
         return None
 
     patches.set(FakeTensorMode, "_prep_args_for_hash", parts)
+
+
+class Place(NamedTuple):
+    """A result of an op. `source`: which tensor of the arguments it is or shares its memory with, None where it has
+    its own. `shape` is None where it is that tensor itself. `said`: what a fake tensor keeps beside."""
+
+    source: int | None
+    shape: torch.Size | None = None
+    stride: tuple[int, ...] = ()
+    offset: int = 0
+    dtype: torch.dtype = torch.float32
+    device: torch.device | None = None
+    said: Mapping[str, Any] = MappingProxyType({})
+
+    def filled(self, tensors: Sequence[FakeTensor]) -> Any:
+        """The result for other tensors of the same shapes, made as FakeTensor.__new__ makes it."""
+        if self.shape is None:
+            return tensors[self.source] if self.source is not None else None
+        with torch._C._DisableTorchDispatch():
+            inner = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
+            if self.source is not None:
+                inner.set_(tensors[self.source].untyped_storage(), self.offset, self.shape, self.stride)  # type: ignore[call-overload]
+        made = Tensor._make_subclass(  # type: ignore[attr-defined]
+            FakeTensor, inner, False, dispatch_device=True, device_for_backend_keys=self.device
+        )
+        if self.said["fake_mode"]._allow_unsafe_data_ptr_access:
+            torch._C._set_warn_deprecated_on_mutable_data_ptr(made)
+        else:
+            torch._C._set_throw_on_mutable_data_ptr(made)
+        made.__dict__.update(self.said)
+        return made
+
+
+class Recipe(NamedTuple):
+    """The results of an op. `kind`: list or tuple, None where there is one."""
+
+    kind: type | None
+    places: tuple[Place, ...]
+
+    def filled(self, tensors: Sequence[FakeTensor]) -> Any:
+        """The results for these tensors."""
+        if self.kind is None:
+            return self.places[0].filled(tensors)
+        return self.kind([place.filled(tensors) for place in self.places])
+
+
+class Repeats:
+    """Results of ops on fake tensors by the shapes of their arguments, as torch's own cache has them.
+
+    That one is asked after two dispatches and twenty questions, and knows no lists and no results that share memory
+    without being views (_unsafe_view, which every linear layer ends with).
+    """
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[Any, ...], Recipe | None] = {}
+        self.never = set[Any]()
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The op's results."""
+        tensors: list[FakeTensor] = []
+        key = None if func in self.never else _key(func, args, kwargs, tensors)
+        if key is None:
+            return on_fakes(func, args, kwargs)
+        if key in self.known:
+            recipe = self.known[key]
+            return on_fakes(func, args, kwargs) if recipe is None else recipe.filled(tensors)
+        if not _always_gives_the_same(func):
+            self.never.add(func)
+            return on_fakes(func, args, kwargs)
+        storages = [tensor.untyped_storage()._cdata for tensor in tensors]
+        out = on_fakes(func, args, kwargs)
+        unchanged = key == _key(func, args, kwargs, tensors := [])
+        unchanged = unchanged and storages == [tensor.untyped_storage()._cdata for tensor in tensors]
+        self.known[key] = _recipe(func, tensors, storages, out) if unchanged else None
+        return out
+
+
+def _key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[FakeTensor]) -> tuple[Any, ...] | None:
+    """None where an argument is such that nothing is kept. `tensors` takes those among the arguments."""
+    mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    if mode is None:
+        return None
+    key = [func, mode, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
+    if not _add_parts(key, args, mode, tensors):
+        return None
+    for name, value in kwargs.items():
+        key.append(name)
+        if name == "out" or not _add_parts(key, (value,), mode, tensors):
+            return None
+    return tuple(key)
+
+
+def _add_parts(key: list[Any], args: Sequence[Any], mode: Any, tensors: list[FakeTensor]) -> bool:
+    """What there is to say of arguments is added to a key; False where it is not all that decides."""
+    for arg in args:
+        kind = type(arg)
+        if kind is FakeTensor:
+            if not _is_simple(arg, mode):
+                return False
+            tensors.append(arg)
+            key.append(_tensor_key(arg))
+        elif kind in _PLAIN:
+            key += (kind, arg)
+        elif kind is list or kind is tuple:
+            key += (kind, len(arg))
+            if not _add_parts(key, arg, mode, tensors):
+                return False
+        else:
+            return False
+    return True
+
+
+def _always_gives_the_same(func: Any) -> bool:
+    """Whether the shapes of an op's arguments say all of its results."""
+    return func not in _LIFTED and is_builtin(func) and not any(tag in func.tags for tag in _OTHERS)
+
+
+def _recipe(func: Any, tensors: list[FakeTensor], storages: list[int], out: Any) -> Recipe | None:
+    """How to make an op's results again; None where that is not all that it does."""
+    if func._schema.is_mutable and len(set(storages)) < len(storages):
+        return None
+    kind = type(out) if type(out) in (list, tuple) else None
+    own = set[int]()
+    places = [_place(result, tensors, storages, own) for result in ([out] if kind is None else out)]
+    found = [place for place in places if place is not None]
+    return Recipe(kind, tuple(found)) if len(found) == len(places) else None
+
+
+def _place(result: Any, tensors: list[FakeTensor], storages: list[int], own: set[int]) -> Place | None:
+    """Where a result lies; None where it cannot be made again. `own`: new memory of the results before it."""
+    if result is None:
+        return Place(None)
+    if type(result) is not FakeTensor or not _is_simple(result, result.fake_mode):
+        return None
+    if sames := [number for number, tensor in enumerate(tensors) if tensor is result]:
+        return Place(sames[0]) if len(sames) == 1 else None
+    storage = result.untyped_storage()._cdata
+    sources = [number for number, its in enumerate(storages) if its == storage]
+    if len(sources) > 1 or storage in own:
+        return None
+    own.add(storage)
+    with torch._C._DisableTorchDispatch():
+        plain = FakeTensor(result.fake_mode, torch.empty(0, device="meta"), result.fake_device)
+    place = Place(
+        sources[0] if sources else None, result.shape, result.stride(), int(result.storage_offset()), result.dtype,
+        result.fake_device, dict(vars(plain)),
+    )  # fmt: skip
+    again = place.filled(tensors)
+    alike = _tensor_key(again) == _tensor_key(result) and vars(again) == vars(result)
+    return place if alike and torch._C._dispatch_key_set(again) == torch._C._dispatch_key_set(result) else None
 
 
 def _unwrapped(patches: Patches) -> None:
@@ -69,4 +231,5 @@ def quick(*, compiled: bool) -> Iterator[None]:
         _key_parts(patches)
         if not compiled:
             _unwrapped(patches)
+            patches.set(tracers, "on_fakes", Repeats().run)
         yield

@@ -246,7 +246,7 @@ class Tracer(TorchDispatchMode):
         self.ops[op] += here
         if op in MATMULS and not self.stepping:  # Muon's products are in a dtype of its own
             (self.matmul_dtypes if here else self.elsewhere)[str(args[0].dtype)[6:]] += 1
-        out = _on_fakes(func, args, kwargs)
+        out = on_fakes(func, args, kwargs)
         steps: list[Step] = []
         if here:
             steps += [*losses.inside(op, args), *reductions.as_large_as_the_input(op, args, kwargs)]
@@ -399,7 +399,7 @@ class Tracer(TorchDispatchMode):
         cls.in_place_counts = seen
 
 
-def _on_fakes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def on_fakes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The op's result on fake tensors."""
     if func is aten._scaled_mm.out:  # torch has no fake kernel for it; its result's storage is there already
         return kwargs["out"]

@@ -62,36 +62,43 @@ class Block:
         self.size += other.size
 
 
+BITS = 64  # of an address, and of a size
+LOW = (1 << BITS) - 1
+
+
 @dataclass(eq=False)
 class Pool:
-    """Free mapped blocks of the small or of the large pool, ordered by stream, then by size, then by address."""
+    """Free mapped blocks of the small or of the large pool, ordered by stream, then by size, then by address.
+
+    `order` has the three in one number, which is compared sooner than a tuple.
+    """
 
     small: bool
-    order: list[tuple[int, int, int]] = field(default_factory=list)
+    order: list[int] = field(default_factory=list)
     blocks: dict[int, Block] = field(default_factory=dict)
     searches: int = 0  # get_free_blocks_call_count: the clock by which garbage collection tells a block's age
 
     def add(self, block: Block) -> None:
         """A block becomes free."""
         block.freed_at = self.searches
-        insort(self.order, (block.stream, block.size, block.ptr))
+        insort(self.order, ((block.stream << BITS | block.size) << BITS) | block.ptr)
         self.blocks[block.ptr] = block
 
     def remove(self, block: Block) -> None:
         """A free block is taken, merged or given back."""
-        del self.order[bisect_left(self.order, (block.stream, block.size, block.ptr))]
+        del self.order[bisect_left(self.order, ((block.stream << BITS | block.size) << BITS) | block.ptr)]
         del self.blocks[block.ptr]
 
     def at_least(self, size: int, stream: int) -> int | None:
         """The position of a stream's smallest free block with so many bytes, of the lowest address among equals."""
         order = self.order
-        position = bisect_left(order, (stream, size))
-        return position if position < len(order) and order[position][0] == stream else None
+        position = bisect_left(order, (stream << BITS | size) << BITS)
+        return position if position < len(order) and order[position] >> 2 * BITS == stream else None
 
     def at(self, position: int) -> Block:
         """The free block at a position of the order."""
-        return self.blocks[self.order[position][2]]
+        return self.blocks[self.order[position] & LOW]
 
     def all(self) -> list[Block]:
         """Free blocks in order."""
-        return [self.blocks[ptr] for _, _, ptr in self.order]
+        return [self.blocks[key & LOW] for key in self.order]

@@ -170,17 +170,45 @@ def _death(lifetimes: Lifetimes, position: int, error: OutOfMemory) -> Death:
 
 
 def smallest_limit_bytes(
-    lifetimes: Lifetimes, settings: Settings | None = None, *, physical: bool = False, step_bytes: int = MIB
+    lifetimes: Lifetimes,
+    settings: Settings | None = None,
+    *,
+    physical: bool = False,
+    step_bytes: int = MIB,
+    free: Replay | None = None,
 ) -> int:
-    """The least memory under which all requests are served, to a step: between allocated peak and reserved peak."""
-    free = replay(lifetimes, settings)
+    """The least memory under which all requests are served, to a step: between allocated peak and reserved peak.
+
+    `free`: their replay under no limit, where the caller has it.
+    """
+    free = free or replay(lifetimes, settings)
     low, high = max(free.peak_allocated_bytes // 2, 0), -(-free.peak_reserved_bytes // MIB) * MIB
+    least = _least_bytes(lifetimes, settings or Settings(), physical=physical)
     while high - low > step_bytes:
         middle = (low + high) // 2 // MIB * MIB
         if middle in (low, high):
             break
-        if replay(lifetimes, settings, middle, physical=physical).survives:
+        if middle >= least and replay(lifetimes, settings, middle, physical=physical).survives:
             high = middle
         else:
             low = middle
     return high
+
+
+def _least_bytes(lifetimes: Lifetimes, settings: Settings, *, physical: bool) -> int:
+    """What is there at once in rounded blocks, which no limit below can hold. A cap on expandable pages can be passed
+    by less than a page, so there it is no bound and 0."""
+    if settings.expandable_segments and not physical:
+        return 0
+    allocator, sizes = Allocator(settings), lifetimes.sizes
+    rounded: dict[int, int] = {}
+    now = most = 0
+    for event in lifetimes.events:
+        nbytes = sizes[event] if event >= 0 else sizes[~event]
+        size = rounded.get(nbytes)
+        if size is None:
+            size = rounded[nbytes] = allocator.round(nbytes) if nbytes else 0
+        now += size if event >= 0 else -size
+        if now > most:
+            most = now
+    return most

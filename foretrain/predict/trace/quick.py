@@ -110,6 +110,9 @@ class Recipe(NamedTuple):
         return self.kind([place.filled(tensors) for place in self.places])
 
 
+_NEW = Recipe(None, ())
+
+
 class Repeats:
     """Results of ops on fake tensors by the shapes of their arguments, as torch's own cache has them.
 
@@ -119,19 +122,19 @@ class Repeats:
 
     def __init__(self) -> None:
         self.known: dict[tuple[Any, ...], Recipe | None] = {}
-        self.never = set[Any]()
+        self.never = set[int]()  # ops, which live as long as torch does, by identity: to hash one takes long
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The op's results."""
         tensors: list[FakeTensor] = []
-        key = None if func in self.never else _key(func, args, kwargs, tensors)
+        key = None if id(func) in self.never else _key(func, args, kwargs, tensors)
         if key is None:
             return on_fakes(func, args, kwargs)
-        if key in self.known:
-            recipe = self.known[key]
+        recipe = self.known.get(key, _NEW)
+        if recipe is not _NEW:
             return on_fakes(func, args, kwargs) if recipe is None else recipe.filled(tensors)
         if not _always_gives_the_same(func):
-            self.never.add(func)
+            self.never.add(id(func))
             return on_fakes(func, args, kwargs)
         storages = [tensor.untyped_storage()._cdata for tensor in tensors]
         out = on_fakes(func, args, kwargs)
@@ -146,7 +149,7 @@ def _key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list
     mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
     if mode is None:
         return None
-    key = [func, mode, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
+    key = [id(func), mode, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
     if not _add_parts(key, args, mode, tensors):
         return None
     for name, value in kwargs.items():

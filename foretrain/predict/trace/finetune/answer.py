@@ -51,8 +51,8 @@ def answered(
     if available_bytes is not None:
         lenient = available_bytes - context.low_bytes
         strict = available_bytes - context.expected_bytes - MARGIN_BYTES
-        dies, risks = (replay(trace, settings, max(0, limit), physical=True).death for limit in (lenient, strict))
-        death = dies or risks
+        dies = _death(trace, run, settings, lenient)
+        death = dies or _death(trace, run, settings, strict)
         phases = judged(phases, death.phase if death else None, dies is not None, lenient, strict)
     expandable = replace(settings or Settings(), expandable_segments=True)
     step = max(MIB, run.peak_reserved_bytes // 1000)
@@ -62,11 +62,18 @@ def answered(
     )  # fmt: skip
     return FineTuneTrace(
         memory=memory, death=death,
-        smallest_limit_bytes=smallest_limit_bytes(trace, settings, physical=True, step_bytes=step),
+        smallest_limit_bytes=smallest_limit_bytes(trace, settings, physical=True, step_bytes=step, free=run),
         smallest_limit_expandable_bytes=smallest_limit_bytes(trace, expandable, physical=True, step_bytes=step),
         attention=tuple(trace.facts["attention"]), versions=versions,
         notes=_notes(trace),
     )  # fmt: skip
+
+
+def _death(trace: Trace, free: Replay, settings: Settings | None, limit_bytes: int) -> Death | None:
+    """Where the run ends under a limit; none that is never reached without one (`free`) ends it."""
+    if free.peak_reserved_bytes <= limit_bytes:
+        return None
+    return replay(trace, settings, max(0, limit_bytes), physical=True).death
 
 
 def _phase(trace: Trace, run: Replay, name: str, context: Context) -> PhaseMemory:

@@ -63,7 +63,7 @@ class FineTuneRequest:
     def job(self) -> dict[str, Any]:
         """As the worker reads it."""
         return {
-            "by": "foretrain.predict.trace.finetune.drive", "config": self.source.config, "compiled": self.tune.compile,
+            "by": "foretrain.predict.trace.finetune.job", "config": self.source.config, "compiled": self.tune.compile,
             "tune": self.normal_tune().model_dump(mode="json"), "gpu": service.shaping_facts(self.gpu),
         }  # fmt: skip
 

@@ -107,7 +107,7 @@ def test_large_blocks_split_only_where_more_than_1_mib_is_left() -> None:
     assert take(allocator, 19 * MIB).size == 20 * MIB  # its own segment of 20 MiB, of which exactly 1 MiB is left
     allocator = Allocator()
     assert take(allocator, 19 * MIB - 512).size == 19 * MIB - 512
-    assert allocator.large.order[0][1] == MIB + 512
+    assert allocator.large.at(0).size == MIB + 512
 
 
 def test_best_fit_is_the_smallest_block_and_the_lowest_address_among_equals() -> None:
@@ -127,9 +127,9 @@ def test_free_neighbours_merge_and_the_segment_stays_reserved() -> None:
     first, second, third = (take(allocator, 5 * MIB) for _ in range(3))
     allocator.free(first)
     allocator.free(third)
-    assert [size for _, size, _ in allocator.large.order] == [5 * MIB, 10 * MIB]  # third and the rest behind it
+    assert [block.size for block in allocator.large.all()] == [5 * MIB, 10 * MIB]  # third and the rest behind it
     allocator.free(second)
-    assert [size for _, size, _ in allocator.large.order] == [20 * MIB]
+    assert [block.size for block in allocator.large.all()] == [20 * MIB]
     assert (allocator.allocated_bytes, allocator.reserved_bytes) == (0, 20 * MIB)
 
 
@@ -490,7 +490,7 @@ def check(allocator: Allocator) -> None:
     assert used + free == allocator.reserved_bytes
     assert allocator.requested_bytes == sum(block.requested for block in allocator.active.values())
     assert allocator.requested_bytes <= allocator.allocated_bytes <= allocator.reserved_bytes
-    assert free == sum(size for pool in (allocator.small, allocator.large) for _, size, _ in pool.order)
+    assert free == sum(block.size for pool in (allocator.small, allocator.large) for block in pool.all())
     signs = {"alloc": 1, "map": 1, "free": -1, "unmap": -1}
     assert sum(signs[kind] * nbytes for kind, _, nbytes, _ in allocator.segments) == allocator.reserved_bytes
 

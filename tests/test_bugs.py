@@ -141,7 +141,11 @@ def test_the_page_s_children_answer_with_the_sentence(monkeypatch: pytest.Monkey
     monkeypatch.setattr(exact, "traced_plan", broken)
     monkeypatch.setattr(comparison, "made", broken)
     monkeypatch.setattr(calls, "advice", broken)
-    asked = {"exact": plan(tiny(device="cuda"), find("RTX 4070")).to_json(), "comparison": [], "advice": "{}"}
+    monkeypatch.setattr("foretrain.app.finetune.traced", broken)
+    asked = {
+        "exact": plan(tiny(device="cuda"), find("RTX 4070")).to_json(), "comparison": [], "advice": "{}",
+        "exact_finetune": {},
+    }  # fmt: skip
     assert asked.keys() == child.WORK.keys()
     for work, each in asked.items():
         assert "This is a bug in foretrain" in child.done(work, {"language": "en", "asked": each})["error"]

@@ -85,15 +85,15 @@ class Place(NamedTuple):
         with torch._C._DisableTorchDispatch():
             inner = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
             if self.source is not None:
-                inner.set_(tensors[self.source].untyped_storage(), self.offset, self.shape, self.stride)  # type: ignore[call-overload]
-        made = Tensor._make_subclass(  # type: ignore[attr-defined]
+                inner.set_(tensors[self.source].untyped_storage(), self.offset, self.shape, self.stride)
+        made = Tensor._make_subclass(
             FakeTensor, inner, False, dispatch_device=True, device_for_backend_keys=self.device
         )
         if self.said["fake_mode"]._allow_unsafe_data_ptr_access:
             torch._C._set_warn_deprecated_on_mutable_data_ptr(made)
         else:
             torch._C._set_throw_on_mutable_data_ptr(made)
-        made.__dict__.update(self.said)
+        vars(made).update(self.said)
         return made
 
 

@@ -320,7 +320,8 @@ def test_a_traced_form_is_the_terminals_exact_answer(client: TestClient) -> None
     assert found["state"] == "done", found["reason"]
     plan = found["plan"]
     assert "traced" in json.dumps([plan["title"], plan["subtitle"], plan["figures"]])
-    form = ask.question(ask.Asked.model_validate(asked))
-    traced = finetune.traced(ask.made(form, ask.target(ask.Asked.model_validate(asked))), form, lambda text: None)
-    assert plan["strip"] == shown.plan_json(traced, form)["strip"]
-    assert plan["pictures"] == shown.plan_json(traced, form)["pictures"]
+    form = ask.Asked.model_validate(asked)
+    wanted = ask.question(form)
+    made = shown.plan_json(finetune.traced(ask.made(wanted, ask.target(form)), wanted, lambda text: None), wanted)
+    assert plan["strip"] == made["strip"]
+    assert plan["pictures"] == made["pictures"]

@@ -12,8 +12,6 @@ from foretrain.web.asking import Made, answered
 from foretrain.web.finetune import asked as finetune
 
 _KEPT = 4
-
-
 Show = Callable[[Any], dict[str, Any]]
 
 

@@ -64,7 +64,7 @@ class Folded(nn.Module):
         return torch.baddbmm(weight, *factors, alpha=self.scaling)
 
     def added(self, weight: Tensor) -> Tensor:
-        """Of two: the product is made, then added."""
+        """out x in of a parameter and its change. The sum is made twice, as in `factors`."""
         product = self.lora_B.weight @ self.lora_A.weight
         product = product * self.scaling
         product = product.to(weight.dtype)

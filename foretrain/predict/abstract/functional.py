@@ -13,12 +13,12 @@ from foretrain.predict.abstract.tensors import (
     Tensor,
     allocate,
     bool_,
-    contiguous_strides,
     float32,
     int32,
     int64,
     make,
     ran,
+    unmade,
 )
 from foretrain.predict.abstract.views import identity, is_contiguous, transpose
 
@@ -51,7 +51,7 @@ def mul(x: Tensor, y: Any) -> Tensor:
     if not wants(x, y):
         return _result(x, y)
     shape, dtype = result_of(x, y)
-    out = Tensor(shape, contiguous_strides(shape), dtype, None)
+    out = unmade(shape, dtype)
     record(out, _product_backward(x, y), (x, y), _factors(x, y))
     made = _result(x, y)
     out.storage, out.strides = made.storage, made.strides
@@ -309,7 +309,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     weight = autocast(weight)  # type: ignore[assignment]
     x = autocast(x)  # type: ignore[assignment]
     sizes = (*x.shape[:-1], weight.shape[0])
-    out = Tensor(sizes, contiguous_strides(sizes), x.dtype, None)
+    out = unmade(sizes, x.dtype)
     if wants(x, weight, bias):
 
         def run(saved: list[Any], grad: Tensor) -> Grads:

@@ -21,6 +21,7 @@ from foretrain.predict.abstract.tensors import (
     int64,
     make,
     ran,
+    unmade,
 )
 
 
@@ -79,7 +80,7 @@ def getitem(x: Tensor, key: Any) -> Tensor:
     if not isinstance(key, Tensor):
         return views.getitem(x, key)
     sizes = (*key.shape, *x.shape[1:])
-    out = Tensor(sizes, contiguous_strides(sizes), x.dtype, None)
+    out = unmade(sizes, x.dtype)
     if wants(x):
         shape = x.shape
 
@@ -137,7 +138,7 @@ def grouped_mm(x: Tensor, weight: Tensor, *, offs: Tensor) -> Tensor:
     of x, for all experts. transformers' own way on older cards makes both, after each other, whatever is wanted."""
     rows, n_in, n_out = x.shape[0], weight.shape[-2], weight.shape[-1]
     sizes = rows, n_out
-    out = Tensor(sizes, contiguous_strides(sizes), x.dtype, None)
+    out = unmade(sizes, x.dtype)
     if wants(x, weight):
         own = m.machine.grouped == "own"
         for_x, for_weight = x.requires_grad or own, weight.requires_grad or own

@@ -7,7 +7,6 @@ the same births and deaths as on real ones, wherever the functions below know wh
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from foretrain.predict.abstract.kernels import Kernel
@@ -171,11 +170,6 @@ class Tensor:
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """Strides of a tensor that lies in memory row by row."""
-    return _strides(tuple(shape))
-
-
-@lru_cache(4096)  # layer after layer asks for the same
-def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     found, step = [], 1
     for size in reversed(shape):
         found.append(step)
@@ -183,11 +177,16 @@ def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(found))
 
 
+def unmade(shape: tuple[int, ...], dtype: DType) -> Tensor:
+    """A contiguous tensor without a storage: an operation gives it one once backward has what it keeps."""
+    return Tensor(shape, contiguous_strides(shape), dtype, None)
+
+
 def allocate(shape: Sequence[int], dtype: DType, component: str | None = None) -> Tensor:
     """A new contiguous tensor; without a storage where no program runs, as while a model is built."""
     shape = tuple(shape)
     if machine is None:
-        return Tensor(shape, contiguous_strides(shape), dtype, None)
+        return unmade(shape, dtype)
     t = machine.t
     if component is None:
         component = "batch" if dtype is int64 else machine.component(shape)

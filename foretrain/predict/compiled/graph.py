@@ -6,7 +6,6 @@ torch/_functorch/compile_utils.py, fx_graph_cse.
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 from foretrain.predict.abstract import tensors as m
@@ -21,11 +20,6 @@ RECOMPUTABLE = frozenset({POINTWISE, REDUCTION, VIEW, ITEM})
 FUSIBLE = RECOMPUTABLE | {RANDOM}
 
 
-@lru_cache(4096)  # layer after layer has the same
-def _nbytes(item_bytes: int, shape: tuple[int, ...]) -> int:
-    return item_bytes * math.prod(map(int, shape))
-
-
 class Node:
     """One operation. `shapes`: of its results, one unless it is given apart by ITEM nodes."""
 
@@ -38,7 +32,7 @@ class Node:
 
     def __init__(self, name: str, kind: int, inputs: tuple["Node", ...], shape: tuple[int, ...], dtype: DType) -> None:
         self.name, self.kind, self.inputs, self.shape, self.dtype = name, kind, inputs, shape, dtype
-        self.nbytes = _nbytes(dtype.itemsize, shape)
+        self.nbytes = dtype.itemsize * math.prod(map(int, shape))
         self.users: list[Node] = []
         self.index = 0
         self.layer, self.moment, self.component = -1, "", ""

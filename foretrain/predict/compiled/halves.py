@@ -35,10 +35,6 @@ def joint(machine: Compiler, outputs: Sequence[Node], *, whole: bool) -> Graphs:
     seen = set(saved)
     for node in cut.nodes:  # what is recomputed comes right before what takes it (reordering_to_mimic_autograd_engine)
         if node in cut.backward and node in reached:
-            if node not in seen and all(each in seen for each in node.inputs):  # nothing is recomputed for it
-                order.append(node)
-                seen.add(node)
-                continue
             fresh = sorted(before([node], seen) - seen, key=lambda each: each.index)
             order += fresh
             seen.update(fresh)

@@ -77,13 +77,9 @@ class Plan:
         most = max(now, sum(node.nbytes for node in self.wanted))
         ready = {i for i, count in enumerate(missing) if not count}
         found: list[int] = []
-        size = self.size
         while ready:
-            room, least, chosen = most - now, None, -1
-            for i in ready:
-                key = size[i] if size[i] > room else 0, size[i] - frees[i], i
-                if least is None or key < least:
-                    least, chosen = key, i
+            room = most - now
+            chosen = min(ready, key=lambda i: (self.size[i] if self.size[i] > room else 0, self.size[i] - frees[i], i))
             ready.remove(chosen)
             found.append(chosen)
             now += self.size[chosen]

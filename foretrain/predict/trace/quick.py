@@ -45,23 +45,12 @@ def _key_parts(patches: Patches) -> None:
         return
 
     def parts(mode: FakeTensorMode, result: list[Any], args: Any, *rest: Any) -> None:
-        if not isinstance(args, list | tuple):
-            return original(mode, result, args, *rest)
-        found: list[Any] = [type(args), len(args)]
-        for arg in args:
-            kind = type(arg)
-            if kind is FakeTensor:
-                if not _is_simple(arg, mode):
-                    return original(mode, result, args, *rest)
-                found.append(_tensor_key(arg))
-            elif kind in _PLAIN:
-                found += (kind, arg)
-            elif kind is list or kind is tuple:
-                parts(mode, found, arg, *rest)
-            else:
-                return original(mode, result, args, *rest)
-        result += found
-        return None
+        if isinstance(args, list | tuple):
+            found: list[Any] = [type(args), len(args)]
+            if _add_parts(found, args, mode, []):
+                result += found
+                return
+        original(mode, result, args, *rest)
 
     patches.set(FakeTensorMode, "_prep_args_for_hash", parts)
 
@@ -116,8 +105,8 @@ _NEW = Recipe(None, ())
 class Repeats:
     """Results of ops on fake tensors by the shapes of their arguments, as torch's own cache has them.
 
-    That one is asked after two dispatches and twenty questions, and knows no lists and no results that share memory
-    without being views (_unsafe_view, which every linear layer ends with).
+    PyTorch reaches its cache only after two dispatches and twenty checks. It keeps no lists, and no results that share
+    memory without being views (_unsafe_view, which ends every linear layer).
     """
 
     def __init__(self) -> None:
@@ -196,7 +185,7 @@ def _recipe(func: Any, tensors: list[FakeTensor], storages: list[int], out: Any)
 
 
 def _place(result: Any, tensors: list[FakeTensor], storages: list[int], own: set[int]) -> Place | None:
-    """Where a result lies; None where it cannot be made again. `own`: new memory of the results before it."""
+    """How to make a result again; None where nothing can. `own`: the storages that earlier results allocated."""
     if result is None:
         return Place(None)
     if type(result) is not FakeTensor or not _is_simple(result, result.fake_mode):

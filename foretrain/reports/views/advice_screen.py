@@ -9,6 +9,7 @@ from foretrain.predict.plan import Plan
 from foretrain.reports.document import Cell, Message, Paragraph, Quantity, Row, Screen, Table
 from foretrain.reports.views import first as first_view
 from foretrain.reports.views.advice import EXACTNESS_ID, short
+from foretrain.reports.views.shared import taken_bytes
 
 LINES = 15
 LEAST, MOST = 3, 5  # changes; what is not enough alone fills up where few are
@@ -57,8 +58,7 @@ def _row(plan: Plan, number: str, advice: Advice, last: str) -> tuple[Cell, ...]
     effect, estimate = advice.effect, advice.estimate
     verdict = advice.confirmation.verdict if advice.confirmation else effect.verdict
     needed = advice.confirmation.needed_bytes if advice.confirmation else effect.needed_bytes
-    if verdict in ("fits", "tight") and effect.available_bytes is not None:
-        needed = min(needed, effect.available_bytes)  # with less memory the allocator frees what it only keeps
+    taken = taken_bytes(needed, verdict, effect.available_bytes)
     cells: dict[str, Cell] = {
         "step_change": Quantity(effect.slower, "signed_percent"),
         "run_change": Quantity(effect.longer, "signed_percent"),
@@ -67,7 +67,7 @@ def _row(plan: Plan, number: str, advice: Advice, last: str) -> tuple[Cell, ...]
     if estimate is not None:
         cells["estimate"] = Message("advice.estimated", {"then": estimate.loss_then, "now": estimate.loss_now})
     return (
-        number, short(plan, advice), Message(f"word.{verdict}") if verdict else "–", Quantity(needed, "bytes"),
+        number, short(plan, advice), Message(f"word.{verdict}") if verdict else "–", Quantity(taken, "bytes"),
         cells[last], Message(f"exactness.{EXACTNESS_ID[advice.exactness]}"),
     )  # fmt: skip
 

@@ -9,7 +9,7 @@ from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict import software
 from foretrain.predict.energy import Prices, Spending
-from foretrain.predict.memory import Component
+from foretrain.predict.memory import Component, Verdict
 from foretrain.predict.plan import Plan
 from foretrain.reports.document import Block, Cell, Message, Paragraph
 
@@ -65,6 +65,14 @@ def cost_of(prices: RunConfig | Prices, spent: Spending, gpu: Gpu) -> Message:
     if spent.energy_expected_j is None:
         return Message("first.no_cost", {"gpu": gpu.name})
     return Message("first.power" if spent.cost_expected else "first.energy", values)
+
+
+def taken_bytes(needed_bytes: int, verdict: Verdict | None, available_bytes: int | None) -> int:
+    """What a run takes of the card. One that fits takes at most what is free: before the allocator fails, it frees what
+    it only keeps."""
+    if verdict not in ("fits", "tight") or available_bytes is None:
+        return needed_bytes
+    return min(needed_bytes, available_bytes)
 
 
 def best_cards(choice: Choice) -> Cell:

@@ -4,6 +4,7 @@ from foretrain.advice.asked import Asked
 from foretrain.advice.finetune_advice import AdvisedChange, FineTuneAdvice
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Row, Screen, Section, Table
 from foretrain.reports.views.finetune.screen import assumed_rows, option_words, title, verdict_of
+from foretrain.reports.views.shared import taken_bytes
 
 LINES = 15
 LEAST, MOST = 4, 5  # changes of the first screen
@@ -69,11 +70,9 @@ def _row(number: int, change: AdvisedChange, fifth: str) -> tuple[Cell, ...]:
         "saved": [Quantity(change.saved_bytes, "bytes")], "": [],
         "traced": [Quantity(change.traced.needed_bytes if change.traced else None, "bytes")],
     }  # fmt: skip
-    needed = change.needed_bytes
-    if verdict in ("fits", "tight") and change.available_bytes is not None:
-        needed = min(needed, change.available_bytes)  # with less memory the allocator frees what it only keeps
+    taken = taken_bytes(change.needed_bytes, verdict, change.available_bytes)
     mark = " *" if change.learns_otherwise else ""
     return (
         f"{number}{mark}", " ".join(option_words(change)), Message(f"word.{verdict}") if verdict else "–",
-        Quantity(needed, "bytes"), *cells[fifth], Quantity(change.longer, "signed_percent"),
+        Quantity(taken, "bytes"), *cells[fifth], Quantity(change.longer, "signed_percent"),
     )  # fmt: skip

@@ -137,3 +137,11 @@ def test_energy_and_money_follow_the_prices_that_are_given() -> None:
     assert bought.energy_expected_j is not None
     assert bought.cost_expected == pytest.approx(PRICES.price_per_kwh * bought.energy_expected_j / 3.6e6)
     assert hired.co2_expected_g == pytest.approx(400.0 * bought.energy_expected_j / 3.6e6)
+
+
+def test_tensors_without_elements_are_no_kernels() -> None:
+    """What Phi-3 leaves unrotated, where that is nothing: autocast would cast it."""
+    facts = facts_of(small("phi-3.5-mini"))
+    assert facts is not None
+    tune = FineTune.model_validate({"batch_size": 2, "seq_len": 64, "dtype": "float32", "amp": "bf16"})
+    assert timing(facts, tune, find_gpu("RTX 4090"), PRICES) is not None

@@ -158,6 +158,8 @@ def search(plan: FineTunePlan) -> Iterator[tuple[FineTuneChange, ...]]:
 
 # What is tried together where nothing alone makes it fit, from what costs least to what changes most.
 LADDER: tuple[tuple[str, ...], ...] = (
+    ("checkpointing", "liger"),
+    ("checkpointing", "batch_of_one", "liger"),
     ("checkpointing", "batch_of_one"),
     ("checkpointing", "batch_of_one", "optimizer_8bit"),
     ("checkpointing", "lora"),
@@ -189,6 +191,8 @@ def planned(plan: FineTunePlan, ids: tuple[str, ...]) -> FineTuneChange | None:
             return None
         changed |= values
     if changed.get("attn") == "flash_attention_2" and plan.gpu.capability < AMPERE:
+        return None
+    if "liger" in changed and plan.facts.liger_kernels(plan.tune.loop) is None:
         return None
     try:
         other = replanned(plan, **changed)

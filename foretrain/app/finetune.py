@@ -16,7 +16,7 @@ from foretrain.predict.finetune.largest import largest as largest_of
 from foretrain.predict.finetune.plan import FineTunePlan, plan, timed
 from foretrain.predict.trace import service
 
-ESTIMATED = ("finetune_compile", "finetune_liger")  # notes on what only the estimate leaves out
+ESTIMATED = ("finetune_compile",)  # notes on what only the estimate leaves out
 
 
 def plan_question(

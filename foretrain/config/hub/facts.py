@@ -6,6 +6,7 @@ Field names are ours (nanoGPT's: `n_layer`, `n_embd`, ...). Reading is in read.p
 from typing import Literal
 
 from foretrain.base.records import Record
+from foretrain.config.hub.liger import Liger, liger_of
 
 Norm = Literal["rms", "gemma_rms", "layer"]
 # gelu_tanh is one kernel; gelu_new and gelu_fast are the same function as transformers computes it, by several.
@@ -87,6 +88,10 @@ class ModelFacts(Record):
     def groups(self) -> int:
         """Heads of queries for each head of keys and values."""
         return self.n_head // self.n_kv_head
+
+    def liger_kernels(self, loop: str) -> Liger | None:
+        """Those of Liger's that this family gets in a trainer's loop; None where it gets none."""
+        return liger_of(self.model_type, loop)
 
 
 class ModelSource(Record):

@@ -17,7 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from foretrain.config.hub.liger import Liger
 from foretrain.model.hub.experts import Experts, Router
+from foretrain.model.hub.liger import FusedLoss, cross_entropy, gated_product, rms_norm, rotary
 from foretrain.model.hub.linear import Adapter, Conv1D, Linear4bit, Lora, Packed
 
 HOLDING = ("gpt2", "gpt_bigcode")  # blocks that hold what attention gave until they end
@@ -26,12 +28,16 @@ JOINING = ("gpt_neox", "phi", "phi3")  # what is turned is joined to the other c
 
 class Build:
     """How the layers of a model are made. `adapted`: roles of linear layers that get an adapter; `packed`: how those
-    of blocks are kept in 4 bits."""
+    of blocks are kept in 4 bits; `kernels`: those of Liger that it gets."""
 
     def __init__(
-        self, adapter: Adapter | None = None, adapted: frozenset[str] = frozenset(), packed: Packed | None = None
+        self,
+        adapter: Adapter | None = None,
+        adapted: frozenset[str] = frozenset(),
+        packed: Packed | None = None,
+        kernels: Liger | None = None,
     ) -> None:
-        self.adapter, self.adapted, self.packed = adapter, adapted, packed
+        self.adapter, self.adapted, self.packed, self.kernels = adapter, adapted, packed, kernels
 
     def linear(self, role: str, n_in: int, n_out: int, bias: bool, conv1d: bool = False) -> nn.Module:
         """A linear layer with this role in its block."""
@@ -43,6 +49,17 @@ class Build:
         if self.adapter is not None and role in self.adapted:
             return Lora(layer, n_in, n_out, self.adapter)
         return layer
+
+    def norm(self, facts: Any, width: int, *, of_heads: bool = False, last: bool = False) -> nn.Module:
+        """The norm of a model, over so many columns; `last`: the one before the head."""
+        own = self.kernels
+        if own is not None and (own.heads or not of_heads):
+            return LigerNorm(width, own.last_in_place if last else own.in_place)
+        if facts.norm == "layer":
+            return nn.LayerNorm(width, bias=facts.norm_bias) if facts.norm_affine else BareNorm(width)
+        if facts.model_type in ("olmo2", "olmo3"):
+            return OlmoNorm(width)
+        return GemmaNorm(width) if facts.norm == "gemma_rms" else RMSNorm(width)
 
 
 class RMSNorm(nn.Module):
@@ -58,7 +75,18 @@ class RMSNorm(nn.Module):
         x = x.to(torch.float32)
         variance = x.pow(2).mean(-1, keepdim=True)
         x = x * torch.rsqrt(variance + self.eps)
+        return self.weighted(x, dtype)
+
+    def weighted(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """The weight times x, in the dtype of the input."""
         return self.weight * x.to(dtype)
+
+
+class OlmoNorm(RMSNorm):
+    """OLMo 2's and 3's, which is fp32 until it was multiplied by the weight."""
+
+    def weighted(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        return (self.weight * x).to(dtype)
 
 
 class GemmaNorm(nn.Module):
@@ -90,13 +118,16 @@ class BareNorm(nn.Module):
         return F.layer_norm(x, self.shape)
 
 
-def make_norm(facts: Any, width: int) -> nn.Module:
-    """The norm of a model, over so many columns."""
-    if facts.norm == "layer" and not facts.norm_affine:
-        return BareNorm(width)
-    if facts.norm == "layer":
-        return nn.LayerNorm(width, bias=facts.norm_bias)
-    return GemmaNorm(width) if facts.norm == "gemma_rms" else RMSNorm(width)
+class LigerNorm(nn.Module):
+    """RMSNorm, Gemma's too, as one kernel of Liger."""
+
+    def __init__(self, width: int, in_place: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.in_place = in_place
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, in_place=self.in_place)
 
 
 def gelu_new(x: Tensor) -> Tensor:
@@ -152,6 +183,7 @@ class Attention(nn.Module):
         joins = f.rotary_dim > 0 or f.model_type in JOINING
         self.rotary_dim = (f.rotary_dim or f.head_dim) if joins else 0
         self.windowed = layer in f.sliding_layers
+        self.turns_in_place = build.kernels is not None
         heads, kv = f.n_head * f.head_dim, f.n_kv_head * f.head_dim
         if f.fused_qkv:
             self.qkv_proj = build.linear("qkv", f.n_embd, heads + 2 * kv, f.qkv_bias, f.conv1d)
@@ -161,13 +193,15 @@ class Attention(nn.Module):
             self.v_proj = build.linear("v", f.n_embd, kv, f.qkv_bias)
         self.o_proj = build.linear("out", heads, f.n_embd, f.out_bias, f.conv1d)
         if f.qk_norm:
-            self.q_norm = make_norm(f, f.head_dim if f.qk_norm == "head" else heads)
-            self.k_norm = make_norm(f, f.head_dim if f.qk_norm == "head" else kv)
+            self.q_norm = build.norm(f, f.head_dim if f.qk_norm == "head" else heads, of_heads=True)
+            self.k_norm = build.norm(f, f.head_dim if f.qk_norm == "head" else kv, of_heads=True)
 
     def forward(self, x: Tensor, tables: tuple[Tensor, Tensor] | None, mask: Tensor | None) -> Tensor:
         B, T = x.shape[0], x.shape[1]
         q, k, v = self.split(x, B, T) if self.facts.fused_qkv else self.projected(x, B, T)
-        if tables is not None and self.rotary:
+        if tables is not None and self.rotary and self.turns_in_place:
+            q, k = rotary(q, k, *tables)
+        elif tables is not None and self.rotary:
             q, k = self.turned(q, *tables), self.turned(k, *tables)
         y = self.attend(q, k, v, mask)
         y = y.reshape(B, T, self.facts.n_head * self.facts.head_dim)
@@ -243,7 +277,7 @@ class GatedMLP(nn.Module):
         super().__init__()
         f = facts
         width = f.mlp_width if width is None else width
-        self.act, self.fused = activation(f.activation), f.fused_gate_up
+        self.act, self.fused, self.one_kernel = activation(f.activation), f.fused_gate_up, build.kernels is not None
         if f.fused_gate_up:
             self.gate_up_proj = build.linear("gate_up", f.n_embd, 2 * width, f.mlp_bias)
         else:
@@ -252,10 +286,14 @@ class GatedMLP(nn.Module):
         self.down_proj = build.linear("down", width, f.n_embd, f.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        if not self.fused and self.one_kernel:
+            return self.down_proj(gated_product(self.gate_proj(x), self.up_proj(x)))
         if not self.fused:
             return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
         up = self.gate_up_proj(x)
         gate, up = up.chunk(2, dim=-1)
+        if self.one_kernel:
+            return self.down_proj(gated_product(gate, up))
         up = up * self.act(gate)
         return self.down_proj(up)
 
@@ -318,12 +356,12 @@ class Block(nn.Module):
         self.self_attn = Attention(facts, layer, build)
         self.mlp = make_mlp(facts, layer, build)
         if facts.norms != "post":
-            self.input_layernorm = make_norm(facts, facts.n_embd)
-        self.post_attention_layernorm = make_norm(facts, facts.n_embd)
+            self.input_layernorm = build.norm(facts, facts.n_embd)
+        self.post_attention_layernorm = build.norm(facts, facts.n_embd)
         if facts.norms == "sandwich":
-            self.pre_feedforward_layernorm = make_norm(facts, facts.n_embd)
+            self.pre_feedforward_layernorm = build.norm(facts, facts.n_embd)
         if facts.norms != "pre":
-            self.post_feedforward_layernorm = make_norm(facts, facts.n_embd)
+            self.post_feedforward_layernorm = build.norm(facts, facts.n_embd)
 
     def forward(self, x: Tensor, tables: tuple[Tensor, Tensor] | None, mask: Tensor | None) -> Tensor:
         before = self.norms != "post"
@@ -352,10 +390,10 @@ class ParallelBlock(nn.Module):
         super().__init__()
         self.self_attn = Attention(facts, layer, build)
         self.mlp = make_mlp(facts, layer, build)
-        self.input_layernorm = make_norm(facts, facts.n_embd)
+        self.input_layernorm = build.norm(facts, facts.n_embd)
         self.shared = facts.shared_norm
         if not self.shared:
-            self.post_attention_layernorm = make_norm(facts, facts.n_embd)
+            self.post_attention_layernorm = build.norm(facts, facts.n_embd)
 
     def forward(self, x: Tensor, tables: tuple[Tensor, Tensor] | None, mask: Tensor | None) -> Tensor:
         if self.shared:
@@ -389,10 +427,17 @@ def added(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Decoder(nn.Module):
-    """The model with its loss. `checkpointing`: recompute each block in backward; `reentrant`: the older way."""
+    """The model with its loss. `checkpointing`: recompute each block in backward; `reentrant`: the older way;
+    `keeps_logits`: an evaluation wants them."""
 
     def __init__(
-        self, facts: Any, build: Build | None = None, *, checkpointing: bool = False, reentrant: bool = False
+        self,
+        facts: Any,
+        build: Build | None = None,
+        *,
+        checkpointing: bool = False,
+        reentrant: bool = False,
+        keeps_logits: bool = False,
     ) -> None:
         super().__init__()
         f, build = facts, build or Build()
@@ -402,10 +447,13 @@ class Decoder(nn.Module):
             self.embed_positions = nn.Embedding(f.max_positions, f.n_embd)
         kind = ParallelBlock if f.parallel else Block
         self.layers = nn.ModuleList([kind(f, i, build) for i in range(f.n_layer)])
-        self.norm = make_norm(f, f.n_embd)
+        self.norm = build.norm(f, f.n_embd, last=True)
         self.lm_head = nn.Linear(f.n_embd, f.vocab_size, bias=f.head_bias)
         if f.tied:
             self.lm_head.weight = self.embed_tokens.weight
+        self.kernels, self.keeps_logits = build.kernels, keeps_logits
+        if build.kernels is not None and build.kernels.loss == "fused":
+            self.chunked_loss = FusedLoss()
 
     def embedded(self, idx: Tensor, positions: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """B x T x C of token ids at positions, and the embeddings that it was made of."""
@@ -470,16 +518,23 @@ class Decoder(nn.Module):
     def forward(self, idx: Tensor, labels: Tensor) -> Tensor:
         """The mean loss in nats of predicting labels, B x T, one to the left of where they stand."""
         states = self.states(idx)  # which stay until the loss is there, as transformers' output has them
-        logits = self.head(states)
-        loss = causal_loss(logits, labels)
+        kind = self.kernels.loss if self.kernels is not None else ""
+        if kind == "fused" and (self.training or not self.keeps_logits):  # the Trainer asks for `skip_logits`
+            loss = self.chunked_loss(states, self.lm_head.weight, labels)
+        else:
+            logits = self.head(states)
+            own = (cross_entropy,) if kind == "cross_entropy" else ()
+            loss = causal_loss(logits, labels, *own)
         del states
         return loss
 
 
-def causal_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """transformers' ForCausalLMLoss: fp32 logits, labels moved by one."""
+def causal_loss(logits: Tensor, labels: Tensor, own: Callable[[Tensor, Tensor], Tensor] | None = None) -> Tensor:
+    """transformers' ForCausalLMLoss: fp32 logits, labels moved by one. `own`: another cross-entropy."""
     V = logits.shape[-1]
     logits = logits.float()
     labels = F.pad(labels, (0, 1), value=-100)
     shifted = labels[..., 1:].contiguous()
+    if own is not None:
+        return own(logits.view(-1, V), shifted.view(-1))
     return F.cross_entropy(logits.view(-1, V), shifted.view(-1), ignore_index=-100)

@@ -365,7 +365,12 @@ class Context:
         return self._saved
 
 
-KINDS = {"_Norm": "norm", "_SquaredRelu": "mlp", "_Head": "head"}  # of functions, and what they make
+KINDS = {
+    "_Norm": "norm",
+    "_SquaredRelu": "mlp",
+    "_Head": "head",
+    "_FusedHead": "head",
+}  # of functions, and what they make
 
 
 class Function:

@@ -295,7 +295,7 @@ def autocast(x: Tensor | None) -> Tensor | None:
     weight = isinstance(x, Parameter)
     if weight and id(x) in machine.casts:
         return machine.casts[id(x)]
-    out = _cast(x, low, "weight_copies" if weight else x.component)
+    out = _cast(x, low, "weight_copies" if x.storage is None else x.component)  # of a weight that is turned, too
     if weight and x.requires_grad:
         machine.casts[id(x)] = out
     return out

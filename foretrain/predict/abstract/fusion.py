@@ -1,9 +1,9 @@
 """Kernels of a pass as Inductor fuses them. No torch.
 
-Matmuls, attention, and what adds to a few rows (scatter) stay as they are. All else is grouped: kernels that are
-connected and have as many matmuls before them run as one, which reads from memory what it has not made itself and
-writes what others read. Sums over all rows are kernels of their own. What backward reads of a group is saved, or
-recomputed from what is saved anyway, whichever moves fewer bytes.
+Matmuls, attention, what adds to a few rows (scatter) and others' Triton kernels stay as they are. All else is grouped:
+kernels that are connected and have as many matmuls before them run as one, which reads from memory what it has not made
+itself and writes what others read. Sums over all rows are kernels of their own. What backward reads of a group is
+saved, or recomputed from what is saved anyway, whichever moves fewer bytes.
 """
 
 import math
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from foretrain.predict.abstract.kernels import Kernel
 
-KEPT = ("matmul", "attention", "scatter", "accumulate")
+KEPT = ("matmul", "attention", "scatter", "accumulate", "triton")
 SHOWN = ("softmax_backward", "softmax", "gelu_backward", "gelu")  # kinds that a group is known by
 Value = tuple[int, int]  # a tensor, and the kernel that made it as it is; -1: it was there before
 

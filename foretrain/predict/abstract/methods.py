@@ -37,6 +37,8 @@ METHODS: dict[str, Any] = {
     "gather": lambda x, dim, index: m.make("gather", index.shape, x.dtype, index), "__matmul__": F.matmul,
     "__iadd__": F.accumulate_, "scatter_add_": F.scatter_, "index_add_": F.scatter_,
     "requires_grad_": lambda x, wanted=True: autograd.leaf(x) if wanted else x,
+    "new_empty": lambda x, shape, dtype: m.allocate(shape, dtype),
+    "new_zeros": lambda x, shape, dtype: m.make("fill", shape, dtype),
     "copy_": F.copy_, "zero_": F.fill_, "fill_": F.fill_,
     **dict.fromkeys(SAME_SHAPE, F.pointwise), **dict.fromkeys(IN_PLACE, F.in_place),
     "size": lambda x, dim=None: x.shape if dim is None else x.shape[dim], "dim": lambda x: len(x.shape),

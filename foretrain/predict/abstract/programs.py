@@ -105,7 +105,11 @@ class Loader:
             "torch.nn.functional": functional,
             "torch.utils.checkpoint": again,
             "foretrain.model.attention": _namespace("attention", {"causal_attention": own_attention}),
-        }
+            "foretrain.model.hub.kernels": _namespace("kernels", {
+                "launch": m.ran, "processors": lambda device: m.machine.card.processors,
+                "sums_half_in_fp32": lambda device: m.machine.cuda and m.machine.card.capability >= (8, 0),
+            }),
+        }  # fmt: skip
         self.loaded: dict[str, ModuleType] = {}
 
     def load(self, name: str) -> ModuleType:

@@ -26,6 +26,14 @@ float8_e4m3fn, float8_e5m2 = DType("float8_e4m3fn", 1), DType("float8_e5m2", 1)
 int32, int8 = DType("int32", 4), DType("int8", 1)
 
 
+class Card(NamedTuple):
+    """What kernels ask of the device (model/hub/kernels.py). `processors`: streaming multiprocessors, 1 of a CPU."""
+
+    cuda: bool
+    capability: tuple[int, int] = (8, 0)
+    processors: int = 1
+
+
 class Machine:
     """What a program runs on: where allocations are written, and the state that torch keeps per thread."""
 
@@ -50,6 +58,7 @@ class Machine:
         self.sequence = 0
         self.again = False  # a checkpoint recomputes activations
         self.packing: list[Any] = []  # checkpoints that are open
+        self.card = Card(cuda)
         self.t: Recorder  # where it is written
 
     @property

@@ -11,8 +11,8 @@ from foretrain.config.finetune.options import FineTune
 from foretrain.config.hub.facts import ModelFacts, ModelSource
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.energy import Prices
-from foretrain.predict.finetune.expert_notes import expert_notes
 from foretrain.predict.finetune.memory import FineTuneMemory, estimated
+from foretrain.predict.finetune.notes import notes_of
 from foretrain.predict.finetune.targets import adapted_roles, no_such_layers
 from foretrain.predict.finetune.timing import PRICES, FineTuneTiming, logged, timing
 from foretrain.predict.memory import Verdict, worst_verdict
@@ -102,7 +102,7 @@ def plan(
     return FineTunePlan(
         name=source.name, where=source.where, facts=facts, tune=tune, gpu=gpu, counts=counts, available_bytes=room,
         used_by_others_bytes=used_by_others_bytes, memory=ledger.judged(room, gpu.memory_bytes),
-        timing=_timing(facts, tune, gpu, prices), notes=tuple(_notes(source, facts, tune, gpu, used_by_others_bytes)),
+        timing=_timing(facts, tune, gpu, prices), notes=tuple(notes_of(source, facts, tune, used_by_others_bytes)),
     )  # fmt: skip
 
 
@@ -125,26 +125,3 @@ def timed(plan: FineTunePlan, step_s: float, prices: Prices = PRICES) -> FineTun
 def _timing(facts: ModelFacts, tune: FineTune, gpu: Gpu, prices: Prices) -> FineTuneTiming | None:
     """That of a card; of a CPU, whose rates for these models nobody has measured, none."""
     return timing(facts, tune, gpu, prices) if gpu.kind == "cuda" else None
-
-
-def _notes(source: ModelSource, facts: ModelFacts, tune: FineTune, gpu: Gpu, others_bytes: int) -> list[Note]:
-    found = []
-
-    def note(id: str, **values: object) -> None:
-        found.append(Note(id=id, values=values))
-
-    if not others_bytes:
-        note("others_unknown")
-    if source.code:
-        note("remote_code")
-    if tune.seq_len > facts.max_positions:
-        note("seq_beyond_trained", seq_len=tune.seq_len, most=facts.max_positions)
-    if tune.optim.startswith("paged"):
-        note("paged_optimizer")
-    if facts.vision:
-        note("vision_frozen")
-    if tune.compile:
-        note("finetune_compile")
-    if tune.liger:
-        note("finetune_liger")
-    return [*found, *expert_notes(facts, tune)]

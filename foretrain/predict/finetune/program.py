@@ -54,6 +54,7 @@ class Program:
     def __init__(self, facts: ModelFacts, tune: FineTune, attention: Any, gpu: Gpu) -> None:
         self.facts, self.tune, self.attention = facts, tune, attention
         self.cuda, self.grouped = gpu.kind == "cuda", grouped_matmul(gpu)
+        self.card = m.Card(self.cuda, gpu.capability, gpu.sm_count or 1) if self.cuda else m.Card(cuda=False)
         self.dtype = DTYPES[tune.dtype]
         self.low = AMP[tune.amp]
         # peft's autocast_adapter_dtype, and what prepares a model in 4 bits for it: fp32 beside half-precision weights
@@ -82,9 +83,11 @@ class Program:
         adapter = linear.Adapter(Dim(tune.lora_r, 1, ("r",)), tune.lora_dropout, self.wide, tune.method == "dora")
         packed = linear.Packed(self.low or self.dtype, self.dtype, tune.double_quant)
         kept = packed if tune.method == "qlora" else None
-        build = decoder.Build(adapter if tune.adapters else None, adapted_roles(self.facts, tune), kept)
-        checkpoints = {"checkpointing": tune.gradient_checkpointing, "reentrant": tune.reentrant}
-        model = decoder.Decoder(Lettered(self.facts, tune, layers), build, **checkpoints)
+        kernels = self.facts.liger_kernels(tune.loop) if tune.liger else None
+        build = decoder.Build(adapter if tune.adapters else None, adapted_roles(self.facts, tune), kept, kernels)
+        ways = {"checkpointing": tune.gradient_checkpointing, "reentrant": tune.reentrant}
+        facts = Lettered(self.facts, tune, layers)
+        model = decoder.Decoder(facts, build, **ways, keeps_logits=tune.keeps_logits)
         self._prepare(model)
         modules.WEIGHTS[0] = float32
         return model
@@ -114,7 +117,7 @@ class Program:
         """The pass of the layers that are run."""
         model = self._built(self.run[0])
         machine = m.Machine(cuda=self.cuda, low=self.low, attention=self.attention)
-        machine.wide_gradients, machine.grouped = False, self.grouped
+        machine.wide_gradients, machine.grouped, machine.card = False, self.grouped, self.card
         t = machine.t = Recorder(symbols)
         modules.name_operations(model)
         model.train(train)

@@ -45,7 +45,9 @@ class StepWork:
     def _operations(self, symbols: dict[str, int]) -> Iterator[Operation]:
         half = _half(self.tune)
         for kernel, runs in self.program.kernels(symbols, compiled=self.tune.compile):
-            yield _operation(kernel, runs, half)
+            found = _operation(kernel, runs, half)
+            if found.nbytes:  # on tensors without elements PyTorch runs none: what Phi-3 does not rotate
+                yield found
 
     def optimizer(self) -> list[Operation]:
         """Norms, clipping and the update of each trained weight."""
@@ -82,7 +84,7 @@ def _operation(kernel: Kernel, runs: int, half: Dtype) -> Operation:
         sum(width * _product(shape) for width, shape in tensors) for tensors in (kernel.reads, kernel.writes)
     )
     dtype: Dtype = "float32" if kernel.item_bytes == 4 else half
-    kind: Any = "fill" if kernel.kind == "dequantize" else kernel.kind
+    kind: Any = "fill" if kernel.kind == "dequantize" else kernel.kind.removeprefix("triton_")
     shape = tuple(int(size) for size in kernel.shape)
     if kernel.kind == "dequantize":  # four bits are read for each element that is written
         read += written // 4

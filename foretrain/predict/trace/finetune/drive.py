@@ -26,7 +26,7 @@ from transformers.utils import logging
 
 from foretrain.config.finetune.options import FineTune
 from foretrain.hardware.catalogue import Gpu
-from foretrain.predict.trace.finetune import standins
+from foretrain.predict.trace.finetune import liger, standins
 from foretrain.predict.trace.finetune.evaluation import Batch
 from foretrain.predict.trace.finetune.loading import loaded
 from foretrain.predict.trace.library import in_one_sentence
@@ -217,7 +217,7 @@ def arguments(
         eval_strategy="steps" if tune.evaluate else "no", eval_steps=2,
         eval_accumulation_steps=tune.eval_accumulation_steps or None, save_strategy="steps", save_steps=2,
         report_to=[], disable_tqdm=True, use_cpu=cpu, dataloader_num_workers=0, torch_compile=tune.compile,
-        remove_unused_columns=False, label_names=["labels"], **more,
+        remove_unused_columns=False, label_names=["labels"], use_liger_kernel=tune.liger, **more,
     )  # fmt: skip
 
 
@@ -285,7 +285,8 @@ def trace(job: dict[str, Any]) -> Trace:
         seen.append(tracer)
         tracer.entered = there.memory.reset_peak
         run = Run(job["config"], tune, torch.device("cuda"), tracer, session.names)
-        with standins.stood_in(tracer, card=True), loop.on_a_card():
+        kernels = liger.stood_in() if tune.liger else contextlib.nullcontext()
+        with standins.stood_in(tracer, card=True), loop.on_a_card(), kernels:
             run.go()
     record = tracer.record.finish(weight_shapes=frozenset(session.names.weight_shapes))
     record.allocations = [_told(record, a, job["config"], tune) for a in record.allocations]

@@ -94,8 +94,6 @@ class FineTuneRequest:
             return "SFTTrainer joins packed samples into one, with a mask that depends on where they end"
         if tune.optim == "muon":
             return "TrainingArguments has no optimizer named muon"
-        if tune.liger:
-            return "Liger's kernels have no fake ones, so they are not traced"
         if tune.attn == "flash_attention_2":
             return "the flash-attn package has no fake kernels, so it is not traced; sdpa takes the same kernel"
         return ""

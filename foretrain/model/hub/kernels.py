@@ -1,0 +1,28 @@
+"""Kernels that are not PyTorch's, such as Triton's: what they read and write, and what their authors ask of the card.
+
+The estimate puts a function of its own in the place of `launch`, which notes the kernel for the time of a step.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def launch(kind: str, written: Tensor | Sequence[Tensor], *read: Tensor, shape: Sequence[int] = ()) -> None:
+    """Nothing: such a kernel allocates nothing, and of tensors that have sizes alone it changes no value.
+
+    kind: as in predict/speed/ops.py, with `triton_` before it: no compiler fuses it with others. shape: (m, n, k) of a
+    product.
+    """
+
+
+def processors(device: Any) -> int:
+    """Streaming multiprocessors of a card, 1 of a CPU."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def sums_half_in_fp32(device: Any) -> bool:
+    """Whether its products of half-precision matrices are added to a fp32 one (torch.addmm's out_dtype)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)

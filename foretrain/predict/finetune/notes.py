@@ -1,0 +1,42 @@
+"""What a fine-tuning plan says beside its figures: what was taken for granted, and what it leaves out. No torch."""
+
+from foretrain.base.records import Note
+from foretrain.config.finetune.options import FineTune
+from foretrain.config.hub.facts import ModelFacts, ModelSource
+from foretrain.config.hub.liger import UNKNOWN, VERSION, WITHOUT, kernels_of
+from foretrain.predict.finetune.expert_notes import expert_notes
+
+
+def notes_of(source: ModelSource, facts: ModelFacts, tune: FineTune, others_bytes: int) -> list[Note]:
+    """All of them, in the order in which they are shown."""
+    found: list[Note] = []
+
+    def note(id: str, **values: object) -> None:
+        found.append(Note(id=id, values=values))
+
+    if not others_bytes:
+        note("others_unknown")
+    if source.code:
+        note("remote_code")
+    if tune.seq_len > facts.max_positions:
+        note("seq_beyond_trained", seq_len=tune.seq_len, most=facts.max_positions)
+    if tune.optim.startswith("paged"):
+        note("paged_optimizer")
+    if facts.vision:
+        note("vision_frozen")
+    if tune.compile:
+        note("finetune_compile")
+    found += _liger_notes(facts, tune) if tune.liger else []
+    return [*found, *expert_notes(facts, tune)]
+
+
+def _liger_notes(facts: ModelFacts, tune: FineTune) -> list[Note]:
+    """Which of Liger's kernels the figures are with, by stand-ins."""
+    own = facts.liger_kernels(tune.loop)
+    if own is None:
+        what = tune.loop if tune.loop in WITHOUT else facts.model_type
+        id = "finetune_liger_unknown" if what in UNKNOWN else "finetune_liger_none"
+        return [Note(id=id, values={"version": VERSION, "what": what})]
+    kernels = ", ".join(kernels_of(own, facts.activation))
+    notes = [Note(id="finetune_liger", values={"version": VERSION, "kernels": kernels})]
+    return [*notes, *([] if own.loss else [Note(id="finetune_liger_trl", values={})])]

@@ -74,6 +74,8 @@ class Program:
         special = (facts.sliding_layers, facts.layers_without_rotary, facts.dense_layers)
         alike = all(len(layers) in (0, facts.n_layer) for layers in special)
         self.run = (min(MOST, facts.n_layer) if alike else facts.n_layer,)
+        self._recorders: dict[tuple[Any, ...], Recorder] = {}  # passes that were run, and unrolled
+        self._structures: dict[tuple[Any, ...], Structure] = {}
 
     def _built(self, layers: int) -> Any:
         """The model with so many layers."""
@@ -106,15 +108,25 @@ class Program:
 
     def structure(self, symbols: dict[str, int], *, train: bool, later: bool = False) -> Structure:
         """Forward and, in training, backward pass of a micro-batch, for all layers; `later`: it finds gradients."""
-        while True:
+        asked = (*symbols.items(), train, later)
+        while asked not in self._structures:
             recorder = self.recorder(symbols, train=train)
             try:
-                return unroll(recorder.later() if later else recorder, (self.facts.n_layer,), self.run)
+                found = unroll(recorder.later() if later else recorder, (self.facts.n_layer,), self.run)
             except Uneven:
                 self.run = (self.facts.n_layer,)
+            else:
+                self._structures[asked] = found
+        return self._structures[asked]
 
     def recorder(self, symbols: dict[str, int], *, train: bool) -> Recorder:
         """The pass of the layers that are run."""
+        asked = (*symbols.items(), train, *self.run)
+        if asked not in self._recorders:
+            self._recorders[asked] = self._recorded(symbols, train=train)
+        return self._recorders[asked]
+
+    def _recorded(self, symbols: dict[str, int], *, train: bool) -> Recorder:
         model = self._built(self.run[0])
         machine = m.Machine(cuda=self.cuda, low=self.low, attention=self.attention)
         machine.wide_gradients, machine.grouped, machine.card = False, self.grouped, self.card

@@ -1,4 +1,5 @@
-"""The generated parts of docs/fine-tuning.md about published runs, from the result of benchmarks/finetune_measured.py."""
+"""The generated parts of docs/fine-tuning.md: published runs, from the result of benchmarks/finetune_measured.py, and
+traces, from that of benchmarks/finetune_traces.py."""
 
 import statistics
 from typing import Any
@@ -89,6 +90,35 @@ def left_out() -> str:
     return "\n".join(lines)
 
 
+METHODS = ("full", "lora", "qlora")
+QUICK_S = 20  # of processor time, that a trace at full size should take
+
+
+def traces() -> str:
+    """How right traces of small models are, and how long those of published ones take."""
+    found = result("finetune_traces")
+    small, large = found["small"], found["full_size"]
+    off = max(abs(row["traced_bytes"] - row["real_bytes"]) for row in small)
+    slow = [f"{row['model']} {row['method']}" for row in large if row["cpu_seconds"] > QUICK_S]
+    missed = f" More than {QUICK_S} s: {', '.join(slow)}." if slow else ""
+    lines = [
+        f"{len(small)} small runs ({len({row['model'] for row in small})} models, full, LoRA, DoRA and QLoRA, with and "
+        f"without checkpointing) were traced and then done on a CPU: the peaks differ by at most {off} bytes, "
+        f"{max(abs(row['error']) for row in small) * 100:.3f} %.",
+        "",
+        f"How long published models take on a {found['machine']['cpu']}, in seconds of processor time of all processes, with "
+        f"nothing kept (2 × 1024 tokens, bf16 autocast, checkpointing; RTX 4090).{missed}",
+        "",
+        "| model | full: seconds | reserved | LoRA: seconds | reserved | QLoRA: seconds | reserved |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for model in dict.fromkeys(row["model"] for row in large):
+        rows = {row["method"]: row for row in large if row["model"] == model}
+        cells = [f"{rows[m]['cpu_seconds']:.1f} | {rows[m]['reserved_bytes'] / 2**30:.2f} GiB" for m in METHODS]
+        lines.append(f"| {model} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", f"(`python benchmarks/finetune_traces.py`, {found['date']})"])
+
+
 PARTS = {
-    "finetune-measured": measured, "finetune-misses": misses, "finetune-rows": rows, "finetune-left-out": left_out,
+    "finetune-traces": traces, "finetune-measured": measured, "finetune-misses": misses, "finetune-rows": rows, "finetune-left-out": left_out,
 }  # fmt: skip

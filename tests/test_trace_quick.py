@@ -8,13 +8,16 @@ from pathlib import Path
 import pytest
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from foretrain.config.finetune.options import FineTune
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import find
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.trace import session
-from foretrain.predict.trace.service import Request, traces
+from foretrain.predict.trace.finetune.request import FineTuneRequest
+from foretrain.predict.trace.service import Request, Traceable, traces
 from foretrain.predict.trace.tracer import Tracer
 from tests.kit.command import REPO
+from tests.kit.finetune import small, source_of
 
 TINY = {"n_layer": 1, "n_head": 2, "n_embd": 64, "block_size": 32, "vocab_size": 520, "batch_size": 2,
         "gradient_accumulation_steps": 2}  # fmt: skip
@@ -28,39 +31,51 @@ WAYS: dict[str, tuple[dict[str, object], str, str]] = {
 }  # fmt: skip
 
 
+FINE_TUNED = {"seq_len": 64, "batch_size": 2, "lora_r": 8}
+TUNED: tuple[dict[str, object], ...] = (
+    {"method": "full", "amp": "fp16", "optim": "adamw_8bit"},
+    {"method": "lora", "amp": "bf16", "gradient_checkpointing": True, "grad_accum": 2, "lora_dropout": 0.1},
+    {"method": "qlora", "amp": "bf16", "gradient_checkpointing": True, "evaluate": True, "keeps_logits": True,
+     "eval_batch_size": 2, "eval_batches": 3},
+)  # fmt: skip
+
+
 # In a process of its own: after a trace in this one, autograd would not let others fork (test_trace_any_code.py).
 PLAIN = """
-import json, os, sys
+import importlib, json, os, sys
 from contextlib import nullcontext
-from foretrain.predict.trace import self_test, session
+from foretrain.predict.trace import session
 session.quick = lambda *, compiled: nullcontext()
 for job in json.load(sys.stdin):
     if child := os.fork():
         os.waitpid(child, 0)
     else:
-        print(json.dumps(self_test.trace(job).to_json()), flush=True)
+        print(json.dumps(importlib.import_module(job["by"]).trace(job).to_json()), flush=True)
         os._exit(0)
 """
 
 
-def same_without_haste(compiled: bool) -> None:
+def same_without_haste(asked: dict[str, Traceable]) -> None:
     """The workers' traces (forked, without garbage collection, with quick.py), and plain ones without all that."""
-    asked = [
-        Request(
-            StepSpec.of(
-                RunConfig.model_validate({**TINY, **knobs}), find("RTX 4070"), step, dtype=dtype, compiled=compiled
-            )
-        )  # type: ignore[arg-type]
-        for knobs, dtype, step in WAYS.values()
-    ]
-    quick = traces(asked)
+    quick = traces(list(asked.values()))
     ended = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PLAIN], input=json.dumps([request.job() for request in asked]),
-        stdout=subprocess.PIPE, text=True, check=True, cwd=REPO,
+        [sys.executable, "-W", "ignore", "-c", PLAIN], input=json.dumps([each.job() for each in asked.values()]),
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True, cwd=REPO,
     )  # fmt: skip
-    for way, one, plain in zip(WAYS, quick, map(json.loads, ended.stdout.splitlines()), strict=True):
+    for way, one, plain in zip(asked, quick, map(json.loads, ended.stdout.splitlines()), strict=True):
         del one.facts["peak_rss_bytes"]
         assert json.loads(json.dumps(one.to_json())) == plain, way
+
+
+def config_of(knobs: dict[str, object]) -> RunConfig:
+    return RunConfig.model_validate({**TINY, **knobs})
+
+
+def requests(compiled: bool) -> dict[str, Traceable]:
+    return {
+        way: Request(StepSpec.of(config_of(knobs), find("RTX 4070"), step, dtype=dtype, compiled=compiled))  # type: ignore[arg-type]
+        for way, (knobs, dtype, step) in WAYS.items()
+    }
 
 
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -68,7 +83,25 @@ def test_what_makes_a_trace_quicker_changes_no_byte(
     compiled: bool, own_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORETRAIN_CACHE", str(own_directory / "c"))
-    same_without_haste(compiled)
+    same_without_haste(requests(compiled))
+
+
+@pytest.mark.slow
+def test_what_makes_a_trace_quicker_changes_no_byte_of_fine_tuning(
+    own_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for package in ("transformers", "accelerate", "peft", "bitsandbytes"):
+        pytest.importorskip(package)
+    monkeypatch.setenv("FORETRAIN_CACHE", str(own_directory / "c"))
+    same_without_haste(
+        {
+            f"{name}, {changes}": FineTuneRequest(
+                source_of(small(name)), FineTune.model_validate({**FINE_TUNED, **changes}), find("RTX 4090")
+            )
+            for name in ("gemma-3-270m", "gpt2")
+            for changes in TUNED
+        }
+    )
 
 
 def test_quick_keys_are_made_and_taken_back() -> None:

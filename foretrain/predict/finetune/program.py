@@ -120,7 +120,7 @@ class Program:
         return self._structures[asked]
 
     def recorder(self, symbols: dict[str, int], *, train: bool) -> Recorder:
-        """The pass of the layers that are run."""
+        """The pass of the layers that are run; one that was run before is that one."""
         asked = (*symbols.items(), train, *self.run)
         if asked not in self._recorders:
             self._recorders[asked] = self._recorded(symbols, train=train)

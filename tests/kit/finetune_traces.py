@@ -47,6 +47,8 @@ CONFIGS |= {
     "mixtral": {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, **LLAMA},
     "qwen3_moe": {"model_type": "qwen3_moe", "head_dim": 32, "num_experts": 8, "num_experts_per_tok": 2,
                   "moe_intermediate_size": 128, "norm_topk_prob": True, **LLAMA},
+    "qwen3_moe, dense layers": {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2,
+                                "moe_intermediate_size": 128, "mlp_only_layers": [0, 3], **LLAMA},
     "qwen2_moe": {"model_type": "qwen2_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128,
                   "shared_expert_intermediate_size": 256, **LLAMA},
     "olmoe": {"model_type": "olmoe", "num_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 128, **NARROW},

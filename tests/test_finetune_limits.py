@@ -18,6 +18,9 @@ from foretrain.analysis.finetune_memory import explain
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.base.quantities import Limit, parse_limit
 from foretrain.config.finetune.asked import how_chosen, is_asked
+from foretrain.config.finetune.read import read_finetune
+from foretrain.config.hub.models import model_named
+from foretrain.config.hub.source import text_source
 from foretrain.predict.finetune.largest import largest
 from foretrain.predict.finetune.plan import FineTunePlan, replanned
 from foretrain.predict.finetune.timing import with_steps
@@ -283,6 +286,28 @@ def test_show_config_says_where_each_option_is_from(tmp_path: Path) -> None:
     assert (shown["config"]["batch_size"], shown["sources"]["batch_size"]) == (3, "--batch-size")
     assert shown["sources"]["optim"] == "default"
     assert "nothing" in result.stderr  # the key that nobody knows, and no traceback
+
+
+@pytest.mark.parametrize("named", ["qwen3.json", "adapter_config.json", "folder"])
+def test_a_model_is_planned_whatever_its_file_is_called(tmp_path: Path, named: str) -> None:
+    config, adapter = model_named("qwen3-0.6b"), {"peft_type": "LORA", "base_model_name_or_path": "qwen3-0.6b"}
+    assert config is not None
+    file = tmp_path / ("adapter_config.json" if named == "folder" else named)
+    file.write_text(json.dumps(config.config if named == "qwen3.json" else adapter))
+    source = str(tmp_path if named == "folder" else file)
+    assert is_asked([source])
+    found, _, _ = read_finetune(source, ["--method", "lora"])
+    assert found.facts is not None
+    assert found.facts.n_layer == 28
+
+
+def test_a_config_of_more_layers_than_a_plan_can_take_says_how_many() -> None:
+    config = model_named("qwen3-0.6b")
+    assert config is not None
+    with pytest.raises(UserError) as raised:
+        text_source(json.dumps({**config.config, "num_hidden_layers": 257}), "config.json")
+    assert "num_hidden_layers = 257" in str(raised.value)
+    assert "256" in str(raised.value)
 
 
 # -- which of the two ------------------------------------------------------------------------------------------------

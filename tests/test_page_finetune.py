@@ -225,7 +225,7 @@ def test_no_path_is_opened_and_nothing_is_fetched(client: TestClient, tmp_path: 
 def test_a_pasted_model_cannot_keep_the_page_busy(client: TestClient) -> None:
     config = json.dumps({**models()[SMALL].config, "num_hidden_layers": 257})
     answer = post(client, "/api/finetune", {"model": "mine", "config": config}, 422)
-    assert answer["id"] == "page.too_deep"
+    assert answer["id"] == "config.hub_bad_size"
     assert "257" in answer["message"]
 
 

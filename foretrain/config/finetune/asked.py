@@ -12,6 +12,7 @@ from foretrain.config.presets import PRESET_ALIASES, PRESETS
 
 GPT_SUFFIXES = (".toml", ".py")  # of configs to pretrain with
 TRAINER_SUFFIXES = (".yaml", ".yml", ".json")
+MODEL_FILES = ("config.json", "adapter_config.json")
 SPELLINGS = {alias for option in OPTIONS.values() for alias in option.aliases}
 
 
@@ -26,7 +27,9 @@ def is_asked(words: Sequence[str] | None) -> bool:
     if first.startswith("hf:") or model_named(first) is not None:
         return True
     path = Path(first)
-    if (path / "config.json").is_file() or path.name == "config.json" or is_finetune_file(first):
+    if any((path / name).is_file() for name in MODEL_FILES) or path.name in MODEL_FILES or is_finetune_file(first):
+        return True
+    if path.suffix == ".json" and path.is_file():  # a model's config.json under another name
         return True
     if is_repository(first) and path.suffix not in GPT_SUFFIXES:
         return True

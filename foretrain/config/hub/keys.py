@@ -10,7 +10,7 @@ from typing import Any
 
 from foretrain.base.errors import UserError
 
-MOST_LAYERS = 2048  # the deepest published decoder has 126
+MOST_LAYERS = 256  # the deepest published decoder has 126; each layer of a plan takes a hundredth of a second
 MOST_WIDE = 2**20
 MOST_TOKENS = 2**26  # of a vocabulary
 MOST_POSITIONS = 2**31

@@ -22,7 +22,6 @@ from foretrain.web import devices
 from foretrain.web.planner import Key, Text, Value
 
 CONFIG = "config.json"
-MOST_LAYERS = 256  # of a pasted model, each of which takes a hundredth of a second; the deepest published has 126
 
 
 class Asked(Record):
@@ -46,10 +45,7 @@ def question(asked: Asked) -> FineTuneQuestion:
 def _model(asked: Asked) -> ModelSource:
     if asked.config:
         name = printable(asked.model).replace("\n", " ").strip()
-        own = text_source(asked.config, CONFIG, name)
-        if own.facts is not None and own.facts.n_layer > MOST_LAYERS:
-            raise UserError("page.too_deep", name=own.name, layers=own.facts.n_layer, most=MOST_LAYERS)
-        return own
+        return text_source(asked.config, CONFIG, name)
     found = preset_source(asked.model)
     if found is None:
         raise unknown_model(asked.model)

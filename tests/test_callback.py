@@ -597,9 +597,9 @@ def test_trl_trains_with_it(tmp_path: Path) -> None:
     assert found.record.trainer == "SFTTrainer"
     assert found.forecast is not None
     assert found.forecast.tune.loop == "trl"
-    assert "callback_chunked_loss" in [note.id for note in found.forecast.notes]
     pieces = {piece.id: piece for piece in found.phases}
-    assert pieces["load"].predicted_bytes == pytest.approx(pieces["load"].measured_bytes, rel=0.01)
+    for name in ("load", "first_step", "steady_step"):
+        assert pieces[name].predicted_bytes == pytest.approx(pieces[name].measured_bytes, rel=0.003), name
     logits = BATCH * LENGTH * 32_768 * 4  # its piece of a vocabulary, which is larger than this one
     assert pieces["steady_step"].measured_bytes > logits
 

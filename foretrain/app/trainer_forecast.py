@@ -18,7 +18,7 @@ from foretrain.monitoring.trainer_record import Setting
 from foretrain.predict.finetune.plan import FineTunePlan, plan
 from foretrain.predict.memory import Context
 
-CHUNKED_LOSS = "trl.kernels.chunked_logprob"  # TRL 1.16 and newer take the loss over pieces of the vocabulary
+TILED_LOSS = "trl.kernels.chunked_logprob"  # an older TRL has whole logits, as the Trainer
 NEAR = 0.01  # of a count of parameters: farther off it is another model than the forecast's
 
 
@@ -50,7 +50,7 @@ def live_run(
         eval_batches=_eval_batches(trainer, arguments),
         keeps_logits=bool(getattr(trainer, "compute_metrics", None)) and not arguments.prediction_loss_only,
         checkpointing=in_memory.checkpoints(base), adapter=in_memory.adapter_of(model), four_bit=four_bit,
-        loop="trl" if kinds else "trainer", chunked_loss=bool(kinds) and CHUNKED_LOSS in sys.modules,
+        loop="trl" if kinds and TILED_LOSS in sys.modules else "trainer",
         other_trainer=type(trainer).__name__ if kinds and "SFTTrainer" not in kinds else "",
     )  # fmt: skip
 

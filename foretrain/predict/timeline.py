@@ -147,12 +147,12 @@ class Timeline(Lifetimes):
         self._climbing = False  # whether that moment is now, so that what is alive has not been noted yet
         self._sizes: dict[tuple[int | float | str, ...], Size] = {}
 
-    def size(self, coefficient: int, *factors: str) -> Size:
-        """The size `coefficient`·factors, each factor a symbol: size(8, "B", "T", "C")."""
+    def size(self, coefficient: int | float, *factors: str) -> Size:
+        """The size `coefficient`·factors, each factor a symbol: size(8, "B", "T", "C"); of halves a whole number."""
         key = (coefficient, *factors)
         known = self._sizes.get(key)
         if known is None:
-            nbytes = coefficient * math.prod(self.symbols[f] for f in factors)
+            nbytes = math.ceil(coefficient * math.prod(self.symbols[f] for f in factors))
             nbytes = -(-nbytes // self.granule) * self.granule
             known = self._sizes[key] = Size("·".join([str(coefficient), *factors]), nbytes)
         return known

@@ -24,9 +24,9 @@ LEARNING = ("learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay"
 class LiveRun:
     """What is known of a run. `adapter`: peft's config, if any; `four_bit`: bitsandbytes' quantization config.
 
-    `other_trainer`: the name of one of TRL's that is no SFTTrainer; `chunked_loss`: whether the trainer makes no whole
-    logits. `dtype`: of the weights; `seq_len`, `padded`: of the batches; `max_steps`: as the Trainer has worked it out;
-    `predicts_tokens`: whether the model's class is one that predicts the next token.
+    `other_trainer`: the name of one of TRL's that is no SFTTrainer; `dtype`: of the weights; `seq_len`, `padded`: of
+    the batches; `max_steps`: as the Trainer has worked it out; `predicts_tokens`: whether the model's class is one that
+    predicts the next token.
     """
 
     model_class: str
@@ -46,7 +46,6 @@ class LiveRun:
     four_bit: Mapping[str, Any] | None = field(default=None)
     loop: str = "trainer"
     other_trainer: str = ""
-    chunked_loss: bool = False
 
     @property
     def predicts_tokens(self) -> bool:
@@ -78,8 +77,6 @@ def read_live(run: LiveRun) -> tuple[ModelSource, FineTune, tuple[Note, ...]]:
     table.put("attn", "attn_implementation")
     tune = FineTune.model_validate({**found.values, **given})
     notes = [Note(id="finetune_unplanned", values={"where": WHERE, "keys": found.unplanned})] if found.unplanned else []
-    if run.chunked_loss:
-        notes.append(Note(id="callback_chunked_loss", values={}))
     return _source(run), tune, tuple(notes)
 
 

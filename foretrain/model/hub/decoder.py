@@ -21,6 +21,7 @@ from foretrain.config.hub.liger import Liger
 from foretrain.model.hub.experts import Experts, Router
 from foretrain.model.hub.liger import FusedLoss, cross_entropy, gated_product, rms_norm, rotary
 from foretrain.model.hub.linear import Adapter, Conv1D, Linear4bit, Lora, Packed
+from foretrain.model.hub.tiles import TiledLoss, Turn
 
 HOLDING = ("gpt2", "gpt_bigcode")  # blocks that hold what attention gave until they end
 JOINING = ("gpt_neox", "phi", "phi3")  # what is turned is joined to the other columns, even where there are none
@@ -428,7 +429,7 @@ def added(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 class Decoder(nn.Module):
     """The model with its loss. `checkpointing`: recompute each block in backward; `reentrant`: the older way;
-    `keeps_logits`: an evaluation wants them."""
+    `keeps_logits`: an evaluation wants them; `tiled`: the loss is TRL's."""
 
     def __init__(
         self,
@@ -438,6 +439,7 @@ class Decoder(nn.Module):
         checkpointing: bool = False,
         reentrant: bool = False,
         keeps_logits: bool = False,
+        tiled: bool = False,
     ) -> None:
         super().__init__()
         f, build = facts, build or Build()
@@ -451,8 +453,10 @@ class Decoder(nn.Module):
         self.lm_head = nn.Linear(f.n_embd, f.vocab_size, bias=f.head_bias)
         if f.tied:
             self.lm_head.weight = self.embed_tokens.weight
-        self.kernels, self.keeps_logits = build.kernels, keeps_logits
-        if build.kernels is not None and build.kernels.loss == "fused":
+        self.kernels, self.keeps_logits, self.tiled = build.kernels, keeps_logits, tiled
+        if tiled:
+            self.chunked_loss = TiledLoss()
+        elif build.kernels is not None and build.kernels.loss == "fused":
             self.chunked_loss = FusedLoss()
 
     def embedded(self, idx: Tensor, positions: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -517,6 +521,8 @@ class Decoder(nn.Module):
 
     def forward(self, idx: Tensor, labels: Tensor) -> Tensor:
         """The mean loss in nats of predicting labels, B x T, one to the left of where they stand."""
+        if self.tiled:
+            return self.tiled_loss(idx, labels)
         states = self.states(idx)  # which stay until the loss is there, as transformers' output has them
         kind = self.kernels.loss if self.kernels is not None else ""
         if kind == "fused" and (self.training or not self.keeps_logits):  # the Trainer asks for `skip_logits`
@@ -527,6 +533,15 @@ class Decoder(nn.Module):
             loss = causal_loss(logits, labels, *own)
         del states
         return loss
+
+    def tiled_loss(self, idx: Tensor, labels: Tensor) -> Tensor:
+        """The same by TRL, which runs the model once more where an evaluation wants logits."""
+        f = self.facts
+        turn = Turn(1 / 8.0 if f.scaled_logits else 1.0, f.logit_softcap)
+        found = self.chunked_loss(self.states(idx), self.lm_head.weight, self.lm_head.bias, labels, turn)
+        if self.keeps_logits and not self.training:
+            self.logits(idx)
+        return found[0]
 
 
 def causal_loss(logits: Tensor, labels: Tensor, own: Callable[[Tensor, Tensor], Tensor] | None = None) -> Tensor:

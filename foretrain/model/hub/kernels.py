@@ -1,6 +1,6 @@
 """Kernels that are not PyTorch's, such as Triton's: what they read and write, and what their authors ask of the card.
 
-The estimate puts a function of its own in the place of `launch`, which notes the kernel for the time of a step.
+The estimate puts functions of its own in their place: that of `launch` notes the kernel for the time of a step.
 """
 
 from collections.abc import Sequence
@@ -26,3 +26,13 @@ def processors(device: Any) -> int:
 def sums_half_in_fp32(device: Any) -> bool:
     """Whether its products of half-precision matrices are added to a fp32 one (torch.addmm's out_dtype)."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def room_for_logits(like: Tensor, shape: Sequence[int], dtype: Any) -> Tensor:
+    """Room for logits beside a tensor."""
+    return like.new_empty(shape, dtype=dtype)
+
+
+def column_sums(x: Tensor) -> Tensor:
+    """The sum of all rows of a matrix, in fp32."""
+    return x.sum(dim=0, dtype=torch.float32)

@@ -14,6 +14,7 @@ from foretrain.predict.abstract.tensors import (
     allocate,
     bool_,
     float32,
+    int8,
     int32,
     int64,
     make,
@@ -21,6 +22,7 @@ from foretrain.predict.abstract.tensors import (
     unmade,
 )
 from foretrain.predict.abstract.views import identity, is_contiguous, transpose
+from foretrain.predict.estimate.kernel_buffers import Dimension, Processors, reduction_bytes
 
 # -- one element at a time ---------------------------------------------------------------------------------
 
@@ -245,6 +247,9 @@ def pointwise(x: Tensor, *_: Any, **__: Any) -> Tensor:
     return make("add", x.shape, x.dtype, x)
 
 
+exp = log = pointwise
+
+
 def compared(x: Tensor, *_: Any) -> Tensor:
     """Booleans of the shape of x."""
     return make("add", x.shape, bool_, x)
@@ -254,6 +259,18 @@ def along(x: Tensor, dim: Any = None, keepdim: bool = False, dtype: DType | None
     """A sum, mean or maximum over dimensions."""
     kept = dtype or (int64 if x.dtype in (bool_, int64) else x.dtype)
     return make("add", reduced(x, dim, keepdim), kept, x)
+
+
+def column_sums(x: Tensor) -> Tensor:
+    """The sum of all rows of a matrix in fp32, which a card makes of partial sums."""
+    rows, columns = (Dimension(int(size), int(step)) for size, step in zip(x.shape, x.strides, strict=True))
+    card = m.machine.card
+    processors = Processors.of(card.capability, card.processors)
+    passing = reduction_bytes(processors, [rows], [columns], 4) if m.machine.cuda else []
+    held = [allocate((nbytes,), int8, "workspace") for nbytes in passing]
+    out = make("add", x.shape[1:], float32, x)
+    del held
+    return out
 
 
 def aminmax(x: Tensor, dim: Any = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
@@ -401,6 +418,12 @@ def addmm(bias: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
         record(out, run, (bias, x, y), (x if for_y else None, y if for_x else None))
     return out
+
+
+def addmm_(total: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """total with x·y added to it."""
+    m.machine.workspace()
+    return _ran_mm(total, x, y)
 
 
 def softmax(x: Tensor, dim: int = -1, dtype: DType | None = None) -> Tensor:

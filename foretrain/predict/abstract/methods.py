@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from foretrain.predict.abstract import autograd, routing, views
+from foretrain.predict.abstract import autograd, masks, routing, views
 from foretrain.predict.abstract import functional as F
 from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.tensors import Tensor
@@ -33,7 +33,7 @@ METHODS: dict[str, Any] = {
     "mul": F.mul, "__mul__": F.mul, "__rmul__": F.mul, "div": F.div, "__truediv__": F.div, "__neg__": F.neg,
     "pow": F.pow, "rsqrt": F.rsqrt,
     "to": F.to, "float": F.to_float, "type_as": lambda x, y: F.to(x, y.dtype), "roll": F.roll,
-    "mean": F.mean, "amax": F.along, "__ne__": F.compared, "__eq__": F.compared,
+    "mean": F.mean, "amax": F.along, "detach": Tensor.detach, "addmm_": F.addmm_,
     "gather": lambda x, dim, index: m.make("gather", index.shape, x.dtype, index), "__matmul__": F.matmul,
     "__iadd__": F.accumulate_, "scatter_add_": F.scatter_, "index_add_": F.scatter_,
     "requires_grad_": lambda x, wanted=True: autograd.leaf(x) if wanted else x,
@@ -44,7 +44,7 @@ METHODS: dict[str, Any] = {
     "size": lambda x, dim=None: x.shape if dim is None else x.shape[dim], "dim": lambda x: len(x.shape),
     "__len__": lambda x: int(x.shape[0]), "__hash__": object.__hash__,
     "ndim": property(lambda x: len(x.shape)), "device": property(lambda x: DEVICE),
-    **routing.METHODS,
+    **routing.METHODS, **masks.METHODS,
     "is_cuda": property(lambda x: m.machine.cuda), "is_cpu": property(lambda x: not m.machine.cuda),
 }  # fmt: skip
 for _name, _value in METHODS.items():

@@ -21,7 +21,7 @@ FUNCTIONS = (
     "linear", "embedding", "layer_norm", "rms_norm", "dropout", "cross_entropy", "gelu", "silu", "relu",
 )  # fmt: skip
 OPERATIONS = ("mul", "add", "addcmul", "cat", "mm", "rsqrt", "where", "arange", "zeros", "zeros_like", "tanh")
-MORE = ("pow", "empty", "eye", "addmm", "matmul")  # that only eager code calls
+MORE = ("pow", "empty", "eye", "addmm", "matmul", "exp", "log")  # that only eager code calls
 ROUTING = ("topk", "sort", "histc", "cumsum", "baddbmm", "sigmoid")
 
 
@@ -107,6 +107,8 @@ class Loader:
             "foretrain.model.attention": _namespace("attention", {"causal_attention": own_attention}),
             "foretrain.model.hub.kernels": _namespace("kernels", {
                 "launch": m.ran, "processors": lambda device: m.machine.card.processors,
+                "column_sums": eager.column_sums,
+                "room_for_logits": lambda like, shape, dtype: m.allocate(shape, dtype, "logits"),
                 "sums_half_in_fp32": lambda device: m.machine.cuda and m.machine.card.capability >= (8, 0),
             }),
         }  # fmt: skip

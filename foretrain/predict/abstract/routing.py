@@ -116,14 +116,16 @@ def permute(x: Tensor, *order: int) -> Tensor:
 
 
 def total(x: Tensor, dim: Any = None, keepdim: bool = False, **named: Any) -> Tensor:
-    """The sum over a dimension, whose gradient is the same along it."""
+    """The sum over a dimension or over all, whose gradient is the same along it."""
     out = F.along(x, dim, keepdim, **named)
-    if wants(x) and dim is not None:
-        shape, at = x.shape, dim % len(x.shape)
+    if wants(x):
+        shape, at = x.shape, None if dim is None else dim % len(x.shape)
 
         def run(saved: list[Any], grad: Tensor) -> Grads:
             strides = list(grad.strides)
-            if keepdim:
+            if at is None:
+                strides = [0] * len(shape)
+            elif keepdim:
                 strides[at] = 0
             else:
                 strides.insert(at, 0)
@@ -226,6 +228,6 @@ def sigmoid(x: Tensor) -> Tensor:
 
 
 METHODS = {
-    "permute": permute, "int": to_int, "sum": total, "__setitem__": setitem, "__getitem__": getitem,
+    "permute": permute, "int": to_int, "sum": total, "__setitem__": setitem,
     "__floordiv__": quotient, "__itruediv__": F.div,
 }  # fmt: skip

@@ -120,10 +120,13 @@ class Outside:
                 before, self.there[name] = self.there[name], self._weight(weight, itemsize)
                 self.t.free(before)
         made = dict(self._made_adapters())
-        for parameter, tensor in made.items():
-            if (itemsize := parameter.dtype.itemsize) != loaded:
-                self._adapter(parameter, itemsize)
-                self.t.free(tensor)
+        wide = 4 if self.program.wide else loaded
+        for itemsize in (wide, 2) if self.program.halved else (wide,):
+            for parameter, tensor in made.items():
+                if itemsize != loaded:
+                    made[parameter] = self._adapter(parameter, itemsize)
+                    self.t.free(tensor)
+            loaded = itemsize
 
     def _made_adapters(self) -> Iterator[tuple[Parameter, Tensor]]:
         """In the dtype of the weights. DoRA begins with the lengths of a weight's rows (dora.py, update_layer)."""
@@ -183,12 +186,14 @@ class Outside:
             scales = self.alloc("temporaries", 4 * -(-elements // BLOCK)) if self.tune.double_quant else None
             yield self.alloc("temporaries", self.program.dtype.itemsize * elements)
             self.t.free(scales)
-        product = self.alloc("temporaries", 4 * elements)
-        yield self.alloc("temporaries", 4 * elements)  # scaled
+        wide = self.program.adapter_dtype.itemsize
+        product = self.alloc("temporaries", wide * elements)
+        yield self.alloc("temporaries", wide * elements)  # scaled
         self.t.free(product)
         if self.tune.method == "dora":  # a copy of the weight, the sum, the same turned, and that in the weight's dtype
             own = self.program.dtype.itemsize
             yield from (self.alloc("temporaries", n * elements) for n in (own, 4, 4, *((own,) if own == 2 else ())))
         if quantized:
-            yield self.alloc("temporaries", 4 * elements)  # their sum
-            yield from self.pack(shape, 4, "temporaries")
+            summed = max(wide, self.program.dtype.itemsize)
+            yield self.alloc("temporaries", summed * elements)  # their sum
+            yield from self.pack(shape, summed, "temporaries")

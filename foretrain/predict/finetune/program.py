@@ -21,7 +21,8 @@ from foretrain.predict.finetune.targets import adapted_roles, no_such_layers
 
 DTYPES: dict[str, DType] = {"float32": float32, "bfloat16": bfloat16, "float16": float16}
 AMP: dict[str, DType | None] = {"auto": None, "no": None, "bf16": bfloat16, "fp16": float16}
-HALF = ("torchtune",)  # loops whose adapters, and what is beside 4 bits, have the dtype of the model
+HALF = ("torchtune",)  # loops whose adapters have the dtype of the model
+AS_LOADED = ("torchtune", "trl")  # loops that leave what is beside 4 bits in the dtype of the model
 WIDENS = ("trainer", "axolotl")  # loops in which peft makes all that is not in 4 bits fp32, experts as well
 
 
@@ -59,6 +60,12 @@ class Program:
         self.low = AMP[tune.amp]
         # peft's autocast_adapter_dtype, and what prepares a model in 4 bits for it: fp32 beside half-precision weights
         self.wide = self.dtype.itemsize == 2 and tune.loop not in HALF
+        quantized = tune.method == "qlora"
+        self.widened = self.wide and quantized and tune.loop not in AS_LOADED
+        self.halved = quantized and tune.loop == "trl"  # SFTTrainer makes all that is trained bfloat16, last of all
+        self.adapter_dtype = bfloat16 if self.halved else float32 if self.wide else self.dtype
+        # accelerate makes what a model gives within autocast fp32 (convert_outputs_to_fp32)
+        self.logit_bytes = 4 if self.low or self.widened else self.dtype.itemsize
         whole = self._built(facts.n_layer)
         self.weights = dict(whole.named_parameters())
         if not self.trained():  # its layers have other names
@@ -89,7 +96,7 @@ class Program:
         build = decoder.Build(adapter if tune.adapters else None, adapted_roles(self.facts, tune), kept, kernels)
         ways = {"checkpointing": tune.gradient_checkpointing, "reentrant": tune.reentrant}
         facts = Lettered(self.facts, tune, layers)
-        model = decoder.Decoder(facts, build, **ways, keeps_logits=tune.keeps_logits)
+        model = decoder.Decoder(facts, build, **ways, keeps_logits=tune.keeps_logits, tiled=tune.loop == "trl")
         self._prepare(model)
         modules.WEIGHTS[0] = float32
         return model
@@ -102,8 +109,10 @@ class Program:
             lora = ".lora_" in name
             parameter.requires_grad = not self.tune.adapters or lora or any(part in name for part in saved)
             if lora:
-                parameter.dtype = float32 if self.wide else self.dtype
-            elif self.wide and self.tune.method == "qlora" and (self.tune.loop in WIDENS or ".experts." not in name):
+                parameter.dtype = self.adapter_dtype
+            elif self.halved and parameter.requires_grad:
+                parameter.dtype = bfloat16
+            elif self.widened and (self.tune.loop in WIDENS or ".experts." not in name):
                 parameter.dtype = float32  # prepare_model_for_kbit_training: all that is not in 4 bits
 
     def structure(self, symbols: dict[str, int], *, train: bool, later: bool = False) -> Structure:

@@ -9,7 +9,6 @@ from typing import Any
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.hub.facts import ModelFacts
 from foretrain.hardware.catalogue import Gpu
-from foretrain.predict.abstract.tensors import float32
 from foretrain.predict.estimate.kernel_buffers import (
     Processors,
     column_sum_bytes,
@@ -21,7 +20,7 @@ from foretrain.predict.estimate.simulated_run import cublas_workspace_bytes, gra
 from foretrain.predict.finetune.collected import Collected, numbers
 from foretrain.predict.finetune.optimizers import OPTIMIZERS
 from foretrain.predict.finetune.outside import Outside, formula_of
-from foretrain.predict.finetune.program import HALF, Program
+from foretrain.predict.finetune.program import AS_LOADED, Program
 from foretrain.predict.timeline import Passage, Tensor, Timeline
 
 PHASES = ("load", "prepare", "first_step", "steady_step", "evaluate", "save", "merge")
@@ -54,7 +53,7 @@ def attention_kernel(facts: ModelFacts, tune: FineTune, gpu: Gpu, *, learns: boo
     if gpu.kind != "cuda":  # sdp_utils_cpp.cpp: without dropout, and with any mask
         return "math" if learns and facts.attention_dropout else "flash"
     # Without autocast all that is not in 4 bits is fp32, and so is what it makes.
-    wide = tune.method == "qlora" and tune.loop not in HALF
+    wide = tune.method == "qlora" and tune.loop not in AS_LOADED
     half = {"bf16": "bfloat16", "fp16": "float16"}.get(tune.amp, "float32" if wide else tune.dtype)
     width, heads = facts.head_dim, (facts.n_head, facts.n_kv_head, facts.n_kv_head)
     call = Call(half, (width, width, width), (2, 2), heads, grouped=facts.groups > 1, learns=learns,
@@ -154,7 +153,7 @@ class SimulatedFineTuning:
         self.t.phase("evaluate")
         self.t.use(symbols_of(self.facts, tune, self.gpu, tune.eval_batch_size))
         most = tune.eval_accumulation_steps or tune.eval_batches
-        collected = Collected(self.t, 2 if self.program.dtype != float32 else 4, most)
+        collected = Collected(self.t, self.program.logit_bytes, most)
         before: list[Tensor] = []  # the last batch, until the next one was used
         for number in numbers(tune.eval_batches):
             batch = [self.t.alloc("batch", self.t.size(8, "B", "T")) for _ in range(3)]

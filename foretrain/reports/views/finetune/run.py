@@ -16,7 +16,7 @@ from foretrain.reports.views.run_explain import out_of_memory
 
 Rows = list[tuple[Cell, ...]]
 MOST_CHANGES = 3
-TOLD = ("finetune_unplanned", "callback_chunked_loss", "callback_not_traced")  # notes that matter in a script
+TOLD = ("finetune_unplanned", "callback_not_traced")  # notes that matter in a script
 
 
 def before(plan: FineTunePlan | None, problem: str, cards: int) -> Document:

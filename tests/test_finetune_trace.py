@@ -285,7 +285,7 @@ def test_a_missing_package_is_a_sentence(
 
 @pytest.mark.parametrize(("changes", "said"), [
     ({"loop": "unsloth"}, "unsloth"), ({"loop": "torchtune"}, "torchtune"), ({"optim": "muon"}, "muon"),
-    ({"loop": "trl", "packing": True}, "SFTTrainer"), ({"attn": "flash_attention_2"}, "flash-attn"),
+    ({"attn": "flash_attention_2"}, "flash-attn"),
 ])  # fmt: skip
 def test_what_cannot_be_traced_is_refused_with_a_sentence(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(TraceUnavailable) as error:

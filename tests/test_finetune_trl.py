@@ -86,7 +86,8 @@ def a_tokenizer() -> Any:
 
 def assert_forecast(model: Any, folder: Path, *, lora: bool = False, **changes: Any) -> None:
     """What PyTorch's own allocator did in TRL's SFTTrainer, within 0.3 % in each phase."""
-    rows = [{"input_ids": Samples(32)[i]["input_ids"].tolist()} for i in range(32)]
+    parts = {"seq_lengths": [LENGTH // 2] * 2} if changes.get("packing") else {}
+    rows = [{"input_ids": Samples(32)[i]["input_ids"].tolist(), **parts} for i in range(32)]
     given = {
         "max_steps": 3, "per_device_train_batch_size": BATCH, "per_device_eval_batch_size": BATCH, "use_cpu": True,
         "report_to": [], "disable_tqdm": True, "eval_strategy": "steps", "eval_steps": 2, "save_strategy": "no",
@@ -117,7 +118,9 @@ REAL: dict[str, dict[str, Any]] = {
     "checkpointing": {"gradient_checkpointing": True}, "more words than a tile": {"vocab_size": 40_000},
     "lora": {"lora": True}, "bf16": {"half": True}, "tied": {"tie_word_embeddings": True},
     "lora, bf16, checkpointing": {"lora": True, "half": True, "gradient_checkpointing": True},
-    "accumulated": {"gradient_accumulation_steps": 2},
+    "accumulated": {"gradient_accumulation_steps": 2}, "packed": {"packing": True},
+    "packed, lora, checkpointing": {"packing": True, "lora": True, "gradient_checkpointing": True},
+    "without padding": {"padding_free": True, "max_length": None},
 }  # fmt: skip
 OF_THE_MODEL = ("vocab_size", "tie_word_embeddings")
 
@@ -151,6 +154,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "lora": {"method": "lora", "amp": "bf16"}, "qlora": {"method": "qlora", "amp": "bf16"},
     "lora, checkpointing": {"method": "lora", "amp": "bf16", "gradient_checkpointing": True},
     "qlora, checkpointing": {"method": "qlora", "amp": "bf16", "gradient_checkpointing": True},
+    "packed": {"amp": "bf16", "packing": True},
+    "packed, lora, checkpointing": {"method": "lora", "amp": "bf16", "packing": True, "gradient_checkpointing": True},
+    "packed, qlora, checkpointing": {"method": "qlora", "amp": "bf16", "packing": True, "gradient_checkpointing": True},
 }  # fmt: skip
 
 
@@ -167,7 +173,8 @@ MORE: tuple[dict[str, Any], ...] = (
     {"dtype": "float32", "amp": "bf16", "method": "qlora"}, {"dtype": "float32", "amp": "fp16", "seq_len": 100},
     {"keeps_logits": True}, {"keeps_logits": True, "amp": "bf16", "method": "qlora", "eval_batches": 5},
     {"liger": True}, {"liger": True, "method": "lora", "amp": "bf16"}, {"attn": "eager"}, {"padded": True},
-    {"gradient_checkpointing": True, "reentrant": True},
+    {"gradient_checkpointing": True, "reentrant": True}, {"packing": True}, {"packing": True, "attn": "eager"},
+    {"packing": True, "method": "lora", "amp": "bf16"},
 )  # fmt: skip
 
 

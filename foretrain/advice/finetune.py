@@ -57,9 +57,11 @@ def _attention(tune: FineTune) -> Values:
 
 
 def _flash(tune: FineTune) -> Values:
-    """A padded batch needs a mask, which flash attention in sdpa does not take, and FlashAttention 2 does."""
+    """A padded batch needs a mask, and so do rows that are joined; flash attention in sdpa takes none, FlashAttention 2
+    does, or needs none."""
     half = tune.dtype != "float32" or tune.amp != "no"
-    return {"attn": "flash_attention_2"} if tune.padded and not tune.packing and tune.attn == "sdpa" and half else {}
+    masked = tune.joined or (tune.padded and not tune.packing)
+    return {"attn": "flash_attention_2"} if masked and tune.attn == "sdpa" and half else {}
 
 
 def _liger(tune: FineTune) -> Values:

@@ -45,7 +45,8 @@ def live_run(
         model_class=type(base).__name__, config=in_memory.config_of(base), arguments=arguments.to_dict(),
         dtype=in_memory.dtype_of(base, four_bit),
         attention=in_memory.attention_of(base), seq_len=seq_len, padded=padded,
-        packing=bool(getattr(arguments, "packing", False)), max_steps=int(state.max_steps or 0),
+        packing=joins_rows(trainer) if kinds else bool(getattr(arguments, "packing", False)),
+        max_steps=int(state.max_steps or 0),
         batch_size=batch_size or int(arguments.per_device_train_batch_size),
         eval_batches=_eval_batches(trainer, arguments),
         keeps_logits=bool(getattr(trainer, "compute_metrics", None)) and not arguments.prediction_loss_only,
@@ -53,6 +54,11 @@ def live_run(
         loop="trl" if kinds and TILED_LOSS in sys.modules else "trainer",
         other_trainer=type(trainer).__name__ if kinds and "SFTTrainer" not in kinds else "",
     )  # fmt: skip
+
+
+def joins_rows(trainer: Any) -> bool:
+    """Whether a batch is one row of all sequences, as TRL's without padding is."""
+    return bool(getattr(trainer, "padding_free", False))
 
 
 def _eval_batches(trainer: Any, arguments: Any) -> int:

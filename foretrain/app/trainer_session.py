@@ -295,7 +295,8 @@ class TrainerSession:
         ids = inputs["input_ids"] if inputs is not None else None
         if ids is not None and hasattr(ids, "shape") and len(ids.shape) == 2:
             self.tally.step_tokens += int(ids.shape[0]) * int(ids.shape[1])
-            self.tally.longest = max(self.tally.longest, int(ids.shape[1]))
+            rows = int(self.arguments.per_device_train_batch_size) if trainer_forecast.joins_rows(self.trainer) else 1
+            self.tally.longest = max(self.tally.longest, -(-int(ids.shape[1]) // rows))
         if not self.tally.forecasted:
             self.tally.forecasted, began_s = True, time.monotonic()
             self._forecast(inputs)

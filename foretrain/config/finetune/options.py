@@ -146,6 +146,16 @@ class FineTune(Record):
         """Whether the weights themselves are frozen."""
         return self.method != "full"
 
+    @property
+    def joined(self) -> bool:
+        """Whether the rows of a batch become a single one, as TRL packs them: it has no padding, and a mask keeps
+        samples apart where the attention does not."""
+        return self.packing and self.loop == "trl"
+
+    def rows(self, batch: int) -> tuple[int, int]:
+        """(rows, tokens of each) of a batch of so many sequences."""
+        return (1, batch * self.seq_len) if self.joined else (batch, self.seq_len)
+
     def positions_beyond(self, facts: ModelFacts) -> bool:
         """Whether a sequence has more tokens than the model has learned positions."""
         return facts.positions == "learned" and self.seq_len > facts.max_positions

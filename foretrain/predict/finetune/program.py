@@ -41,7 +41,7 @@ class Lettered:
     def __init__(self, facts: ModelFacts, tune: FineTune, layers: int) -> None:
         self._facts, self.n_layer = facts, layers
         self.written_attention = tune.attn == "eager" or facts.attention_softcap > 0
-        self.padded = tune.padded and not tune.packing
+        self.padded = tune.attn != "flash_attention_2" if tune.joined else tune.padded and not tune.packing
         self.groups = Dim(facts.groups, 1, ("G",)) if facts.groups > 1 else 1
 
     def __getattr__(self, name: str) -> Any:

@@ -30,7 +30,8 @@ MICRO_BATCHES = 3  # that are written out, and three steps: then what the alloca
 
 def symbols_of(facts: ModelFacts, tune: FineTune, gpu: Gpu, batch: int) -> dict[str, int]:
     """The letters of the formulas: sizes of the model and of a batch, and what kernels take on this card."""
-    T, H, D, cuda = tune.seq_len, facts.n_head, facts.head_dim, gpu.kind == "cuda"
+    H, D, cuda = facts.n_head, facts.head_dim, gpu.kind == "cuda"
+    batch, T = tune.rows(batch)
     processors = Processors.of(gpu.capability, gpu.sm_count or 1)
     in_flash = flash_backward_bytes(batch, H, T, D)
     if facts.groups > 1:  # gradients of keys and values for each head of queries, which are then summed
@@ -102,7 +103,7 @@ class SimulatedFineTuning:
         tune = self.tune
         self.t.phase(phase)
         count = min(MICRO_BATCHES, tune.grad_accum)
-        batches = [[self.t.alloc("batch", self.t.size(8, "B", "T")) for _ in range(3)] for _ in range(count)]
+        batches = [self.batch() for _ in range(count)]
         for batch in batches:
             self.micro_batch()
             self.t.free(*batch)
@@ -156,7 +157,7 @@ class SimulatedFineTuning:
         collected = Collected(self.t, self.program.logit_bytes, most)
         before: list[Tensor] = []  # the last batch, until the next one was used
         for number in numbers(tune.eval_batches):
-            batch = [self.t.alloc("batch", self.t.size(8, "B", "T")) for _ in range(3)]
+            batch = self.batch()
             self.t.play(self.passage(train=False), 0)
             if tune.keeps_logits:
                 collected.add(number)
@@ -165,6 +166,11 @@ class SimulatedFineTuning:
         collected.release()
         self.t.free(*before)
         self.t.use(self.symbols)
+
+    def batch(self) -> list[Tensor]:
+        """Token ids, labels and a mask; where all rows are one, positions, and of which sample each token is."""
+        found = [self.t.alloc("batch", self.t.size(8, "B", "T")) for _ in range(3)]
+        return [*found, self.t.alloc("batch", self.t.size(4, "B", "T"))] if self.tune.joined else found
 
     # -- parts ---------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ def read(table: Table, text: str) -> None:
     if "amp" not in found.values or (table.keys.get("bf16") is None and not table.flag("fp16")):
         precision(table, bf16=not table.flag("fp16"), fp16=table.flag("fp16"))  # bf16 unless fp16 is asked for
     table.put("seq_len", "max_length", "max_seq_length")
-    table.put("packing", "packing")
+    _packing(table)
     table.put("dtype", "dtype", "torch_dtype")
     attention(table, "attn_implementation")
     if table.flag("use_flash_attention_2"):
@@ -46,6 +46,17 @@ def read(table: Table, text: str) -> None:
     if table.keys.get("loss_type") in ("nll", "chunked_nll"):
         table.take("loss_type")
     table.rest(*known_keys("training", "adapter", "trl"))
+
+
+def _packing(table: Table) -> None:
+    """Rows that TRL joins without padding; those that are cut of one stream ("wrapped") stay rows, as if not packed."""
+    packs, strategy, joins = table.flag("packing"), table.word("packing_strategy", "bfd"), table.flag("padding_free")
+    if joins and not packs:
+        table.give("packing", True, "padding_free")
+    elif packs and strategy == "wrapped" and not joins:
+        table.give("packing", False, "packing_strategy")
+    else:
+        table.put("packing", "packing")
 
 
 _KEYS = frozenset(("use_peft", "dataset_name", "dataset_mixture", "dataset_mixer", "dataset_train_split",

@@ -90,8 +90,6 @@ class FineTuneRequest:
             return f"the config of {source.name} names Python code of its own, which is never run"
         if tune.loop not in ON_THE_TRAINER:
             return f"the loop of {tune.loop} has kernels or a step of its own, which are not traced"
-        if tune.loop == "trl" and tune.packing:
-            return "SFTTrainer joins packed samples into one, with a mask that depends on where they end"
         if tune.optim == "muon":
             return "TrainingArguments has no optimizer named muon"
         if tune.attn == "flash_attention_2":

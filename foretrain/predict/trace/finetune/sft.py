@@ -5,8 +5,10 @@ trl/kernels/chunked_logprob.py. On a card they are left out, the tensors are not
 """
 
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
+import torch
 import trl.trainer.utils
 from datasets import Dataset
 from tokenizers import Tokenizer, models
@@ -60,13 +62,31 @@ def on_a_card() -> AbstractContextManager[Any]:
 def trainer(run: Run, model: Any, folder: str) -> Trainer:
     """SFTTrainer with the model as it was loaded: adapters are made by the trainer itself."""
     train, evaluate = (Dataset.from_dict({"input_ids": [[0]] * count}) for count in run.samples)
+    packing = run.tune.packing
+    given = run.common(
+        folder, SFTConfig, max_length=None, dataset_kwargs={"skip_prepare_dataset": True}, packing=packing
+    )
     found = MarkedSft(
         model=model, train_dataset=train, eval_dataset=evaluate, processing_class=_tokenizer(),
         peft_config=adapter_config(run.tune) if run.tune.adapters else None,
-        **run.common(folder, SFTConfig, max_length=None, dataset_kwargs={"skip_prepare_dataset": True}),
+        **{**given, "data_collator": None if packing else run.batch},
     )  # fmt: skip
+    if packing:  # which takes no other collator
+        found.data_collator = partial(_packed, run)
     found.run = run
     return found
+
+
+def _packed(run: Run, samples: list[Any]) -> dict[str, Any]:
+    """A batch of full rows as DataCollatorForLanguageModeling gives it without padding: one after the other, and where
+    each of its parts begins."""
+    tokens = len(samples) * run.tune.seq_len
+    found = {name: torch.zeros((1, tokens), dtype=torch.int64) for name in ("input_ids", "labels", "position_ids")}
+    starts = torch.zeros((len(samples) + 1,), dtype=torch.int32)
+    found |= {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "seq_idx": torch.zeros((1, tokens), dtype=torch.int32)}
+    for name, tensor in found.items():
+        run.tracer.tag(tensor, "batch", name)
+    return {**found, "max_length_q": run.tune.seq_len, "max_length_k": run.tune.seq_len}
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:

@@ -10,6 +10,7 @@ import torch
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.hub.source import find_source
 from foretrain.hardware.catalogue import find_gpu
+from foretrain.model.hub.experts import balance
 from foretrain.model.hub.tiles import TiledLoss, Turn
 from foretrain.predict.finetune.plan import plan
 from foretrain.predict.finetune.time import StepWork
@@ -22,6 +23,7 @@ import datasets
 import peft
 import tokenizers
 import transformers
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 from trl.kernels import ChunkedLogProbFunction
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
@@ -74,6 +76,22 @@ def test_the_loss_is_trls(turn: Turn, monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(own.grad, their.grad)
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_loss_that_balances_experts_is_transformers(masked: bool) -> None:
+    made = torch.Generator().manual_seed(1)
+    logits = [torch.randn((30, 6), generator=made) for _ in range(3)]
+    mask = (torch.arange(30) % 7 > 0).long() if masked else None
+    ours, theirs = ([each.clone().requires_grad_() for each in logits] for _ in range(2))
+    found = balance(ours, 2, None if mask is None else mask.float())
+    expected = load_balancing_loss_func(tuple(theirs), 6, 2, None if mask is None else mask.view(2, 15))
+    assert isinstance(expected, torch.Tensor)
+    for loss in (found, expected):
+        loss.backward()
+    torch.testing.assert_close(found, expected)
+    for own, their in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(own.grad, their.grad)
+
+
 # -- against the real allocator ----------------------------------------------------------------------------
 
 
@@ -94,7 +112,10 @@ def assert_forecast(model: Any, folder: Path, *, lora: bool = False, **changes: 
         "max_length": LENGTH, "bf16": False, "gradient_checkpointing": False,
         "dataset_kwargs": {"skip_prepare_dataset": True},
     }  # fmt: skip
-    adapter = peft.LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM") if lora else None
+    modules = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    if hasattr(model.config, "num_local_experts"):
+        modules = modules[:4]
+    adapter = peft.LoraConfig(r=8, target_modules=modules, task_type="CAUSAL_LM") if lora else None
     trainer = SFTTrainer(
         model=model, args=SFTConfig(output_dir=str(folder), **{**given, **changes}),
         train_dataset=datasets.Dataset.from_list(rows), eval_dataset=datasets.Dataset.from_list(rows[:8]),
@@ -133,6 +154,13 @@ def test_the_memory_of_other_real_runs_is_forecast(way: str, tmp_path: Path) -> 
     if changes.pop("half", False):
         model.to(torch.bfloat16)
     assert_forecast(model, tmp_path, **changes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [{}, {"lora": True, "gradient_checkpointing": True}], ids=str)
+def test_the_memory_of_a_real_mixture_is_forecast(changes: dict[str, Any], tmp_path: Path) -> None:
+    config = {**SIZES, "num_local_experts": 4, "num_experts_per_tok": 2}
+    assert_forecast(transformers.MixtralForCausalLM(transformers.MixtralConfig(**config)), tmp_path, **changes)
 
 
 # -- against traces of a card ------------------------------------------------------------------------------

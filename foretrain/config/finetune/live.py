@@ -116,6 +116,8 @@ def _adapter(run: LiveRun, found: FileSettings) -> None:
 def _source(run: LiveRun) -> ModelSource:
     """The model by its config, as if its weights were not quantized: the method says that they are."""
     left_out = {"quantization_config", "auto_map"} if run.four_bit is not None else {"auto_map"}
+    if run.loop == "trl":  # which asks each mixture for them, whatever its config said
+        left_out.add("output_router_logits")
     config = {key: value for key, value in run.config.items() if key not in left_out}
     name = str(config.get("_name_or_path") or "").rstrip("/").rpartition("/")[2] or str(config.get("model_type") or "")
     return ModelSource(name=name or run.model_class, where=run.model_class, config=config, facts=facts_of(config))

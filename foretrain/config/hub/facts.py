@@ -76,6 +76,7 @@ class ModelFacts(Record):
     expert_width: int = 0
     shared_expert_width: int = 0
     normed_experts: bool = False  # a token's shares of its experts add up to 1
+    balanced: bool = False  # a loss that balances experts counts, where a trainer asks for it
     dense_layers: tuple[int, ...] = ()  # of a mixture of experts, the layers that have a plain MLP
     embedding_dropout: float = 0.0
     attention_dropout: float = 0.0

@@ -327,7 +327,10 @@ def _experts(
     taken = keys.whole("num_experts_per_tok", default=each)
     if taken > n_expert:
         raise UserError("config.hub_experts", where=keys.where, taken=taken, experts=n_expert)
-    return {"n_expert": n_expert, "experts_per_token": taken, "expert_width": width, "normed_experts": normed}
+    return {
+        "n_expert": n_expert, "experts_per_token": taken, "expert_width": width, "normed_experts": normed,
+        "balanced": keys.number("router_aux_loss_coef", 0.001) > 0,
+    }  # fmt: skip
 
 
 def _mixtral(keys: Keys) -> Parts:

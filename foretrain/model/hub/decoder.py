@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from foretrain.config.hub.liger import Liger
-from foretrain.model.hub.experts import Experts, Router
+from foretrain.model.hub.experts import Experts, Router, balance
 from foretrain.model.hub.liger import FusedLoss, cross_entropy, gated_product, rms_norm, rotary
 from foretrain.model.hub.linear import Adapter, Conv1D, Linear4bit, Lora, Packed
 from foretrain.model.hub.tiles import TiledLoss, Turn
@@ -538,10 +538,26 @@ class Decoder(nn.Module):
         """The same by TRL, which runs the model once more where an evaluation wants logits."""
         f = self.facts
         turn = Turn(1 / 8.0 if f.scaled_logits else 1.0, f.logit_softcap)
-        found = self.chunked_loss(self.states(idx), self.lm_head.weight, self.lm_head.bias, labels, turn)
+        routed: list[Tensor] = []
+        states = self.watched(idx, routed) if f.balanced else self.states(idx)
+        loss, *logged = self.chunked_loss(states, self.lm_head.weight, self.lm_head.bias, labels, turn)
+        if routed:
+            mask = None if f.joined else labels.reshape(-1).to(torch.float32)  # as large as that of the batch
+            loss = loss + balance(routed, f.experts_per_token, mask) * 0.001
+        del states, routed, logged
         if self.keeps_logits and not self.training:
             self.logits(idx)
-        return found[0]
+        return loss
+
+    def watched(self, idx: Tensor, routed: list[Tensor]) -> Tensor:
+        """The states, with the logits of each layer's router, which the pass alone leaves, not what is recomputed."""
+        routers = [block.mlp.gate for block in self.layers if isinstance(block.mlp, Mixture)]
+        for router in routers:
+            router.seen = routed
+        states = self.states(idx)
+        for router in routers:
+            router.seen = None
+        return states
 
 
 def causal_loss(logits: Tensor, labels: Tensor, own: Callable[[Tensor, Tensor], Tensor] | None = None) -> Tensor:

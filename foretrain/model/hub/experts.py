@@ -28,15 +28,40 @@ class Router(nn.Module):
         self.normed = facts.normed_experts
         self.weight = nn.Parameter(torch.empty(facts.n_expert, facts.n_embd))
         self.change = Folded(1, facts.n_expert, facts.n_embd, adapter) if adapter else None
+        self.seen: list[Tensor] | None = None  # where the logits of a pass are kept, if anything wants them
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         weight = self.weight if self.change is None else self.change.added(self.weight)
         logits = F.linear(x.reshape(-1, x.shape[-1]), weight)
+        if self.seen is not None:
+            self.seen.append(logits)
         chances = F.softmax(logits.float(), dim=-1) if self.wide else F.softmax(logits, dim=-1, dtype=torch.float32)
         shares, chosen = torch.topk(chances, self.taken, dim=-1)
         if self.normed:
             shares /= shares.sum(dim=-1, keepdim=True)
         return shares if self.wide else shares.to(logits.dtype), chosen
+
+
+def balance(logits: list[Tensor], taken: int, mask: Tensor | None) -> Tensor:
+    """How unevenly experts are taken, 1 where they are evenly (arXiv:2101.03961; transformers models/mixtral,
+    load_balancing_loss_func). logits: N x X of each layer; mask: of the tokens that count, N; None: all of them."""
+    count = logits[0].shape[-1]
+    tokens, chances = (torch.zeros(count, dtype=torch.float32, device=logits[0].device) for _ in range(2))
+    total = 0.0
+    for each in logits:
+        shares = F.softmax(each, dim=-1)
+        _, chosen = torch.topk(shares, taken, dim=-1)
+        if mask is None:
+            numbers = chosen.reshape(-1).int() if each.device.type == "cuda" else chosen.reshape(-1).float()
+            tokens = tokens + torch.histc(numbers, bins=count, min=0, max=count)
+            chances = chances + shares.float().sum(dim=0)
+            total = total + shares.shape[0]
+        else:
+            of_layer = torch.zeros(count, dtype=torch.float32, device=each.device)
+            tokens = tokens + of_layer.scatter_add_(0, chosen.reshape(-1), mask.repeat_interleave(taken))
+            chances = chances + (shares.float() * mask.unsqueeze(-1)).sum(dim=0)
+            total = total + mask.sum()
+    return (tokens / total * (chances / total)).sum() * float(count)
 
 
 class Folded(nn.Module):

@@ -227,7 +227,12 @@ def sigmoid(x: Tensor) -> Tensor:
     return F.tanh(x)
 
 
+def repeat_interleave(x: Tensor, times: int) -> Tensor:
+    """Each element so many times."""
+    return make("join", (x.shape[0] * times,), x.dtype, x)
+
+
 METHODS = {
-    "permute": permute, "int": to_int, "sum": total, "__setitem__": setitem,
+    "repeat_interleave": repeat_interleave, "permute": permute, "int": to_int, "sum": total, "__setitem__": setitem,
     "__floordiv__": quotient, "__itruediv__": F.div,
 }  # fmt: skip

@@ -42,6 +42,7 @@ class Lettered:
         self._facts, self.n_layer = facts, layers
         self.written_attention = tune.attn == "eager" or facts.attention_softcap > 0
         self.padded = tune.attn != "flash_attention_2" if tune.joined else tune.padded and not tune.packing
+        self.joined = tune.joined
         self.groups = Dim(facts.groups, 1, ("G",)) if facts.groups > 1 else 1
 
     def __getattr__(self, name: str) -> Any:
@@ -80,6 +81,7 @@ class Program:
         self.folded = [(part.lora_B.out_features, part.count * part.lora_A.in_features) for part in folded]
         special = (facts.sliding_layers, facts.layers_without_rotary, facts.dense_layers)
         alike = all(len(layers) in (0, facts.n_layer) for layers in special)
+        alike = alike and not (tune.loop == "trl" and facts.balanced)  # a loss of what all layers gave
         self.run = (min(MOST, facts.n_layer) if alike else facts.n_layer,)
         self._recorders: dict[tuple[Any, ...], Recorder] = {}  # passes that were run, and unrolled
         self._structures: dict[tuple[Any, ...], Structure] = {}

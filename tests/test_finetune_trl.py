@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from foretrain.config.finetune.options import FineTune
+from foretrain.config.finetune.read import read_finetune
 from foretrain.config.hub.source import find_source
 from foretrain.hardware.catalogue import find_gpu
 from foretrain.model.hub.experts import balance
@@ -262,3 +263,27 @@ def test_qlora_widens_nothing() -> None:
     embedding = 128_256 * 2048
     assert weights["trainer"]["weights"] - weights["trl"]["weights"] == pytest.approx(2 * embedding, rel=0.001)
     assert weights["trainer"]["adapters"] == 2 * weights["trl"]["adapters"]
+
+
+def test_what_a_file_of_trl_asks_for_is_planned(tmp_path: Path) -> None:
+    path = tmp_path / "trl.yaml"
+    lines = "model_name_or_path: llama-3.2-1b\nuse_peft: true\ndataset_name: x\ndtype: bfloat16\nmax_length: 512\n"
+
+    def of(more: str) -> FineTune:
+        path.write_text(lines + more)
+        return read_finetune(str(path))[1]
+
+    assert of("packing: true\n").joined
+    assert of("padding_free: true\n").joined
+    assert not of("packing: true\npacking_strategy: wrapped\n").joined
+    assert not of("").joined
+
+
+def test_a_plan_says_what_joined_rows_take() -> None:
+    masked, flash = (
+        a_plan(packing=True, attn=attn, method="lora", seq_len=512) for attn in ("sdpa", "flash_attention_2")
+    )
+    (note,) = (note for note in masked.notes if note.id == "packed_mask")
+    assert note.values == {"tokens": 2048, "size": 2048**2}
+    assert "packed_mask" not in [note.id for note in flash.notes]
+    assert flash.needed_bytes < masked.needed_bytes - 16 * 2 * 2048**2  # what each layer makes of the mask

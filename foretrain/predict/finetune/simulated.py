@@ -81,6 +81,7 @@ class SimulatedFineTuning:
         self.passages: dict[Any, Passage] = {}
         self.gradients: list[Tensor] = []
         self.started: set[bool] = set()
+        self.held: list[Tensor] = []  # the batch that was taken last
         self.paged_bytes = self.saved_bytes = 0
 
     # -- phases --------------------------------------------------------------------------------------------
@@ -95,18 +96,23 @@ class SimulatedFineTuning:
             self.evaluate()
         self.outside.save()
         self.step("steady_step")
+        self.t.free(*self.held)
         self.outside.merge()
         return self.t
 
     def step(self, phase: str) -> None:
-        """One optimizer step; the batches of all its micro-batches are on the card from its beginning."""
+        """One optimizer step. The batches of all its micro-batches are there, and their labels counted, before it
+        begins, in what ran before; the last one stays until the first of the next step is taken."""
         tune = self.tune
+        if phase == "first_step" and not tune.adapters:  # nothing was prepared
+            self.t.phase(phase)
+        batches = [self.batch() for _ in range(min(MICRO_BATCHES, tune.grad_accum))]
+        self.t.free(self.t.alloc("temporaries", self.t.size(9, "B", "T")))  # which of them count, and how many
         self.t.phase(phase)
-        count = min(MICRO_BATCHES, tune.grad_accum)
-        batches = [self.batch() for _ in range(count)]
         for batch in batches:
+            self.t.free(*self.held)
             self.micro_batch()
-            self.t.free(*batch)
+            self.held = batch
         self.t.at("optimizer")
         self.optimize(first=phase == "first_step")
         self.t.free(*self.gradients)

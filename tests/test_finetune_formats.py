@@ -276,8 +276,23 @@ def test_unsloth_sections(file: Any) -> None:
     assert (found.format, found.model, f.loop) == ("unsloth", "unsloth/Llama-3.2-1B-Instruct", "unsloth")
     assert (f.method, f.lora_r, f.seq_len, f.batch_size, f.grad_accum) == ("dora", 32, 4096, 1, 4)
     assert (f.gradient_checkpointing, f.packing, f.amp) == (True, True, "bf16")
+    assert (f.unsloth, f.offload_checkpoints) == (True, True)
     assert not found.unknown
     assert not found.unplanned
+
+
+def test_unsloth_checkpoints_to_the_host_by_default(file: Any) -> None:
+    kept = {
+        value: finetune(read(UNSLOTH.replace("gradient_checkpointing: unsloth", value), file)).offload_checkpoints
+        for value in ("", "gradient_checkpointing: true", "gradient_checkpointing: unsloth")
+    }
+    assert list(kept.values()) == [True, False, True]
+
+
+def test_llama_factory_loads_by_unsloth(file: Any) -> None:
+    f = finetune(read(LLAMA_FACTORY + "use_unsloth: true\n", file))
+    assert (f.loop, f.unsloth, f.offload_checkpoints) == ("llama-factory", True, True)
+    assert not finetune(read(LLAMA_FACTORY, file)).unsloth
 
 
 def test_a_script_of_unsloth_is_read_and_never_run(file: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,7 @@ def _flash(tune: FineTune) -> Values:
 
 
 def _liger(tune: FineTune) -> Values:
-    return {} if tune.liger else {"liger": True}
+    return {} if tune.liger or tune.unsloth else {"liger": True}
 
 
 def _paged(tune: FineTune) -> Values:

@@ -119,6 +119,10 @@ class FineTune(Record):
     )
     compile: bool = _option(False, "torch.compile the model", "torch_compile", group="system")
     liger: bool = _option(False, "Liger's kernels", "use_liger_kernel", "liger_plugin", group="system")
+    unsloth: bool = _option(False, "unsloth's functions, and how it loads a model", "use_unsloth", group="system")
+    offload_checkpoints: bool = _option(
+        False, "with unsloth: checkpoints go to the computer's memory (gradient_checkpointing: unsloth)", group="batch",
+    )
     evaluate: bool = _option(False, "evaluate between steps", "do_eval", group="evaluation")
     eval_batch_size: int = _option(
         8, "sequences of an evaluation batch", "per_device_eval_batch_size", group="evaluation", unit="sequences",
@@ -155,6 +159,11 @@ class FineTune(Record):
     def rows(self, batch: int) -> tuple[int, int]:
         """(rows, tokens of each) of a batch of so many sequences."""
         return (1, batch * self.seq_len) if self.joined else (batch, self.seq_len)
+
+    @property
+    def offloads(self) -> bool:
+        """Whether checkpoints go to the host: unsloth does so for sequences of 512 tokens or more."""
+        return self.unsloth and self.gradient_checkpointing and self.offload_checkpoints and self.seq_len >= 512
 
     def positions_beyond(self, facts: ModelFacts) -> bool:
         """Whether a sequence has more tokens than the model has learned positions."""

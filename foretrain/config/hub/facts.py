@@ -7,6 +7,7 @@ from typing import Literal
 
 from foretrain.base.records import Record
 from foretrain.config.hub.liger import Liger, liger_of
+from foretrain.config.hub.unsloth import Unsloth, unsloth_of
 
 Norm = Literal["rms", "gemma_rms", "layer"]
 # gelu_tanh is one kernel; gelu_new and gelu_fast are the same function as transformers computes it, by several.
@@ -93,6 +94,10 @@ class ModelFacts(Record):
     def liger_kernels(self, loop: str) -> Liger | None:
         """Those of Liger's that this family gets in a trainer's loop; None where it gets none."""
         return liger_of(self.model_type, loop)
+
+    def unsloth_functions(self, dtype: str, *, adapters: bool) -> Unsloth | None:
+        """Those of unsloth's that this family gets with weights in this dtype; None where it gets none."""
+        return unsloth_of(self.model_type, dtype, adapters=adapters)
 
 
 class ModelSource(Record):

@@ -10,6 +10,7 @@ F width inside the MLP, V vocabulary.
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,10 +19,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from foretrain.config.hub.liger import Liger
+from foretrain.config.hub.unsloth import LEAST_OFFLOADED_BYTES, Unsloth
+from foretrain.model.hub import liger, unsloth
 from foretrain.model.hub.experts import Experts, Router, balance
-from foretrain.model.hub.liger import FusedLoss, cross_entropy, gated_product, rms_norm, rotary
+from foretrain.model.hub.kernels import offloaded
 from foretrain.model.hub.linear import Adapter, Conv1D, Linear4bit, Lora, Packed
 from foretrain.model.hub.tiles import TiledLoss, Turn
+from foretrain.model.hub.unsloth_loss import ChunkedLoss, whole_loss
 
 HOLDING = ("gpt2", "gpt_bigcode")  # blocks that hold what attention gave until they end
 JOINING = ("gpt_neox", "phi", "phi3")  # what is turned is joined to the other columns, even where there are none
@@ -29,16 +33,40 @@ JOINING = ("gpt_neox", "phi", "phi3")  # what is turned is joined to the other c
 
 class Build:
     """How the layers of a model are made. `adapted`: roles of linear layers that get an adapter; `packed`: how those
-    of blocks are kept in 4 bits; `kernels`: those of Liger that it gets."""
+    of blocks are kept in 4 bits; `liger`, `unsloth`: whose functions it gets in the place of transformers'."""
 
     def __init__(
         self,
         adapter: Adapter | None = None,
         adapted: frozenset[str] = frozenset(),
         packed: Packed | None = None,
-        kernels: Liger | None = None,
+        liger: Liger | None = None,
+        unsloth: Unsloth | None = None,
     ) -> None:
-        self.adapter, self.adapted, self.packed, self.kernels = adapter, adapted, packed, kernels
+        self.adapter, self.adapted, self.packed = adapter, adapted, packed
+        self.liger, self.unsloth = liger, unsloth
+
+    @property
+    def fast_blocks(self) -> bool:
+        """Whether unsloth's functions stand in blocks."""
+        return self.unsloth is not None and self.unsloth.blocks
+
+    @property
+    def rotary(self) -> Callable[..., tuple[Tensor, Tensor]] | None:
+        """Another's function for rotary positions."""
+        if self.fast_blocks:
+            return unsloth.rotary
+        return liger.rotary if self.liger is not None else None
+
+    def grouped(self, group: str, *layers: nn.Module) -> tuple[Lora, ...]:
+        """These layers with their adapters, where they run in one function of unsloth; else none."""
+        found = tuple([layer for layer in layers if isinstance(layer, Lora) and layer.adapted()])
+        if self.unsloth is None or group not in self.unsloth.lora or len(found) < len(layers):
+            return ()
+        for layer in found:
+            if isinstance(layer.base_layer, Linear4bit):
+                layer.base_layer.in_place_of_all = layer.lora_dropout is None
+        return found
 
     def linear(self, role: str, n_in: int, n_out: int, bias: bool, conv1d: bool = False) -> nn.Module:
         """A linear layer with this role in its block."""
@@ -53,14 +81,21 @@ class Build:
 
     def norm(self, facts: Any, width: int, *, of_heads: bool = False, last: bool = False) -> nn.Module:
         """The norm of a model, over so many columns; `last`: the one before the head."""
-        own = self.kernels
+        own = self.liger
+        if self.unsloth is not None and self.fast_blocks:
+            return FastNorm(width, partial(unsloth.rms_norm, in_place=self.unsloth.in_place))
         if own is not None and (own.heads or not of_heads):
-            return LigerNorm(width, own.last_in_place if last else own.in_place)
+            return FastNorm(width, partial(liger.rms_norm, in_place=own.last_in_place if last else own.in_place))
         if facts.norm == "layer":
             return nn.LayerNorm(width, bias=facts.norm_bias) if facts.norm_affine else BareNorm(width)
         if facts.model_type in ("olmo2", "olmo3"):
             return OlmoNorm(width)
         return GemmaNorm(width) if facts.norm == "gemma_rms" else RMSNorm(width)
+
+
+def adapted(layers: tuple[Lora, ...]) -> list[unsloth.Adapted]:
+    """As unsloth's functions take them."""
+    return [found for layer in layers if (found := layer.adapted())]
 
 
 class RMSNorm(nn.Module):
@@ -119,16 +154,16 @@ class BareNorm(nn.Module):
         return F.layer_norm(x, self.shape)
 
 
-class LigerNorm(nn.Module):
-    """RMSNorm, Gemma's too, as one kernel of Liger."""
+class FastNorm(nn.Module):
+    """RMSNorm, Gemma's too, as one kernel of Liger or unsloth."""
 
-    def __init__(self, width: int, in_place: bool) -> None:
+    def __init__(self, width: int, function: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
-        self.in_place = in_place
+        self.function = function
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, in_place=self.in_place)
+        return self.function(x, self.weight)
 
 
 def gelu_new(x: Tensor) -> Tensor:
@@ -184,7 +219,7 @@ class Attention(nn.Module):
         joins = f.rotary_dim > 0 or f.model_type in JOINING
         self.rotary_dim = (f.rotary_dim or f.head_dim) if joins else 0
         self.windowed = layer in f.sliding_layers
-        self.turns_in_place = build.kernels is not None
+        self.rotate = build.rotary
         heads, kv = f.n_head * f.head_dim, f.n_kv_head * f.head_dim
         if f.fused_qkv:
             self.qkv_proj = build.linear("qkv", f.n_embd, heads + 2 * kv, f.qkv_bias, f.conv1d)
@@ -196,17 +231,22 @@ class Attention(nn.Module):
         if f.qk_norm:
             self.q_norm = build.norm(f, f.head_dim if f.qk_norm == "head" else heads, of_heads=True)
             self.k_norm = build.norm(f, f.head_dim if f.qk_norm == "head" else kv, of_heads=True)
+        self.together = () if f.fused_qkv else build.grouped("qkv", self.q_proj, self.k_proj, self.v_proj)
+        self.whole_out = build.grouped("out", self.o_proj)
+        self.norms_turned = f.qk_norm == "head" and build.fast_blocks
 
     def forward(self, x: Tensor, tables: tuple[Tensor, Tensor] | None, mask: Tensor | None) -> Tensor:
         B, T = x.shape[0], x.shape[1]
         q, k, v = self.split(x, B, T) if self.facts.fused_qkv else self.projected(x, B, T)
-        if tables is not None and self.rotary and self.turns_in_place:
-            q, k = rotary(q, k, *tables)
+        if tables is not None and self.rotary and self.norms_turned:
+            q, k = self.normed_and_turned(q, k, *tables)
+        elif tables is not None and self.rotary and self.rotate is not None:
+            q, k = self.rotate(q, k, *tables)
         elif tables is not None and self.rotary:
             q, k = self.turned(q, *tables), self.turned(k, *tables)
         y = self.attend(q, k, v, mask)
         y = y.reshape(B, T, self.facts.n_head * self.facts.head_dim)
-        y = self.o_proj(y)
+        y = unsloth.lora_out(y, *adapted(self.whole_out)) if self.whole_out else self.o_proj(y)
         if self.training and self.facts.residual_dropout:
             y = F.dropout(y, self.facts.residual_dropout)
         return y
@@ -215,17 +255,31 @@ class Attention(nn.Module):
         """Queries, keys and values, each of its own matrix, B x heads x T x D."""
         f = self.facts
         norms = f.qk_norm
-        q, k = self.q_proj(x), self.k_proj(x)
-        if norms == "whole":
-            q, k = self.q_norm(q), self.k_norm(k)
-        v = self.v_proj(x)
+        if self.together:
+            q, k, v = unsloth.lora_qkv(x, *adapted(self.together))
+        else:
+            q, k = self.q_proj(x), self.k_proj(x)
+            if norms == "whole":
+                q, k = self.q_norm(q), self.k_norm(k)
+            v = self.v_proj(x)
         q, k = q.view(B, T, f.n_head, f.head_dim), k.view(B, T, f.n_kv_head, f.head_dim)
+        if self.norms_turned:
+            return q, k, v.view(B, T, f.n_kv_head, f.head_dim).transpose(1, 2)
         if norms == "head" and f.norm != "gemma_rms":
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = q.transpose(1, 2), k.transpose(1, 2)
         if norms == "head" and f.norm == "gemma_rms":
             q, k = self.q_norm(q), self.k_norm(k)
         return q, k, v.view(B, T, f.n_kv_head, f.head_dim).transpose(1, 2)
+
+    def normed_and_turned(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """unsloth's way from B x T x heads x D: one kernel for all on a card, which trains no norm."""
+        norms: Any = self.q_norm, self.k_norm
+        of_q, of_k = (norm.weight for norm in norms)
+        if q.is_cuda and not of_q.requires_grad and not of_k.requires_grad:
+            return unsloth.normed_rotary(q, k, of_q, of_k, cos, sin)
+        q, k = self.q_norm(q).transpose(1, 2), self.k_norm(k).transpose(1, 2)
+        return unsloth.rotary(q, k, cos, sin)
 
     def split(self, x: Tensor, B: int, T: int) -> tuple[Tensor, Tensor, Tensor]:
         """The same of one matrix."""
@@ -278,23 +332,26 @@ class GatedMLP(nn.Module):
         super().__init__()
         f = facts
         width = f.mlp_width if width is None else width
-        self.act, self.fused, self.one_kernel = activation(f.activation), f.fused_gate_up, build.kernels is not None
+        self.act, self.fused, self.one_kernel = activation(f.activation), f.fused_gate_up, build.liger is not None
         if f.fused_gate_up:
             self.gate_up_proj = build.linear("gate_up", f.n_embd, 2 * width, f.mlp_bias)
         else:
             self.gate_proj = build.linear("gate", f.n_embd, width, f.mlp_bias)
             self.up_proj = build.linear("up", f.n_embd, width, f.mlp_bias)
         self.down_proj = build.linear("down", width, f.n_embd, f.mlp_bias)
+        self.together = () if self.fused else build.grouped("mlp", self.gate_proj, self.up_proj, self.down_proj)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.together:
+            return unsloth.lora_mlp(x, *adapted(self.together))
         if not self.fused and self.one_kernel:
-            return self.down_proj(gated_product(self.gate_proj(x), self.up_proj(x)))
+            return self.down_proj(liger.gated_product(self.gate_proj(x), self.up_proj(x)))
         if not self.fused:
             return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
         up = self.gate_up_proj(x)
         gate, up = up.chunk(2, dim=-1)
         if self.one_kernel:
-            return self.down_proj(gated_product(gate, up))
+            return self.down_proj(liger.gated_product(gate, up))
         up = up * self.act(gate)
         return self.down_proj(up)
 
@@ -429,6 +486,7 @@ def added(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 class Decoder(nn.Module):
     """The model with its loss. `checkpointing`: recompute each block in backward; `reentrant`: the older way;
+    `offloads`: what blocks begin with lies on the host until then, but for the last block's after the first pass;
     `keeps_logits`: an evaluation wants them; `tiled`: the loss is TRL's."""
 
     def __init__(
@@ -438,12 +496,14 @@ class Decoder(nn.Module):
         *,
         checkpointing: bool = False,
         reentrant: bool = False,
+        offloads: bool = False,
         keeps_logits: bool = False,
         tiled: bool = False,
     ) -> None:
         super().__init__()
         f, build = facts, build or Build()
-        self.facts, self.checkpointing, self.reentrant = facts, checkpointing, reentrant
+        self.facts, self.checkpointing, self.reentrant = facts, checkpointing, reentrant or offloads
+        self.offloads, self.first_pass = offloads, False
         self.embed_tokens = nn.Embedding(f.vocab_size, f.n_embd)
         if f.positions == "learned":
             self.embed_positions = nn.Embedding(f.max_positions, f.n_embd)
@@ -453,11 +513,15 @@ class Decoder(nn.Module):
         self.lm_head = nn.Linear(f.n_embd, f.vocab_size, bias=f.head_bias)
         if f.tied:
             self.lm_head.weight = self.embed_tokens.weight
-        self.kernels, self.keeps_logits, self.tiled = build.kernels, keeps_logits, tiled
+        self.build, self.keeps_logits, self.tiled = build, keeps_logits, tiled
+        self.chunks = build.unsloth is not None and build.unsloth.loss
+        self.kept_tables = [torch.empty(int(f.max_positions), f.head_dim) for _ in range(2)]
         if tiled:
             self.chunked_loss = TiledLoss()
-        elif build.kernels is not None and build.kernels.loss == "fused":
-            self.chunked_loss = FusedLoss()
+        elif self.chunks:
+            self.chunked_loss = ChunkedLoss()
+        elif build.liger is not None and build.liger.loss == "fused":
+            self.chunked_loss = liger.FusedLoss()
 
     def embedded(self, idx: Tensor, positions: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """B x T x C of token ids at positions, and the embeddings that it was made of."""
@@ -466,7 +530,7 @@ class Decoder(nn.Module):
         within = f.norm == "gemma_rms"  # whose embedding multiplies what it gives
         if f.scaled_embedding and within:
             x = x * (f.n_embd**0.5)
-        if self.checkpointing:
+        if self.checkpointing or self.build.fast_blocks:
             x.requires_grad_(True)  # of frozen ones too (enable_input_require_grads)
         if f.scaled_embedding and not within:
             x = x * (f.n_embd**0.5)
@@ -483,16 +547,28 @@ class Decoder(nn.Module):
         positions = (torch.arange(T, device=idx.device) + 0)[None]
         x, embedded = self.embedded(idx, positions)
         masks = self.masks(idx.shape[0], T, x)
-        rotary = f.positions == "rotary"
-        tables = rotary_tables(positions, f.rotary_dim or f.head_dim, x.dtype) if rotary else None
+        tables = self.tables(positions, x) if f.positions == "rotary" else None
         for i, block in enumerate(self.layers):
-            if self.checkpointing and self.training:
+            if self.checkpointing and self.training and self.goes_to_host(x, i):
+                x = offloaded(block, x, tables, masks[i in f.sliding_layers])
+            elif self.checkpointing and self.training:
                 x = checkpoint(block, x, tables, masks[i in f.sliding_layers], use_reentrant=self.reentrant)
             else:
                 x = block(x, tables, masks[i in f.sliding_layers])
         x = self.norm(x)
         del embedded, positions
         return x
+
+    def tables(self, positions: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines; unsloth has them all the time."""
+        if self.build.fast_blocks:
+            return self.kept_tables[0][: x.shape[1]], self.kept_tables[1][: x.shape[1]]
+        return rotary_tables(positions, self.facts.rotary_dim or self.facts.head_dim, x.dtype)
+
+    def goes_to_host(self, x: Tensor, layer: int) -> bool:
+        """Whether what this block begins with does."""
+        large = int(x.numel()) * x.dtype.itemsize > LEAST_OFFLOADED_BYTES
+        return self.offloads and large and (self.first_pass or layer < len(self.layers) - 1)
 
     def head(self, x: Tensor) -> Tensor:
         """B x T x V of states."""
@@ -512,7 +588,8 @@ class Decoder(nn.Module):
         """The masks of layers without and with a window; None where causal attention needs none."""
         f = self.facts
         windows = T, f.sliding_window if f.sliding_layers else T
-        needed = [f.written_attention or f.padded or window < T for window in windows]
+        padded = f.padded and not (self.training and self.build.fast_blocks)  # unsloth trains without such a mask
+        needed = [f.written_attention or padded or window < T for window in windows]
         pairs = zip(windows, needed, strict=True)
         made = [window_mask(B, T, window, like) if need else None for window, need in pairs]
         if f.written_attention:  # numbers that are added to the scores
@@ -524,12 +601,15 @@ class Decoder(nn.Module):
         if self.tiled:
             return self.tiled_loss(idx, labels)
         states = self.states(idx)  # which stay until the loss is there, as transformers' output has them
-        kind = self.kernels.loss if self.kernels is not None else ""
-        if kind == "fused" and (self.training or not self.keeps_logits):  # the Trainer asks for `skip_logits`
+        kind = self.build.liger.loss if self.build.liger is not None else ""
+        together = self.chunks or kind == "fused"
+        if together and (self.training or not self.keeps_logits):  # the Trainer asks for `skip_logits`
             loss = self.chunked_loss(states, self.lm_head.weight, labels)
+        elif self.chunks:
+            loss = whole_loss(self.head(states), labels)
         else:
             logits = self.head(states)
-            own = (cross_entropy,) if kind == "cross_entropy" else ()
+            own = (liger.cross_entropy,) if kind == "cross_entropy" else ()
             loss = causal_loss(logits, labels, *own)
         del states
         return loss

@@ -3,11 +3,12 @@
 The estimate puts functions of its own in their place: that of `launch` notes the kernel for the time of a step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 
 def launch(kind: str, written: Tensor | Sequence[Tensor], *read: Tensor, shape: Sequence[int] = ()) -> None:
@@ -23,6 +24,11 @@ def processors(device: Any) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
+def card_bytes(device: Any) -> int:
+    """Memory of a card, 0 of a CPU."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
+
+
 def sums_half_in_fp32(device: Any) -> bool:
     """Whether its products of half-precision matrices are added to a fp32 one (torch.addmm's out_dtype)."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
@@ -36,3 +42,9 @@ def room_for_logits(like: Tensor, shape: Sequence[int], dtype: Any) -> Tensor:
 def column_sums(x: Tensor) -> Tensor:
     """The sum of all rows of a matrix, in fp32."""
     return x.sum(dim=0, dtype=torch.float32)
+
+
+def offloaded(function: Callable[..., Any], *args: Any) -> Any:
+    """function(*args), recomputed in backward. In the estimate its first argument lies on the host until then
+    (predict/abstract/autograd.py)."""
+    return checkpoint(function, *args, use_reentrant=True)

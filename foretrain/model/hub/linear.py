@@ -11,6 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from foretrain.model.hub.kernels import launch
+from foretrain.model.hub.unsloth import Adapted
+
 BLOCK = 64  # weights in 4 bits that share a scale
 
 
@@ -74,6 +77,8 @@ class Linear4bit(nn.Module):
     def __init__(self, n_in: int, n_out: int, bias: bool, packed: Packed) -> None:
         super().__init__()
         self.shape, self.packed = (n_out, n_in), packed
+        self.place = torch.empty(self.shape, dtype=packed.stored)  # of no program: the run has it (simulated.py)
+        self.in_place_of_all = False  # whether one of unsloth's functions runs it
         self.bias = nn.Parameter(torch.zeros(n_out)) if bias else None
 
     def weight(self, dtype: Any) -> Tensor:
@@ -100,6 +105,13 @@ class Linear4bit(nn.Module):
         out: Tensor = _Matmul4Bit.apply(x, self)
         return out.to(dtype)
 
+    def dense(self, shared: bool) -> Tensor:
+        """The weight as unsloth's kernel makes it, scales and all; `shared`: in one place, which all layers have."""
+        if not shared:
+            return self.weight(self.packed.stored)
+        launch("dequantize", self.place)
+        return self.place
+
 
 class Lora(nn.Module):
     """A layer with an adapter: layer(x) + B(A(dropout(x))) · scale (arXiv:2106.09685)."""
@@ -125,6 +137,15 @@ class Lora(nn.Module):
         else:
             result = result + self.lora_B(self.lora_A(self.dropped(x))) * self.scaling
         return result.to(dtype)
+
+    def adapted(self) -> Adapted | None:
+        """As unsloth's functions take it; None where they do not: with a bias, or another adapter."""
+        layer: Any = self.base_layer
+        if layer.bias is not None or self.lora_magnitude is not None or isinstance(layer, Conv1D):
+            return None
+        dense = layer.dense if self.quantized else lambda shared: layer.weight
+        p = self.lora_dropout.p if self.lora_dropout is not None and self.training else 0.0
+        return Adapted(dense, self.lora_A.weight, self.lora_B.weight, p)
 
     def turned(self, x: Tensor, result: Tensor, magnitude: Tensor) -> Tensor:
         """What DoRA adds (arXiv:2402.09353, peft tuners/lora/dora.py): the sum of weight and adapter has rows of a

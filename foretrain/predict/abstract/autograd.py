@@ -329,16 +329,30 @@ def leaf(x: Tensor) -> Tensor:
 
 def checkpoint(call: Callable[..., Any], *args: Any, use_reentrant: bool = False, **_: Any) -> Any:
     """call(*args), of which backward keeps the arguments alone."""
+    return _checkpointed(call, args, whole=use_reentrant, offloads=False)
+
+
+def offloaded(call: Callable[..., Any], *args: Any) -> Any:
+    """The same, with the first argument on the host until backward has it in a place that is there all the time."""
+    return _checkpointed(call, args, whole=True, offloads=True)
+
+
+def _checkpointed(call: Callable[..., Any], args: tuple[Any, ...], *, whole: bool, offloads: bool) -> Any:
     machine = m.machine
     if not machine.grad:
         return call(*args)
-    frame = Checkpoint(call, args, whole=use_reentrant)
+    frame = Checkpoint(call, args, whole=whole)
     machine.packing = [*machine.packing, frame]
     try:
         result = call(*args)
     finally:
         machine.packing = machine.packing[:-1]
-    return frame.entered(result) if use_reentrant and result.requires_grad else result
+    if offloads:
+        x = args[0]
+        away = Tensor(x.shape, x.strides, x.dtype, None)
+        away.requires_grad = x.requires_grad
+        frame.args = (away, *args[1:])
+    return frame.entered(result) if whole and result.requires_grad else result
 
 
 @contextmanager

@@ -110,6 +110,7 @@ class Loader:
                 "column_sums": eager.column_sums,
                 "room_for_logits": lambda like, shape, dtype: m.allocate(shape, dtype, "logits"),
                 "sums_half_in_fp32": lambda device: m.machine.cuda and m.machine.card.capability >= (8, 0),
+                "card_bytes": lambda device: m.machine.card.nbytes, "offloaded": autograd.offloaded,
             }),
         }  # fmt: skip
         self.loaded: dict[str, ModuleType] = {}
@@ -136,7 +137,7 @@ class Loader:
         if name == "torch" or name.startswith("torch."):
             found = self.stands_for.get(name) or Unknown(name)
             return found if fromlist else self.torch
-        if name == "foretrain.model" and fromlist:
+        if name in ("foretrain.model", "foretrain.model.hub") and fromlist:
             return SimpleNamespace(**{part: self.load(f"{name}.{part}") for part in fromlist})
         if name.startswith(TECHNIQUES) or (name.startswith(HERE) and _needs_torch(name)):
             return self.load(name)

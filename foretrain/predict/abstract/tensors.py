@@ -27,11 +27,13 @@ int32, int8 = DType("int32", 4), DType("int8", 1)
 
 
 class Card(NamedTuple):
-    """What kernels ask of the device (model/hub/kernels.py). `processors`: streaming multiprocessors, 1 of a CPU."""
+    """What kernels ask of the device (model/hub/kernels.py). `processors`: streaming multiprocessors, 1 of a CPU.
+    `nbytes`: of a card's memory."""
 
     cuda: bool
     capability: tuple[int, int] = (8, 0)
     processors: int = 1
+    nbytes: int = 0
 
 
 class Machine:

@@ -4,6 +4,7 @@ from foretrain.base.records import Note
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.hub.facts import ModelFacts, ModelSource
 from foretrain.config.hub.liger import UNKNOWN, VERSION, WITHOUT, kernels_of
+from foretrain.predict.finetune import unsloth
 from foretrain.predict.finetune.expert_notes import expert_notes
 
 
@@ -32,14 +33,16 @@ def notes_of(source: ModelSource, facts: ModelFacts, tune: FineTune, others_byte
         _, tokens = tune.rows(tune.batch_size)
         note("packed_mask", tokens=tokens, size=tokens**2)
     found += _liger_notes(facts, tune) if tune.liger else []
+    found += unsloth.notes(facts, tune) if tune.unsloth else []
     return [*found, *expert_notes(facts, tune)]
 
 
 def _liger_notes(facts: ModelFacts, tune: FineTune) -> list[Note]:
     """Which of Liger's kernels the figures are with, by stand-ins."""
-    own = facts.liger_kernels(tune.loop)
+    loop = "unsloth" if tune.unsloth else tune.loop
+    own = facts.liger_kernels(loop)
     if own is None:
-        what = tune.loop if tune.loop in WITHOUT else facts.model_type
+        what = loop if loop in WITHOUT else facts.model_type
         id = "finetune_liger_unknown" if what in UNKNOWN else "finetune_liger_none"
         return [Note(id=id, values={"version": VERSION, "what": what})]
     kernels = ", ".join(kernels_of(own, facts.activation))

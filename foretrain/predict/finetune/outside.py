@@ -11,6 +11,7 @@ from typing import Any
 from foretrain.predict.abstract.autograd import Parameter
 from foretrain.predict.abstract.dims import factors
 from foretrain.predict.finetune.program import Program
+from foretrain.predict.finetune.unsloth import Places
 from foretrain.predict.timeline import Size, Tensor, Timeline
 
 BLOCK, OUTER_BLOCK = 64, 256  # weights that share a scale in 4 bits, and scales that share one of theirs
@@ -37,6 +38,7 @@ class Outside:
 
     def __init__(self, program: Program, t: Timeline) -> None:
         self.program, self.t, self.tune, self.facts = program, t, program.tune, program.facts
+        self.places = Places(program, t, self.alloc)
         self.quantized = self.tune.method == "qlora"
         self.there: dict[str, Tensor] = {}
         self.workspaces: list[Tensor] = []  # cuBLAS's, where a matmul runs before the first step

@@ -4,6 +4,8 @@ Every figure has its source: memory is *estimated* from the model's code or *tra
 card's rates.
 """
 
+from typing import Any
+
 from foretrain.base.errors import UserError
 from foretrain.base.records import Note, Record
 from foretrain.base.units import format_bytes, format_duration
@@ -63,7 +65,10 @@ class FineTunePlan(Record):
 
 def resolved(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> FineTune:
     """The options with `auto` decided. Raises UserError for what this model cannot have."""
-    dtype = facts.dtype if tune.dtype == "auto" else tune.dtype
+    tune = tune.model_copy(update={"unsloth": tune.unsloth or tune.loop == "unsloth"})
+    dtype: Any = tune.dtype
+    if dtype == "auto":  # unsloth loads any model in 16 bits
+        dtype = facts.dtype if not tune.unsloth else "bfloat16" if gpu.supports_bf16 else "float16"
     tune = tune.model_copy(update={"amp": _amp(tune, gpu)})
     if tune.adapters and not adapted_roles(facts, tune):
         raise no_such_layers(facts, tune)
@@ -76,11 +81,11 @@ def resolved(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> FineTune:
 
 def _amp(tune: FineTune, gpu: Gpu) -> str:
     """Of QLoRA that of peft's and TRL's recipes: without autocast all that is not in 4 bits is fp32, which is slow and
-    large. Everything else computes in the dtype of its weights."""
+    large; of unsloth its trainer's. Everything else computes in the dtype of its weights."""
     if tune.amp != "auto":
         return tune.amp
     half = "bf16" if gpu.supports_bf16 else "fp16"
-    return half if tune.method == "qlora" and gpu.kind == "cuda" else "no"
+    return half if (tune.method == "qlora" or tune.unsloth) and gpu.kind == "cuda" else "no"
 
 
 def plan(

@@ -38,9 +38,9 @@ def grouped_matmul(gpu: Gpu) -> str:
 class Lettered:
     """The facts of a model whose sizes know their letters, with as many layers as are run."""
 
-    def __init__(self, facts: ModelFacts, tune: FineTune, layers: int) -> None:
+    def __init__(self, facts: ModelFacts, tune: FineTune, layers: int, *, written: bool) -> None:
         self._facts, self.n_layer = facts, layers
-        self.written_attention = tune.attn == "eager" or facts.attention_softcap > 0
+        self.written_attention = written or facts.attention_softcap > 0
         self.padded = tune.attn != "flash_attention_2" if tune.joined else tune.padded and not tune.packing
         self.joined = tune.joined
         self.groups = Dim(facts.groups, 1, ("G",)) if facts.groups > 1 else 1
@@ -56,14 +56,19 @@ class Program:
     def __init__(self, facts: ModelFacts, tune: FineTune, attention: Any, gpu: Gpu) -> None:
         self.facts, self.tune, self.attention = facts, tune, attention
         self.cuda, self.grouped = gpu.kind == "cuda", grouped_matmul(gpu)
-        self.card = m.Card(self.cuda, gpu.capability, gpu.sm_count or 1) if self.cuda else m.Card(cuda=False)
+        card = m.Card(self.cuda, gpu.capability, gpu.sm_count or 1, gpu.memory_bytes or 1 << 34)
+        self.card = card if self.cuda else m.Card(cuda=False)
         self.dtype = DTYPES[tune.dtype]
         self.low = AMP[tune.amp]
         # peft's autocast_adapter_dtype, and what prepares a model in 4 bits for it: fp32 beside half-precision weights
         self.wide = self.dtype.itemsize == 2 and tune.loop not in HALF
+        self.unsloth = facts.unsloth_functions(tune.dtype, adapters=tune.adapters) if tune.unsloth else None
         quantized = tune.method == "qlora"
-        self.widened = self.wide and quantized and tune.loop not in AS_LOADED
-        self.halved = quantized and tune.loop == "trl"  # SFTTrainer makes all that is trained bfloat16, last of all
+        # prepare_model_for_kbit_training; unsloth leaves what is beside 4 bits as it is
+        self.widened = self.wide and quantized and tune.loop not in AS_LOADED and not tune.unsloth
+        self.tiled = tune.loop == "trl" and self.unsloth is None
+        # SFTTrainer makes all that is trained bfloat16, last of all
+        self.halved = quantized and tune.loop == "trl" and not tune.unsloth
         self.adapter_dtype = bfloat16 if self.halved else float32 if self.wide else self.dtype
         # accelerate makes what a model gives within autocast fp32 (convert_outputs_to_fp32)
         self.logit_bytes = 4 if self.low or self.widened else self.dtype.itemsize
@@ -74,6 +79,10 @@ class Program:
         linear = programs.load("foretrain.model.hub.linear")
         # out x in of each layer in 4 bits, and of each with an adapter
         self.packed = {name: part.shape for name, part in whole.named_modules() if isinstance(part, linear.Linear4bit)}
+        # and of each that unsloth makes whole in a place of all, in the order in which they run
+        self.shared = [
+            self.packed[name] for name, part in whole.named_modules() if getattr(part, "in_place_of_all", False)
+        ]
         adapters = [part for part in whole.modules() if isinstance(part, linear.Lora)]
         self.adapted = [(part.lora_B.out_features, part.lora_A.in_features) for part in adapters]
         experts = programs.load("foretrain.model.hub.experts")  # and of each parameter with one that is no layer
@@ -94,11 +103,12 @@ class Program:
         adapter = linear.Adapter(Dim(tune.lora_r, 1, ("r",)), tune.lora_dropout, self.wide, tune.method == "dora")
         packed = linear.Packed(self.low or self.dtype, self.dtype, tune.double_quant)
         kept = packed if tune.method == "qlora" else None
-        kernels = self.facts.liger_kernels(tune.loop) if tune.liger else None
-        build = decoder.Build(adapter if tune.adapters else None, adapted_roles(self.facts, tune), kept, kernels)
-        ways = {"checkpointing": tune.gradient_checkpointing, "reentrant": tune.reentrant}
-        facts = Lettered(self.facts, tune, layers)
-        model = decoder.Decoder(facts, build, **ways, keeps_logits=tune.keeps_logits, tiled=tune.loop == "trl")
+        kernels = self.facts.liger_kernels(tune.loop) if tune.liger and not tune.unsloth else None
+        adapted = adapted_roles(self.facts, tune)
+        build = decoder.Build(adapter if tune.adapters else None, adapted, kept, kernels, self.unsloth)
+        ways = {"checkpointing": tune.gradient_checkpointing, "reentrant": tune.reentrant, "offloads": tune.offloads}
+        facts = Lettered(self.facts, tune, layers, written=tune.attn == "eager" and not build.fast_blocks)
+        model = decoder.Decoder(facts, build, **ways, keeps_logits=tune.keeps_logits, tiled=self.tiled)
         self._prepare(model)
         modules.WEIGHTS[0] = float32
         return model
@@ -117,11 +127,17 @@ class Program:
             elif self.widened and (self.tune.loop in WIDENS or ".experts." not in name):
                 parameter.dtype = float32  # prepare_model_for_kbit_training: all that is not in 4 bits
 
-    def structure(self, symbols: dict[str, int], *, train: bool, later: bool = False) -> Structure:
-        """Forward and, in training, backward pass of a micro-batch, for all layers; `later`: it finds gradients."""
-        asked = (*symbols.items(), train, later)
+    @property
+    def residual_bytes(self) -> int:
+        """Of a number in the residual stream."""
+        return self.dtype.itemsize
+
+    def structure(self, symbols: dict[str, int], *, train: bool, later: bool = False, first: bool = False) -> Structure:
+        """Forward and, in training, backward pass of a micro-batch, for all layers; `later`: it finds gradients;
+        `first`: it is the run's first."""
+        asked = (*symbols.items(), train, later, first)
         while asked not in self._structures:
-            recorder = self.recorder(symbols, train=train)
+            recorder = self.recorder(symbols, train=train, first=first)
             try:
                 found = unroll(recorder.later() if later else recorder, (self.facts.n_layer,), self.run)
             except Uneven:
@@ -130,15 +146,17 @@ class Program:
                 self._structures[asked] = found
         return self._structures[asked]
 
-    def recorder(self, symbols: dict[str, int], *, train: bool) -> Recorder:
+    def recorder(self, symbols: dict[str, int], *, train: bool, first: bool = False) -> Recorder:
         """The pass of the layers that are run; one that was run before is that one."""
-        asked = (*symbols.items(), train, *self.run)
+        first = first and self.tune.offloads
+        asked = (*symbols.items(), train, first, *self.run)
         if asked not in self._recorders:
-            self._recorders[asked] = self._recorded(symbols, train=train)
+            self._recorders[asked] = self._recorded(symbols, train=train, first=first)
         return self._recorders[asked]
 
-    def _recorded(self, symbols: dict[str, int], *, train: bool) -> Recorder:
+    def _recorded(self, symbols: dict[str, int], *, train: bool, first: bool) -> Recorder:
         model = self._built(self.run[0])
+        model.first_pass = first
         machine = m.Machine(cuda=self.cuda, low=self.low, attention=self.attention)
         machine.wide_gradients, machine.grouped, machine.card = False, self.grouped, self.card
         t = machine.t = Recorder(symbols)

@@ -120,6 +120,7 @@ class SimulatedFineTuning:
 
     def micro_batch(self) -> None:
         """Forward and backward pass."""
+        self.outside.places.before_a_pass()
         passage = self.passage(train=True)
         shift = self.t.play(passage, 0)
         self.saved_bytes = sum(
@@ -184,9 +185,10 @@ class SimulatedFineTuning:
         """A pass, without the workspaces that cuBLAS has from earlier ones; a later one adds to the gradients."""
         there = 2 if True in self.started else max(len(self.started), len(self.outside.workspaces))
         later = bool(self.gradients)
-        key = train, later, self.t.symbols["B"], there
+        first = train and self.outside.places.passes == 1
+        key = train, later, first, self.t.symbols["B"], there
         self.started.add(train)
         if key not in self.passages:
-            structure = self.program.structure(self.t.symbols, train=train, later=later)
+            structure = self.program.structure(self.t.symbols, train=train, later=later, first=first)
             self.passages[key] = structure.sized(self.t).without("workspace", there)
         return self.passages[key]

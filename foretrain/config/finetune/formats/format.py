@@ -61,8 +61,11 @@ def attention(table: Table, *keys: str) -> None:
 
 
 def checkpointing(table: Table, key: str, kwargs: str = "gradient_checkpointing_kwargs") -> None:
-    """Activation checkpointing; a word such as 'unsloth' or 'offload' means true, and offloading is named."""
+    """Activation checkpointing; a word such as 'unsloth' or 'offload' means true, and offloading is named, but for
+    unsloth's."""
     value = table.take(key)
+    if "offload_checkpoints" in table.found.values and value is not None:
+        table.give("offload_checkpoints", value == "unsloth", key)
     if isinstance(value, str) and flag(value) is None:
         if value != "unsloth":
             table.unplanned(key, value)

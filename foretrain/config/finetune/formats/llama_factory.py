@@ -44,6 +44,9 @@ def read(table: Table, text: str) -> None:
         table.give("gradient_checkpointing", False, "disable_gradient_checkpointing")
     table.put("reentrant", "use_reentrant_gc")
     table.put("liger", "enable_liger_kernel")
+    if table.flag("use_unsloth"):  # model/model_utils/unsloth.py
+        table.give("unsloth", True, "use_unsloth")
+        table.give("offload_checkpoints", True, "use_unsloth")
     attention(table, "flash_attn")
     if table.flag("use_muon"):
         table.give("optim", "muon", "use_muon")

@@ -29,7 +29,8 @@ def read(table: Table, text: str) -> None:
     if sections:
         table.keys = _flat(table.keys)
         found.values |= {"lora_r": 64, "batch_size": 2, "grad_accum": 4}
-    found.values |= {"loop": "unsloth", "seq_len": 2048, "lora_targets": _TARGETS, "gradient_checkpointing": True}
+    found.values |= {"loop": "unsloth", "unsloth": True, "seq_len": 2048, "lora_targets": _TARGETS}
+    found.values |= {"gradient_checkpointing": True, "offload_checkpoints": True}
     found.model = table.word("model_name", table.word("model")) or None
     training_arguments(table)
     table.put("batch_size", "batch_size")

@@ -26,7 +26,7 @@ from transformers.utils import logging
 
 from foretrain.config.finetune.options import FineTune
 from foretrain.hardware.catalogue import Gpu
-from foretrain.predict.trace.finetune import liger, standins
+from foretrain.predict.trace.finetune import liger, standins, unsloth
 from foretrain.predict.trace.finetune.evaluation import Batch
 from foretrain.predict.trace.finetune.loading import loaded
 from foretrain.predict.trace.library import in_one_sentence
@@ -182,10 +182,13 @@ class Marked(Marking, Trainer):
 
 def trainer(run: Run, model: Any, folder: str) -> Trainer:
     """The Trainer of transformers, with the model that a script would give it."""
-    if run.tune.method == "qlora":
+    own = unsloth.functions_for(model.config.model_type, run.tune)
+    if run.tune.method == "qlora" and not run.tune.unsloth:
         model = prepared_for_4_bits(model, run.tune)
     if run.tune.adapters:
         model = with_adapters(model, run.tune)
+    if own is not None:
+        unsloth.put_in(model, own, run.tune)
     train, evaluate = run.samples
     found = Marked(
         model=model, train_dataset=Tokens(train), eval_dataset=Tokens(evaluate), **run.common(folder, TrainingArguments)
@@ -217,8 +220,13 @@ def arguments(
         eval_strategy="steps" if tune.evaluate else "no", eval_steps=2,
         eval_accumulation_steps=tune.eval_accumulation_steps or None, save_strategy="steps", save_steps=2,
         report_to=[], disable_tqdm=True, use_cpu=cpu, dataloader_num_workers=0, torch_compile=tune.compile,
-        remove_unused_columns=False, label_names=["labels"], use_liger_kernel=tune.liger, **more,
+        remove_unused_columns=False, label_names=["labels"], use_liger_kernel=liger_asked(tune), **more,
     )  # fmt: skip
+
+
+def liger_asked(tune: FineTune) -> bool:
+    """Whether Liger's kernels are put in, which they are not beside unsloth's."""
+    return tune.liger and not tune.unsloth
 
 
 def prepared_for_4_bits(model: PreTrainedModel, tune: FineTune) -> PreTrainedModel:
@@ -285,8 +293,8 @@ def trace(job: dict[str, Any]) -> Trace:
         seen.append(tracer)
         tracer.entered = there.memory.reset_peak
         run = Run(job["config"], tune, torch.device("cuda"), tracer, session.names)
-        kernels = liger.stood_in() if tune.liger else contextlib.nullcontext()
-        with standins.stood_in(tracer, card=True), loop.on_a_card(), kernels:
+        kernels = liger.stood_in() if liger_asked(tune) else contextlib.nullcontext()
+        with standins.stood_in(tracer, card=True), loop.on_a_card(), kernels, unsloth.stood_in(tune):
             run.go()
     record = tracer.record.finish(weight_shapes=frozenset(session.names.weight_shapes))
     record.allocations = [_told(record, a, job["config"], tune) for a in record.allocations]

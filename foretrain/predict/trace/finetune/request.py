@@ -50,7 +50,7 @@ class FineTuneRequest:
             change |= {name: getattr(default, name) for name in FineTune.model_fields if name.startswith("lora_")}
         if tune.method != "qlora":
             change["double_quant"] = default.double_quant
-        if tune.loop != "trl":
+        if tune.loop != "trl" or tune.unsloth:
             change["loop"] = default.loop
         return tune.model_copy(
             update={
@@ -88,7 +88,7 @@ class FineTuneRequest:
         tune, source = self.tune, self.source
         if source.code or "auto_map" in source.config:
             return f"the config of {source.name} names Python code of its own, which is never run"
-        if tune.loop not in ON_THE_TRAINER:
+        if tune.loop not in ON_THE_TRAINER and not tune.unsloth:
             return f"the loop of {tune.loop} has kernels or a step of its own, which are not traced"
         if tune.optim == "muon":
             return "TrainingArguments has no optimizer named muon"

@@ -1,7 +1,8 @@
 """Fine-tuning plans against what others measured on one GPU: peak memory, what nvidia-smi shows, and tokens a second.
 
-`planned`: what a plan says, which is for transformers 5, with --liger where the run had Liger's loss. `as run`: the same
-estimate of the code that ran: the loss of transformers 4, fused kernels of unsloth and Liger (finetune_code.py). `python benchmarks/finetune_measured.py`
+`planned`: what a plan says, which is for transformers 5, with --unsloth where the run had kernels of unsloth's. `as run`:
+the same estimate of the code that ran: the loss of transformers 4, fused kernels of unsloth and Liger as they were
+(finetune_code.py). `python benchmarks/finetune_measured.py`
 """
 
 import json
@@ -57,8 +58,27 @@ def predicted(row: dict[str, Any]) -> float:
 
 
 def as_planned(row: dict[str, Any]) -> dict[str, Any]:
-    """The row with the options that a plan of it has: all of Liger's kernels where the run had its loss."""
-    return {**row, "options": {**row["options"], "liger": "liger" in row["kernels"]}}
+    """The row with the options that a plan of it has: unsloth's functions, as they are today, where the run had kernels
+    that came from it."""
+    return {**row, "options": {**row["options"], "unsloth": "unsloth" in row["kernels"]}}
+
+
+def why_planned(row: dict[str, Any]) -> str:
+    """In what the code of a row differs most from what its plan is of."""
+    facts, unsloth = facts_for(row["model"]), "unsloth" in row["kernels"]
+    if row["code"] == "torchtune":
+        return "torchtune's own model"
+    if facts.model_type == "gpt_bigcode":
+        return "transformers 4 left its logits in 16 bits, 5 makes them fp32"
+    if unsloth and facts.unsloth_functions("bfloat16", adapters=True) is None:
+        return "fused kernels for a family that unsloth has none for today"
+    if "liger" in row["kernels"]:
+        return "its layers with adapters were peft's; unsloth's keep less"
+    return (
+        "its loss had whole logits, in fp32; unsloth's today has a few at a time"
+        if unsloth
+        else ("transformers 4 copied the logits once more")
+    )
 
 
 def in_range(row: dict[str, Any]) -> bool:
@@ -144,7 +164,7 @@ def main() -> None:
         answers.append({
             "id": row["id"], "model": row["model"], "method": t["method"], "batch": batch, "code": row["code"],
             "kernels": row["kernels"], "kind": kind, "measured": row["measured"], "planned": planned, "as_run": ran,
-            "refused": dies, "in_range": row["kind"] != "tokens_per_s" or in_range(plan), "why": row.get("why", ""),
+            "why_planned": why_planned(row), "refused": dies, "in_range": row["kind"] != "tokens_per_s" or in_range(plan), "why": row.get("why", ""),
         })  # fmt: skip
     medians = {
         group: {

@@ -67,6 +67,19 @@ def misses() -> str:
     return "\n".join(lines)
 
 
+def plan_misses() -> str:
+    """Peaks that a plan misses by more than that, with what its code has otherwise than the run's."""
+    lines = ["| row | run | measured | plan | what the run had otherwise |", "| --- | --- | ---: | ---: | --- |"]
+    for row in result("finetune_measured")["rows"]:
+        (planned,) = _errors([row], "planned")
+        if row["kind"] == "peak" and abs(planned) > MISSES["peak"]:
+            run = f"{row['model']}, {row['method']}, {row['batch']}"
+            run += f", {row['kernels']}" if row["kernels"] != "none" else ""
+            size = f"{row['measured'] / 2**30:.2f} GiB"
+            lines.append(f"| {row['id']} | {run} | {size} | {planned * 100:+.1f} % | {row['why_planned']} |")
+    return "\n".join(lines)
+
+
 def rows() -> str:
     """Every row."""
     lines = [
@@ -120,5 +133,5 @@ def traces() -> str:
 
 
 PARTS = {
-    "finetune-traces": traces, "finetune-measured": measured, "finetune-misses": misses, "finetune-rows": rows, "finetune-left-out": left_out,
+    "finetune-traces": traces, "finetune-measured": measured, "finetune-misses": misses, "finetune-plan-misses": plan_misses, "finetune-rows": rows, "finetune-left-out": left_out,
 }  # fmt: skip

@@ -50,7 +50,8 @@ def live_run(
         batch_size=batch_size or int(arguments.per_device_train_batch_size),
         eval_batches=_eval_batches(trainer, arguments),
         keeps_logits=bool(getattr(trainer, "compute_metrics", None)) and not arguments.prediction_loss_only,
-        checkpointing=in_memory.checkpoints(base), adapter=in_memory.adapter_of(model), four_bit=four_bit,
+        checkpointing=in_memory.checkpoints(base), unsloth=in_memory.by_unsloth(model),
+        offloads=in_memory.offloads(model), adapter=in_memory.adapter_of(model), four_bit=four_bit,
         loop="trl" if kinds and TILED_LOSS in sys.modules else "trainer",
         other_trainer=type(trainer).__name__ if kinds and "SFTTrainer" not in kinds else "",
     )  # fmt: skip

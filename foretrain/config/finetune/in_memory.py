@@ -54,6 +54,7 @@ def planned_model(model: Any) -> tuple[ModelSource, FineTune]:
     run = LiveRun(
         model_class=type(base).__name__, config=config_of(base), arguments={}, dtype=dtype_of(base, four_bit),
         attention=attention_of(base), seq_len=FineTune().seq_len, checkpointing=checkpoints(base),
+        unsloth=by_unsloth(model), offloads=offloads(model),
         adapter=adapter_of(model), four_bit=four_bit,
     )  # fmt: skip
     source, tune, _ = read_live(run)
@@ -92,6 +93,17 @@ def checkpoints(base: Any) -> bool:
     """Whether it recomputes activations; transformers 5 has another word for it than earlier ones."""
     new = "is_activation_checkpointing"
     return bool(getattr(base, new if hasattr(type(base), new) else "is_gradient_checkpointing", False))
+
+
+def by_unsloth(model: Any) -> bool:
+    """Whether unsloth loaded it, for adapters (models/llama.py) or for a full fine-tuning (models/vision.py)."""
+    base = base_of(model)
+    return any(getattr(base, mark, False) is True for mark in ("_unsloth_fast_path", "_unsloth_full_finetuning"))
+
+
+def offloads(model: Any) -> bool:
+    """Whether unsloth's checkpoints go to the host."""
+    return getattr(getattr(model, "module", model), "_unsloth_gradient_checkpointing", "") == "unsloth"
 
 
 def dtype_of(base: Any, four_bit: Any) -> str:

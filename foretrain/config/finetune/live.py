@@ -25,8 +25,8 @@ class LiveRun:
     """What is known of a run. `adapter`: peft's config, if any; `four_bit`: bitsandbytes' quantization config.
 
     `other_trainer`: the name of one of TRL's that is no SFTTrainer; `dtype`: of the weights; `seq_len`, `padded`: of
-    the batches; `max_steps`: as the Trainer has worked it out; `predicts_tokens`: whether the model's class is one that
-    predicts the next token.
+    the batches; `max_steps`: as the Trainer has worked it out; `unsloth`: it loaded the model; `offloads`: its
+    checkpoints go to the host; `predicts_tokens`: whether the model's class is one that predicts the next token.
     """
 
     model_class: str
@@ -42,6 +42,8 @@ class LiveRun:
     eval_batches: int = 0
     keeps_logits: bool = False
     checkpointing: bool = False
+    unsloth: bool = False
+    offloads: bool = False
     adapter: Mapping[str, Any] | None = None
     four_bit: Mapping[str, Any] | None = field(default=None)
     loop: str = "trainer"
@@ -68,6 +70,7 @@ def read_live(run: LiveRun) -> tuple[ModelSource, FineTune, tuple[Note, ...]]:
         "dtype": run.dtype, "seq_len": run.seq_len, "padded": run.padded, "packing": run.packing,
         "max_steps": max(0, run.max_steps), "keeps_logits": run.keeps_logits, "loop": run.loop,
         "gradient_checkpointing": run.checkpointing or found.values.get("gradient_checkpointing", False),
+        "unsloth": run.unsloth, "offload_checkpoints": run.offloads,
     }  # fmt: skip
     if run.eval_batches:
         given["eval_batches"] = run.eval_batches

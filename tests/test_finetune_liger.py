@@ -28,7 +28,7 @@ import transformers
 import foretrain as library
 from tests.kit import finetune_traces as estimates
 from tests.kit import liger
-from tests.kit.trainers import explained, llama, trainer_of
+from tests.kit.trainers import explained, learned, llama, trainer_of
 
 # peft asks for names that transformers 5.23 calls old.
 pytestmark = pytest.mark.filterwarnings("ignore:.*checkpointing. is deprecated:FutureWarning")
@@ -50,16 +50,6 @@ def built(name: str) -> Any:
     torch.manual_seed(0)
     made = transformers.AutoConfig.for_model(config.pop("model_type"), **config)
     return transformers.AutoModelForCausalLM.from_config(made, attn_implementation="sdpa")
-
-
-def learned(model: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The loss of a batch with some labels ignored, and the gradients."""
-    ids = torch.randint(1, 1024, (2, 48), generator=torch.Generator().manual_seed(1))
-    labels = ids.clone()
-    labels[:, :7] = -100
-    loss = model(input_ids=ids, labels=labels, use_cache=False).loss
-    loss.backward()
-    return loss, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
 QUICK = ("llama", "gemma3", "phi3", "granite")

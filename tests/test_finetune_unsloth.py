@@ -26,7 +26,7 @@ import foretrain as library
 from foretrain.advice.finetune import planned
 from tests.kit import finetune_traces as estimates
 from tests.kit import unsloth
-from tests.kit.trainers import explained, trainer_of
+from tests.kit.trainers import explained, learned, trainer_of
 
 # peft asks for names that transformers 5.23 calls old.
 pytestmark = pytest.mark.filterwarnings("ignore:.*checkpointing. is deprecated:FutureWarning")
@@ -55,16 +55,6 @@ def with_adapters(model: Any) -> Any:
         if "lora_B" in parameter_name:
             parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * 0.02)
     return found
-
-
-def learned(model: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The loss of a batch with some labels ignored, and the gradients."""
-    ids = torch.randint(1, 1024, (2, 48), generator=torch.Generator().manual_seed(1))
-    labels = ids.clone()
-    labels[:, :7] = -100
-    loss = model(input_ids=ids, labels=labels, use_cache=False).loss
-    loss.backward()
-    return loss, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
 QUICK = ("llama", "qwen3")

@@ -54,3 +54,13 @@ def explained(folder: Path) -> TrainerRunExplanation:
     found = explain(folder)
     assert isinstance(found, TrainerRunExplanation)
     return found
+
+
+def learned(model: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The loss of a batch with some labels ignored, and the gradients."""
+    ids = torch.randint(1, 1024, (2, 48), generator=torch.Generator().manual_seed(1))
+    labels = ids.clone()
+    labels[:, :7] = -100
+    loss = model(input_ids=ids, labels=labels, use_cache=False).loss
+    loss.backward()
+    return loss, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}

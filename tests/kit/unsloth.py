@@ -4,7 +4,6 @@ on a card, with numpy in the place of the kernels, whose memory PyTorch does not
 It knows nothing of foretrain; models are patched as unsloth.models.llama and unsloth_zoo do.
 """
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import MethodType
@@ -16,6 +15,8 @@ import torch
 from torch import Tensor
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from tests.kit.liger import gelu_tanh, silu
 
 # -- values that PyTorch does not see ------------------------------------------------------------------------
 
@@ -46,17 +47,6 @@ def mm(x: Tensor, y: Tensor, out: Tensor | None = None, dtype: Any = None) -> Te
 def addmm_(out: Tensor, x: Tensor, y: Tensor, alpha: float = 1.0, beta: float = 1.0) -> Tensor:
     write(out, (read(out) if beta else 0) + alpha * (read(x) @ read(y)))
     return out
-
-
-def silu(x: Any) -> tuple[Any, Any]:
-    s = 1 / (1 + np.exp(-x))
-    return x * s, s * (1 + x * (1 - s))
-
-
-def gelu_tanh(x: Any) -> tuple[Any, Any]:
-    t = np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
-    inner = math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x**2)
-    return 0.5 * x * (1 + t), 0.5 * (1 + t) + 0.5 * x * (1 - t**2) * inner
 
 
 # -- norms and positions -------------------------------------------------------------------------------------

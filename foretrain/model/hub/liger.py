@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from foretrain.model.hub.kernels import launch, processors, sums_half_in_fp32
 
 
-class _Rms(torch.autograd.Function):
-    """LigerRMSNormFunction."""
+class Rms(torch.autograd.Function):
+    """LigerRMSNormFunction: it keeps its input and a number a row."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, in_place: bool) -> Tensor:
@@ -36,7 +36,7 @@ class _Rms(torch.autograd.Function):
         return out.view(x.shape)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
         rows, weight, rates = ctx.saved_tensors
         grad = grads[0].contiguous()
         flat = grad.view(rows.shape)
@@ -49,7 +49,7 @@ class _Rms(torch.autograd.Function):
 
 def rms_norm(x: Tensor, weight: Tensor, *, in_place: bool) -> Tensor:
     """x / rms(x) · weight in one kernel, in the dtype of x."""
-    out: Tensor = _Rms.apply(x, weight, in_place)
+    out: Tensor = Rms.apply(x, weight, in_place)
     return out
 
 
@@ -79,8 +79,8 @@ def gated_product(gate: Tensor, up: Tensor) -> Tensor:
     return out
 
 
-class _Rotary(torch.autograd.Function):
-    """LigerRopeFunction."""
+class Rotary(torch.autograd.Function):
+    """LigerRopeFunction: in the place of queries and keys that lie token by token, forward and backward."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -99,7 +99,7 @@ class _Rotary(torch.autograd.Function):
 
 def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Queries and keys, B x heads x T x D, with their positions, in their own place where they lie token by token."""
-    q, k = _Rotary.apply(q, k, cos, sin)
+    q, k = Rotary.apply(q, k, cos, sin)
     return q, k
 
 

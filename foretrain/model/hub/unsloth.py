@@ -19,20 +19,11 @@ import torch
 from torch import Tensor
 
 from foretrain.model.hub.kernels import launch, processors
+from foretrain.model.hub.liger import Rms, Rotary
 
 
-class _Rms(torch.autograd.Function):
-    """Fast_RMS_Layernorm."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, in_place: bool) -> Tensor:
-        rows = x.reshape(-1, x.shape[-1])
-        out = torch.empty_like(rows)
-        rates = rows.new_empty((rows.shape[0],), dtype=torch.float32)
-        launch("triton_norm", (out, rates), rows, weight)
-        ctx.in_place = in_place
-        ctx.save_for_backward(rows, weight, rates)
-        return out.view(x.shape)
+class _Rms(Rms):
+    """Fast_RMS_Layernorm: forward as Liger's."""
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
@@ -55,15 +46,8 @@ def rms_norm(x: Tensor, weight: Tensor, *, in_place: bool) -> Tensor:
     return out
 
 
-class _Rotary(torch.autograd.Function):
-    """Fast_RoPE_Embedding_QK_Positions."""
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        q, k = q.transpose(1, 2).contiguous(), k.transpose(1, 2).contiguous()
-        launch("triton_add", (q, k), q, k, cos, sin)
-        ctx.save_for_backward(cos, sin)
-        return q.transpose(1, 2), k.transpose(1, 2)
+class _Rotary(Rotary):
+    """Fast_RoPE_Embedding_QK_Positions: forward as Liger's."""
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:

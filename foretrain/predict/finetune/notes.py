@@ -27,8 +27,6 @@ def notes_of(source: ModelSource, facts: ModelFacts, tune: FineTune, others_byte
         note("vision_frozen")
     if tune.compile:
         note("finetune_compile")
-    if tune.loop == "unsloth":
-        note("finetune_unsloth")
     if tune.joined and tune.attn != "flash_attention_2":
         _, tokens = tune.rows(tune.batch_size)
         note("packed_mask", tokens=tokens, size=tokens**2)

@@ -248,6 +248,13 @@ def test_4_bits_agree_with_their_trace() -> None:
     agree_in_all_phases(small, method="qlora", amp="bf16", gradient_checkpointing=True)
 
 
+@pytest.mark.parametrize("targets", ["q_proj,v_proj", pytest.param("v_proj", marks=pytest.mark.slow)])
+def test_attention_keeps_nothing_for_what_has_no_gradient(targets: str) -> None:
+    """Keys of the first layer, and with an adapter of values alone queries as well; attention in fp32 writes all out."""
+    small = {**built_config("llama"), "num_hidden_layers": 2, "vocab_size": 64}
+    agree_in_all_phases(small, method="lora", dtype="float32", lora_targets=targets)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["phi", "gpt2"])
 def test_a_power_within_autocast_is_fp32(name: str) -> None:

@@ -107,6 +107,7 @@ def _narrowed(whole: Tensor, D: int) -> Tensor:
 def _math(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
     """Scale q and k, multiply, softmax, drop, multiply by v; in fp32."""
     machine, low, learns = m.machine, q.dtype, wants(q, k, v)
+    for_q, for_k, for_v = (learns and x.requires_grad for x in (q, k, v))
     B, H, T, D = q.shape
     heads, scores = (B, H, T, D), (B, H, T, T)
     half, lays_out, grouped = low.itemsize == 2, int(B) > 1 and int(H) > 1, int(k.shape[1]) != int(H)
@@ -129,21 +130,18 @@ def _math(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
         turned = factors[1] if grouped else made("join", heads, factors[1])
         factors = [factors[1], made("join", heads, factors[0]), turned]
         del turned
-    products = made("matmul", scores, *factors[-2:], of=(B * H * T, T, D))
-    ran("add", products, products, names[0])
+    products = [made("matmul", scores, *factors[-2:], of=(B * H * T, T, D))]
+    ran("add", products[0], products[0], names[0])
     if lays_out:
         del factors[0]
-    if not learns:
-        names += [] if lays_out else factors[:1]
-        factors = []
-    # Rows without a single finite score are looked for in a tensor of booleans (_safe_softmax).
-    rows = make("add", scores, bool_, products, component="workspace")
-    weights = [made("softmax", scores, products)]
-    del products, rows
-    if learns and dropout:
-        weights.append(made("dropout", scores, weights[0]))
-        weights.append(allocate(scores, bool_ if machine.cuda else float32, "activations.dropout"))
-    dropped = weights[min(1, len(weights) - 1)]
+    elif not for_k:
+        names.append(factors[0])
+    kept = [factors[0] if for_k else None, factors[1] if for_q else None]  # each for the other's gradient
+    factors.clear()
+    weights = _weights(products, dropout if learns else 0.0)
+    kept += weights[:-1] if for_q or for_k else [None] * (len(weights) - 1)
+    dropped = weights.pop()
+    weights.clear()
     if half:
         names.append(made("cast", scores, dropped, dtype=low))  # returned besides the output
     value = casts.pop() if casts else v
@@ -156,45 +154,65 @@ def _math(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
     casts.clear()
     names.clear()
     if learns:
+        kept += [dropped if for_v else None, value if for_q or for_k else None]
         run = partial(_math_backward, low, lays_out, k.shape)
-        record(out, run, (q, k, v), (*factors, *weights, value), composite=True)
+        record(out, run, (q, k, v), kept, composite=True)
     return out
+
+
+def _weights(products: list[Tensor], dropout: float) -> list[Tensor]:
+    """The softmax of scores, which are taken out of their list, with dropout its mask, and what values are multiplied
+    by. Rows without a single finite score are looked for in a tensor of booleans (_safe_softmax)."""
+    scores = products.pop()
+    shape = scores.shape
+    rows = make("add", shape, bool_, scores, component="workspace")
+    softmax = make("softmax", shape, float32, scores, component=_place())
+    del scores, rows
+    if not dropout:
+        return [softmax, softmax]
+    dropped = make("dropout", shape, float32, softmax, component=_place())
+    return [softmax, allocate(shape, bool_ if m.machine.cuda else float32, "activations.dropout"), dropped]
 
 
 def _math_backward(
     low: m.DType, lays_out: bool, shape: tuple[int, ...], saved: list[Any], grads: list[Tensor]
 ) -> Grads:
-    """Back through the product, dropout, softmax, the product of q and k, their scaling, and the casts."""
-    q, k, softmax, *dropped, v = saved
+    """Back through the product, dropout, softmax, the product of q and k, their scaling, and the casts; of what nobody
+    wants nothing is made."""
+    q, k, softmax, *mask, dropped, v = saved
     saved.clear()
     grad = grads.pop()
-    half, heads, scores = low.itemsize == 2, grad.shape, softmax.shape
+    half, heads, grouped = low.itemsize == 2, grad.shape, int(shape[1]) != int(grad.shape[1])
+    scores = (*heads[:3], heads[2])
     if half:
         grad = grad.cast(float32)
     rows, T, D = heads[0] * heads[1] * heads[2], heads[2], heads[3]
     if lays_out:
         grad = make("join", heads, float32, grad)
-    dv = make("matmul_weight", heads, float32, dropped[0] if dropped else softmax, grad, of=(rows, D, T))
-    ds = make("matmul_input", scores, float32, grad, v, of=(rows, T, D))
-    del grad, v
-    if dropped:
-        del dropped[0]
-        before, ds = ds, make("dropout", scores, float32, ds, dropped[0])
-        del before
-        dropped.clear()
-    before, ds = ds, make("softmax_backward", scores, float32, ds, softmax)
-    if m.machine.cuda:  # the gradient times the output
-        allocate(scores, float32, "workspace")
-    del before, softmax
-    dq = make("matmul_input", heads, float32, ds, k, of=(rows, D, T))
-    dk = make("matmul_input", heads, float32, ds, q, of=(rows, D, T))
-    del ds, q, k
-    dk = make("add", heads, float32, dk)  # scaled
-    if int(shape[1]) != int(heads[1]):  # the sums of each group
-        dv = make("add", shape, float32, dv)
-        dk = make("add", shape, float32, dk)
-    dq = make("add", heads, float32, dq)
-    return tuple(x.cast(low) for x in (dq, dk, dv)) if half else (dq, dk, dv)
+    dv = make("matmul_weight", heads, float32, dropped, grad, of=(rows, D, T)) if dropped is not None else None
+    ds = make("matmul_input", scores, float32, grad, v, of=(rows, T, D)) if v is not None else None
+    del grad, v, dropped
+    dq = dk = None
+    if ds is not None:
+        if mask:
+            before, ds = ds, make("dropout", scores, float32, ds, mask[0])
+            del before
+            mask.clear()
+        before, ds = ds, make("softmax_backward", scores, float32, ds, softmax)
+        if m.machine.cuda:  # the gradient times the output
+            allocate(scores, float32, "workspace")
+        del before, softmax
+        dq = make("matmul_input", heads, float32, ds, k, of=(rows, D, T)) if k is not None else None
+        dk = make("matmul_input", heads, float32, ds, q, of=(rows, D, T)) if q is not None else None
+        del ds, q, k
+    if dk is not None:
+        dk = make("add", heads, float32, dk)  # scaled
+    if grouped:  # the sums of each group
+        dv = dv and make("add", shape, float32, dv)
+        dk = dk and make("add", shape, float32, dk)
+    if dq is not None:
+        dq = make("add", heads, float32, dq)
+    return tuple(x.cast(low) if half and x is not None else x for x in (dq, dk, dv))
 
 
 def causal_attention(qkv: Tensor, H: int) -> Tensor:

@@ -255,6 +255,17 @@ def test_attention_keeps_nothing_for_what_has_no_gradient(targets: str) -> None:
     agree_in_all_phases(small, method="lora", dtype="float32", lora_targets=targets)
 
 
+@pytest.mark.parametrize("more", [
+    {"dtype": "float16"}, pytest.param({"dtype": "float16", "amp": "fp16", "method": "lora"}, marks=pytest.mark.slow),
+    pytest.param({"dtype": "float32", "amp": "fp16"}, marks=pytest.mark.slow),
+    pytest.param({"dtype": "bfloat16", "amp": "bf16"}, marks=pytest.mark.slow),
+], ids=str)  # fmt: skip
+def test_a_cards_softmax_reads_fp16_and_gives_fp32(more: dict[str, Any]) -> None:
+    """Other dtypes are copied before."""
+    small = {**built_config("llama"), "num_hidden_layers": 2, "vocab_size": 64}
+    agree_in_all_phases(small, attn="eager", **more)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["phi", "gpt2"])
 def test_a_power_within_autocast_is_fp32(name: str) -> None:

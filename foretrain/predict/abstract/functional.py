@@ -13,6 +13,7 @@ from foretrain.predict.abstract.tensors import (
     Tensor,
     allocate,
     bool_,
+    float16,
     float32,
     int8,
     int32,
@@ -427,20 +428,22 @@ def addmm_(total: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def softmax(x: Tensor, dim: int = -1, dtype: DType | None = None) -> Tensor:
-    """Exponentials over their sum; autocast takes them in fp32."""
-    if m.machine.autocasting or dtype is not None:
-        x = to(x, dtype or float32)
-    out = make("softmax", x.shape, x.dtype, x)
+    """Exponentials over their sum; autocast takes them in fp32. A card's kernel reads fp16 and gives fp32 (softmax in
+    aten SoftMax.cpp, `half_to_float`); of all else a copy in fp32 is made first."""
+    kind = dtype or (float32 if m.machine.autocasting else x.dtype)
+    if not (m.machine.cuda and x.dtype == float16 and kind == float32):
+        x = to(x, kind)
+    out = make("softmax", x.shape, kind, x)
     if wants(x):
-        record(out, _softmax_backward, (x,), (out,))
+        record(out, partial(_softmax_backward, x.dtype), (x,), (out,))
     return out
 
 
-def _softmax_backward(saved: list[Any], grad: Tensor) -> Grads:
+def _softmax_backward(own: DType, saved: list[Any], grad: Tensor) -> Grads:
     """A card's kernel reads the gradient times the output (softmax_backward_cuda_out)."""
-    passing = allocate(grad.shape, grad.dtype, "workspace") if m.machine.cuda else None
-    found = make("softmax_backward", grad.shape, grad.dtype, grad, *saved)
-    del passing
+    found = make("softmax_backward", grad.shape, own, grad, *saved)
+    if m.machine.cuda:
+        allocate(grad.shape, grad.dtype, "workspace")
     return (found,)
 
 

@@ -252,25 +252,40 @@ class Attention(nn.Module):
         return y
 
     def projected(self, x: Tensor, B: int, T: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, each of its own matrix, B x heads x T x D."""
+        """Queries, keys and values, each of its own matrix, B x heads x T x D. Gemma's norms come when all are there."""
         f = self.facts
-        norms = f.qk_norm
+        if self.together or self.norms_turned:
+            return self.fast_projected(x, B, T)
+        norms, late = f.qk_norm, f.norm == "gemma_rms"
+        q = self.q_proj(x)
+        if norms == "whole":
+            q = self.q_norm(q)
+        q = q.view(B, T, f.n_head, f.head_dim)
+        if norms == "head" and not late:
+            q = self.q_norm(q)
+        q = q.transpose(1, 2)
+        k = self.k_proj(x)
+        if norms == "whole":
+            k = self.k_norm(k)
+        k = k.view(B, T, f.n_kv_head, f.head_dim)
+        if norms == "head" and not late:
+            k = self.k_norm(k)
+        k, v = k.transpose(1, 2), self.v_proj(x).view(B, T, f.n_kv_head, f.head_dim).transpose(1, 2)
+        if norms == "head" and late:
+            q, k = self.q_norm(q), self.k_norm(k)
+        return q, k, v
+
+    def fast_projected(self, x: Tensor, B: int, T: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The same in unsloth's blocks. Where one kernel norms and turns queries and keys, these are B x T x heads x D."""
+        f = self.facts
         if self.together:
             q, k, v = unsloth.lora_qkv(x, *adapted(self.together))
         else:
             q, k = self.q_proj(x), self.k_proj(x)
-            if norms == "whole":
-                q, k = self.q_norm(q), self.k_norm(k)
             v = self.v_proj(x)
         q, k = q.view(B, T, f.n_head, f.head_dim), k.view(B, T, f.n_kv_head, f.head_dim)
-        if self.norms_turned:
-            return q, k, v.view(B, T, f.n_kv_head, f.head_dim).transpose(1, 2)
-        if norms == "head" and f.norm != "gemma_rms":
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = q.transpose(1, 2), k.transpose(1, 2)
-        if norms == "head" and f.norm == "gemma_rms":
-            q, k = self.q_norm(q), self.k_norm(k)
-        return q, k, v.view(B, T, f.n_kv_head, f.head_dim).transpose(1, 2)
+        v = v.view(B, T, f.n_kv_head, f.head_dim).transpose(1, 2)
+        return (q, k, v) if self.norms_turned else (q.transpose(1, 2), k.transpose(1, 2), v)
 
     def normed_and_turned(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """unsloth's way from B x T x heads x D: one kernel for all on a card, which trains no norm."""

@@ -45,7 +45,7 @@ class Edge:
 class Node:
     """One step backward. `run(saved, *grads)` gives the gradients of `edges`."""
 
-    __slots__ = ("composite", "edges", "kind", "layer", "moment", "name", "run", "saved", "seq", "slots")
+    __slots__ = ("composite", "edges", "kind", "layer", "leaf", "moment", "name", "run", "saved", "seq", "slots")
 
     def __init__(self, run: Backward, inputs: Sequence[Tensor | None], saved: Sequence[Tensor | None]) -> None:
         machine = m.machine
@@ -56,6 +56,7 @@ class Node:
         self.kind, self.name, self.layer = machine.kind, machine.name, machine.t.layer
         self.moment = machine.back or machine.t.moment.partition(".")[2]
         self.slots = 1
+        self.leaf = False  # of a tensor that nothing made, whose gradient goes no further
         self.composite = False  # it stands for several nodes, and lets go of what it has as they do
 
 
@@ -69,13 +70,15 @@ def edge_of(x: Tensor | None) -> Edge | None:
 
 
 def pack(x: Tensor | None) -> Any:
-    """What a node keeps of x; a checkpoint keeps a place for it."""
+    """What a node keeps of x; a checkpoint keeps a place for it, for a weight too (saved_variable.cpp)."""
     if x is None:
         return None
-    if isinstance(x, Parameter):
-        return x
     open_ = m.machine.packing
-    return open_[-1].pack(x) if open_ else x.detach()
+    return open_[-1].pack(x) if open_ else _kept(x)
+
+
+def _kept(x: Tensor) -> Tensor:
+    return x if isinstance(x, Parameter) else x.detach()
 
 
 def unpack(held: Any) -> Any:
@@ -284,7 +287,7 @@ class Checkpoint:
         args = [a.detach() if isinstance(a, Tensor) else a for a in self.args]
         for a, original in zip(args, self.args, strict=True):
             if isinstance(a, Tensor) and original.requires_grad:
-                leaf(a)
+                leaf(a).node.leaf = self.whole or is_leaf(original)  # the reentrant kind makes leaves of its arguments
         try:
             if self.autocasting:
                 with machine.autocast():
@@ -308,11 +311,11 @@ class _Again:
 
     def pack(self, x: Tensor) -> Any:
         if self.places[self.count]() is not None:
-            self.kept[self.count] = x.detach()
+            self.kept[self.count] = _kept(x)
         self.count += 1
         if self.count == len(self.places) and not self.whole:
             raise _Enough
-        return None if self.whole else x.detach()
+        return None if self.whole else _kept(x)
 
 
 def leaf(x: Tensor) -> Tensor:
@@ -324,7 +327,13 @@ def leaf(x: Tensor) -> Tensor:
             return ()
 
         record(x, run, (), ())
+        x.node.leaf = True
     return x
+
+
+def is_leaf(x: Tensor) -> bool:
+    """Whether it is a weight, or a tensor that nothing made, of which a gradient is wanted."""
+    return isinstance(x, Parameter) or (x.node is not None and x.node.leaf)
 
 
 def checkpoint(call: Callable[..., Any], *args: Any, use_reentrant: bool = False, **_: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.attention import attend
-from foretrain.predict.abstract.autograd import Grads, Parameter, record, wants
+from foretrain.predict.abstract.autograd import Grads, Parameter, is_leaf, record, wants
 from foretrain.predict.abstract.shapes import broadcast, joined, promoted, reduced, result_of
 from foretrain.predict.abstract.tensors import (
     DType,
@@ -305,17 +305,17 @@ def mean(x: Tensor, dim: Any = None, keepdim: bool = False, dtype: DType | None 
 
 
 def autocast(x: Tensor | None) -> Tensor | None:
-    """x as a matmul takes it; the copy of a weight that is trained is kept until the context ends (cached_cast)."""
+    """x as a matmul takes it. The copy of a leaf that wants a gradient, as a trained weight is one, is kept until the
+    context ends, and with it the leaf, which the copy's graph holds (cached_cast)."""
     machine = m.machine
     low = machine.low
     if x is None or not machine.autocasting or low is None or x.dtype.itemsize < 4 or x.dtype == int64:
         return x
-    weight = isinstance(x, Parameter)
-    if weight and id(x) in machine.casts:
-        return machine.casts[id(x)]
+    if id(x) in machine.casts:
+        return machine.casts[id(x)][1]
     out = _cast(x, low, "weight_copies" if x.storage is None else x.component)  # of a weight that is turned, too
-    if weight and x.requires_grad:
-        machine.casts[id(x)] = out
+    if x.requires_grad and is_leaf(x):
+        machine.casts[id(x)] = x, out
     return out
 
 

@@ -53,7 +53,7 @@ class Machine:
         self.grad = True
         self.thread = "forward"
         self.autocasting = False
-        self.casts: dict[int, Tensor] = {}  # autocast's cache
+        self.casts: dict[int, tuple[Tensor, Tensor]] = {}  # autocast's cache: what was cast, and its copy
         self.workspaces: dict[str, Storage] = {}  # cuBLAS's, by thread
         self.kind = self.name = ""  # of the module that runs: what it makes, and what its operations are called
         self.back = ""  # the moment of the backward pass that nodes made now belong to, where it has another name

@@ -252,7 +252,7 @@ class Attention(nn.Module):
         return y
 
     def projected(self, x: Tensor, B: int, T: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, each of its own matrix, B x heads x T x D. Gemma's norms come when all are there."""
+        """Queries, keys and values, each of its own matrix, B x heads x T x D. Gemma's norms come after all."""
         f = self.facts
         if self.together or self.norms_turned:
             return self.fast_projected(x, B, T)

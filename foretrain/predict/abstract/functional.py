@@ -282,8 +282,15 @@ def aminmax(x: Tensor, dim: Any = None, keepdim: bool = False) -> tuple[Tensor, 
 
 
 def vector_norm(x: Tensor, *, dim: int, keepdim: bool = False, dtype: DType | None = None) -> Tensor:
-    """The root of the sum of squares over a dimension."""
-    return along(x, dim, keepdim, dtype)
+    """The root of the sum of squares over a dimension; of one whose values lie apart in memory, as of a weight that is
+    turned, blocks make a part each."""
+    out = along(x, dim, keepdim, dtype)
+    if m.machine is not None and m.machine.cuda:
+        card, sizes = m.machine.card, [Dimension(int(n), int(s)) for n, s in zip(x.shape, x.strides, strict=True)]
+        inner = sizes.pop(dim % len(sizes))
+        processors = Processors.of(card.capability, card.processors)
+        m.passing_all(reduction_bytes(processors, [inner], sizes, max(x.dtype.itemsize, 4)))
+    return out
 
 
 def where(condition: Tensor, x: Tensor, y: Any) -> Tensor:

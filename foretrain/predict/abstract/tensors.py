@@ -241,7 +241,7 @@ def make(
 ) -> Tensor:  # fmt: skip
     """The result of a kernel; `of`: the sizes of a matmul."""
     out = allocate(shape, dtype, component)
-    if kind in ELEMENTWISE and inputs and inputs[0] is not None and len(inputs[0].shape) == len(shape) > 2:
+    if kind in ELEMENTWISE and inputs and inputs[0] is not None and len(inputs[0].shape) == len(shape) > 1:
         out.strides = dense_like(inputs[0], out.shape) or out.strides
     ran(kind, out, *inputs, shape=of)
     return out
@@ -267,3 +267,9 @@ def passing(coefficient: int, letter: str) -> None:
     """What a kernel takes for itself: so many times a symbol of the timeline."""
     if machine.t.symbols.get(letter):
         machine.t.death(machine.t.birth("workspace", 1, (), (coefficient, letter)))
+
+
+def passing_all(sizes: Sequence[int]) -> None:
+    """The same of tensors of so many bytes, which are there together."""
+    for serial in [machine.t.birth("workspace", 1, (), (nbytes,)) for nbytes in sizes]:
+        machine.t.death(serial)

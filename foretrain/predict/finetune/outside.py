@@ -10,6 +10,7 @@ from typing import Any
 
 from foretrain.predict.abstract.autograd import Parameter
 from foretrain.predict.abstract.dims import factors
+from foretrain.predict.estimate.kernel_buffers import Dimension, Processors, reduction_bytes
 from foretrain.predict.finetune.program import Program
 from foretrain.predict.finetune.unsloth import Places
 from foretrain.predict.timeline import Size, Tensor, Timeline
@@ -141,22 +142,29 @@ class Outside:
                 name.removesuffix("lora_B.weight") + "lora_magnitude"
             )
             if magnitude:
-                yield magnitude, self._lengths(magnitude, own * self._elements(name))
+                n_out, n_in = parameter.shape[0], adapters[name.replace("lora_B", "lora_A")].shape[1]
+                yield magnitude, self._lengths(magnitude, (int(n_out), int(n_in)))
 
-    def _elements(self, name: str) -> int:
-        """Of the weight beside an adapter's B."""
-        rows, rank = self.program.weights[name].shape
-        return int(rows) * self.program.weights[name.replace("lora_B", "lora_A")].numel() // int(rank)
-
-    def _lengths(self, magnitude: Parameter, weight_bytes: int) -> Tensor:
+    def _lengths(self, magnitude: Parameter, shape: tuple[int, int]) -> Tensor:
+        weight_bytes = self.program.dtype.itemsize * math.prod(shape)
         product = self.alloc("temporaries", weight_bytes)
         if not self.workspaces:
             self.workspaces.append(self.t.alloc("workspace", self.t.size(1, "cuBLAS")))
         scaled, summed = self.alloc("temporaries", weight_bytes), self.alloc("temporaries", weight_bytes)
         self.t.free(scaled)
         found = self._adapter(magnitude, self.program.dtype.itemsize)
-        self.t.free(product, summed)
+        self.t.free(product, summed, *self._norm_parts(shape))
         return found
+
+    def _norm_parts(self, shape: Sequence[int]) -> list[Tensor]:
+        """What the norm of each row of a weight, out x in, takes for itself: GPT-2's lie apart in memory."""
+        card, (n_out, n_in) = self.program.card, shape
+        if not self.program.cuda:
+            return []
+        steps = (1, n_out) if self.facts.conv1d else (n_in, 1)  # from row to row, from column to column
+        rows, columns = Dimension(n_out, steps[0]), Dimension(n_in, steps[1])
+        sizes = reduction_bytes(Processors.of(card.capability, card.processors), [columns], [rows], 4)
+        return [self.alloc("temporaries", nbytes) for nbytes in sizes]
 
     def _weight(self, parameter: Parameter, itemsize: int) -> Tensor:
         return self.alloc("weights", itemsize * parameter.numel(), formula_of(itemsize, parameter.shape))
@@ -192,10 +200,21 @@ class Outside:
         product = self.alloc("temporaries", wide * elements)
         yield self.alloc("temporaries", wide * elements)  # scaled
         self.t.free(product)
-        if self.tune.method == "dora":  # a copy of the weight, the sum, the same turned, and that in the weight's dtype
-            own = self.program.dtype.itemsize
-            yield from (self.alloc("temporaries", n * elements) for n in (own, 4, 4, *((own,) if own == 2 else ())))
+        if self.tune.method == "dora":
+            yield from self._turned(shape)
         if quantized:
             summed = max(wide, self.program.dtype.itemsize)
             yield self.alloc("temporaries", summed * elements)  # their sum
             yield from self.pack(shape, summed, "temporaries")
+
+    def _turned(self, shape: Sequence[int]) -> Iterator[Tensor]:
+        """A copy of the weight, the lengths of the sum's rows, the sum, the same turned, and that in the weight's
+        dtype."""
+        own, elements = self.program.dtype.itemsize, math.prod(shape)
+        yield self.alloc("temporaries", own * elements)
+        scaled, summed = (self.alloc("temporaries", 4 * elements) for _ in range(2))
+        self.t.free(scaled)
+        yield self.alloc("temporaries", 4 * shape[0])
+        self.t.free(summed, *self._norm_parts(shape))
+        for nbytes in (4, 4, *((own,) if own == 2 else ())):
+            yield self.alloc("temporaries", nbytes * elements)

@@ -28,6 +28,7 @@ from foretrain.comparison.compare import compare as compared_subjects
 from foretrain.comparison.sources import trainer_runs
 from foretrain.comparison.sources.given import Given
 from foretrain.comparison.subject import Subject
+from foretrain.config.finetune.live import of_all_layers
 from foretrain.hardware.catalogue import find
 from foretrain.monitoring import trainer_hooks, trainer_record
 from foretrain.monitoring.trainer_meter import PhaseMeter
@@ -104,6 +105,27 @@ def test_other_ways_to_train_are_forecast_as_well(changes: dict[str, Any], tmp_p
     found = explained(tmp_path / "foretrain")
     assert found.record.forecast_problem == ""
     assert_forecast_is_right(found)
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ["attn.c_proj", "c_attn"]])
+def test_adapters_that_peft_keeps_by_whole_paths_are_planned(targets: str | list[str]) -> None:
+    """It does so below 20 of them; of GPT-2 two parts of a block have a layer of one name."""
+    sizes: dict[str, Any] = {"vocab_size": 64, "n_positions": 1024, "n_embd": 64, "n_layer": 2, "n_head": 4}
+    model = transformers.AutoModelForCausalLM.from_config(
+        transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)
+    )
+    config = peft.LoraConfig(r=8, target_modules=targets, task_type="CAUSAL_LM", fan_in_fan_out=True)
+    adapted: Any = peft.get_peft_model(model, config)
+    kept = adapted.peft_config["default"].target_modules
+    assert (targets == "all-linear") == any("transformer.h.1." in name for name in kept)
+    expected = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
+    assert library.plan(adapted, gpu="RTX 4090").counts.n_trained == expected
+
+
+def test_paths_of_some_layers_alone_stay_as_they_are() -> None:
+    paths = {"model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.q_proj", "model.layers.1.mlp.up_proj"}
+    assert of_all_layers(paths, 2) == {"self_attn.q_proj", "model.layers.1.mlp.up_proj"}
+    assert of_all_layers(paths, 3) == paths
 
 
 def test_the_record_says_what_the_trainer_did(run: Path) -> None:

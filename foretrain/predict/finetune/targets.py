@@ -19,6 +19,7 @@ ROLES: dict[str, tuple[str, ...]] = {
     "c_fc": ("fc",), "fc1": ("fc",), "fc2": ("down",), "dense_h_to_4h": ("fc",), "dense_4h_to_h": ("down",),
     "shared_expert_gate": ("shared_gate",),
 }  # fmt: skip
+PARTS = ("self_attn", "attn", "attention", "mlp", "shared_expert")  # of a block, as they stand before such a name
 ALL_LINEAR = frozenset(role for roles in ROLES.values() for role in roles)
 # Names of parts that were layers once, by family: what they are now.
 _QWEN = {
@@ -40,10 +41,16 @@ def adapted_roles(facts: ModelFacts, tune: FineTune) -> frozenset[str]:
         found = ALL_LINEAR - ({"gate", "up", "down"} if former else set())
         names = set(former)
     else:
-        found = frozenset(role for name in names - set(former) for role in ROLES.get(name, ()))
+        found = frozenset(role for name in names - set(former) for role in roles_of(name))
     parameters = frozenset(former[name] for name in names & set(former))
     _check(facts, tune, names, parameters)
     return found | parameters
+
+
+def roles_of(name: str) -> tuple[str, ...]:
+    """The decoder's layers that a module's name means, alone or behind parts of a block: `self_attn.q_proj`."""
+    *parts, last = name.split(".")
+    return ROLES.get(name) or (ROLES.get(last, ()) if set(parts) <= set(PARTS) else ())
 
 
 def _check(facts: ModelFacts, tune: FineTune, names: set[str], parameters: frozenset[str]) -> None:

@@ -107,6 +107,15 @@ def test_other_ways_to_train_are_forecast_as_well(changes: dict[str, Any], tmp_p
     assert_forecast_is_right(found)
 
 
+@pytest.mark.slow
+def test_windows_are_forecast_as_well(tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {**SIZES, "head_dim": 32, "bos_token_id": 0, "eos_token_id": 0}
+    kinds = ["sliding_attention"] * 3 + ["full_attention"]
+    config = transformers.Gemma3TextConfig(**sizes, sliding_window=32, layer_types=kinds)
+    trainer_of(transformers.Gemma3ForCausalLM(config), tmp_path, ForetrainCallback(quiet=True), length=256).train()
+    assert_forecast_is_right(explained(tmp_path / "foretrain"))
+
+
 @pytest.mark.parametrize("targets", ["all-linear", ["attn.c_proj", "c_attn"]])
 def test_adapters_that_peft_keeps_by_whole_paths_are_planned(targets: str | list[str]) -> None:
     """It does so below 20 of them; of GPT-2 two parts of a block have a layer of one name."""

@@ -237,7 +237,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, tables: tuple[Tensor, Tensor] | None, mask: Tensor | None) -> Tensor:
         B, T = x.shape[0], x.shape[1]
-        q, k, v = self.split(x, B, T) if self.facts.fused_qkv else self.projected(x, B, T)
+        q, k, v = self.split(x, B, T) if self.facts.fused_qkv else self.projected(x)
         if tables is not None and self.rotary and self.norms_turned:
             q, k = self.normed_and_turned(q, k, *tables)
         elif tables is not None and self.rotary and self.rotate is not None:
@@ -251,31 +251,21 @@ class Attention(nn.Module):
             y = F.dropout(y, self.facts.residual_dropout)
         return y
 
-    def projected(self, x: Tensor, B: int, T: int) -> tuple[Tensor, Tensor, Tensor]:
+    def projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, each of its own matrix, B x heads x T x D. Gemma's norms come after all."""
         f = self.facts
         if self.together or self.norms_turned:
-            return self.fast_projected(x, B, T)
+            return self.fast_projected(x)
         norms, late = f.qk_norm, f.norm == "gemma_rms"
-        q = self.q_proj(x)
-        if norms == "whole":
-            q = self.q_norm(q)
-        q = q.view(B, T, f.n_head, f.head_dim)
-        if norms == "head" and not late:
-            q = self.q_norm(q)
-        q = q.transpose(1, 2)
-        k = self.k_proj(x)
-        if norms == "whole":
-            k = self.k_norm(k)
-        k = k.view(B, T, f.n_kv_head, f.head_dim)
-        if norms == "head" and not late:
-            k = self.k_norm(k)
-        k, v = k.transpose(1, 2), self.v_proj(x).view(B, T, f.n_kv_head, f.head_dim).transpose(1, 2)
-        if norms == "head" and late:
+        first = norms and not late
+        q = self.headed(self.q_proj(x), f.n_head, self.q_norm if first else None)
+        k = self.headed(self.k_proj(x), f.n_kv_head, self.k_norm if first else None)
+        v = self.headed(self.v_proj(x), f.n_kv_head, None)
+        if norms and late:
             q, k = self.q_norm(q), self.k_norm(k)
         return q, k, v
 
-    def fast_projected(self, x: Tensor, B: int, T: int) -> tuple[Tensor, Tensor, Tensor]:
+    def fast_projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The same in unsloth's blocks. Where one kernel norms and turns queries and keys, these are B x T x heads x D."""
         f = self.facts
         if self.together:
@@ -283,9 +273,9 @@ class Attention(nn.Module):
         else:
             q, k = self.q_proj(x), self.k_proj(x)
             v = self.v_proj(x)
-        q, k = q.view(B, T, f.n_head, f.head_dim), k.view(B, T, f.n_kv_head, f.head_dim)
-        v = v.view(B, T, f.n_kv_head, f.head_dim).transpose(1, 2)
-        return (q, k, v) if self.norms_turned else (q.transpose(1, 2), k.transpose(1, 2), v)
+        q, k = self.headed(q, f.n_head, None), self.headed(k, f.n_kv_head, None)
+        v = self.headed(v, f.n_kv_head, None)
+        return (q.transpose(1, 2), k.transpose(1, 2), v) if self.norms_turned else (q, k, v)
 
     def normed_and_turned(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """unsloth's way from B x T x heads x D: one kernel for all on a card, which trains no norm."""
@@ -295,6 +285,16 @@ class Attention(nn.Module):
             return unsloth.normed_rotary(q, k, of_q, of_k, cos, sin)
         q, k = self.q_norm(q).transpose(1, 2), self.k_norm(k).transpose(1, 2)
         return unsloth.rotary(q, k, cos, sin)
+
+    def headed(self, x: Tensor, heads: int, norm: nn.Module | None) -> Tensor:
+        """B x T x (heads · D) as B x heads x T x D, normed whole or head by head."""
+        whole = self.facts.qk_norm == "whole"
+        if norm is not None and whole:
+            x = norm(x)
+        x = x.view(x.shape[0], x.shape[1], heads, self.facts.head_dim)
+        if norm is not None and not whole:
+            x = norm(x)
+        return x.transpose(1, 2)
 
     def split(self, x: Tensor, B: int, T: int) -> tuple[Tensor, Tensor, Tensor]:
         """The same of one matrix."""

@@ -152,7 +152,7 @@ class Timeline(Lifetimes):
         key = (coefficient, *factors)
         known = self._sizes.get(key)
         if known is None:
-            nbytes = math.ceil(coefficient * math.prod(self.symbols[f] for f in factors))
+            nbytes = math.ceil(coefficient * math.prod(self.symbols[f] for f in factors))  # half of a head may be one
             nbytes = -(-nbytes // self.granule) * self.granule
             known = self._sizes[key] = Size("·".join([str(coefficient), *factors]), nbytes)
         return known

@@ -266,7 +266,7 @@ class Attention(nn.Module):
         return q, k, v
 
     def fast_projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The same in unsloth's blocks. Where one kernel norms and turns queries and keys, they are B x T x heads x D."""
+        """The same in unsloth's blocks. Where one kernel norms and turns q and k, these are B x T x heads x D."""
         f = self.facts
         if self.together:
             q, k, v = unsloth.lora_qkv(x, *adapted(self.together))

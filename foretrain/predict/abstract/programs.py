@@ -20,8 +20,22 @@ LAYERS = ("Module", "ModuleList", "ModuleDict", "Linear", "Embedding", "LayerNor
 FUNCTIONS = (
     "linear", "embedding", "layer_norm", "rms_norm", "dropout", "cross_entropy", "gelu", "silu", "relu",
 )  # fmt: skip
-OPERATIONS = ("mul", "add", "addcmul", "cat", "mm", "rsqrt", "where", "arange", "zeros", "zeros_like", "tanh")
-MORE = ("pow", "empty", "eye", "addmm", "matmul", "exp", "log")  # that only eager code calls
+OPERATIONS = (
+    "mul",
+    "add",
+    "addcmul",
+    "cat",
+    "mm",
+    "addmm",
+    "pow",
+    "rsqrt",
+    "where",
+    "arange",
+    "zeros",
+    "zeros_like",
+    "tanh",
+)
+MORE = ("empty", "eye", "matmul", "exp", "log")  # that only eager code calls
 ROUTING = ("topk", "sort", "histc", "cumsum", "baddbmm", "sigmoid")
 
 
@@ -75,7 +89,7 @@ class Loader:
         init.__getattr__ = lambda name: lambda *_, **__: None  # weights have no values to draw
         functional = _namespace("torch.nn.functional", {
             **{name: getattr(operations, name) for name in FUNCTIONS}, "scaled_dot_product_attention": attention,
-            "pad": eager.pad, "softmax": eager.softmax, "grouped_mm": routing.grouped_mm,
+            "pad": operations.pad, "softmax": eager.softmax, "grouped_mm": routing.grouped_mm,
         })  # fmt: skip
         parts = {name: getattr(modules, name) for name in LAYERS}
         nn = _namespace("torch.nn", {**parts, "Parameter": _parameter, "init": init, "functional": functional})

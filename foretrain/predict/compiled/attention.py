@@ -14,13 +14,16 @@ from foretrain.predict.compiled.operations import add, autocast, convert, dropou
 
 
 def scaled_dot_product_attention(
-    q: Tensor, k: Tensor, v: Tensor, attn_mask: None = None, dropout_p: float = 0.0, is_causal: bool = False,
+    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
     scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
-    """A kernel of PyTorch's own, or the math path, which Inductor fuses."""
+    """A kernel of PyTorch's own, or the math path, which Inductor fuses. FlashAttention takes no mask."""
     q, k, v = autocast(q), autocast(k), autocast(v)  # type: ignore[assignment]
     kind = m.machine.attention(wants(q, k, v))
     D = q.shape[-1]
+    if attn_mask is not None:
+        bias = point("where", attn_mask.shape, q.dtype, attn_mask)
+        return _fused("efficient" if kind in ("flash", "math") else kind, q, k, v, dropout_p, bias)
     if kind == "math":
         return _math(q, k, v, dropout_p)
     width = padded(D) if kind == "flash" else D
@@ -52,9 +55,10 @@ def _narrowed(x: Tensor, width: int) -> Tensor:
     return out
 
 
-def _fused(kind: str, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+def _fused(kind: str, q: Tensor, k: Tensor, v: Tensor, dropout: float, bias: Tensor | None = None) -> Tensor:
     B, H, T, D = q.shape
-    out, lse = kernel("attention", (q, k, v), [((B, H, T, D), q.dtype), ((B, H, T), float32)], kind, dropout)
+    masks = () if bias is None else (bias,)
+    out, lse = kernel("attention", (q, k, v, *masks), [((B, H, T, D), q.dtype), ((B, H, T), float32)], kind, dropout)
     out = Traced(out.value, (B, H, T, D), by_rows(q.shape))
     if wants(q, k, v):
 
@@ -63,7 +67,7 @@ def _fused(kind: str, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor
             found = kernel("attention_backward", (grad, *saved), shapes, kind, dropout)
             return [Traced(x.value, x.shape, by_rows(x.shape)) for x in found]
 
-        record(out, run, (q, k, v), (q, k, v, out, lse))
+        record(out, run, (q, k, v), (q, k, v, out, lse, *masks))
     return out
 
 

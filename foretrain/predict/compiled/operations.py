@@ -206,9 +206,39 @@ def tanh(x: Tensor) -> Tensor:
     return out
 
 
+def pow(x: Tensor, power: float) -> Tensor:
+    """x to a power."""
+    out = point("pow", x.shape, x.dtype, x, power)
+    out = Traced(out.value, x.shape, x.strides)
+    if wants(x):
+        out_dtype = x.dtype
+
+        def run(saved: list[Any], grad: Tensor) -> Grads:
+            (x,) = saved
+            lower = x if power == 2 else point("pow", x.shape, out_dtype, x, power - 1)
+            return (point("mul", x.shape, out_dtype, grad, point("mul", x.shape, out_dtype, lower, power)),)
+
+        record(out, run, (x,), (x,))
+    return out
+
+
 def rsqrt(x: Tensor, *_: Any) -> Tensor:
-    """1 / √x."""
-    return point("rsqrt", x.shape, x.dtype, x)
+    """1 / √x; its slope is computed from the result."""
+    out = point("rsqrt", x.shape, x.dtype, x)
+    if wants(x):
+        s, dtype = x.shape, x.dtype
+
+        def run(saved: list[Any], grad: Tensor) -> Grads:
+            cube = point("pow", s, dtype, saved[0], 3)
+            return (point("mul", s, dtype, point("mul", s, dtype, grad, -0.5), cube),)
+
+        record(out, run, (x,), (out,))
+    return out
+
+
+def pad(x: Tensor, sides: tuple[int, int], **_: Any) -> Tensor:
+    """x with more columns, of token ids: nobody differentiates it."""
+    return point("pad", (*x.shape[:-1], int(x.shape[-1]) + sum(sides)), x.dtype, x, sides)
 
 
 def where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -312,6 +342,22 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
         for_x, x_shape, bias_shape = x.requires_grad, x.shape, None if bias is None else bias.shape
         record(out, run, (x, weight, bias), (rows, turned))
+    return out
+
+
+def addmm(bias: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """x·W + b of two matrices."""
+    weight, bias, x = autocast(weight), autocast(bias), autocast(x)  # type: ignore[assignment]
+    out = _matmul(x, weight, bias)
+    if wants(x, weight, bias):
+
+        def run(saved: list[Any], grad: Tensor) -> Grads:
+            x, weight = saved
+            dx = _matmul(grad, _turned(weight)) if for_x else None
+            return total(grad, bias_shape), dx, _matmul(_turned(x), grad)
+
+        for_x, bias_shape = x.requires_grad, bias.shape
+        record(out, run, (bias, x, weight), (x, weight))
     return out
 
 
@@ -487,10 +533,24 @@ METHODS: dict[str, Any] = {
     "mul": mul, "__mul__": mul, "__rmul__": mul, "div": div, "__truediv__": div, "__neg__": neg,
     "to": to, "float": to_float, "type_as": lambda x, y: to(x, y.dtype), "roll": roll,
     "mean": mean, "sum": along, "amax": along, "rsqrt": rsqrt, "device": property(lambda x: DEVICE),
-    **{name: _plain(name) for name in ("clamp", "cos", "sin", "log", "pow")},
+    "pow": pow, **{name: _plain(name) for name in ("clamp", "cos", "sin", "log", "tril", "triu", "__rpow__")},
     **{name: _in_place(name.strip("_")) for name in (
         "square_", "mul_", "add_", "sub_", "rsqrt_", "exp_", "neg_", "clamp_", "div_", "__iadd__",
     )},
 }  # fmt: skip
 for _name, _value in METHODS.items():
     setattr(Traced, _name, _value)
+
+
+def _of_machine(name: str) -> Any:
+    """A method of weights, which are no nodes before something takes them: that of the machine that runs."""
+    eager, own = getattr(Tensor, name), METHODS[name]
+    return lambda x, *others, **named: (own if _traces() else eager)(x, *others, **named)
+
+
+def _traces() -> bool:
+    return m.machine is not None and m.machine.traces
+
+
+for _name in ("add", "__add__", "__radd__", "mul", "__mul__", "__rmul__", "to", "float"):
+    setattr(Parameter, _name, _of_machine(_name))

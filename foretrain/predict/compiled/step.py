@@ -1,7 +1,5 @@
 """The micro-batches of a compiled step: the model's code traced into a graph, cut in two, and run kernel by kernel."""
 
-import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from foretrain.config.families import family_of
@@ -12,12 +10,12 @@ from foretrain.predict.abstract.passage import OUTSIDE, Recorder
 from foretrain.predict.abstract.programs import Loader
 from foretrain.predict.abstract.step import EagerProgram, Lettered
 from foretrain.predict.compiled import attention, operations
-from foretrain.predict.compiled.graph import TANGENT, Compiler, Node, Traced, compiler
+from foretrain.predict.compiled.graph import Compiler, Node, compiler
 from foretrain.predict.compiled.halves import Graphs, forward_only, joint
 from foretrain.predict.compiled.head import add_head, chunked, divided, divides
 from foretrain.predict.compiled.lives import Lives
-from foretrain.predict.compiled.timing import Walk
-from foretrain.predict.estimate.padding import Product, is_unaligned, time_padding
+from foretrain.predict.compiled.passes import with_tangent
+from foretrain.predict.compiled.timing import Walk, first_walk
 from foretrain.predict.timeline import Tensor
 
 SIZES = "BTCHVWnADEKG"  # letters of the model and of its micro-batch (predict/spec.py)
@@ -72,27 +70,9 @@ class CompiledProgram(EagerProgram):
             return super().forward(saving)
         there, passage, structure = self._workspaces(), self._whole(saving), self._structure(saving)
         self.started.add(saving)
-        products = [(self._product(sizes), width) for sizes, width in structure.products]
-        if any(is_unaligned(product, width) for product, width in products):
-            self.t.at("compile")
-            if not there and self.v.cuda:
-                self.t.alloc("workspace", self.t.size(1, "cuBLAS"))
-                there = 1
-            for product, width in dict.fromkeys(products):
-                time_padding(self.t, [product], width)
-        walk = Walk(self.t, passage, structure.timed, there)
-        walk.part(0)
+        walk = first_walk(self.t, passage, structure, there, cuda=self.v.cuda)
         logits = next((tensor for tensor in walk.alive.values() if tensor.component == "logits"), None)
         return First(walk, logits if self.v.keeps_logits else None)
-
-    def _product(self, sizes: Sequence[int]) -> Product:
-        """A matmul in the present sizes."""
-        m, k, n, *batch = (
-            int(size.coefficient * math.prod(self.t.symbols[letter] for letter in size.letters))
-            if isinstance(size, Dim) else int(size)
-            for size in sizes
-        )  # fmt: skip
-        return Product(m, k, n, math.prod(batch))
 
     def backward(self, result: Any) -> None:
         if not isinstance(result, First):
@@ -119,7 +99,7 @@ class CompiledProgram(EagerProgram):
             logits, root = found if self.v.keeps_logits else (None, found)
             outputs = [each.value for each in (root, logits) if each is not None]
             if saving:
-                autograd.backward([root if logits is None else _with_tangent(machine, root, logits)])
+                autograd.backward([root if logits is None else with_tangent(machine, root, logits)])
                 graphs = joint(machine, outputs, whole=not self.v.pieces)
             else:
                 graphs = forward_only(machine, outputs)
@@ -180,14 +160,6 @@ class CompiledProgram(EagerProgram):
             taken = [serial for serial in taken if serial not in tables]
         for serial in taken:
             t.take(_in_fp32(t, serial) if half else serial)
-
-
-def _with_tangent(machine: Compiler, root: Traced, logits: Traced) -> Traced:
-    """The loss with what is returned besides it, whose gradient comes from outside."""
-    both = Traced(root.value, root.shape)
-    tangent = machine.input(logits.shape, logits.dtype, TANGENT)
-    autograd.record(both, lambda saved, grad: (grad, tangent), (root, logits))
-    return both
 
 
 def _in_fp32(t: Recorder, half: int) -> int:

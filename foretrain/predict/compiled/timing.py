@@ -1,8 +1,12 @@
 """What Inductor takes to find out how its kernels are fastest, when they first run. No torch."""
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 
+from foretrain.predict.abstract.dims import Dim
+from foretrain.predict.abstract.passage import Structure
+from foretrain.predict.estimate.padding import Product, is_unaligned, time_padding
 from foretrain.predict.timeline import Passage, Tensor, Timeline
 
 
@@ -52,3 +56,31 @@ class Walk:
             buffer = t.alloc("measuring", t.size(1, "L2"))
             t.free(*[t.alloc("measuring", size) for size in copied])
             t.free(buffer)
+
+
+def first_walk(t: Timeline, passage: Passage, structure: Structure, there: int, *, cuda: bool) -> Walk:
+    """The walk of a pass that runs for the first time, with its forward part done. Matmuls of sizes that are not
+    aligned are timed with padding before; `there`: how many workspaces of cuBLAS there are."""
+    products = [(_product(t, sizes), width) for sizes, width in structure.products]
+    if any(is_unaligned(product, width) for product, width in products):
+        t.at("compile")
+        if not there and cuda:
+            t.alloc("workspace", t.size(1, "cuBLAS"))
+            there = 1
+        for product, width in dict.fromkeys(products):
+            time_padding(t, [product], width)
+    walk = Walk(t, passage, structure.timed, there)
+    walk.part(0)
+    return walk
+
+
+def _product(t: Timeline, sizes: Sequence[int]) -> Product:
+    """A matmul in the present sizes."""
+
+    def count(size: int) -> int:
+        if not isinstance(size, Dim):
+            return int(size)
+        return int(size.coefficient * math.prod(t.symbols[letter] for letter in size.letters))
+
+    m, k, n, *batch = map(count, sizes)
+    return Product(m, k, n, math.prod(batch))

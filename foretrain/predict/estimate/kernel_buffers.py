@@ -59,6 +59,25 @@ def flash_backward_bytes(batch: int, heads: int, block: int, D: int) -> list[int
     return [rows, rows * padded_head(D)]
 
 
+# -- memory-efficient attention (aten .../transformers/cuda/mem_eff_attention/kernel_backward.h) -----------
+
+
+def efficient_backward_bytes(batch: int, heads: int, block: int, D: int, *, half: bool) -> list[int]:
+    """Sums of gradient times output, and the blocks in which dq is summed. Of compute capability 8 and above."""
+    rows, nbytes = _gradient_block(D, half=half)
+    return [4 * batch * heads * block, batch * heads * -(-block // rows) * nbytes]
+
+
+def _gradient_block(D: int, *, half: bool) -> tuple[int, int]:
+    """(rows, bytes) of what a block of that kernel sums of dq, with its lock: 64 columns of 64 rows, as many as a head
+    has; in half precision heads of 65 to 128 have blocks of another shape."""
+    if half and 64 < D <= 96:
+        return 128, 4 * 128 * 128 + 32
+    if half and 96 < D <= 128:
+        return 64, 4 * 64 * 384 + 32
+    return 64, -(-D // 64) * (4 * 64 * 64 + 16)
+
+
 # -- reductions (setReduceConfig of aten/src/ATen/native/cuda/Reduce.cuh) -----------------------------------
 
 

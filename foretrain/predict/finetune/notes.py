@@ -4,11 +4,13 @@ from foretrain.base.records import Note
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.hub.facts import ModelFacts, ModelSource
 from foretrain.config.hub.liger import UNKNOWN, VERSION, WITHOUT, kernels_of
+from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.finetune import unsloth
+from foretrain.predict.finetune.compiled import is_known
 from foretrain.predict.finetune.expert_notes import expert_notes
 
 
-def notes_of(source: ModelSource, facts: ModelFacts, tune: FineTune, others_bytes: int) -> list[Note]:
+def notes_of(source: ModelSource, facts: ModelFacts, tune: FineTune, gpu: Gpu, others_bytes: int) -> list[Note]:
     """All of them, in the order in which they are shown."""
     found: list[Note] = []
 
@@ -25,7 +27,7 @@ def notes_of(source: ModelSource, facts: ModelFacts, tune: FineTune, others_byte
         note("paged_optimizer")
     if facts.vision:
         note("vision_frozen")
-    if tune.compile:
+    if tune.compile and not is_known(facts, tune, gpu):
         note("finetune_compile")
     if tune.joined and tune.attn != "flash_attention_2":
         _, tokens = tune.rows(tune.batch_size)

@@ -107,7 +107,7 @@ def plan(
     return FineTunePlan(
         name=source.name, where=source.where, facts=facts, tune=tune, gpu=gpu, counts=counts, available_bytes=room,
         used_by_others_bytes=used_by_others_bytes, memory=ledger.judged(room, gpu.memory_bytes),
-        timing=_timing(facts, tune, gpu, prices), notes=tuple(notes_of(source, facts, tune, used_by_others_bytes)),
+        timing=_timing(facts, tune, gpu, prices), notes=tuple(notes_of(source, facts, tune, gpu, used_by_others_bytes)),
     )  # fmt: skip
 
 

@@ -38,10 +38,11 @@ def grouped_matmul(gpu: Gpu) -> str:
 class Lettered:
     """The facts of a model whose sizes know their letters, with as many layers as are run."""
 
-    def __init__(self, facts: ModelFacts, tune: FineTune, layers: int, *, written: bool) -> None:
+    def __init__(self, facts: ModelFacts, tune: FineTune, layers: int, *, written: bool, masked: bool) -> None:
         self._facts, self.n_layer = facts, layers
         self.written_attention = written or facts.attention_softcap > 0
         self.padded = tune.attn != "flash_attention_2" if tune.joined else tune.padded and not tune.packing
+        self.padded = self.padded or masked
         self.joined = tune.joined
         self.groups = Dim(facts.groups, 1, ("G",)) if facts.groups > 1 else 1
 
@@ -95,10 +96,10 @@ class Program:
         self._recorders: dict[tuple[Any, ...], Recorder] = {}  # passes that were run, and unrolled
         self._structures: dict[tuple[Any, ...], Structure] = {}
 
-    def _built(self, layers: int) -> Any:
-        """The model with so many layers."""
-        tune, linear = self.tune, programs.load("foretrain.model.hub.linear")
-        decoder = programs.load("foretrain.model.hub.decoder")
+    def _built(self, layers: int, loader: programs.Loader = programs.EAGER, *, masked: bool = False) -> Any:
+        """The model with so many layers; `masked`: its attention has a mask in any case."""
+        tune, linear = self.tune, loader.load("foretrain.model.hub.linear")
+        decoder = loader.load("foretrain.model.hub.decoder")
         modules.WEIGHTS[0] = self.dtype
         adapter = linear.Adapter(Dim(tune.lora_r, 1, ("r",)), tune.lora_dropout, self.wide, tune.method == "dora")
         packed = linear.Packed(self.low or self.dtype, self.dtype, tune.double_quant)
@@ -107,7 +108,8 @@ class Program:
         adapted = adapted_roles(self.facts, tune)
         build = decoder.Build(adapter if tune.adapters else None, adapted, kept, kernels, self.unsloth)
         ways = {"checkpointing": tune.gradient_checkpointing, "reentrant": tune.reentrant, "offloads": tune.offloads}
-        facts = Lettered(self.facts, tune, layers, written=tune.attn == "eager" and not build.fast_blocks)
+        written = tune.attn == "eager" and not build.fast_blocks
+        facts = Lettered(self.facts, tune, layers, written=written, masked=masked)
         model = decoder.Decoder(facts, build, **ways, keeps_logits=tune.keeps_logits, tiled=self.tiled)
         self._prepare(model)
         modules.WEIGHTS[0] = float32

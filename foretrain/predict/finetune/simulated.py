@@ -15,12 +15,12 @@ from foretrain.predict.estimate.kernel_buffers import (
     flash_backward_bytes,
     flash_split_bytes,
 )
-from foretrain.predict.estimate.sdpa import USUAL, WITH_CUDNN, Call, kernel, prefers_cudnn
 from foretrain.predict.estimate.simulated_run import cublas_workspace_bytes, granule_of
+from foretrain.predict.finetune.attention import attention_kernel
 from foretrain.predict.finetune.collected import Collected, numbers
+from foretrain.predict.finetune.compiled import CompiledProgram, program_of
 from foretrain.predict.finetune.optimizers import OPTIMIZERS
 from foretrain.predict.finetune.outside import Outside, formula_of
-from foretrain.predict.finetune.program import AS_LOADED, Program
 from foretrain.predict.timeline import Passage, Tensor, Timeline
 
 PHASES = ("load", "prepare", "first_step", "steady_step", "evaluate", "save", "merge")
@@ -47,21 +47,6 @@ def symbols_of(facts: ModelFacts, tune: FineTune, gpu: Gpu, batch: int) -> dict[
     }  # fmt: skip
 
 
-def attention_kernel(facts: ModelFacts, tune: FineTune, gpu: Gpu, *, learns: bool) -> str:
-    """The kernel of causal attention without a mask."""
-    if tune.attn == "flash_attention_2":
-        return "flash"
-    if gpu.kind != "cuda":  # sdp_utils_cpp.cpp: without dropout, and with any mask
-        return "math" if learns and facts.attention_dropout else "flash"
-    # Without autocast all that is not in 4 bits is fp32, and so is what it makes.
-    wide = tune.method == "qlora" and tune.loop not in AS_LOADED
-    half = {"bf16": "bfloat16", "fp16": "float16"}.get(tune.amp, "float32" if wide else tune.dtype)
-    width, heads = facts.head_dim, (facts.n_head, facts.n_kv_head, facts.n_kv_head)
-    call = Call(half, (width, width, width), (2, 2), heads, grouped=facts.groups > 1, learns=learns,
-                dropout=facts.attention_dropout if learns else 0.0)  # fmt: skip
-    return kernel(gpu.capability, call, WITH_CUDNN if prefers_cudnn(gpu.capability) else USUAL) or "math"
-
-
 class SimulatedFineTuning:
     """One run. `t` is its timeline once `write` was called; `paged_bytes`: states in managed memory."""
 
@@ -69,12 +54,14 @@ class SimulatedFineTuning:
         self.facts, self.tune, self.gpu = facts, tune, gpu
         self.symbols = symbols_of(facts, tune, gpu, tune.batch_size)
         self.cuda = gpu.kind == "cuda"
-        self.t = Timeline(dict(self.symbols), granule_of(gpu))
 
         def attention(learns: bool) -> str:
             return attention_kernel(facts, tune, gpu, learns=learns)
 
-        self.program = Program(facts, tune, attention, gpu)
+        self.program = program_of(facts, tune, attention, gpu)
+        if isinstance(self.program, CompiledProgram):
+            self.symbols = self.program.sizes(self.symbols)
+        self.t = Timeline(dict(self.symbols), granule_of(gpu))
         self.outside = Outside(self.program, self.t)
         self.alloc = self.outside.alloc
         self.trained = list(self.program.trained().values())
@@ -120,6 +107,10 @@ class SimulatedFineTuning:
 
     def micro_batch(self) -> None:
         """Forward and backward pass."""
+        if isinstance(self.program, CompiledProgram) and True not in self.started:
+            self.gradients = self.program.first_pass(self.t, self._workspaces())
+            self.started.add(True)
+            return
         self.outside.places.before_a_pass()
         passage = self.passage(train=True)
         shift = self.t.play(passage, 0)
@@ -183,8 +174,7 @@ class SimulatedFineTuning:
 
     def passage(self, *, train: bool) -> Passage:
         """A pass, without the workspaces that cuBLAS has from earlier ones; a later one adds to the gradients."""
-        there = 2 if True in self.started else max(len(self.started), len(self.outside.workspaces))
-        later = bool(self.gradients)
+        there, later = self._workspaces(), bool(self.gradients)
         first = train and self.outside.places.passes == 1
         key = train, later, first, self.t.symbols["B"], there
         self.started.add(train)
@@ -192,3 +182,7 @@ class SimulatedFineTuning:
             structure = self.program.structure(self.t.symbols, train=train, later=later, first=first)
             self.passages[key] = structure.sized(self.t).without("workspace", there)
         return self.passages[key]
+
+    def _workspaces(self) -> int:
+        """How many cuBLAS has: one for each thread that has multiplied."""
+        return 2 if True in self.started else max(len(self.started), len(self.outside.workspaces))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from foretrain.base.units import MIB
-from foretrain.predict.estimate.kernel_buffers import flash_backward_bytes, flash_split_bytes
+from foretrain.predict.estimate.kernel_buffers import efficient_backward_bytes, flash_backward_bytes, flash_split_bytes
 from foretrain.predict.trace.card.torch_cuda import Card
 from foretrain.predict.trace.kernels import convolutions
 from foretrain.predict.trace.kernels.reductions import REDUCTIONS, reduction_buffers
@@ -68,23 +68,12 @@ def _efficient_backward(card: Card, args: tuple[Any, ...]) -> list[Step]:
     summed (aten .../transformers/cuda/attention_backward.cu, mem_eff_attention/kernel_backward.h)."""
     gradient, query = args[0], args[1]
     B, H, T, D = query.shape
-    sums, product = 4 * B * H * T, 4 * B * H * T * D
-    delta: list[Step] = [sums]
+    sums, blocks = efficient_backward_bytes(B, H, T, D, half=gradient.dtype != torch.float32)
+    product, delta = sums * D, [sums]
     if gradient.dtype == torch.float32:
         # (B, T, H) sums are laid out anew as (B, H, T), where that is another order
         delta = [product, sums, -product] if H == 1 else [product, sums, sums, -sums, -product]
-    rows, nbytes = _gradient_block(D, half=gradient.dtype != torch.float32)
-    return [Result(0), Result(1), Result(2), *delta, B * H * -(-T // rows) * nbytes]
-
-
-def _gradient_block(D: int, *, half: bool) -> tuple[int, int]:
-    """(rows, bytes) of what a block of that kernel sums of dq, with its lock: 64 columns of 64 rows, as many as a head
-    has; in half precision heads of 65 to 128 have blocks of another shape. Of compute capability 8 and above."""
-    if half and 64 < D <= 96:
-        return 128, 4 * 128 * 128 + 32
-    if half and 96 < D <= 128:
-        return 64, 4 * 64 * 384 + 32
-    return 64, -(-D // 64) * (4 * 64 * 64 + 16)
+    return [Result(0), Result(1), Result(2), *delta, blocks]
 
 
 def _sort_bytes(n: int, largest: int) -> int:

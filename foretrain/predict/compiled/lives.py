@@ -64,6 +64,7 @@ class Lives:
         self.t, self.machine = t, machine
         self.alive: dict[Node, int] = {}  # serial numbers
         self.seen: set[Any] = set()  # kernels that have run
+        self.given_away: frozenset[Node] = frozenset()  # results of the forward pass that backward reads too
 
     def birth(self, node: Node, component: str) -> None:
         """A tensor of the graph."""
@@ -121,7 +122,9 @@ class Lives:
                 uses[node] -= 1
                 if not uses[node] and node in there and node not in held:
                     dying.append(node)
-            over = [node for node in dying if node.kind != TANGENT]  # what comes from outside is not written over
+            # What comes from outside, or was given away by the forward pass, is not written over ("donated buffers",
+            # torch/_functorch/_aot_autograd/graph_compile.py).
+            over = [node for node in dying if node.kind != TANGENT and node not in self.given_away]
             changed: list[Node] = []
             for node in kernel.writes:
                 old = next((each for each in over if half.replaces(node, each, kernel)), None)

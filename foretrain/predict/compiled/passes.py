@@ -27,7 +27,9 @@ def recorded(
     kept = {node.base: node.base.component for node in (*graphs.saved, *graphs.outputs)}
     lives.half(graphs.forward, kept, set(kept), thread="forward")
     t.layer = OUTSIDE
-    if logits not in {node.base for node in graphs.saved}:
+    if logits in {node.base for node in graphs.saved}:
+        lives.given_away = frozenset({logits})
+    else:
         lives.free(logits)
     t.split = len(t.events)
     _backward(lives, graphs)

@@ -28,7 +28,7 @@ from foretrain.comparison.compare import compare as compared_subjects
 from foretrain.comparison.sources import trainer_runs
 from foretrain.comparison.sources.given import Given
 from foretrain.comparison.subject import Subject
-from foretrain.config.finetune.live import of_all_layers
+from foretrain.config.finetune.adapter import of_all_layers
 from foretrain.hardware.catalogue import find
 from foretrain.monitoring import trainer_hooks, trainer_record
 from foretrain.monitoring.trainer_meter import PhaseMeter

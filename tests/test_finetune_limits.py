@@ -301,6 +301,37 @@ def test_a_model_is_planned_whatever_its_file_is_called(tmp_path: Path, named: s
     assert found.facts.n_layer == 28
 
 
+def test_an_adapter_s_file_says_how_it_was_trained(tmp_path: Path) -> None:
+    file = tmp_path / "adapter_config.json"
+    modules = [f"model.layers.{i}.self_attn.q_proj" for i in range(28)]
+    adapter = {"peft_type": "LORA", "base_model_name_or_path": "qwen3-0.6b", "r": 64, "lora_dropout": 0.05}
+    file.write_text(json.dumps({**adapter, "target_modules": modules}))
+    for source in (file, tmp_path):
+        _, tune, reading = read_finetune(str(source))
+        assert (tune.method, tune.lora_r, tune.lora_dropout) == ("lora", 64, 0.05)
+        assert tune.lora_targets == "self_attn.q_proj"
+        assert reading.origins["lora_r"] == "r"
+    _, tune, _ = read_finetune(str(file), ["--lora-r", "8", "--method", "qlora"])
+    assert (tune.method, tune.lora_r) == ("qlora", 8)
+    file.write_text(json.dumps({**adapter, "peft_type": "IA3"}))
+    with pytest.raises(UserError) as raised:
+        read_finetune(str(file))
+    assert "IA3" in str(raised.value)
+
+
+def test_the_screen_names_the_phase_that_needs_most() -> None:
+    words = ("qwen3-8b", "--method", "qlora", "--unsloth", "--batch-size", "3", "--gpu", "RTX 4090")
+    assert "while merging the adapters" in " ".join(foretrain("plan", *words).stdout.split())
+
+
+def test_what_fits_in_a_limit_is_no_advice_for_a_run_that_does_not_fit_or_ends_before() -> None:
+    words = ("qwen3-8b", "--method", "full", "--batch-size", "1", "--gpu", "RTX 4070", "--within", "12h")
+    assert "max_steps" not in foretrain("plan", *words).stdout
+    ends = foretrain("plan", *SMALL, "--dataset-tokens", "1M", "--within", "100h").stdout
+    assert "max_steps" not in ends
+    assert "max_steps" in foretrain("plan", *SMALL, "--dataset-tokens", "1B", "--within", "1h").stdout
+
+
 def test_a_config_of_more_layers_than_a_plan_can_take_says_how_many() -> None:
     config = model_named("qwen3-0.6b")
     assert config is not None

@@ -49,7 +49,7 @@ def how_chosen(words: Sequence[str] | None) -> tuple[Note, ...]:
 
 def _deciding(words: Sequence[str]) -> list[str]:
     """The options among words that only a fine-tuning run has."""
-    return [word.partition("=")[0] for word in words if _of_finetuning(word)]
+    return list(dict.fromkeys(word.partition("=")[0] for word in words if _of_finetuning(word)))
 
 
 def _of_finetuning(word: str) -> bool:

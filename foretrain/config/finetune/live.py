@@ -3,22 +3,20 @@
 Who asks has the objects; here come what their `to_dict()` gives and what only the objects know (`LiveRun`).
 """
 
-import re
-from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from foretrain.base.errors import UserError
 from foretrain.base.records import Note
-from foretrain.config.finetune.formats.format import method_of, training_arguments
+from foretrain.config.finetune.adapter import put_adapter
+from foretrain.config.finetune.formats.format import training_arguments
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.finetune.table import FileSettings, Table
 from foretrain.config.hub.facts import ModelSource
 from foretrain.config.hub.read import facts_of
 
 WHERE = "TrainingArguments"
-IN_A_LAYER = re.compile(r"(\D*?)\.?(\d+)\.(.+)")  # a path: what comes before the first number, that, and the rest
 # Of TrainingArguments, what a plan does not have and a comparison of runs asks for.
 LEARNING = ("learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "adam_beta1", "adam_beta2", "seed")
 
@@ -103,35 +101,9 @@ def _adapter(run: LiveRun, found: FileSettings) -> None:
         if run.four_bit is not None:
             raise UserError("usage.callback_adapter", kind="4-bit weights without an adapter")
         return
-    kind = str(table.take("peft_type", "")).rpartition(".")[2].upper()
-    if kind != "LORA":
-        raise UserError("usage.callback_adapter", kind=kind or "an adapter without a name")
-    if isinstance(adapter.get("target_modules"), str) and adapter["target_modules"] != "all-linear":
-        raise UserError("usage.callback_adapter", kind="target_modules as a pattern")
-    method_of(table, "use_dora", adapters=True, four_bit=run.four_bit is not None, dora=table.flag("use_dora"))
-    table.put("lora_r", "r")
-    table.put("lora_dropout", "lora_dropout")
-    for option, key in (("lora_targets", "target_modules"), ("lora_saved", "modules_to_save")):
-        value = table.take(key)
-        if value and not isinstance(value, str):
-            facts = _source(run).facts
-            value = sorted(of_all_layers(value, facts.n_layer) if facts else value)
-        if value:
-            table.give(option, value, key)
+    put_adapter(table, _source(run).facts, four_bit=run.four_bit is not None)
     if run.four_bit is not None:
         found.values["double_quant"] = bool(run.four_bit.get("bnb_4bit_use_double_quant"))
-
-
-def of_all_layers(paths: Collection[str], layers: int) -> set[str]:
-    """Names of modules; those that each of so many layers has, without the layer: peft keeps fewer than 20 modules by
-    their whole paths (`model.layers.0.self_attn.q_proj`), and more by the ends that they share. What only some layers
-    have stays as it is."""
-    numbers: dict[tuple[str, str], set[int]] = defaultdict(set)
-    matches = {path: found for path in paths if (found := IN_A_LAYER.fullmatch(path))}
-    for found in matches.values():
-        numbers[found[1], found[3]].add(int(found[2]))
-    whole = {path: found for path, found in matches.items() if numbers[found[1], found[3]] == set(range(layers))}
-    return {whole[path][3] if path in whole else path for path in paths}
 
 
 def _source(run: LiveRun) -> ModelSource:

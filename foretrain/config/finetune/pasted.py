@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from foretrain.base.errors import UserError
-from foretrain.config.finetune.read import FineTuneReading, describes_model, reading_of, settings_of
+from foretrain.config.finetune.read import FineTuneReading, reading_of, settings_of
 from foretrain.config.finetune.yaml_file import table_of
 from foretrain.config.hub.facts import ModelSource
 from foretrain.config.hub.read import facts_of, names_code
-from foretrain.config.hub.source import preset_source, repository_in, text_source
+from foretrain.config.hub.source import describes_model, preset_source, repository_in, text_source
 
 _SCRIPT = re.compile(r"^(?:import|from)\s+\w", re.MULTILINE)
 

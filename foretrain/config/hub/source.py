@@ -7,11 +7,13 @@ import difflib
 import importlib
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from foretrain.base.errors import UserError
 from foretrain.config.hub.facts import ModelSource
+from foretrain.config.hub.families import FAMILIES
 from foretrain.config.hub.models import ModelPreset, model_named, models
 from foretrain.config.hub.read import config_of, facts_of, names_code, read_config
 
@@ -66,6 +68,14 @@ def repository_in(text: str) -> str | None:
 def is_repository(text: str) -> bool:
     """Whether a text has the form owner/name, and is not the path of something here."""
     return bool(_REPOSITORY.fullmatch(text)) and not _path(text)
+
+
+def describes_model(keys: Mapping[str, Any]) -> bool:
+    """Whether the keys of a JSON file are those of a model's config.json, or of an adapter's."""
+    if {"architectures", "peft_type"} & keys.keys() or {"model_type", "hidden_size"} <= keys.keys():
+        return True
+    family = keys.get("model_type")  # axolotl's is the name of a class
+    return isinstance(family, str) and family in FAMILIES
 
 
 def _found(text: str, followed: int) -> ModelSource:

@@ -20,7 +20,8 @@ def screen(found: FineTuneWithin, asked: Asked, searched: FineTuneLargest | None
     if searched is not None:
         lead.append(Paragraph(largest(plan, searched)))
     rows = [batch_row(plan), _data(found), *time_rows(plan), *_asked(found)]
-    if not asked.quiet:
+    whole = found.asked_steps is not None and found.asked_steps <= found.steps
+    if not asked.quiet and not whole and plan.verdict != "does_not_fit":
         rows.append(Row(Message("first.label.next"), Message("finetune.within_next", {"steps": found.steps})))
     return Screen(title(plan), tuple(lead), None, (*rows, *assumed_rows(plan)))
 

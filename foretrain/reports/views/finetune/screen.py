@@ -80,7 +80,7 @@ def verdict_of(plan: FineTunePlan) -> Paragraph:
 def _where(phase: PhaseMemory) -> Message:
     if phase.phase in ("evaluate", "load"):
         return Message("first.where.evaluation" if phase.phase == "evaluate" else "first.where.build")
-    part = phase.moment.partition(".")[0]
+    part = phase.phase if phase.phase in ("prepare", "merge") else phase.moment.partition(".")[0]
     return Message(f"first.where.{part}") if has(f"first.where.{part}") else Message("first.where.backward")
 
 

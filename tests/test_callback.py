@@ -43,7 +43,7 @@ pytest.importorskip("peft")
 import peft
 import transformers
 
-from tests.kit.trainers import BATCH, LENGTH, SIZES, STEPS, Samples, explained, llama, trainer_of
+from tests.kit.trainers import BATCH, LENGTH, SIZES, STEPS, Samples, assert_forecast_of, explained, llama, trainer_of
 
 ForetrainCallback = library.ForetrainCallback
 
@@ -628,9 +628,8 @@ def test_trl_trains_with_it(tmp_path: Path) -> None:
     assert found.record.trainer == "SFTTrainer"
     assert found.forecast is not None
     assert found.forecast.tune.loop == "trl"
+    assert_forecast_of(found, "load", "first_step", "steady_step")
     pieces = {piece.id: piece for piece in found.phases}
-    for name in ("load", "first_step", "steady_step"):
-        assert pieces[name].predicted_bytes == pytest.approx(pieces[name].measured_bytes, rel=0.003), name
     logits = BATCH * LENGTH * 32_768 * 4  # its piece of a vocabulary, which is larger than this one
     assert pieces["steady_step"].measured_bytes > logits
 

@@ -28,7 +28,7 @@ import transformers
 import foretrain as library
 from tests.kit import finetune_traces as estimates
 from tests.kit import liger
-from tests.kit.trainers import explained, learned, llama, trainer_of
+from tests.kit.trainers import assert_forecast_of, explained, learned, llama, trainer_of
 
 # peft asks for names that transformers 5.23 calls old.
 pytestmark = pytest.mark.filterwarnings("ignore:.*checkpointing. is deprecated:FutureWarning")
@@ -88,10 +88,7 @@ def assert_forecast_with_liger(model: Any, folder: Path, **changes: Any) -> None
     callback = library.ForetrainCallback(quiet=True)
     with liger.installed():
         trainer_of(model, folder / "run", callback, use_liger_kernel=True, **changes).train()
-    found = explained(folder / "run" / "foretrain")
-    pieces = {piece.id: piece for piece in found.phases}
-    for name in ("first_step", "steady_step", "evaluate"):
-        assert pieces[name].predicted_bytes == pytest.approx(pieces[name].measured_bytes, rel=0.003), name
+    assert_forecast_of(explained(folder / "run" / "foretrain"), "first_step", "steady_step", "evaluate")
 
 
 def test_the_memory_of_a_real_trainer_with_these_kernels_is_forecast(tmp_path: Path) -> None:

@@ -306,7 +306,9 @@ def test_an_adapter_s_file_says_how_it_was_trained(tmp_path: Path) -> None:
     modules = [f"model.layers.{i}.self_attn.q_proj" for i in range(28)]
     adapter = {"peft_type": "LORA", "base_model_name_or_path": "qwen3-0.6b", "r": 64, "lora_dropout": 0.05}
     file.write_text(json.dumps({**adapter, "target_modules": modules}))
-    for source in (file, tmp_path):
+    renamed = tmp_path / "mine.json"
+    renamed.write_text(file.read_text())
+    for source in (file, tmp_path, renamed):
         _, tune, reading = read_finetune(str(source))
         assert (tune.method, tune.lora_r, tune.lora_dropout) == ("lora", 64, 0.05)
         assert tune.lora_targets == "self_attn.q_proj"

@@ -26,7 +26,7 @@ import foretrain as library
 from foretrain.advice.finetune import planned
 from tests.kit import finetune_traces as estimates
 from tests.kit import unsloth
-from tests.kit.trainers import explained, learned, trainer_of
+from tests.kit.trainers import assert_forecast_of, explained, learned, trainer_of
 
 # peft asks for names that transformers 5.23 calls old.
 pytestmark = pytest.mark.filterwarnings("ignore:.*checkpointing. is deprecated:FutureWarning")
@@ -87,10 +87,7 @@ def assert_forecast(name: str, folder: Path, *, adapters: bool = True, to_host: 
             trainer_of(model, folder / "run", callback, length=length, **changes).train()
     else:
         trainer_of(model, folder / "run", callback, length=length, **changes).train()
-    found = explained(folder / "run" / "foretrain")
-    pieces = {piece.id: piece for piece in found.phases}
-    for phase in ("first_step", "steady_step", "evaluate"):
-        assert pieces[phase].predicted_bytes == pytest.approx(pieces[phase].measured_bytes, rel=0.003), phase
+    assert_forecast_of(explained(folder / "run" / "foretrain"), "first_step", "steady_step", "evaluate")
 
 
 def test_the_memory_of_a_real_trainer_with_these_functions_is_forecast(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 
@@ -54,6 +55,13 @@ def explained(folder: Path) -> TrainerRunExplanation:
     found = explain(folder)
     assert isinstance(found, TrainerRunExplanation)
     return found
+
+
+def assert_forecast_of(found: TrainerRunExplanation, *phases: str) -> None:
+    """Each within 0.3 % of what was measured."""
+    pieces = {piece.id: piece for piece in found.phases}
+    for name in phases:
+        assert pieces[name].predicted_bytes == pytest.approx(pieces[name].measured_bytes, rel=0.003), name
 
 
 def learned(model: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

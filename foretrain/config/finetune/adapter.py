@@ -3,31 +3,13 @@
 import re
 from collections import defaultdict
 from collections.abc import Collection
-from pathlib import Path
 
 from foretrain.base.errors import UserError
 from foretrain.config.finetune.formats.format import method_of
-from foretrain.config.finetune.table import FileSettings, Table
-from foretrain.config.finetune.yaml_file import read_text_of, table_of
+from foretrain.config.finetune.table import Table
 from foretrain.config.hub.facts import ModelFacts
 
-FILE = "adapter_config.json"
 IN_A_LAYER = re.compile(r"(\D*?)\.?(\d+)\.(.+)")  # a path: what comes before the first number, that, and the rest
-
-
-def adapter_file(path: Path) -> Path | None:
-    """The adapter's config at a path: the file itself, or that of a folder without a model."""
-    if path.name == FILE and path.is_file():
-        return path
-    inside = path / FILE
-    return inside if inside.is_file() and not (path / "config.json").is_file() else None
-
-
-def read_adapter(path: Path, facts: ModelFacts | None) -> FileSettings:
-    """The settings of an adapter's file. `facts`: of its model, where they are known. Raises UserError."""
-    found = FileSettings("", str(path))
-    put_adapter(Table(table_of(read_text_of(path), str(path)), found), facts, four_bit=False)
-    return found
 
 
 def put_adapter(table: Table, facts: ModelFacts | None, *, four_bit: bool) -> None:

@@ -6,13 +6,12 @@ from pathlib import Path
 from foretrain.base.records import Note
 from foretrain.config.finetune.options import OPTION_OF
 from foretrain.config.finetune.read import is_finetune_file
-from foretrain.config.hub.source import is_repository, model_named
+from foretrain.config.hub.source import MODEL_FILES, is_repository, model_named
 from foretrain.config.options import OPTIONS
 from foretrain.config.presets import PRESET_ALIASES, PRESETS
 
 GPT_SUFFIXES = (".toml", ".py")  # of configs to pretrain with
 TRAINER_SUFFIXES = (".yaml", ".yml", ".json")
-MODEL_FILES = ("config.json", "adapter_config.json")
 SPELLINGS = {alias for option in OPTIONS.values() for alias in option.aliases}
 
 

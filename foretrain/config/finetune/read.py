@@ -14,7 +14,7 @@ from pydantic import Field
 
 from foretrain.base.errors import UserError
 from foretrain.base.records import Note, Record
-from foretrain.config.finetune.adapter import adapter_file, read_adapter
+from foretrain.config.finetune.adapter import put_adapter
 from foretrain.config.finetune.formats import FORMATS
 from foretrain.config.finetune.formats.script import table_of_script, without_unread
 from foretrain.config.finetune.options import FineTune
@@ -23,7 +23,7 @@ from foretrain.config.finetune.words import COSTS, parse_words
 from foretrain.config.finetune.yaml_file import read_text_of, table_of
 from foretrain.config.hub.facts import ModelSource
 from foretrain.config.hub.models import model_named
-from foretrain.config.hub.source import describes_model, find_source, is_repository
+from foretrain.config.hub.source import MODEL_FILES, describes_model, find_source, is_repository
 
 _SUFFIXES = (".yaml", ".yml", ".json", ".py")
 # The modules that peft gives an adapter where nobody names them, for families whose facts are known
@@ -75,8 +75,8 @@ def read_finetune(source: str, words: Sequence[str] = ()) -> tuple[ModelSource, 
         raise UserError("config.finetune_no_model", path=source)
     # What was typed is a path until it says hf:, so that a mistyped one does not go to Hugging Face.
     model = _model(named, path) if given or "model" in others else find_source(source)
-    if adapter := adapter_file(Path(source)) if path is None or not given else None:
-        found = read_adapter(adapter, model.facts)
+    if model.adapter is not None and not given:
+        put_adapter(Table(dict(model.adapter), found), model.facts, four_bit=False)
     costs = {name: others[name] for name in COSTS if name in others}
     reading = reading_of(found, model, origins).model_copy(update={"costs": costs})
     return model, FineTune.model_validate({**found.values, **values}), reading
@@ -161,7 +161,7 @@ def _is_config(path: Path) -> bool:
         return False
     if path.suffix != ".json":
         return True
-    if path.name in ("config.json", "adapter_config.json"):
+    if path.name in MODEL_FILES:
         return False
     return not describes_model(table_of(read_text_of(path), str(path)))
 

@@ -103,7 +103,8 @@ class ModelFacts(Record):
 class ModelSource(Record):
     """A model, where it was found, and its config.json as it stands, from which transformers can build it.
 
-    `code`: the config names Python code of its own (auto_map); such code is never run.
+    `code`: the config names Python code of its own (auto_map); such code is never run. `adapter`: peft's
+    adapter_config.json, where that named the model.
     """
 
     name: str
@@ -111,3 +112,4 @@ class ModelSource(Record):
     config: dict[str, object]
     facts: ModelFacts | None  # None: a family whose parts foretrain does not know; its real code can still be traced
     code: bool = False
+    adapter: dict[str, object] | None = None

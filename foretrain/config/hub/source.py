@@ -19,7 +19,8 @@ from foretrain.config.hub.read import config_of, facts_of, names_code, read_conf
 
 _PREFIXES = ("hf://", "hf:", "https://huggingface.co/", "http://huggingface.co/", "huggingface.co/")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
-_CONFIG, _ADAPTER = "config.json", "adapter_config.json"
+_CONFIG = "config.json"
+MODEL_FILES = (_CONFIG, "adapter_config.json")  # which say what a folder holds; the first that is there
 _TIMEOUT_S = 10
 _MOST_FOLLOWED = 4  # adapters on adapters
 
@@ -112,7 +113,7 @@ def _of_preset(preset: ModelPreset, where: str) -> ModelSource:
 
 def _of_path(path: Path, followed: int) -> ModelSource:
     if path.is_dir():
-        file = next((path / name for name in (_CONFIG, _ADAPTER) if (path / name).is_file()), None)
+        file = next((path / name for name in MODEL_FILES if (path / name).is_file()), None)
         if file is None:
             raise UserError("config.hub_empty_folder", path=str(path))
         path = file
@@ -133,7 +134,7 @@ def _of_adapter(config: dict[str, Any], path: Path, followed: int) -> ModelSourc
     beside = path.parent / base
     named = str(beside) if _path(str(beside)) else base
     if _path(named) or model_named(base):
-        return _found(named, followed + 1)
+        return _found(named, followed + 1).model_copy(update={"adapter": config})
     raise UserError("config.hub_adapter", path=str(path), base=base[:100])
 
 

@@ -21,20 +21,8 @@ FUNCTIONS = (
     "linear", "embedding", "layer_norm", "rms_norm", "dropout", "cross_entropy", "gelu", "silu", "relu",
 )  # fmt: skip
 OPERATIONS = (
-    "mul",
-    "add",
-    "addcmul",
-    "cat",
-    "mm",
-    "addmm",
-    "pow",
-    "rsqrt",
-    "where",
-    "arange",
-    "zeros",
-    "zeros_like",
-    "tanh",
-)
+    "mul", "add", "addcmul", "cat", "mm", "addmm", "pow", "rsqrt", "where", "arange", "zeros", "zeros_like", "tanh",
+)  # fmt: skip
 MORE = ("empty", "eye", "matmul", "exp", "log")  # that only eager code calls
 ROUTING = ("topk", "sort", "histc", "cumsum", "baddbmm", "sigmoid")
 

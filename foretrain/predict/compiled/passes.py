@@ -32,7 +32,8 @@ def recorded(
     else:
         lives.free(logits)
     t.split = len(t.events)
-    _backward(lives, graphs)
+    for node in backward(lives, graphs):
+        t.take(lives.alive[node])
     t.ended = True
     return t
 
@@ -50,20 +51,22 @@ def _graphs(machine: Compiler, model: Any, forward: Callable[[Any, Any, Any], tu
     return graphs, logits.value.base
 
 
-def _backward(lives: Lives, graphs: Graphs) -> None:
-    """All gradients are there when the graph ends; then they become .grad one by one."""
-    t = lives.t
-    t.moment = "backward.loss"
+def backward(
+    lives: Lives, graphs: Graphs, component: str = "gradients", stays: frozenset[Node] = frozenset()
+) -> list[Node]:
+    """The gradients: all are there when the graph ends, and nothing else but what `stays`. `component`: what they count
+    as."""
+    lives.t.moment = "backward.loss"
     for tangent in graphs.tangents:
-        if tangent.shape:  # of the logits: zeros, which the runtime makes
+        if tangent.shape and tangent not in lives.alive:  # of what is returned besides the loss: zeros of the runtime's
             lives.birth(tangent, "logits")
     gradients = list(dict.fromkeys(node.base for node in graphs.gradients))
+    held = {*gradients, *stays}
     assert graphs.backward is not None
-    lives.half(graphs.backward, dict.fromkeys(gradients, "gradients"), set(gradients), thread="backward")
-    t.layer = OUTSIDE
-    lives.free(*(node for node in list(lives.alive) if node not in gradients))
-    for node in gradients:
-        t.take(lives.alive[node])
+    lives.half(graphs.backward, dict.fromkeys(gradients, component), held, thread="backward")
+    lives.t.layer = OUTSIDE
+    lives.free(*(node for node in list(lives.alive) if node not in held))
+    return gradients
 
 
 def with_tangent(machine: Compiler, root: Traced, logits: Traced) -> Traced:

@@ -14,7 +14,7 @@ from foretrain.predict.compiled.graph import Compiler, Node, compiler
 from foretrain.predict.compiled.halves import Graphs, forward_only, joint
 from foretrain.predict.compiled.head import add_head, chunked, divided, divides
 from foretrain.predict.compiled.lives import Lives
-from foretrain.predict.compiled.passes import with_tangent
+from foretrain.predict.compiled.passes import backward, with_tangent
 from foretrain.predict.compiled.timing import Walk, first_walk
 from foretrain.predict.timeline import Tensor
 
@@ -78,8 +78,7 @@ class CompiledProgram(EagerProgram):
         if not isinstance(result, First):
             super().backward(result)
             return
-        result.walk.part(1)
-        self.gradients = [tensor for tensor in result.walk.alive.values() if tensor.component == "gradients"]
+        self.gradients = result.walk.backward()
 
     def _recorded(self, saving: bool) -> Recorder:
         model, symbols = self._built(), self.t.symbols
@@ -136,21 +135,11 @@ class CompiledProgram(EagerProgram):
 
     def _backward(self, lives: Lives, graphs: Graphs, logits: Node | None, waiting: list[int]) -> None:
         """The backward graph. All gradients are there when it ends; then they become .grad one by one."""
-        t = lives.t
-        t.moment = "backward.loss"
-        for tangent in graphs.tangents:
-            if waiting:
-                lives.alive[tangent] = waiting[0]
-            elif tangent.shape:  # of what is returned besides the loss: zeros, which the runtime makes
-                lives.birth(tangent, "logits")
-        gradients = list(dict.fromkeys(node.base for node in graphs.gradients))
-        half = self.v.wide == 2
-        components = dict.fromkeys(gradients, "temporaries" if half else "gradients")
-        held = {*gradients, *((logits,) if logits is not None else ())}
-        assert graphs.backward is not None
-        lives.half(graphs.backward, components, held, thread="backward")
-        t.layer = OUTSIDE
-        lives.free(*(node for node in list(lives.alive) if node not in held))
+        t, half = lives.t, self.v.wide == 2
+        if waiting:
+            lives.alive.update(dict.fromkeys(graphs.tangents, waiting[0]))
+        stays = frozenset(() if logits is None else (logits,))
+        gradients = backward(lives, graphs, "temporaries" if half else "gradients", stays)
         taken = [lives.alive[node] for node in gradients]
         if waiting:
             weight = self.model.lm_head.weight

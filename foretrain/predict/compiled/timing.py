@@ -43,6 +43,11 @@ class Walk:
             else:
                 t.free(self.alive.pop(~event))
 
+    def backward(self) -> list[Tensor]:
+        """The second part. Returns the gradients."""
+        self.part(1)
+        return [tensor for tensor in self.alive.values() if tensor.component == "gradients"]
+
     def _time(self, changed: Sequence[int]) -> None:
         t = self.t
         for _ in range(2 if changed else 1):

@@ -57,9 +57,7 @@ class CompiledProgram(Program):
         """Writes the first micro-batch, whose kernels are timed where they can run in several ways. Returns its
         gradients. `there`: how many workspaces cuBLAS has."""
         structure = self.structure(t.symbols, train=True)
-        walk = first_walk(t, structure.sized(t), structure, there, cuda=self.cuda)
-        walk.part(1)
-        return [tensor for tensor in walk.alive.values() if tensor.component == "gradients"]
+        return first_walk(t, structure.sized(t), structure, there, cuda=self.cuda).backward()
 
     def _recorded(self, symbols: dict[str, int], *, train: bool, first: bool) -> Recorder:
         if not train:

@@ -134,6 +134,10 @@ class Program:
         """Of a number in the residual stream."""
         return self.dtype.itemsize
 
+    def sizes(self, symbols: dict[str, int]) -> dict[str, int]:
+        """What the letters stand for in training."""
+        return symbols
+
     def structure(self, symbols: dict[str, int], *, train: bool, later: bool = False, first: bool = False) -> Structure:
         """Forward and, in training, backward pass of a micro-batch, for all layers; `later`: it finds gradients;
         `first`: it is the run's first."""

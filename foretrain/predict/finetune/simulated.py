@@ -52,15 +52,13 @@ class SimulatedFineTuning:
 
     def __init__(self, facts: ModelFacts, tune: FineTune, gpu: Gpu) -> None:
         self.facts, self.tune, self.gpu = facts, tune, gpu
-        self.symbols = symbols_of(facts, tune, gpu, tune.batch_size)
         self.cuda = gpu.kind == "cuda"
 
         def attention(learns: bool) -> str:
             return attention_kernel(facts, tune, gpu, learns=learns)
 
         self.program = program_of(facts, tune, attention, gpu)
-        if isinstance(self.program, CompiledProgram):
-            self.symbols = self.program.sizes(self.symbols)
+        self.symbols = self.program.sizes(symbols_of(facts, tune, gpu, tune.batch_size))
         self.t = Timeline(dict(self.symbols), granule_of(gpu))
         self.outside = Outside(self.program, self.t)
         self.alloc = self.outside.alloc

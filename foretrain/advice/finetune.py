@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator
 from foretrain.base.errors import UserError
 from foretrain.base.records import Record
 from foretrain.config.finetune.options import FineTune
+from foretrain.predict.finetune.attention import has_flash_2
 from foretrain.predict.finetune.plan import FineTunePlan, replanned
 from foretrain.predict.memory import Verdict
 
 LEAST_RANK = 8  # of an adapter: advice goes no lower
-AMPERE = (8, 0)  # the first capability that FlashAttention 2 runs on
 MOST_TOGETHER = 3  # answers of several changes at once; then no more are looked for
 
 
@@ -82,7 +82,7 @@ def _fewer_targets(tune: FineTune) -> Values:
 
 
 def _unpadded(tune: FineTune) -> Values:
-    return {"packing": True} if tune.padded and not tune.packing else {}
+    return {"padded": False, "packing": True} if tune.padded and not tune.packing else {}
 
 
 def _lora(tune: FineTune) -> Values:
@@ -112,7 +112,8 @@ OTHER: dict[str, Try] = {
 
 
 def _whole_activations(tune: FineTune) -> Values:
-    return {"gradient_checkpointing": False} if tune.gradient_checkpointing else {}
+    ways: Values = {name: False for name in ("offload_checkpoints", "reentrant") if getattr(tune, name)}
+    return {"gradient_checkpointing": False, **ways} if tune.gradient_checkpointing else {}
 
 
 def _larger_batch(tune: FineTune) -> Values:
@@ -192,7 +193,9 @@ def planned(plan: FineTunePlan, ids: tuple[str, ...]) -> FineTuneChange | None:
         if not values:
             return None
         changed |= values
-    if changed.get("attn") == "flash_attention_2" and plan.gpu.capability < AMPERE:
+    if changed.get("amp") == "bf16" and not plan.gpu.supports_bf16:
+        changed["amp"] = "fp16"
+    if changed.get("attn") == "flash_attention_2" and not has_flash_2(plan.gpu):
         return None
     if "liger" in changed and plan.facts.liger_kernels(plan.tune.loop) is None:
         return None

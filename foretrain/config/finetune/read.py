@@ -19,11 +19,11 @@ from foretrain.config.finetune.formats import FORMATS
 from foretrain.config.finetune.formats.script import table_of_script, without_unread
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.finetune.table import FileSettings, Table
+from foretrain.config.finetune.together import idle_note, whole
 from foretrain.config.finetune.words import COSTS, parse_words
 from foretrain.config.finetune.yaml_file import read_text_of, table_of
 from foretrain.config.hub.facts import ModelSource
-from foretrain.config.hub.models import model_named
-from foretrain.config.hub.source import MODEL_FILES, describes_model, find_source, is_repository
+from foretrain.config.hub.source import MODEL_FILES, describes_model, find_source, is_repository, model_named
 
 _SUFFIXES = (".yaml", ".yml", ".json", ".py")
 # The modules that peft gives an adapter where nobody names them, for families whose facts are known
@@ -78,8 +78,10 @@ def read_finetune(source: str, words: Sequence[str] = ()) -> tuple[ModelSource, 
     if model.adapter is not None and not given:
         put_adapter(Table(dict(model.adapter), found), model.facts, four_bit=False)
     costs = {name: others[name] for name in COSTS if name in others}
-    reading = reading_of(found, model, origins).model_copy(update={"costs": costs})
-    return model, FineTune.model_validate({**found.values, **values}), reading
+    reading = reading_of(found, model, origins)
+    tune = whole(FineTune.model_validate({**found.values, **values}), origins, model.facts)
+    read_from = {"unsloth": reading.origins.get("loop", "default")} if tune.unsloth else {}
+    return model, tune, reading.model_copy(update={"costs": costs, "origins": {**read_from, **reading.origins}})
 
 
 def reading_of(found: FileSettings, model: ModelSource | None, origins: Mapping[str, str] = {}) -> FineTuneReading:
@@ -208,6 +210,8 @@ def _notes(found: FileSettings, model: ModelSource | None, origins: Mapping[str,
     if found.format and "seq_len" not in origins:
         length = found.values.get("seq_len", FineTune().seq_len)
         notes.append(Note(id="finetune_seq_len", values={"where": found.source, "length": length}))
+    if found.origins:
+        notes += idle_note(FineTune.model_validate(found.values), found.origins, found.source)
     if model is not None and model.code:
         notes.append(Note(id="finetune_code", values={"model": model.name}))
     return tuple(notes)

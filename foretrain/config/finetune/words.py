@@ -5,16 +5,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from foretrain.base.errors import UserError
+from foretrain.config.finetune.formats.known_keys import known_keys
 from foretrain.config.finetune.options import FINETUNE_OPTIONS, OPTION_OF
 from foretrain.config.finetune.values import NotPlanned, bad_value, converted, flag
 from foretrain.config.options import OPTIONS
 
-# What trainers call a choice of these options, as a word of its own.
+# What trainers call a choice of these options, as a word of its own, and what is chosen where it is off.
 _SWITCHES = {
-    "bf16": ("amp", "bf16"), "fp16": ("amp", "fp16"), "load_in_4bit": ("method", "qlora"),
-    "use_dora": ("method", "dora"), "qlora": ("method", "qlora"), "flash_attention": ("attn", "flash_attention_2"),
+    "bf16": ("amp", "bf16", "no"), "fp16": ("amp", "fp16", "no"), "load_in_4bit": ("method", "qlora", ""),
+    "use_dora": ("method", "dora", ""), "qlora": ("method", "qlora", ""),
+    "flash_attention": ("attn", "flash_attention_2", "sdpa"),
 }  # fmt: skip
+_WITH_SWITCH = {("lora", "qlora"), ("lora", "dora")}  # --method lora --load-in-4bit is qlora
 COSTS = tuple(name for name, option in OPTIONS.items() if option.group == "cost")  # prices are those of any run
+_SURE = 0.85  # what is as much like another word is taken for it
 OTHERS = ("model", "accelerate", *COSTS)  # words that are no options of FineTune
 
 
@@ -23,7 +27,7 @@ def parse_words(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, str], d
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     others: dict[str, str] = {}
-    rest = list(words)
+    rest, off = list(words), dict[str, tuple[str, str, str]]()
     while rest:
         word = rest.pop(0)
         if not word.startswith("-") or word in ("-", "--"):
@@ -33,24 +37,69 @@ def parse_words(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, str], d
         if key in OTHERS:
             others[key] = text if equals else _next(rest, name)
             continue
+        if key in _SWITCHES and _is_off(text if equals else None, rest):
+            off[name] = _SWITCHES[key]
+            continue
+        if not equals and key.startswith("no_") and key[3:] in _SWITCHES:
+            off[name] = _SWITCHES[key[3:]]
+            continue
         option, value = _value(key, name, text if equals else None, rest)
         try:
-            values[option] = converted(option, value, key, word if equals else name)
+            value = converted(option, value, key, word if equals else name)
         except NotPlanned:
             raise bad_value(option, value, key, name) from None
+        values[option] = _agreed(option, value, name, values, origins)
         origins[option] = name
+    _switch_off(off, values, origins)
     return values, origins, others
+
+
+def _is_off(text: str | None, rest: list[str]) -> bool:
+    """Whether a switch is false, by what stands after '=' or by the next word, which is then taken."""
+    if text is not None:
+        return flag(text) is False
+    if not rest or flag(rest[0]) is not False:
+        return False
+    rest.pop(0)
+    return True
+
+
+def _agreed(option: str, value: Any, name: str, values: dict[str, Any], origins: dict[str, str]) -> Any:
+    """The value, of two words that mean one option the one that they agree on; of one word twice the last. Raises
+    UserError where they contradict each other."""
+    before = values.get(option, value)
+    if value == before or _same(name, origins[option]):
+        return value
+    for pair in ((before, value), (value, before)):
+        if option == "method" and pair in _WITH_SWITCH:
+            return pair[1]
+    raise UserError("config.finetune_two_words", option=option, one=origins[option], other=name)
+
+
+def _same(one: str, other: str) -> bool:
+    """Whether two words are the same option: --lora-r and --lora_r, --packing and --no-packing."""
+    plain = [word.lstrip("-").replace("-", "_").lower().removeprefix("no_") for word in (one, other)]
+    return plain[0] == plain[1]
+
+
+def _switch_off(off: dict[str, tuple[str, str, str]], values: dict[str, Any], origins: dict[str, str]) -> None:
+    """What switches that are off choose, where no other word chooses. Raises UserError where that is not known, and
+    where another word has switched it on."""
+    for name, (option, choice, instead) in off.items():
+        if values.get(option) == choice:
+            raise UserError("config.finetune_two_words", option=option, one=origins[option], other=name)
+        if option not in values and not instead:
+            raise UserError("config.finetune_switch_off", word=name, option=f"--{option}")
+        if option not in values:
+            values[option], origins[option] = instead, name
 
 
 def _value(key: str, name: str, text: str | None, rest: list[str]) -> tuple[str, Any]:
     """(option, value) of a word: after '=', in the next word, or true of a flag that stands alone."""
     if key in _SWITCHES:
-        option, choice = _SWITCHES[key]
+        option, choice, _ = _SWITCHES[key]
         on = flag(text) if text is not None else _taken_flag(rest)
-        if on:
-            return option, choice
-        default = FINETUNE_OPTIONS[option].default
-        return option, default if on is not None else text
+        return option, choice if on else text
     option = OPTION_OF.get(key)
     if option is None and key.startswith("no_") and FINETUNE_OPTIONS.get(OPTION_OF.get(key[3:], ""), None):
         option = OPTION_OF[key[3:]]
@@ -83,7 +132,12 @@ def _next(rest: list[str], name: str) -> str:
 
 
 def _unknown(key: str, name: str) -> UserError:
-    near = difflib.get_close_matches(key, [*OPTION_OF, *_SWITCHES, *OTHERS], n=3, cutoff=0.6)
+    keys, own = known_keys("training", "adapter", "trl", "unsloth"), [*OPTION_OF, *_SWITCHES, *OTHERS]
+    alike = difflib.get_close_matches(key, [*own, *sorted(keys.harmless | keys.unplanned)], n=1, cutoff=_SURE)
+    if alike and alike[0] not in own:
+        id = "config.finetune_harmless" if alike[0] in keys.harmless else "config.finetune_not_planned"
+        return UserError(id, option=name[:60], near=f"--{alike[0].replace('_', '-')}")
+    near = difflib.get_close_matches(key, own, n=3, cutoff=0.6)
     if near:
         shown = [f"--{each.replace('_', '-')}" for each in near]
         return UserError("config.finetune_no_option_near", option=name[:60], near=shown)

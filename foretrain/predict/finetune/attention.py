@@ -6,6 +6,13 @@ from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.estimate.sdpa import USUAL, WITH_CUDNN, Call, kernel, prefers_cudnn
 from foretrain.predict.finetune.program import AS_LOADED
 
+AMPERE = (8, 0)  # the first capability that FlashAttention 2 runs on (flash-attn csrc/flash_attn/flash_api.cpp)
+
+
+def has_flash_2(gpu: Gpu) -> bool:
+    """Whether the flash-attn package runs on a device; on a CPU its kernel is planned as PyTorch's own."""
+    return gpu.kind != "cuda" or gpu.capability >= AMPERE
+
 
 def attention_kernel(facts: ModelFacts, tune: FineTune, gpu: Gpu, *, learns: bool) -> str:
     """The kernel of causal attention without a mask."""

@@ -10,13 +10,18 @@ SEARCHED: dict[str, tuple[int, int]] = {"batch_size": (1, 4096), "seq_len": (64,
 
 
 class FineTuneLargest(Record):
-    """What fits, and what the next larger value would need. `value`: 0 where not even the smallest fits."""
+    """What fits, and what the next larger value would need. `value`: 0 where not even the smallest fits.
+
+    `positions`: those of the model, where no longer sequence was tried; `beyond_fits`: whether the next value fits,
+    which the model was not trained for."""
 
     option: str
     value: int
     plan: FineTunePlan | None
     next_value: int
     next_needed_bytes: int | None
+    positions: int | None = None
+    beyond_fits: bool = False
 
 
 def largest(plan: FineTunePlan, option: str) -> FineTuneLargest:
@@ -26,18 +31,23 @@ def largest(plan: FineTunePlan, option: str) -> FineTuneLargest:
     if option == "lora_r" and not plan.tune.adapters:
         raise UserError("usage.finetune_no_adapter", option=option, method=plan.tune.method)
     granule, most = SEARCHED[option]
-    if option == "seq_len" and plan.facts.positions == "learned":
-        most = plan.facts.max_positions
+    positions = plan.facts.max_positions if option == "seq_len" else most
+    if positions < most:
+        most, granule = positions, min(granule, positions)
 
-    def fits(count: int) -> bool:
-        other = replanned(plan, **{option: count * granule})
+    def fits(value: int) -> bool:
+        other = replanned(plan, **{option: value})
         room = plan.available_bytes
         return other.verdict == "fits" and (room is None or other.needed_bytes <= room)
 
-    found = largest_count(fits, most // granule)
-    beyond = (found + 1) * granule
-    needed = replanned(plan, **{option: beyond}).needed_bytes if beyond <= most else None
+    found = granule * largest_count(lambda count: fits(count * granule), most // granule)
+    beyond = found + granule
+    ended = beyond > most and option == "seq_len"
+    if ended and found < positions and fits(positions):  # which no granule ends at
+        found, beyond = positions, positions + granule
     return FineTuneLargest(
-        option=option, value=found * granule, plan=replanned(plan, **{option: found * granule}) if found else None,
-        next_value=beyond, next_needed_bytes=needed,
+        option=option, value=found, plan=replanned(plan, **{option: found}) if found else None, next_value=beyond,
+        next_needed_bytes=replanned(plan, **{option: beyond}).needed_bytes if beyond <= most else None,
+        positions=positions if ended else None,
+        beyond_fits=ended and plan.facts.positions != "learned" and fits(beyond),
     )  # fmt: skip

@@ -4,8 +4,6 @@ Every figure has its source: memory is *estimated* from the model's code or *tra
 card's rates.
 """
 
-from typing import Any
-
 from foretrain.base.errors import UserError
 from foretrain.base.records import Note, Record
 from foretrain.base.units import format_bytes, format_duration
@@ -15,7 +13,7 @@ from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.energy import Prices
 from foretrain.predict.finetune.memory import FineTuneMemory, estimated
 from foretrain.predict.finetune.notes import notes_of
-from foretrain.predict.finetune.targets import adapted_roles, no_such_layers
+from foretrain.predict.finetune.resolved import resolved
 from foretrain.predict.finetune.timing import PRICES, FineTuneTiming, logged, timing
 from foretrain.predict.memory import Verdict, worst_verdict
 
@@ -61,31 +59,6 @@ class FineTunePlan(Record):
     def verdict(self) -> Verdict | None:
         """Whether it fits, by its worst phase; None where the memory to fit in is not known."""
         return worst_verdict(self.memory)
-
-
-def resolved(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> FineTune:
-    """The options with `auto` decided. Raises UserError for what this model cannot have."""
-    tune = tune.model_copy(update={"unsloth": tune.unsloth or tune.loop == "unsloth"})
-    dtype: Any = tune.dtype
-    if dtype == "auto":  # unsloth loads any model in 16 bits
-        dtype = facts.dtype if not tune.unsloth else "bfloat16" if gpu.supports_bf16 else "float16"
-    tune = tune.model_copy(update={"amp": _amp(tune, gpu)})
-    if tune.adapters and not adapted_roles(facts, tune):
-        raise no_such_layers(facts, tune)
-    if tune.attn == "flash_attention_2" and dtype == "float32" and tune.amp == "no":
-        raise UserError("usage.flash_needs_half")
-    if tune.positions_beyond(facts):
-        raise UserError("usage.seq_beyond", seq_len=tune.seq_len, most=facts.max_positions)
-    return tune.model_copy(update={"dtype": dtype})
-
-
-def _amp(tune: FineTune, gpu: Gpu) -> str:
-    """Of QLoRA that of peft's and TRL's recipes: without autocast all that is not in 4 bits is fp32, which is slow and
-    large; of unsloth its trainer's. Everything else computes in the dtype of its weights."""
-    if tune.amp != "auto":
-        return tune.amp
-    half = "bf16" if gpu.supports_bf16 else "fp16"
-    return half if (tune.method == "qlora" or tune.unsloth) and gpu.kind == "cuda" else "no"
 
 
 def plan(

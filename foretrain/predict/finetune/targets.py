@@ -67,6 +67,8 @@ def _check(facts: ModelFacts, tune: FineTune, names: set[str], parameters: froze
 
 def no_such_layers(facts: ModelFacts, tune: FineTune) -> UserError:
     """The sentence for modules of which the model has none."""
+    if not tune.lora_targets.strip(" ,"):
+        return UserError("usage.lora_targets_none")
     values = {"targets": tune.lora_targets, "model": facts.model_type}
     if (own := PEFT_TARGETS.get(facts.model_type)) is None:
         return UserError("usage.lora_targets", **values)

@@ -3,7 +3,6 @@
 Nothing it says is a path: a model is a preset or the text of a config.json, and options are words of the command line.
 """
 
-import shlex
 from typing import Annotated
 
 from pydantic import Field, StrictStr
@@ -55,7 +54,7 @@ def _model(asked: Asked) -> ModelSource:
 def _tune(asked: Asked) -> tuple[FineTune, dict[str, str]]:
     """How it is trained, and the options about prices."""
     values, costs, problems = {}, {}, []
-    for word in _words(asked):
+    for word in words_of(asked):
         try:
             key = word.partition("=")[0].lstrip("-").lower()
             if key in OTHERS and key not in COSTS:  # files and other models are none of a form's
@@ -70,21 +69,11 @@ def _tune(asked: Asked) -> tuple[FineTune, dict[str, str]]:
     return FineTune.model_validate(values), costs
 
 
-def _words(asked: Asked) -> list[str]:
+def words_of(asked: Asked) -> list[str]:
     """The options as they are typed in a terminal."""
     return [
         f"--{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in asked.values.items()
     ]
-
-
-def command(asked: Asked) -> str:
-    """The same plan in a terminal. Of a name that is a preset to pretrain from too, --method tells which is meant."""
-    words = ["foretrain", "plan", CONFIG if asked.config else asked.model]
-    words += ["--gpu", asked.gpu] if asked.gpu != devices.HERE else []
-    words += ["--used-by-others", asked.others] if asked.others.strip() else []
-    if "method" not in asked.values:
-        words.append(f"--method={FineTune().method}")
-    return shlex.join([*words, *_words(asked)])
 
 
 def target(asked: Asked) -> devices.Target:

@@ -10,6 +10,7 @@ from foretrain.web.answers import SCHEMA
 from foretrain.web.asking import Made, answered
 from foretrain.web.finetune import asked as ask
 from foretrain.web.finetune import fields, reading, search, shown
+from foretrain.web.finetune.typed import command
 
 _searches = search.Searches()
 
@@ -18,7 +19,7 @@ def plan(asked: ask.Asked) -> Made:
     """The plan of a form. Raises UserError."""
     question = ask.question(asked)
     made = ask.made(question, ask.target(asked))
-    return 200, {**shown.plan_json(made, question), "command": printable(ask.command(asked))}
+    return 200, {**shown.plan_json(made, question), "command": printable(command(asked, question.tune))}
 
 
 def cards(asked: ask.Asked) -> Made:

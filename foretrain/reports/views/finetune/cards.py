@@ -4,7 +4,7 @@ from foretrain.advice.asked import Asked
 from foretrain.advice.finetune_cards import FineTuneCard, FineTuneCards
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.reports.document import Cell, Document, Message, Paragraph, Quantity, Row, Screen, Section, Table
-from foretrain.reports.views.finetune.screen import assumed_rows, batch_row, title_of_cards
+from foretrain.reports.views.finetune.screen import assumed_rows, batch_rows, title_of_cards
 from foretrain.reports.views.shared import TONES, best_cards
 
 MOST_CARDS = 5  # of the first screen; --full has all
@@ -13,7 +13,7 @@ MOST_CARDS = 5  # of the first screen; --full has all
 def screen(plans: list[FineTunePlan], found: FineTuneCards, asked: Asked) -> Screen:
     """One row for each card, then the best."""
     hidden = len(found.cards) - MOST_CARDS
-    rows = [batch_row(plans[0]), Row(Message("first.label.best"), best_cards(found.best))]
+    rows = [*batch_rows(plans[0]), Row(Message("first.label.best"), best_cards(found.best))]
     if found.best.fastest is not None:
         rows.append(Row(Message("first.label.note"), _figures(found)))
     if found.best.mixed_prices:

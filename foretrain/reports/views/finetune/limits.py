@@ -7,7 +7,7 @@ from foretrain.predict.finetune.largest import FineTuneLargest
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.finetune.within import FineTuneWithin
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Row, Screen, Section, Table
-from foretrain.reports.views.finetune.screen import assumed_rows, batch_row, time_rows, title, verdict_of
+from foretrain.reports.views.finetune.screen import assumed_rows, batch_rows, time_rows, title, verdict_of
 from foretrain.reports.views.plan_time import spending_rows
 
 
@@ -19,7 +19,7 @@ def screen(found: FineTuneWithin, asked: Asked, searched: FineTuneLargest | None
         lead.reverse()
     if searched is not None:
         lead.append(Paragraph(largest(plan, searched)))
-    rows = [batch_row(plan), _data(found), *time_rows(plan), *_asked(found)]
+    rows = [*batch_rows(plan), _data(found), *time_rows(plan), *_asked(found)]
     whole = found.asked_steps is not None and found.asked_steps <= found.steps
     if not asked.quiet and not whole and plan.verdict != "does_not_fit":
         rows.append(Row(Message("first.label.next"), Message("finetune.within_next", {"steps": found.steps})))
@@ -94,8 +94,11 @@ def largest(plan: FineTunePlan, found: FineTuneLargest) -> Message:
     values = {
         "option": found.option, "value": found.value, "gpu": plan.gpu.name, "next": found.next_value,
         "needed": found.plan.needed_bytes if found.plan else 0, "beyond": found.next_needed_bytes or 0,
-        "available": plan.available_bytes or 0,
+        "available": plan.available_bytes or 0, "positions": found.positions or 0,
     }  # fmt: skip
     if not found.plan:
         return Message("finetune.largest_none", values)
+    if found.positions is not None:
+        trained = "finetune.largest_trained" if found.beyond_fits else "finetune.largest_trained_all"
+        return Message("finetune.largest_learned" if plan.facts.positions == "learned" else trained, values)
     return Message("finetune.largest" if found.next_needed_bytes is not None else "finetune.largest_all", values)

@@ -16,7 +16,7 @@ MOST_CHANGES = 3
 
 def screen(plan: FineTunePlan, changes: tuple[FineTuneChange, ...], asked: Asked) -> Screen:
     """One plan, a dozen lines."""
-    rows = [batch_row(plan), _trained(plan), *time_rows(plan), _memory(plan), *_changes(plan, changes)]
+    rows = [*batch_rows(plan), _trained(plan), *time_rows(plan), _memory(plan), *_changes(plan, changes)]
     rows += [*assumed_rows(plan), *more_rows(asked)]
     return Screen(title(plan), (verdict_of(plan),), None, tuple(rows))
 
@@ -84,12 +84,16 @@ def _where(phase: PhaseMemory) -> Message:
     return Message(f"first.where.{part}") if has(f"first.where.{part}") else Message("first.where.backward")
 
 
-def batch_row(plan: FineTunePlan) -> Row:
-    """Micro-batch, sequence and accumulation."""
+def batch_rows(plan: FineTunePlan) -> list[Row]:
+    """Micro-batch, sequence and accumulation, and a sequence that is longer than those of the model."""
     t = plan.tune
     values = {"batch": t.batch_size, "seq_len": t.seq_len, "accum": t.grad_accum, "tokens": t.tokens_per_step}
     id = "finetune.batch" if t.grad_accum == 1 else "finetune.batch_accum"
-    return Row(Message("first.label.batch"), Message(id, values))
+    rows = [Row(Message("first.label.batch"), Message(id, values))]
+    if t.seq_len > plan.facts.max_positions:
+        beyond = {"seq_len": t.seq_len, "most": plan.facts.max_positions}
+        rows.append(Row(Message("first.label.note"), Message("finetune.beyond_trained", beyond)))
+    return rows
 
 
 def _trained(plan: FineTunePlan) -> Row:

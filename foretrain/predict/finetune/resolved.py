@@ -1,0 +1,37 @@
+"""`resolved`: the options of a fine-tuning run with what is left to the model and the card decided. No torch."""
+
+from typing import Any
+
+from foretrain.base.errors import UserError
+from foretrain.config.finetune.options import FineTune
+from foretrain.config.hub.facts import ModelFacts
+from foretrain.hardware.catalogue import Gpu
+from foretrain.predict.finetune.attention import has_flash_2
+from foretrain.predict.finetune.targets import adapted_roles, no_such_layers
+
+
+def resolved(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> FineTune:
+    """The options with `auto` decided. Raises UserError for what this model cannot have."""
+    tune = tune.model_copy(update={"unsloth": tune.unsloth or tune.loop == "unsloth"})
+    dtype: Any = tune.dtype
+    if dtype == "auto":  # unsloth loads any model in 16 bits
+        dtype = facts.dtype if not tune.unsloth else "bfloat16" if gpu.supports_bf16 else "float16"
+    tune = tune.model_copy(update={"amp": _amp(tune, gpu)})
+    if tune.adapters and not adapted_roles(facts, tune):
+        raise no_such_layers(facts, tune)
+    if tune.attn == "flash_attention_2" and dtype == "float32" and tune.amp == "no":
+        raise UserError("usage.flash_needs_half")
+    if tune.attn == "flash_attention_2" and not has_flash_2(gpu):
+        raise UserError("usage.flash_needs_ampere", gpu=gpu.name, capability=".".join(map(str, gpu.capability)))
+    if tune.positions_beyond(facts):
+        raise UserError("usage.seq_beyond", seq_len=tune.seq_len, most=facts.max_positions)
+    return tune.model_copy(update={"dtype": dtype})
+
+
+def _amp(tune: FineTune, gpu: Gpu) -> str:
+    """Of QLoRA that of peft's and TRL's recipes: without autocast all that is not in 4 bits is fp32, which is slow and
+    large; of unsloth its trainer's. Everything else computes in the dtype of its weights."""
+    if tune.amp != "auto":
+        return tune.amp
+    half = "bf16" if gpu.supports_bf16 else "fp16"
+    return half if (tune.method == "qlora" or tune.unsloth) and gpu.kind == "cuda" else "no"

@@ -1,0 +1,181 @@
+"""Options of a fine-tuning run that contradict each other or do nothing: refused where typed, said of a file.
+
+Compared with the plan itself: what is refused as doing nothing changes no byte of it.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import foretrain as library
+from foretrain.base.errors import ExitCode, UserError
+from foretrain.config.finetune.options import FineTune
+from foretrain.config.finetune.read import read_finetune
+from foretrain.config.finetune.together import idle
+from foretrain.config.finetune.words import parse_words
+from foretrain.config.hub.source import text_source
+from foretrain.hardware.catalogue import catalogue
+from foretrain.predict.finetune.attention import has_flash_2
+from foretrain.predict.finetune.largest import largest
+from foretrain.predict.finetune.plan import FineTunePlan, plan
+from foretrain.web.finetune.asked import Asked, question
+from foretrain.web.finetune.typed import command
+from tests.kit.command import first_screen, foretrain
+
+MODEL = "qwen3-0.6b"
+SMALL = {"seq_len": 64, "batch_size": 1}
+# (words, the end of the id of the sentence)
+REFUSED = [
+    ("--method full --lora-r 8", "finetune_idle.adapter"),
+    ("--lora-targets q_proj", "finetune_idle.adapter"),
+    ("--method full --lora-dropout 0.1", "finetune_idle.adapter"),
+    ("--method full --modules-to-save lm_head", "finetune_idle.adapter"),
+    ("--method lora --double-quant", "finetune_idle.four_bit"),
+    ("--method lora --gradient-checkpointing --offload-checkpoints", "finetune_idle.unsloth"),
+    ("--method lora --unsloth --offload-checkpoints", "finetune_idle.checkpointing"),
+    ("--method lora --reentrant", "finetune_idle.checkpointing"),
+    ("--method lora --packing --padded", "finetune_idle.packing"),
+    ("--method lora --eval-batch-size 4", "finetune_idle.evaluate"),
+    ("--method lora --keeps-logits", "finetune_idle.evaluate"),
+    ("--method lora --evaluate --eval-accumulation-steps 2", "finetune_idle.logits"),
+    ("--method lora --max-steps 100 --epochs 2", "finetune_idle.max_steps"),
+    ("--method lora --epochs 0", "finetune_no_epochs"),
+    ("--method lora --unsloth --attn eager", "unsloth_eager"),
+    ("--method lora --loop unsloth --unsloth=false", "unsloth_loop"),
+    ("--method lora --loop unsloth --no-unsloth", "unsloth_loop"),
+    ("--method lora --loop torchtune --unsloth", "unsloth_torchtune"),
+    ("--bf16 --fp16", "finetune_two_words"),
+    ("--method full --qlora", "finetune_two_words"),
+    ("--load-in-4bit --use-dora", "finetune_two_words"),
+    ("--qlora --load-in-4bit=false", "finetune_two_words"),
+    ("--seq-len 512 --max-length 1024", "finetune_two_words"),
+    ("--load-in-4bit=false", "finetune_switch_off"),
+]
+
+
+@pytest.mark.parametrize(("words", "id"), REFUSED)
+def test_what_contradicts_or_does_nothing_is_refused(words: str, id: str) -> None:
+    with pytest.raises(UserError) as refused:
+        read_finetune(MODEL, words.split())
+    assert refused.value.id.endswith(f".{id}")
+    assert refused.value.exit_code == ExitCode.USAGE
+    assert "{" not in str(refused.value)
+
+
+def test_what_is_refused_as_idle_changes_no_byte() -> None:
+    """Each rule of `idle`, with a value beside the default: the plan is that of the default."""
+    values: dict[str, Any] = {
+        "lora_r": 4, "lora_targets": "q_proj", "lora_dropout": 0.5, "lora_saved": "lm_head", "reentrant": True,
+        "offload_checkpoints": True, "eval_batch_size": 2, "eval_batches": 3, "keeps_logits": True,
+        "eval_accumulation_steps": 2, "double_quant": True,
+    }  # fmt: skip
+    source, _, _ = read_finetune(MODEL)
+    card = catalogue()["RTX 4090"]
+    base = FineTune.model_validate(SMALL)
+    without = plan(source, base, card)
+    tune = base.model_copy(update=values)
+    assert set(values) == set(idle(tune))
+    assert plan(source, tune, card).memory == without.memory
+    for padded in (False, True):  # the mask of padding, which packed rows have not
+        packed = FineTune.model_validate({**SMALL, "packing": True, "padded": padded})
+        assert plan(source, packed, card).memory == without.memory
+
+
+@pytest.mark.parametrize("words", [
+    "--method lora --lora-r 8", "--method lora --load-in-4bit", "--load-in-4bit --method lora", "--fp16 --bf16=false",
+    "--method lora --load-in-4bit=false", "--seq-len 512 --seq-len 1024", "--packing --no-packing --padded",
+    "--method lora --offload-checkpoints=false", "--max-steps 0 --epochs 2", "--method full --no-flash-attention",
+])  # fmt: skip
+def test_what_agrees_is_taken(words: str) -> None:
+    read_finetune(MODEL, words.split())
+
+
+def test_the_order_of_two_words_does_not_matter() -> None:
+    assert parse_words(["--method", "lora", "--qlora"])[0] == parse_words(["--qlora", "--method", "lora"])[0]
+    assert parse_words(["--fp16", "--bf16=false"])[0] == parse_words(["--bf16=false", "--fp16"])[0] == {"amp": "fp16"}
+    assert parse_words(["--bf16=false"])[0] == parse_words(["--no-bf16"])[0] == {"amp": "no"}
+
+
+def test_a_file_that_a_trainer_would_take_is_taken_and_its_idle_keys_are_said(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("base_model: NousResearch/Llama-3.2-1B\nsequence_len: 512\nmicro_batch_size: 1\nlora_r: 8\n")
+    _, tune, reading = read_finetune(str(file), ["--model", "llama-3.2-1b"])
+    assert tune.method == "full"
+    notes = {note.id: note.values for note in reading.notes}
+    assert notes["finetune_idle"]["keys"] == ["lora_r"]
+    adapter = read_finetune(str(file), ["--model", "llama-3.2-1b", "--method", "lora"])
+    assert adapter[1].lora_r == 8
+    with pytest.raises(UserError, match="--lora-r"):  # typed over the file
+        read_finetune(str(file), ["--model", "llama-3.2-1b", "--lora-r", "4"])
+
+
+def test_unsloths_loop_runs_unsloths_functions_and_says_so() -> None:
+    _, tune, reading = read_finetune(MODEL, ["--method", "lora", "--loop", "unsloth"])
+    assert tune.unsloth
+    assert reading.origins["unsloth"] == "--loop"
+
+
+def test_flash_attention_2_runs_from_ampere_on() -> None:
+    """flash-attn: "FlashAttention only supports Ampere GPUs or newer"."""
+    older = {"Kepler", "Maxwell", "Pascal", "Volta", "Turing"}
+    for gpu in catalogue().values():
+        if gpu.kind == "cuda":
+            assert has_flash_2(gpu) == (gpu.architecture not in older), gpu.name
+    for name in ("T4", "V100 PCIe 16GB"):
+        with pytest.raises(UserError, match="flash_attention_2"):
+            library.plan_finetune(MODEL, name, method="lora", attn="flash_attention_2")
+
+
+@pytest.mark.parametrize(("word", "said"), [
+    ("--lora-targts", "--lora-targets"), ("--lora-alpha", "--lora-alpha"), ("--lora-aplha", "--lora-alpha"),
+    ("--padding-free", "--padding-free"), ("--paddin-free", "--padding-free"), ("--learning-rate", "neither"),
+])  # fmt: skip
+def test_an_unknown_word_names_the_nearest_known_one(word: str, said: str) -> None:
+    with pytest.raises(UserError) as refused:
+        parse_words([word, "1"])
+    assert said in str(refused.value).partition(" ")[2]
+
+
+# -- longer than the model ----------------------------------------------------------------------------------------------
+
+
+TINY: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+LLAMA = {"model_type": "llama", "vocab_size": 512, "max_position_embeddings": 256, **TINY}
+GPT2 = {"model_type": "gpt2", "vocab_size": 512, "n_positions": 100, "n_embd": 64, "n_layer": 2, "n_head": 4}
+
+
+def tiny(config: dict[str, Any], room: int = 20 * 2**30) -> FineTunePlan:
+    source = text_source(json.dumps(config), "config.json", "tiny")
+    card = catalogue()["RTX 4090"]
+    return plan(source, FineTune(seq_len=64, batch_size=1), card, used_by_others_bytes=24 * 2**30 - room)
+
+
+def test_the_largest_sequence_is_not_beyond_the_models_positions() -> None:
+    learned, turned = largest(tiny(GPT2), "seq_len"), largest(tiny(LLAMA), "seq_len")
+    assert (learned.value, learned.positions, learned.beyond_fits) == (100, 100, False)
+    assert (turned.value, turned.positions, turned.beyond_fits) == (256, 256, True)
+    few = largest(tiny(LLAMA | {"max_position_embeddings": 48}), "seq_len")
+    assert (few.value, few.positions) == (48, 48)
+    full = largest(tiny(LLAMA | {"max_position_embeddings": 10**6}, room=2**30), "seq_len")
+    assert full.positions is None
+    assert full.next_needed_bytes is not None
+    assert largest(tiny(LLAMA), "batch_size").positions is None
+
+
+def test_the_first_screen_says_what_is_beyond() -> None:
+    words = ("smollm2-135m", "--method", "lora", "--batch-size", "1", "--gpu", "RTX 4090")
+    said = first_screen("plan", *words, "--seq-len", "9000", most_lines=14).stdout
+    assert "8,192 positions" in " ".join(said.split())
+    assert "positions" not in first_screen("plan", *words, "--seq-len", "8192", most_lines=14).stdout
+    said = foretrain("plan", "gpt2", *words[1:], "--largest", "seq_len").stdout
+    assert "seq_len = 1,024 fits" in said
+    assert "1,024 positions" in said
+
+
+def test_the_pages_command_has_no_option_that_does_nothing() -> None:
+    asked = Asked(model=MODEL, values={"method": "full", "lora_r": 8, "seq_len": 64})
+    words = command(asked, question(asked).tune).split()
+    assert "--seq_len=64" in words
+    assert not [word for word in words if "lora" in word]

@@ -1,7 +1,7 @@
 """Words of the command line on top of a file: --method qlora --lora-r 16 --no-packing, dashes or underscores."""
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from foretrain.base.errors import UserError
@@ -23,23 +23,55 @@ def parse_words(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, str], d
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     others: dict[str, str] = {}
-    rest = list(words)
-    while rest:
-        word = rest.pop(0)
-        if not word.startswith("-") or word in ("-", "--"):
-            raise UserError("config.finetune_no_word", word=word[:60])
-        name, equals, text = word.partition("=")
-        key = name.lstrip("-").replace("-", "_").lower()
-        if key in OTHERS:
-            others[key] = text if equals else _next(rest, name)
+    for option, value, taken in _each(words):
+        name, equals, _ = taken[0].partition("=")
+        key = _key(name)
+        if option in OTHERS:
+            others[option] = value
             continue
-        option, value = _value(key, name, text if equals else None, rest)
         try:
-            values[option] = converted(option, value, key, word if equals else name)
+            values[option] = converted(option, value, key, taken[0] if equals else name)
         except NotPlanned:
             raise bad_value(option, value, key, name) from None
         origins[option] = name
     return values, origins, others
+
+
+def changed_words(words: Sequence[str], changed: Mapping[str, bool | int | str]) -> list[str]:
+    """Words of the command line with other values for these options, each option once: its last word counts. Raises
+    UserError for words that are none."""
+    kept = {option: taken for option, _, taken in _each(words)}
+    kept |= {option: option_words(option, value) for option, value in changed.items()}
+    return [word for taken in kept.values() for word in taken]
+
+
+def option_words(option: str, value: bool | int | str) -> list[str]:
+    """An option with its value as words of the command line."""
+    word = option.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{word}" if value else f"--no-{word}"]
+    return [f"--{word}", str(value)]
+
+
+def _each(words: Sequence[str]) -> Iterator[tuple[str, Any, list[str]]]:
+    """(option or one of OTHERS, its value, the words that say so)."""
+    rest = list(words)
+    while rest:
+        before = list(rest)
+        word = rest.pop(0)
+        if not word.startswith("-") or word in ("-", "--"):
+            raise UserError("config.finetune_no_word", word=word[:60])
+        name, equals, text = word.partition("=")
+        key = _key(name)
+        if key in OTHERS:
+            option, value = key, text if equals else _next(rest, name)
+        else:
+            option, value = _value(key, name, text if equals else None, rest)
+        yield option, value, before[: len(before) - len(rest)]
+
+
+def _key(name: str) -> str:
+    return name.lstrip("-").replace("-", "_").lower()
 
 
 def _value(key: str, name: str, text: str | None, rest: list[str]) -> tuple[str, Any]:

@@ -79,6 +79,16 @@ def test_tokens_are_whole_steps_and_passes_over_the_data() -> None:
     assert found.asked_steps == math.ceil(2e6 / 1024)
 
 
+def test_a_plan_from_python_has_as_many_steps_as_fit_in_its_limit() -> None:
+    found = library.plan("smollm2-135m", gpu="RTX 4070", method="lora", seq_len=512, batch_size=2, within="2h")
+    assert found.tune.max_steps == within(small(), parse_limit("2h")).steps
+    assert found.timing is not None
+    assert found.timing.total_s is not None
+    assert found.timing.total_s.expected_s <= 2 * 3600
+    with pytest.raises(UserError):
+        small(within="soon")
+
+
 def test_a_limit_that_no_step_fits_in_says_what_one_takes() -> None:
     plan = small()
     for text, id in (("1ms", "time"), ("0.001Wh", "energy"), ("0.0000001EUR", "money")):

@@ -5,6 +5,7 @@ fit are part of every combination that does, as long as a change that saves memo
 few combinations are left to plan.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import combinations, product
 
@@ -21,8 +22,7 @@ def together(plan: FineTunePlan, alone: Sequence[Tried]) -> Iterator[Tried | Non
 
     `alone`: each change by itself, none of which fits. Of changes that set the same option the last is strongest.
     """
-    helpful, strongest = _helpful(plan, alone)
-    whole = everything(plan, alone)
+    helpful, strongest, whole = _everything(plan, alone)
     yield None
     if whole is None or not whole.fits:
         return
@@ -50,22 +50,28 @@ def together(plan: FineTunePlan, alone: Sequence[Tried]) -> Iterator[Tried | Non
 
 def everything(plan: FineTunePlan, alone: Sequence[Tried]) -> Tried | None:
     """All changes together; None where those that help are not several."""
-    _, strongest = _helpful(plan, alone)
-    return _planned(plan, strongest) if len(strongest) > 1 else None
+    return _everything(plan, alone)[2]
 
 
-def _helpful(plan: FineTunePlan, alone: Sequence[Tried]) -> tuple[list[Tried], list[Tried]]:
-    """(those that save anything, of these the strongest for each option)."""
-    helpful = [change for change in alone if _helps(plan, change)]
-    strongest: list[Tried] = []
-    for change in helpful:
-        strongest = [*(other for other in strongest if not other.clashes(change)), change]
-    return helpful, strongest
-
-
-def _helps(plan: FineTunePlan, change: Tried) -> bool:
-    """Whether a phase has fewer tensors with it."""
-    return any(after < before for before, after in zip(_phases(plan), _phases(change.plan), strict=True))
+def _everything(plan: FineTunePlan, alone: Sequence[Tried]) -> tuple[list[Tried], list[Tried], Tried | None]:
+    """(changes that save anything, of these the strongest for each option, the run with all of the strongest); without
+    those that cost memory in another phase, where it does not fit with them."""
+    before = _phases(plan)
+    effects = [
+        (change, [after - size for after, size in zip(_phases(change.plan), before, strict=True)]) for change in alone
+    ]
+    helpful = [change for change, effect in effects if min(effect) < 0]
+    harmless = [change for change, effect in effects if min(effect) < 0 and max(effect) <= 0]
+    found: list[tuple[list[Tried], list[Tried], Tried | None]] = []
+    for some in (helpful, harmless):
+        strongest: list[Tried] = []
+        for change in some:
+            strongest = [*(other for other in strongest if not other.clashes(change)), change]
+        whole = _planned(plan, strongest) if len(strongest) > 1 else None
+        found.append((some, strongest, whole))
+        if (whole is not None and whole.fits) or len(harmless) == len(helpful):
+            return found[-1]
+    return min(found, key=lambda each: each[2].plan.needed_bytes if each[2] else math.inf)
 
 
 def _phases(plan: FineTunePlan) -> list[int]:

@@ -15,6 +15,7 @@ from foretrain.advice.finetune import FineTuneChange, changes, planned
 from foretrain.advice.finetune_tries import OTHER, SAME, tried
 from foretrain.base.errors import UserError
 from foretrain.config.finetune.words import changed_words, parse_words
+from foretrain.predict.finetune.largest import FineTuneLargest
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.reports.views.finetune.limits import largest as largest_said
 from foretrain.reports.views.finetune.screen import change_text, four_bits_more
@@ -168,12 +169,9 @@ def test_phases_of_the_same_need_have_the_same_verdict() -> None:
 
 def test_the_next_larger_value_that_is_too_tight_says_so() -> None:
     plan = a_plan()
-    found = library.plan_finetune("smollm2-135m", gpu=CARD, method="lora", batch_size=1)
-    from foretrain.predict.finetune.largest import FineTuneLargest
-
     room = plan.available_bytes or 0
     for beyond, tight in ((room - 2**27, True), (room, True), (2 * room, False)):
-        made = FineTuneLargest(option="seq_len", value=64, plan=found, next_value=128, next_needed_bytes=beyond)
+        made = FineTuneLargest(option="seq_len", value=64, plan=plan, next_value=128, next_needed_bytes=beyond)
         assert ("too tight" in largest_said(plan, made).text()) == tight
 
 

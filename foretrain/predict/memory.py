@@ -418,4 +418,5 @@ def _made(asked: Asked) -> Ledger:
 
 def worst_verdict(memory: Phased) -> Verdict | None:
     """The verdict of the whole run: that of its worst phase."""
-    return min((phase.verdict for phase in memory.phases), key=VERDICTS.index)
+    verdicts: list[Verdict | None] = [phase.verdict for phase in memory.phases]
+    return min(verdicts, key=VERDICTS.index)

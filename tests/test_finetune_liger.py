@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from foretrain.advice.finetune import LADDER, planned
+from foretrain.advice.finetune import planned
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.hub.families import FAMILIES as OURS
 from foretrain.config.hub.liger import FAMILIES, liger_of
@@ -172,7 +172,7 @@ def test_advice_offers_these_kernels_with_what_a_plan_of_them_says() -> None:
     assert not change.learns_otherwise
     large = plan(find_source("qwen3-8b"), FineTune(seq_len=4096), find_gpu("A100 SXM4 80GB"))
     assert large.verdict == "does_not_fit"
-    together = planned(large, LADDER[0])
+    together = planned(large, ("checkpointing", "liger"))
     assert together is not None
     assert together.verdict == "fits"
 

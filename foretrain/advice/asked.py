@@ -7,7 +7,8 @@ class Asked(Record):
     """What was typed: the command, the config's words, the options that name the card; whether it is a
     nanoGPT file.
 
-    `wrote`: the file that --write made. `speed`: the option that gave the time of a step.
+    `wrote`: the file that --write made. `speed`: the option that gave the time of a step. `price`: --price as it was
+    given; `limits`: other options that `plan` has and `advise` has not, such as --within 12h.
     """
 
     command: str = "plan"
@@ -18,8 +19,19 @@ class Asked(Record):
     quiet: bool = False
     wrote: str | None = None
     speed: str = ""
+    price: str = ""
+    exact: bool = False
+    limits: tuple[str, ...] = ()
 
     def card_options(self) -> tuple[str, ...]:
         """--gpu and --used-by-others as they were given."""
         gpu = ("--gpu", self.gpu) if self.gpu != "auto" else ()
         return (*gpu, *(("--used-by-others", self.others) if self.others else ()))
+
+    def options(self, command: str = "plan", rent: float | None = None) -> tuple[str, ...]:
+        """What else was given of what this command can have. `rent`: of the one card that it is of, where --price names
+        several."""
+        price = f"{rent:g}" if "=" in self.price and rent is not None else self.price
+        rented = ("--price", price) if price and (rent or "=" not in price) else ()
+        exact = ("--exact",) if self.exact else ()
+        return (*rented, *exact, *(self.limits if command == "plan" else ()))

@@ -2,7 +2,8 @@
 
 from typing import Literal
 
-from foretrain.advice.finetune import FASTER, FineTuneChange, changes, planned
+from foretrain.advice.finetune import FineTuneChange, changes, planned
+from foretrain.advice.finetune_tries import FASTER
 from foretrain.base.records import Record
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.memory import Verdict

@@ -6,7 +6,8 @@ from typing import Any, overload
 
 from foretrain.app import plan as pretraining
 from foretrain.app.finetune import plan_question, traced
-from foretrain.app.finetuning.question import FineTuneQuestion, costs_in, question
+from foretrain.app.finetuning.limits import limited
+from foretrain.app.finetuning.question import FineTuneQuestion, prices_of, question
 from foretrain.app.plan import Config
 from foretrain.base.errors import UserError
 from foretrain.config.finetune import in_memory
@@ -15,7 +16,6 @@ from foretrain.config.finetune.in_memory import TransformersConfig, Transformers
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.finetune.words import COSTS, parse_words
 from foretrain.hardware.catalogue import Gpu, stated_bytes
-from foretrain.predict.energy import Prices
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.plan import Plan
 
@@ -29,6 +29,7 @@ def plan_finetune(
     used_by_others: str | int = 0,
     step_s: float | None = None,
     exact: bool = False,
+    within: str = "",
     **options: Any,
 ) -> FineTunePlan:
     """The forecast of fine-tuning a model: `foretrain.plan_finetune("qwen3-0.6b", gpu="4070", method="lora")`.
@@ -37,7 +38,8 @@ def plan_finetune(
     torchtune, TrainingArguments; read and never run), or a transformers config or model, with peft's adapters or
     without. `gpu`: a name of the catalogue, or "auto" for the card of this machine. `used_by_others`: memory that other
     programs use on the card, in bytes or as a text such as "2GB". `step_s`: seconds of a step in a log, which replaces
-    the estimated time. `exact`: memory is traced with the real Trainer's loop (needs the extra hf). `options`: those of
+    the estimated time. `exact`: memory is traced with the real Trainer's loop (needs the extra hf). `within`: "12h",
+    "3kWh" or "5EUR": the plan has as many steps as fit in it (`tune.max_steps`). `options`: those of
     `foretrain plan MODEL`, such as method="qlora", seq_len=2048, dataset_tokens="10M", price_per_kwh=0.25.
     `print(plan)` shows what the command line shows with --full.
     Raises UserError for what cannot be planned.
@@ -45,7 +47,8 @@ def plan_finetune(
     asked = asked_of(source, options)
     stated = stated_bytes(used_by_others, "used_by_others") if isinstance(used_by_others, str) else used_by_others
     found = plan_question(asked, gpu, stated, step_s)
-    return traced(found, asked, lambda text: None) if exact else found
+    found = traced(found, asked, lambda text: None) if exact else found
+    return limited(found, within) if within else found
 
 
 def asked_of(source: Source, options: Mapping[str, Any]) -> FineTuneQuestion:
@@ -63,7 +66,7 @@ def asked_of(source: Source, options: Mapping[str, Any]) -> FineTuneQuestion:
     else:
         model, tune = in_memory.planned_config(source), FineTune()
     tune = FineTune.model_validate({**tune.model_dump(), **values})
-    return FineTuneQuestion(model, tune, prices=Prices.of(costs_in(others).config), costs=others)
+    return FineTuneQuestion(model, tune, prices=prices_of(others), costs=others)
 
 
 def _word(value: Any) -> str:

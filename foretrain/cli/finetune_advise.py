@@ -2,7 +2,6 @@
 
 import typer
 
-from foretrain.advice.asked import Asked
 from foretrain.app.finetuning.advise import advice, confirmed
 from foretrain.app.finetuning.limits import plans
 from foretrain.app.limits import Limits
@@ -10,7 +9,7 @@ from foretrain.base.errors import UserError
 from foretrain.cli.commands.plan_exact import progress
 from foretrain.cli.commands.plan_print import document, screen
 from foretrain.cli.common import print_json
-from foretrain.cli.finetune_options import asked_about, read
+from foretrain.cli.finetune_options import asked_about, asked_with, read
 from foretrain.cli.old_options import typed
 from foretrain.reports.views.finetune import advice as view
 
@@ -44,7 +43,5 @@ def _answer(context: typer.Context, words: list[str]) -> None:
     elif given["full"]:
         document(view.document(shown, len(changes.advised) - len(shown.advised)))
     else:
-        asked = Asked(
-            command="advise", words=tuple(words), gpu=given["gpu"], others=given["others"], quiet=given["quiet"]
-        )
+        asked = asked_with(given, words, "advise")
         screen(view.screen(changes, asked, top))

@@ -16,6 +16,9 @@ from foretrain.cli.common import print_said
 from foretrain.config.finetune.asked import how_chosen, is_asked
 from foretrain.predict.finetune.plan import FineTunePlan
 
+LIMITS = ("co2", "within", "tokens", "data_tokens")  # options of `plan` that a plan of a changed run has as well
+TRACES = ("alloc_conf", "python")  # and those of its trace
+
 
 def asked_about(context: typer.Context, words: list[str]) -> bool:
     """Whether these words ask about a fine-tuning run. Which of the two was taken, where both could be, is printed."""
@@ -35,6 +38,20 @@ def read(context: typer.Context, words: list[str], refused: Mapping[str, str]) -
     return found
 
 
+def asked_with(given: Mapping[str, Any], words: list[str], command: str = "plan") -> Asked:
+    """What was typed, for the command that comes next: it goes on with what was said of the run, its card and money."""
+    limits = [word for name in LIMITS if given.get(name) is not None for word in _typed(name, given[name])]
+    limits += [word for name in TRACES if given.get(name) for word in _typed(name, given[name])]
+    return Asked(
+        command=command, words=tuple(words), gpu=given["gpu"], others=given["others"], quiet=given["quiet"],
+        price=given["price"] or "", exact=given["exact"], limits=tuple(limits),
+    )  # fmt: skip
+
+
+def _typed(name: str, value: object) -> tuple[str, str]:
+    return f"--{name.replace('_', '-')}", f"{value:g}" if isinstance(value, float) else str(value)
+
+
 @dataclass(frozen=True)
 class Options:
     """The options of `plan`, as they were typed."""
@@ -52,7 +69,7 @@ class Options:
         limits = Limits(given["price"], given["co2"], given["within"], given["tokens"])
         exact = given["exact"] or bool(given["python"])
         depth = Depth(exact, **{name: given[name] for name in Depth.__dataclass_fields__ if name != "exact"})
-        asked = Asked(words=tuple(words), gpu=given["gpu"], others=given["others"], quiet=given["quiet"])
+        asked = asked_with(given, words)
         form = Form(given["full"], given["oneline"], given["as_json"], asked)
         return cls(given["step_time"], given["largest"], given["python"], limits, depth, form)
 

@@ -29,6 +29,7 @@ from foretrain.predict.spec import StepName, StepSpec
 from foretrain.predict.timeline import Kind, Peak
 
 Verdict = Literal["fits", "tight", "does_not_fit"]
+VERDICTS: tuple[Verdict | None, ...] = ("does_not_fit", "tight", "fits", None)  # the worst first
 
 # Of what the replay says is reserved, eager and compiled; benchmarks/reserved.py compares it with traces.
 RESERVED = {False: (0.99, 1.0, 1.02), True: (0.99, 1.0, 1.06)}
@@ -368,6 +369,17 @@ def judged(
     return tuple(found)
 
 
+def carried(phases: Sequence[PhaseMemory]) -> tuple[PhaseMemory, ...]:
+    """The phases of one process, each with the worst verdict of those before it that need no more: what the allocator
+    keeps of them is in its need, though its own tensors are fewer."""
+    found: list[PhaseMemory] = []
+    for phase in phases:
+        before = [one.verdict for one in found if one.needed_expected_bytes <= phase.needed_expected_bytes]
+        worst = min((*before, phase.verdict), key=VERDICTS.index)
+        found.append(phase.model_copy(update={"verdict": worst}))
+    return tuple(found)
+
+
 def predict(spec: StepSpec, available_bytes: int | None = None) -> StepMemory:
     """The ledger of a run of this step. `available_bytes`: what the process may take there, context included."""
     return estimated(spec).judged(available_bytes, spec.gpu.memory_bytes)
@@ -406,5 +418,5 @@ def _made(asked: Asked) -> Ledger:
 
 def worst_verdict(memory: Phased) -> Verdict | None:
     """The verdict of the whole run: that of its worst phase."""
-    order: list[Verdict | None] = ["does_not_fit", "tight", "fits", None]
-    return min((phase.verdict for phase in memory.phases), key=order.index)
+    verdicts: list[Verdict | None] = [phase.verdict for phase in memory.phases]
+    return min(verdicts, key=VERDICTS.index)

@@ -44,6 +44,11 @@ def within(plan: FineTunePlan, limits: Limits) -> FineTuneWithin:
     return within_limit(plan, limits.limit())
 
 
+def limited(plan: FineTunePlan, text: str) -> FineTunePlan:
+    """The plan with as many steps as fit in a limit such as "12h". Raises UserError as `within` does."""
+    return within(plan, Limits(within=text)).plan
+
+
 def cards(found: Sequence[FineTunePlan], limits: Limits) -> FineTuneCards:
     """Several cards beside each other: the run as it is, or what fits in a limit."""
     return compared(found, limits.limit() if limits.asks else None)

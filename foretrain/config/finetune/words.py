@@ -1,8 +1,8 @@
 """Words of the command line on top of a file: --method qlora --lora-r 16 --no-packing, dashes or underscores."""
 
 import difflib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from foretrain.base.errors import UserError
 from foretrain.config.finetune.formats.known_keys import known_keys
@@ -27,25 +27,19 @@ def parse_words(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, str], d
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     others: dict[str, str] = {}
-    rest, off = list(words), dict[str, tuple[str, str, str]]()
-    while rest:
-        word = rest.pop(0)
-        if not word.startswith("-") or word in ("-", "--"):
-            raise UserError("config.finetune_no_word", word=word[:60])
-        name, equals, text = word.partition("=")
-        key = name.lstrip("-").replace("-", "_").lower()
-        if key in OTHERS:
-            others[key] = text if equals else _next(rest, name)
+    off: dict[str, tuple[str, str, str]] = {}
+    for said in _each(words):
+        option, value = said.option, said.value
+        name, equals, _ = said.words[0].partition("=")
+        key = _key(name)
+        if option in OTHERS:
+            others[option] = value
             continue
-        if key in _SWITCHES and _is_off(text if equals else None, rest):
-            off[name] = _SWITCHES[key]
+        if said.off:
+            off[name] = said.off
             continue
-        if not equals and key.startswith("no_") and key[3:] in _SWITCHES:
-            off[name] = _SWITCHES[key[3:]]
-            continue
-        option, value = _value(key, name, text if equals else None, rest)
         try:
-            value = converted(option, value, key, word if equals else name)
+            value = converted(option, value, key, said.words[0] if equals else name)
         except NotPlanned:
             raise bad_value(option, value, key, name) from None
         values[option] = _agreed(option, value, name, values, origins)
@@ -92,6 +86,62 @@ def _switch_off(off: dict[str, tuple[str, str, str]], values: dict[str, Any], or
             raise UserError("config.finetune_switch_off", word=name, option=f"--{option}")
         if option not in values:
             values[option], origins[option] = instead, name
+
+
+class _Said(NamedTuple):
+    """What a word says: an option of FineTune or one of OTHERS, its value, and the words that say so; `off`: it is a
+    switch that is off, as _SWITCHES has it."""
+
+    option: str
+    value: Any
+    words: list[str]
+    off: tuple[str, str, str] | None = None
+
+
+def changed_words(words: Sequence[str], changed: Mapping[str, bool | int | str]) -> list[str]:
+    """Words of the command line with other values for these options, each option once: its last word counts. Raises
+    UserError for words that are none."""
+    kept: dict[str, list[str]] = {}
+    for said in _each(words):
+        if not (said.off and said.option in changed):
+            kept[f"{said.option} off" if said.off else said.option] = said.words
+    kept |= {option: option_words(option, value) for option, value in changed.items()}
+    return [word for taken in kept.values() for word in taken]
+
+
+def option_words(option: str, value: bool | int | str) -> list[str]:
+    """An option with its value as words of the command line."""
+    word = option.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{word}" if value else f"--no-{word}"]
+    return [f"--{word}", str(value)]
+
+
+def _each(words: Sequence[str]) -> Iterator[_Said]:
+    """What each word says, in order."""
+    rest = list(words)
+    while rest:
+        before = list(rest)
+        word = rest.pop(0)
+        if not word.startswith("-") or word in ("-", "--"):
+            raise UserError("config.finetune_no_word", word=word[:60])
+        name, equals, text = word.partition("=")
+        key, off, option, value = _key(name), None, "", None
+        if key in OTHERS:
+            option, value = key, text if equals else _next(rest, name)
+        elif key in _SWITCHES and _is_off(text if equals else None, rest):
+            off = _SWITCHES[key]
+        elif not equals and key.startswith("no_") and key[3:] in _SWITCHES:
+            off = _SWITCHES[key[3:]]
+        else:
+            option, value = _value(key, name, text if equals else None, rest)
+        if off:
+            option = off[0]
+        yield _Said(option, value, before[: len(before) - len(rest)], off)
+
+
+def _key(name: str) -> str:
+    return name.lstrip("-").replace("-", "_").lower()
 
 
 def _value(key: str, name: str, text: str | None, rest: list[str]) -> tuple[str, Any]:

@@ -10,7 +10,7 @@ from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.allocator.replay import PhasePeak, replay
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.finetune.simulated import PHASES, SimulatedFineTuning
-from foretrain.predict.memory import Component, Context, Fit, Phased, PhaseMemory, components, needed, on_cpu
+from foretrain.predict.memory import Component, Context, Fit, Phased, PhaseMemory, carried, components, needed, on_cpu
 from foretrain.predict.timeline import Peak
 
 MOST_KEPT = 128
@@ -68,7 +68,7 @@ class FineTuneLedger:
         if available_bytes is None:
             return self.memory
         if self.cuda:
-            phases = self.fit.judged(self.memory.phases, self.memory.phases, available_bytes, card_bytes)
+            phases = carried(self.fit.judged(self.memory.phases, self.memory.phases, available_bytes, card_bytes))
         else:
             phases = tuple(on_cpu(phase, available_bytes) for phase in self.memory.phases)
         return self.memory.model_copy(update={"phases": phases})

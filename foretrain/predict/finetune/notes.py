@@ -8,10 +8,14 @@ from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.finetune import unsloth
 from foretrain.predict.finetune.compiled import is_known
 from foretrain.predict.finetune.expert_notes import expert_notes
+from foretrain.predict.finetune.four_bits import four_bit_notes
+from foretrain.predict.finetune.memory import FineTuneLedger
 
 
-def notes_of(source: ModelSource, facts: ModelFacts, tune: FineTune, gpu: Gpu, others_bytes: int) -> list[Note]:
-    """All of them, in the order in which they are shown."""
+def notes_of(
+    source: ModelSource, facts: ModelFacts, tune: FineTune, gpu: Gpu, others_bytes: int, ledger: FineTuneLedger
+) -> list[Note]:
+    """All of them, in the order in which they are shown. `ledger`: the memory of the run."""
     found: list[Note] = []
 
     def note(id: str, **values: object) -> None:
@@ -34,7 +38,7 @@ def notes_of(source: ModelSource, facts: ModelFacts, tune: FineTune, gpu: Gpu, o
         note("packed_mask", tokens=tokens, size=tokens**2)
     found += _liger_notes(facts, tune) if tune.liger else []
     found += unsloth.notes(facts, tune) if tune.unsloth else []
-    return [*found, *expert_notes(facts, tune)]
+    return [*found, *four_bit_notes(ledger, tune), *expert_notes(facts, tune)]
 
 
 def _liger_notes(facts: ModelFacts, tune: FineTune) -> list[Note]:

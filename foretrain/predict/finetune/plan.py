@@ -80,19 +80,30 @@ def plan(
     return FineTunePlan(
         name=source.name, where=source.where, facts=facts, tune=tune, gpu=gpu, counts=counts, available_bytes=room,
         used_by_others_bytes=used_by_others_bytes, memory=ledger.judged(room, gpu.memory_bytes),
-        timing=_timing(facts, tune, gpu, prices), notes=tuple(notes_of(source, facts, tune, gpu, used_by_others_bytes)),
+        timing=_timing(facts, tune, gpu, prices),
+        notes=tuple(notes_of(source, facts, tune, gpu, used_by_others_bytes, ledger)),
     )  # fmt: skip
 
 
 def replanned(plan: FineTunePlan, **options: object) -> FineTunePlan:
     """The same with other options, at the same prices. A step time of a log was another step's: it is estimated
     again."""
+    return with_time(untimed(plan, **options), plan)
+
+
+def untimed(plan: FineTunePlan, **options: object) -> FineTunePlan:
+    """The same with other options and without its time: a search asks for the memory of many runs."""
     tune = FineTune.model_validate({**plan.tune.model_dump(), **options})
     ledger = estimated(plan.facts, tune, plan.gpu)
     memory = ledger.judged(plan.available_bytes, plan.gpu.memory_bytes)
     counts = FineTuneCounts(n_params=ledger.n_params, n_trained=ledger.n_trained)
-    timing = _timing(plan.facts, tune, plan.gpu, plan.timing.prices if plan.timing else PRICES)
-    return plan.model_copy(update={"tune": tune, "counts": counts, "memory": memory, "timing": timing})
+    return plan.model_copy(update={"tune": tune, "counts": counts, "memory": memory, "timing": None})
+
+
+def with_time(plan: FineTunePlan, before: FineTunePlan) -> FineTunePlan:
+    """An untimed plan with its time, at the prices of the plan before."""
+    prices = before.timing.prices if before.timing else PRICES
+    return plan.model_copy(update={"timing": _timing(plan.facts, plan.tune, plan.gpu, prices)})
 
 
 def timed(plan: FineTunePlan, step_s: float, prices: Prices = PRICES) -> FineTunePlan:

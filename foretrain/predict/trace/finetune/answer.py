@@ -12,7 +12,7 @@ from foretrain.predict.allocator.replay import Death, Replay, replay, smallest_l
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.finetune.memory import FineTuneMemory
 from foretrain.predict.finetune.simulated import PHASES
-from foretrain.predict.memory import MARGIN_BYTES, Context, PhaseMemory, judged
+from foretrain.predict.memory import MARGIN_BYTES, Context, PhaseMemory, carried, judged
 from foretrain.predict.trace.memory import components, saved_bytes
 from foretrain.predict.trace.record import Trace, moment_id
 
@@ -53,7 +53,7 @@ def answered(
         strict = available_bytes - context.expected_bytes - MARGIN_BYTES
         dies = _death(trace, run, settings, lenient)
         death = dies or _death(trace, run, settings, strict)
-        phases = judged(phases, death.phase if death else None, dies is not None, lenient, strict)
+        phases = carried(judged(phases, death.phase if death else None, dies is not None, lenient, strict))
     expandable = replace(settings or Settings(), expandable_segments=True)
     step = max(MIB, run.peak_reserved_bytes // 1000)
     memory = FineTuneMemory(

@@ -2,8 +2,9 @@
 
 from foretrain.advice.asked import Asked
 from foretrain.advice.finetune_advice import AdvisedChange, FineTuneAdvice
+from foretrain.config.finetune.words import changed_words
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Row, Screen, Section, Table
-from foretrain.reports.views.finetune.screen import assumed_rows, option_words, title, verdict_of
+from foretrain.reports.views.finetune.screen import MUCH_LONGER, assumed_rows, change_notes, title, verdict_of, words_of
 from foretrain.reports.views.shared import taken_bytes
 
 LINES = 15
@@ -14,12 +15,14 @@ def screen(found: FineTuneAdvice, asked: Asked, count: int | None = None) -> Scr
     """The best changes. `count`: how many were asked for."""
     plan, shown = found.plan, found.top(count or _as_many_as_help(found))
     rows: list[Row] = []
-    if shown.advised and not asked.quiet:
-        words = option_words(shown.advised[0])
-        command = ("foretrain", "plan", *asked.words, *words, *asked.card_options())
+    if shown.advised and shown.advised[0].verdict != "does_not_fit" and not asked.quiet:
+        model, *words = asked.words
+        words = changed_words(words, shown.advised[0].changed)
+        command = ("foretrain", "plan", model, *words, *asked.card_options(), *asked.options())
         rows.append(Row(Message("first.label.next"), command=command))
     if any(change.learns_otherwise for change in shown.advised):
         rows.append(Row(Message("first.label.note"), Message("finetune.learns_otherwise"), optional=1))
+    rows += change_notes(plan, shown.advised)
     if hidden := len(found.advised) - len(shown.advised):
         rows.append(Row(Message("first.label.more"), Message("first.more_cards", {"count": hidden})))
     lead = (verdict_of(plan), *_nothing(found))
@@ -47,11 +50,13 @@ def document(found: FineTuneAdvice, hidden: int) -> Document:
 
 
 def _nothing(found: FineTuneAdvice) -> tuple[Paragraph, ...]:
-    """That nothing helps, where nothing does."""
-    if found.goal == "fit" and not any(change.verdict == "fits" for change in found.advised):
-        return (Paragraph(Message("advice.nothing"), "warn"),)
+    """That nothing helps, where nothing does, or nothing alone."""
     if not found.advised:
-        return (Paragraph(Message("advice.nothing_better"), "warn"),)
+        return (Paragraph(Message("advice.nothing" if found.goal == "fit" else "advice.nothing_better"), "warn"),)
+    if found.goal == "fit" and not any(change.verdict == "fits" for change in found.advised):
+        return (Paragraph(Message("finetune.none_fits_lead"), "warn"),)
+    if found.goal == "fit" and all(len(change.ids) > 1 for change in found.advised):
+        return (Paragraph(Message("finetune.together")),)
     return ()
 
 
@@ -73,6 +78,13 @@ def _row(number: int, change: AdvisedChange, fifth: str) -> tuple[Cell, ...]:
     taken = taken_bytes(change.needed_bytes, verdict, change.available_bytes)
     mark = " *" if change.learns_otherwise else ""
     return (
-        f"{number}{mark}", " ".join(option_words(change)), Message(f"word.{verdict}") if verdict else "–",
-        Quantity(taken, "bytes"), *cells[fifth], Quantity(change.longer, "signed_percent"),
+        f"{number}{mark}", " ".join(words_of(change)), Message(f"word.{verdict}") if verdict else "–",
+        Quantity(taken, "bytes"), *cells[fifth], _longer(change),
     )  # fmt: skip
+
+
+def _longer(change: AdvisedChange) -> Cell:
+    """Of the time of a token; much longer as so many times."""
+    if change.longer is not None and change.longer > MUCH_LONGER:
+        return Message("value.times", {"factor": 1 + change.longer})
+    return Quantity(change.longer, "signed_percent")

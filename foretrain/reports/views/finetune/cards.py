@@ -2,6 +2,7 @@
 
 from foretrain.advice.asked import Asked
 from foretrain.advice.finetune_cards import FineTuneCard, FineTuneCards
+from foretrain.config.finetune.words import changed_words
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.reports.document import Cell, Document, Message, Paragraph, Quantity, Row, Screen, Section, Table
 from foretrain.reports.views.finetune.screen import assumed_rows, batch_rows, title_of_cards
@@ -20,16 +21,22 @@ def screen(plans: list[FineTunePlan], found: FineTuneCards, asked: Asked) -> Scr
         rows.append(Row(Message("first.label.note"), Message("first.mixed"), optional=1))
     chosen = found.best.cheapest or found.best.fastest
     if not asked.quiet:
-        others = ("--used-by-others", asked.others) if asked.others else ()
-        command = "advise" if chosen is None else "plan"
         card = chosen or max(found.cards, key=lambda card: card.available_bytes or 0).name
-        rows.append(
-            Row(Message("first.label.next"), command=("foretrain", command, *asked.words, "--gpu", card, *others))
-        )
+        command = _next("advise" if chosen is None else "plan", card, plans, asked)
+        rows.append(Row(Message("first.label.next"), command=command))
     rows += assumed_rows(plans[0])
     if hidden > 0:
         rows.append(Row(Message("first.label.more"), Message("first.more_cards", {"count": hidden})))
     return Screen(title_of_cards(plans[0], len(plans)), (), _table(found, MOST_CARDS), tuple(rows))
+
+
+def _next(command: str, card: str, plans: list[FineTunePlan], asked: Asked) -> tuple[str, ...]:
+    """The command for one card, with its own rent."""
+    model, *words = asked.words
+    timing = next(plan.timing for plan in plans if plan.gpu.name == card)
+    options = asked.options(command, timing.prices.price_per_hour if timing else None)
+    one = asked.model_copy(update={"gpu": card})
+    return ("foretrain", command, model, *changed_words(words, {}), *one.card_options(), *options)
 
 
 def document(plans: list[FineTunePlan], found: FineTuneCards) -> Document:

@@ -3,6 +3,8 @@
 from typing import Any
 
 from foretrain.advice.asked import Asked
+from foretrain.base.units import format_bytes
+from foretrain.config.finetune.words import changed_words
 from foretrain.predict.finetune.largest import FineTuneLargest
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.finetune.within import FineTuneWithin
@@ -23,6 +25,10 @@ def screen(found: FineTuneWithin, asked: Asked, searched: FineTuneLargest | None
     whole = found.asked_steps is not None and found.asked_steps <= found.steps
     if not asked.quiet and not whole and plan.verdict != "does_not_fit":
         rows.append(Row(Message("first.label.next"), Message("finetune.within_next", {"steps": found.steps})))
+    if not asked.quiet and plan.verdict == "does_not_fit":
+        model, *words = asked.words
+        command = ("foretrain", "advise", model, *changed_words(words, {}), *asked.card_options())
+        rows.append(Row(Message("first.label.next"), command=(*command, *asked.options("advise"))))
     return Screen(title(plan), tuple(lead), None, (*rows, *assumed_rows(plan)))
 
 
@@ -96,9 +102,13 @@ def largest(plan: FineTunePlan, found: FineTuneLargest) -> Message:
         "needed": found.plan.needed_bytes if found.plan else 0, "beyond": found.next_needed_bytes or 0,
         "available": plan.available_bytes or 0, "positions": found.positions or 0,
     }  # fmt: skip
+    beyond, room = found.next_needed_bytes, plan.available_bytes
+    tight = beyond is not None and room is not None and (beyond <= room or format_bytes(beyond) == format_bytes(room))
     if not found.plan:
-        return Message("finetune.largest_none", values)
+        return Message("finetune.largest_none_tight" if tight else "finetune.largest_none", values)
     if found.positions is not None:
         trained = "finetune.largest_trained" if found.beyond_fits else "finetune.largest_trained_all"
         return Message("finetune.largest_learned" if plan.facts.positions == "learned" else trained, values)
-    return Message("finetune.largest" if found.next_needed_bytes is not None else "finetune.largest_all", values)
+    if beyond is None:
+        return Message("finetune.largest_all", values)
+    return Message("finetune.largest_tight" if tight else "finetune.largest", values)

@@ -1,10 +1,12 @@
 """The first screen of a fine-tuning plan: does it fit, how fast, what takes the memory, what to change."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from foretrain.advice.asked import Asked
 from foretrain.advice.finetune import FineTuneChange
 from foretrain.base.messages import has, listed
+from foretrain.config.finetune.words import option_words
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.memory import PhaseMemory
 from foretrain.reports.document import Message, Paragraph, Quantity, Row, Screen
@@ -12,6 +14,7 @@ from foretrain.reports.views.shared import TONES, cost_of, grouped
 
 LARGEST = 4  # groups of memory that are named
 MOST_CHANGES = 3
+MUCH_LONGER = 0.5  # of the time: then it is said as so many times
 
 
 def screen(plan: FineTunePlan, changes: tuple[FineTuneChange, ...], asked: Asked) -> Screen:
@@ -140,35 +143,55 @@ def _changes(plan: FineTunePlan, changes: tuple[FineTuneChange, ...]) -> list[Ro
     if plan.verdict == "fits" or not changes:
         return []
     fitting = [change for change in changes if change.verdict == "fits"]
+    if not fitting:
+        nearest = Message("finetune.none_fits", {"change": change_text(changes[0])})
+        return [Row(Message("first.label.change"), nearest)]
     labels = [Message("first.label.change"), *[Message("finetune.label.or")] * MOST_CHANGES]
-    shown = zip(labels, (fitting or changes)[:MOST_CHANGES], range(MOST_CHANGES), strict=False)
-    return [Row(label, change_text(each), optional=2 if number else 0) for label, each, number in shown]
+    shown = zip(labels, fitting[:MOST_CHANGES], range(MOST_CHANGES), strict=False)
+    rows = [Row(label, change_text(each), optional=2 if number else 0) for label, each, number in shown]
+    return [*rows, *change_notes(plan, changes)]
 
 
-def option_words(change: FineTuneChange) -> list[str]:
+def change_notes(plan: FineTunePlan, changes: Sequence[FineTuneChange]) -> list[Row]:
+    """What is to be known of some changes."""
+    ids = {id for change in changes for id in change.ids}
+    said = [Message("finetune.loss_alone")] if "loss_alone" in ids else []
+    if (more := four_bits_more(plan, changes)) is not None:
+        said.append(more)
+    return [Row(Message("first.label.note"), each, optional=1) for each in said]
+
+
+def four_bits_more(plan: FineTunePlan, changes: Sequence[FineTuneChange]) -> Message | None:
+    """Why QLoRA needs more than LoRA, where the change to LoRA says so."""
+    lora = next((change for change in changes if change.ids == ("lora",) and plan.tune.method == "qlora"), None)
+    if lora is None or lora.saved_bytes <= 0:
+        return None
+    return Message("finetune.four_bits_more", {"four_bits": plan.needed_bytes, "lora": lora.needed_bytes})
+
+
+def words_of(change: FineTuneChange) -> list[str]:
     """A change as words of the command line."""
-    return [word for name, value in change.changed.items() for word in _option(name, value)]
-
-
-def _option(name: str, value: object) -> list[str]:
-    word = name.replace("_", "-")
-    if isinstance(value, bool):
-        return [f"--{word}" if value else f"--no-{word}"]
-    return [f"--{word}", str(value)]
+    return [word for name, value in change.changed.items() for word in option_words(name, value)]
 
 
 def change_text(change: FineTuneChange) -> str:
     """What to type, and what it comes to."""
-    what = " ".join(option_words(change))
+    what = " ".join(words_of(change))
     room = change.available_bytes
     beyond = room is not None and change.needed_bytes > room and change.verdict in ("fits", "tight")
     id = f"{change.verdict}_at_limit" if beyond else change.verdict or "unknown"
     values = {"change": what, "needed": (change.needed_bytes,) * 3, "available": room or 0}
     said = [Message(f"first.changed.{id}", values).text()]
     if change.longer is not None and abs(change.longer) >= 0.005:
-        id = "finetune.more_time" if change.longer > 0 else "finetune.less_time"
-        said.append(Message(id, {"share": abs(change.longer)}).text())
+        said.append(_time_of(change.longer))
     return listed(said)
+
+
+def _time_of(longer: float) -> str:
+    """How much longer a token takes, or less long; of much longer how many times."""
+    if longer > MUCH_LONGER:
+        return Message("finetune.slower", {"factor": 1 + longer}).text()
+    return Message("finetune.more_time" if longer > 0 else "finetune.less_time", {"share": abs(longer)}).text()
 
 
 def more_rows(asked: Asked) -> list[Row]:

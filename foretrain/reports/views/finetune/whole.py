@@ -8,14 +8,14 @@ from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.memory import PhaseMemory
 from foretrain.reports.document import Bar, Document, Message, Only, Paragraph, Quantity, Section, StackedBars, Table
 from foretrain.reports.views.finetune.screen import change_text, title, verdict_of
-from foretrain.reports.views.shared import TONES, grouped
+from foretrain.reports.views.shared import TONES, grouped, taken_bytes
 
 
 def document(plan: FineTunePlan, changes: tuple[FineTuneChange, ...]) -> Document:
     """The whole plan: each phase, the components of the worst one with their formulas, all changes, all notes."""
     heads = ("finetune_phase", "finetune_allocated", "finetune_reserved", "finetune_needed", "finetune_verdict")
     columns = tuple(Message(f"column.{name}") for name in heads)
-    rows = tuple(_phase(phase) for phase in plan.memory.phases)
+    rows = tuple(_phase(phase, plan.available_bytes) for phase in plan.memory.phases)
     tones = tuple(TONES[phase.verdict] for phase in plan.memory.phases)
     table = Table(columns, rows, frozenset({1, 2, 3}), tones)
     phases = Section(Message("finetune.phases"), (table, Only("page", phase_bars(plan))))
@@ -48,9 +48,10 @@ def phase_bars(plan: FineTunePlan) -> StackedBars:
     return StackedBars(Message("finetune.phases"), bars, plan.available_bytes)
 
 
-def _phase(phase: PhaseMemory) -> tuple[Any, ...]:
+def _phase(phase: PhaseMemory, available_bytes: int | None) -> tuple[Any, ...]:
+    needed = taken_bytes(phase.needed_expected_bytes, phase.verdict, available_bytes)
     return (
         Message(f"finetune.phase.{phase.phase}"), Quantity(phase.allocated_bytes, "bytes"),
-        Quantity(phase.reserved_bytes, "bytes"), Quantity(phase.needed_expected_bytes, "bytes"),
+        Quantity(phase.reserved_bytes, "bytes"), Quantity(needed, "bytes"),
         Message(f"word.{phase.verdict}") if phase.verdict else "–",
     )  # fmt: skip

@@ -1,0 +1,218 @@
+"""What can be changed in a fine-tuning run, and a run with some of it, planned."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from foretrain.base.errors import UserError
+from foretrain.config.finetune.read import PEFT_TARGETS
+from foretrain.predict.finetune.attention import has_flash_2
+from foretrain.predict.finetune.expert_notes import EXPERTS
+from foretrain.predict.finetune.plan import FineTunePlan, untimed
+from foretrain.predict.finetune.targets import adapted_roles
+
+LEAST_RANK = 8  # of an adapter: advice goes no lower
+OFFLOADED = 512  # tokens of a sequence from which on unsloth moves checkpoints to the host
+ATTENTION_ALONE = "q_proj,k_proj,v_proj,o_proj"  # the layers of a mixture that are no experts
+
+_ADAMW = ("adamw_torch_fused", "adamw_torch")
+Values = dict[str, bool | int | str]
+Try = Callable[[FineTunePlan], Values]
+
+
+def _checkpointing(plan: FineTunePlan) -> Values:
+    return {} if plan.tune.gradient_checkpointing else {"gradient_checkpointing": True}
+
+
+def _offload(plan: FineTunePlan) -> Values:
+    tune = plan.tune
+    if not tune.unsloth or tune.offloads or tune.seq_len < OFFLOADED:
+        return {}
+    return {"gradient_checkpointing": True, "offload_checkpoints": True}
+
+
+def _smaller_batch(plan: FineTunePlan) -> Values:
+    tune = plan.tune
+    if tune.batch_size == 1:
+        return {}
+    return {"batch_size": 1, "grad_accum": tune.grad_accum * tune.batch_size}
+
+
+def _half_batch(plan: FineTunePlan) -> Values:
+    tune = plan.tune
+    if tune.batch_size % 2 or tune.batch_size == 2:
+        return {}
+    return {"batch_size": tune.batch_size // 2, "grad_accum": tune.grad_accum * 2}
+
+
+def _evaluated(plan: FineTunePlan, sequences: int) -> Values:
+    """As many sequences are evaluated, in smaller batches."""
+    tune = plan.tune
+    if not tune.evaluate or tune.eval_batch_size <= sequences:
+        return {}
+    whole = tune.eval_batches * tune.eval_batch_size
+    return {"eval_batch_size": sequences, "eval_batches": -(-whole // sequences)}
+
+
+def _half_evaluation(plan: FineTunePlan) -> Values:
+    half, odd = divmod(plan.tune.eval_batch_size, 2)
+    return {} if odd or half == 1 else _evaluated(plan, half)
+
+
+def _evaluation_of_one(plan: FineTunePlan) -> Values:
+    return _evaluated(plan, 1)
+
+
+def _logits_to_host(plan: FineTunePlan) -> Values:
+    """The Trainer moves what an evaluation collects to the host after each batch; the metrics are the same."""
+    tune = plan.tune
+    kept = tune.evaluate and tune.keeps_logits
+    return {"eval_accumulation_steps": 1} if kept and tune.eval_accumulation_steps != 1 else {}
+
+
+def _loss_alone(plan: FineTunePlan) -> Values:
+    """prediction_loss_only: an evaluation collects nothing, so compute_metrics gets nothing."""
+    return {"keeps_logits": False} if plan.tune.evaluate and plan.tune.keeps_logits else {}
+
+
+def _optimizer(plan: FineTunePlan) -> Values:
+    return {"optim": "adamw_8bit"} if plan.tune.optim in _ADAMW else {}
+
+
+def _attention(plan: FineTunePlan) -> Values:
+    return {"attn": "sdpa"} if plan.tune.attn == "eager" else {}
+
+
+def _flash(plan: FineTunePlan) -> Values:
+    """A padded batch needs a mask, and so do rows that are joined; flash attention in sdpa takes none, FlashAttention 2
+    does, or needs none."""
+    tune = plan.tune
+    half = tune.dtype != "float32" or tune.amp != "no"
+    masked = tune.joined or (tune.padded and not tune.packing)
+    runs = half and has_flash_2(plan.gpu)
+    return {"attn": "flash_attention_2"} if masked and tune.attn == "sdpa" and runs else {}
+
+
+def _liger(plan: FineTunePlan) -> Values:
+    tune = plan.tune
+    without = tune.liger or tune.unsloth or plan.facts.liger_kernels(tune.loop) is None
+    return {} if without else {"liger": True}
+
+
+def _paged(plan: FineTunePlan) -> Values:
+    """Its states lie in managed memory, which is the computer's while the card is full."""
+    return {"optim": "paged_adamw_8bit"} if plan.tune.optim in (*_ADAMW, "adamw_8bit") else {}
+
+
+def _lower_rank(plan: FineTunePlan) -> Values:
+    tune = plan.tune
+    return {"lora_r": max(LEAST_RANK, tune.lora_r // 2)} if tune.adapters and tune.lora_r > LEAST_RANK else {}
+
+
+def _fewer_targets(plan: FineTunePlan) -> Values:
+    """Of a mixture the attention's layers, as adapters of experts copy these; else those that peft takes by itself."""
+    tune, facts = plan.tune, plan.facts
+    if not tune.adapters:
+        return {}
+    whole = tune.lora_targets == "all-linear"
+    if facts.n_expert:
+        return {"lora_targets": ATTENTION_ALONE} if whole or adapted_roles(facts, tune) & EXPERTS else {}
+    return {"lora_targets": PEFT_TARGETS.get(facts.model_type, "q_proj,v_proj")} if whole else {}
+
+
+def _unpadded(plan: FineTunePlan) -> Values:
+    return {"padded": False, "packing": True} if plan.tune.padded and not plan.tune.packing else {}
+
+
+def _lora(plan: FineTunePlan) -> Values:
+    """Also instead of QLoRA: of a small model all that is made fp32 for 4 bits can be more than these save."""
+    tune = plan.tune
+    if tune.method == "qlora":
+        return {"method": "lora", "amp": tune.amp}
+    return {"method": "lora"} if tune.method == "full" else {}
+
+
+def _qlora(plan: FineTunePlan) -> Values:
+    tune = plan.tune
+    if tune.method not in ("full", "lora"):
+        return {}
+    amp = tune.amp if tune.amp != "no" else "fp16" if tune.dtype == "float16" else "bf16"
+    return {"method": "qlora", "amp": amp}
+
+
+def _shorter(plan: FineTunePlan) -> Values:
+    return {"seq_len": plan.tune.seq_len // 2} if plan.tune.seq_len >= 512 else {}
+
+
+# The training stays the same with the first ones, and is another one with the others. Of those that set the same
+# option the last saves most.
+SAME: dict[str, Try] = {
+    "checkpointing": _checkpointing, "half_batch": _half_batch, "batch_of_one": _smaller_batch,
+    "attention": _attention, "flash": _flash, "packing": _unpadded, "liger": _liger, "offload": _offload,
+    "logits_to_host": _logits_to_host, "half_evaluation": _half_evaluation, "evaluation_of_one": _evaluation_of_one,
+    "loss_alone": _loss_alone,
+}  # fmt: skip
+OTHER: dict[str, Try] = {
+    "optimizer_8bit": _optimizer, "paged": _paged, "lower_rank": _lower_rank, "fewer_targets": _fewer_targets,
+    "lora": _lora, "qlora": _qlora, "shorter": _shorter,
+}  # fmt: skip
+
+
+def _whole_activations(plan: FineTunePlan) -> Values:
+    tune = plan.tune
+    ways: Values = {name: False for name in ("offload_checkpoints", "reentrant") if getattr(tune, name)}
+    return {"gradient_checkpointing": False, **ways} if tune.gradient_checkpointing else {}
+
+
+def _larger_batch(plan: FineTunePlan) -> Values:
+    tune = plan.tune
+    if tune.grad_accum % 2:
+        return {}
+    return {"batch_size": 2 * tune.batch_size, "grad_accum": tune.grad_accum // 2}
+
+
+def _fused(plan: FineTunePlan) -> Values:
+    return {"optim": "adamw_torch_fused"} if plan.tune.optim == "adamw_torch" else {}
+
+
+# What takes more memory and less time; the training stays the same.
+SPENDING: dict[str, Try] = {
+    "whole_activations": _whole_activations, "larger_batch": _larger_batch, "fused": _fused,
+}  # fmt: skip
+FASTER = (*SPENDING, "attention", "flash", "packing", "liger", "fewer_targets", "lora")  # what can be quicker
+TRIES = {**SAME, **OTHER, **SPENDING}
+
+
+@dataclass(frozen=True)
+class Tried:
+    """Some changes by their ids, the options that they set, and the memory of the run with them; its time is not known
+    yet."""
+
+    ids: tuple[str, ...]
+    changed: Values
+    plan: FineTunePlan
+
+    @property
+    def fits(self) -> bool:
+        """Whether the run is safe with them."""
+        return self.plan.verdict == "fits"
+
+    def clashes(self, other: "Tried") -> bool:
+        """Whether both set an option, to different values."""
+        return any(other.changed.get(option, value) != value for option, value in self.changed.items())
+
+
+def tried(plan: FineTunePlan, ids: tuple[str, ...]) -> Tried | None:
+    """The run with these changes; None where one of them changes nothing, or this model cannot have them, such as
+    modules that its layers are not called."""
+    changed: Values = {}
+    for id in ids:
+        values = TRIES[id](plan)
+        if not values:
+            return None
+        changed |= values
+    if changed.get("amp") == "bf16" and not plan.gpu.supports_bf16:
+        changed["amp"] = "fp16"
+    try:
+        return Tried(ids, changed, untimed(plan, **changed))
+    except UserError:
+        return None

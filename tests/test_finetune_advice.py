@@ -1,0 +1,231 @@
+"""Advice on fine-tuning runs: what it names fits when it is planned, and the commands that it prints run as they stand.
+
+Compared with plans of the changed runs, and with all single and double changes planned one by one.
+"""
+
+import json
+import re
+import shlex
+from itertools import combinations
+
+import pytest
+
+import foretrain as library
+from foretrain.advice.finetune import FineTuneChange, changes, planned
+from foretrain.advice.finetune_tries import OTHER, SAME, tried
+from foretrain.base.errors import UserError
+from foretrain.config.finetune.words import changed_words, parse_words
+from foretrain.predict.finetune.largest import FineTuneLargest
+from foretrain.predict.finetune.plan import FineTunePlan
+from foretrain.reports.views.finetune.limits import largest as largest_said
+from foretrain.reports.views.finetune.screen import change_text, four_bits_more
+from tests.kit.command import foretrain
+
+CARD = "RTX 3060 12GB"
+MIXTURE = {"method": "lora", "batch_size": 1, "seq_len": 256}
+
+
+def a_plan(name: str = "smollm2-135m", gpu: str = CARD, **options: object) -> FineTunePlan:
+    return library.plan_finetune(name, gpu=gpu, **{"method": "lora", "batch_size": 1, **options})  # type: ignore[arg-type]
+
+
+def next_command(shown: str) -> list[str]:
+    """The words of the command behind `next`, without the program's name."""
+    found = re.search(r"^  next +(foretrain .*?(?:\\\n.*?)*)$", shown, re.MULTILINE)
+    assert found is not None, shown
+    return shlex.split(found.group(1).replace("\\\n", " "))[1:]
+
+
+# -- evaluations -----------------------------------------------------------------------------------------------------
+
+
+def test_an_evaluation_that_does_not_fit_is_made_in_smaller_batches_of_as_many_sequences() -> None:
+    plan = a_plan(seq_len=1024, evaluate=True, eval_batch_size=32)
+    assert (plan.verdict, plan.memory.neediest.phase) == ("does_not_fit", "evaluate")
+    found = {change.ids: change for change in changes(plan)}
+    half, one = found[("half_evaluation",)], found[("evaluation_of_one",)]
+    for change in (half, one):
+        assert change.verdict == "fits"
+        assert not change.learns_otherwise
+        again = a_plan(seq_len=1024, evaluate=True, **change.changed)
+        assert (again.verdict, again.needed_bytes) == ("fits", change.needed_bytes)
+        assert again.tune.eval_batch_size * again.tune.eval_batches == 32 * plan.tune.eval_batches
+    assert half.needed_bytes > one.needed_bytes
+
+
+def test_logits_that_an_evaluation_keeps_go_to_the_host_or_are_not_kept() -> None:
+    options = {"seq_len": 512, "evaluate": True, "eval_batch_size": 4, "eval_batches": 64, "keeps_logits": True}
+    plan = a_plan(**options)
+    assert plan.verdict == "does_not_fit"
+    first, second, *_ = changes(plan)
+    assert (first.changed, second.changed) == ({"eval_accumulation_steps": 1}, {"keeps_logits": False})
+    for change in (first, second):
+        assert a_plan(**{**options, **change.changed}).verdict == "fits"
+    assert "prediction_loss_only" in foretrain(
+        "advise", "smollm2-135m", *words_of({"method": "lora", "batch_size": 1, **options}), "--gpu", CARD
+    ).stdout  # fmt: skip
+
+
+def words_of(options: dict[str, object]) -> list[str]:
+    return [f"--{name.replace('_', '-')}={str(value).lower()}" for name, value in options.items()]
+
+
+# -- what is offered -------------------------------------------------------------------------------------------------
+
+
+def test_unsloth_s_checkpoints_can_go_to_the_host() -> None:
+    plan = a_plan("llama-3.2-1b", method="lora", unsloth=True, seq_len=1024)
+    change = planned(plan, ("offload",))
+    assert change is not None
+    assert change.changed == {"gradient_checkpointing": True, "offload_checkpoints": True}
+    assert planned(a_plan("llama-3.2-1b", seq_len=1024), ("offload",)) is None
+    assert planned(a_plan("llama-3.2-1b", unsloth=True, seq_len=256), ("offload",)) is None
+
+
+@pytest.mark.parametrize(("name", "targets"), [
+    ("olmoe-1b-7b", "q_proj,k_proj,v_proj,o_proj"), ("smollm2-135m", "q_proj,v_proj"), ("gpt2", "c_attn"),
+])  # fmt: skip
+def test_fewer_modules_are_those_of_the_model(name: str, targets: str) -> None:
+    plan = a_plan(name, gpu="A100 SXM4 80GB", **MIXTURE)
+    change = planned(plan, ("fewer_targets",))
+    assert change is not None
+    assert change.changed == {"lora_targets": targets}
+    assert change.saved_bytes > 0
+    copied = [note.id for note in a_plan(name, gpu="A100 SXM4 80GB", **{**MIXTURE, **change.changed}).notes]
+    assert "experts_copied" not in copied
+
+
+def test_qlora_of_a_small_model_that_needs_more_than_lora_says_why() -> None:
+    plan = a_plan(method="qlora", batch_size=2, seq_len=2048)
+    lora = planned(plan, ("lora",))
+    assert lora is not None
+    said = four_bits_more(plan, [lora])
+    assert lora.saved_bytes > 0
+    assert said is not None
+    assert "fp32" in said.text()
+    assert "four_bits_widened" in {note.id for note in plan.notes}
+    large = a_plan("llama-3.1-8b", gpu="RTX 4090", method="qlora", seq_len=512, gradient_checkpointing=True)
+    change = planned(large, ("lora",))
+    assert change is not None
+    assert change.saved_bytes < 0
+    assert four_bits_more(large, [change]) is None
+    assert "four_bits_widened" not in {note.id for note in large.notes}
+
+
+def test_what_takes_much_longer_says_how_many_times() -> None:
+    change = planned(a_plan(), ("checkpointing",))
+    assert change is not None
+
+    def said(longer: float) -> str:
+        return change_text(change.model_copy(update={"longer": longer}))
+
+    assert "1.70 × the time per token" in said(0.7)
+    assert "8.00 × the time per token" in said(7.0)
+    assert "40.0 % more time per token" in said(0.4)
+
+
+# -- what fits, and what does not ------------------------------------------------------------------------------------
+
+
+def test_what_fits_only_together_is_the_smallest_combination() -> None:
+    """Of all pairs of changes those that leave what is learned alone."""
+    plan = a_plan("gpt2", method="full", batch_size=64, evaluate=True, eval_batch_size=64)
+    alone = [change for id in (*SAME, *OTHER) if (change := tried(plan, (id,)))]
+    assert not any(change.fits for change in alone)
+    found = changes(plan)
+    pairs = {
+        ids for ids in combinations([id for change in alone for id in change.ids if id in SAME], 2)
+        if (change := tried(plan, ids)) and change.fits
+    }  # fmt: skip
+    assert pairs
+    assert all(change.verdict == "fits" for change in found)
+    assert {frozenset(change.ids) for change in found} <= {frozenset(ids) for ids in pairs}
+    assert "No single change is enough" in foretrain(
+        "advise", "gpt2", "--method=full", "--batch-size=64", "--evaluate", "--eval-batch-size=64", "--gpu", CARD
+    ).stdout  # fmt: skip
+
+
+def test_where_nothing_fits_that_is_said_with_what_comes_nearest() -> None:
+    plan = a_plan("llama-3.3-70b", method="full")
+    found = changes(plan)
+    assert {change.verdict for change in found} == {"does_not_fit"}
+    assert [change.needed_bytes for change in found] == sorted(change.needed_bytes for change in found)
+    assert len(found[0].ids) > 2  # all of them together
+    shown = foretrain("advise", "llama-3.3-70b", "--method=full", "--batch-size=1", "--gpu", CARD).stdout
+    assert "No change makes it fit with a safe margin, alone or together" in shown
+    assert "next" not in shown
+    planned = foretrain("plan", "llama-3.3-70b", "--method=full", "--batch-size=1", "--gpu", CARD).stdout
+    assert "No change makes it fit, alone or together" in planned
+
+
+def test_phases_of_the_same_need_have_the_same_verdict() -> None:
+    for options in ({"batch_size": 8, "seq_len": 2048}, {"batch_size": 2, "seq_len": 2816}):
+        phases = a_plan(**options).memory.phases
+        after = phases[[phase.phase for phase in phases].index("steady_step") :]
+        assert len({phase.needed_expected_bytes for phase in after}) == 1
+        assert len({phase.verdict for phase in after}) == 1
+    assert phases[0].verdict == "fits"
+
+
+def test_the_next_larger_value_that_is_too_tight_says_so() -> None:
+    plan = a_plan()
+    room = plan.available_bytes or 0
+    for beyond, tight in ((room - 2**27, True), (room, True), (2 * room, False)):
+        made = FineTuneLargest(option="seq_len", value=64, plan=plan, next_value=128, next_needed_bytes=beyond)
+        assert ("too tight" in largest_said(plan, made).text()) == tight
+
+
+# -- the command that comes next -------------------------------------------------------------------------------------
+
+
+def test_words_are_changed_once_whatever_they_were_spelled_as() -> None:
+    words = ["--batch_size", "8", "--lora_r=16", "--no-packing", "--batch-size=4", "--bf16"]
+    assert changed_words(words, {"batch_size": 1, "gradient_checkpointing": True, "packing": True}) == [
+        "--batch-size", "1", "--lora_r=16", "--packing", "--bf16", "--gradient-checkpointing",
+    ]  # fmt: skip
+    assert parse_words(changed_words(words, {}))[0] == parse_words(words)[0]
+    with pytest.raises(UserError):
+        changed_words(["--no-such-option"], {})
+
+
+@pytest.mark.parametrize("words", [
+    ("--method=lora", "--batch-size", "32", "--batch_size=64", "--seq-len", "2048", "--price", "0.35",
+     "--used-by-others", "1GB", "--dataset-tokens=10M"),
+    ("--method=lora", "--evaluate", "--eval-batch-size", "8", "--eval-batches", "16", "--keeps-logits", "--price-per-kwh=0.2"),
+])  # fmt: skip
+def test_the_advised_command_runs_as_printed_and_fits(words: tuple[str, ...]) -> None:
+    base = ("smollm2-135m", *words, "--gpu", CARD)
+    command = next_command(foretrain("advise", *base).stdout)
+    names = [word.partition("=")[0] for word in command if word.startswith("--")]
+    assert len(names) == len(set(names))
+    assert {"--gpu", *(word.partition("=")[0] for word in words if word.startswith("--price"))} <= set(names)
+    first: FineTuneChange = library.advise_finetune(
+        "smollm2-135m", CARD, used_by_others="1GB" if "1GB" in words else "",
+        **parse_words([word for word in words if word not in ("--price", "0.35", "--used-by-others", "1GB")])[0],
+    ).advised[0]  # fmt: skip
+    made = foretrain(*command, "--json")
+    assert made.returncode == 0, made.stderr
+    plan = json.loads(made.stdout)
+    assert {phase["verdict"] for phase in plan["memory"]["phases"]} == {"fits"}
+    assert max(phase["needed_expected_bytes"] for phase in plan["memory"]["phases"]) == first.needed_bytes
+    if "0.35" in words:
+        assert plan["timing"]["prices"]["price_per_hour"] == 0.35
+
+
+@pytest.mark.parametrize("limit", [("--within", "5EUR"), ("--tokens", "1M"), ()])
+def test_the_command_for_the_best_card_has_its_rent_and_the_limit(limit: tuple[str, ...]) -> None:
+    words = ("smollm2-135m", "--method=lora", "--seq-len=512", "--gpu", "3090,4090", *limit)
+    command = next_command(foretrain("plan", *words, "--price", "3090=0.2,4090=0.35").stdout)
+    assert command[command.index("--price") + 1] == {"RTX 3090": "0.2", "RTX 4090": "0.35"}[
+        command[command.index("--gpu") + 1]
+    ]  # fmt: skip
+    assert all(word in command for word in limit)
+    assert foretrain(*command).returncode == 0
+
+
+def test_a_limit_of_a_run_that_does_not_fit_leads_to_advice() -> None:
+    words = ("smollm2-135m", "--method=lora", "--seq-len=2048", "--batch-size=32", "--gpu", CARD)
+    command = next_command(foretrain("plan", *words, "--within", "2h", "--price", "0.35").stdout)
+    assert command[0] == "advise"
+    assert "0.35" in command
+    assert foretrain(*command).returncode == 0

@@ -112,7 +112,8 @@ def test_no_run_is_in_both_halves() -> None:
 
 def test_held_out_runs_are_met_to_a_known_degree() -> None:
     totals = collectives_measured.summary([collectives_measured.compare(case) for case in collectives_measured.cases()])
-    assert totals["held out"]["rows"] >= 50
+    assert totals["held out"]["rows"] >= 60
     assert totals["held out, NVLink in one machine"]["median_abs_error"] < 0.08
+    assert totals["held out, PCIe in one machine"]["median_abs_error"] < 0.25
     assert totals["held out, several machines"]["median_abs_error"] < 0.25
     assert totals["held out, from 64 MB"]["median_abs_error"] < 0.15

@@ -1,0 +1,46 @@
+"""Links of the catalogue: every figure a second way, and each card's link."""
+
+import pytest
+
+from foretrain.hardware.catalogue import catalogue
+from foretrain.hardware.links import find_link, link_of, links
+
+
+@pytest.mark.parametrize("name", links())
+def test_a_link_has_its_figures_twice_and_their_source(name: str) -> None:
+    link = links()[name]
+    assert link.derived_gb_per_s == pytest.approx(link.wire_gb_per_s, rel=0.005)
+    assert 0 < link.reached_share < 1
+    assert link.least_share is None or link.least_share <= link.reached_share
+    assert link.switch_share is None or link.switch_share > link.reached_share
+    assert "reached" in link.source
+    assert (link.ll_gb_per_s is not None) == (link.kind == "nvlink")
+
+
+def test_names_and_aliases_mean_one_link_each() -> None:
+    for link in links().values():
+        for name in (link.name, *link.aliases):
+            assert find_link(name.upper()) == link
+    assert find_link("token ring") is None
+
+
+def test_each_named_card_is_in_the_catalogue_once() -> None:
+    named = [card for link in links().values() for card in link.cards]
+    assert len(named) == len(set(named))
+    assert set(named) <= set(catalogue())
+
+
+def test_a_card_gets_its_own_link_and_an_unknown_one_says_that_it_is_assumed() -> None:
+    assert link_of("RTX 4090").link.name == "pcie4x16"
+    assert link_of("RTX 4090").link.through_host
+    assert link_of("RTX 4060").link.lanes == 8
+    assert not link_of("L40S").link.through_host
+    assert link_of("H200 SXM 141GB").link.switch_share
+    unknown = link_of("a card of tomorrow")
+    assert unknown.assumed
+    assert unknown.link.name == "pcie4x16"
+
+
+def test_only_laptops_and_unified_memory_have_no_link_of_their_own() -> None:
+    without = [name for name in catalogue() if link_of(name).assumed]
+    assert all("Laptop" in name or name.startswith("Apple") for name in without), without

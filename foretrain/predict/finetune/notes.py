@@ -8,6 +8,7 @@ from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.finetune import unsloth
 from foretrain.predict.finetune.compiled import is_known
 from foretrain.predict.finetune.expert_notes import expert_notes
+from foretrain.predict.finetune.saved import saved_notes
 
 
 def notes_of(source: ModelSource, facts: ModelFacts, tune: FineTune, gpu: Gpu, others_bytes: int) -> list[Note]:
@@ -32,6 +33,7 @@ def notes_of(source: ModelSource, facts: ModelFacts, tune: FineTune, gpu: Gpu, o
     if tune.joined and tune.attn != "flash_attention_2":
         _, tokens = tune.rows(tune.batch_size)
         note("packed_mask", tokens=tokens, size=tokens**2)
+    found += saved_notes(facts, tune)
     found += _liger_notes(facts, tune) if tune.liger else []
     found += unsloth.notes(facts, tune) if tune.unsloth else []
     return [*found, *expert_notes(facts, tune)]

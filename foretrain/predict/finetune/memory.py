@@ -44,7 +44,7 @@ class FineTuneLedger:
         self.weights, self.packed = run.program.weights, run.program.packed
         self.n_trained = sum(parameter.numel() for parameter in run.trained)
         self.n_params = sum(parameter.numel() for parameter in run.program.weights.values())
-        self.n_params += sum(n_out * n_in for n_out, n_in in run.program.packed.values())
+        self.n_params += sum(n_out * n_in for n_out, n_in in run.program.packed.values()) + run.program.n_original
         phases = tuple(self._phase(name, timeline.peaks[name], held[name]) for name in names)
         self.memory = FineTuneMemory(
             phases=phases, saved_bytes=run.saved_bytes, context=self.context, paged_bytes=run.paged_bytes

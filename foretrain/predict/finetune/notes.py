@@ -10,6 +10,7 @@ from foretrain.predict.finetune.compiled import is_known
 from foretrain.predict.finetune.expert_notes import expert_notes
 from foretrain.predict.finetune.four_bits import four_bit_notes
 from foretrain.predict.finetune.memory import FineTuneLedger
+from foretrain.predict.finetune.saved import saved_notes
 
 
 def notes_of(
@@ -36,6 +37,7 @@ def notes_of(
     if tune.joined and tune.attn != "flash_attention_2":
         _, tokens = tune.rows(tune.batch_size)
         note("packed_mask", tokens=tokens, size=tokens**2)
+    found += saved_notes(facts, tune)
     found += _liger_notes(facts, tune) if tune.liger else []
     found += unsloth.notes(facts, tune) if tune.unsloth else []
     return [*found, *four_bit_notes(ledger, tune), *expert_notes(facts, tune)]

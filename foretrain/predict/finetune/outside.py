@@ -12,20 +12,13 @@ from foretrain.predict.abstract.autograd import Parameter
 from foretrain.predict.abstract.dims import factors
 from foretrain.predict.estimate.kernel_buffers import Dimension, Processors, reduction_bytes
 from foretrain.predict.finetune.program import Program
+from foretrain.predict.finetune.saved import own_words
 from foretrain.predict.finetune.unsloth import Places
 from foretrain.predict.timeline import Size, Tensor, Timeline
 
 BLOCK, OUTER_BLOCK = 64, 256  # weights that share a scale in 4 bits, and scales that share one of theirs
 CODE_BYTES, SCALE_CODE_BYTES = 4 * 16, 4 * 256  # the values that 4 bits, and the 8 of a scale, stand for
 ORDER = "VXFMHKGDCrTBE"  # of letters in the formula of a weight
-GPT2 = {
-    "model": "transformer", "layers": "h", "self_attn": "attn", "embed_tokens": "wte", "embed_positions": "wpe",
-    "norm": "ln_f",
-}  # fmt: skip
-WORDS = {  # of names in checkpoints, where they are others than the decoder's
-    "gpt2": GPT2, "gpt_bigcode": GPT2,
-    "gpt_neox": {"model": "gpt_neox", "self_attn": "attention", "embed_tokens": "embed_in", "norm": "final_layer_norm"},
-}  # fmt: skip
 
 
 def formula_of(item_bytes: int, shape: Sequence[int]) -> str:
@@ -56,6 +49,8 @@ class Outside:
         self.t.at("build")
         self.t.phase("load")
         kept = {name: p for name, p in self.program.weights.items() if ".lora_" not in name}
+        if self.facts.tied:  # one weight, also where a copy of it is trained
+            kept.pop("lm_head.weight", None)
         if self.quantized:
             self._warm_up(kept)
         for name in sorted({*kept, *self.program.packed}, key=self._natural) if self.quantized else kept:
@@ -67,9 +62,8 @@ class Outside:
 
     def _natural(self, name: str) -> list[Any]:
         """The order in which transformers reads a checkpoint: by the words of its names, numbers as numbers."""
-        words = (name if name.startswith("lm_head") else f"model.{name}").split(".")
-        own = WORDS.get(self.facts.model_type, {})
-        return [int(word) if word.isdigit() else own.get(word, word) for word in words]
+        words = own_words(self.facts.model_type, name)
+        return [int(word) if word.isdigit() else word for word in words]
 
     def _warm_up(self, kept: dict[str, Parameter]) -> None:
         """As much as the weights will take, given back to the allocator, which keeps it."""
@@ -113,16 +107,19 @@ class Outside:
 
     def prepare(self) -> None:
         """What is not in 4 bits becomes fp32; adapters are made in the dtype of the weights, then become fp32 as well,
-        where the program has them so."""
+        where the program has them so. Of modules that are trained whole peft copies the weights, and keeps both."""
         if not self.tune.adapters:
             return
         self.t.phase("prepare")
         weights, loaded = self.program.weights, self.program.dtype.itemsize
         for name, weight in weights.items():  # in the order of the model's code
-            if name in self.there and (itemsize := weight.dtype.itemsize) != loaded:
+            itemsize = loaded if name in self.program.saved and self.program.halved else weight.dtype.itemsize
+            if name in self.there and itemsize != loaded:
                 before, self.there[name] = self.there[name], self._weight(weight, itemsize)
                 self.t.free(before)
         made = dict(self._made_adapters())
+        for weight in self.program.saved.values():
+            self._weight(weight, weight.dtype.itemsize)
         wide = 4 if self.program.wide else loaded
         for itemsize in (wide, 2) if self.program.halved else (wide,):
             for parameter, tensor in made.items():
@@ -180,11 +177,14 @@ class Outside:
         self.t.phase("save")
 
     def merge(self) -> None:
-        """The product of each adapter, which is added to its weight; one in 4 bits is unpacked, and packed again."""
+        """The product of each adapter, which is added to its weight; one in 4 bits is unpacked, and packed again. The
+        first module, whose copy was trained, lets its original go before that, unless the head has the same."""
         if not self.tune.adapters:
             return
         self.t.at("merge")
         self.t.phase("merge")
+        if "embed_tokens.weight" in self.program.saved and not self.facts.tied:
+            self.t.free(self.there["embed_tokens.weight"])
         for shape in self.program.adapted:
             self.t.free(*self._merged(shape, self.quantized))
         for shape in self.program.folded:

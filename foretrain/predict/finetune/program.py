@@ -17,6 +17,7 @@ from foretrain.predict.abstract.fusion import fused
 from foretrain.predict.abstract.kernels import Kernel
 from foretrain.predict.abstract.passage import MOST, Recorder, Structure, Uneven, copies_of, unroll
 from foretrain.predict.abstract.tensors import DType, bfloat16, float16, float32
+from foretrain.predict.finetune.saved import is_saved, is_untied
 from foretrain.predict.finetune.targets import adapted_roles, no_such_layers
 
 DTYPES: dict[str, DType] = {"float32": float32, "bfloat16": bfloat16, "float16": float16}
@@ -45,6 +46,7 @@ class Lettered:
         self.padded = self.padded or masked
         self.joined = tune.joined
         self.groups = Dim(facts.groups, 1, ("G",)) if facts.groups > 1 else 1
+        self.tied = facts.tied and not is_untied(facts, tune)
 
     def __getattr__(self, name: str) -> Any:
         value, letter = getattr(self._facts, name), LETTERS.get(name)
@@ -75,6 +77,11 @@ class Program:
         self.logit_bytes = 4 if self.low or self.widened else self.dtype.itemsize
         whole = self._built(facts.n_layer)
         self.weights = dict(whole.named_parameters())
+        # weights that peft trains a copy of (ModulesToSaveWrapper): the original stays, frozen
+        self.saved = {name: p for name, p in self.weights.items() if is_saved(facts, tune, name)}
+        self.n_original = sum(p.numel() for p in self.saved.values())
+        if is_untied(facts, tune):  # embedding and head had one, which is not counted twice
+            self.n_original -= self.weights["embed_tokens.weight"].numel()
         if not self.trained():  # its layers have other names
             raise no_such_layers(facts, tune)
         linear = programs.load("foretrain.model.hub.linear")
@@ -117,11 +124,10 @@ class Program:
 
     def _prepare(self, model: Any) -> None:
         """Freeze what is not trained, and give each weight the dtype that the trainer gives it."""
-        saved = tuple(name.strip() for name in self.tune.lora_saved.split(",") if name.strip())
         for name, parameter in model.named_parameters():
             parameter.name = name
             lora = ".lora_" in name
-            parameter.requires_grad = not self.tune.adapters or lora or any(part in name for part in saved)
+            parameter.requires_grad = not self.tune.adapters or lora or is_saved(self.facts, self.tune, name)
             if lora:
                 parameter.dtype = self.adapter_dtype
             elif self.halved and parameter.requires_grad:

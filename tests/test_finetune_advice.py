@@ -11,12 +11,17 @@ from itertools import combinations
 import pytest
 
 import foretrain as library
+from foretrain.advice.asked import Asked
 from foretrain.advice.finetune import FineTuneChange, changes, planned
+from foretrain.advice.finetune_advice import AdvisedChange, FineTuneAdvice
 from foretrain.advice.finetune_tries import OTHER, SAME, tried
+from foretrain.app.finetune import plan_question
+from foretrain.app.finetuning.question import question
 from foretrain.base.errors import UserError
 from foretrain.config.finetune.words import changed_words, parse_words
 from foretrain.predict.finetune.largest import FineTuneLargest
 from foretrain.predict.finetune.plan import FineTunePlan
+from foretrain.reports.views.finetune.advice import screen
 from foretrain.reports.views.finetune.limits import largest as largest_said
 from foretrain.reports.views.finetune.screen import change_text, four_bits_more
 from tests.kit.command import foretrain
@@ -179,11 +184,15 @@ def test_the_next_larger_value_that_is_too_tight_says_so() -> None:
 
 
 def test_words_are_changed_once_whatever_they_were_spelled_as() -> None:
-    words = ["--batch_size", "8", "--lora_r=16", "--no-packing", "--batch-size=4", "--bf16"]
+    words = ["--per_device_train_batch_size", "8", "--lora_r=16", "--lora-r", "32", "--no-packing", "--no-fp16"]
     assert changed_words(words, {"batch_size": 1, "gradient_checkpointing": True, "packing": True}) == [
-        "--batch-size", "1", "--lora_r=16", "--packing", "--bf16", "--gradient-checkpointing",
+        "--batch-size", "1", "--lora-r", "32", "--packing", "--no-fp16", "--gradient-checkpointing",
     ]  # fmt: skip
     assert parse_words(changed_words(words, {}))[0] == parse_words(words)[0]
+    assert changed_words(["--load-in-4bit", "--method", "lora"], {}) == ["--method", "qlora"]
+    assert changed_words(["--evaluate", "--keeps-logits"], {"method": "full"}, ["keeps_logits"]) == [
+        "--evaluate", "--method", "full",
+    ]  # fmt: skip
     with pytest.raises(UserError):
         changed_words(["--no-such-option"], {})
 
@@ -229,3 +238,21 @@ def test_a_limit_of_a_run_that_does_not_fit_leads_to_advice() -> None:
     assert command[0] == "advise"
     assert "0.35" in command
     assert foretrain(*command).returncode == 0
+
+
+@pytest.mark.parametrize(("id", "typed"), [
+    ("loss_alone", ("--method=lora", "--evaluate", "--keeps-logits", "--eval-accumulation-steps=4")),
+    ("lora", ("--method=qlora", "--double-quant")), ("packing", ("--method=lora", "--padded")),
+])  # fmt: skip
+def test_the_advised_command_leaves_out_what_does_nothing_with_the_change(id: str, typed: tuple[str, ...]) -> None:
+    """A terminal refuses options that do nothing, such as how often logits go to the host that are not kept."""
+    words = ("smollm2-135m", *typed, "--batch-size=1")
+    plan = plan_question(question(words[0], words[1:]), CARD)
+    change = planned(plan, (id,))
+    assert change is not None
+    found = FineTuneAdvice(goal="fit", plan=plan, advised=(AdvisedChange(**dict(change)),))
+    _, *command = next(row.command for row in screen(found, Asked(words=words, gpu=CARD)).rows if row.command)
+    made = foretrain(*command, "--json")
+    assert made.returncode == 0, made.stderr
+    phases = json.loads(made.stdout)["memory"]["phases"]
+    assert max(phase["needed_expected_bytes"] for phase in phases) == change.needed_bytes

@@ -197,7 +197,9 @@ class Tried:
         return self.plan.verdict == "fits"
 
     def clashes(self, other: "Tried") -> bool:
-        """Whether both set an option, to different values."""
+        """Whether both set an option, to different values, or one leaves the other nothing to do."""
+        if {*self.ids, *other.ids} >= {"logits_to_host", "loss_alone"}:
+            return True
         return any(other.changed.get(option, value) != value for option, value in self.changed.items())
 
 

@@ -1,7 +1,7 @@
 """Words of the command line on top of a file: --method qlora --lora-r 16 --no-packing, dashes or underscores."""
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from foretrain.base.errors import UserError
@@ -98,15 +98,23 @@ class _Said(NamedTuple):
     off: tuple[str, str, str] | None = None
 
 
-def changed_words(words: Sequence[str], changed: Mapping[str, bool | int | str]) -> list[str]:
-    """Words of the command line with other values for these options, each option once: its last word counts. Raises
-    UserError for words that are none."""
+def changed_words(
+    words: Sequence[str], changed: Mapping[str, bool | int | str], without: Collection[str] = ()
+) -> list[str]:
+    """Words of the command line with other values for these options, each option once. `without`: options that are left
+    out. Raises UserError for words that are none."""
     kept: dict[str, list[str]] = {}
+    values = parse_words(words)[0]
     for said in _each(words):
-        if not (said.off and said.option in changed):
-            kept[f"{said.option} off" if said.off else said.option] = said.words
+        if said.off:
+            if said.option not in changed:
+                kept[f"{said.option} off"] = said.words
+        elif said.option in kept and said.option in values:  # what several words of one option come to
+            kept[said.option] = option_words(said.option, values[said.option])
+        else:
+            kept[said.option] = said.words
     kept |= {option: option_words(option, value) for option, value in changed.items()}
-    return [word for taken in kept.values() for word in taken]
+    return [word for option, taken in kept.items() if option not in without for word in taken]
 
 
 def option_words(option: str, value: bool | int | str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from foretrain.advice.asked import Asked
 from foretrain.advice.finetune_advice import AdvisedChange, FineTuneAdvice
+from foretrain.config.finetune.together import idle
 from foretrain.config.finetune.words import changed_words
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Row, Screen, Section, Table
 from foretrain.reports.views.finetune.screen import MUCH_LONGER, assumed_rows, change_notes, title, verdict_of, words_of
@@ -17,7 +18,8 @@ def screen(found: FineTuneAdvice, asked: Asked, count: int | None = None) -> Scr
     rows: list[Row] = []
     if shown.advised and shown.advised[0].verdict != "does_not_fit" and not asked.quiet:
         model, *words = asked.words
-        words = changed_words(words, shown.advised[0].changed)
+        changed = shown.advised[0].changed
+        words = changed_words(words, changed, idle(plan.tune.model_copy(update=changed)))
         command = ("foretrain", "plan", model, *words, *asked.card_options(), *asked.options())
         rows.append(Row(Message("first.label.next"), command=command))
     if any(change.learns_otherwise for change in shown.advised):

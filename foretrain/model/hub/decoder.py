@@ -79,6 +79,13 @@ class Build:
             return Lora(layer, n_in, n_out, self.adapter)
         return layer
 
+    def head(self, facts: Any) -> nn.Module:
+        """The layer that makes logits, which is never in 4 bits."""
+        layer = nn.Linear(facts.n_embd, facts.vocab_size, bias=facts.head_bias)
+        if self.adapter is not None and "head" in self.adapted:
+            return Lora(layer, facts.n_embd, facts.vocab_size, self.adapter)
+        return layer
+
     def norm(self, facts: Any, width: int, *, of_heads: bool = False, last: bool = False) -> nn.Module:
         """The norm of a model, over so many columns; `last`: the one before the head."""
         own = self.liger
@@ -525,9 +532,9 @@ class Decoder(nn.Module):
         kind = ParallelBlock if f.parallel else Block
         self.layers = nn.ModuleList([kind(f, i, build) for i in range(f.n_layer)])
         self.norm = build.norm(f, f.n_embd, last=True)
-        self.lm_head = nn.Linear(f.n_embd, f.vocab_size, bias=f.head_bias)
+        self.lm_head: Any = build.head(f)
         if f.tied:
-            self.lm_head.weight = self.embed_tokens.weight
+            getattr(self.lm_head, "base_layer", self.lm_head).weight = self.embed_tokens.weight
         self.build, self.keeps_logits, self.tiled = build, keeps_logits, tiled
         self.chunks = build.unsloth is not None and build.unsloth.loss
         self.kept_tables = [torch.empty(int(f.max_positions), f.head_dim) for _ in range(2)]

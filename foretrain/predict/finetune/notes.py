@@ -11,6 +11,7 @@ from foretrain.predict.finetune.expert_notes import expert_notes
 from foretrain.predict.finetune.four_bits import four_bit_notes
 from foretrain.predict.finetune.memory import FineTuneLedger
 from foretrain.predict.finetune.saved import saved_notes
+from foretrain.predict.finetune.targets import MOST_NAMED, unknown_names
 
 
 def notes_of(
@@ -26,6 +27,8 @@ def notes_of(
         note("others_unknown")
     if source.code:
         note("remote_code")
+    if names := unknown_names(facts, tune):
+        note("finetune_no_modules", names=", ".join(names[:MOST_NAMED]), model=facts.model_type)
     if tune.seq_len > facts.max_positions:
         note("seq_beyond_trained", seq_len=tune.seq_len, most=facts.max_positions)
     if tune.optim.startswith("paged"):

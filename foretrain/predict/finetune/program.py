@@ -91,11 +91,13 @@ class Program:
         self.shared = [
             self.packed[name] for name, part in whole.named_modules() if getattr(part, "in_place_of_all", False)
         ]
-        adapters = [part for part in whole.modules() if isinstance(part, linear.Lora)]
+        adapters = [part for part in whole.modules() if isinstance(part, linear.Lora) and part is not whole.lm_head]
         self.adapted = [(part.lora_B.out_features, part.lora_A.in_features) for part in adapters]
         experts = programs.load("foretrain.model.hub.experts")  # and of each parameter with one that is no layer
         folded = [part for part in whole.modules() if isinstance(part, experts.Folded)]
         self.folded = [(part.lora_B.out_features, part.count * part.lora_A.in_features) for part in folded]
+        if isinstance(whole.lm_head, linear.Lora):  # nor in 4 bits
+            self.folded.append((whole.lm_head.lora_B.out_features, whole.lm_head.lora_A.in_features))
         special = (facts.sliding_layers, facts.layers_without_rotary, facts.dense_layers)
         alike = all(len(layers) in (0, facts.n_layer) for layers in special)
         alike = alike and not (tune.loop == "trl" and facts.balanced)  # a loss of what all layers gave

@@ -7,16 +7,21 @@ from foretrain.config.finetune.options import FineTune
 from foretrain.config.hub.facts import ModelFacts
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.finetune.attention import has_flash_2
-from foretrain.predict.finetune.targets import adapted_roles, no_such_layers
+from foretrain.predict.finetune.targets import adapted_roles, check_saved, no_such_layers, redirected
 
 
 def resolved(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> FineTune:
     """The options with `auto` decided. Raises UserError for what this model cannot have."""
-    tune = tune.model_copy(update={"unsloth": tune.unsloth or tune.loop == "unsloth"})
+    tune = redirected(tune.model_copy(update={"unsloth": tune.unsloth or tune.loop == "unsloth"}))
     dtype: Any = tune.dtype
+    tune = tune.model_copy(update={"amp": _amp(tune, gpu)})
     if dtype == "auto":  # unsloth loads any model in 16 bits
         dtype = facts.dtype if not tune.unsloth else "bfloat16" if gpu.supports_bf16 else "float16"
-    tune = tune.model_copy(update={"amp": _amp(tune, gpu)})
+    if tune.unsloth and not tune.adapters and dtype == "float16":
+        dtype = "float32"  # unsloth models/vision.py: "Float16 full finetuning … upcast weights to float32"
+    if not tune.adapters and dtype == "float16" and tune.amp == "fp16":
+        raise UserError("usage.fp16_weights")
+    check_saved(facts, tune)
     if tune.adapters and not adapted_roles(facts, tune):
         raise no_such_layers(facts, tune)
     if tune.attn == "flash_attention_2" and dtype == "float32" and tune.amp == "no":

@@ -5,10 +5,14 @@ transformers 5 keeps the experts of a layer in two parameters. peft (utils/trans
 names that they had before as these parameters, in the families below, and all-linear as all of them.
 """
 
+import difflib
+
 from foretrain.base.errors import UserError
 from foretrain.config.finetune.options import FineTune
-from foretrain.config.finetune.read import PEFT_TARGETS
 from foretrain.config.hub.facts import ModelFacts
+from foretrain.config.hub.parameters import parameters_of
+
+MOST_NAMED = 8
 
 # The modules of a block, as families name them, and which of the decoder's linear layers each is.
 ROLES: dict[str, tuple[str, ...]] = {
@@ -17,10 +21,16 @@ ROLES: dict[str, tuple[str, ...]] = {
     "c_proj": ("out", "down"), "attn.c_proj": ("out",), "mlp.c_proj": ("down",),
     "gate_proj": ("gate",), "up_proj": ("up", "fc"), "gate_up_proj": ("gate_up",), "down_proj": ("down",),
     "c_fc": ("fc",), "fc1": ("fc",), "fc2": ("down",), "dense_h_to_4h": ("fc",), "dense_4h_to_h": ("down",),
-    "shared_expert_gate": ("shared_gate",),
+    "shared_expert_gate": ("shared_gate",), "lm_head": ("head",), "embed_out": ("head",),
 }  # fmt: skip
 PARTS = ("self_attn", "attn", "attention", "mlp", "shared_expert")  # of a block, as they stand before such a name
-ALL_LINEAR = frozenset(role for roles in ROLES.values() for role in roles)
+ALL = {"all-linear", "all"}
+ALL_LINEAR = frozenset(role for roles in ROLES.values() for role in roles) - {"head"}
+# The embedding and the head, as families name them, and what the decoder's copies of them are called.
+ENDS = {
+    "embed_tokens": "embed", "wte": "embed", "embed_in": "embed", "word_embeddings": "embed", "lm_head": "head",
+    "embed_out": "head",
+}  # fmt: skip
 # Names of parts that were layers once, by family: what they are now.
 _QWEN = {
     "gate": "router", "gate_proj": "expert_gate_up", "up_proj": "expert_gate_up", "down_proj": "expert_down",
@@ -36,12 +46,19 @@ def adapted_roles(facts: ModelFacts, tune: FineTune) -> frozenset[str]:
     if not tune.adapters:
         return frozenset()
     former = FORMER.get(facts.model_type, {})
-    names = {name.strip() for name in tune.lora_targets.split(",") if name.strip()}
-    if names & {"all-linear", "all"}:
+    names = {*names_in(tune.lora_targets)}
+    if names & ALL and len(names) > 1:
+        raise UserError("usage.lora_all_alone")
+    if names & ALL:
         found = ALL_LINEAR - ({"gate", "up", "down"} if former else set())
         names = set(former)
     else:
-        found = frozenset(role for name in names - set(former) for role in roles_of(name))
+        ends = {name for name in names if name.rpartition(".")[2] in ENDS}
+        _check_ends(facts, tune, ends)
+        own = ends | _of_model(facts, names - set(former))
+        found = frozenset(role for name in own for role in roles_of(name))
+        if any(ENDS.get(name.rpartition(".")[2]) == "head" for name in names_in(tune.lora_saved)):
+            found -= {"head"}  # peft adapts nothing that is trained whole
     parameters = frozenset(former[name] for name in names & set(former))
     _check(facts, tune, names, parameters)
     return found | parameters
@@ -51,6 +68,61 @@ def roles_of(name: str) -> tuple[str, ...]:
     """The decoder's layers that a module's name means, alone or behind parts of a block: `self_attn.q_proj`."""
     *parts, last = name.split(".")
     return ROLES.get(name) or (ROLES.get(last, ()) if set(parts) <= set(PARTS) else ())
+
+
+def names_in(text: str) -> list[str]:
+    """Names parted by commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def redirected(tune: FineTune) -> FineTune:
+    """The same where unsloth trains the head and the embedding whole that shall get an adapter (models/llama.py,
+    _redirect_embedding_targets)."""
+    names = names_in(tune.lora_targets)
+    moved = [name for name in names if name.rpartition(".")[2] in ENDS]
+    if not (tune.unsloth and tune.adapters and moved):
+        return tune
+    saved = dict.fromkeys([*names_in(tune.lora_saved), *moved])
+    kept = [name for name in names if name not in moved]
+    return tune.model_copy(update={"lora_targets": ",".join(kept), "lora_saved": ",".join(saved)})
+
+
+def unknown_names(facts: ModelFacts, tune: FineTune) -> list[str]:
+    """Names of modules to adapt or to train whole that no module of such models has; peft leaves them out."""
+    if not tune.adapters:
+        return []
+    known = {*FORMER.get(facts.model_type, {}), *ALL}
+    names = [*names_in(tune.lora_targets), *names_in(tune.lora_saved)]
+    names = [name for name in names if name not in known and name.rpartition(".")[2] not in ENDS]
+    return [name for name in names if name not in _of_model(facts, set(names))]
+
+
+def _of_model(facts: ModelFacts, names: set[str]) -> set[str]:
+    """Those of these names that modules of such a model have, as a whole path or its end."""
+    paths = {f".{each.module}" for each in parameters_of(facts) if each.role != "vision"}
+    return {name for name in names if any(path.endswith(f".{name}") for path in paths)}
+
+
+def check_saved(facts: ModelFacts, tune: FineTune) -> None:
+    """Raises UserError for a layer that shall be trained whole and get an adapter at once."""
+    names = _of_model(facts, {*names_in(tune.lora_saved)}) if tune.adapters and tune.lora_saved else set()
+    for name in sorted(names):
+        if adapted_roles(facts, tune).intersection(roles_of(name)):
+            raise UserError("usage.lora_saved_layer", name=name)
+
+
+def _check_ends(facts: ModelFacts, tune: FineTune, names: set[str]) -> None:
+    """Raises UserError for an adapter on the embedding, which is not planned, and for one on the head that a loss
+    would not see, as it multiplies by the head's weight (trl sft_trainer.py refuses it)."""
+    if not names:
+        return
+    shown = ", ".join(sorted(names))
+    if any(ENDS[name.rpartition(".")[2]] == "embed" for name in names):
+        raise UserError("usage.lora_embedding", names=shown)
+    kernels = facts.liger_kernels(tune.loop) if tune.liger else None
+    if tune.loop == "trl" or (kernels is not None and kernels.loss == "fused"):
+        loss = "TRL" if tune.loop == "trl" else "Liger"
+        raise UserError("usage.lora_head", names=shown, loss=loss)
 
 
 def _check(facts: ModelFacts, tune: FineTune, names: set[str], parameters: frozenset[str]) -> None:
@@ -69,7 +141,9 @@ def no_such_layers(facts: ModelFacts, tune: FineTune) -> UserError:
     """The sentence for modules of which the model has none."""
     if not tune.lora_targets.strip(" ,"):
         return UserError("usage.lora_targets_none")
-    values = {"targets": tune.lora_targets, "model": facts.model_type}
-    if (own := PEFT_TARGETS.get(facts.model_type)) is None:
-        return UserError("usage.lora_targets", **values)
-    return UserError("usage.lora_targets_own", **values, own=own)
+    names = names_in(tune.lora_targets)
+    shown = ", ".join([*names[:MOST_NAMED], *(["…"] if len(names) > MOST_NAMED else [])])
+    layers = dict.fromkeys(each.module.rpartition(".")[2] for each in parameters_of(facts) if each.role == "linear")
+    near = difflib.get_close_matches(names[0], layers, n=1)
+    own = ",".join(near or [*layers][:MOST_NAMED])
+    return UserError("usage.lora_targets_own", targets=shown, model=facts.model_type, own=own)

@@ -135,7 +135,7 @@ def test_a_step_time_of_a_log_gives_the_hours() -> None:
     assert plan.timing.total_s.expected_s == plan.timing.total_s.high_s == 2.0 * math.ceil(20e6 / 1024)
     with pytest.raises(UserError) as error:
         small(step_s=1e-5)
-    assert error.value.id == "usage.step_time_impossible"
+    assert error.value.id == "usage.finetune_step_time"
 
 
 def test_prices_stay_with_a_plan_that_is_changed() -> None:

@@ -38,10 +38,10 @@ def _timed(found: FineTunePlan, step_s: float, prices: Prices) -> FineTunePlan:
     """With the speed of a log. Raises UserError for one that the card cannot have."""
     made, gpu = timed(found, step_s, prices), found.gpu
     timing = made.timing
-    if timing and timing.mfu and timing.mfu > CLOCK_HEADROOM:
-        values = {"value": f"{step_s:g}", "mfu": timing.mfu, "gpu": gpu.name, "tokens": found.tune.tokens_per_step}
-        peak = timing.flops_per_step / step_s / timing.mfu
-        raise UserError("usage.step_time_impossible", option="--step-time", peak=peak, step=step_s, **values)
+    if timing and timing.hfu and timing.hfu > CLOCK_HEADROOM:
+        values = {"value": f"{step_s:g}", "hfu": timing.hfu, "gpu": gpu.name, "tokens": found.tune.tokens_per_step}
+        peak = timing.hardware_flops_per_step / step_s / timing.hfu
+        raise UserError("usage.finetune_step_time", option="--step-time", peak=peak, step=step_s, **values)
     return made
 
 

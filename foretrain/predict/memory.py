@@ -160,16 +160,17 @@ def _formula(tensor: Kind, count: int) -> str:
     return text if count == 1 else f"{count} × {text}"
 
 
-def components(peak: Peak, n_params: int) -> tuple[Component, ...]:
-    """The rows of a peak, largest first; the formula lists every kind of tensor that is alive."""
+def components(peak: Peak, n_params: int, most_terms: int | None = 5) -> tuple[Component, ...]:
+    """The rows of a peak, largest first; the formula lists the kinds of tensors that are alive, `most_terms` of them at
+    most."""
     rows: dict[str, list[tuple[Kind, int]]] = {}
     for tensor, count in peak.alive.items():
         rows.setdefault(tensor.component, []).append((tensor, count))
     found = []
     for id, tensors in rows.items():
         tensors.sort(key=lambda pair: -pair[0].size.nbytes * pair[1])
-        formula = " + ".join(_formula(*pair) for pair in tensors[:5])
-        if len(tensors) > 5:
+        formula = " + ".join(_formula(*pair) for pair in tensors[:most_terms])
+        if most_terms is not None and len(tensors) > most_terms:
             formula += " + …"
         size = sum(tensor.size.nbytes * count for tensor, count in tensors)
         if id == "gradients" and abs(size / (4 * n_params) - 1) < 0.001:  # all of them, but for rounding

@@ -43,6 +43,7 @@ class FineTuneLedger:
         self.alive = {name: tuple(timeline.peaks[name].alive.items()) for name in names}
         self.weights, self.packed = run.program.weights, run.program.packed
         self.n_trained = sum(parameter.numel() for parameter in run.trained)
+        self.gradient_dtypes = tuple(sorted({parameter.dtype.name for parameter in run.trained}))
         self.n_params = sum(parameter.numel() for parameter in run.program.weights.values())
         self.n_params += sum(n_out * n_in for n_out, n_in in run.program.packed.values()) + run.program.n_original
         phases = tuple(self._phase(name, timeline.peaks[name], held[name]) for name in names)
@@ -51,7 +52,7 @@ class FineTuneLedger:
         )
 
     def _phase(self, name: str, peak: Peak, held: PhasePeak) -> PhaseMemory:
-        rows = components(peak, self.n_trained)
+        rows = components(peak, self.n_trained, most_terms=None)
         allocated = max(peak.nbytes, held.allocated_bytes) if self.cuda else peak.nbytes
         reserved = held.reserved_bytes if self.cuda else None
         if rest := allocated - peak.nbytes:

@@ -11,7 +11,7 @@ from foretrain.config.finetune.options import FineTune
 from foretrain.config.hub.facts import ModelFacts, ModelSource
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.energy import Prices
-from foretrain.predict.finetune.memory import FineTuneMemory, estimated
+from foretrain.predict.finetune.memory import FineTuneLedger, FineTuneMemory, estimated
 from foretrain.predict.finetune.notes import notes_of
 from foretrain.predict.finetune.resolved import resolved
 from foretrain.predict.finetune.timing import PRICES, FineTuneTiming, logged, timing
@@ -21,10 +21,17 @@ SCHEMA = "foretrain.finetune/1"
 
 
 class FineTuneCounts(Record):
-    """Parameters: all of the model and its adapters, and those that are trained."""
+    """Parameters: all of the model, its adapters and its copies of modules that are trained whole, and those that are
+    trained, with the dtypes of their gradients."""
 
     n_params: int
     n_trained: int
+    gradient_dtypes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, ledger: FineTuneLedger) -> "FineTuneCounts":
+        """Those of a run."""
+        return cls(n_params=ledger.n_params, n_trained=ledger.n_trained, gradient_dtypes=ledger.gradient_dtypes)
 
 
 class FineTunePlan(Record):
@@ -76,10 +83,9 @@ def plan(
     tune = resolved(facts, tune, gpu)
     room = None if gpu.memory_bytes is None else max(0, gpu.memory_bytes - used_by_others_bytes)
     ledger = estimated(facts, tune, gpu)
-    counts = FineTuneCounts(n_params=ledger.n_params, n_trained=ledger.n_trained)
     return FineTunePlan(
-        name=source.name, where=source.where, facts=facts, tune=tune, gpu=gpu, counts=counts, available_bytes=room,
-        used_by_others_bytes=used_by_others_bytes, memory=ledger.judged(room, gpu.memory_bytes),
+        name=source.name, where=source.where, facts=facts, tune=tune, gpu=gpu, counts=FineTuneCounts.of(ledger),
+        available_bytes=room, used_by_others_bytes=used_by_others_bytes, memory=ledger.judged(room, gpu.memory_bytes),
         timing=_timing(facts, tune, gpu, prices),
         notes=tuple(notes_of(source, facts, tune, gpu, used_by_others_bytes, ledger)),
     )  # fmt: skip
@@ -96,7 +102,7 @@ def untimed(plan: FineTunePlan, **options: object) -> FineTunePlan:
     tune = FineTune.model_validate({**plan.tune.model_dump(), **options})
     ledger = estimated(plan.facts, tune, plan.gpu)
     memory = ledger.judged(plan.available_bytes, plan.gpu.memory_bytes)
-    counts = FineTuneCounts(n_params=ledger.n_params, n_trained=ledger.n_trained)
+    counts = FineTuneCounts.of(ledger)
     return plan.model_copy(update={"tune": tune, "counts": counts, "memory": memory, "timing": None})
 
 

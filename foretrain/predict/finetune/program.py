@@ -13,8 +13,7 @@ from foretrain.predict.abstract import autograd, modules, programs
 from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.autograd import Parameter
 from foretrain.predict.abstract.dims import Dim
-from foretrain.predict.abstract.fusion import fused
-from foretrain.predict.abstract.kernels import Kernel
+from foretrain.predict.abstract.fusion import Kernel, fused
 from foretrain.predict.abstract.passage import MOST, Recorder, Structure, Uneven, copies_of, unroll
 from foretrain.predict.abstract.tensors import DType, bfloat16, float16, float32
 from foretrain.predict.finetune.saved import is_saved, is_untied

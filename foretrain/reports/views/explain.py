@@ -1,6 +1,6 @@
 """An Explanation and a search for the largest setting as Documents."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from foretrain.analysis.components import Explanation, Line, Sum, TensorGroup
 from foretrain.predict.plan import Plan
@@ -51,14 +51,18 @@ def _because(explanation: Explanation) -> tuple[Block, ...]:
     return () if found is None else (Paragraph(Message(BECAUSE[found.id], found.values)),)
 
 
-def sums_table(sums: tuple[Sum, ...]) -> Table:
+def _component(id: str) -> Message:
+    return Message(f"component.{id}")
+
+
+def sums_table(sums: tuple[Sum, ...], named: Callable[[str], Message] = _component) -> Table:
     """Each component with its formula, and the formula with numbers, where there are any; what is too small is one
-    row."""
+    row. `named`: the name of a component."""
     names = ("component", "bytes", "formula", "numbers") if any(row.formula for row in sums) else ("component", "bytes")
     columns = tuple(Message(f"column.{name}") for name in names)
     total = sum(row.size_bytes for row in sums)
     rows: list[tuple[Cell, ...]] = [
-        (Message(f"component.{row.id}"), Quantity(row.size_bytes, "bytes"), row.formula, row.numbers)
+        (named(row.id), Quantity(row.size_bytes, "bytes"), row.formula, row.numbers)
         for row in sums
         if row.size_bytes * 2000 >= total
     ]

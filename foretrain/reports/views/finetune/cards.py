@@ -41,7 +41,8 @@ def _next(command: str, card: str, plans: list[FineTunePlan], asked: Asked) -> t
 
 def document(plans: list[FineTunePlan], found: FineTuneCards) -> Document:
     """All cards."""
-    said = [_table(found, len(found.cards)), Paragraph(_figures(found)), Paragraph(_best(found))]
+    run = Table((), tuple((row.label, row.text) for row in (*batch_rows(plans[0]), *assumed_rows(plans[0]))))
+    said = [_table(found, len(found.cards)), Paragraph(_figures(found)), Paragraph(_best(found)), run]
     if found.best.mixed_prices:
         said.append(Paragraph(Message("cards.mixed"), "warn"))
     said.append(Paragraph(Message("source.power")))

@@ -1,16 +1,14 @@
 """What of a fine-tuning run fits in a limit, and the largest value of an option that fits on the card."""
 
-from typing import Any
-
 from foretrain.advice.asked import Asked
 from foretrain.base.units import format_bytes
 from foretrain.config.finetune.words import changed_words
 from foretrain.predict.finetune.largest import FineTuneLargest
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.finetune.within import FineTuneWithin
-from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Row, Screen, Section, Table
+from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Row, Screen, Section
+from foretrain.reports.views.finetune import whole
 from foretrain.reports.views.finetune.screen import assumed_rows, batch_rows, time_rows, title, verdict_of
-from foretrain.reports.views.plan_time import spending_rows
 
 
 def screen(found: FineTuneWithin, asked: Asked, searched: FineTuneLargest | None = None) -> Screen:
@@ -72,27 +70,13 @@ def document(found: FineTuneWithin, searched: FineTuneLargest | None = None) -> 
     said: list[Block] = [*_answer(found), verdict_of(plan), *(Paragraph(each) for each in _run(found))]
     if searched is not None:
         said.append(Paragraph(largest(plan, searched)))
-    sections = [
-        Section(Message("within.section"), tuple(said)),
-        Section(Message("within.takes"), (Table((), _takes(found)), Paragraph(Message("source.power")))),
-    ]
-    return Document(title(plan), Message("finetune.subtitle", {"where": plan.where}), sections)
-
-
-def _takes(found: FineTuneWithin) -> tuple[tuple[Cell, ...], ...]:
-    plan = found.plan
     tokens = {"tokens": found.tokens, "steps": found.steps}
-    rows: list[tuple[Cell, ...]] = [
+    rows: tuple[tuple[Cell, ...], ...] = (
         (Message("row.tokens"), Message("value.tokens", tokens)), (Message("row.epochs"), _epochs(found)),
-    ]  # fmt: skip
-    timing = plan.timing
-    if timing is not None and timing.total_s is not None:
-        total = timing.total_s
-        span: dict[str, Any] = {"low": total.low_s, "expected": total.expected_s, "high": total.high_s}
-        rows.append((Message("row.step_time"), Quantity(timing.step_s.expected_s, "duration")))
-        rows.append((Message("row.total_time"), Message("value.duration_range", span)))
-        rows += spending_rows(timing.prices, plan.gpu, timing)
-    return tuple(rows)
+    )  # fmt: skip
+    answer = Section(Message("within.section"), tuple(said))
+    where = Message("finetune.subtitle", {"where": plan.where})
+    return Document(title(plan), where, [answer, *whole.sections(plan, more=rows)])
 
 
 def largest(plan: FineTunePlan, found: FineTuneLargest) -> Message:

@@ -8,6 +8,7 @@ from foretrain.advice.finetune import FineTuneChange
 from foretrain.base.messages import has, listed
 from foretrain.config.finetune.words import option_words
 from foretrain.predict.finetune.plan import FineTunePlan
+from foretrain.predict.finetune.timing import FineTuneTiming
 from foretrain.predict.memory import PhaseMemory
 from foretrain.reports.document import Message, Paragraph, Quantity, Row, Screen
 from foretrain.reports.views.shared import TONES, cost_of, grouped
@@ -15,6 +16,7 @@ from foretrain.reports.views.shared import TONES, cost_of, grouped
 LARGEST = 4  # groups of memory that are named
 MOST_CHANGES = 3
 MUCH_LONGER = 0.5  # of the time: then it is said as so many times
+ASSUMED = ("experts_even", "finetune_liger", "finetune_unsloth")  # notes that the screen counts, and --full has
 
 
 def screen(plan: FineTunePlan, changes: tuple[FineTuneChange, ...], asked: Asked) -> Screen:
@@ -100,14 +102,18 @@ def batch_rows(plan: FineTunePlan) -> list[Row]:
 
 
 def _trained(plan: FineTunePlan) -> Row:
+    return Row(Message("finetune.label.trains"), trained_text(plan), short=trained_text(plan, brief=True))
+
+
+def trained_text(plan: FineTunePlan, *, brief: bool = False) -> Message:
+    """How many parameters are trained, with which optimizer."""
     c, t = plan.counts, plan.tune
     share = c.n_trained / c.n_params
     values = {"trained": c.n_trained, "params": c.n_params, "share": share, "dtype": t.dtype, "optim": t.optim}
     id = (
         "finetune.trained_4bit" if t.method == "qlora" else "finetune.trained" if t.adapters else "finetune.trained_all"
     )
-    brief = Message("finetune.trained_short", values) if t.adapters else ""
-    return Row(Message("finetune.label.trains"), Message(id, values), short=brief)
+    return Message("finetune.trained_short" if brief and t.adapters else id, values)
 
 
 def time_rows(plan: FineTunePlan) -> list[Row]:
@@ -116,9 +122,10 @@ def time_rows(plan: FineTunePlan) -> list[Row]:
     if timing is None:
         return [Row(Message("first.label.time"), Message("first.no_time", {"gpu": plan.gpu.name}))]
     total = timing.total_s
+    rate = Message("finetune.line_speed", {"tokens": timing.tokens_per_s}).text()
     values: dict[str, Any] = {
-        "tokens": timing.tokens_per_s, "step": timing.step_s.expected_s, "mfu": timing.mfu or 0.0,
-        "steps": timing.steps or 0,
+        "rate": listed([rate, *_shares(plan, timing)]), "step": timing.step_s.expected_s, "steps": timing.steps or 0,
+        "tokens": timing.tokens_per_s,
         "total": (total.low_s, total.expected_s, total.high_s) if total else (0.0, 0.0, 0.0),
     }  # fmt: skip
     ids = ("finetune.time", "finetune.time_short") if total else ("finetune.speed", "finetune.speed_short")
@@ -131,6 +138,12 @@ def time_rows(plan: FineTunePlan) -> list[Row]:
             factor = {"factor": timing.prices.co2_per_kwh}
             rows.append(Row(Message("row.co2"), Message("value.co2", {**co2, **factor}), optional=2))
     return rows
+
+
+def _shares(plan: FineTunePlan, timing: FineTuneTiming) -> list[str]:
+    """MFU, and HFU where blocks are recomputed; nothing where the card's peak is not known."""
+    shares = {"mfu": timing.mfu, **({"hfu": timing.hfu} if plan.tune.gradient_checkpointing else {})}
+    return [Message(f"finetune.{name}", {"share": share}).text() for name, share in shares.items() if share is not None]
 
 
 def _memory(plan: FineTunePlan) -> Row:
@@ -194,15 +207,24 @@ def _time_of(longer: float) -> str:
     return Message("finetune.more_time" if longer > 0 else "finetune.less_time", {"share": abs(longer)}).text()
 
 
+def component(plan: FineTunePlan, id: str) -> Message:
+    """The name of a component; gradients have the dtypes of what is trained."""
+    if id == "gradients":
+        return Message("finetune.gradients", {"dtypes": listed(plan.counts.gradient_dtypes)})
+    return Message(f"component.{id}")
+
+
 def more_rows(asked: Asked) -> list[Row]:
     """Where the rest is."""
     return [] if asked.quiet else [Row(Message("first.label.more"), Message("finetune.more"), optional=3)]
 
 
 def assumed_rows(plan: FineTunePlan) -> list[Row]:
-    """What was taken without knowing it."""
-    known = [note for note in plan.notes if has(f"first.assumed.{note.id}")]
-    said = [Message(f"first.assumed.{note.id}", note.values).text() for note in known]
+    """What was taken without knowing it, in one line: what the answer is of first; how many more --full has."""
+    known = {note.id: note.values for note in plan.notes if note.id in ASSUMED or has(f"first.assumed_short.{note.id}")}
+    said = [Message(f"first.assumed_short.{id}", values).text() for id, values in known.items() if id not in ASSUMED]
     if plan.timing is not None and plan.timing.source == "estimated":
-        said.append(Message("first.assumed.speed").text())
+        said.append(Message("first.assumed_short.speed").text())
+    if hidden := sum(id in ASSUMED for id in known):
+        said.append(Message("finetune.assumed_more", {"count": hidden}).text())
     return [Row(Message("first.label.assumed"), listed(said), optional=1)] if said else []

@@ -3,7 +3,6 @@
 The code that runs is model/hub/decoder.py. No torch.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 from foretrain.config.finetune.options import FineTune
@@ -13,8 +12,7 @@ from foretrain.predict.abstract import autograd, modules, programs
 from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.autograd import Parameter
 from foretrain.predict.abstract.dims import Dim
-from foretrain.predict.abstract.fusion import Kernel, fused
-from foretrain.predict.abstract.passage import MOST, Recorder, Structure, Uneven, copies_of, unroll
+from foretrain.predict.abstract.passage import MOST, Recorder, Structure, Uneven, unroll
 from foretrain.predict.abstract.tensors import DType, bfloat16, float16, float32
 from foretrain.predict.finetune.saved import is_saved, is_untied
 from foretrain.predict.finetune.targets import adapted_roles, no_such_layers
@@ -193,16 +191,6 @@ class Program:
         for parameter in model.parameters():
             parameter.grad = None
         return t
-
-    def kernels(self, symbols: dict[str, int], *, compiled: bool = False) -> Iterator[tuple[Kernel, int]]:
-        """The kernels of a training pass, and how often each runs in all layers; `compiled`: as Inductor fuses them."""
-        recorder = self.recorder(symbols, train=True)
-        found = recorder.kernels
-        if compiled:
-            found = fused(found, {serial for _, serial, _ in recorder.taken}, 1)
-        copies = {-1: 1, **{i: len(each) for i, each in enumerate(copies_of((self.facts.n_layer,), self.run))}}
-        for kernel in found:
-            yield kernel, copies[kernel.layer] * kernel.times
 
     def trained(self) -> dict[str, Parameter]:
         """The parameters that get a gradient."""

@@ -11,6 +11,7 @@ from foretrain.config.hub.facts import ModelFacts
 from foretrain.hardware.catalogue import Dtype, Gpu
 from foretrain.predict.abstract.kernels import Kernel
 from foretrain.predict.abstract.tensors import float32
+from foretrain.predict.finetune.kernels import kernels_of
 from foretrain.predict.finetune.optimizers import TRAFFIC
 from foretrain.predict.finetune.program import Program
 from foretrain.predict.finetune.simulated import attention_kernel, symbols_of
@@ -44,7 +45,7 @@ class StepWork:
 
     def _operations(self, symbols: dict[str, int]) -> Iterator[Operation]:
         half = _half(self.tune)
-        for kernel, runs in self.program.kernels(symbols, compiled=self.tune.compile):
+        for kernel, runs in kernels_of(self.program, symbols, compiled=self.tune.compile):
             found = _operation(kernel, runs, half)
             if found.nbytes:  # on tensors without elements PyTorch runs none: what Phi-3 does not rotate
                 yield found

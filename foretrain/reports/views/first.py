@@ -44,7 +44,8 @@ def within(plan: Plan, found: Within, asked: Asked) -> Screen:
         "optimistic": found.steps_optimistic,
     }  # fmt: skip
     exact = found.steps_cautious == found.steps == found.steps_optimistic
-    id = "within_exact" if exact else "within" if found.steps_cautious else "within_not_sure"
+    of_tokens = "within_tokens" if found.limit.kind == "tokens" else "within_exact"
+    id = of_tokens if exact else "within" if found.steps_cautious else "within_not_sure"
     lead = [Paragraph(Message(f"first.{id}", values), "good"), *lead_of(plan, asked, others=False)]
     changes = (
         Message("first.change", {"key": key, "now": getattr(plan.config, key), "then": getattr(found.config, key)})

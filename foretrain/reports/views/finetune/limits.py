@@ -33,7 +33,8 @@ def screen(found: FineTuneWithin, asked: Asked, searched: FineTuneLargest | None
 def _answer(found: FineTuneWithin) -> list[Paragraph]:
     """The steps that fit, and how sure that is."""
     exact = found.steps_cautious == found.steps == found.steps_optimistic
-    id = "within_exact" if exact else "within" if found.steps_cautious else "within_not_sure"
+    of_tokens = "within_tokens" if found.limit.kind == "tokens" else "within_exact"
+    id = of_tokens if exact else "within" if found.steps_cautious else "within_not_sure"
     values = {
         "text": found.limit.text, "steps": found.steps, "tokens": found.tokens, "cautious": found.steps_cautious,
         "optimistic": found.steps_optimistic,

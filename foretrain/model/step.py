@@ -4,6 +4,7 @@ It takes tensors and gives tensors; it neither reads files nor prints, so that i
 traced on fake ones. The optimizer step is fixed by its tokens; micro-batches are how it is carried out.
 """
 
+import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,11 +18,13 @@ from foretrain.model.language_model import LanguageModel, make_model
 from foretrain.model.low_precision import convert
 from foretrain.model.master import Masters
 from foretrain.model.optimizer import make_optimizer
+from foretrain.model.sharding import Sharing
 from foretrain.model.techniques import TECHNIQUES
 from foretrain.model.update import update
 
 if TYPE_CHECKING:
     from foretrain.data.batches import Batch
+    from foretrain.model.parallel import Parallel
 
 
 @dataclass
@@ -39,6 +42,7 @@ class TrainState:
     # 1.0 from a step that was not finite on: no later one changes anything (model/update.py)
     latch: Tensor | None = None
     unconverted: tuple[str, ...] = ()  # linear layers whose sizes the mode of `matmul` does not take
+    parallel: "Parallel | None" = None  # how several ranks share the step; None: there is one
 
     @property
     def trained(self) -> nn.Module:
@@ -47,7 +51,8 @@ class TrainState:
 
     def autocast(self) -> torch.autocast:
         """Half precision in matrix products; off for float32, and where the weights are half precision themselves."""
-        enabled = self.dtype != torch.float32 and not (self.masters and self.masters.dtype)
+        own = (self.masters and self.masters.dtype) or (self.parallel and self.parallel.sharing.way.shards_weights)
+        enabled = self.dtype != torch.float32 and not own
         return torch.autocast(self.device.type, dtype=self.dtype, enabled=enabled)
 
 
@@ -63,8 +68,13 @@ class StepResult:
     held: Tensor | None = None
 
 
-def build(config: RunConfig, device: torch.device, dtype: torch.dtype, *, compile: bool) -> TrainState:
-    """Model, optimizer and scaler for a device. Weights are drawn on the CPU, so every device starts alike."""
+def build(
+    config: RunConfig, device: torch.device, dtype: torch.dtype, *, compile: bool, sharing: Sharing | None = None
+) -> TrainState:
+    """Model, optimizer and scaler for a device. Weights are drawn on the CPU, so every device starts alike.
+
+    `sharing`: how the ranks of the process group share it, each of which calls this.
+    """
     torch.manual_seed(config.seed)
     model = make_model(config).to(device)
     unconverted = convert(model.layers(), config.matmul) if config.matmul in EIGHT_BITS else []
@@ -72,16 +82,25 @@ def build(config: RunConfig, device: torch.device, dtype: torch.dtype, *, compil
         torch.set_float32_matmul_precision("high")  # TF32 for what stays fp32, as nanoGPT sets it
     masters = _masters(model, config, dtype)
     trained = masters.model if masters else model
+    call: Callable[..., Tensor] = _compiled(model, config) if compile else model
+    parallel = None
+    if sharing is not None:
+        from foretrain.model.parallel import Parallel  # torch.distributed takes a second to import
+
+        parallel = Parallel(model, sharing, device, dtype)
+        call = parallel.call
+    optimizer = make_optimizer(trained, config, next(trained.parameters()).device.type)
     return TrainState(
         config=config,
         model=model,
         masters=masters,
-        optimizer=make_optimizer(trained, config, next(trained.parameters()).device.type),
+        optimizer=parallel.optimizer(optimizer) if parallel else optimizer,
         scaler=torch.amp.GradScaler(device.type, enabled=dtype == torch.float16),
         device=device,
         dtype=dtype,
-        call=_compiled(model, config) if compile else model,
+        call=call,
         unconverted=tuple(unconverted),
+        parallel=parallel,
     )
 
 
@@ -121,16 +140,19 @@ def train_step(state: TrainState, batches: "Iterable[Batch]", learning_rate: flo
         group["lr"] = learning_rate * group.get("lr_multiple", 1.0)
     total = torch.zeros((), device=state.device)
     state.model.train()
-    for idx, targets in batches:
-        with state.autocast():
-            loss = state.call(idx, targets)
-        total += loss.detach().float()
-        state.scaler.scale(loss / count).backward()
+    for number, (idx, targets) in enumerate(batches, 1):
+        with state.parallel.micro_batch(last=number == count) if state.parallel else contextlib.nullcontext():
+            with state.autocast():
+                loss = state.call(idx, targets)
+            total += loss.detach().float()
+            state.scaler.scale(loss / count).backward()
     if state.masters:
         state.masters.take_gradients()
     state.scaler.unscale_(state.optimizer)
     limit = state.config.grad_clip or float("inf")
     norm = torch.nn.utils.clip_grad_norm_(state.trained.parameters(), limit)
+    if state.parallel:  # all ranks decide alike on what is not finite
+        norm, total = state.parallel.whole(norm), state.parallel.mean(total)
     held = update(state.optimizer, total, norm, state.latch, overflow_is_normal=state.scaler.is_enabled())
     state.scaler.update()
     state.optimizer.zero_grad(set_to_none=True)

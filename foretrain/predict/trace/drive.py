@@ -18,6 +18,7 @@ from foretrain.model.master import Masters
 from foretrain.model.nanogpt import NanoGPT
 from foretrain.model.optimizer import make_optimizer
 from foretrain.model.shape import ModelShape
+from foretrain.model.sharding import Sharing
 from foretrain.model.step import TrainState, build, evaluation_loss, train_step
 from foretrain.predict.trace.names import Names
 from foretrain.predict.trace.record import Head
@@ -39,6 +40,7 @@ class Job:
     compiled: bool
     tracer: Tracer
     names: Names
+    sharing: Sharing | None = None  # of the ranks that share the run; this is the one that the process group says
 
     @property
     def micro_steps(self) -> int:
@@ -70,7 +72,7 @@ def foretrain_run(job: Job) -> bool:
     """foretrain's run in the trainer's order (training/trainer.py); whether the scaler was on."""
     c = job.config
     short = c.model_copy(update={"gradient_accumulation_steps": job.micro_steps})
-    state = build(short, job.device, DTYPES[job.dtype], compile=job.compiled)
+    state = build(short, job.device, DTYPES[job.dtype], compile=job.compiled, sharing=job.sharing)
     job.names.learn(state.model)
     if state.masters:
         job.names.learn(state.masters.model)

@@ -1,0 +1,89 @@
+"""A step's model shared among several cards: wrapped from outside by PyTorch's own DDP, ZeRO-1 or FSDP2.
+
+Models are written for one device and know nothing of this. A trace runs the same wrapping on a process group that
+talks to nobody.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import _disable_current_modes
+
+from foretrain.model.language_model import LanguageModel
+from foretrain.model.sharding import Sharing
+
+BUCKET_MB = 25  # DDP's default
+
+
+class Parallel:
+    """How the ranks of a step act together. `call` runs the shared model; `model` is what it was made of."""
+
+    def __init__(self, model: LanguageModel, sharing: Sharing, device: torch.device, dtype: torch.dtype) -> None:
+        self.sharing, self.model = sharing, model
+        self.call: Callable[..., Tensor]
+        if sharing.way.shards_weights:
+            self._shard(model, device, dtype)
+            self.call = model
+        else:
+            self.call = DistributedDataParallel(
+                model, bucket_cap_mb=BUCKET_MB, gradient_as_bucket_view=sharing.bucket_view, broadcast_buffers=False
+            )
+
+    def _shard(self, model: LanguageModel, device: torch.device, dtype: torch.dtype) -> None:
+        """Each block is a group of weights that are gathered together; the embeddings and the head are another."""
+        half = None if dtype == torch.float32 else dtype
+        options: dict[str, Any] = {
+            "mesh": _mesh(self.sharing, device.type),
+            "reshard_after_forward": self.sharing.way.reshards,
+            "mp_policy": MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32),
+        }
+        for block in model.layers():
+            fully_shard(block, **options)
+        fully_shard(model, **options)
+
+    def optimizer(self, made: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """The optimizer of this rank: its own, or its share of ZeRO-1's."""
+        if self.sharing.strategy != "zero1":
+            return made
+        settings = {k: v for k, v in made.defaults.items() if k in ("lr", "betas", "eps", "fused")}
+        return ZeroRedundancyOptimizer(made.param_groups, type(made), **settings)
+
+    @contextlib.contextmanager
+    def micro_batch(self, *, last: bool) -> Iterator[None]:
+        """Around the passes of a micro-batch: gradients go to the other ranks after the last one of a step."""
+        if isinstance(self.call, DistributedDataParallel):
+            with contextlib.nullcontext() if last else self.call.no_sync():
+                yield
+            return
+        assert isinstance(self.model, FSDPModule)
+        self.model.set_is_last_backward(last)
+        if not self.sharing.syncs_each:
+            self.model.set_requires_gradient_sync(last)
+        yield
+
+    def mean(self, number: Tensor) -> Tensor:
+        """The mean of a scalar over all ranks; on each of them."""
+        dist.all_reduce(number)
+        return number / self.sharing.world
+
+    def whole(self, number: Tensor) -> Tensor:
+        """A scalar of which each rank may have a part, as the norm of sharded gradients; on each of them."""
+        return number.full_tensor() if isinstance(number, DTensor) else number
+
+
+def _mesh(sharing: Sharing, device_type: str) -> Any:
+    """One row of ranks; for HSDP one row a node."""
+    with _disable_current_modes():  # a trace has no values, and a mesh reads its ranks out of a tensor
+        if sharing.way.replicates:
+            shape = (sharing.world // sharing.per_node, sharing.per_node)
+            return init_device_mesh(device_type, shape, mesh_dim_names=("node", "card"))
+        return init_device_mesh(device_type, (sharing.world,))

@@ -1,0 +1,72 @@
+"""The ways to share a step among several cards, and what each leaves on one of them. No torch.
+
+DDP: Li et al. 2020, arXiv:2006.15704. ZeRO: Rajbhandari et al. 2020, arXiv:1910.02054. FSDP: Zhao et al. 2023,
+arXiv:2304.11277; FSDP2 is torch/distributed/fsdp/_fully_shard.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+StrategyName = Literal["ddp", "zero1", "fsdp", "fsdp_no_reshard", "hsdp"]
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """One way: which of a step's tensors a rank keeps only its share of.
+
+    `reshards`: whether the gathered weights of a block are freed after its forward pass, and gathered again for its
+    backward pass. `replicates`: whether each node keeps a whole copy, cut among its own cards only (HSDP).
+    """
+
+    name: StrategyName
+    title: str
+    shards_weights: bool = False
+    shards_gradients: bool = False
+    shards_states: bool = False
+    reshards: bool = False
+    replicates: bool = False
+
+
+STRATEGIES: dict[StrategyName, Strategy] = {
+    each.name: each
+    for each in (
+        Strategy("ddp", "DDP"),
+        Strategy("zero1", "ZeRO-1", shards_states=True),
+        Strategy(
+            "fsdp_no_reshard", "FSDP2 (weights stay gathered)",
+            shards_weights=True, shards_gradients=True, shards_states=True,
+        ),
+        Strategy(
+            "fsdp", "FSDP2", shards_weights=True, shards_gradients=True, shards_states=True, reshards=True,
+        ),
+        Strategy(
+            "hsdp", "HSDP", shards_weights=True, shards_gradients=True, shards_states=True, reshards=True,
+            replicates=True,
+        ),
+    )
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """How a step is shared: the way, and the ranks. `per_node` is what HSDP cuts the weights into.
+
+    `bucket_view`: DDP's gradients are views of its buckets (gradient_as_bucket_view), so they take no memory twice.
+    `syncs_each`: FSDP reduces gradients in every micro-batch; else only in the last one, and keeps them whole till then.
+    """
+
+    strategy: StrategyName
+    world: int
+    per_node: int
+    bucket_view: bool = True
+    syncs_each: bool = True
+
+    @property
+    def way(self) -> Strategy:
+        """What is known of the strategy."""
+        return STRATEGIES[self.strategy]
+
+    @property
+    def shards(self) -> int:
+        """Into how many shares the weights and what belongs to them are cut."""
+        return self.per_node if self.way.replicates else self.world

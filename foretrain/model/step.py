@@ -87,6 +87,8 @@ def build(
     if sharing is not None:
         from foretrain.model.parallel import Parallel  # torch.distributed takes a second to import
 
+        if compile:  # blocks are compiled one by one, so their graphs need not be divided among DDP's buckets
+            torch._dynamo.config.optimize_ddp = False
         parallel = Parallel(model, sharing, device, dtype)
         call = parallel.call
     optimizer = make_optimizer(trained, config, next(trained.parameters()).device.type)

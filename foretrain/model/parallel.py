@@ -5,12 +5,13 @@ talks to nobody.
 """
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -22,6 +23,9 @@ from foretrain.model.language_model import LanguageModel
 from foretrain.model.sharding import Sharing
 
 BUCKET_MB = 25  # DDP's default
+# Buffers, such as rotary positions, are the same on all ranks. Newer versions of torch have another name for it.
+_KNOWN = inspect.signature(DistributedDataParallel.__init__).parameters
+NO_SYNC = "forward_sync_buffers" if "forward_sync_buffers" in _KNOWN else "broadcast_buffers"
 
 
 class Parallel:
@@ -34,9 +38,8 @@ class Parallel:
             self._shard(model, device, dtype)
             self.call = model
         else:
-            self.call = DistributedDataParallel(
-                model, bucket_cap_mb=BUCKET_MB, gradient_as_bucket_view=sharing.bucket_view, broadcast_buffers=False
-            )
+            options: dict[str, Any] = {NO_SYNC: False, "gradient_as_bucket_view": sharing.bucket_view}
+            self.call = DistributedDataParallel(model, bucket_cap_mb=BUCKET_MB, **options)
 
     def _shard(self, model: LanguageModel, device: torch.device, dtype: torch.dtype) -> None:
         """Each block is a group of weights that are gathered together; the embeddings and the head are another."""

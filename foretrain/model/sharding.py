@@ -52,7 +52,7 @@ class Sharing:
     """How a step is shared: the way, and the ranks. `per_node` is what HSDP cuts the weights into.
 
     `bucket_view`: DDP's gradients are views of its buckets (gradient_as_bucket_view), so they take no memory twice.
-    `syncs_each`: FSDP reduces gradients in every micro-batch; else only in the last one, and keeps them whole till then.
+    `syncs_each`: FSDP reduces gradients in every micro-batch; else in the last one, and keeps them whole till then.
     """
 
     strategy: StrategyName

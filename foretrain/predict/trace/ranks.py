@@ -5,6 +5,7 @@ shape at once. DTensor and meshes are seen to in subclasses.py.
 """
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,6 +38,7 @@ def _patch(patches: Patches) -> None:
         patches.set(module, check, lambda *a, **k: None)
     init = DistributedDataParallel.__init__
 
+    @functools.wraps(init)
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
         self.register_comm_hook(None, _at_once)
@@ -46,7 +48,7 @@ def _patch(patches: Patches) -> None:
     patches.set(DistributedDataParallel, "__init__", made)
 
 
-def _at_once(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def _at_once(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # pyright: ignore[reportPrivateImportUsage]
     """The group's own answer is a future of None, which the reducer refuses (torch/csrc/distributed/c10d/comm.cpp)."""
     done: Any = torch.futures.Future()
     done.set_result(bucket.buffer())

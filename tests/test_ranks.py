@@ -16,6 +16,7 @@ from foretrain.predict.trace.tracer import Tracer
 
 CPU = torch.device("cpu")
 SMALL = RunConfig(n_layer=2, n_head=2, n_embd=64, block_size=32, vocab_size=256, batch_size=2)
+SCRATCH = frozenset({"aten::_chunk_cat"})  # on a CPU it pads uneven shares in copies; a card's kernel needs none
 MESH_BYTES = 4  # a rank in a mesh's tensor, which is on the host where there is a card
 
 
@@ -37,7 +38,7 @@ def measured(config: RunConfig, sharing: Sharing, *, compiled: bool = False) -> 
         ):
             drive.foretrain_run(drive.Job(config, CPU, "float32", compiled, tracer, names, sharing))
         if not once_more:
-            return peaks_of(run)[1]
+            return peaks_of(run, SCRATCH)[1]
     raise AssertionError
 
 
@@ -108,6 +109,7 @@ def test_every_way_family_and_world(strategy, world, family):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # Dynamo asks
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_blocks_that_are_compiled(strategy):

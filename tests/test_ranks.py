@@ -8,7 +8,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from foretrain.config.options import RunConfig
 from foretrain.model.allocated import peaks_of
-from foretrain.model.sharding import STRATEGIES, Sharing
+from foretrain.model.ranks.parallel import Share
+from foretrain.model.ranks.sharing import STRATEGIES, Sharing
 from foretrain.predict.trace import drive, ranks
 from foretrain.predict.trace.record import Trace
 from foretrain.predict.trace.session import tracing
@@ -20,13 +21,13 @@ SCRATCH = frozenset({"aten::_chunk_cat"})  # on a CPU it pads uneven shares in c
 MESH_BYTES = 4  # a rank in a mesh's tensor, which is on the host where there is a card
 
 
-def traced(config: RunConfig, sharing: Sharing, *, compiled: bool = False) -> Trace:
+def traced(config: RunConfig, share: Share, *, compiled: bool = False) -> Trace:
     with tracing(None, compiled=compiled) as session:
-        drive.foretrain_run(drive.Job(config, CPU, "float32", compiled, session.tracer, session.names, sharing))
+        drive.foretrain_run(drive.Job(config, CPU, "float32", compiled, session.tracer, session.names, share))
     return session.tracer.record.finish()
 
 
-def measured(config: RunConfig, sharing: Sharing, *, compiled: bool = False) -> int:
+def measured(config: RunConfig, share: Share, *, compiled: bool = False) -> int:
     """The highest sum of the CPU allocator's blocks; a compiled run is done twice, as compiling allocates too."""
     torch._dynamo.reset()
     tracer = Tracer("cpu")
@@ -36,7 +37,7 @@ def measured(config: RunConfig, sharing: Sharing, *, compiled: bool = False) -> 
             drive.named(tracer, compiled=compiled) as names,
             profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run,
         ):
-            drive.foretrain_run(drive.Job(config, CPU, "float32", compiled, tracer, names, sharing))
+            drive.foretrain_run(drive.Job(config, CPU, "float32", compiled, tracer, names, share))
         if not once_more:
             return peaks_of(run, SCRATCH)[1]
     raise AssertionError
@@ -44,9 +45,9 @@ def measured(config: RunConfig, sharing: Sharing, *, compiled: bool = False) -> 
 
 def compared(config: RunConfig, sharing: Sharing, rank: int = 0, *, compiled: bool = False) -> tuple[int, int]:
     """(traced, measured) peak bytes of a rank."""
-    with ranks.group(sharing.world, rank):
-        found = max(peak for peak, _ in traced(config, sharing, compiled=compiled).peaks().values())
-        return found, measured(config, sharing, compiled=compiled)
+    with ranks.group(sharing, rank) as share:
+        found = max(peak for peak, _ in traced(config, share, compiled=compiled).peaks().values())
+        return found, measured(config, share, compiled=compiled)
 
 
 def sharing_of(strategy, world: int, **options) -> Sharing:
@@ -74,8 +75,8 @@ def test_each_way_holds_what_it_says():
     params, world = 256 * 64, 8  # what the bytes of a weight matrix are shared into
     sizes = {}
     for strategy in STRATEGIES:
-        with ranks.group(world):
-            trace = traced(SMALL, sharing_of(strategy, world))
+        with ranks.group(sharing_of(strategy, world)) as share:
+            trace = traced(SMALL, share)
         alive = trace.alive_at(next(m.position for m in reversed(trace.phases) if m.name == "steady_step") - 1)
         sizes[strategy] = {
             kind: sum(a.nbytes for a in alive if a.category == kind) for kind in ("weights", "optimizer")
@@ -122,6 +123,6 @@ def test_blocks_that_are_compiled(strategy):
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_thousand_ranks(strategy):
     """What a rank keeps of the optimizer falls with their number, and a trace of them is as quick."""
-    with ranks.group(1024):
-        trace = traced(SMALL, Sharing(strategy, 1024, 8))
+    with ranks.group(Sharing(strategy, 1024, 8)) as share:
+        trace = traced(SMALL, share)
     assert max(peak for peak, _ in trace.peaks().values()) > 0

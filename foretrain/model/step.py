@@ -18,13 +18,12 @@ from foretrain.model.language_model import LanguageModel, make_model
 from foretrain.model.low_precision import convert
 from foretrain.model.master import Masters
 from foretrain.model.optimizer import make_optimizer
-from foretrain.model.sharding import Sharing
 from foretrain.model.techniques import TECHNIQUES
 from foretrain.model.update import update
 
 if TYPE_CHECKING:
     from foretrain.data.batches import Batch
-    from foretrain.model.parallel import Parallel
+    from foretrain.model.ranks.parallel import Parallel, Share
 
 
 @dataclass
@@ -69,11 +68,11 @@ class StepResult:
 
 
 def build(
-    config: RunConfig, device: torch.device, dtype: torch.dtype, *, compile: bool, sharing: Sharing | None = None
+    config: RunConfig, device: torch.device, dtype: torch.dtype, *, compile: bool, share: "Share | None" = None
 ) -> TrainState:
     """Model, optimizer and scaler for a device. Weights are drawn on the CPU, so every device starts alike.
 
-    `sharing`: how the ranks of the process group share it, each of which calls this.
+    `share`: shares it among the ranks of the process group, each of which calls this; None: there is one.
     """
     torch.manual_seed(config.seed)
     model = make_model(config).to(device)
@@ -83,14 +82,11 @@ def build(
     masters = _masters(model, config, dtype)
     trained = masters.model if masters else model
     call: Callable[..., Tensor] = _compiled(model, config) if compile else model
-    parallel = None
-    if sharing is not None:
-        from foretrain.model.parallel import Parallel  # torch.distributed takes a second to import
-
+    parallel = share(model, device, dtype) if share else None
+    if parallel:
+        call = parallel.call
         if compile:  # blocks are compiled one by one, so their graphs need not be divided among DDP's buckets
             torch._dynamo.config.optimize_ddp = False
-        parallel = Parallel(model, sharing, device, dtype)
-        call = parallel.call
     optimizer = make_optimizer(trained, config, next(trained.parameters()).device.type)
     return TrainState(
         config=config,

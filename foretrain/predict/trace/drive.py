@@ -7,7 +7,7 @@ accumulate from the second micro-step on, and what the allocator reserves settle
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +18,13 @@ from foretrain.model.master import Masters
 from foretrain.model.nanogpt import NanoGPT
 from foretrain.model.optimizer import make_optimizer
 from foretrain.model.shape import ModelShape
-from foretrain.model.sharding import Sharing
 from foretrain.model.step import TrainState, build, evaluation_loss, train_step
 from foretrain.predict.trace.names import Names
 from foretrain.predict.trace.record import Head
 from foretrain.predict.trace.tracer import Tracer
+
+if TYPE_CHECKING:
+    from foretrain.model.ranks.parallel import Share
 
 STEPS, MICRO_STEPS, EVALUATION_BATCHES = 3, 3, 2
 DTYPES: dict[Dtype, torch.dtype] = {
@@ -40,7 +42,7 @@ class Job:
     compiled: bool
     tracer: Tracer
     names: Names
-    sharing: Sharing | None = None  # of the ranks that share the run; this is the one that the process group says
+    share: "Share | None" = None  # among the ranks of the process group (ranks.py); None: there is one
 
     @property
     def micro_steps(self) -> int:
@@ -72,7 +74,7 @@ def foretrain_run(job: Job) -> bool:
     """foretrain's run in the trainer's order (training/trainer.py); whether the scaler was on."""
     c = job.config
     short = c.model_copy(update={"gradient_accumulation_steps": job.micro_steps})
-    state = build(short, job.device, DTYPES[job.dtype], compile=job.compiled, sharing=job.sharing)
+    state = build(short, job.device, DTYPES[job.dtype], compile=job.compiled, share=job.share)
     job.names.learn(state.model)
     if state.masters:
         job.names.learn(state.masters.model)

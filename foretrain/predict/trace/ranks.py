@@ -16,17 +16,19 @@ import torch.nn.parallel.distributed as ddp_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from foretrain.model.ranks.parallel import Share, sharer
+from foretrain.model.ranks.sharing import Sharing
 from foretrain.predict.trace.card.patches import Patches
 
 
 @contextlib.contextmanager
-def group(world: int, rank: int = 0) -> Iterator[None]:
-    """Within it this process is one rank of `world`, alone."""
-    dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
+def group(sharing: Sharing, rank: int = 0) -> Iterator[Share]:
+    """Within it this process is one rank of `sharing`, alone; gives what shares a model so."""
+    dist.init_process_group("fake", rank=rank, world_size=sharing.world, store=FakeStore())
     try:
         with Patches() as patches:
             _patch(patches)
-            yield
+            yield sharer(sharing)
     finally:
         dist.destroy_process_group()
 

@@ -27,24 +27,14 @@ class Strategy:
     replicates: bool = False
 
 
+_ALL = {"shards_weights": True, "shards_gradients": True, "shards_states": True}
 STRATEGIES: dict[StrategyName, Strategy] = {
-    each.name: each
-    for each in (
-        Strategy("ddp", "DDP"),
-        Strategy("zero1", "ZeRO-1", shards_states=True),
-        Strategy(
-            "fsdp_no_reshard", "FSDP2 (weights stay gathered)",
-            shards_weights=True, shards_gradients=True, shards_states=True,
-        ),
-        Strategy(
-            "fsdp", "FSDP2", shards_weights=True, shards_gradients=True, shards_states=True, reshards=True,
-        ),
-        Strategy(
-            "hsdp", "HSDP", shards_weights=True, shards_gradients=True, shards_states=True, reshards=True,
-            replicates=True,
-        ),
-    )
-}  # fmt: skip
+    "ddp": Strategy("ddp", "DDP"),
+    "zero1": Strategy("zero1", "ZeRO-1", shards_states=True),
+    "fsdp_no_reshard": Strategy("fsdp_no_reshard", "FSDP2 (weights stay gathered)", **_ALL),
+    "fsdp": Strategy("fsdp", "FSDP2", reshards=True, **_ALL),
+    "hsdp": Strategy("hsdp", "HSDP", reshards=True, replicates=True, **_ALL),
+}
 
 
 @dataclass(frozen=True)

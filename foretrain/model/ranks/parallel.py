@@ -7,6 +7,7 @@ talks to nobody.
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,18 +21,20 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _disable_current_modes
 
 from foretrain.model.language_model import LanguageModel
-from foretrain.model.sharding import Sharing
+from foretrain.model.ranks.sharing import Sharing
 
 BUCKET_MB = 25  # DDP's default
 # Buffers, such as rotary positions, are the same on all ranks. Newer versions of torch have another name for it.
 _KNOWN = inspect.signature(DistributedDataParallel.__init__).parameters
 NO_SYNC = "forward_sync_buffers" if "forward_sync_buffers" in _KNOWN else "broadcast_buffers"
 
+Share = Callable[[LanguageModel, torch.device, torch.dtype], "Parallel"]
+
 
 class Parallel:
     """How the ranks of a step act together. `call` runs the shared model; `model` is what it was made of."""
 
-    def __init__(self, model: LanguageModel, sharing: Sharing, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, sharing: Sharing, model: LanguageModel, device: torch.device, dtype: torch.dtype) -> None:
         self.sharing, self.model = sharing, model
         self.call: Callable[..., Tensor]
         if sharing.way.shards_weights:
@@ -81,6 +84,11 @@ class Parallel:
     def whole(self, number: Tensor) -> Tensor:
         """A scalar of which each rank may have a part, as the norm of sharded gradients; on each of them."""
         return number.full_tensor() if isinstance(number, DTensor) else number
+
+
+def sharer(sharing: Sharing) -> Share:
+    """What shares a model so, for `build` of model/step.py."""
+    return partial(Parallel, sharing)
 
 
 def _mesh(sharing: Sharing, device_type: str) -> Any:

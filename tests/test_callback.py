@@ -518,7 +518,7 @@ def test_a_failure_of_ours_is_one_line(
     trainer.train()
     assert trainer.state.global_step == STEPS
     told = [line for line in capfd.readouterr().err.splitlines() if "foretrain" in line]
-    assert told == ["foretrain: RuntimeError: a bug of ours. The training goes on without it."]
+    assert told == ["foretrain: RuntimeError: a bug of ours. The training continues without it."]
     assert "training_step" not in vars(trainer)
 
 

@@ -201,6 +201,13 @@ def test_every_option_agrees_with_its_trace(options: dict[str, Any], monkeypatch
     agree("llama", monkeypatch, **options)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"dtype": "float32"}, {"method": "lora"}], ids=str)
+def test_adafactor_where_its_step_needs_most(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CONFIGS, "words", {"model_type": "llama", **LLAMA, "vocab_size": 4096})
+    agree("words", monkeypatch, optim="adafactor", batch_size=1, seq_len=64, **options)
+
+
 IN_4_BITS: dict[str, dict[str, Any]] = {
     "fp32": {}, "fp32, checkpointing": {"gradient_checkpointing": True}, "bf16": {"amp": "bf16"},
     "bf16, checkpointing": {"amp": "bf16", "gradient_checkpointing": True},

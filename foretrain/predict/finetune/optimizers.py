@@ -11,22 +11,26 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from foretrain.config.finetune.options import Optim
+from foretrain.predict.estimate.kernel_buffers import Dimension, Processors, reduction_bytes
 
 Shape = tuple[int, ...]
 SMALL, SCALED = 4096, 256  # bitsandbytes: states below so many elements stay fp32; elements that share a scale
 
 
+Passing = Callable[[Sequence[tuple[Shape, int]], Processors | None], Sequence[int]]
+
+
 class OptimizerMemory(NamedTuple):
     """`states`: bytes of each tensor that a parameter's state is made of; `paged`: those that lie in managed memory;
     `passing`: bytes of each tensor that a step takes for a moment, of all trained parameters' (shape, bytes an
-    element)."""
+    element), and of the card's processors, None on a CPU."""
 
     states: Callable[[Shape, int], Sequence[int]]
-    passing: Callable[[Sequence[tuple[Shape, int]]], Sequence[int]] = lambda parameters: ()
+    passing: Passing = lambda parameters, processors: ()
     paged: bool = False
     embedding: Callable[[Shape, int], Sequence[int]] | None = None  # states of an embedding, where they are others
     shared: tuple[int, ...] = ()  # what all parameters share: the codes of 8-bit states
-    passing_on_cpu: Callable[[Sequence[tuple[Shape, int]]], Sequence[int]] | None = None  # where it is another
+    passing_on_cpu: Passing | None = None  # where it is another
 
 
 def _nothing(shape: Shape, width: int) -> Sequence[int]:
@@ -43,12 +47,12 @@ def _adamw_fused(shape: Shape, width: int) -> Sequence[int]:
     return (4, *_adamw(shape, width))
 
 
-def _foreach(parameters: Sequence[tuple[Shape, int]]) -> Sequence[int]:
+def _foreach(parameters: Sequence[tuple[Shape, int]], processors: Processors | None) -> Sequence[int]:
     """The roots of all second moments at once, each a tensor."""
     return [width * math.prod(shape) for shape, width in parameters]
 
 
-def _one_by_one(parameters: Sequence[tuple[Shape, int]]) -> Sequence[int]:
+def _one_by_one(parameters: Sequence[tuple[Shape, int]], processors: Processors | None) -> Sequence[int]:
     """The root of a second moment, the same divided, and what was made for the weight before (adamw.py,
     _single_tensor_adamw); matrices come first, as they have a weight decay."""
     most = before = 0
@@ -74,9 +78,23 @@ def _adafactor(shape: Shape, width: int) -> Sequence[int]:
     return 4 * math.prod(shape[:-1]), 4 * math.prod((*shape[:-2], shape[-1]))
 
 
-def _adafactor_passing(parameters: Sequence[tuple[Shape, int]]) -> Sequence[int]:
-    """The largest gradient in fp32, its square, and the update."""
-    return (4 * max((math.prod(shape) for shape, _ in parameters), default=0),) * 3
+def _adafactor_passing(parameters: Sequence[tuple[Shape, int]], processors: Processors | None) -> Sequence[int]:
+    """Of a weight in half precision its gradient and itself in fp32, of each the square and the update; the update of
+    the weight before stays until then, and its copies until this one has its own. Matrices come first, as they have a
+    weight decay. On a card the means of a matrix's squares take memory of their own."""
+    most: list[int] = []
+    before, copied = 0, False
+    for shape, width in sorted(parameters, key=lambda each: len(each[0]) < 2):
+        size, casts = 4 * math.prod(shape), width < 4
+        moments = [[size] * (4 if casts else 2) + [before], [size, *[before] * (3 if copied else 1)]]
+        if processors and len(shape) == 2:
+            rows, columns = Dimension(shape[0], shape[1]), Dimension(shape[1], 1)
+            for summed, kept in ((columns, rows), (rows, columns)):
+                inside = reduction_bytes(processors, [summed], [kept], 4)
+                moments.append([*[size] * (3 if casts else 1), *inside])
+        most = max(most, *moments, key=sum)
+        before, copied = size, casts
+    return most
 
 
 def _muon(shape: Shape, width: int) -> Sequence[int]:
@@ -84,7 +102,7 @@ def _muon(shape: Shape, width: int) -> Sequence[int]:
     return (width * math.prod(shape),) if len(shape) == 2 else _adamw(shape, width)
 
 
-def _muon_passing(parameters: Sequence[tuple[Shape, int]]) -> Sequence[int]:
+def _muon_passing(parameters: Sequence[tuple[Shape, int]], processors: Processors | None) -> Sequence[int]:
     """The largest matrix in bf16, its square and their product (Newton-Schulz)."""
     return (max((2 * (3 * math.prod(s) + 2 * min(s) ** 2) for s, _ in parameters if len(s) == 2), default=0),)
 

@@ -141,7 +141,8 @@ class SimulatedFineTuning:
                     each, rest = divmod(nbytes, parameter.numel())
                     self.alloc("optimizer", nbytes, "" if rest else formula_of(each, parameter.shape))
         passes = memory.passing if self.cuda else memory.passing_on_cpu or memory.passing
-        passing = passes([(p.shape, p.dtype.itemsize) for p in self.trained])
+        processors = Processors.of(self.gpu.capability, self.gpu.sm_count or 1) if self.cuda else None
+        passing = passes([(p.shape, p.dtype.itemsize) for p in self.trained], processors)
         self.t.free(*[self.alloc("temporaries", nbytes) for nbytes in passing if nbytes])
 
     def evaluate(self) -> None:

@@ -1,46 +1,25 @@
 """One rank of many: traced on fake tensors, and the same on real ones, both in a process group that talks to nobody."""
 
-import gc
-
 import pytest
-import torch
-from torch.profiler import ProfilerActivity, profile
 
 from foretrain.config.options import RunConfig
-from foretrain.model.allocated import peaks_of
 from foretrain.model.ranks.parallel import Share
 from foretrain.model.ranks.sharing import STRATEGIES, Sharing
-from foretrain.predict.trace import drive, ranks
+from foretrain.predict.trace import ranks, self_test
 from foretrain.predict.trace.record import Trace
-from foretrain.predict.trace.session import tracing
-from foretrain.predict.trace.tracer import Tracer
 
-CPU = torch.device("cpu")
 SMALL = RunConfig(n_layer=2, n_head=2, n_embd=64, block_size=32, vocab_size=256, batch_size=2)
 SCRATCH = frozenset({"aten::_chunk_cat"})  # on a CPU it pads uneven shares in copies; a card's kernel needs none
 MESH_BYTES = 4  # a rank in a mesh's tensor, which is on the host where there is a card
 
 
 def traced(config: RunConfig, share: Share, *, compiled: bool = False) -> Trace:
-    with tracing(None, compiled=compiled) as session:
-        drive.foretrain_run(drive.Job(config, CPU, "float32", compiled, session.tracer, session.names, share))
-    return session.tracer.record.finish()
+    return self_test.traced_on_cpu(config, "float32", "foretrain", compiled=compiled, share=share)
 
 
 def measured(config: RunConfig, share: Share, *, compiled: bool = False) -> int:
-    """The highest sum of the CPU allocator's blocks; a compiled run is done twice, as compiling allocates too."""
-    torch._dynamo.reset()
-    tracer = Tracer("cpu")
-    gc.collect()
-    for once_more in (True, False) if compiled else (False,):
-        with (
-            drive.named(tracer, compiled=compiled) as names,
-            profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run,
-        ):
-            drive.foretrain_run(drive.Job(config, CPU, "float32", compiled, tracer, names, share))
-        if not once_more:
-            return peaks_of(run, SCRATCH)[1]
-    raise AssertionError
+    """The highest sum of the CPU allocator's blocks."""
+    return self_test.real_peaks(config, "float32", "foretrain", compiled=compiled, share=share, scratch=SCRATCH)[1]
 
 
 def compared(config: RunConfig, sharing: Sharing, rank: int = 0, *, compiled: bool = False) -> tuple[int, int]:

@@ -42,18 +42,20 @@ def search(plan: FineTunePlan) -> Iterator[tuple[FineTuneChange, ...]]:
         found += [_of(plan, change)] if change and change.fits else []
         yield tuple(sorted(found, key=_rank))
     same = [change for change in alone if not _learns_otherwise(change)]
-    if not any(change.fits for change in same):
-        for part in (same, alone):
-            for change in together(plan, part) if part is same or not found else ():
-                found += [_of(plan, change)] if change else []
-                yield tuple(sorted(found, key=_rank))
-    if not found:
-        yield _nearest(plan, alone)
+    if any(change.fits for change in same):
+        return
+    for part in (same, alone):
+        whole = everything(plan, part)
+        for change in together(plan, whole):
+            found += [_of(plan, change)] if change else []
+            yield tuple(sorted(found, key=_rank))
+        if found:
+            return
+    yield _nearest(plan, alone, whole.whole)
 
 
-def _nearest(plan: FineTunePlan, alone: Sequence[Tried]) -> tuple[FineTuneChange, ...]:
-    """What comes nearest of all changes together and of single ones: tight ones, then those that need least."""
-    whole = everything(plan, alone)
+def _nearest(plan: FineTunePlan, alone: Sequence[Tried], whole: Tried | None) -> tuple[FineTuneChange, ...]:
+    """What comes nearest of single changes and of all together, `whole`: tight ones, then those that need least."""
     found = [_of(plan, change) for change in (*alone, *([whole] if whole else []))]
     saving = [change for change in found if change.saved_bytes > 0]
     return tuple(sorted(saving, key=lambda change: (change.verdict != "tight", change.needed_bytes))[:NEAREST])

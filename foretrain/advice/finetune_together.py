@@ -8,6 +8,7 @@ few combinations are left to plan.
 import math
 from collections.abc import Iterator, Sequence
 from itertools import combinations, product
+from typing import NamedTuple
 
 from foretrain.advice.finetune_tries import Tried, tried
 from foretrain.predict.finetune.plan import FineTunePlan
@@ -17,12 +18,19 @@ MOST_TOGETHER = 3  # combinations that are looked for
 MOST_PLANNED = 24  # combinations of one search that are planned, before one is made smaller change by change
 
 
-def together(plan: FineTunePlan, alone: Sequence[Tried]) -> Iterator[Tried | None]:
-    """Combinations of the smallest size that fit, best guess first; None after each plan that is not one.
+class Everything(NamedTuple):
+    """Changes that save anything, of these the strongest for each option, and the run with all of the strongest: None
+    where they are not several."""
 
-    `alone`: each change by itself, none of which fits. Of changes that set the same option the last is strongest.
-    """
-    helpful, strongest, whole = _everything(plan, alone)
+    helpful: list[Tried]
+    strongest: list[Tried]
+    whole: Tried | None
+
+
+def together(plan: FineTunePlan, found: Everything) -> Iterator[Tried | None]:
+    """Combinations of the smallest size that fit, best guess first; None after each plan that is not one. `found`: of
+    changes none of which fits by itself."""
+    helpful, strongest, whole = found
     yield None
     if whole is None or not whole.fits:
         return
@@ -34,44 +42,39 @@ def together(plan: FineTunePlan, alone: Sequence[Tried]) -> Iterator[Tried | Non
             needed.append(change)
     left = MOST_PLANNED
     for size in range(max(2, len(needed)), len(strongest)):
-        found = 0
+        fitted = 0
         for some in _combinations(plan, helpful, needed, size)[:left]:
             left -= 1
             fitting = _planned(plan, some)
             good = fitting is not None and fitting.fits
-            found += good
+            fitted += good
             yield fitting if good else None
-            if found == MOST_TOGETHER:
+            if fitted == MOST_TOGETHER:
                 return
-        if found:
+        if fitted:
             return
     yield from _reduced(plan, whole, strongest)
 
 
-def everything(plan: FineTunePlan, alone: Sequence[Tried]) -> Tried | None:
-    """All changes together; None where those that help are not several."""
-    return _everything(plan, alone)[2]
-
-
-def _everything(plan: FineTunePlan, alone: Sequence[Tried]) -> tuple[list[Tried], list[Tried], Tried | None]:
-    """(changes that save anything, of these the strongest for each option, the run with all of the strongest); without
-    those that cost memory in another phase, where it does not fit with them."""
+def everything(plan: FineTunePlan, alone: Sequence[Tried]) -> Everything:
+    """All that helps, together; without changes that cost memory in another phase, where it does not fit with them. Of
+    changes that set the same option the last is strongest."""
     before = _phases(plan)
     effects = [
         (change, [after - size for after, size in zip(_phases(change.plan), before, strict=True)]) for change in alone
     ]
     helpful = [change for change, effect in effects if min(effect) < 0]
     harmless = [change for change, effect in effects if min(effect) < 0 and max(effect) <= 0]
-    found: list[tuple[list[Tried], list[Tried], Tried | None]] = []
+    found: list[Everything] = []
     for some in (helpful, harmless):
         strongest: list[Tried] = []
         for change in some:
             strongest = [*(other for other in strongest if not other.clashes(change)), change]
         whole = _planned(plan, strongest) if len(strongest) > 1 else None
-        found.append((some, strongest, whole))
+        found.append(Everything(some, strongest, whole))
         if (whole is not None and whole.fits) or len(harmless) == len(helpful):
             return found[-1]
-    return min(found, key=lambda each: each[2].plan.needed_bytes if each[2] else math.inf)
+    return min(found, key=lambda each: each.whole.plan.needed_bytes if each.whole else math.inf)
 
 
 def _phases(plan: FineTunePlan) -> list[int]:

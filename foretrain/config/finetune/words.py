@@ -72,8 +72,7 @@ def _agreed(option: str, value: Any, name: str, values: dict[str, Any], origins:
 
 def _same(one: str, other: str) -> bool:
     """Whether two words are the same option: --lora-r and --lora_r, --packing and --no-packing."""
-    plain = [word.lstrip("-").replace("-", "_").lower().removeprefix("no_") for word in (one, other)]
-    return plain[0] == plain[1]
+    return _key(one).removeprefix("no_") == _key(other).removeprefix("no_")
 
 
 def _switch_off(off: dict[str, tuple[str, str, str]], values: dict[str, Any], origins: dict[str, str]) -> None:

@@ -23,7 +23,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 from foretrain.model.language_model import LanguageModel
 from foretrain.model.ranks.sharing import Sharing
 
-BUCKET_MB = 25  # DDP's default
 # Buffers, such as rotary positions, are the same on all ranks. Newer versions of torch have another name for it.
 _KNOWN = inspect.signature(DistributedDataParallel.__init__).parameters
 NO_SYNC = "forward_sync_buffers" if "forward_sync_buffers" in _KNOWN else "broadcast_buffers"
@@ -42,7 +41,7 @@ class Parallel:
             self.call = model
         else:
             options: dict[str, Any] = {NO_SYNC: False, "gradient_as_bucket_view": sharing.bucket_view}
-            self.call = DistributedDataParallel(model, bucket_cap_mb=BUCKET_MB, **options)
+            self.call = DistributedDataParallel(model, **options)
 
     def _shard(self, model: LanguageModel, device: torch.device, dtype: torch.dtype) -> None:
         """Each block is a group of weights that are gathered together; the embeddings and the head are another."""

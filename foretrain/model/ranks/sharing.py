@@ -12,28 +12,24 @@ StrategyName = Literal["ddp", "zero1", "fsdp", "fsdp_no_reshard", "hsdp"]
 
 @dataclass(frozen=True)
 class Strategy:
-    """One way: which of a step's tensors a rank keeps only its share of.
+    """What sets a way apart. `shards_weights`: whether a rank keeps only its share of weights, gradients and optimizer
+    states.
 
     `reshards`: whether the gathered weights of a block are freed after its forward pass, and gathered again for its
     backward pass. `replicates`: whether each node keeps a whole copy, cut among its own cards only (HSDP).
     """
 
-    name: StrategyName
-    title: str
     shards_weights: bool = False
-    shards_gradients: bool = False
-    shards_states: bool = False
     reshards: bool = False
     replicates: bool = False
 
 
-_ALL = {"shards_weights": True, "shards_gradients": True, "shards_states": True}
 STRATEGIES: dict[StrategyName, Strategy] = {
-    "ddp": Strategy("ddp", "DDP"),
-    "zero1": Strategy("zero1", "ZeRO-1", shards_states=True),
-    "fsdp_no_reshard": Strategy("fsdp_no_reshard", "FSDP2 (weights stay gathered)", **_ALL),
-    "fsdp": Strategy("fsdp", "FSDP2", reshards=True, **_ALL),
-    "hsdp": Strategy("hsdp", "HSDP", reshards=True, replicates=True, **_ALL),
+    "ddp": Strategy(),
+    "zero1": Strategy(),  # the optimizer alone is shared
+    "fsdp_no_reshard": Strategy(shards_weights=True),
+    "fsdp": Strategy(shards_weights=True, reshards=True),
+    "hsdp": Strategy(shards_weights=True, reshards=True, replicates=True),
 }
 
 
@@ -55,8 +51,3 @@ class Sharing:
     def way(self) -> Strategy:
         """What is known of the strategy."""
         return STRATEGIES[self.strategy]
-
-    @property
-    def shards(self) -> int:
-        """Into how many shares the weights and what belongs to them are cut."""
-        return self.per_node if self.way.replicates else self.world

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from foretrain.predict.abstract.fusion import fused
 from foretrain.predict.abstract.kernels import Kernel
-from foretrain.predict.abstract.passage import copies_of
+from foretrain.predict.abstract.passage import OUTSIDE, copies_of
 from foretrain.predict.finetune.program import Program
 
 
@@ -14,6 +14,6 @@ def kernels_of(program: Program, symbols: dict[str, int], *, compiled: bool) -> 
     found = recorder.kernels
     if compiled:
         found = fused(found, {serial for _, serial, _ in recorder.taken}, 1)
-    copies = {-1: 1, **{i: len(each) for i, each in enumerate(copies_of((program.facts.n_layer,), program.run))}}
+    copies = {OUTSIDE: 1, **{i: len(each) for i, each in enumerate(copies_of((program.facts.n_layer,), program.run))}}
     for kernel in found:
         yield kernel, copies[kernel.layer] * kernel.times

@@ -8,6 +8,7 @@ module has.
 from foretrain.base.records import Note
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.hub.facts import ModelFacts
+from foretrain.predict.finetune.targets import names_in
 
 GPT2 = {
     "model": "transformer", "layers": "h", "self_attn": "attn", "embed_tokens": "wte", "embed_positions": "wpe",
@@ -21,8 +22,6 @@ OWN_WORDS = {  # of paths, where they are others than the decoder's
     "phi": {"norm": "final_layernorm"},
 }  # fmt: skip
 ENDS = ("embed_tokens", "lm_head")
-
-
 NAMES_OF_ENDS = ("embed_tokens", "wte", "embed_in", "lm_head", "embed_out")  # in any family
 
 
@@ -34,7 +33,7 @@ def own_words(model_type: str, name: str) -> list[str]:
 
 
 def _asked(tune: FineTune) -> tuple[str, ...]:
-    return tuple(name.strip() for name in tune.lora_saved.split(",") if name.strip()) if tune.adapters else ()
+    return tuple(names_in(tune.lora_saved)) if tune.adapters else ()
 
 
 def is_saved(facts: ModelFacts, tune: FineTune, parameter: str) -> bool:

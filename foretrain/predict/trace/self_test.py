@@ -6,7 +6,7 @@ does not know, before it answers anything. `trace` is a job of a worker, which s
 
 import gc
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -22,6 +22,9 @@ from foretrain.predict.trace.kernels.temporaries import torch_version
 from foretrain.predict.trace.record import Trace
 from foretrain.predict.trace.session import tracing
 from foretrain.predict.trace.tracer import Tracer
+
+if TYPE_CHECKING:
+    from foretrain.model.ranks.parallel import Share
 
 CPU = torch.device("cpu")
 # Of these, traces were compared with the real CPU allocator (2.13) or run on CUDA builds without a card (2.11, 2.15).
@@ -46,33 +49,42 @@ class Truth:
         return self.traced_bytes / self.real_bytes - 1
 
 
-def traced_on_cpu(config: RunConfig, dtype: Dtype, step: str, *, compiled: bool) -> Trace:
-    """The trace of a run on fake CPU tensors."""
+def traced_on_cpu(config: RunConfig, dtype: Dtype, step: str, *, compiled: bool, share: "Share | None" = None) -> Trace:
+    """The trace of a run on fake CPU tensors; of one rank of many where `share` shares its model (ranks.py)."""
     with tracing(None, compiled=compiled) as session:
         tracer, names = session.tracer, session.names
-        run = drive.Job(config, CPU, dtype, compiled, tracer, names)
+        run = drive.Job(config, CPU, dtype, compiled, tracer, names, share)
         drive.RUNS[step](run)
         shapes = frozenset(names.weight_shapes)
     return tracer.record.finish(logits=run.logits(), weight_shapes=shapes)
 
 
-def real_peaks(config: RunConfig, dtype: Dtype, step: str, *, compiled: bool) -> tuple[int, int]:
+def real_peaks(
+    config: RunConfig,
+    dtype: Dtype,
+    step: str,
+    *,
+    compiled: bool,
+    share: "Share | None" = None,
+    scratch: frozenset[str] = frozenset(),
+) -> tuple[int, int]:
     """The same run for real: the highest sum of the CPU allocator's blocks, with and without kernels' scratch.
 
-    A compiled run is done twice and the second is measured, as compiling allocates too.
+    A compiled run is done twice and the second is measured, as compiling allocates too. `scratch`: more operations
+    whose scratch the latter leaves out.
     """
     torch._dynamo.reset()
     gc.collect()  # what an earlier run left in cycles would be freed while this one is measured
     tracer = Tracer("cpu")  # never entered: it only takes the calls that mark phases
     for _ in range(1 if compiled else 0):
         with drive.named(tracer, compiled=compiled) as names:
-            drive.RUNS[step](drive.Job(config, CPU, dtype, compiled, tracer, names))
+            drive.RUNS[step](drive.Job(config, CPU, dtype, compiled, tracer, names, share))
     with (
         drive.named(tracer, compiled=compiled) as names,
         profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run,
     ):
-        drive.RUNS[step](drive.Job(config, CPU, dtype, compiled, tracer, names))
-    return peaks_of(run)
+        drive.RUNS[step](drive.Job(config, CPU, dtype, compiled, tracer, names, share))
+    return peaks_of(run, scratch)
 
 
 def compare(config: RunConfig, dtype: Dtype, step: str, *, compiled: bool) -> Truth:

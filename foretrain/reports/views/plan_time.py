@@ -25,14 +25,15 @@ def blocks(plan: Plan, now: datetime | None) -> tuple[Block, ...]:
     if beside and timing.source != "measured (log)":
         took = beside.step_s
         id = "row.nanogpt_time" if other == "nanogpt" else "row.foretrain_time"
-        rows.append((Message(id), _duration(took.low_s, took.expected_s, took.high_s)))
+        rows.append((Message(id), duration(took.low_s, took.expected_s, took.high_s)))
     table = Table((), tuple(rows))
     if timing.source == "estimated":
         return table, Paragraph(uncalibrated(plan))
     return table, Paragraph(Message("source.log" if timing.source.startswith("measured") else "source.calibrated"))
 
 
-def _duration(low: float, expected: float, high: float) -> Message:
+def duration(low: float, expected: float, high: float) -> Message:
+    """Seconds as a text, with their range where there is one."""
     if low == high:
         return Message("value.duration", {"expected": expected})
     return Message("value.duration_range", {"low": low, "expected": expected, "high": high})
@@ -41,7 +42,7 @@ def _duration(low: float, expected: float, high: float) -> Message:
 def _time_rows(plan: Plan, timing: Timing, now: datetime | None) -> list[tuple[Cell, ...]]:
     total = timing.total_s
     rows = [_evaluation_time_row(plan, timing)] if plan.config.eval_only else _step_rows(plan, timing)
-    rows.append((Message("row.total_time"), _duration(total.low_s, total.expected_s, total.high_s)))
+    rows.append((Message("row.total_time"), duration(total.low_s, total.expected_s, total.high_s)))
     if now is not None and total.high_s < LATEST_S:
         ends = {name: now + timedelta(seconds=getattr(total, f"{name}_s")) for name in ("low", "expected", "high")}
         rows.append(
@@ -53,7 +54,7 @@ def _time_rows(plan: Plan, timing: Timing, now: datetime | None) -> list[tuple[C
 def _step_rows(plan: Plan, timing: Timing) -> list[tuple[Cell, ...]]:
     step, evaluation = timing.step_s, timing.evaluation_s
     rows: list[tuple[Cell, ...]] = [
-        (Message("row.step_time"), _duration(step.low_s, step.expected_s, step.high_s)),
+        (Message("row.step_time"), duration(step.low_s, step.expected_s, step.high_s)),
         (Message("row.throughput"), Message("value.throughput", {"tokens_per_s": timing.tokens_per_s})),
         (Message("row.mfu"), _mfu(timing, plan.gpu, plan.dtype)),
     ]
@@ -77,7 +78,7 @@ def _step_rows(plan: Plan, timing: Timing) -> list[tuple[Cell, ...]]:
             )
         )
     steps = plan.work.steps
-    all_steps = _duration(step.low_s * steps, step.expected_s * steps, step.high_s * steps)
+    all_steps = duration(step.low_s * steps, step.expected_s * steps, step.high_s * steps)
     rows.append((Message("row.all_steps", {"steps": steps}), all_steps))
     return rows
 

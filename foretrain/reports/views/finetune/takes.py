@@ -5,7 +5,7 @@ from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.finetune.timing import FineTuneTiming
 from foretrain.reports.document import Cell, Message, Paragraph, Quantity, Section, Table
 from foretrain.reports.views.finetune.screen import batch_rows, trained_text
-from foretrain.reports.views.plan_time import spending_rows
+from foretrain.reports.views.plan_time import duration, spending_rows
 
 
 def section(plan: FineTunePlan, *more: tuple[Cell, ...]) -> Section:
@@ -25,20 +25,15 @@ def section(plan: FineTunePlan, *more: tuple[Cell, ...]) -> Section:
 def _time_rows(timing: FineTuneTiming) -> list[tuple[Cell, ...]]:
     step, total = timing.step_s, timing.total_s
     rows: list[tuple[Cell, ...]] = [
-        (Message("row.step_time"), _span(step.low_s, step.expected_s, step.high_s)),
+        (Message("row.step_time"), duration(step.low_s, step.expected_s, step.high_s)),
         (Message("row.throughput"), Message("value.throughput", {"tokens_per_s": timing.tokens_per_s})),
         (Message("row.mfu"), _share("finetune.mfu_flops", timing.flops_per_step, timing.mfu)),
         (Message("row.hfu"), _share("finetune.hfu_flops", timing.hardware_flops_per_step, timing.hfu)),
     ]
     if total is not None and timing.steps is not None:
         heading = Message("row.all_steps", {"steps": timing.steps})
-        rows.append((heading, _span(total.low_s, total.expected_s, total.high_s)))
+        rows.append((heading, duration(total.low_s, total.expected_s, total.high_s)))
     return rows
-
-
-def _span(low_s: float, expected_s: float, high_s: float) -> Message:
-    id = "value.duration" if low_s == high_s else "value.duration_range"
-    return Message(id, {"low": low_s, "expected": expected_s, "high": high_s})
 
 
 def _share(id: str, counted: int, share: float | None) -> str:

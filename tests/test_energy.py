@@ -181,7 +181,7 @@ def test_a_card_that_does_not_fit_is_never_marked() -> None:
     choice = choose(plans)
     assert choice.cheapest == choice.fastest == choice.least_energy == "H200 SXM 141GB"
     assert choose(plans[:1]).fastest is None
-    assert "None of these cards" in foretrain("plan", "gpt2-1558m", "--gpu", "4070,3060").stdout
+    assert "not known to fit any of these cards" in foretrain("plan", "gpt2-1558m", "--gpu", "4070,3060").stdout
 
 
 def test_one_name_of_several_cards_prices_each_of_them() -> None:

@@ -176,6 +176,13 @@ def test_axolotl_defaults_are_axolotls(file: Any) -> None:
     assert (f.amp, f.gradient_checkpointing, f.evaluate, f.packing) == ("bf16", False, False, False)
 
 
+def test_an_adapter_that_is_no_lora_is_said_to_be_planned_as_one(file: Any) -> None:
+    found = read("base_model: gpt2\nmicro_batch_size: 1\nadapter: ia3\n", file)
+    assert (finetune(found).method, found.unplanned) == ("lora", ["adapter = ia3 (planned as lora)"])
+    found = read(LLAMA_FACTORY.replace("finetuning_type: lora", "finetuning_type: oft"), file)
+    assert "finetuning_type = oft (planned as lora)" in found.unplanned
+
+
 @pytest.mark.parametrize(
     ("keys", "amp", "dtype"),
     [

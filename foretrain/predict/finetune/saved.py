@@ -8,7 +8,7 @@ module has.
 from foretrain.base.records import Note
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.hub.facts import ModelFacts
-from foretrain.predict.finetune.targets import names_in
+from foretrain.predict.finetune.targets import ENDS, names_in
 
 GPT2 = {
     "model": "transformer", "layers": "h", "self_attn": "attn", "embed_tokens": "wte", "embed_positions": "wpe",
@@ -21,8 +21,7 @@ OWN_WORDS = {  # of paths, where they are others than the decoder's
     },
     "phi": {"norm": "final_layernorm"},
 }  # fmt: skip
-ENDS = ("embed_tokens", "lm_head")
-NAMES_OF_ENDS = ("embed_tokens", "wte", "embed_in", "lm_head", "embed_out")  # in any family
+OUTER = ("embed_tokens", "lm_head")  # outside the blocks, as the decoder names them
 
 
 def own_words(model_type: str, name: str) -> list[str]:
@@ -46,12 +45,12 @@ def is_saved(facts: ModelFacts, tune: FineTune, parameter: str) -> bool:
 
 def is_untied(facts: ModelFacts, tune: FineTune) -> bool:
     """Whether head and embedding, one weight in the model, are two in training."""
-    return facts.tied and any(is_saved(facts, tune, f"{end}.weight") for end in ENDS)
+    return facts.tied and any(is_saved(facts, tune, f"{end}.weight") for end in OUTER)
 
 
 def saved_notes(facts: ModelFacts, tune: FineTune) -> list[Note]:
     """That names of an embedding or a head are another family's, so that nothing is trained for them."""
-    own = [own_words(facts.model_type, end)[-1] for end in ENDS]
-    names = [name for name in _asked(tune) if name in NAMES_OF_ENDS and name not in own]
+    own = [own_words(facts.model_type, end)[-1] for end in OUTER]
+    names = [name for name in _asked(tune) if name in ENDS and name not in own]
     values = {"names": ", ".join(names), "model": facts.model_type, "own": ", ".join(own)}
     return [Note(id="saved_unknown", values=values)] if names else []

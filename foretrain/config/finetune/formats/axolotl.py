@@ -64,7 +64,7 @@ def _adapter(table: Table) -> None:
     eight_bit = adapter and flag(table.keys.get("load_in_8bit"))
     refuse_two_precisions(table, four_bit or adapter == "qlora", "load_in_8bit", "fp8")
     if adapter not in ("", "lora", "qlora"):
-        table.unplanned("adapter", adapter)
+        table.unplanned("adapter", adapter, "lora")
     if not adapter:
         table.take("load_in_8bit")
         if four_bit:

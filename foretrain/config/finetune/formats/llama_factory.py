@@ -73,7 +73,7 @@ def _adapter(table: Table) -> None:
     refuse_two_precisions(table, four_bit, "fp8")
     pure = table.flag("pure_bf16")
     if kind not in ("lora", "full"):
-        table.unplanned("finetuning_type", kind)
+        table.unplanned("finetuning_type", kind, "lora")
     if kind == "full" and bits is not None:
         table.unplanned("finetuning_type", "full, over quantized weights")
     adapters = kind != "full"

@@ -1,0 +1,147 @@
+"""The file that starts a run on a cluster: a Slurm script or a SkyPilot task, with what the plan found. No torch.
+
+Both start one process a card, and foretrain finds its rank in what they set: srun sets SLURM_PROCID and its kin
+(slurm.schedmd.com/srun.html), torchrun sets RANK. Both come back after a kill, and --resume auto goes on from the last
+checkpoint, on as many cards as there are then.
+"""
+
+import math
+import shlex
+from typing import Literal
+
+from foretrain.base.records import Record
+
+JobKind = Literal["slurm", "sky"]
+JOB_KINDS: tuple[JobKind, ...] = ("slurm", "sky")
+
+SPARE = 1.2  # times the slow end of the estimate
+STEP_S = 30 * 60  # time limits are whole half hours
+SAVE_S = 300  # how long before its limit Slurm asks the run to save and stop
+CPUS_PER_RANK = 4  # the step's own thread, the one that reads data, the one that writes checkpoints, and one to spare
+PORT = 29500
+
+# Cards as SkyPilot spells them (docs.skypilot.co, "GPUs and Accelerators"), where it is not the name without spaces.
+SKY_NAMES = {
+    "A100 PCIe 40GB": "A100", "A100 SXM4 40GB": "A100", "A100 PCIe 80GB": "A100-80GB",
+    "A100 SXM4 80GB": "A100-80GB", "H100 PCIe 80GB": "H100", "H100 SXM5 80GB": "H100",
+    "H200 SXM 141GB": "H200", "B200 SXM": "B200", "V100 PCIe 16GB": "V100", "V100 SXM2 16GB": "V100",
+    "V100 SXM2 32GB": "V100-32GB", "P100 SXM2 16GB": "P100",
+    "RTX 6000 Ada": "RTX6000-Ada",
+}  # fmt: skip
+
+
+class Job(Record):
+    """What a job file is made from. `words`: the config and its options, as `foretrain train` takes them.
+
+    `high_s`: the slow end of the estimated duration; None where nothing is known of it.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    gpu: str
+    nodes: int
+    per_node: int
+    strategy: str
+    needed_bytes: int
+    expected_s: float | None
+    high_s: float | None
+
+    @property
+    def train(self) -> str:
+        """The command that each rank runs."""
+        words = [*self.words, f"--strategy={self.strategy}"] if self.nodes * self.per_node > 1 else self.words
+        return shlex.join(["foretrain", "train", *words, "--resume", "auto"])
+
+    @property
+    def limit_s(self) -> int | None:
+        """The time to ask for, in seconds: the slow end and a fifth of it, in whole half hours."""
+        return None if self.high_s is None else math.ceil(SPARE * self.high_s / STEP_S) * STEP_S
+
+    @property
+    def found(self) -> str:
+        """What the plan found, as a comment."""
+        memory = f"{self.needed_bytes / 2**30:.1f} GiB a card"
+        if self.expected_s is None or self.high_s is None:
+            return f"Estimated: {memory}; the time is not known for this card."
+        return f"Estimated: {memory}, {self.expected_s / 3600:.1f} h, at most {self.high_s / 3600:.1f} h."
+
+
+def job_file(kind: JobKind, job: Job) -> str:
+    """The text of a job file."""
+    return _slurm(job) if kind == "slurm" else _sky(job)
+
+
+def _slurm(job: Job) -> str:
+    lines = [
+        f"--job-name={_word(job.name)}",
+        f"--nodes={job.nodes}",
+        f"--ntasks-per-node={job.per_node}",
+        f"--gpus-per-node={job.per_node}",
+        f"--cpus-per-task={CPUS_PER_RANK}",
+        f"--signal=TERM@{SAVE_S}",
+        "--requeue",
+        "--open-mode=append",
+        "--output=%x-%j.log",
+    ]
+    if job.limit_s is not None:
+        hours, rest = divmod(job.limit_s, 3600)
+        lines.insert(5, f"--time={hours}:{rest // 60:02}:00")
+    options = "\n".join(f"#SBATCH {line}" for line in lines)
+    return f"""#!/bin/bash
+# {job.found}
+# Submit with: sbatch FILE. The folder of the run must be one that all nodes see.
+# One process runs on each card: {job.gpu}. Many sites want its type too: --gpus-per-node=TYPE:{job.per_node}.
+# {SAVE_S} seconds before the time limit the run is asked to save and stop.
+{options}
+
+set -u
+MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
+export MASTER_ADDR MASTER_PORT
+
+srun --kill-on-bad-exit=1 {job.train}
+code=$?
+# 75: stopped by a signal, everything is saved. The job goes back to the queue and resumes there.
+if [ "$code" -eq 75 ]; then
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$code"
+"""
+
+
+def _sky(job: Job) -> str:
+    card = SKY_NAMES.get(job.gpu, job.gpu.replace(" ", ""))
+    return f"""# {job.found}
+# Start with: sky jobs launch FILE. A spot machine that is taken away is replaced, and the run resumes.
+# The name of the card is SkyPilot's; `sky show-gpus -a` lists them.
+name: {_word(job.name)}
+num_nodes: {job.nodes}
+
+resources:
+  accelerators: "{card}:{job.per_node}"
+  use_spot: true
+  job_recovery:
+    max_restarts_on_errors: 3
+
+workdir: .
+
+file_mounts:
+  /runs:  # a bucket keeps the checkpoints when the machine is gone; the name must be yours alone
+    name: {_word(job.name)}-runs
+    mode: MOUNT_CACHED
+
+setup: |
+  pip install 'foretrain[train]'
+
+run: |
+  torchrun --nnodes "$SKYPILOT_NUM_NODES" --node-rank "$SKYPILOT_NODE_RANK" \\
+    --nproc-per-node "$SKYPILOT_NUM_GPUS_PER_NODE" \\
+    --master-addr "$(echo "$SKYPILOT_NODE_IPS" | head -n 1)" --master-port {PORT} \\
+    --no-python {job.train} --out_dir=/runs/{_word(job.name)}
+"""
+
+
+def _word(name: str) -> str:
+    """A name as schedulers and buckets take it: lower-case letters, digits and hyphens."""
+    kept = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in name.lower())
+    return "-".join(part for part in kept.split("-") if part)[:40] or "run"

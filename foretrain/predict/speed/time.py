@@ -7,7 +7,7 @@ usual one), nor of temperature; data loading is taken to be hidden behind the st
 """
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from foretrain.base.records import Record
 from foretrain.config.families import family_of
@@ -67,9 +67,23 @@ def _micro_batch_s(way: Way, rates: Rates) -> float:
     return max(work_s, launching_s + PYTHON_S) if way.spec.cuda else work_s + launching_s + PYTHON_S
 
 
-def _step_s(way: Way, rates: Rates) -> float:
-    n = way.config.gradient_accumulation_steps
-    sums_s = busy_s(accumulation(way), rates) * (n - 1)
+@dataclass(frozen=True)
+class StepParts:
+    """What a step's expected time is made of, in seconds: micro-batches, sums of gradients over them, the optimizer."""
+
+    micro_batches: int
+    micro_batch_s: float
+    sum_s: float  # of one micro-batch's gradients and those before it
+    optimizer_s: float
+
+    @property
+    def step_s(self) -> float:
+        """All of it."""
+        return self.micro_batches * self.micro_batch_s + (self.micro_batches - 1) * self.sum_s + self.optimizer_s
+
+
+def step_parts(way: Way, rates: Rates) -> StepParts:
+    """The parts, kernel by kernel, before a whole step that was measured corrects them."""
     launching_s = optimizer_launches(way) * rates.launch_s(compiled=False)
     if (
         way.spec.cuda and optimizer_launches(way) > FUSED_LAUNCHES
@@ -77,7 +91,14 @@ def _step_s(way: Way, rates: Rates) -> float:
         optimizer_s = max(busy_s(optimizer(way), rates), launching_s)
     else:
         optimizer_s = busy_s(optimizer(way), rates) + launching_s
-    return n * _micro_batch_s(way, rates) + sums_s + optimizer_s
+    return StepParts(
+        micro_batches=way.config.gradient_accumulation_steps, micro_batch_s=_micro_batch_s(way, rates),
+        sum_s=busy_s(accumulation(way), rates), optimizer_s=optimizer_s,
+    )  # fmt: skip
+
+
+def _step_s(way: Way, rates: Rates) -> float:
+    return step_parts(way, rates).step_s
 
 
 def range_of(expected_s: float, gpu: Gpu, *, as_nanogpt: bool = True) -> Range:

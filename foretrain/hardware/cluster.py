@@ -20,7 +20,7 @@ NVLINK = "nvlink"
 EXAMPLE = '"2 x RTX 4090"'
 
 _TIMES = r"\s*[x×*]\s*"
-_NODES = re.compile(rf"(?P<nodes>\d+)\s*(?:nodes?|machines?)(?:{_TIMES}|\s+(?:of|with)\s+|\s+)(?P<rest>.+)", re.IGNORECASE)
+_NODES = re.compile(rf"(?P<nodes>\d+)\s*(?:nodes?|machines?)(?:{_TIMES}|\s+of\s+|\s+)(?P<rest>.+)", re.IGNORECASE)
 _COUNTED = re.compile(rf"(?P<count>\d+){_TIMES}(?P<name>.*\S)", re.IGNORECASE)
 _BEHIND = re.compile(r"(?P<name>.*[a-z].*?)(?:\s+x|\s*[×*])\s*(?P<count>\d+)", re.IGNORECASE)
 _PARTS = re.compile(r"\s*(?:\+|,|&| and )\s*")

@@ -1,35 +1,38 @@
 """How long a step takes on several cards: one card's share of the work, and what of the communication it waits for.
 
-Each strategy as PyTorch runs it. DDP sums fp32 gradients in buckets, last gradients first, while the last
-micro-batch's backward pass still runs (torch/nn/parallel/distributed.py: 25 MiB, the first bucket 1 MiB); a step waits
-for what is not done when that pass ends, of which the last bucket always is a part. ZeRO-1 broadcasts the weights that
-each rank has updated on top, after the step. FSDP2 gathers the weights of a block in the matmuls' dtype while the
+Each strategy as PyTorch runs it. DDP sums gradients, fp32 as its weights, in buckets, last gradients first, while the
+last micro-batch's backward pass still runs (torch/nn/parallel/distributed.py: 25 MiB, the first bucket 1 MiB); a step
+waits for what is not done when that pass ends, of which the last bucket always is a part. ZeRO-1 broadcasts the weights
+that each rank has updated on top, after the step. FSDP2 gathers the weights of a block in the matmuls' dtype while the
 block before it runs, and sums gradients in fp32 into shards while the block behind it runs; both are one queue, since
 they are on one communicator (torch/distributed/fsdp/_fully_shard). HSDP does so in each node, and sums the shards
 between nodes beside it.
 
-Left out: NCCL's kernels take SMs and bandwidth from the matmuls beside them; ranks wait for the slowest; what FSDP's
-hooks in Python cost a model of many small kernels.
+Left out: NCCL's kernels take SMs and bandwidth from the matmuls beside them; ranks wait for the slowest.
 """
 
 import heapq
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from foretrain.base.records import Record
 from foretrain.base.units import MIB
 from foretrain.hardware.cluster import Cluster
-from foretrain.model.ranks.sharing import STRATEGIES, Sharing, StrategyName
+from foretrain.model.ranks.sharing import STRATEGIES, Sharing
 from foretrain.model.shape import ModelShape
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.collectives import Collective, Group, collective_time
 from foretrain.predict.speed.ops import OperationList, Way
+from foretrain.predict.speed.rates import Rates
 from foretrain.predict.speed.recorded_ops import micro_batch
-from foretrain.predict.speed.time import Range, Rates, StepParts, busy_s, known_rates, step_parts, step_time, way_of
+from foretrain.predict.speed.time import Range, StepParts, busy_s, known_rates, step_parts, step_time, way_of
 
 FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 * MIB, 25 * MIB
-GRADIENT_BYTES = 4  # gradients are summed in fp32
+SHARD_BYTES = 4  # FSDP sums gradients in fp32
+# Operations around a collective of FSDP2 that cost Python's processor as a launch does: what a dispatcher counted more
+# with it than without, for each block (allocation, copy in, collective, copy out and the views between them).
+GATHER_LAUNCHES, REDUCE_LAUNCHES = 11, 9
 # How far collectives can be from what is planned: of the estimated time a low one, and of that on the worst published
 # machine a high one. Through host memory the published runs of RTX 4090 reach 2.2 to 15 GB/s (planned 10, worst 3.8);
 # elsewhere most are within a fifth (benchmarks/collectives_measured.py).
@@ -48,7 +51,7 @@ class Communication(Record):
 
 
 class RankTime(Record):
-    """A step of the whole cluster. `compute_s`: one rank's work alone; `waits_s`: what it waits for others beside it."""
+    """A step of the whole cluster. `compute_s`: one rank's work alone; `waits_s`: what it waits for others besides."""
 
     step_s: Range
     compute_s: Range
@@ -110,11 +113,11 @@ class _Weights:
 class _Pace:
     """Seconds of one rank's micro-batch: the blocks' passes, and what is outside of them (the head and its loss)."""
 
-    forward_root: float
-    forward_block: float
-    backward_root: float
-    backward_block: float
     blocks: int
+    forward_root: float = 0.0
+    forward_block: float = 0.0
+    backward_root: float = 0.0
+    backward_block: float = 0.0
 
     @property
     def forward(self) -> float:
@@ -126,11 +129,11 @@ class _Pace:
 
     def scaled(self, factor: float) -> "_Pace":
         four = (self.forward_root, self.forward_block, self.backward_root, self.backward_block)
-        return _Pace(*(factor * each for each in four), self.blocks)
+        return _Pace(self.blocks, *(factor * each for each in four))
 
 
 def _pace(way: Way, rates: Rates, micro_batch_s: float) -> _Pace:
-    """How the time of a micro-batch is divided, as the work of its kernels is. A block is what each more of them adds."""
+    """How the time of a micro-batch is divided, as its kernels' work is. A block is what one more of them adds."""
 
     def busy(layers: int) -> tuple[float, float]:
         spec = way.spec.but(n_layer=layers)
@@ -146,7 +149,7 @@ def _pace(way: Way, rates: Rates, micro_batch_s: float) -> _Pace:
     for i in (0, 1):
         block = max(0.0, (all_of[i] - less[i]) / (more - fewer))
         found += [factor * max(0.0, own[i] - layers * block), factor * block]
-    return _Pace(*found, layers)
+    return _Pace(layers, *found)
 
 
 class _Queue:
@@ -161,11 +164,11 @@ class _Queue:
         return self.free
 
 
-def _buckets(weights: _Weights, pace: _Pace) -> Iterator[tuple[float, int]]:
+def _buckets(weights: _Weights, pace: _Pace, element_bytes: int) -> Iterator[tuple[float, int]]:
     """(when a bucket is full, in seconds from the beginning of the backward pass; its bytes)."""
     limit, size, ready = FIRST_BUCKET_BYTES, 0, 0.0
     for done, numel in weights.tensors:
-        size += GRADIENT_BYTES * numel
+        size += element_bytes * numel
         blocks = min(1.0, done) * pace.blocks
         ready = pace.backward if math.isinf(done) else pace.backward_root + blocks * pace.backward_block
         if size >= limit:
@@ -173,11 +176,6 @@ def _buckets(weights: _Weights, pace: _Pace) -> Iterator[tuple[float, int]]:
             limit, size = BUCKET_BYTES, 0
     if size:
         yield ready, size
-
-
-def bucket_bytes(spec: StepSpec) -> list[int]:
-    """DDP's buckets of gradients, in the order in which they are sent."""
-    return [size for _, size in _buckets(_Weights.of(spec), _Pace(0, 0, 0, 0, spec.config.n_layer))]
 
 
 def largest_share(numels: list[int], world: int) -> float:
@@ -190,13 +188,13 @@ def largest_share(numels: list[int], world: int) -> float:
 
 
 class _Step:
-    """The step of one rank of a strategy, in one scenario: compute at `pace`, communication at the speed of `groups`."""
+    """The step of one rank of a strategy in one scenario: communication at `factor` x what `groups` usually take."""
 
     def __init__(
         self, spec: StepSpec, sharing: Sharing, weights: _Weights, groups: dict[str, Group], factor: float
     ) -> None:
         self.spec, self.sharing, self.weights, self.groups, self.factor = spec, sharing, weights, groups, factor
-        self.low = 2 if spec.half else 4
+        self.low, self.wide = 2 if spec.half else 4, spec.variant.wide
         self.times = {name: self._timed(group) for name, group in groups.items()}
 
     def _timed(self, group: Group) -> Callable[[Collective, float], float]:
@@ -213,7 +211,7 @@ class _Step:
         """What a step takes longer than the work itself."""
         if not self.sharing.way.shards_weights:
             queue = _Queue(self.times["all"])
-            for ready, size in _buckets(self.weights, pace):
+            for ready, size in _buckets(self.weights, pace, self.wide):
                 queue.send("all_reduce", size, ready)
             waits = max(0.0, queue.free - pace.backward)
             return waits + (self.broadcasts_s() if self.sharing.strategy == "zero1" else 0.0)
@@ -224,7 +222,7 @@ class _Step:
 
     def broadcasts_s(self) -> float:
         """ZeRO-1's broadcast of the updated weights, one tensor at a time."""
-        return sum(self.times["all"]("broadcast", GRADIENT_BYTES * numel) for _, numel in self.weights.tensors)
+        return sum(self.times["all"]("broadcast", self.wide * numel) for _, numel in self.weights.tensors)
 
     def _fsdp_s(self, pace: _Pace, *, sums: bool) -> float:
         """A micro-batch: forward pass, backward pass, and all that they wait for."""
@@ -236,9 +234,9 @@ class _Step:
         def reduce(numel: int, ready: float) -> None:
             if not sums:
                 return
-            done = shards.send("reduce_scatter", GRADIENT_BYTES * numel, ready)
+            done = shards.send("reduce_scatter", SHARD_BYTES * numel, ready)
             if way.replicates:
-                between.send("all_reduce", GRADIENT_BYTES * numel, done)
+                between.send("all_reduce", SHARD_BYTES * numel, done)
 
         started = now = shards.send("all_gather", root, 0.0)
         for size in block:  # gathered while the block before it runs
@@ -274,22 +272,28 @@ def _copies_s(way: Way, rates: Rates, sharing: Sharing, parts: StepParts, weight
     it needs no more, are about as much as the first of these."""
     ops, numel, n = OperationList(way), weights.total, parts.micro_batches
     if not sharing.way.shards_weights:
-        ops.traffic("bucket", "clip", numel, 4, 4)
+        ops.traffic("bucket", "clip", numel, way.wide, way.wide)
         return busy_s(ops.found, rates)
     if sharing.way.reshards:
         ops.traffic("gathered", "add", numel, way.low, way.low, n)
-    ops.traffic("reduced", "add", numel, way.low, GRADIENT_BYTES, n if sharing.syncs_each else 1)
+    ops.traffic("reduced", "add", numel, way.low, SHARD_BYTES, n if sharing.syncs_each else 1)
     return busy_s(ops.found, rates)
 
 
-def _own(parts: StepParts, sharing: Sharing, weights: _Weights, copies_s: float) -> StepParts:
+def _launches(sharing: Sharing, weights: _Weights) -> int:
+    """Of a micro-batch, beside the model's own."""
+    if not sharing.way.shards_weights:
+        return 0
+    a_group = GATHER_LAUNCHES * (2 if sharing.way.reshards else 1) + REDUCE_LAUNCHES * sharing.syncs_each
+    return a_group * (1 + len(weights.blocks))
+
+
+def _own(way: Way, rates: Rates, sharing: Sharing, weights: _Weights) -> StepParts:
     """One rank's parts of the step."""
-    share = _share(sharing, weights)
+    parts, share = step_parts(way, rates, _launches(sharing, weights)), _share(sharing, weights)
     sums = share if sharing.way.shards_weights and sharing.syncs_each else 1.0
-    return StepParts(
-        micro_batches=parts.micro_batches, micro_batch_s=parts.micro_batch_s, sum_s=sums * parts.sum_s,
-        optimizer_s=share * parts.optimizer_s + copies_s,
-    )  # fmt: skip
+    optimizer_s = share * parts.optimizer_s + _copies_s(way, rates, sharing, parts, weights)
+    return replace(parts, sum_s=sums * parts.sum_s, optimizer_s=optimizer_s)
 
 
 def _communication(step: _Step, micro_batches: int) -> tuple[Communication, ...]:
@@ -306,13 +310,14 @@ def _communication(step: _Step, micro_batches: int) -> tuple[Communication, ...]
         )
 
     if not sharing.way.shards_weights:
-        add("gradients", "all_reduce", bucket_bytes(step.spec), 1)
+        ordered = _Pace(len(weights.blocks))
+        add("gradients", "all_reduce", [size for _, size in _buckets(weights, ordered, step.wide)], 1)
         if sharing.strategy == "zero1":
-            add("updated", "broadcast", [GRADIENT_BYTES * numel for _, numel in weights.tensors], 1)
+            add("updated", "broadcast", [step.wide * numel for _, numel in weights.tensors], 1)
         return tuple(found)
     group = "node" if sharing.way.replicates else "all"
     parts = [weights.root, *weights.blocks]
-    half, full = ([size * numel for numel in parts] for size in (step.low, GRADIENT_BYTES))
+    half, full = ([size * numel for numel in parts] for size in (step.low, SHARD_BYTES))
     add("weights_forward", "all_gather", half, micro_batches, group)
     if sharing.way.reshards:
         add("weights_backward", "all_gather", half, micro_batches, group)
@@ -334,8 +339,8 @@ def rank_time(spec: StepSpec, sharing: Sharing, cluster: Cluster) -> RankTime | 
     if rates is None or alone is None:
         return None
     weights, parts = _Weights.of(spec), step_parts(way, rates)
-    own = _own(parts, sharing, weights, _copies_s(way, rates, sharing, parts, weights))
-    pace = _pace(way, rates, parts.micro_batch_s)
+    own = _own(way, rates, sharing, weights)
+    pace = _pace(way, rates, own.micro_batch_s)
     quick, slow = THROUGH_HOST if cluster.link.through_host else ELSEWHERE
     usual, worst = groups_of(cluster), groups_of(cluster, worst=True)
     scenarios = ((alone.low_s, usual, quick), (alone.expected_s, usual, 1.0), (alone.high_s, worst, slow))
@@ -357,11 +362,13 @@ def _range(times: list[float]) -> Range:
     return Range(low_s=min(times), expected_s=times[1], high_s=max(times))
 
 
-def sharings(cluster: Cluster) -> dict[StrategyName, Sharing]:
-    """The strategies that these cards can use, each as it is planned; HSDP needs several nodes of several cards."""
+def sharings(cluster: Cluster, micro_batches: int) -> list[Sharing]:
+    """The ways in which these cards can share a step. HSDP needs several nodes of several cards; FSDP can hold back
+    the sum of gradients till the last of several micro-batches."""
     several = cluster.nodes > 1 and cluster.per_node > 1
-    return {
-        name: Sharing(strategy=name, world=cluster.world, per_node=cluster.per_node)
+    return [
+        Sharing(strategy=name, world=cluster.world, per_node=cluster.per_node, syncs_each=syncs_each)
         for name, way in STRATEGIES.items()
         if several or not way.replicates
-    }
+        for syncs_each in ((True, False) if way.shards_weights and micro_batches > 1 else (True,))
+    ]

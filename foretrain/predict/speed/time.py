@@ -59,11 +59,12 @@ def busy_s(operations: list[Operation], rates: Rates) -> float:
     return sum(op.runs * rates.time_s(op) for op in operations)
 
 
-def _micro_batch_s(way: Way, rates: Rates) -> float:
-    """Expected seconds of one micro-batch."""
+def _micro_batch_s(way: Way, rates: Rates, more_launches: int = 0) -> float:
+    """Expected seconds of one micro-batch. `more_launches`: eager ones beside its own."""
     operations = micro_batch(way)
     work_s = busy_s(operations, rates)
     launching_s = sum(op.runs for op in operations) * rates.launch_s(compiled=way.compiled)
+    launching_s += more_launches * rates.launch_s(compiled=False)
     return max(work_s, launching_s + PYTHON_S) if way.spec.cuda else work_s + launching_s + PYTHON_S
 
 
@@ -82,8 +83,9 @@ class StepParts:
         return self.micro_batches * self.micro_batch_s + (self.micro_batches - 1) * self.sum_s + self.optimizer_s
 
 
-def step_parts(way: Way, rates: Rates) -> StepParts:
-    """The parts, kernel by kernel, before a whole step that was measured corrects them."""
+def step_parts(way: Way, rates: Rates, more_launches: int = 0) -> StepParts:
+    """The parts, kernel by kernel, before a whole step that was measured corrects them. `more_launches`: of a
+    micro-batch, beside its own."""
     launching_s = optimizer_launches(way) * rates.launch_s(compiled=False)
     if (
         way.spec.cuda and optimizer_launches(way) > FUSED_LAUNCHES
@@ -92,7 +94,7 @@ def step_parts(way: Way, rates: Rates) -> StepParts:
     else:
         optimizer_s = busy_s(optimizer(way), rates) + launching_s
     return StepParts(
-        micro_batches=way.config.gradient_accumulation_steps, micro_batch_s=_micro_batch_s(way, rates),
+        micro_batches=way.config.gradient_accumulation_steps, micro_batch_s=_micro_batch_s(way, rates, more_launches),
         sum_s=busy_s(accumulation(way), rates), optimizer_s=optimizer_s,
     )  # fmt: skip
 

@@ -1,6 +1,5 @@
 """A plan for several cards: `foretrain plan CONFIG --gpus "2 x RTX 4090"`, and `foretrain.plan_cluster` for Python."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -35,8 +34,8 @@ def plan_cluster(
     """The forecast of a run on several cards: `foretrain.plan_cluster("gpt2-124m", "2 x RTX 4090")`.
 
     `config` and `options` as for `plan`. `gpus`: such as "2 x RTX 4090", "8 x H100 SXM5", "2 nodes x 8 x A100", or a
-    count alone, of the card `gpu`. `link`, `network`: names of hardware/links.toml, "nvlink"; by default what such cards
-    usually have. `strategy`: ddp, zero1, fsdp, fsdp_no_reshard or hsdp; by default the quickest that fits.
+    count alone, of the card `gpu`. `link`, `network`: names of hardware/links.toml, or "nvlink"; by default what such
+    cards usually have. `strategy`: ddp, zero1, fsdp, fsdp_no_reshard or hsdp; by default the quickest that fits.
     `used_by_others`: memory that other programs use on each card. `print(plan)` shows what the command line shows.
     Raises UserError for what cannot be planned; ConfigError names every problem of a config.
     """
@@ -57,15 +56,15 @@ def named_cluster(resolved: ResolvedConfig, text: str, gpu: str, link: str, netw
 
 
 def make_cluster_plan(
-    resolved: ResolvedConfig, cards: Cluster, used_by_others_bytes: int = 0, strategy: str = "",
-    listen: Callable[[str], None] = lambda state: None,
-) -> ClusterPlan:  # fmt: skip
+    resolved: ResolvedConfig, cards: Cluster, used_by_others_bytes: int = 0, strategy: str = ""
+) -> ClusterPlan:
     """The plan of a resolved config on a cluster. Raises UserError."""
     if strategy and strategy not in STRATEGY_NAMES:
         raise UserError("usage.no_strategy", value=strategy[:40], choices=list(STRATEGY_NAMES))
     if strategy == "hsdp" and (cards.nodes == 1 or cards.per_node == 1):
         raise UserError("usage.hsdp_of_one_node", cluster=cards.text)
     _check(resolved.config)
+    resolved = replace(resolved, trainer="foretrain")  # whose step ranks share
     target = devices.checked(cards.gpu, used_by_others_bytes)
     wanted: Any = strategy
     if not resolved.config.auto_batch_size:

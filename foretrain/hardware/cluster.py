@@ -102,6 +102,12 @@ def _counted(part: str, text: str) -> tuple[int, str]:
     return (1 if _PARTS.search(" ".join(text.split())) else 0), part
 
 
+def is_counted(text: str) -> bool:
+    """Whether a text says how many cards, as '2 x RTX 4090' does."""
+    whole = " ".join(text.split())
+    return any(pattern.fullmatch(whole) for pattern in (_NODES, _COUNTED, _BEHIND))
+
+
 def _is_card(name: str) -> bool:
     """Whether one card or several go by this name."""
     try:

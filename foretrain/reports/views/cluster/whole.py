@@ -97,7 +97,7 @@ def _communication(plan: ClusterPlan) -> list[Block]:
                 Quantity(sent.busy_s, "duration"),
                 Quantity(rank.time.waits_s.expected_s, "duration") if i == 0 and rank.time else "",
             ))  # fmt: skip
-    said = [Paragraph(words.links(plan)), Paragraph(Message("cluster.communication_source"))]
+    said: list[Block] = [Paragraph(words.links(plan)), Paragraph(Message("cluster.communication_source"))]
     return [Table(heads, tuple(rows), frozenset({3, 4, 5, 6}), optional=(3,)), *said] if rows else said
 
 

@@ -19,6 +19,8 @@ class State(NamedTuple):
     last: bool
 
 
+FRESH = State(gradients=False, last=False)
+
 Unrolled = Callable[[bool, State], Structure]
 
 
@@ -35,10 +37,6 @@ class Alone:
         """The pass of all layers."""
         return unrolled(saving, state)
 
-    def taken(self, gradients: list[Tensor], state: State) -> list[Tensor]:
-        """Tensors of earlier passes that this one writes as its own, since it ends them."""
-        return []
-
 
 class Buckets(Alone):
     """DDP with gradients that are views of its buckets."""
@@ -53,9 +51,6 @@ class Buckets(Alone):
         later = unrolled(saving, State(True, False))  # each gradient ends as it is added to another one, or copied
         return _ended(later, kept) if state.gradients else later
 
-    def taken(self, gradients: list[Tensor], state: State) -> list[Tensor]:
-        return gradients if state.last else []
-
 
 def _gradients(first: Structure) -> list[tuple[int, Any]]:
     """(serial, size) of each that a pass leaves."""
@@ -64,24 +59,23 @@ def _gradients(first: Structure) -> list[tuple[int, Any]]:
 
 
 def _ended(later: Structure, kept: list[int]) -> Structure:
-    """A pass whose gradients are added to those of earlier ones, which end there. These begin with the pass."""
-    heirs, shift = {serial: n for n, serial in enumerate(kept)}, len(kept)
-    events, moments = list(range(shift)), [later.moments[0]] * shift
-    timed = []
-    places = {at: changed for at, changed in later.timed}
-    split = 0
-    for at, (event, moment) in enumerate(zip(later.events, later.moments, strict=True)):
-        if at == later.split:
-            split = len(events)
-        if at in places:
-            timed.append((len(events), tuple(n + shift for n in places[at])))
+    """A pass whose gradients are added to those of earlier ones, which end there."""
+    old, shift = {serial: n for n, serial in enumerate(kept)}, len(kept)
+    events: list[int] = []
+    moments: list[str] = []
+    places: list[int] = []  # of each event, in the new ones
+    for event, moment in zip(later.events, later.moments, strict=True):
+        places.append(len(events))
         events.append(event + shift if event >= 0 else event - shift)
         moments.append(moment)
-        if event < 0 and ~event in heirs:
-            events.append(~heirs[~event])
+        if event < 0 and ~event in old:
+            events.append(~old[~event])
             moments.append(moment)
-    kinds = [("gradients", later.kinds[serial][1]) for serial in kept] + later.kinds
-    return later._replace(events=events, kinds=kinds, moments=moments, split=split, timed=timed)
+    return later._replace(
+        events=events, moments=moments, split=places[later.split], given=shift,
+        kinds=[("gradients", later.kinds[serial][1]) for serial in kept] + later.kinds,
+        timed=[(places[at], tuple(n + shift for n in changed)) for at, changed in later.timed],
+    )  # fmt: skip
 
 
 def passes_of(sharing: Sharing | None) -> Alone:

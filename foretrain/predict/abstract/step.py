@@ -13,7 +13,7 @@ from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.dims import Dim
 from foretrain.predict.abstract.kernels import Kernel, Launch, Launches, counted
 from foretrain.predict.abstract.passage import MOST, OUTSIDE, Recorder, Structure, Uneven, copies_of, unroll
-from foretrain.predict.abstract.ranks import Alone, State
+from foretrain.predict.abstract.ranks import FRESH, Alone, State
 from foretrain.predict.spec import Variant
 from foretrain.predict.timeline import Passage, Tensor, Timeline
 
@@ -47,10 +47,10 @@ class Lettered:
 
 
 class Result:
-    """What a forward pass leaves: the passage that it is the first part of, and nanoGPT's logits."""
+    """What a forward pass leaves: the passage that it is the first part of, nanoGPT's logits, and what was `given`."""
 
-    def __init__(self, passage: Passage, shift: int, logits: Tensor | None) -> None:
-        self.passage, self.shift, self.logits = passage, shift, logits
+    def __init__(self, passage: Passage, shift: int, logits: Tensor | None, given: Sequence[Tensor]) -> None:
+        self.passage, self.shift, self.logits, self.given = passage, shift, logits, given
 
 
 class EagerProgram:
@@ -79,20 +79,18 @@ class EagerProgram:
     def forward(self, saving: bool) -> Result:
         """One micro-batch through the model and the loss; `saving`: with a graph for backward."""
         passage = self._passage(saving)
-        taken = self.ranks.taken(self.gradients, self._state()) if saving else []
-        self.t.free(*taken)
-        self.gradients = [tensor for tensor in self.gradients if tensor not in taken]
-        shift = self.t.play(passage, 0)
+        given, self.gradients = self.gradients[: passage.given], self.gradients[passage.given :]
+        shift = self.t.play(passage, 0, given=given)
         logits = None
         if self.v.keeps_logits:
             serial = next(s for s in passage.left if passage.kinds[s][0] == "logits")
             logits = self.t.adopt(*passage.kinds[serial], serial + shift)
-        return Result(passage, shift, logits)
+        return Result(passage, shift, logits, given)
 
     def backward(self, result: Result) -> None:
         """The whole backward pass; gradients stay alive, everything saved is freed."""
         passage, second = result.passage, result.passage.parts[1]
-        shift = self.t.play(passage, 1, result.shift)
+        shift = self.t.play(passage, 1, result.shift, result.given)
         for serial in passage.left:
             component, size = passage.kinds[serial]
             if component == "gradients":
@@ -170,7 +168,7 @@ class EagerProgram:
         """From now on all layers are run."""
         self.run, self.model = self.groups, None
 
-    def _recorder(self, saving: bool, key: Any, state: State = State(False, False)) -> Recorder:
+    def _recorder(self, saving: bool, key: Any, state: State = FRESH) -> Recorder:
         """The pass of the layers that are run."""
         first = _recorders.get((key, self.run))
         if first is None:

@@ -12,12 +12,9 @@ from foretrain.config.resolve import ResolvedConfig
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import Gpu, stated_bytes
 from foretrain.hardware.cluster import Cluster, cluster
-from foretrain.model.ranks.sharing import STRATEGIES, StrategyName
 from foretrain.predict.ranks.pays import with_pays
-from foretrain.predict.ranks.plan import share
+from foretrain.predict.ranks.plan import WHOLE_TENSORS, share
 from foretrain.predict.ranks.record import ClusterPlan
-
-STRATEGY_NAMES: tuple[StrategyName, ...] = tuple(STRATEGIES)
 
 
 def plan_cluster(
@@ -27,7 +24,6 @@ def plan_cluster(
     gpu: str | Gpu = "auto",
     link: str = "",
     network: str = "",
-    strategy: str = "",
     used_by_others: str | int = 0,
     **options: Any,
 ) -> ClusterPlan:
@@ -35,7 +31,7 @@ def plan_cluster(
 
     `config` and `options` as for `plan`. `gpus`: such as "2 x RTX 4090", "8 x H100 SXM5", "2 nodes x 8 x A100", or a
     count alone, of the card `gpu`. `link`, `network`: names of hardware/links.toml, or "nvlink"; by default what such
-    cards usually have. `strategy`: ddp, zero1, fsdp, fsdp_no_reshard or hsdp; by default the quickest that fits.
+    cards usually have. The option `strategy` names how they share a step; by default it is the quickest that fits.
     `used_by_others`: memory that other programs use on each card. `print(plan)` shows what the command line shows.
     Raises UserError for what cannot be planned; ConfigError names every problem of a config.
     """
@@ -43,7 +39,7 @@ def plan_cluster(
     stated = stated_bytes(used_by_others, "used_by_others") if isinstance(used_by_others, str) else used_by_others
     if not isinstance(gpus, Cluster):
         gpus = cluster(str(gpus), link, network, lambda: _card(gpu, resolved.config))
-    return make_cluster_plan(resolved, gpus, stated, strategy)
+    return make_cluster_plan(resolved, gpus, stated)
 
 
 def _card(gpu: str | Gpu, config: RunConfig) -> Gpu:
@@ -55,23 +51,17 @@ def named_cluster(resolved: ResolvedConfig, text: str, gpu: str, link: str, netw
     return cluster(text, link, network, lambda: _card(gpu, resolved.config))
 
 
-def make_cluster_plan(
-    resolved: ResolvedConfig, cards: Cluster, used_by_others_bytes: int = 0, strategy: str = ""
-) -> ClusterPlan:
+def make_cluster_plan(resolved: ResolvedConfig, cards: Cluster, used_by_others_bytes: int = 0) -> ClusterPlan:
     """The plan of a resolved config on a cluster. Raises UserError."""
-    if strategy and strategy not in STRATEGY_NAMES:
-        raise UserError("usage.no_strategy", value=strategy[:40], choices=list(STRATEGY_NAMES))
-    if strategy == "hsdp" and (cards.nodes == 1 or cards.per_node == 1):
-        raise UserError("usage.hsdp_of_one_node", cluster=cards.text)
-    _check(resolved.config)
+    strategy = resolved.config.strategy if "strategy" in resolved.sources else ""
+    _check(resolved.config, cards, strategy)
     resolved = replace(resolved, trainer="foretrain")  # whose step ranks share
     target = devices.checked(cards.gpu, used_by_others_bytes)
-    wanted: Any = strategy
     if not resolved.config.auto_batch_size:
-        return with_pays(share(make_plan(resolved, target), cards, wanted))
+        return with_pays(share(make_plan(resolved, target), cards, strategy))
     found = None
     for config in _cuts(resolved.config, cards.world):
-        found = share(make_plan(replace(resolved, config=config), target), cards, wanted)
+        found = share(make_plan(replace(resolved, config=config), target), cards, strategy)
         if found.best is not None and found.verdict == "fits":
             break
     assert found is not None  # one sequence at a time is always among them
@@ -85,9 +75,13 @@ def _cuts(config: RunConfig, world: int) -> list[RunConfig]:
     return [cut(config, batch) for batch in reversed(divisors(sequences // world))]
 
 
-def _check(config: RunConfig) -> None:
-    """Raise UserError for a config of which a cluster has nothing to plan."""
+def _check(config: RunConfig, cards: Cluster, strategy: str) -> None:
+    """Raise UserError for what cannot be planned on these cards."""
     if config.eval_only:
         raise UserError("usage.cluster_eval_only")
     if config.optimizer_offload:
         raise UserError("usage.cluster_offload")
+    if strategy == "hsdp" and (cards.nodes == 1 or cards.per_node == 1):
+        raise UserError("usage.hsdp_of_one_node", cluster=cards.text)
+    if strategy not in ("", "ddp") and config.optimizer in WHOLE_TENSORS:
+        raise UserError("usage.whole_tensors", strategy=strategy, optimizer=config.optimizer)

@@ -19,7 +19,7 @@ from foretrain.predict.ranks.record import SCHEMA, ClusterPlan
 from foretrain.reports.views.cluster import screen as screen_view
 from foretrain.reports.views.cluster import whole as whole_view
 
-OWN = ("gpus", "link", "network", "strategy")  # options of `plan` that only a plan for several cards has
+OWN = ("gpus", "link", "network")  # options of `plan` that only a plan for several cards has
 # Those that such a plan cannot have.
 ALONE = (
     "step_time", "logged_mfu", "exact", "explain", "observed", "process", "largest", "snapshot", "alloc_conf", "python",
@@ -72,7 +72,7 @@ def _plan(context: typer.Context, resolved: ResolvedConfig) -> ClusterPlan:
     (rent,) = prices_of(limits, resolved.config, [cards.gpu])
     config = resolved.config.model_copy(update={"price_per_hour": rent})
     others = stated_bytes(given["others"], typed("--used-by-others")) if given["others"] else 0
-    return make_cluster_plan(replace(resolved, config=config), cards, others, given["strategy"])
+    return make_cluster_plan(replace(resolved, config=config), cards, others)
 
 
 def _asked(context: typer.Context, words: list[str]) -> Asked:

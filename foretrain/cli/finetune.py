@@ -15,7 +15,7 @@ from foretrain.predict.finetune.plan import FineTunePlan
 # Options of `plan` that a fine-tuning plan cannot have, each with a sentence that says what to take instead.
 REFUSED = {
     **{name: name for name in ("trainer", "logged_mfu", "best", "write")},
-    **dict.fromkeys(("gpus", "link", "network", "strategy"), "cluster"),
+    **dict.fromkeys(("gpus", "link", "network"), "cluster"),
 }
 
 

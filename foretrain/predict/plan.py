@@ -236,7 +236,7 @@ def whole_run(
 ) -> Timing:
     """The timing of all of a run, from the times of its parts: steps, compilation, evaluations, checkpoints.
 
-    `cards` that share its steps; evaluations and checkpoints are taken to be one card's work.
+    `cards` that share its steps; the other times are as they are given.
     """
     config, gpu = spec.config, spec.gpu
     steps, evaluations = (0 if config.eval_only else config.max_iters), n_evaluations(config)

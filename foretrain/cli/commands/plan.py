@@ -40,7 +40,7 @@ foretrain plan my.py --gpu 4070,4090,A100-SXM4-80GB --price "4090=0.35,A100-SXM4
 
 foretrain plan my.py --gpus "2 x RTX 4090"   (DDP, ZeRO-1 and FSDP2 side by side: does a second card pay?)
 
-foretrain plan my.py --gpus "2 nodes x 8 x H100 SXM5" --strategy hsdp --full
+foretrain plan my.py --gpus "2 nodes x 8 x H100 SXM5" --strategy=hsdp --full
 
 foretrain plan my.py --gpu 4070 --within 12h --write shorter.toml   (also 5EUR, 3kWh; --tokens 10B)
 
@@ -68,7 +68,6 @@ def plan_command(
     gpus: o.Gpus = "",
     link: o.Link = "",
     network: o.Network = "",
-    strategy: o.Strategy = "",
     others: o.Others = "",
     step_time: o.StepTime = None,
     logged_mfu: o.LoggedMfu = None,

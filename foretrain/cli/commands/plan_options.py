@@ -35,12 +35,6 @@ Network = Annotated[
         metavar="NAME",
     ),
 ]
-Strategy = Annotated[
-    str,
-    typer.Option(
-        help="With --gpus: ddp, zero1, fsdp, fsdp_no_reshard or hsdp. Default: the fastest that fits.", metavar="NAME"
-    ),
-]
 Others = Annotated[
     str,
     typer.Option(

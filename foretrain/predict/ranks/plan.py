@@ -3,6 +3,7 @@
 Instant, as the plan of one card is, from which it begins. A rank's memory is that of the one with the most to hold.
 """
 
+import math
 from typing import Literal
 
 from foretrain.base.records import Note
@@ -16,7 +17,7 @@ from foretrain.predict.ranks.nccl import NcclMemory
 from foretrain.predict.ranks.record import ClusterPlan, Factor, RankPlan
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.ranks import rank_time, sharings
-from foretrain.predict.speed.time import compile_time, evaluation_time, is_calibrated
+from foretrain.predict.speed.time import Range, compile_time, evaluation_time, is_calibrated
 
 ALIKE = 1.02  # a step that is so much longer is as good: the plainer strategy is taken
 WHOLE_TENSORS = ("muon", "adamw8bit")  # optimizers that do not work on shards of tensors
@@ -67,13 +68,19 @@ def _rank(plan: Plan, config: RunConfig, cluster: Cluster, sharing: Sharing) -> 
         whole = plan.spec("foretrain")
         source = "calibrated" if is_calibrated(spec) else "estimated"
         compiling = compile_time(spec.compiled)
-        timing = whole_run(whole, source, time.step_s, evaluation_time(whole), compiling, cluster.world)
+        timing = whole_run(whole, source, time.step_s, _evaluation(whole, cluster), compiling, cluster.world)
         faster = speed_up(plan.timing, timing) if plan.timing else None
     return RankPlan(
         strategy=sharing.strategy, syncs_each=sharing.syncs_each, memory=_memory(spec, plan.available_bytes, nccl),
         nccl=nccl, time=time, timing=timing, speed_up=faster,
         efficiency=faster.expected / cluster.world if faster else None,
     )  # fmt: skip
+
+
+def _evaluation(spec: StepSpec, cluster: Cluster) -> Range | None:
+    """Each rank does every so many-th batch of it, so the first ones do the most."""
+    alone, batches = evaluation_time(spec), math.ceil(spec.config.eval_rows / spec.config.eval_batch)
+    return alone.scaled(math.ceil(batches / cluster.world) / batches) if alone else None
 
 
 def speed_up(alone: Timing, shared: Timing) -> Factor:

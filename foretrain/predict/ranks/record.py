@@ -112,8 +112,12 @@ class ClusterPlan(Record):
 
     @property
     def least(self) -> RankPlan:
-        """The way that needs least memory."""
-        return min(self.ranks, key=lambda rank: rank.memory.needed_bytes)
+        """The way that needs least memory; of several the quickest."""
+
+        def order(rank: RankPlan) -> tuple[int, float]:
+            return rank.memory.needed_bytes, rank.time.step_s.expected_s if rank.time else 0.0
+
+        return min(self.ranks, key=order)
 
     @property
     def verdict(self) -> Verdict | None:

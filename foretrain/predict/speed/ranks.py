@@ -268,14 +268,12 @@ def _share(sharing: Sharing, weights: _Weights) -> float:
 
 def _copies_s(way: Way, rates: Rates, sharing: Sharing, parts: StepParts, weights: _Weights) -> float:
     """What sharing adds to a rank's own kernels in a step. DDP divides the gradients in its buckets. FSDP copies what
-    it has gathered to where matmuls read it, and gradients to where they are summed; autocast's casts of weights, which
-    it needs no more, are about as much as the first of these."""
+    it has gathered to where matmuls read it, and gradients to where they are summed."""
     ops, numel, n = OperationList(way), weights.total, parts.micro_batches
     if not sharing.way.shards_weights:
         ops.traffic("bucket", "clip", numel, way.wide, way.wide)
         return busy_s(ops.found, rates)
-    if sharing.way.reshards:
-        ops.traffic("gathered", "add", numel, way.low, way.low, n)
+    ops.traffic("gathered", "add", numel, way.low, way.low, n * (2 if sharing.way.reshards else 1))
     ops.traffic("reduced", "add", numel, way.low, SHARD_BYTES, n if sharing.syncs_each else 1)
     return busy_s(ops.found, rates)
 

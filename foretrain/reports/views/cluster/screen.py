@@ -142,7 +142,9 @@ def _next(plan: ClusterPlan, asked: Asked) -> list[Row]:
         return [Row(label, Message("cluster.smaller"), command)]
     if plan.cluster.nodes > 1:
         return []
-    return [Row(label, command=("foretrain", "train", *asked.words, "--gpus", str(plan.cluster.world)))]
+    best = plan.best
+    how = (f"--strategy={best.strategy}",) if best and best.strategy != "ddp" and not plan.asked else ()
+    return [Row(label, command=("foretrain", "train", *asked.words, *how, "--gpus", str(plan.cluster.world)))]
 
 
 def _assumed(plan: ClusterPlan) -> list[Row]:

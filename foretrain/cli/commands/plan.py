@@ -6,18 +6,17 @@ from foretrain.advice.asked import Asked
 from foretrain.app.limits import Limits, check_limits, make_plans, priced
 from foretrain.app.plan import targets
 from foretrain.base.errors import UserError
-from foretrain.cli import finetune
+from foretrain.cli import cluster, finetune
 from foretrain.cli.commands import plan_exact, plan_limits, plan_print
 from foretrain.cli.commands import plan_options as o
 from foretrain.cli.commands.plan_exact import Depth
 from foretrain.cli.commands.plan_print import Form
-from foretrain.cli.common import CONFIG_CONTEXT, Json, Quiet, Words, print_error, print_notes
+from foretrain.cli.common import CONFIG_CONTEXT, Json, Quiet, Words, print_notes
 from foretrain.cli.old_options import typed
 from foretrain.cli.show_config import show_config_of
 from foretrain.config.resolve import ResolvedConfig, resolve
 from foretrain.predict.plan import Plan
 from foretrain.predict.trace import interpreter
-from foretrain.reports.views import first as first_view
 
 EPILOG = """Examples:
 
@@ -38,6 +37,10 @@ foretrain plan my.py --gpu 4070 --used-by-others 2GB --largest batch_size
 foretrain plan my.py --gpu 3060,4070 --batch_size=auto --total_batch_size=524288   (the micro-batch that fits)
 
 foretrain plan my.py --gpu 4070,4090,A100-SXM4-80GB --price "4090=0.35,A100-SXM4-80GB=1.2"   (which card?)
+
+foretrain plan my.py --gpus "2 x RTX 4090"   (DDP, ZeRO-1 and FSDP2 side by side: does a second card pay?)
+
+foretrain plan my.py --gpus "2 nodes x 8 x H100 SXM5" --strategy=hsdp --full
 
 foretrain plan my.py --gpu 4070 --within 12h --write shorter.toml   (also 5EUR, 3kWh; --tokens 10B)
 
@@ -62,6 +65,9 @@ def plan_command(
     context: typer.Context,
     words: Words = None,
     gpu: o.Gpu = "auto",
+    gpus: o.Gpus = "",
+    link: o.Link = "",
+    network: o.Network = "",
     others: o.Others = "",
     step_time: o.StepTime = None,
     logged_mfu: o.LoggedMfu = None,
@@ -89,7 +95,7 @@ def plan_command(
     quiet: Quiet = False,
 ) -> None:
     """Plan a run: does it fit, how long, what does it cost, what limits it. Needs no GPU and no torch."""
-    if finetune.answered(context, words or []):
+    if finetune.answered(context, words or []) or cluster.answered(context, words or []):
         return
     config = plan_exact.with_trainer(resolve(words or []), trainer)
     limits = Limits(price, co2, within, tokens, best, data_tokens, write, frozenset(config.sources))
@@ -116,7 +122,7 @@ def plan_command(
     else:
         plans = _deepened(plans, depth, form, python)
     if check and not best:
-        _check(plans)
+        plan_print.check(plans)
 
 
 def _deepened(plans: list[Plan], depth: Depth, form: Form, python: str) -> list[Plan]:
@@ -154,18 +160,3 @@ def _check_targets(count: int, depth: Depth, limits: Limits, step_time: float | 
     if (step_time is not None or logged_mfu is not None) and count > 1:
         option = "--step-time" if step_time is not None else "--logged-mfu"
         raise UserError("usage.one_speed", option=option, count=count)
-
-
-def _check(plans: list[Plan]) -> None:
-    """Exit with 3 when the step that the headline means does not fit; the one object of --json is the plan, which says
-    so too."""
-
-    for p in plans:
-        if p.verdict == "does_not_fit":
-            id = "check.failed_nanogpt" if p.step == "nanogpt" else "check.failed_foretrain"
-            error = UserError(
-                id, name=p.name, gpu=p.gpu.name, needed=p.memory_of(p.step).needed_bytes,
-                room=first_view.room(p, "short").text(),
-            )  # fmt: skip
-            print_error(error, as_json=False)
-            raise typer.Exit(int(error.exit_code))

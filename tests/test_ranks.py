@@ -9,7 +9,7 @@ from foretrain.predict.trace import ranks, self_test
 from foretrain.predict.trace.record import Trace
 
 SMALL = RunConfig(n_layer=2, n_head=2, n_embd=64, block_size=32, vocab_size=256, batch_size=2)
-SCRATCH = frozenset({"aten::_chunk_cat"})  # on a CPU it pads uneven shares in copies; a card's kernel needs none
+
 MESH_BYTES = 4  # a rank in a mesh's tensor, which is on the host where there is a card
 
 

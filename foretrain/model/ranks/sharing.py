@@ -51,3 +51,10 @@ class Sharing:
     def way(self) -> Strategy:
         """What is known of the strategy."""
         return STRATEGIES[self.strategy]
+
+    @property
+    def shards(self) -> int:
+        """Into how many parts each weight is cut."""
+        if not self.way.shards_weights:
+            return 1
+        return self.per_node if self.way.replicates else self.world

@@ -18,7 +18,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from foretrain.model.ranks.parallel import Share, sharer
 from foretrain.model.ranks.sharing import Sharing
+from foretrain.predict.trace import self_test
 from foretrain.predict.trace.card.patches import Patches
+from foretrain.predict.trace.record import Trace
 
 
 @contextlib.contextmanager
@@ -31,6 +33,14 @@ def group(sharing: Sharing, rank: int = 0) -> Iterator[Share]:
             yield sharer(sharing)
     finally:
         dist.destroy_process_group()
+
+
+def trace(job: dict[str, Any]) -> Trace:
+    """Trace a job of self_test.py as one rank of many: {…, "sharing", "rank"}. Raises TraceError or StandInError."""
+    sharing = Sharing(**job["sharing"])
+    with group(sharing, job["rank"]) as share:
+        self_test.prove_this_torch(share)
+        return self_test.trace(job, share)
 
 
 def _patch(patches: Patches) -> None:

@@ -402,7 +402,7 @@ class Asked:
             *(getattr(c, knob) for knob in SHAPING_KNOBS), c.eval_batch, c.eval_block, c.allocator_settings,
             min(3, c.gradient_accumulation_steps), c.memory_limit_bytes is not None, self.saves, spec.compiled,
             spec.step, spec.dtype, gpu.kind, gpu.capability, gpu.cache_bytes if spec.compiled else gpu.sm_count,
-            Context.of(gpu),
+            Context.of(gpu), spec.sharing,
         )  # fmt: skip
 
     def __eq__(self, other: object) -> bool:

@@ -50,8 +50,8 @@ class Variant:
 class StepSpec:
     """One way to run a step: whose step, of which config, on what, in which dtype, compiled or not.
 
-    `config` is the one that this step runs: nanoGPT's has none of foretrain's own ways. `of` makes it so. `sharing`: how
-    several ranks share it, of which this is the one with the most to hold; None: there is one.
+    `config` is the one that this step runs: nanoGPT's has none of foretrain's own ways. `of` makes it so. `sharing`:
+    how several ranks share it, of which this is the one with the most to hold; None: there is one.
     """
 
     config: RunConfig

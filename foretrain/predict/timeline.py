@@ -72,15 +72,19 @@ class Part:
 
 @dataclass
 class Passage:
-    """A pass with serial numbers of its own. `kinds`: (component, size) of each birth; `left`: births that live on."""
+    """A pass with serial numbers of its own. `kinds`: (component, size) of each; `left`: births that live on. The first
+    `given` were there before it, which ends them."""
 
     parts: tuple[Part, ...]
     kinds: list[tuple[str, Size]]
     left: list[int]
     moments: list[str]
+    given: int = 0
 
     @classmethod
-    def of(cls, events: list[int], kinds: list[tuple[str, Size]], moments: list[str], split: int) -> "Passage":
+    def of(
+        cls, events: list[int], kinds: list[tuple[str, Size]], moments: list[str], split: int, given: int = 0
+    ) -> "Passage":
         """From all its events, each with its moment; the second part begins at `split`."""
         nbytes = [size.nbytes for _, size in kinds]
         parts = []
@@ -91,13 +95,13 @@ class Passage:
             at = running.index(top) if running else 0
             parts.append(
                 Part(
-                    events=own, first=sum(e >= 0 for e in events[:start]), top_bytes=top,
+                    events=own, first=given + sum(e >= 0 for e in events[:start]), top_bytes=top,
                     moment=moments[start + at] if own else "", alive=_balance(own[: at + 1], kinds),
                     change=_balance(own, kinds), change_bytes=running[-1] if running else 0,
                 )
             )  # fmt: skip
         ended = {~e for e in events if e < 0}
-        return cls(tuple(parts), kinds, [s for s in range(len(kinds)) if s not in ended], moments)
+        return cls(tuple(parts), kinds, [s for s in range(len(kinds)) if s not in ended], moments, given)
 
     def without(self, component: str, count: int) -> "Passage":
         """The same where the first so many of a component that live on were there before."""
@@ -114,7 +118,7 @@ class Passage:
         return Passage.of(
             [numbers[events[i]] if events[i] >= 0 else ~numbers[~events[i]] for i in kept],
             [kind for serial, kind in enumerate(self.kinds) if serial not in gone],
-            [self.moments[i] for i in kept], split,
+            [self.moments[i] for i in kept], split, self.given,
         )  # fmt: skip
 
 
@@ -218,9 +222,9 @@ class Timeline(Lifetimes):
                 self.events.append(~serial)
                 del self._living[serial]
 
-    def play(self, passage: Passage, number: int, before: int = 0) -> int:
+    def play(self, passage: Passage, number: int, before: int = 0, given: Sequence[Tensor] = ()) -> int:
         """A part of a passage at once. Returns what to add to its serial numbers; `before`: what that was for the part
-        before this one."""
+        before this one; `given`: what was there before the passage."""
         part, kinds = passage.parts[number], passage.kinds
         if self._climbing:
             self._settle()
@@ -232,7 +236,9 @@ class Timeline(Lifetimes):
                 alive[kind] = alive.get(kind, 0) + count
             self._peaks[self._phase] = Peak(self._top_bytes, self._top_moment, {k: n for k, n in alive.items() if n})
         first, shift = part.first, len(self.sizes) - part.first
-        if first:
+        if given:
+            self._end(part, given, first, shift, before)
+        elif first:
             self.events += [
                 e + shift if e >= 0 else e - shift if ~e >= first else e - before for e in part.events
             ]  # fmt: skip
@@ -244,6 +250,17 @@ class Timeline(Lifetimes):
         for (component, size), count in part.change.items():
             self._kind(component, size).count += count
         return shift
+
+    def _end(self, part: Part, given: Sequence[Tensor], first: int, shift: int, before: int) -> None:
+        """The events of a part of a passage that ends what was there before it."""
+        for event in part.events:
+            serial = event if event >= 0 else ~event
+            if serial < len(given):
+                serial = given[serial].serial
+                del self._living[serial]
+            else:
+                serial += shift if serial >= first else before
+            self.events.append(serial if event >= 0 else ~serial)
 
     def adopt(self, component: str, size: Size, serial: int) -> Tensor:
         """What a passage left, to be freed one by one."""

@@ -228,7 +228,8 @@ class _Unroller:
 
 
 class Structure(NamedTuple):
-    """A pass for any sizes: its events, what each birth counts as and its factors, moments, and where it is cut."""
+    """A pass for any sizes: its events, what each tensor counts as and its factors, moments, and where it is cut. The
+    first `given` tensors were there before it."""
 
     events: list[int]
     kinds: list[tuple[str, Factors]]
@@ -237,11 +238,12 @@ class Structure(NamedTuple):
     any_size: bool  # whether all sizes follow from letters
     timed: list[tuple[int, tuple[int, ...]]]  # (event before it, births that are changed) of kernels that are timed
     products: list[tuple[tuple[int, ...], int]]  # matmuls: (m, k, n, batch …), bytes an element
+    given: int = 0
 
     def sized(self, timeline: Timeline) -> Passage:
         """The pass in a timeline's sizes."""
         known = {kind: (kind[0], timeline.size(*kind[1])) for kind in set(self.kinds)}
-        return Passage.of(self.events, [known[kind] for kind in self.kinds], self.moments, self.split)
+        return Passage.of(self.events, [known[kind] for kind in self.kinds], self.moments, self.split, self.given)
 
 
 def unroll(recorder: Recorder, groups: Sequence[int], run: Sequence[int]) -> Structure:

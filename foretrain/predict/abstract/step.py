@@ -13,6 +13,7 @@ from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.dims import Dim
 from foretrain.predict.abstract.kernels import Kernel, Launch, Launches, counted
 from foretrain.predict.abstract.passage import MOST, OUTSIDE, Recorder, Structure, Uneven, copies_of, unroll
+from foretrain.predict.abstract.ranks import FRESH, Alone, State
 from foretrain.predict.spec import Variant
 from foretrain.predict.timeline import Passage, Tensor, Timeline
 
@@ -46,10 +47,10 @@ class Lettered:
 
 
 class Result:
-    """What a forward pass leaves: the passage that it is the first part of, and nanoGPT's logits."""
+    """What a forward pass leaves: the passage that it is the first part of, nanoGPT's logits, and what was `given`."""
 
-    def __init__(self, passage: Passage, shift: int, logits: Tensor | None) -> None:
-        self.passage, self.shift, self.logits = passage, shift, logits
+    def __init__(self, passage: Passage, shift: int, logits: Tensor | None, given: Sequence[Tensor]) -> None:
+        self.passage, self.shift, self.logits, self.given = passage, shift, logits, given
 
 
 class EagerProgram:
@@ -60,9 +61,10 @@ class EagerProgram:
 
     def __init__(
         self, timeline: Timeline, variant: Variant, config: RunConfig, low: m.DType | None,
-        matmul: str = "dtype", make: Make | None = None,
+        matmul: str = "dtype", make: Make | None = None, ranks: Alone | None = None,
     ) -> None:  # fmt: skip
         self.t, self.v, self.config, self.low = timeline, variant, config, low
+        self.ranks, self.last = ranks or Alone(), False  # `last`: whether the next micro-batch ends a step
         self.matmul, self.make = matmul if matmul in EIGHT_BITS else "dtype", make
         self.groups = (config.checkpointed, config.n_layer - config.checkpointed)
         self.run = tuple(min(MOST, count) for count in self.groups)
@@ -77,17 +79,18 @@ class EagerProgram:
     def forward(self, saving: bool) -> Result:
         """One micro-batch through the model and the loss; `saving`: with a graph for backward."""
         passage = self._passage(saving)
-        shift = self.t.play(passage, 0)
+        given, self.gradients = self.gradients[: passage.given], self.gradients[passage.given :]
+        shift = self.t.play(passage, 0, given=given)
         logits = None
         if self.v.keeps_logits:
             serial = next(s for s in passage.left if passage.kinds[s][0] == "logits")
             logits = self.t.adopt(*passage.kinds[serial], serial + shift)
-        return Result(passage, shift, logits)
+        return Result(passage, shift, logits, given)
 
     def backward(self, result: Result) -> None:
         """The whole backward pass; gradients stay alive, everything saved is freed."""
         passage, second = result.passage, result.passage.parts[1]
-        shift = self.t.play(passage, 1, result.shift)
+        shift = self.t.play(passage, 1, result.shift, result.given)
         for serial in passage.left:
             component, size = passage.kinds[serial]
             if component == "gradients":
@@ -121,7 +124,7 @@ class EagerProgram:
     def _passage(self, saving: bool) -> Passage:
         """The pass in the present sizes, without the workspaces that cuBLAS has from earlier passes."""
         s = self.t.symbols
-        key = self._workspaces(), saving, bool(self.gradients), s["B"], s["T"]
+        key = self._workspaces(), saving, self._state(), s["B"], s["T"]
         whole = self._whole(saving)
         self.started.add(saving)
         if key not in self.passages:
@@ -135,30 +138,37 @@ class EagerProgram:
     def _whole(self, saving: bool) -> Passage:
         """The pass in the present sizes."""
         s = self.t.symbols
-        key = saving, bool(self.gradients), s["B"], s["T"]
+        key = saving, self._state(), s["B"], s["T"]
         if key not in self.passages:
             self.passages[key] = self._structure(saving).sized(self.t)
         return self.passages[key]
 
     def _structure(self, saving: bool) -> Structure:
         """The pass of all layers, for any sizes."""
-        key = self._shape_of(saving)
-        found = _structures.get((key, self.groups, bool(self.gradients)))
+        key = self._shape_of(saving), self.ranks.key, self.groups, self._state()
+        found = _structures.get(key)
         if found is None:
-            try:
-                found = unroll(self._recorder(saving, key), self.groups, self.run)
-            except Uneven:
-                self._uneven()
-                found = unroll(self._recorder(saving, key), self.groups, self.run)
+            found = self.ranks.structure(self._unrolled, saving, self._state())
             if found.any_size or self.OF_ITS_SIZES:
-                _remember(_structures, (key, self.groups, bool(self.gradients)), found)
+                _remember(_structures, key, found)
         return found
+
+    def _state(self) -> State:
+        return self.ranks.state(self.gradients, self.last)
+
+    def _unrolled(self, saving: bool, state: State) -> Structure:
+        key = self._shape_of(saving)
+        try:
+            return unroll(self._recorder(saving, key, state), self.groups, self.run)
+        except Uneven:
+            self._uneven()
+            return unroll(self._recorder(saving, key, state), self.groups, self.run)
 
     def _uneven(self) -> None:
         """From now on all layers are run."""
         self.run, self.model = self.groups, None
 
-    def _recorder(self, saving: bool, key: Any) -> Recorder:
+    def _recorder(self, saving: bool, key: Any, state: State = FRESH) -> Recorder:
         """The pass of the layers that are run."""
         first = _recorders.get((key, self.run))
         if first is None:
@@ -167,7 +177,7 @@ class EagerProgram:
                 _remember(_recorders, (key, self.run), first)
                 if first.kernels:  # a compiled pass is traced as a graph, and has none
                     _remember(_alike, (self._kernels_of(saving), self.run), first)
-        return first.later() if self.gradients else first
+        return first.later() if state.gradients else first
 
     def _shape_of(self, saving: bool) -> Any:
         """All that decides a pass but sizes."""

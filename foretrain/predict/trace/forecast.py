@@ -23,9 +23,16 @@ Listener = Callable[[str], None]
 
 
 def requests_for(spec: StepSpec, rank: int = 0) -> list[Request]:
-    """One trace, or two where pad_mm's choice for an unaligned vocabulary can only be measured on the card."""
+    """One trace, or more where only the card can tell: how pad_mm chooses for an unaligned vocabulary, and when NCCL
+    lets go of a bucket of DDP's."""
     unaligned = spec.compiled and spec.config.vocab_size % 8 != 0 and spec.half
-    return [Request(spec, pads, rank) for pads in ((False, True) if unaligned else (False,))]
+    buckets = spec.sharing is not None and not spec.sharing.way.shards_weights
+    either, no = (False, True), (False,)
+    return [
+        Request(spec, pads, rank, keeps)
+        for pads in (either if unaligned else no)
+        for keeps in (either if buckets else no)
+    ]
 
 
 # Notes on what only a trace knows.

@@ -78,11 +78,12 @@ class Traceable(Protocol):
 @dataclass(frozen=True)
 class Request:
     """What to trace. `pads`: what to take pad_mm's measurement on the card to have said (compiled only). `rank`: which
-    one, where the step is shared."""
+    one, where the step is shared; `keeps`: NCCL keeps DDP's first bucket when the next ones are made (ranks.py)."""
 
     spec: StepSpec
     pads: bool = False
     rank: int = 0
+    keeps: bool = False
 
     @property
     def gpu(self) -> Gpu:
@@ -119,7 +120,8 @@ class Request:
             "gpu": gpu, "dtype": spec.dtype, "step": spec.step, "compiled": spec.compiled, "pads": self.pads,
         }  # fmt: skip
         if spec.sharing:
-            job |= {"by": "foretrain.predict.trace.ranks", "sharing": asdict(spec.sharing), "rank": self.rank}
+            job |= {"by": "foretrain.predict.trace.ranks", "sharing": asdict(spec.sharing)}
+            job |= {"rank": self.rank, "keeps": self.keeps}
         return job
 
     def whole(self, trace: Trace) -> Trace:

@@ -103,6 +103,11 @@ class StepSpec:
         return self.dtype != "float32"
 
     @property
+    def shards(self) -> bool:
+        """Whether weights are cut among ranks; then they are gathered in half precision, and nothing is autocast."""
+        return self.sharing is not None and self.sharing.way.shards_weights
+
+    @property
     def keeps_logits(self) -> bool:
         """Whether the step returns its logits, as nanoGPT's does."""
         return self.step == "nanogpt"
@@ -130,7 +135,7 @@ class StepSpec:
         evaluating = attention_kind(self.gpu, self.dtype, width, 0.0, self.bmm_attention, learns=False)
         return Variant(
             half=self.half, cuda=self.cuda, keeps_logits=self.keeps_logits, checkpointed=c.checkpointed,
-            dropout=c.dropout > 0, bias=c.bias, chunked=c.loss_chunk_size > 0, master=c.master_weights,
+            dropout=c.dropout > 0, bias=c.bias, chunked=c.loss_chunk_size > 0, master=c.master_weights or self.shards,
             pieces=c.compile_blocks, auto_chunker=c.auto_chunker, attention=learning, evaluation_attention=evaluating,
         )  # fmt: skip
 

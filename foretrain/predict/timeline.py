@@ -6,8 +6,8 @@ The ledgers write the lifetime of every tensor of a training step into it; nothi
 import math
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -80,10 +80,17 @@ class Passage:
     left: list[int]
     moments: list[str]
     given: int = 0
+    streams: Mapping[int, int] = field(default_factory=dict)  # of births that are not on the default one
 
     @classmethod
     def of(
-        cls, events: list[int], kinds: list[tuple[str, Size]], moments: list[str], split: int, given: int = 0
+        cls,
+        events: list[int],
+        kinds: list[tuple[str, Size]],
+        moments: list[str],
+        split: int,
+        given: int = 0,
+        streams: Mapping[int, int] | None = None,
     ) -> "Passage":
         """From all its events, each with its moment; the second part begins at `split`."""
         nbytes = [size.nbytes for _, size in kinds]
@@ -101,7 +108,7 @@ class Passage:
                 )
             )  # fmt: skip
         ended = {~e for e in events if e < 0}
-        return cls(tuple(parts), kinds, [s for s in range(len(kinds)) if s not in ended], moments, given)
+        return cls(tuple(parts), kinds, [s for s in range(len(kinds)) if s not in ended], moments, given, streams or {})
 
     def without(self, component: str, count: int) -> "Passage":
         """The same where the first so many of a component that live on were there before."""
@@ -118,7 +125,7 @@ class Passage:
         return Passage.of(
             [numbers[events[i]] if events[i] >= 0 else ~numbers[~events[i]] for i in kept],
             [kind for serial, kind in enumerate(self.kinds) if serial not in gone],
-            [self.moments[i] for i in kept], split, self.given,
+            [self.moments[i] for i in kept], split, self.given, {numbers[n]: on for n, on in self.streams.items()},
         )  # fmt: skip
 
 
@@ -177,7 +184,7 @@ class Timeline(Lifetimes):
 
     def packed(self) -> Lifetimes:
         """The lifetimes without what counts them: they take a tenth of the memory, and are kept."""
-        return Lifetimes(array("i", self.events), self.sizes, self.phases)
+        return Lifetimes(array("i", self.events), self.sizes, self.phases, self.streams)
 
     @property
     def peaks(self) -> dict[str, Peak]:
@@ -246,6 +253,7 @@ class Timeline(Lifetimes):
             self.events += [e + shift if e >= 0 else e - shift for e in part.events]
         births = sum(e >= 0 for e in part.events)
         self.sizes += [size.nbytes for _, size in kinds[first : first + births]]
+        self.streams |= {n + shift: on for n, on in passage.streams.items() if first <= n < first + births}
         self.nbytes += part.change_bytes
         for (component, size), count in part.change.items():
             self._kind(component, size).count += count
@@ -291,6 +299,7 @@ class Timeline(Lifetimes):
         self.events += [
             event + shift if event >= 0 else event - shift if ~event >= first else ~heirs[~event] for event in events
         ]
+        self.streams |= {serial + shift: on for serial, on in self.streams.items() if serial >= first}
         self.sizes += self.sizes[first:]
         successors = {serial: Tensor(self._living.pop(serial).kind, serial + shift) for serial in left}
         self._living.update({tensor.serial: tensor for tensor in successors.values()})

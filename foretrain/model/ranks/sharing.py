@@ -4,6 +4,8 @@ DDP: Li et al. 2020, arXiv:2006.15704. ZeRO: Rajbhandari et al. 2020, arXiv:1910
 arXiv:2304.11277; FSDP2 is torch/distributed/fsdp/_fully_shard.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -54,7 +56,12 @@ class Sharing:
 
     @property
     def shards(self) -> int:
-        """Into how many parts each weight is cut."""
+        """The ranks among which a weight is cut."""
         if not self.way.shards_weights:
             return 1
         return self.per_node if self.way.replicates else self.world
+
+    def share(self, shape: Sequence[int]) -> int:
+        """Elements of the largest piece of a weight: it is cut by rows, and every rank has room for as many as the
+        first one has."""
+        return -(-shape[0] // self.shards) * math.prod(shape[1:])

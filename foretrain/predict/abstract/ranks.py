@@ -1,4 +1,4 @@
-"""How ranks that share a model change its passes. No torch.
+"""How ranks that share a model change its passes. FSDP2's are in fully_shard.py. No torch.
 
 torch/csrc/distributed/c10d/reducer.cpp: with gradient_as_bucket_view a gradient is copied into its bucket when it is
 whole, and ends; but not before the last micro-batch of a step.
@@ -7,55 +7,74 @@ whole, and ends; but not before the last micro-batch of a step.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from foretrain.model.ranks.sharing import Sharing
-from foretrain.predict.abstract.passage import Structure
+from foretrain.predict.abstract import tensors as m
+from foretrain.predict.abstract.passage import Recorder, Structure
 from foretrain.predict.timeline import Tensor
 
 
 class State(NamedTuple):
-    """What a micro-batch finds: whether gradients are there, and whether it is the last of its step."""
+    """What a pass finds: whether gradients are there, and whether it is the last micro-batch of its step. `left`: how
+    many other tensors earlier passes have left."""
 
-    gradients: bool
-    last: bool
+    gradients: bool = False
+    last: bool = False
+    left: int = 0
 
 
-FRESH = State(gradients=False, last=False)
-
-Unrolled = Callable[[bool, State], Structure]
+FRESH = State()
 
 
 class Alone:
     """One card. Gradients stay until the step is done; `key`: what decides a pass besides its state."""
 
     key: Any = None
+    machine: type[m.Machine] = m.Machine
+    leaves: tuple[str, ...] = ()  # components of what passes leave besides gradients
 
-    def state(self, gradients: list[Tensor], last: bool) -> State:
+    def state(self, gradients: list[Tensor], left: list[Tensor], *, last: bool, saving: bool) -> State:
         """As much of it as decides a pass."""
-        return State(bool(gradients), False)
+        return State(gradients=bool(gradients))
 
-    def structure(self, unrolled: Unrolled, saving: bool, state: State) -> Structure:
+    def recorder(self, recorded: Callable[[State], Recorder], state: State) -> Recorder:
+        """The pass of the layers that are run."""
+        return recorded(FRESH).later() if state.gradients else recorded(FRESH)
+
+    def structure(self, unrolled: Callable[[State], Structure], state: State) -> Structure:
         """The pass of all layers."""
-        return unrolled(saving, state)
+        return unrolled(state)
+
+    def wrap(self, model: Any, machine: m.Machine) -> None:
+        """Change a model that was just built."""
+
+    def begin(self, t: Recorder, state: State, *, saving: bool) -> None:
+        """A pass is about to be recorded. What it finds and ends comes to life at first; the recorder's `given` tells
+        how much that is."""
+
+    def end(self) -> None:
+        """Its backward pass is through."""
+
+    def given(self, gradients: list[Tensor], left: list[Tensor], count: int) -> list[Tensor]:
+        """The tensors of earlier passes that one with so many `given` ends, in its order."""
+        return gradients[:count]
 
 
 class Buckets(Alone):
     """DDP with gradients that are views of its buckets."""
 
-    def state(self, gradients: list[Tensor], last: bool) -> State:
-        return State(bool(gradients), last)
+    def state(self, gradients: list[Tensor], left: list[Tensor], *, last: bool, saving: bool) -> State:
+        return State(gradients=bool(gradients), last=last and saving)
 
-    def structure(self, unrolled: Unrolled, saving: bool, state: State) -> Structure:
-        if not (saving and state.last):
-            return unrolled(saving, state)
-        kept = [n for n, _ in _gradients(unrolled(saving, State(False, False)))]
-        later = unrolled(saving, State(True, False))  # each gradient ends as it is added to another one, or copied
-        return _ended(later, kept) if state.gradients else later
+    def structure(self, unrolled: Callable[[State], Structure], state: State) -> Structure:
+        if not state.last:
+            return unrolled(state)
+        later = unrolled(State(gradients=True))  # each gradient ends as it is added to another one, or copied
+        return _ended(later, _gradients(unrolled(FRESH))) if state.gradients else later
 
 
-def _gradients(first: Structure) -> list[tuple[int, Any]]:
-    """(serial, size) of each that a pass leaves."""
+def _gradients(first: Structure) -> list[int]:
+    """The serial numbers of those that a pass leaves."""
     ended = {~event for event in first.events if event < 0}
-    return [(n, kind) for n, kind in enumerate(first.kinds) if kind[0] == "gradients" and n not in ended]
+    return [n for n, (component, _) in enumerate(first.kinds) if component == "gradients" and n not in ended]
 
 
 def _ended(later: Structure, kept: list[int]) -> Structure:
@@ -76,10 +95,3 @@ def _ended(later: Structure, kept: list[int]) -> Structure:
         kinds=[("gradients", later.kinds[serial][1]) for serial in kept] + later.kinds,
         timed=[(places[at], tuple(n + shift for n in changed)) for at, changed in later.timed],
     )  # fmt: skip
-
-
-def passes_of(sharing: Sharing | None) -> Alone:
-    """What is known of the passes of a rank."""
-    if sharing is None or sharing.way.shards_weights or not sharing.bucket_view:
-        return Alone()
-    return Buckets()

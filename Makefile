@@ -32,8 +32,8 @@ demo: $(DEMO_STAMP) ## plan, train a small GPT on the built-in corpus, compare, 
 test: $(STAMP) ## the whole test suite on the CPU
 	$(BIN)/python -m pytest
 
-cuda-truth: $(STAMP) ## predictions against PyTorch's real CUDA build, without a card (6 GB, 45 minutes; TIER=large for more, TIER=finetuning for Trainer)
-	$(BIN)/python -m tests.cuda_build$(if $(filter finetuning,$(TIER)),.finetuning,$(if $(TIER), --tier $(TIER))) $(if $(ONLY),--only "$(ONLY)")
+cuda-truth: $(STAMP) ## predictions against PyTorch's real CUDA build, without a card (6 GB, 45 minutes; TIER=large for more, TIER=finetuning for Trainer, TIER=ranks for two cards)
+	$(BIN)/python -m tests.cuda_build$(if $(filter finetuning ranks,$(TIER)),.$(TIER),$(if $(TIER), --tier $(TIER))) $(if $(ONLY),--only "$(ONLY)")
 
 torch-versions: $(STAMP) ## the tests of traces with the torch of other environments: PYTHONS="~/envs/a ~/envs/b"
 	$(BIN)/python -m tests.torch_versions $(PYTHONS)

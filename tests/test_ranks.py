@@ -9,24 +9,18 @@ from foretrain.predict.trace import ranks, self_test
 from foretrain.predict.trace.record import Trace
 
 SMALL = RunConfig(n_layer=2, n_head=2, n_embd=64, block_size=32, vocab_size=256, batch_size=2)
-SCRATCH = frozenset({"aten::_chunk_cat"})  # on a CPU it pads uneven shares in copies; a card's kernel needs none
 MESH_BYTES = 4  # a rank in a mesh's tensor, which is on the host where there is a card
 
 
-def traced(config: RunConfig, share: Share, *, compiled: bool = False) -> Trace:
-    return self_test.traced_on_cpu(config, "float32", "foretrain", compiled=compiled, share=share)
-
-
-def measured(config: RunConfig, share: Share, *, compiled: bool = False) -> int:
-    """The highest sum of the CPU allocator's blocks."""
-    return self_test.real_peaks(config, "float32", "foretrain", compiled=compiled, share=share, scratch=SCRATCH)[1]
+def traced(config: RunConfig, share: Share) -> Trace:
+    return self_test.traced_on_cpu(config, "float32", "foretrain", compiled=False, share=share)
 
 
 def compared(config: RunConfig, sharing: Sharing, rank: int = 0, *, compiled: bool = False) -> tuple[int, int]:
     """(traced, measured) peak bytes of a rank."""
     with ranks.group(sharing, rank) as share:
-        found = max(peak for peak, _ in traced(config, share, compiled=compiled).peaks().values())
-        return found, measured(config, share, compiled=compiled)
+        truth = self_test.compare(config, "float32", "foretrain", compiled=compiled, share=share)
+    return truth.traced_bytes, truth.real_bytes
 
 
 def sharing_of(strategy, world: int, **options) -> Sharing:

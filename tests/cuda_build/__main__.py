@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 from datetime import date
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -150,23 +151,19 @@ class Run:
 
 def kept(case: Any) -> Path:
     """Where a case's measurement is kept: under its options, the driver, and the code that it runs."""
-    what = [case.knobs, case.dtype, case.step, case.compiled, _measuring_code()]
+    what = [case.knobs, case.dtype, case.step, case.compiled, measuring_code()]
     key = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:24]
     return HOME / "measured" / f"{key}.json.gz"
 
 
-_code: list[str] = []
-
-
-def _measuring_code() -> str:
+@cache
+def measuring_code(*more: Path) -> str:
     """A hash of what the measured code does. A module that moves, or is described otherwise, keeps what was measured."""
-    if not _code:
-        here = Path(__file__).parent
-        files = [here / "measure.py", here / "branches.py", REPO / "foretrain" / "predict" / "trace" / "drive.py"]
-        files += (REPO / "foretrain" / "model").rglob("*.py")
-        said = sorted(_without_imports(path.read_text("utf-8")) for path in files)
-        _code.append(hashlib.sha256("".join([driver_digest(), *said]).encode()).hexdigest())
-    return _code[0]
+    here = Path(__file__).parent
+    files = [here / "measure.py", here / "branches.py", REPO / "foretrain" / "predict" / "trace" / "drive.py", *more]
+    files += (REPO / "foretrain" / "model").rglob("*.py")
+    said = sorted(_without_imports(path.read_text("utf-8")) for path in files)
+    return hashlib.sha256("".join([driver_digest(), *said]).encode()).hexdigest()
 
 
 def _without_imports(source: str) -> str:

@@ -61,16 +61,19 @@ class Still(Watch):
     def enter(self, phase: str) -> None: ...
 
 
-def _run(job: dict[str, Any], knobs: dict[str, Any], device: str, watch: Watch, *, compiled: bool) -> Branches:
+def run(
+    job: dict[str, Any], knobs: dict[str, Any], device: str, watch: Watch, *, compiled: bool, share: Any = None
+) -> Branches:
+    """A run on a device; of one rank of many where `share` shares its model."""
     with Branches() as branches:
         config = RunConfig(**knobs)
         where = torch.device(device)
-        drive.RUNS[job["step"]](drive.Job(config, where, job["dtype"], compiled, watch, Names(watch)))  # type: ignore[arg-type]
+        drive.RUNS[job["step"]](drive.Job(config, where, job["dtype"], compiled, watch, Names(watch), share))  # type: ignore[arg-type]
     return branches
 
 
 @contextlib.contextmanager
-def _no_overflow() -> Iterator[None]:
+def no_overflow() -> Iterator[None]:
     """Gradient scalers begin at 1: at 65,536 a small model's first steps overflow, which no step of the card does."""
     original = torch.amp.GradScaler
     torch.amp.GradScaler = functools.partial(original, init_scale=1.0)  # type: ignore[misc,assignment]
@@ -88,13 +91,13 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
     torch._inductor.config.force_disable_caches = True  # or what an earlier case measured would not be measured again
     torch.cuda.memory._record_memory_history(context=None, max_entries=MOST_ENTRIES)
     watch = Watch()
-    branches = _run(job, job["knobs"], "cuda", watch, compiled=job["compiled"]).record()
+    branches = run(job, job["knobs"], "cuda", watch, compiled=job["compiled"]).record()
     watch.close()
     entries = torch.cuda.memory._snapshot()["device_traces"][0]
     stats = torch.cuda.memory_stats()
     torch.cuda.memory._record_memory_history(enabled=None)
-    with _no_overflow():
-        real = _run(job, shrunk(job["knobs"]), "cpu", Still(), compiled=False).record()
+    with no_overflow():
+        real = run(job, shrunk(job["knobs"]), "cpu", Still(), compiled=False).record()
     return {
         "phases": watch.phases, "marks": watch.marks, **history(entries),
         "num_alloc_retries": stats["num_alloc_retries"], "branches": branch_differences(branches, real),

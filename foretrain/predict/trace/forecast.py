@@ -1,10 +1,18 @@
 """A plan with its memory from traces instead of the ledger: `foretrain plan --exact`. No torch in this process."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Any
 
+from foretrain.base.records import Note, Record
+from foretrain.model.shape import ModelShape
 from foretrain.predict import software
 from foretrain.predict.allocator.settings import Settings
-from foretrain.predict.plan import Note, Plan
+from foretrain.predict.estimate.ranks import dealt
+from foretrain.predict.memory import StepMemory
+from foretrain.predict.plan import Plan
 from foretrain.predict.spec import StepName, StepSpec
 from foretrain.predict.trace import interpreter, service
 from foretrain.predict.trace.memory import Exact, exact
@@ -14,10 +22,17 @@ from foretrain.predict.trace.service import Request, TraceUnavailable
 Listener = Callable[[str], None]
 
 
-def requests_for(spec: StepSpec) -> list[Request]:
-    """One trace, or two where pad_mm's choice for an unaligned vocabulary can only be measured on the card."""
+def requests_for(spec: StepSpec, rank: int = 0) -> list[Request]:
+    """One trace, or more where only the card can tell: how pad_mm chooses for an unaligned vocabulary, and when NCCL
+    lets go of a bucket of DDP's."""
     unaligned = spec.compiled and spec.config.vocab_size % 8 != 0 and spec.half
-    return [Request(spec, pads) for pads in ((False, True) if unaligned else (False,))]
+    buckets = spec.sharing is not None and not spec.sharing.way.shards_weights
+    either, no = (False, True), (False,)
+    return [
+        Request(spec, pads, rank, keeps)
+        for pads in (either if unaligned else no)
+        for keeps in (either if buckets else no)
+    ]
 
 
 # Notes on what only a trace knows.
@@ -52,6 +67,39 @@ def other_torch(trains: str, traced: str, *, compiled: bool) -> tuple[Note, ...]
     )
 
 
+@dataclass(frozen=True)
+class Question:
+    """A step whose traces are to be replayed under what the card leaves. `ledger`: its estimate; `capped`: the trainer
+    caps the allocator."""
+
+    requests: tuple[Request, ...]
+    ledger: StepMemory
+    available_bytes: int | None
+    capped: bool
+    settings: Settings | None
+
+    @property
+    def spec(self) -> StepSpec:
+        """The step that is asked about."""
+        return self.requests[0].spec
+
+    def key(self) -> dict[str, Any]:
+        """All that decides the answer, beside the code."""
+        return {
+            "traces": [request.key() for request in self.requests], "available_bytes": self.available_bytes,
+            "settings": (self.settings or Settings()).text(), "capped": self.capped,
+            "device_bytes": self.spec.gpu.memory_bytes, "config": self.spec.config.model_dump(mode="json"),
+            "ledger": self.ledger.model_dump(mode="json"),
+        }  # fmt: skip
+
+    def answer(self, traces: Sequence[Trace]) -> Exact:
+        """Its answer from its traces."""
+        return exact(
+            traces, self.ledger, available_bytes=self.available_bytes, settings=self.settings, capped=self.capped,
+            device_bytes=self.spec.gpu.memory_bytes,
+        )  # fmt: skip
+
+
 def answers_for(
     plan: Plan, steps: list[StepName], settings: Settings | None, listen: Listener = lambda text: None
 ) -> list[Exact]:
@@ -59,31 +107,80 @@ def answers_for(
 
     Raises TraceUnavailable.
     """
-    wanted: dict[StepName, list[Request]] = {step: requests_for(plan.spec(step)) for step in steps}
-    made: dict[StepName, list[Trace]] = {}
+    questions = [
+        Question(
+            tuple(requests_for(plan.spec(step))),
+            plan.memory_of(step),
+            plan.available_bytes,
+            # nanoGPT has no such knob.
+            capped=step == "foretrain" and plan.available_reason == "memory_limit",
+            settings=settings,
+        )
+        for step in steps
+    ]
+    return answered(questions, listen)
 
-    def make(step: StepName) -> Exact:
+
+def answered(questions: Sequence[Question], listen: Listener) -> list[Exact]:
+    """The answers, those that are known from the cache. Raises TraceUnavailable."""
+    made: list[Trace] = []
+
+    def make(number: int) -> Exact:
         if not made:  # all of them at once, when the first answer is not known yet
-            found = service.traces([request for requests in wanted.values() for request in requests], listen)
-            for each, requests in wanted.items():
-                made[each], found = found[: len(requests)], found[len(requests) :]
-        return exact(
-            made[step], plan.memory_of(step), available_bytes=plan.available_bytes, settings=settings,
-            capped=_capped(plan, step), device_bytes=plan.gpu.memory_bytes,
-        )  # fmt: skip
+            made.extend(service.traces([request for each in questions for request in each.requests], listen))
+        start = sum(len(each.requests) for each in questions[:number])
+        return questions[number].answer(made[start : start + len(questions[number].requests)])
 
-    answers = []
-    for step in steps:
-        question = {
-            "traces": [request.key() for request in wanted[step]], "available_bytes": plan.available_bytes,
-            "settings": (settings or Settings()).text(), "capped": _capped(plan, step),
-            "device_bytes": plan.gpu.memory_bytes,
-            "config": plan.config.model_dump(mode="json"),
-        }  # fmt: skip
-        answers.append(service.remembered(question, Exact, lambda step=step: make(step)))
-    return answers
+    return [
+        service.remembered(question.key(), Exact, partial(make, number)) for number, question in enumerate(questions)
+    ]
 
 
-def _capped(plan: Plan, step: StepName) -> bool:
-    """Whether the trainer caps the allocator; nanoGPT has no such knob."""
-    return step == "foretrain" and plan.available_reason == "memory_limit"
+# -- a step that several ranks share -------------------------------------------------------------------------
+
+
+class RanksExact(Record):
+    """The exact memory of the ranks that can need most or least of a shared step. `reason`: why it was not traced."""
+
+    ranks: tuple[int, ...] = ()
+    exact: tuple[Exact, ...] = ()  # of each of them
+    reason: str = ""
+
+    @property
+    def worst(self) -> Exact | None:
+        """That of the rank that needs most; None where none was traced."""
+        return max(self.exact, key=lambda each: each.memory.needed_bytes, default=None)
+
+
+def ranks_to_trace(spec: StepSpec) -> tuple[int, ...]:
+    """Rank 0, and where shares are uneven another one: the last, which has least, or that with most of ZeRO-1's."""
+    sharing, parameters = spec.sharing, list(ModelShape.of(spec.config).parameters())
+    if sharing is None or sharing.strategy == "ddp":
+        return (0,)
+    if sharing.way.shards_weights:
+        uneven = any(parameter.shape[0] % sharing.shards for parameter in parameters)
+        return (0, sharing.world - 1) if uneven else (0,)
+    sizes = [sum(p.numel for p in each) for each in dealt(parameters, sharing.world)]
+    return tuple(sorted({0, sizes.index(max(sizes))}))
+
+
+def trace_ranks(
+    asked: Sequence[tuple[StepSpec, StepMemory]], available_bytes: int | None, *, capped: bool = False,
+    settings: Settings | None = None, listen: Listener = lambda text: None,
+) -> list[RanksExact]:  # fmt: skip
+    """The exact memory of each shared step, under what its card leaves; all are traced side by side. What cannot be
+    traced has its reason, and the others stand. `asked`: each step with its estimate."""
+    ranks = [ranks_to_trace(spec) for spec, _ in asked]
+    questions = [
+        [Question(tuple(requests_for(spec, rank)), ledger, available_bytes, capped, settings) for rank in its]
+        for (spec, ledger), its in zip(asked, ranks, strict=True)
+    ]
+    try:
+        found = iter(answered([each for its in questions for each in its], listen))
+        return [RanksExact(ranks=its, exact=tuple(islice(found, len(its)))) for its in ranks]
+    except TraceUnavailable as error:
+        if len(asked) == 1:
+            return [RanksExact(reason=str(error))]
+    return [  # which of them was it?
+        trace_ranks([each], available_bytes, capped=capped, settings=settings, listen=listen)[0] for each in asked
+    ]

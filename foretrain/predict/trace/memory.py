@@ -1,8 +1,8 @@
 """The trace's answer in the ledger's form: phases, components, needs, and a verdict by replay at the limit.
 
 Allocated is what the simulated allocator counts; reserved is its replay without a limit; the verdict replays the
-trace under what the card leaves. Where pad_mm's choice can only be measured on the card, both traces are replayed:
-the need is a range over both and the verdict is that of the worse one.
+trace under what the card leaves. Where only the card can tell pad_mm's choice, or when NCCL lets go of a bucket, all
+traces are replayed: the need is a range over them and the verdict is that of the worst one.
 """
 
 from collections import Counter
@@ -109,7 +109,7 @@ def exact(
     capped: bool = False,
     device_bytes: int | None = None,
 ) -> Exact:
-    """The answer of one trace, or of two that differ in pad_mm's choice.
+    """The answer of one trace, or of those that differ in what only the card can tell.
 
     `ledger`: gives the phases that are not traced (resume). `available_bytes`: what the process may take, context
     included. `capped`: it is a cap that the trainer sets, not what the card has left. `device_bytes`: the whole card's
@@ -146,7 +146,7 @@ def exact(
         ),
         death=death,
         torch=trace.facts.get("torch", ""),
-        pads_unknown=len(traces) > 1,
+        pads_unknown=len({each.facts.get("pads") for each in traces}) > 1,
     )
 
 

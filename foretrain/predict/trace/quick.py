@@ -18,6 +18,11 @@ from foretrain.predict.trace import tracer as tracers
 from foretrain.predict.trace.card.patches import Patches
 from foretrain.predict.trace.tracer import Tracer, on_fakes
 
+try:
+    from torch.distributed.fsdp._fully_shard import _fsdp_param
+except ImportError:  # a build without torch.distributed, or another torch
+    _fsdp_param = None
+
 _PLAIN = frozenset((int, float, bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None)))
 # Ops whose results are a matter of values, and those that give an argument another shape.
 _OTHERS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view)
@@ -216,11 +221,33 @@ def _unwrapped(patches: Patches) -> None:
             patches.set(mode, "__torch_dispatch__", raw)
 
 
+class _Chunks:
+    """The parts of a weight for all ranks, as torch.chunk cuts it and empty beyond; each is made when asked for."""
+
+    def __init__(self, tensor: Tensor, count: int, dim: int) -> None:
+        self.tensor, self.count, self.dim = tensor, count, dim
+
+    def __getitem__(self, number: int) -> Tensor:
+        length = self.tensor.size(self.dim)
+        each = -(-length // self.count)
+        start = number * each
+        if start >= length:
+            return self.tensor.new_empty(0)
+        return self.tensor.narrow(self.dim, start, min(each, length - start))
+
+
+def _parts_when_asked(patches: Patches) -> None:
+    """FSDP cuts every weight into a part for each rank, twice, and looks at two of them."""
+    if hasattr(_fsdp_param, "_chunk_with_empty"):
+        patches.set(_fsdp_param, "_chunk_with_empty", _Chunks)
+
+
 @contextlib.contextmanager
 def quick(*, compiled: bool) -> Iterator[None]:
     """Within it ops on fake tensors take less time. `compiled`: Dynamo runs, too."""
     with Patches() as patches:
         _key_parts(patches)
+        _parts_when_asked(patches)
         if not compiled:
             _unwrapped(patches)
             patches.set(tracers, "on_fakes", Repeats().run)

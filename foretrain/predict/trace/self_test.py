@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 CPU = torch.device("cpu")
 # Of these, traces were compared with the real CPU allocator (2.13) or run on CUDA builds without a card (2.11, 2.15).
 CHECKED_TORCH = {(2, 11), (2, 13), (2, 15)}
+# On a CPU it pads a rank's uneven shares in copies; a card's kernel needs none.
+SHARING_SCRATCH = frozenset({"aten::_chunk_cat"})
 
 
 @dataclass(frozen=True)
@@ -87,11 +89,12 @@ def real_peaks(
     return peaks_of(run, scratch)
 
 
-def compare(config: RunConfig, dtype: Dtype, step: str, *, compiled: bool) -> Truth:
-    """Trace a run and do it."""
-    trace = traced_on_cpu(config, dtype, step, compiled=compiled)
+def compare(config: RunConfig, dtype: Dtype, step: str, *, compiled: bool, share: "Share | None" = None) -> Truth:
+    """Trace a run and do it; one rank's where `share` shares it."""
+    trace = traced_on_cpu(config, dtype, step, compiled=compiled, share=share)
     traced = max(peak for peak, _ in trace.peaks().values())
-    everything, tensors = real_peaks(config, dtype, step, compiled=compiled)
+    scratch = SHARING_SCRATCH if share else frozenset()
+    everything, tensors = real_peaks(config, dtype, step, compiled=compiled, share=share, scratch=scratch)
     return Truth(traced, tensors, everything)
 
 
@@ -102,12 +105,12 @@ class TraceError(RuntimeError):
     """The trace is not that of the card: something degraded in silence. The sentence says what."""
 
 
-def prove_this_torch() -> None:
+def prove_this_torch(share: "Share | None" = None) -> None:
     """A torch that nobody has checked first traces a small run that is also done for real. Raises TraceError."""
     if torch_version() in CHECKED_TORCH:
         return
     small = RunConfig(n_layer=2, n_head=2, n_embd=64, block_size=32, vocab_size=256, batch_size=2)
-    truth = compare(small, "float32", "foretrain", compiled=False)
+    truth = compare(small, "float32", "foretrain", compiled=False, share=share)
     if abs(truth.error) > 0.001:
         raise TraceError(
             f"with torch {torch.__version__} a small run is traced as {truth.traced_bytes} bytes and takes "
@@ -115,14 +118,15 @@ def prove_this_torch() -> None:
         )
 
 
-def trace(job: dict[str, Any]) -> Trace:
-    """Trace a job: {"config", "gpu", "dtype", "step", "compiled", "pads"}. Raises TraceError or StandInError."""
+def trace(job: dict[str, Any], share: "Share | None" = None) -> Trace:
+    """Trace a job: {"config", "gpu", "dtype", "step", "compiled", "pads"}; of one rank where `share` shares its model
+    (ranks.py). Raises TraceError or StandInError."""
     config, gpu = RunConfig.model_validate(job["config"]), Gpu.model_validate(job["gpu"])
     with tracing(gpu, compiled=job["compiled"], pads=job["pads"]) as session:
         there, tracer, names = session.there, session.tracer, session.names
         assert there is not None
         tracer.entered = there.memory.reset_peak  # as the trainer's meter does; Inductor asks for the peak
-        run = drive.Job(config, torch.device("cuda"), job["dtype"], job["compiled"], tracer, names)
+        run = drive.Job(config, torch.device("cuda"), job["dtype"], job["compiled"], tracer, names, share)
         scaler_on = drive.RUNS[job["step"]](run)
         shapes = frozenset(names.weight_shapes)
     record = tracer.record.finish(logits=run.logits(), weight_shapes=shapes)

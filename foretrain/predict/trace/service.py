@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -77,10 +77,13 @@ class Traceable(Protocol):
 
 @dataclass(frozen=True)
 class Request:
-    """What to trace. `pads`: what to take pad_mm's measurement on the card to have said (compiled only)."""
+    """What to trace. `pads`: what to take pad_mm's measurement on the card to have said (compiled only). `rank`: which
+    one, where the step is shared; `keeps`: NCCL keeps DDP's first bucket when the next ones are made (ranks.py)."""
 
     spec: StepSpec
     pads: bool = False
+    rank: int = 0
+    keeps: bool = False
 
     @property
     def gpu(self) -> Gpu:
@@ -88,7 +91,9 @@ class Request:
         return self.spec.gpu
 
     def why_not(self) -> str:
-        """'': nothing is needed but torch."""
+        """'': nothing is needed but torch, and a step that ranks can share."""
+        if self.spec.sharing and self.spec.step != "foretrain":
+            return f"{self.spec.step}'s step is traced on one card only"
         return ""
 
     def normal_config(self) -> RunConfig:
@@ -110,10 +115,14 @@ class Request:
         """As the worker reads it."""
         spec = self.spec
         gpu = shaping_facts(spec.gpu)
-        return {
+        job = {
             "by": "foretrain.predict.trace.self_test", "config": self.normal_config().model_dump(mode="json"),
             "gpu": gpu, "dtype": spec.dtype, "step": spec.step, "compiled": spec.compiled, "pads": self.pads,
         }  # fmt: skip
+        if spec.sharing:
+            job |= {"by": "foretrain.predict.trace.ranks", "sharing": asdict(spec.sharing)}
+            job |= {"rank": self.rank, "keeps": self.keeps}
+        return job
 
     def whole(self, trace: Trace) -> Trace:
         """Its trace with the micro-batches that were left out."""
@@ -140,7 +149,7 @@ def key_of(job: Mapping[str, Any], **more: Any) -> str:
 def code_digest() -> str:
     """A hash of all code that decides a trace or what is read from it."""
     package = Path(__file__).parents[2]
-    files = [*sorted((package / "predict").rglob("*.py")), *sorted((package / "model").glob("*.py"))]
+    files = [*sorted((package / "predict").rglob("*.py")), *sorted((package / "model").rglob("*.py"))]
     digest = hashlib.sha256()
     for path in files:
         digest.update(path.read_bytes())

@@ -10,6 +10,7 @@ writes the manifest and renames. Any number of ranks reads what any other number
 import contextlib
 import errno
 import json
+import os
 import platform
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Set
@@ -91,6 +92,37 @@ def kept_in(folder: Path) -> str:
 # -- saving ------------------------------------------------------------------------------------------------
 
 
+def check_shared(folder: Path, peers: Peers) -> None:
+    """Raise UserError 'environment.not_shared' on all ranks where one of them does not see the first one's files, and
+    'environment.cannot_write' where there can be none. To be asked before the first step, not hours later."""
+    mark = folder / f".staging-shared-{os.getpid()}"  # swept, should it be left
+
+    def make() -> str:
+        folder.mkdir(parents=True, exist_ok=True)
+        durable.remove_folder(mark)
+        durable.make_folder(mark)
+        return mark.name
+
+    def look(made: str) -> None:
+        if not (folder / made).is_dir():
+            raise _not_shared(folder, peers.rank, platform.node())
+
+    if peers.world == 1:
+        return
+    try:
+        made = peers.agree(lambda: make() if peers.first else "")[0]
+        peers.agree(lambda: look(made))
+    except OSError as error:
+        raise _disk_error(error, folder, 0) from None
+    finally:
+        if peers.first:
+            durable.remove_folder(mark)
+
+
+def _not_shared(folder: Path, rank: int, host: str) -> UserError:
+    return UserError("environment.not_shared", path=str(folder), rank=rank, host=host)
+
+
 def save(folder: Path, state: TrainState, progress: Progress, peers: Peers = ALONE) -> Path:
     """Commit a checkpoint of this state as it is now. Raises as `commit` does."""
     return commit(folder, live(state), progress, peers)
@@ -150,7 +182,7 @@ Manifest = dict[str, dict[str, Any]]  # of each file its size_bytes, and the sha
 def _write(staging: Path, snapshot: Snapshot, step: int, peers: Peers) -> Manifest:
     """The files of this rank, each synced."""
     if not staging.is_dir():  # which the first rank has made
-        raise UserError("environment.not_shared", path=str(staging.parent), rank=peers.rank, host=platform.node())
+        raise _not_shared(staging.parent, peers.rank, platform.node())
     return {name: _written(staging / name, content) for name, content in sorted(snapshot.contents(step).items())}
 
 
@@ -163,7 +195,7 @@ def _finish(staging: Path, final: Path, snapshot: Snapshot, progress: Progress, 
     """What one rank writes, the manifest last; then the name."""
     for rank, files in enumerate(written):
         if not all((staging / name).is_file() for name in files):
-            raise UserError("environment.not_shared", path=str(final.parent), rank=rank, host=platform.node())
+            raise _not_shared(final.parent, rank, platform.node())
     document = {**progress.to_json(schema=SCHEMA), "scaler": snapshot.scaler, "torch": torch.__version__}
     manifest = {name: entry for files in written for name, entry in files.items()}
     manifest["state.json"] = _written(staging / "state.json", [json.dumps(document, indent=1).encode()])
@@ -324,7 +356,7 @@ def _seen_by_all(folder: Path, peers: Peers) -> list[int]:
     seen = peers.agree(lambda: {"steps": own, "host": platform.node()})
     for rank, each in enumerate(seen):
         if each["steps"] != seen[0]["steps"]:
-            raise UserError("environment.not_shared", path=str(folder), rank=rank, host=each["host"])
+            raise _not_shared(folder, rank, each["host"])
     return own
 
 

@@ -116,7 +116,7 @@ def test_what_fails_on_one_rank_is_heard_on_all_and_harms_no_checkpoint(data: st
     assert {word: heard[word][0] for word in heard if heard[word] != "nothing" and word != "told"} == {
         "full": "disk.full", "last": "disk.full", "start": "environment.not_shared",
         "unshared save": "environment.not_shared", "unshared load": "environment.not_shared",
-        "nan": "diverged.weights", "gone": "environment.rank_lost",
+        "nan": "diverged.weights", "gone": "gone",
     }  # fmt: skip
     assert heard["told"] == ["save_failed"] * 2
     assert "rank 1" in heard["unshared save"][1]

@@ -132,7 +132,7 @@ def commit(folder: Path, snapshot: Snapshot, progress: Progress, peers: Peers = 
     """Write a checkpoint, whole or not at all. Every rank calls it, and all raise the same.
 
     Raises UserError 'disk.full', 'disk.limit', 'environment.cannot_write', and 'diverged.weights' where a number is not
-    finite; of several ranks also 'environment.not_shared' and 'environment.rank_lost'.
+    finite; of several ranks also 'environment.not_shared'. RuntimeError, of torch's, where one of them is gone.
     """
     final = path_of(folder, progress.step)
     staging = folder / f".staging-{final.name}"
@@ -141,8 +141,8 @@ def commit(folder: Path, snapshot: Snapshot, progress: Progress, peers: Peers = 
             peers.only_first(lambda: _make_staging(folder, staging))
             written = peers.agree(lambda: _write(staging, snapshot, progress.step, peers))
             peers.only_first(lambda: _finish(staging, final, snapshot, progress, written))
-    except UserError as error:
-        if peers.first and error.id != "environment.rank_lost":  # else another may be writing still
+    except UserError:  # which all ranks have heard, so none of them is writing any more
+        if peers.first:
             with contextlib.suppress(OSError):  # gives the old one its name back, where that was taken already
                 sweep(folder)
         raise

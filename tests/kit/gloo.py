@@ -5,6 +5,7 @@ import errno
 import functools
 import multiprocessing
 import os
+import tempfile
 import threading
 import time
 import traceback
@@ -46,7 +47,7 @@ def _context() -> Any:
 
 def started(work: Callable[..., Any], world: int, *words: Any) -> list[tuple[Any, Any]]:
     """(process, pipe with its answer) of each of `world` ranks that run work(peers, *words)."""
-    store = Path(f".store-{os.urandom(6).hex()}").absolute()
+    store = Path(tempfile.mkdtemp(prefix="ranks-"), "store")
     ranks = []
     for rank in range(world):
         ours, theirs = _context().Pipe(duplex=False)
@@ -141,11 +142,12 @@ def saved_beside_steps(peers: Peers, config: RunConfig, strategy: str, folder: s
     onward(state)
     idx = torch.arange(config.block_size).repeat(2, 1)
     evaluation_loss(state, (idx, idx))
-    before, go = wholes(state), threading.Event()
+    go = threading.Event()
     durable.watch(lambda call, path, size: bool(go.wait(MOST_S)) if call == "open" else None)
     saver = Saver(Path(folder), 2, lambda id, **values: told.append(id), peers=peers)
     with saver:
         saver.save(state, Progress(step=1), wait=False)
+        before = wholes(state)
         for _ in range(2):
             onward(state)
             saver.poll()
@@ -172,6 +174,8 @@ def misfortunes(peers: Peers, config: RunConfig, folder: str) -> dict[str, Any]:
             found[word] = "nothing"
         except UserError as error:
             found[word] = error.id, str(error)
+        except RuntimeError as error:
+            found[word] = "gone", str(error)
 
     durable.watch(full)
     hears("full", lambda: checkpoint.save(path, state, Progress(step=2), peers))

@@ -62,22 +62,17 @@ class Peers:
         self.agree(task)
 
     def _exchange(self, word: dict[str, Any]) -> list[dict[str, Any]]:
-        """The words of all ranks. Raises UserError where one of them is gone."""
+        """The words of all ranks. Raises RuntimeError, of torch's, where one of them is gone."""
         data = torch.frombuffer(bytearray(json.dumps(word, default=str).encode()), dtype=torch.uint8)
-        try:
-            lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world)]
-            dist.all_gather(lengths, torch.tensor([len(data)]), group=self._group)
-            longest = max(int(length) for length in lengths)
-            found = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.world)]
-            padded = torch.zeros(longest, dtype=torch.uint8)
-            padded[: len(data)] = data
-            dist.all_gather(found, padded, group=self._group)
-        except RuntimeError as error:
-            reason = str(error).splitlines()[0][:200]
-            raise UserError("environment.rank_lost", rank=self.rank, world=self.world, reason=reason) from None
-        return [
-            json.loads(bytes(text[: int(length)].numpy())) for text, length in zip(found, lengths, strict=True)
-        ]  # fmt: skip
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world)]
+        dist.all_gather(lengths, torch.tensor([len(data)]), group=self._group)
+        longest = max(int(length) for length in lengths)
+        found = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.world)]
+        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded[: len(data)] = data
+        dist.all_gather(found, padded, group=self._group)
+        cut = (text[: int(length)] for text, length in zip(found, lengths, strict=True))
+        return [json.loads(bytes(text.numpy())) for text in cut]
 
 
 ALONE = Peers()

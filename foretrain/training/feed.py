@@ -18,11 +18,9 @@ import torch
 from foretrain.config.options import RunConfig
 from foretrain.data.batches import Batch, TokenFile, from_pinned, pinned, to_batch, train_starts
 from foretrain.data.dataset import DatasetInfo
-from foretrain.data.order import starts
 
 HELD = 64  # token files that are open from the beginning
 AHEAD_BYTES = 32 * 2**20  # of ids as int64, which is what a card is given
-DROPOUT = 0x44524F50  # a stream of random numbers of its own: 'DROP'
 _JOIN_S = 5.0  # a read that a network file system holds up longer is left to its daemon thread
 _WARM_STEPS = 3  # the first ones wait for the first reads
 
@@ -126,20 +124,12 @@ class Feed:
             if micro + 1 == config.gradient_accumulation_steps:
                 self._next = (step + 1, *wanted[1:])
                 self._count(waited)
-            self._seed(config, step, micro)
             yield from_pinned(rows, self.device) if isinstance(rows, torch.Tensor) else rows
 
     def again(self, config: RunConfig, step: int) -> Iterator[Batch]:
         """The micro-batches of a step that is over, for a look at it; what is read ahead stays as it is."""
-        for micro, rows in enumerate(islice(self._rows(config, step), config.gradient_accumulation_steps)):
-            self._seed(config, step, micro)
+        for rows in islice(self._rows(config, step), config.gradient_accumulation_steps):
             yield to_batch(rows, self.device)
-
-    def _seed(self, config: RunConfig, step: int, micro: int) -> None:
-        """Let dropout draw by the number of the micro-batch in the whole step: on any number of ranks the same."""
-        if self.world_size > 1 and config.dropout:
-            number = step * config.gradient_accumulation_steps + micro
-            torch.manual_seed(int(starts(config.seed, DROPOUT, number * self.world_size + self.rank, 1, 2**63)[0]))
 
     def take_wait_s(self) -> float:
         """Seconds that a step waited for its data, a mean of the steps since this was asked last."""

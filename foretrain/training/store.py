@@ -126,8 +126,8 @@ class MachineLoad(Record):
 class RankFigures(Record):
     """What one rank of several measured of itself, as of the last evaluation.
 
-    `evaluated_tokens_per_s`: of its part of the evaluation, so without a wait for other ranks; None with FSDP, where
-    every pass waits for them. `step_s`: of its steps, in which the ranks wait for each other.
+    `evaluated_s`: of its part of that, forward passes only, without a wait for other ranks; with FSDP every pass waits
+    for them. `step_s`: of its steps, in which the ranks wait for each other.
     """
 
     rank: int
@@ -138,7 +138,8 @@ class RankFigures(Record):
     process_bytes: int | None = None
     step_s: float | None = None
     data_wait_s: float | None = None
-    evaluated_tokens_per_s: float | None = None
+    evaluated_s: float = 0.0
+    evaluated_tokens: int = 0
 
 
 def crowded(others: float, cores: int, threads: int) -> bool:

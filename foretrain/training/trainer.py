@@ -45,7 +45,6 @@ from foretrain.training.meter import Meter
 from foretrain.training.nonfinite import Guard, Reading
 from foretrain.training.notes import Listener, Note
 from foretrain.training.pace import WARM_STEPS, Pace
-from foretrain.training.ranks.follower import NoSaver
 from foretrain.training.ranks.group import Ranks
 from foretrain.training.ranks.place import OfRank, host_name
 from foretrain.training.ranks.together import Together
@@ -104,8 +103,9 @@ class Trainer:
         self._diverging = False
         self.reads_late = placement.device.type == "cuda"
         self._open: tuple[int, Reading] | None = None  # a step whose numbers are not read yet
-        kept = (config.keep_checkpoints, self._note, config.memory_limit_bytes)
-        self.saver = Saver(directory.checkpoints, *kept) if self.ranks.first else NoSaver()
+        self.saver = Saver(
+            directory.checkpoints, config.keep_checkpoints, self._note, config.memory_limit_bytes, self.ranks.peers
+        )
         self.guard = Guard(directory, info, self._note, self.saver.finish, self.ranks)
         self.ranks.ends = self._another_ended
 
@@ -213,6 +213,7 @@ class Trainer:
         self.together.begin(self.state)
         if self.ranks.first:
             checkpoint.sweep(self.directory.checkpoints)
+        checkpoint.check_shared(self.directory.checkpoints, self.ranks.peers)
         if resume:
             self._resume()
         else:
@@ -231,11 +232,9 @@ class Trainer:
         self._note("started_from", path=start.path, step=start.step, sha256=start.sha256)
 
     def _resume(self) -> None:
-        loaded = checkpoint.load(self.directory.checkpoints, self.state, self._check_compatible)
+        loaded = checkpoint.load(self.directory.checkpoints, self.state, self._check_compatible, self.ranks.peers)
         previous = self.directory.read_record()
-        at = self.ranks.agree(loaded.progress.step if loaded else 0, lambda steps: steps)  # all have read the record
-        if len(set(at)) > 1:
-            raise UserError("checkpoint.ranks_differ", path=str(self.directory.path), steps=at[:8])
+        self.ranks.agree(None, lambda words: None)  # all have read it, before the first one writes another
         self.started_at, self.resumed_from = previous.started_at, previous.resumed_from
         if loaded is None:  # nothing was saved yet, but what was logged belongs to its config all the same
             digest, fingerprint = config_digest(previous.config), previous.dataset.fingerprint
@@ -321,11 +320,15 @@ class Trainer:
         numbers = reading.read()  # waits for that step
         if reading.asked:
             self._confer(step)
-        again = partial(self.feed.again, self.own)
+        again = partial(self._again, self.own)
         counts, self.progress = self.guard.judge(self.state, self.progress, step, numbers, again)
         if not counts or (step % self.config.log_interval and step + 1 != self.config.max_iters):
             return
         self._log(step, numbers[0], numbers[1], self.pace.step_s(self.clock(), step))
+
+    def _again(self, config: RunConfig, step: int) -> Iterable[Batch]:
+        """The micro-batches of a step that is over, as they were."""
+        return self.together.dealt(self.feed.again(config, step), config, step)
 
     def _train_one(self, step: int) -> StepResult | None:
         """One optimizer step, in as small micro-batches as memory asks for; None where a stop came in its middle."""
@@ -340,8 +343,7 @@ class Trainer:
         self.guard.before(step, self.state)
         while True:
             batches, told = self.feed.batches(self.own, step), self.vitals.watching(self.state, phase, step)
-            if self.together.smaller:
-                batches = self.together.pieces(batches, self.together.smaller)
+            batches = self.together.dealt(batches, self.own, step)
             result = attempt(self.state, batches, carry_out, told, lambda: self.flag.stopping)
             if isinstance(result, StepResult):
                 return result

@@ -83,8 +83,6 @@ def _follow(asked: Request, placement: Placement, told: dict[str, Any], rank: in
     if info.fingerprint != told["fingerprint"]:
         raise UserError("data.other_on_rank", path=info.path)
     directory = FollowerDirectory(Path(told["path"]), rank)
-    if not (directory.path / "config.toml").is_file():
-        raise UserError("environment.folder_not_shared", path=told["path"])
     own = replace(placement, dtype=told["dtype"], compiled=told["compiled"] and placement.compiled)
     return Ready(replace(resolved, config=config), own, info, directory, told["resuming"])
 

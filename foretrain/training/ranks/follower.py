@@ -1,7 +1,7 @@
 """A run as every rank but the first has it: it reads what the first one writes, and writes nothing but its own file."""
 
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from foretrain.training.store import RunDirectory, RunRecord, now
 
@@ -46,25 +46,4 @@ class FollowerDirectory(RunDirectory):
             super().append(self.own, {"at": now(), "id": id, "values": values})
 
     def drop_metrics_from(self, step: int, *, keep_evaluation: bool) -> None:
-        pass
-
-
-class NoSaver:
-    """Where the first rank saves what all have alike."""
-
-    blocked_s = 0.0
-
-    def save(self, state: Any, progress: Any, *, wait: bool) -> None:
-        pass
-
-    def poll(self) -> None:
-        pass
-
-    def finish(self) -> None:
-        pass
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
         pass

@@ -23,6 +23,8 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from foretrain.base import bugs
 from foretrain.base.errors import UserError
+from foretrain.model.ranks.peers import ALONE as ALONE_PEERS
+from foretrain.model.ranks.peers import Peers
 from foretrain.training.ranks.place import ALONE, OfRank, Place, host_name
 
 LAST = "last"  # the key of the first last word
@@ -40,6 +42,7 @@ class Ranks:
 
     def __init__(self, place: Place = ALONE) -> None:
         self.place = place
+        self.peers = ALONE_PEERS
         self.ends: Callable[[UserError], object] = lambda error: None
 
     @property
@@ -108,6 +111,7 @@ class Group(Ranks):
             "nccl" if cards else "gloo", store=PrefixStore("group", self._store), rank=self.rank,
             world_size=self.world, timeout=timedelta(seconds=self.timeout_s), device_id=device if cards else None,
         )  # fmt: skip
+        self.peers = Peers.joined()
 
     # -- agreeing ------------------------------------------------------------------------------------------
 

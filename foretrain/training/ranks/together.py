@@ -4,7 +4,7 @@ Each step's loss is reduced over the ranks, and with it whether one of them has 
 where one has do they confer, all after the same step; so a run in which nothing happens has no further collective.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import median_low
 from typing import Any
 
@@ -14,13 +14,16 @@ from foretrain.config.options import RunConfig
 from foretrain.data.batches import Batch
 from foretrain.model.ranks.parallel import Share, sharer
 from foretrain.model.ranks.sharing import Sharing
+from foretrain.model.ranks.streams import seeded
 from foretrain.model.step import TrainState
 from foretrain.training.attempts import Mean, Sum
 from foretrain.training.ranks.group import Ranks
 from foretrain.training.signals import StopFlag
 from foretrain.training.store import RankFigures
 
-SLOW = 0.15  # slower than the median by more is told
+SLOW = 0.15  # slower than the median by more is told, where it is so
+SLOW_TWICE = 2  # in so many evaluations, one after the other
+LEAST_S = 0.2  # of an evaluation that says something
 
 
 class Together:
@@ -30,8 +33,8 @@ class Together:
         self.ranks, self.flag, self.note = ranks, flag, note
         self.smaller: int | None = None
         self.figures: tuple[RankFigures, ...] = ()
-        self._evaluated_s, self._evaluated_tokens, self._evaluations = 0.0, 0, 0
-        self._slow: set[int] = set()
+        self._evaluated_s, self._evaluated_tokens = 0.0, 0
+        self._slow: dict[int, int] = {}  # evaluations in which a rank was, one after the other
 
     @property
     def several(self) -> bool:
@@ -57,8 +60,15 @@ class Together:
             self.flag.agree(verdict["stop"])
         return int(verdict["batch_size"])
 
-    def pieces(self, batches: Iterable[Batch], rows: int) -> Iterator[Batch]:
-        """The micro-batches, each cut into pieces of so many rows where this rank has no memory for the whole."""
+    def dealt(self, batches: Iterable[Batch], config: RunConfig, step: int) -> Iterable[Batch]:
+        """The micro-batches of this rank's part of a step, as it carries them out. Dropout draws by their number in the
+        whole step."""
+        if config.dropout and self.several:
+            batches = seeded(batches, config.seed, step, self.ranks.rank, self.ranks.world)
+        return self._pieces(batches, self.smaller) if self.smaller else batches
+
+    def _pieces(self, batches: Iterable[Batch], rows: int) -> Iterator[Batch]:
+        """Each cut into pieces of so many rows, where this rank has no memory for the whole."""
         for idx, targets in batches:
             yield from zip(idx.split(rows), targets.split(rows), strict=True)
 
@@ -91,29 +101,28 @@ class Together:
 
     def gather(self, figures: RankFigures) -> None:
         """Let the first rank have the figures of all, and tell who is slow. After an evaluation, by every rank."""
-        speed = self._evaluated_tokens / self._evaluated_s if self._evaluated_s else None
+        update = {"evaluated_s": self._evaluated_s, "evaluated_tokens": self._evaluated_tokens}
         self._evaluated_s, self._evaluated_tokens = 0.0, 0
-        word = figures.model_copy(update={"evaluated_tokens_per_s": speed}).to_json()
 
         def keep(words: list[Any]) -> None:
             self.figures = tuple(RankFigures.model_validate(each) for each in words)
-            self._evaluations += 1
-            if self._evaluations > 1:  # the first one allocates, and compiles
-                self._tell_slow()
+            for figures, behind in slow(self.figures):
+                values = {"rank": figures.rank, "host": figures.host, "card": figures.card, "behind": behind}
+                self._slow[figures.rank] = self._slow.get(figures.rank, 0) + 1
+                if self._slow[figures.rank] == SLOW_TWICE:  # once may be chance, and the first one compiles
+                    self.note("slow_rank", **values)
 
-        self.ranks.agree(word, keep)
+        self.ranks.agree(figures.model_copy(update=update).to_json(), keep)
 
-    def _tell_slow(self) -> None:
-        """Each once: a rank that computes slower than most holds up all."""
-        speeds = {f.rank: f.evaluated_tokens_per_s for f in self.figures if f.evaluated_tokens_per_s}
-        if not speeds:
-            return
-        usual_s = median_low(1 / speed for speed in speeds.values())
-        for figures in self.figures:
-            behind = 1 / speeds[figures.rank] / usual_s - 1 if figures.rank in speeds else 0.0
-            if behind > SLOW and figures.rank not in self._slow:
-                self._slow.add(figures.rank)
-                self.note("slow_rank", rank=figures.rank, host=figures.host, card=figures.card, behind=behind)
+
+def slow(figures: Sequence[RankFigures]) -> list[tuple[RankFigures, float]]:
+    """The ranks that compute so much slower than the median that all wait for them, and by which share."""
+    times = {f.rank: f.evaluated_s / f.evaluated_tokens for f in figures if f.evaluated_tokens}
+    if not times or max(f.evaluated_s for f in figures) < LEAST_S:
+        return []
+    usual = median_low(times.values())
+    behind = [(f, times[f.rank] / usual - 1) for f in figures if f.rank in times]
+    return [(f, share) for f, share in behind if share > SLOW]
 
 
 def _agreed(words: list[dict[str, Any]]) -> dict[str, Any]:

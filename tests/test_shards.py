@@ -88,10 +88,14 @@ def assert_switched(first: Unbroken, strategy: str, world: int, data: str, *, sa
     assert all(each[2] == rows[tuple(each[:2])] for each in seen)
 
 
-@pytest.mark.parametrize(
-    ("first", "then"),
-    [(("ddp", 2), ("ddp", 1)), (("ddp", 1), ("fsdp", 3)), (("fsdp", 2), ("zero1", 3)), (("fsdp", 2), ("fsdp", 2))],
-)  # fmt: skip
+# Of three ranks the order of sums counts, of two it does not.
+SWITCHES = [
+    (("ddp", 3), ("ddp", 3)), (("ddp", 3), ("ddp", 1)), (("ddp", 1), ("fsdp", 2)), (("fsdp", 3), ("fsdp", 3)),
+    (("fsdp", 3), ("zero1", 2)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("first", "then"), SWITCHES)
 def test_any_number_of_ranks_goes_on(first: tuple[str, int], then: tuple[str, int], data: str, unbroken: Any) -> None:
     assert_switched(unbroken(*first, AT + 3), *then, data, same=first == then)
 
@@ -150,7 +154,7 @@ def test_what_fails_on_one_rank_is_heard_on_all_and_harms_no_checkpoint(data: st
 )  # fmt: skip
 @pytest.mark.parametrize("damage", ["missing", "flipped", "cut", "manifest cut", "rank left out"])
 def test_a_damaged_part_is_named_and_the_checkpoint_before_is_used(damage: str, unbroken: Any) -> None:
-    shutil.copytree(unbroken("fsdp", 2, AT + 3)[1] / "at", FOLDER)
+    shutil.copytree(unbroken("fsdp", 3, AT + 3)[1] / "at", FOLDER)
     path = checkpoint.path_of(FOLDER, 2)
     part, manifest = path / "optimizer.rank-1.safetensors", path / "manifest.json"
     content = part.read_bytes()
@@ -172,8 +176,8 @@ def test_a_damaged_part_is_named_and_the_checkpoint_before_is_used(damage: str, 
         "manifest cut": "its manifest cannot be read (JSONDecodeError)", "rank left out": "its manifest is incomplete",
     }[damage]  # fmt: skip
     if damage in ("missing", "flipped"):
-        found = on_ranks(loaded, 3, CONFIG, "ddp", str(FOLDER))
-        assert found == [(1, ((path.name, expected),))] * 3
+        found = on_ranks(loaded, 2, CONFIG, "ddp", str(FOLDER))
+        assert found == [(1, ((path.name, expected),))] * 2
     assert checkpoint.newest_valid(FOLDER) == (checkpoint.path_of(FOLDER, 1), ((path.name, expected),))
 
 

@@ -356,7 +356,6 @@ def test_plan_and_help_never_import_torch_or_numpy() -> None:
 
 # Private names of the package that tests still use. This list only ever becomes shorter.
 PRIVATE_NAMES_IN_TESTS = {
-    "faults/inputs.py: foretrain.app.training_run._directory",
     "faults/test_inputs.py: config_checks._RULES",
     "kit/prepare.py: disk._write",
     "test_abstract.py: step.EagerProgram._uneven",

@@ -522,7 +522,7 @@ def test_without_a_compiler_training_goes_on_in_eager_mode(
 
 
 def test_vocabulary_is_taken_from_the_dataset(own_directory: Path) -> None:
-    from foretrain.app.training_run import prepare_data
+    from foretrain.app.training.data import prepare_data
 
     path = write_dataset(Path("data/toy"))
     (path / "meta.json").write_text(json.dumps({"dtype": "uint16", "vocab_size": 96}))

@@ -18,7 +18,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from foretrain.app.plan import with_dataset
-from foretrain.app.training_run import prepare_data
+from foretrain.app.training.data import prepare_data
 from foretrain.app.tune import job_of as prepare
 from foretrain.base.errors import UserError
 from foretrain.base.quantities import parse_duration

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from foretrain.app.training_run import prepare_data
+from foretrain.app.training.data import prepare_data
 from foretrain.config.resolve import ResolvedConfig, resolve
 from foretrain.training import choices
 from foretrain.training.device import place

@@ -9,11 +9,13 @@ from typing import Any
 
 from foretrain.app.plan import Config, resolved_of
 from foretrain.base.errors import UserError
+from foretrain.config.ranks import as_one_rank_of, of_rank
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.data.remote import Bar, no_bar
 from foretrain.predict.allocator.settings import Settings, merged
 from foretrain.training.contention import Clock
 from foretrain.training.notes import Listener
+from foretrain.training.ranks.place import place_of
 from foretrain.training.store import RunRecord
 
 
@@ -30,8 +32,9 @@ def train(
     The run is in `out_dir`: config, forecast (made before the first step), metrics, checkpoints. `config`, `options`:
     as in `plan`; times in the record are in seconds, memory is in bytes, losses are in nats a token. `resume`: go on
     with the newest unfinished run in out_dir. `trial`: with batch_size = "auto", try what was chosen in a process of
-    its own first. `listen` hears each step (StepMetrics), evaluation (EvaluationMetrics) and notes with an id, as soon
-    as they are there. Ctrl-C saves a checkpoint and returns a record with status "interrupted".
+    its own first. Started by torchrun or Slurm it is one rank of several: the first one listens and writes. `listen`
+    hears each step (StepMetrics), evaluation (EvaluationMetrics) and notes with an id, as soon as they are there.
+    Ctrl-C saves a checkpoint and returns a record with status "interrupted".
     Raises UserError, with the exit code of `foretrain train`: bad config 2, no torch 4, out of memory 5, diverged 6,
     data missing or damaged 7, disk full 8.
     """
@@ -44,13 +47,16 @@ def train_resolved(
 ) -> RunRecord:  # fmt: skip
     """As `train`. `bar`: shows the download of shards. `ends_process`: a late signal stops nothing else."""
     need_torch()
-    if (count := os.environ.get("WORLD_SIZE", "1")) not in ("", "0", "1"):
-        raise UserError("environment.one_process", count=count[:20])
+    place = place_of(os.environ)
+    if place.world > 1:
+        of_rank(as_one_rank_of(resolved.config, place.world), place.world)  # before torch is imported
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # what the store and gloo warn of is told in a sentence
     set_allocator(resolved.config.allocator_settings)
     since = Clock().read()  # what the machine does while torch is imported and the data is prepared
-    from foretrain.app.training_run import Request, run
+    from foretrain.app.training.request import Request
+    from foretrain.app.training_run import run
 
-    return run(Request(resolved, resume, trial, listen, bar, ends_process, since))
+    return run(Request(resolved, resume, trial, listen, bar, ends_process, since, place))
 
 
 def need_torch() -> None:

@@ -5,7 +5,7 @@ gradient_accumulation_steps.
 """
 
 from foretrain.base.errors import UserError
-from foretrain.config.microbatches import largest_divisor, sequences_of
+from foretrain.config.microbatches import cut, largest_divisor, sequences_of
 from foretrain.config.options import RunConfig
 
 
@@ -32,3 +32,13 @@ def _indivisible(config: RunConfig, world: int) -> UserError:
     a_micro_batch = config.tokens_per_step // steps
     found = [f"{n} ({n * a_micro_batch:,})" for n in near]
     return UserError("config.ranks_indivisible_near", **values, nearest=found)
+
+
+def as_one_rank_of(config: RunConfig, world: int) -> RunConfig:
+    """With batch_size = auto any whole number of sequences a rank will do: the config as a start for the pick."""
+    sequences = sequences_of(config)
+    if not config.auto_batch_size or sequences % world:
+        return config
+    return cut(config, largest_divisor(sequences // world, config.batch_size)).model_copy(
+        update={"auto_batch_size": True}
+    )

@@ -123,7 +123,8 @@ def _folder(path: Path) -> WeightsFile:
 def _checkpoint(path: Path, run: Path) -> WeightsFile:
     config = _table(run / "run.json").get("config")
     config = config if isinstance(config, dict) else {}
-    found = _safetensors(path, (path / "model.safetensors",), config=config)
+    of_ranks = sorted(path.glob("model.rank-*.safetensors"))  # several wrote it, each some rows of every tensor
+    found = _safetensors(path, tuple(of_ranks) or (path / "model.safetensors",), config=config)
     state = _table(path / "state.json")
     step = state.get("step")
     return found.model_copy(
@@ -133,7 +134,10 @@ def _checkpoint(path: Path, run: Path) -> WeightsFile:
 
 def _safetensors(path: Path, files: tuple[Path, ...], config: dict[str, Any] | None = None) -> WeightsFile:
     """The shape by the tensors' names, and by the config.json beside them."""
-    shapes = {name: shape for file in files for name, shape in _header(file).items()}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in files:
+        for name, shape in _header(file).items():
+            shapes[name] = max(shape, shapes.get(name, shape))  # of parts, the one with the last rows has the most
     family = next((each for each in FAMILIES.values() if each.hugging_face and each.owns(shapes)), None)
     if family is None or family.name == "nanogpt":
         return _gpt2(path, files, shapes, config)
@@ -209,8 +213,25 @@ def _table(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+SHARDING, OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
+
+
+def begins_in(metadata: Any) -> dict[str, int]:
+    """Of a safetensors file with parts of tensors: the row of the whole at which each begins, as
+    torch.distributed.checkpoint notes it in `__metadata__`. Raises ValueError, TypeError and the like for another form.
+    """
+    told = json.loads(metadata[SHARDING]) if metadata and SHARDING in metadata else {}
+    begins = {name: (entry[OFFSETS] or [0])[0] for name, entry in told.items()}
+    if not all(type(begin) is int and begin >= 0 for begin in begins.values()):
+        raise ValueError("rows begin at no number")
+    return begins
+
+
 def _header(path: Path) -> dict[str, tuple[int, ...]]:
-    """{name: shape} of a safetensors file: a length, then JSON (github.com/huggingface/safetensors, format)."""
+    """{name: shape} of a safetensors file: a length, then JSON (github.com/huggingface/safetensors, format).
+
+    Of a part of a tensor: the shape of the whole up to its end.
+    """
     _need_file(path)
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -219,10 +240,12 @@ def _header(path: Path) -> dict[str, tuple[int, ...]]:
         text = file.read(length)
     try:
         found = json.loads(text)
+        begins = begins_in(found.pop("__metadata__", None))
         return {
-            re.sub(r"[^\x20-\x7e]", "?", name): tuple(int(n) for n in entry["shape"])
+            re.sub(r"[^\x20-\x7e]", "?", name): tuple(
+                int(n) + (0 if dim else begins.get(name, 0)) for dim, n in enumerate(entry["shape"])
+            )
             for name, entry in found.items()
-            if name != "__metadata__"
         }
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise Refused(f"{path.name} is no safetensors file, or is damaged") from None

@@ -181,9 +181,14 @@ def evaluation_batches(
     batch_size: int,
     block: int,
     device: torch.device,
+    part: tuple[int, int] = (0, 1),
 ) -> Iterator[Batch]:
-    """The same rows at every evaluation, so that two differ by the model alone; the last batch may be a smaller one."""
+    """The same rows at every evaluation, so that two differ by the model alone; the last batch may be a smaller one.
+
+    `part`: (which, of how many): every so many-th batch from that one on.
+    """
     stream = EVAL_TRAIN if split == "train" else EVAL_VAL
     first = tokens.starts("random", seed, stream, 0, rows, block)
-    for start in range(0, rows, batch_size):
+    which, parts = part
+    for start in range(which * batch_size, rows, parts * batch_size):
         yield tokens.batch(first[start : start + batch_size], block, device)

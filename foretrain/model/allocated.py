@@ -64,6 +64,11 @@ def highest(sizes: Iterable[int]) -> int:
 
 
 def storage_bytes(tensors: Iterator[torch.Tensor]) -> int:
-    """Bytes of the distinct storages behind these tensors."""
-    sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
-    return sum(sizes.values())
+    """Bytes of the distinct storages behind these tensors; of one that ranks share, of this rank's part."""
+    storages = [own_part(tensor).untyped_storage() for tensor in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def own_part(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or the rows of a DTensor that are here. Told by an attribute, as its module takes long to import."""
+    return getattr(tensor, "_local_tensor", tensor)

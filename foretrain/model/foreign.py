@@ -5,33 +5,29 @@ Face keeps the four matrices of a block as Conv1D, in x out (transformers, pytor
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from foretrain.config.options import RunConfig
 from foretrain.config.weights_file import canonical
+from foretrain.model.ranks.parts import opened
 from foretrain.model.shape import ModelShape, Parameter
 
 
 def read_weights(files: Sequence[str], shape: ModelShape, *, conv1d: bool) -> Iterator[tuple[str, Tensor]]:
     """(name, fp32 tensor on the CPU) of each parameter of `shape`, one at a time, cropped and padded to it.
 
-    Raises SafetensorError and KeyError where the files are not what their headers said.
+    Raises SafetensorError, KeyError and ValueError where the files are not what their headers said.
     """
-    with ExitStack() as stack:
-        where = {}
-        for file in files:
-            held: Any = stack.enter_context(safe_open(file, "pt"))
-            names = list(held.keys())
-            where |= {own: (held, name) for own, name in zip(canonical(dict.fromkeys(names)), names, strict=True)}
+    with opened(files) as held:
+        where = dict(zip(canonical(dict.fromkeys(held)), held.values(), strict=True))
         for parameter in shape.parameters():
-            held, name = where[parameter.name]
-            tensor = held.get_tensor(name).float()
-            if conv1d and name.endswith(shape.family.transposed):
+            split = where[parameter.name]
+            tensor = split.whole().float()
+            if conv1d and split.name.endswith(shape.family.transposed):
                 tensor = tensor.t()
             yield parameter.name, fit(parameter, tensor, shape)
 

@@ -59,12 +59,14 @@ class TrainState:
 class StepResult:
     """Of one optimizer step, on the device: mean loss of its micro-batches, and the gradient's norm before clipping.
 
-    `held`: 1.0 where the update was not made, because one of the two is not finite.
+    `held`: 1.0 where the update was not made, because one of the two is not finite. `asked`: of several ranks, above 0
+    where one of them has something to tell the others.
     """
 
     loss: Tensor
     grad_norm: Tensor
     held: Tensor | None = None
+    asked: Tensor | None = None
 
 
 def build(
@@ -81,7 +83,7 @@ def build(
         torch.set_float32_matmul_precision("high")  # TF32 for what stays fp32, as nanoGPT sets it
     masters = _masters(model, config, dtype)
     trained = masters.model if masters else model
-    call: Callable[..., Tensor] = _compiled(model, config) if compile else model
+    call: Callable[..., Tensor] = _compiled(model, config, blocks=share is not None) if compile else model
     parallel = share(model, device, dtype) if share else None
     if parallel:
         call = parallel.call
@@ -107,8 +109,9 @@ def _masters(model: LanguageModel, config: RunConfig, dtype: torch.dtype) -> Mas
     return Masters(model, **wanted) if wanted else None
 
 
-def _compiled(model: LanguageModel, config: RunConfig) -> Callable[[Tensor, Tensor], Tensor]:
+def _compiled(model: LanguageModel, config: RunConfig, *, blocks: bool) -> Callable[[Tensor, Tensor], Tensor]:
     """Whole where it can be, else in parts. Compilation comes with the first call, so the compiler's settings stay.
+    `blocks`: one by one, as for ranks that share the model, whose gradients are sent block by block.
 
     Each size is compiled for itself: after an evaluation at another one, training would else get slower kernels of a
     symbolic size.
@@ -118,7 +121,7 @@ def _compiled(model: LanguageModel, config: RunConfig) -> Callable[[Tensor, Tens
     options: dict[str, Any] = {"dynamic": False}
     if config.compile_mode != "default":
         options["mode"] = config.compile_mode
-    if config.compile_blocks:
+    if config.compile_blocks or blocks:
         model.compile_blocks(options)
     elif model.chunked_loss is None:
         return torch.compile(model, **options)
@@ -143,7 +146,10 @@ def train_step(state: TrainState, batches: "Iterable[Batch]", learning_rate: flo
             with state.autocast():
                 loss = state.call(idx, targets)
             total += loss.detach().float()
-            state.scaler.scale(loss / count).backward()
+            if state.parallel:
+                state.parallel.backward(state.scaler.scale(loss / count), last=number == count)
+            else:
+                state.scaler.scale(loss / count).backward()
     if state.masters:
         state.masters.take_gradients()
     state.scaler.unscale_(state.optimizer)
@@ -156,7 +162,7 @@ def train_step(state: TrainState, batches: "Iterable[Batch]", learning_rate: flo
     state.optimizer.zero_grad(set_to_none=True)
     if state.masters:
         state.masters.give_weights()
-    return StepResult(total / count, norm, held)
+    return StepResult(total / count, norm, held, state.parallel.asked if state.parallel else None)
 
 
 @torch.no_grad()

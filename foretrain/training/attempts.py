@@ -16,7 +16,7 @@ import ctypes
 import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -36,7 +36,7 @@ _MESSAGES = (
 )  # fmt: skip
 _FROM = ("torch._dynamo.", "torch._inductor.", "triton.")  # where the classes of such errors are
 
-Failure = Literal["micro_step", "optimizer", "stopped"]
+Failure = Literal["micro_step", "optimizer", "stopped", "sent"]
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -48,9 +48,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @dataclass(frozen=True)
 class NotCompiled:
-    """Why there are no compiled kernels."""
+    """Why there are no compiled kernels. `sent`: what other ranks wait for cannot be done again."""
 
     reason: str
+    sent: bool = False
 
 
 def not_compiled(error: BaseException) -> NotCompiled | None:
@@ -66,6 +67,7 @@ MEASURED = 2  # batches that show the peak
 
 Failed = Literal["out of memory"] | NotCompiled
 Mean = float | None | Failed
+Sum = tuple[float, float] | None | Failed  # losses and their weights
 
 
 @dataclass(frozen=True)
@@ -121,9 +123,10 @@ def attempt(
     failed: Callable[[BaseException, int], None] = lambda error, begun: None,
     stopping: Callable[[], bool] = lambda: False,
 ) -> StepResult | Failure | NotCompiled:  # fmt: skip
-    """One optimizer step, or why there is none: after all but 'optimizer' everything is as before the step.
+    """One optimizer step, or why there is none: after all but 'optimizer' and 'sent' everything is as before the step.
 
-    'micro_step', 'optimizer': where memory ran out. 'stopped': `stopping` said so between two micro-steps. `failed` is
+    'micro_step', 'optimizer': where memory ran out. 'sent': in a micro-step, and other ranks have gradients of it, or
+    wait for what does not come. 'stopped': `stopping` said so between two micro-steps. `failed` is
     told of a lack of memory: the exception, which it must not keep, and how many micro-steps had begun.
     """
     generators, watched = Generators.now(state.device), _Watched(batches, stopping)
@@ -142,6 +145,8 @@ def attempt(
     # Here the exception is gone, and with it the frames that held activations.
     if watched.used_up:
         return "optimizer"
+    if state.parallel and not state.parallel.broken_off():
+        return replace(outcome, sent=True) if isinstance(outcome, NotCompiled) else "sent"
     state.optimizer.zero_grad(set_to_none=True)
     if state.masters:
         state.masters.drop_gradients()
@@ -161,7 +166,7 @@ def use_split(state: TrainState, config: RunConfig, *, compiled: bool) -> None:
 def go_eager(state: TrainState) -> None:
     """From here on a state runs uncompiled, and in the memory of a run that never was compiled."""
     state.model.stay_eager()
-    state.call = state.model
+    state.call = state.parallel.call if state.parallel else state.model
     remove_frame_hook()
 
 
@@ -181,7 +186,7 @@ def remove_frame_hook() -> None:
         change(python.PyInterpreterState_Get(), ctypes.cast(python._PyEval_EvalFrameDefault, ctypes.c_void_p))
 
 
-def mean_loss(
+def sum_of_losses(
     batches: Iterator[Batch],
     loss_of: Callable[[Batch], torch.Tensor],
     *,
@@ -189,13 +194,14 @@ def mean_loss(
     measure: AbstractContextManager[None] | None,
     stopping: Callable[[], bool],
     failed: Callable[[BaseException, int], None] = lambda error, begun: None,
-) -> Mean:
-    """The mean loss in nats a token; None where a stop was asked for in between; why there is none.
+) -> Sum:
+    """(losses in nats a token, summed by their weights; the sum of these); None where a stop was asked for in between;
+    why there is none.
 
     `measure` is entered around the first two batches, which a stop does not interrupt. `failed` is as in `attempt`.
     """
     try:
-        return _mean(batches, loss_of, batch_size, measure, stopping)
+        return _sum(batches, loss_of, batch_size, measure, stopping)
     except Exception as error:
         if (reason := not_compiled(error)) is not None:
             return reason
@@ -205,13 +211,13 @@ def mean_loss(
     return "out of memory"
 
 
-def _mean(
+def _sum(
     batches: Iterator[Batch],
     loss_of: Callable[[Batch], torch.Tensor],
     batch_size: int,
     measure: AbstractContextManager[None] | None,
     stopping: Callable[[], bool],
-) -> float | None:
+) -> tuple[float, float] | None:
     total: torch.Tensor | float = 0.0
     weight = 0.0
     with measure or nullcontext():
@@ -223,4 +229,4 @@ def _mean(
             return None
         share = len(batch[0]) / batch_size
         total, weight = total + loss_of(batch) * share, weight + share
-    return float(total) / weight
+    return float(total), weight

@@ -2,13 +2,18 @@
 
 A checkpoint is staged beside its place, synced, and renamed, so that it is there as a whole or not at all. Loading
 verifies every digest first and falls back to the one before. Only complete checkpoints count in retention.
+
+Of several ranks each writes and syncs its rows in files of its own; the first, when it has heard the digests of all,
+writes the manifest and renames. Any number of ranks reads what any other number has written: each reads its rows.
 """
 
 import contextlib
 import errno
 import json
+import os
+import platform
 import shutil
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,11 +26,15 @@ from foretrain.base.errors import UserError
 from foretrain.base.messages import say
 from foretrain.base.records import Record
 from foretrain.base.safe_read import read_text
+from foretrain.model.ranks.parts import Split, opened
+from foretrain.model.ranks.peers import ALONE, Peers
+from foretrain.model.ranks.rows import Rows, held, is_sharded, like, states_of
 from foretrain.model.step import TrainState
-from foretrain.training.tensor_files import Snapshot, live, pieces
+from foretrain.training.tensor_files import Snapshot, file_name, live
 
 SCHEMA = "foretrain.checkpoint/1"
 MANIFEST = "manifest.json"
+MOST_RANKS = 100_000
 
 
 class Progress(Record):
@@ -83,38 +92,69 @@ def kept_in(folder: Path) -> str:
 # -- saving ------------------------------------------------------------------------------------------------
 
 
-def save(folder: Path, state: TrainState, progress: Progress) -> Path:
+def check_shared(folder: Path, peers: Peers) -> None:
+    """Raise UserError 'environment.not_shared' on all ranks where one of them does not see the first one's files, and
+    'environment.cannot_write' where there can be none. To be asked before the first step, not hours later."""
+    mark = folder / f".staging-shared-{os.getpid()}"  # swept, should it be left
+
+    def make() -> str:
+        folder.mkdir(parents=True, exist_ok=True)
+        durable.remove_folder(mark)
+        durable.make_folder(mark)
+        return mark.name
+
+    def look(made: str) -> None:
+        if not (folder / made).is_dir():
+            raise _not_shared(folder, peers.rank, platform.node())
+
+    if peers.world == 1:
+        return
+    try:
+        made = peers.agree(lambda: make() if peers.first else "")[0]
+        peers.agree(lambda: look(made))
+    except OSError as error:
+        raise _disk_error(error, folder, 0) from None
+    finally:
+        if peers.first:
+            durable.remove_folder(mark)
+
+
+def _not_shared(folder: Path, rank: int, host: str) -> UserError:
+    return UserError("environment.not_shared", path=str(folder), rank=rank, host=host)
+
+
+def save(folder: Path, state: TrainState, progress: Progress, peers: Peers = ALONE) -> Path:
     """Commit a checkpoint of this state as it is now. Raises as `commit` does."""
-    return commit(folder, live(state), progress)
+    return commit(folder, live(state), progress, peers)
 
 
-def commit(folder: Path, snapshot: Snapshot, progress: Progress) -> Path:
-    """Write a checkpoint, whole or not at all.
+def commit(folder: Path, snapshot: Snapshot, progress: Progress, peers: Peers = ALONE) -> Path:
+    """Write a checkpoint, whole or not at all. Every rank calls it, and all raise the same.
 
     Raises UserError 'disk.full', 'disk.limit', 'environment.cannot_write', and 'diverged.weights' where a number is not
-    finite.
+    finite; of several ranks also 'environment.not_shared'. RuntimeError, of torch's, where one of them is gone.
     """
     final = path_of(folder, progress.step)
-    staging, old = folder / f".staging-{final.name}", folder / f".old-{final.name}"
+    staging = folder / f".staging-{final.name}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        durable.remove_folder(staging)
-        durable.make_folder(staging)
-        _write(staging, snapshot, progress)
-        if final.exists():  # the same step again: the old one keeps another name until the new one has this one
-            durable.remove_folder(old)
-            durable.rename(final, old)
-        durable.rename(staging, final)
-        durable.sync_folder(folder)
-        durable.remove_folder(old)
-    except OSError as error:
-        with contextlib.suppress(OSError):  # gives the old one its name back, where that was taken already
-            sweep(folder)
-        raise _disk_error(error, folder, snapshot.size_bytes) from None
-    except UserError:
-        durable.remove_folder(staging)
+        with _disk_errors(folder, snapshot):
+            peers.only_first(lambda: _make_staging(folder, staging))
+            written = peers.agree(lambda: _write(staging, snapshot, progress.step, peers))
+            peers.only_first(lambda: _finish(staging, final, snapshot, progress, written))
+    except UserError:  # which all ranks have heard, so none of them is writing any more
+        if peers.first:
+            with contextlib.suppress(OSError):  # gives the old one its name back, where that was taken already
+                sweep(folder)
         raise
     return final
+
+
+@contextlib.contextmanager
+def _disk_errors(folder: Path, snapshot: Snapshot) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _disk_error(error, folder, snapshot.size_bytes) from None
 
 
 def _disk_error(error: OSError, folder: Path, needs: int) -> UserError:
@@ -130,18 +170,48 @@ def _disk_error(error: OSError, folder: Path, needs: int) -> UserError:
     return UserError("environment.cannot_write", path=str(folder), reason=error.strerror or str(error))
 
 
-def _write(staging: Path, snapshot: Snapshot, progress: Progress) -> None:
-    """All files, each synced; the manifest last, with the digests of what was meant to be in the others."""
+def _make_staging(folder: Path, staging: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    durable.remove_folder(staging)
+    durable.make_folder(staging)
+
+
+Manifest = dict[str, dict[str, Any]]  # of each file its size_bytes, and the sha256 of what was meant to be in it
+
+
+def _write(staging: Path, snapshot: Snapshot, step: int, peers: Peers) -> Manifest:
+    """The files of this rank, each synced."""
+    if not staging.is_dir():  # which the first rank has made
+        raise _not_shared(staging.parent, peers.rank, platform.node())
+    return {name: _written(staging / name, content) for name, content in sorted(snapshot.contents(step).items())}
+
+
+def _written(path: Path, content: Iterable[memoryview | bytes]) -> dict[str, Any]:
+    size, digest = durable.write(path, content)
+    return {"size_bytes": size, "sha256": digest}
+
+
+def _finish(staging: Path, final: Path, snapshot: Snapshot, progress: Progress, written: list[Manifest]) -> None:
+    """What one rank writes, the manifest last; then the name."""
+    for rank, files in enumerate(written):
+        if not all((staging / name).is_file() for name in files):
+            raise _not_shared(final.parent, rank, platform.node())
     document = {**progress.to_json(schema=SCHEMA), "scaler": snapshot.scaler, "torch": torch.__version__}
-    contents = {name: pieces(tensors, progress.step) for name, tensors in snapshot.files.items()}
-    contents["state.json"] = iter([json.dumps(document, indent=1).encode()])
-    manifest = {}
-    for name, content in sorted(contents.items()):
-        size, digest = durable.write(staging / name, content)
-        manifest[name] = {"size_bytes": size, "sha256": digest}
-    text = json.dumps({"step": progress.step, "files": manifest}, indent=1)
+    manifest = {name: entry for files in written for name, entry in files.items()}
+    manifest["state.json"] = _written(staging / "state.json", [json.dumps(document, indent=1).encode()])
+    named: dict[str, Any] = {"step": progress.step}
+    if len(written) > 1:
+        named["ranks"] = len(written)
+    text = json.dumps({**named, "files": dict(sorted(manifest.items()))}, indent=1)
     durable.write(staging / MANIFEST, [text.encode()])
     durable.sync_folder(staging)
+    folder, old = final.parent, final.with_name(f".old-{final.name}")
+    if final.exists():  # the same step again: the old one keeps another name until the new one has this one
+        durable.remove_folder(old)
+        durable.rename(final, old)
+    durable.rename(staging, final)
+    durable.sync_folder(folder)
+    durable.remove_folder(old)
 
 
 def _remove(path: Path) -> None:
@@ -152,20 +222,27 @@ def _remove(path: Path) -> None:
     durable.remove_folder(trash)
 
 
-def retain(folder: Path, keep: int, best_step: int | None, verified: Set[int] = frozenset()) -> set[int]:
+def retain(
+    folder: Path, keep: int, best_step: int | None, verified: Set[int] = frozenset(), peers: Peers = ALONE
+) -> set[int]:
     """Keep the newest `keep` checkpoints whose digests are right, and the best one; remove what is older.
 
     A damaged one counts for nothing, so the newest that is right always stays. `verified`: steps known to be right;
-    the others are read. Returns the steps that are.
+    the others are read, by several ranks together. Returns the steps that are.
     """
     right: set[int] = set()
-    for step in reversed(steps_in(folder)):
+    older: list[int] = []
+    steps, known = peers.agree(lambda: [steps_in(folder), sorted(verified)])[0]  # all go by what the first one knows
+    for step in reversed(steps):
         if len(right) < keep or step == best_step:
-            if step in verified or problem_of(path_of(folder, step)) is None:
+            if step in known or problem_of(path_of(folder, step), peers) is None:
                 right.add(step)
         else:
+            older.append(step)
+    if peers.first:
+        for step in older:
             _remove(path_of(folder, step))
-    sweep(folder)
+        sweep(folder)
     return right
 
 
@@ -185,25 +262,26 @@ def sweep(folder: Path) -> None:
 # -- loading -----------------------------------------------------------------------------------------------
 
 
-def problem_of(path: Path) -> str | None:
-    """Why a checkpoint cannot be trusted, or None when every digest is right."""
+def problem_of(path: Path, peers: Peers = ALONE) -> str | None:
+    """Why a checkpoint cannot be trusted, or None when every digest is right. Several ranks share the reading."""
+    return next((each for each in peers.agree(lambda: _problem_of(path, peers)) if each), None)
+
+
+def _problem_of(path: Path, peers: Peers) -> str | None:
+    """What this rank finds: it looks at every `world`-th file."""
     try:
         text = read_text(path / MANIFEST)
         manifest = json.loads(text)
-        listed: dict[str, Any] = manifest["files"]
-        if text != json.dumps(manifest, indent=1) or set(manifest) != {"step", "files"}:
+        listed: Manifest = manifest["files"]
+        if text != json.dumps(manifest, indent=1) or set(manifest) - {"ranks"} != {"step", "files"}:
             return "its manifest is not as it was written"
         if path_of(path.parent, manifest["step"]) != path:
             return f"its manifest is of step {manifest['step']}"
-        for name, entry in listed.items():
-            target = path / Path(name).name
-            if not target.is_file():
-                return f"{name} is missing"
-            if target.stat().st_size != entry["size_bytes"]:
-                return f"{name} has {target.stat().st_size} bytes instead of {entry['size_bytes']}"
-            if durable.digest_of(target) != entry["sha256"]:
-                return f"{name} does not match its digest"
-        if not {"model.safetensors", "optimizer.safetensors", "rng.safetensors", "state.json"} <= set(listed):
+        for name in list(listed)[peers.rank :: peers.world]:
+            if problem := _problem_of_file(path / Path(name).name, listed[name]):
+                return problem
+        needed = {"rng.safetensors", "state.json"}.union(*(files_of(path, kind) for kind in KINDS))
+        if not needed <= set(listed):
             return "its manifest is incomplete"
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return f"its manifest cannot be read ({type(error).__name__})"
@@ -214,6 +292,38 @@ def problem_of(path: Path) -> str | None:
     return None if path_of(path.parent, progress.step) == path else f"its state is of step {progress.step}"
 
 
+def _problem_of_file(target: Path, entry: dict[str, Any]) -> str | None:
+    if not target.is_file():
+        return f"{target.name} is missing"
+    if target.stat().st_size != entry["size_bytes"]:
+        return f"{target.name} has {target.stat().st_size} bytes instead of {entry['size_bytes']}"
+    return None if durable.digest_of(target) == entry["sha256"] else f"{target.name} does not match its digest"
+
+
+KINDS = ("model", "optimizer")  # of files that each rank writes its own of
+
+
+def ranks_of(path: Path) -> int:
+    """How many ranks have written a checkpoint. Raises ValueError and the like where its manifest cannot be read."""
+    ranks = json.loads(read_text(path / MANIFEST)).get("ranks", 1)
+    if type(ranks) is not int or not 1 <= ranks <= MOST_RANKS:
+        raise ValueError(f"{str(ranks)[:20]} ranks")
+    return ranks
+
+
+def files_of(path: Path, kind: str) -> list[str]:
+    """The names of the files that its weights ('model') or its moments ('optimizer') are in."""
+    ranks = ranks_of(path)
+    return [file_name(kind, rank, ranks) for rank in range(ranks)]
+
+
+@contextlib.contextmanager
+def tensors_in(path: Path, kind: str) -> Iterator[dict[str, Split]]:
+    """Its weights ('model') or its moments ('optimizer') by name, whichever number of ranks has written them."""
+    with opened(path / name for name in files_of(path, kind)) as found:
+        yield found
+
+
 def read_progress(path: Path) -> Progress:
     """The state.json of a checkpoint. Raises ValueError and the like where it is none."""
     document = json.loads(read_text(path / "state.json"))
@@ -222,15 +332,16 @@ def read_progress(path: Path) -> Progress:
     return Progress.from_json(json.dumps(document))
 
 
-def newest_valid(folder: Path) -> tuple[Path | None, tuple[tuple[str, str], ...]]:
+def newest_valid(folder: Path, peers: Peers = ALONE) -> tuple[Path | None, tuple[tuple[str, str], ...]]:
     """The newest checkpoint whose digests are right, and the newer ones that were passed over.
 
-    Raises UserError when there are checkpoints and none is valid: a run never silently starts over.
+    Raises UserError when there are checkpoints and none is valid: a run never silently starts over. All ranks see the
+    same ones; raises UserError 'environment.not_shared' where one of them does not.
     """
     skipped: list[tuple[str, str]] = []
-    for step in reversed(steps_in(folder)):
+    for step in reversed(_seen_by_all(folder, peers)):
         path = path_of(folder, step)
-        problem = problem_of(path)
+        problem = problem_of(path, peers)
         if problem is None:
             return path, tuple(skipped)
         skipped.append((path.name, problem))
@@ -239,21 +350,32 @@ def newest_valid(folder: Path) -> tuple[Path | None, tuple[tuple[str, str], ...]
     return None, ()
 
 
+def _seen_by_all(folder: Path, peers: Peers) -> list[int]:
+    """The steps of the checkpoints there."""
+    own = steps_in(folder)
+    seen = peers.agree(lambda: {"steps": own, "host": platform.node()})
+    for rank, each in enumerate(seen):
+        if each["steps"] != seen[0]["steps"]:
+            raise _not_shared(folder, rank, each["host"])
+    return own
+
+
 def load_model(path: Path, model: torch.nn.Module) -> None:
     """Weights of a checkpoint into a model of the same shape. Raises UserError where it is another model's."""
-    put_weights(load_file(path / "model.safetensors").items(), model, str(path))
+    with tensors_in(path, "model") as tensors:
+        put_weights(tensors.items(), model, str(path))
 
 
-def put_weights(tensors: Iterable[tuple[str, torch.Tensor]], model: torch.nn.Module, source: str) -> None:
-    """Named weights into a model that has exactly these, one after the other. Raises UserError where it has others."""
+def put_weights(tensors: Iterable[tuple[str, Rows]], model: torch.nn.Module, source: str) -> None:
+    """Named weights into a model that has exactly these, one after the other; of a sharded one, the rows that are here.
+    Raises UserError where it has others."""
     own = dict(model.named_parameters())
     lacking = set(own)
-    with torch.no_grad():
-        for name, tensor in tensors:
-            if _shape(own, name) != tuple(tensor.shape):
-                raise _other_model(source, name, tuple(tensor.shape), _shape(own, name))
-            own[name].copy_(tensor)
-            lacking.discard(name)
+    for name, tensor in tensors:
+        if _shape(own, name) != tuple(tensor.shape):
+            raise _other_model(source, name, tuple(tensor.shape), _shape(own, name))
+        held(own[name]).fill(tensor)
+        lacking.discard(name)
     if lacking:
         name = sorted(lacking)[0]
         raise _other_model(source, name, None, _shape(own, name))
@@ -268,17 +390,38 @@ def _shape(tensors: dict[str, Any], name: str) -> tuple[int, ...] | None:
 
 
 def load(
-    folder: Path, state: TrainState, compatible: Callable[[Progress], None] = lambda progress: None
+    folder: Path,
+    state: TrainState,
+    compatible: Callable[[Progress], None] = lambda progress: None,
+    peers: Peers = ALONE,
 ) -> Loaded | None:
     """Put the newest valid checkpoint into `state`: weights, moments, scaler and RNG. None when there is none.
 
-    `compatible` may raise when the checkpoint belongs to other data or another config.
+    `compatible` may raise when the checkpoint belongs to other data or another config. Every rank calls it, and all
+    raise the same.
     """
-    path, skipped = newest_valid(folder)
+    path, skipped = newest_valid(folder, peers)
     if path is None:
         return None
     progress = read_progress(path)
-    compatible(progress)
+    peers.agree(lambda: compatible(progress))
+    if state.parallel and progress.step:
+        _catch_up(state)
+    peers.agree(lambda: _put(path, state))
+    written_by = json.loads(read_text(path / "state.json"))["torch"]
+    return Loaded(progress, path, skipped, str(written_by))
+
+
+def _catch_up(state: TrainState) -> None:
+    """Before the weights are loaded, as it draws from the generators; of the size that a step has."""
+    ids = torch.zeros(state.config.batch_size, state.config.block_size, dtype=torch.long, device=state.device)
+    assert state.parallel is not None
+    state.model.train()
+    with state.autocast():
+        state.parallel.catch_up(lambda: state.call(ids, ids))
+
+
+def _put(path: Path, state: TrainState) -> None:
     try:
         load_model(path, state.trained)
         if state.masters:
@@ -288,27 +431,12 @@ def load(
         raise
     except Exception as error:  # digests are right, so somebody wrote it so: safetensors and torch raise what they like
         raise UserError("checkpoint.bad_contents", path=str(path), reason=str(error).splitlines()[0][:200]) from None
-    written_by = json.loads(read_text(path / "state.json"))["torch"]
-    return Loaded(progress, path, skipped, str(written_by))
 
 
 def _load_rest(path: Path, state: TrainState) -> None:
     """Moments, scaler and RNG."""
-    moments = load_file(path / "optimizer.safetensors")
-    # Where an optimizer's states have other shapes than their parameters, it says which.
-    shapes_of = getattr(state.optimizer, "state_shapes", None)
-    state.optimizer.state.clear()
-    for key, value in moments.items():
-        kind, name = key.split("/", 1)
-        parameter = state.trained.get_parameter(name)
-        expected = shapes_of(parameter).get(kind) if shapes_of else tuple(parameter.shape)
-        if value.dim() and tuple(value.shape) != expected:
-            raise ValueError(f"{key} is {tuple(value.shape)}, its parameter {tuple(parameter.shape)}")
-        # The fused kernel wants its step count on the device, the plain one on the CPU: as it was saved.
-        state.optimizer.state[parameter][kind] = value.to(state.device, copy=True)  # the file is only mapped
-    lacking = [name for name, p in state.trained.named_parameters() if moments and p not in state.optimizer.state]
-    if lacking:
-        raise ValueError(f"it has no moments of {lacking[0]}")
+    with tensors_in(path, "optimizer") as moments:
+        _load_moments(moments, state)
     scaler = json.loads(read_text(path / "state.json"))["scaler"]
     if scaler is not None and state.scaler.is_enabled():
         state.scaler.load_state_dict(scaler)
@@ -316,3 +444,30 @@ def _load_rest(path: Path, state: TrainState) -> None:
     torch.set_rng_state(rng["cpu"])
     if "cuda" in rng and state.device.type == "cuda":
         torch.cuda.set_rng_state(rng["cuda"], state.device)
+
+
+def _load_moments(moments: dict[str, Split], state: TrainState) -> None:
+    """Those of this rank's parameters. Raises ValueError where they are not its optimizer's."""
+    optimizer = states_of(state.optimizer)
+    own = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    # Where an optimizer's states have other shapes than their parameters, it says which.
+    shapes_of = getattr(optimizer, "state_shapes", None)
+    optimizer.state.clear()
+    for key, value in moments.items():
+        kind, name = key.split("/", 1)
+        parameter = state.trained.get_parameter(name)
+        if parameter not in own:
+            continue
+        expected = shapes_of(parameter).get(kind) if shapes_of else tuple(parameter.shape)
+        if value.shape and value.shape != expected:
+            raise ValueError(f"{key} is {value.shape}, its parameter {tuple(parameter.shape)}")
+        if value.shape and is_sharded(parameter):
+            moment = like(parameter, value, value.dtype)
+        else:
+            # The fused kernel wants its step count on the device, the plain one on the CPU: as it was saved.
+            moment = value.whole().to(state.device, copy=True)  # the file is only mapped
+        optimizer.state[parameter][kind] = moment
+    named = state.trained.named_parameters()
+    lacking = [name for name, p in named if moments and p in own and p not in optimizer.state]
+    if lacking:
+        raise ValueError(f"it has no moments of {lacking[0]}")

@@ -18,6 +18,7 @@ from foretrain.base.errors import UserError
 from foretrain.training.attempts import is_out_of_memory
 
 CARD_FAILED = "environment.card_failed"
+SMALLER_AT_RESUME = ("memory.optimizer_step", "memory.others_wait")  # the record has a smaller micro-batch then
 # What CUDA and its libraries say when a context is lost, where the error's type does not tell.
 _LOST = (
     "CUDA error:", "CUDA driver error:", "CUBLAS_STATUS_EXECUTION_FAILED", "CUDNN_STATUS_EXECUTION_FAILED",
@@ -60,4 +61,9 @@ def end_process(error: UserError) -> None:
     """Say why and be gone, from whatever thread: what is half done is not saved, and checkpoints are whole anyway."""
     with contextlib.suppress(OSError):
         os.write(2, f"\nerror: {error}\n".encode())
+    os._exit(int(error.exit_code))
+
+
+def end_quietly(error: UserError) -> None:
+    """As `end_process`, for a rank whose sentence another one says."""
     os._exit(int(error.exit_code))

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from foretrain.base.errors import UserError
 from foretrain.base.records import Record
@@ -54,7 +54,8 @@ class _Source:
         self.config: RunConfig = self.record.config
         self.progress = checkpoint.read_progress(path)
         self.shape = ModelShape.of(self.config)
-        self.weights: dict[str, torch.Tensor] = {n: t.float() for n, t in load_file(path / "model.safetensors").items()}
+        with checkpoint.tensors_in(path, "model") as held:
+            self.weights: dict[str, torch.Tensor] = {name: split.whole().float() for name, split in held.items()}
         self.notes: list[str] = []
         for parameter in self.shape.parameters():
             found = self.weights.get(parameter.name)
@@ -204,7 +205,8 @@ def _tokenizer(source: _Source) -> tokenizer.Tokenizer | None:
 def _nanogpt(source: _Source, folder: Path) -> None:
     """ckpt.pt as nanoGPT's train.py and sample.py load it."""
     config, record = source.config, source.record
-    moments = load_file(source.path / "optimizer.safetensors")
+    with checkpoint.tensors_in(source.path, "optimizer") as held:
+        moments = {key: split.whole() for key, split in held.items()}
     kinds = {key.split("/", 1)[0] for key in moments}
     if not kinds <= {"step", "exp_avg", "exp_avg_sq"}:
         raise UserError("usage.export_optimizer", kinds=sorted(kinds))

@@ -98,6 +98,8 @@ def first_not_finite(state: TrainState, batches: Iterable[Batch], generators: Ge
             search.look("moment", f"{kind} of {name}", value)
     if search.found:
         return search.found
+    if state.parallel and state.parallel.sharing.way.shards_weights:  # a pass needs all ranks, to its end
+        return Culprit(kind="failed", name="FSDP")
     hooks = search.watch(state.model)
     try:
         generators.restore(state.device)

@@ -99,7 +99,8 @@ class Meter:
     def watch(self, state: TrainState, *, compiled: bool) -> None:
         """For one micro-batch, add up what autograd saves for backward; before one optimizer step, the gradients."""
         self._watch_gradients(state)
-        if compiled:  # hooks would change what the compiler makes
+        shards = state.parallel is not None and state.parallel.sharing.way.shards_weights
+        if compiled or shards:  # hooks would change what the compiler makes, and see gathered weights
             return
         model, own = state.call, {p.untyped_storage().data_ptr() for p in state.model.parameters()}
         saved: dict[int, int] = {}

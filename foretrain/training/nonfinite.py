@@ -25,6 +25,7 @@ from foretrain.training import checkpoint, divergence
 from foretrain.training.attempts import Generators
 from foretrain.training.checkpoint import Progress
 from foretrain.training.failure_report import SCHEMA, FailureReport, first_not_finite
+from foretrain.training.ranks.group import Ranks
 from foretrain.training.store import RunDirectory
 
 MOST_SKIPS, SKIP_WINDOW = 10, 1000  # steps passed over, of the last so many
@@ -37,31 +38,38 @@ class Reading:
     def __init__(self, result: StepResult) -> None:
         held = result.held if result.held is not None else torch.zeros(())
         device = result.loss.device
-        numbers = torch.stack([x.to(device) for x in (result.loss, result.grad_norm, held)])
+        scalars = (result.loss, result.grad_norm, held, *([] if result.asked is None else [result.asked]))
+        numbers = torch.stack([x.to(device) for x in scalars])
         self._done: Any = None
         if device.type == "cuda":
-            kept = torch.empty(3, pin_memory=True)
+            kept = torch.empty(len(scalars), pin_memory=True)
             kept.copy_(numbers, non_blocking=True)
             self._done = torch.cuda.Event()
             self._done.record()
             numbers = kept
         self._numbers = numbers
+        self.asked = False  # once it is read: whether one of several ranks has something to tell the others
 
     def read(self) -> tuple[float, float, bool]:
         """(loss, norm of the gradient, whether the update was held back)."""
         if self._done is not None:
             self._done.synchronize()
-        loss, norm, held = self._numbers.tolist()
+        loss, norm, held, *asked = self._numbers.tolist()
+        self.asked = any(asked)
         return loss, norm, bool(held)
 
 
 class Guard:
-    """Judges the steps of a run. `saved`: waits for the save under way, so that it counts as what is safe."""
+    """Judges the steps of a run. `saved`: waits for the save under way, so that it counts as what is safe.
+
+    `ranks`: all judge the same numbers, and the first report that found something is that of all.
+    """
 
     def __init__(
         self, directory: RunDirectory, info: DatasetInfo, note: Callable[..., None],
-        saved: Callable[[], None] = lambda: None,
+        saved: Callable[[], None] = lambda: None, ranks: Ranks | None = None,
     ) -> None:  # fmt: skip
+        self.ranks = ranks or Ranks()
         self.directory, self.info, self.note, self.saved = directory, info, note, saved
         self._before: dict[int, Generators] = {}
 
@@ -99,9 +107,10 @@ class Guard:
         if state.config.on_nonfinite == "skip" and len(recent) <= MOST_SKIPS:
             self.note("step_skipped", **values, count=len(recent), most=MOST_SKIPS, window=SKIP_WINDOW)
             return False, progress.model_copy(update={"skipped": recent})
-        report = self._report(state, step, numbers, again(step))
+        report = self._agreed(self._report(state, step, numbers, again(step)))
         path = self.directory.path / f"nonfinite-{step}.json"
-        replace_text(path, json.dumps(report.to_json(schema=SCHEMA), indent=1) + "\n")
+        if self.ranks.first:
+            replace_text(path, json.dumps(report.to_json(schema=SCHEMA), indent=1) + "\n")
         values |= {"path": str(path), "saved": self._saved()}
         if report.first is None:
             raise UserError("diverged.transient", **values)
@@ -125,11 +134,21 @@ class Guard:
             self.saved()
         return checkpoint.kept_in(self.directory.checkpoints)
 
+    def _agreed(self, report: FailureReport) -> FailureReport:
+        """That of the first rank in whose rows something was found."""
+        if self.ranks.world == 1:
+            return report
+
+        def choose(words: list[str]) -> str:
+            return next((word for word in words if json.loads(word)["first"]), words[0])
+
+        return FailureReport.from_json(self.ranks.agree(report.model_dump_json(), choose))
+
     def _report(
         self, state: TrainState, step: int, numbers: tuple[float, float, bool], batches: Iterable[Batch]
     ) -> FailureReport:
         c: RunConfig = state.config
-        rows = c.batch_size * c.gradient_accumulation_steps
+        rows = c.batch_size * c.gradient_accumulation_steps * self.ranks.world
         first = first_not_finite(state, batches, self._before.get(step) or Generators.now(state.device))
         places = starts(c.seed, TRAIN, step, rows, self.info.train_tokens - c.block_size)
         return FailureReport(

@@ -5,6 +5,9 @@ copy, and at the end of a run, the loop writes the state itself and waits.
 
 A save that the disk or memory refuses leaves the earlier checkpoints as they are: the run goes on, says so, and tries
 again at the next one. Three of them in a row end the run, and so does one that is a run's last.
+
+Of several ranks each copies and writes what is its own to write. Whether a save has failed is the same for all of them,
+and what ends the run ends it in the same call on each: at the next save, as they hear of this one at different steps.
 """
 
 import contextlib
@@ -19,6 +22,7 @@ from foretrain.base.errors import UserError
 from foretrain.base.messages import say
 from foretrain.base.process_memory import resident_bytes
 from foretrain.hardware.cpu import available_memory_bytes
+from foretrain.model.ranks.peers import ALONE, Peers
 from foretrain.model.step import TrainState
 from foretrain.training import checkpoint
 from foretrain.training.attempts import is_out_of_memory
@@ -37,13 +41,20 @@ class Saver:
     """
 
     def __init__(
-        self, folder: Path, keep: int, note: Callable[..., None], limit_bytes: int | None = None
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path,
+        keep: int,
+        note: Callable[..., None],
+        limit_bytes: int | None = None,
+        peers: Peers = ALONE,
+    ) -> None:
         self.folder, self.keep, self.note, self.limit_bytes = folder, keep, note, limit_bytes
+        self.peers = peers
         self.blocked_s = 0.0
         self._held_s = 0.0  # by the last save alone
         self.verified: set[int] = set()
         self._thread: threading.Thread | None = None
+        self._unheard = False  # whether what became of a save is still to be told
         self._error: BaseException | None = None
         self._saved: Progress | None = None
         self._failures = 0
@@ -56,21 +67,23 @@ class Saver:
         started = time.monotonic()
         if self._saved != progress.model_copy(update={"elapsed_s": self._saved.elapsed_s if self._saved else 0.0}):
             snapshot = None if wait else self._staged(state)
-            self._saved = progress
+            self._saved, self._unheard = progress, True
             if snapshot is None:
                 self._write(live(state), progress)
-                self._held_s = time.monotonic() - started
-                self._report(last=wait)
             else:
                 words = (snapshot, progress)
                 self._thread = threading.Thread(target=self._write, args=words, name="checkpoint", daemon=True)
                 self._thread.start()
-                self._held_s = time.monotonic() - started
+            self._held_s = time.monotonic() - started
+            if snapshot is None and (wait or self._may_tell()):
+                self._report(last=wait)
         self.blocked_s += time.monotonic() - before
 
     def _staged(self, state: TrainState) -> Snapshot | None:
         """A copy, or None where there is no room for one."""
         needs = live(state).size_bytes * SPARE
+        if state.parallel:
+            needs *= state.parallel.sharing.per_node  # each of this machine's ranks copies as much
         free = available_memory_bytes()
         if state.device.type == "cpu" and self.limit_bytes is not None:
             free = min(free or self.limit_bytes, self.limit_bytes - (resident_bytes() or 0))
@@ -85,25 +98,31 @@ class Saver:
 
     def _write(self, snapshot: Snapshot, progress: Progress) -> None:
         try:
-            checkpoint.commit(self.folder, snapshot, progress)
+            checkpoint.commit(self.folder, snapshot, progress, self.peers)
             with contextlib.suppress(OSError):  # what cannot be removed now is removed after the next save
-                self.verified = checkpoint.retain(self.folder, self.keep, progress.best_step, self.verified)
+                self.verified = checkpoint.retain(self.folder, self.keep, progress.best_step, self.verified, self.peers)
         except BaseException as error:  # the loop raises it
             self._error = error
 
     def poll(self) -> None:
         """Hear of a save that has ended. Raises UserError where too many have failed."""
-        if self._thread is not None and not self._thread.is_alive():
+        if self._thread is not None and not self._thread.is_alive() and self._may_tell():
             self.finish()
+
+    def _may_tell(self) -> bool:
+        """Whether what became of a save may be told at any step: of several ranks, where it cannot end the run."""
+        return self._error is None or self.peers.world == 1
 
     def finish(self) -> None:
         """Wait for the save that is under way. Raises UserError where too many have failed."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+        if self._unheard:
             self._report()
 
     def _report(self, *, last: bool = False) -> None:
+        self._unheard = False
         if self._error is not None:
             error, self._error, self._saved = self._error, None, None
             self._failures += 1

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from foretrain.base.errors import UserError
 from foretrain.config.init_from import is_path, needs_weights
@@ -25,6 +25,8 @@ from foretrain.config.presets import GPT2_SHAPES
 from foretrain.config.weights_file import WeightsFile, look, read_nanogpt
 from foretrain.data.dataset import DatasetInfo
 from foretrain.model import foreign
+from foretrain.model.ranks.parts import opened
+from foretrain.model.ranks.rows import like, states_of
 from foretrain.model.shape import ModelShape
 from foretrain.model.step import TrainState
 from foretrain.training import checkpoint
@@ -84,14 +86,15 @@ def put(weights: WeightsFile, state: TrainState, scratch: Path) -> Start:
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=STAGING, dir=scratch) as name:
         try:
-            files, moments = _files(weights, Path(name), wants_moments=state.config.init_optimizer)
+            wants_moments = state.config.init_optimizer
+            files, moments = _files(weights, Path(name), wants_moments=wants_moments)
             shape = ModelShape.of(state.config)
             checkpoint.put_weights(
                 foreign.read_weights(files, shape, conv1d=weights.kind == "huggingface"), state.trained, weights.path
             )
             if state.masters:
                 state.masters.give_weights()
-            if moments is not None:
+            if wants_moments:
                 _put_moments(moments, state)
         except (Refused, SafetensorError, KeyError, ValueError) as error:
             reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
@@ -109,30 +112,35 @@ def known_digest(events: list[dict[str, Any]]) -> str | None:
     return None
 
 
-def _files(weights: WeightsFile, folder: Path, *, wants_moments: bool) -> tuple[tuple[str, ...], Path | None]:
-    """(safetensors files of the weights, that of the moments where they are wanted)."""
+def _files(weights: WeightsFile, folder: Path, *, wants_moments: bool) -> tuple[tuple[str, ...], list[Path]]:
+    """(safetensors files of the weights, those of the moments where they are wanted)."""
     if weights.kind == "nanogpt":
         read_nanogpt(Path(weights.files[0]), folder, moments=wants_moments)
-        return (str(folder / "model.safetensors"),), folder / "optimizer.safetensors" if wants_moments else None
+        return (str(folder / "model.safetensors"),), [folder / "optimizer.safetensors"]
     if weights.kind == "checkpoint":
-        if problem := checkpoint.problem_of(Path(weights.path)):
+        path = Path(weights.path)
+        if problem := checkpoint.problem_of(path):
             raise Refused(problem)
-        return weights.files, Path(weights.path) / "optimizer.safetensors" if wants_moments else None
-    return weights.files, None
+        return weights.files, [path / name for name in checkpoint.files_of(path, "optimizer")]
+    return weights.files, []
 
 
-def _put_moments(path: Path, state: TrainState) -> None:
-    if type(state.optimizer) is not torch.optim.AdamW:
+def _put_moments(files: list[Path], state: TrainState) -> None:
+    optimizer = states_of(state.optimizer)
+    if type(optimizer) is not torch.optim.AdamW:
         raise Refused("its moments are plain AdamW's, which the optimizer of this config has not")
-    with safe_open(path, "pt") as held:
+    with opened(files) as held:
         shape = ModelShape.of(state.config)
         known = {parameter.name: parameter for parameter in shape.parameters()}
+        mine = {parameter for group in optimizer.param_groups for parameter in group["params"]}
         for name, parameter in state.trained.named_parameters():
-            own = state.optimizer.state[parameter]
-            own["step"] = held.get_tensor(f"step/{name}").float().to(state.device)
+            if parameter not in mine:  # another rank's
+                continue
+            own = optimizer.state[parameter]
+            own["step"] = held[f"step/{name}"].whole().float().to(state.device)
             for kind in ("exp_avg", "exp_avg_sq"):
-                moment = foreign.fit_moment(known[name], held.get_tensor(f"{kind}/{name}"), shape)
-                own[kind] = moment.to(state.device, torch.float32).contiguous()
+                moment = foreign.fit_moment(known[name], held[f"{kind}/{name}"].whole(), shape)
+                own[kind] = like(parameter, moment, torch.float32)
 
 
 def _digest(files: tuple[str, ...]) -> str:

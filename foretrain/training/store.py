@@ -26,8 +26,11 @@ from foretrain.data.dataset import DatasetInfo
 from foretrain.hardware.catalogue import Dtype, Gpu
 
 SCHEMA = "foretrain.run/1"
-# Reasons of a record that a new process can go on from by itself: a lost card, and one that takes less memory.
-BEGIN_AGAIN = ("environment.card_failed", "memory.optimizer_step")
+# Reasons of a record that a new process can go on from by itself: a lost card or rank, and one that takes less memory.
+BEGIN_AGAIN = (
+    "environment.card_failed", "environment.ranks_lost", "environment.rank_late", "environment.collective_failed",
+    "memory.optimizer_step", "memory.others_wait",
+)  # fmt: skip
 WRITTEN_ONCE = ("config.toml", "environment.json", "plan.json")  # before the first step
 CROWDED = 0.1  # of the cores that training wants, taken by others: below that a forecast's range covers it
 MOST_WAITING = 10_000  # lines of a log that the disk does not take
@@ -120,6 +123,25 @@ class MachineLoad(Record):
         return crowded(self.others_share * self.cores, self.cores, self.threads)
 
 
+class RankFigures(Record):
+    """What one rank of several measured of itself, as of the last evaluation.
+
+    `evaluated_s`: of its part of that, forward passes only, without a wait for other ranks; with FSDP every pass waits
+    for them. `step_s`: of its steps, in which the ranks wait for each other.
+    """
+
+    rank: int
+    host: str
+    card: str
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    process_bytes: int | None = None
+    step_s: float | None = None
+    data_wait_s: float | None = None
+    evaluated_s: float = 0.0
+    evaluated_tokens: int = 0
+
+
 def crowded(others: float, cores: int, threads: int) -> bool:
     """Whether others, in cores, use what so many threads would need."""
     wanted = min(threads, cores)
@@ -157,6 +179,8 @@ class RunRecord(Record):
     data_wait_s: float | None = None  # of a step, waited for batches; a mean without the first three steps
     machine: MachineLoad | None = None  # of a run on a CPU: what other programs used of it
     memory: MeasuredMemory = MeasuredMemory(method="none")
+    world: int = 1  # ranks that trained; memory is the first one's
+    ranks: tuple[RankFigures, ...] = ()  # of several
 
     @property
     def highest_bytes(self) -> int | None:
@@ -193,6 +217,11 @@ class RunDirectory:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def scratch(self) -> Path:
+        """A folder for what is needed a moment only, on the same disk."""
+        return self.path
 
     def acquire(self) -> None:
         """Take the run's lock. Raises UserError when another process trains here."""

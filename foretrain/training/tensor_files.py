@@ -6,13 +6,17 @@ its way, nothing that is not finite passes, and a save without a copy needs no m
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from foretrain.base.durable import CHUNK_BYTES
 from foretrain.base.errors import UserError
+from foretrain.model.ranks.parts import header_of
+from foretrain.model.ranks.rows import held, is_sharded, reshard, states_of
 from foretrain.model.step import TrainState
 
 _NAMES = {
@@ -31,11 +35,13 @@ Files = dict[str, dict[str, torch.Tensor]]
 def tensors_of(state: TrainState) -> Files:
     """{file name: tensors}. Tied weights appear once; optimizer tensors are named by their parameter."""
     named = dict(state.trained.named_parameters())
-    optimizer = {
-        f"{key}/{name}": value.detach()
-        for name, parameter in named.items()
-        for key, value in state.optimizer.state[parameter].items()
-    }
+    states = states_of(state.optimizer).state
+    optimizer = {}
+    for name, parameter in named.items():
+        for key, value in states.get(parameter, {}).items():
+            ours = is_sharded(value) or not (is_sharded(parameter) and value.dim())
+            assert ours, f"{key} of {name} is made of this rank's rows alone, which fit no other number of ranks"
+            optimizer[f"{key}/{name}"] = value.detach()
     rng = {"cpu": torch.get_rng_state()}
     if state.device.type == "cuda":
         rng["cuda"] = torch.cuda.get_rng_state(state.device)
@@ -45,41 +51,84 @@ def tensors_of(state: TrainState) -> Files:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a checkpoint holds. `scaler`: of float16, as JSON. Tensors may be the state's own, or copies on the host."""
+    """What a checkpoint holds. `scaler`: of float16, as JSON. Tensors may be the state's own, or copies on the host.
+
+    `begins`: of files with parts of tensors, the row of the whole one at which each begins.
+    """
 
     files: Files
     scaler: dict[str, float] | None
+    begins: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @property
     def size_bytes(self) -> int:
         return sum(t.numel() * t.element_size() for file in self.files.values() for t in file.values())
 
+    def contents(self, step: int) -> dict[str, Iterator[bytes | memoryview]]:
+        """The bytes of each file. They raise UserError 'diverged.weights' at a number that is not finite."""
+        return {name: pieces(tensors, step, self.begins.get(name)) for name, tensors in self.files.items()}
+
 
 def live(state: TrainState) -> Snapshot:
     """The state's own tensors: to be written before the next step changes them."""
     scaler = state.scaler.state_dict() if state.scaler.is_enabled() else None
-    return Snapshot(tensors_of(state), scaler)
+    if state.parallel is None:
+        return Snapshot(tensors_of(state), scaler)
+    reshard(state.trained)
+    files, begins = _own(state)
+    return Snapshot(files, scaler, begins)
+
+
+def file_name(kind: str, rank: int = 0, world: int = 1) -> str:
+    """Of the weights ('model') or the moments ('optimizer') that a rank writes; a rank that is alone writes all."""
+    return f"{kind}.safetensors" if world == 1 else f"{kind}.rank-{rank}.safetensors"
+
+
+def _own(state: TrainState) -> tuple[Files, dict[str, dict[str, int]]]:
+    """What this rank writes, and where it begins. The generators are the first rank's."""
+    assert state.parallel is not None
+    rank, world = dist.get_rank(), state.parallel.sharing.world
+    dealt = state.optimizer is not states_of(state.optimizer)  # each rank has whole states, of its own parameters
+    files: Files = {}
+    begins: dict[str, dict[str, int]] = {}
+    for file, tensors in tensors_of(state).items():
+        if (kind := file.removesuffix(".safetensors")) == "rng":
+            if rank == 0:
+                files[file] = tensors
+            continue
+        copies = 1 if dealt and kind == "optimizer" else world
+        owns = ((name, held(tensor, rank % copies, copies).own()) for name, tensor in tensors.items())
+        own = {name: part for name, part in owns if part is not None}
+        file = file_name(kind, rank, world)
+        files[file] = {name: rows for name, (_, rows) in own.items()}
+        if world > 1:
+            begins[file] = {name: begin for name, (begin, _) in own.items()}
+    return files, begins
 
 
 def staged(state: TrainState) -> Snapshot:
     """Copies in the host's memory, made tensor by tensor, so that nothing is needed on a device."""
     own = live(state)
-    return Snapshot(
-        {
-            file: {name: tensor.to("cpu", copy=True) for name, tensor in held.items()}
-            for file, held in own.files.items()
-        },
-        own.scaler,
-    )
+    files = {
+        file: {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
+        for file, tensors in own.files.items()
+    }
+    return replace(own, files=files)
 
 
-def pieces(tensors: dict[str, torch.Tensor], step: int) -> Iterator[bytes | memoryview]:
+def pieces(
+    tensors: dict[str, torch.Tensor], step: int, begins: dict[str, int] | None = None
+) -> Iterator[bytes | memoryview]:
     """The bytes of a safetensors file: the header's length, the header, the tensors, widest numbers first.
 
+    `begins`: where they are parts, the row of the whole tensor at which each begins.
     Raises UserError 'diverged.weights' at a number that is not finite.
     """
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    header, place = {}, 0
+    header: dict[str, Any] = {}
+    if begins is not None:
+        header["__metadata__"] = header_of(begins, {name: tensor.dim() for name, tensor in tensors.items()})
+    place = 0
     for name in order:
         tensor = tensors[name]
         end = place + tensor.numel() * tensor.element_size()

@@ -14,6 +14,7 @@ from typing import Any
 from foretrain.base.errors import UserError
 from foretrain.config.microbatches import cut, sequences_of, shrunk
 from foretrain.config.options import RunConfig
+from foretrain.config.ranks import of_rank
 from foretrain.config.resolve import to_toml
 from foretrain.data.batches import Batch, TokenFile, evaluation_batches
 from foretrain.data.dataset import DatasetInfo
@@ -23,22 +24,34 @@ from foretrain.model.optimizer import learning_rate
 from foretrain.model.shape import ModelShape
 from foretrain.model.step import StepResult, TrainState, build, evaluation_loss, train_step
 from foretrain.training import checkpoint, cpu_threads, divergence, starting
-from foretrain.training.attempts import Mean, NotCompiled, attempt, free_memory, go_eager, mean_loss, use_split
+from foretrain.training.attempts import (
+    Mean,
+    NotCompiled,
+    Sum,
+    attempt,
+    free_memory,
+    go_eager,
+    sum_of_losses,
+    use_split,
+)
 from foretrain.training.checkpoint import Progress
 from foretrain.training.contention import Contention, Told, Unwatched
 from foretrain.training.cpu_threads import Waiting
 from foretrain.training.device import TORCH_DTYPES, Placement
-from foretrain.training.endings import end_process, ending_of
+from foretrain.training.endings import SMALLER_AT_RESUME, end_process, end_quietly, ending_of
 from foretrain.training.feed import Feed, token_files
 from foretrain.training.memory_limit import HostGuard, Watch, cap
 from foretrain.training.meter import Meter
 from foretrain.training.nonfinite import Guard, Reading
 from foretrain.training.notes import Listener, Note
 from foretrain.training.pace import WARM_STEPS, Pace
+from foretrain.training.ranks.group import Ranks
+from foretrain.training.ranks.place import OfRank, host_name
+from foretrain.training.ranks.together import Together
 from foretrain.training.saver import Saver
 from foretrain.training.signals import StopFlag
 from foretrain.training.starting import config_digest
-from foretrain.training.store import EvaluationMetrics, RunDirectory, RunRecord, StepMetrics, now
+from foretrain.training.store import EvaluationMetrics, RankFigures, RunDirectory, RunRecord, StepMetrics, now
 from foretrain.training.vitals import Vitals
 
 
@@ -46,7 +59,7 @@ class Trainer:
     """Trains one run in its directory, whose lock the caller holds.
 
     `expected`: seconds of a step and of an evaluation as they were forecast, for the first times that are left.
-    `contention`: what watches other programs on a CPU.
+    `contention`: what watches other programs on a CPU. `ranks`: those that train it together, of which this is one.
     """
 
     def __init__(
@@ -59,20 +72,24 @@ class Trainer:
         name: str = "run",
         expected: tuple[float, float] | None = None,
         contention: Contention | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
-        self.config, self.info, self.directory, self.placement = config, info, directory, placement
+        self.ranks = ranks or Ranks()
+        self.info, self.directory, self.placement = info, directory, placement
         self.listen, self.name = listen, name
-        self.flag = StopFlag()
+        self.flag = StopFlag(together=self.ranks.world > 1)
+        self.together = Together(self.ranks, self.flag, self._note)
+        self._take(config)
         self.meter = Meter(placement.device, config.memory_limit_bytes)
         self.watch = Watch(config.memory_limit_bytes)
         self.vitals = Vitals(directory, placement.device)
         self.shape = ModelShape.of(config)
         self.train_tokens, self.val_tokens = token_files(config, info)
-        self.feed = Feed(self.train_tokens, placement.device)
-        self.peak = placement.gpu.peak_flop_per_s(placement.dtype)
+        self.feed = Feed(self.train_tokens, placement.device, self.ranks.rank, self.ranks.world)
+        self.peak = (placement.gpu.peak_flop_per_s(placement.dtype) or 0.0) * self.ranks.world
         self.pace = Pace(expected)
         self.contention, self.waiting = contention or Unwatched(), Waiting()
-        self.end_process = end_process
+        self.end_process = end_process if self.ranks.first else end_quietly
         self.resumed_from: tuple[int, ...] = ()
         self.skipped_checkpoints: tuple[str, ...] = ()
         self.shrunk_from: int | None = None
@@ -86,8 +103,15 @@ class Trainer:
         self._diverging = False
         self.reads_late = placement.device.type == "cuda"
         self._open: tuple[int, Reading] | None = None  # a step whose numbers are not read yet
-        self.saver = Saver(directory.checkpoints, config.keep_checkpoints, self._note, config.memory_limit_bytes)
-        self.guard = Guard(directory, info, self._note, self.saver.finish)
+        self.saver = Saver(
+            directory.checkpoints, config.keep_checkpoints, self._note, config.memory_limit_bytes, self.ranks.peers
+        )
+        self.guard = Guard(directory, info, self._note, self.saver.finish, self.ranks)
+        self.ranks.ends = self._another_ended
+
+    def _take(self, config: RunConfig) -> None:
+        """The run's config; `own` is what this rank carries out of each step."""
+        self.config, self.own = config, of_rank(config, self.ranks.world) if self.ranks.world > 1 else config
 
     # -- the run -------------------------------------------------------------------------------------------
 
@@ -110,15 +134,18 @@ class Trainer:
                 self._begin(resume)
                 finished = self._loop()
             self._mend_folder()
-            if finished:
+            if finished and self.ranks.first:
                 self._judge_end()
-        except BaseException as error:
+        except BaseException as raised:
+            error = self.ranks.explained(raised)
             self.vitals.ran_out(error, getattr(self, "state", None), self.progress.step)
             ending = ending_of(error, self.directory.path, self.progress.step, self._out_of_memory)
             if isinstance(error, UserError) and ending.status == "diverged":  # later steps were begun, but none made
                 self.progress = self.progress.model_copy(update={"step": error.values.get("step", self.progress.step)})
+            if isinstance(error, OfRank) and ending.reason in SMALLER_AT_RESUME:
+                self._take_smaller(error.values["smaller"])
             self._write_fault(ending.status, ending.reason)
-            if ending.error is error:
+            if ending.error is raised:
                 raise
             raise ending.error from None
         return self._write_record("finished" if finished else "interrupted", self.flag.signal_name)
@@ -147,6 +174,13 @@ class Trainer:
         with contextlib.suppress(Exception):
             self.directory.event("machine_full", **values)
             self._write_fault("failed", error.id)
+            self.ranks.tell(error)
+        self.end_process(error)
+
+    def _another_ended(self, error: UserError) -> None:
+        """From another thread, while this one waits for a rank that has ended."""
+        with contextlib.suppress(Exception):
+            self._write_fault("failed", error.id)
         self.end_process(error)
 
     def _write_fault(self, status: Any, reason: str) -> None:
@@ -157,7 +191,7 @@ class Trainer:
 
     def _out_of_memory(self, id: str) -> UserError:
         c = self.config
-        smaller = shrunk(c.batch_size, sequences_of(c)) or 1
+        smaller = shrunk(c.batch_size, sequences_of(self.own)) or 1
         return UserError(
             id, step=self.progress.step, batch_size=c.batch_size, accumulation=c.gradient_accumulation_steps,
             smaller=smaller, more=sequences_of(c) // smaller,
@@ -170,12 +204,16 @@ class Trainer:
             self._note("memory_capped", **cap(self.placement, self.config.memory_limit_bytes))
         before = self.directory.read_record() if resume else None
         if before:
-            self.config = starting.keep_origin(self.config, before, self.directory)
+            self._take(starting.keep_origin(self.config, before, self.directory))
         if self.placement.device.type == "cpu":
             self.threads = cpu_threads.set_threads(self.config, before.threads if before else None)
         dtype = TORCH_DTYPES[self.placement.dtype]
-        self.state = build(self.config, self.placement.device, dtype, compile=self.placement.compiled)
-        checkpoint.sweep(self.directory.checkpoints)
+        share = self.together.share(self.config)
+        self.state = build(self.own, self.placement.device, dtype, compile=self.placement.compiled, share=share)
+        self.together.begin(self.state)
+        if self.ranks.first:
+            checkpoint.sweep(self.directory.checkpoints)
+        checkpoint.check_shared(self.directory.checkpoints, self.ranks.peers)
         if resume:
             self._resume()
         else:
@@ -187,15 +225,16 @@ class Trainer:
         """From the weights that init_from names, if any; `sha256`: what they were when the run began before."""
         if (weights := starting.find(self.config.init_from)) is None:
             return
-        start = starting.put(weights, self.state, self.directory.path)
+        start = starting.put(weights, self.state, self.directory.scratch)
         if sha256 not in (None, start.sha256):
             raise UserError("data.weights_changed", path=start.path)
         self.progress = self.progress.model_copy(update={"step": start.step})
         self._note("started_from", path=start.path, step=start.step, sha256=start.sha256)
 
     def _resume(self) -> None:
-        loaded = checkpoint.load(self.directory.checkpoints, self.state, self._check_compatible)
+        loaded = checkpoint.load(self.directory.checkpoints, self.state, self._check_compatible, self.ranks.peers)
         previous = self.directory.read_record()
+        self.ranks.agree(None, lambda words: None)  # all have read it, before the first one writes another
         self.started_at, self.resumed_from = previous.started_at, previous.resumed_from
         if loaded is None:  # nothing was saved yet, but what was logged belongs to its config all the same
             digest, fingerprint = config_digest(previous.config), previous.dataset.fingerprint
@@ -229,8 +268,8 @@ class Trainer:
 
     def _use(self, config: RunConfig) -> None:
         """Another way to carry out the same training."""
-        self.config = config
-        use_split(self.state, config, compiled=self.placement.compiled)
+        self._take(config)
+        use_split(self.state, self.own, compiled=self.placement.compiled)
 
     def _check_compatible(self, progress: Progress) -> None:
         starting.check_compatible(progress, self.config, self.info, self.directory)
@@ -279,11 +318,17 @@ class Trainer:
             return
         (step, reading), self._open = self._open, None
         numbers = reading.read()  # waits for that step
-        again = partial(self.feed.again, self.config)
+        if reading.asked:
+            self._confer(step)
+        again = partial(self._again, self.own)
         counts, self.progress = self.guard.judge(self.state, self.progress, step, numbers, again)
         if not counts or (step % self.config.log_interval and step + 1 != self.config.max_iters):
             return
         self._log(step, numbers[0], numbers[1], self.pace.step_s(self.clock(), step))
+
+    def _again(self, config: RunConfig, step: int) -> Iterable[Batch]:
+        """The micro-batches of a step that is over, as they were."""
+        return self.together.dealt(self.feed.again(config, step), config, step)
 
     def _train_one(self, step: int) -> StepResult | None:
         """One optimizer step, in as small micro-batches as memory asks for; None where a stop came in its middle."""
@@ -297,44 +342,74 @@ class Trainer:
 
         self.guard.before(step, self.state)
         while True:
-            batches, told = self.feed.batches(self.config, step), self.vitals.watching(self.state, phase, step)
+            batches, told = self.feed.batches(self.own, step), self.vitals.watching(self.state, phase, step)
+            batches = self.together.dealt(batches, self.own, step)
             result = attempt(self.state, batches, carry_out, told, lambda: self.flag.stopping)
             if isinstance(result, StepResult):
                 return result
             if result == "stopped":
                 return None
             if result == "optimizer":
-                raise self._optimizer_failed()
+                raise self._smaller_at_resume("memory.optimizer_step")
+            if result == "sent":
+                raise self._smaller_at_resume("memory.others_wait")
             if isinstance(result, NotCompiled):
                 self._go_eager(result)
             else:
                 self._shrink(step)
 
-    def _optimizer_failed(self) -> UserError:
-        """Weights may be half changed. The record gets a smaller micro-batch, for a resume from the last checkpoint."""
-        c = self.config
-        if (smaller := shrunk(c.batch_size, sequences_of(c))) is None:
+    def _smaller_at_resume(self, id: str) -> UserError:
+        """What was to be done cannot be done again. The record gets a smaller micro-batch, for a resume from the last
+        checkpoint."""
+        if self.own.batch_size == 1:
             return self._out_of_memory("memory.one_sequence")
-        error = self._out_of_memory("memory.optimizer_step")
-        self.config, self.shrunk_from = cut(c, smaller), self.shrunk_from or c.batch_size
+        error = self._out_of_memory(id)
+        self._take_smaller(error.values["smaller"])
         return error
 
+    def _take_smaller(self, batch_size: int) -> None:
+        self.shrunk_from = self.shrunk_from or self.config.batch_size
+        self._take(cut(self.config, batch_size))
+
     def _go_eager(self, failed: NotCompiled) -> None:
+        if failed.sent:
+            raise UserError("environment.rank_not_compiled", reason=failed.reason)
         self.placement = replace(self.placement, compiled=False)
         go_eager(self.state)
         self._note("not_compiled", reason=failed.reason)
 
     def _shrink(self, step: int) -> None:
-        """A smaller micro-batch for the same rows. Raises UserError where it is one sequence already."""
+        """A smaller micro-batch for the same rows. Raises UserError where it is one sequence already.
+
+        One rank of several cuts its own rows only, as others are in the same step; from the next one on all do.
+        """
         c = self.config
-        smaller = shrunk(c.batch_size, sequences_of(c))
-        if smaller is None:
-            raise self._out_of_memory("memory.one_sequence")
-        self.shrunk_from = self.shrunk_from or c.batch_size
-        self._use(cut(c, smaller))
+        if self.together.several:
+            own = self.state.config
+            smaller = shrunk(own.batch_size, own.batch_size)
+            if smaller is not None:
+                self.together.smaller = smaller
+                use_split(self.state, cut(own, smaller), compiled=self.placement.compiled)
+                return
+        elif (smaller := shrunk(c.batch_size, sequences_of(c))) is not None:
+            self._shrink_to(step, smaller)
+            return
+        raise self._out_of_memory("memory.one_sequence")
+
+    def _shrink_to(self, step: int, batch_size: int) -> None:
+        """From here on, by all ranks."""
+        old = self.config.batch_size
+        self.shrunk_from = self.shrunk_from or old
+        self._use(cut(self.config, batch_size))
         self._keep_config()
         more = self.config.gradient_accumulation_steps
-        self._note("micro_batch_shrunk", step=step, old=c.batch_size, new=smaller, accumulation=more)
+        self._note("micro_batch_shrunk", step=step, old=old, new=batch_size, accumulation=more)
+
+    def _confer(self, step: int) -> None:
+        """One of the ranks has something to tell, so all of them are here, after the same step."""
+        batch_size = self.together.confer(self.config.batch_size)
+        if batch_size != self.config.batch_size:
+            self._shrink_to(step, batch_size)
 
     def _keep_config(self) -> None:
         with contextlib.suppress(OSError):  # a full disk: only a resume would miss it, and find the same way again
@@ -407,6 +482,8 @@ class Trainer:
             update["first_val_loss"] = losses["val"]
         self.progress = self.progress.model_copy(update=update)
         self.listen(metrics)
+        if self.together.several:
+            self.together.gather(self._figures())
         start = self.progress.first_val_loss or losses["val"]
         if divergence.diverging([start, losses["train"]], self.config.vocab_size) and not self._diverging:
             self._diverging = True  # said once
@@ -425,16 +502,41 @@ class Trainer:
         self._note("evaluation_shrunk", step=step, old=old, new=old // 2)
 
     def _mean_loss(self, split: str, tokens: TokenFile, phase: str) -> Mean:
+        """Each rank does a part of it, and all have the same answer."""
+        before = self.clock()
+        while isinstance(own := self._own_losses(split, tokens, phase), NotCompiled):
+            if not self.together.several:
+                return own
+            self._go_eager(own)
+        weight = own[1] if isinstance(own, tuple) else 0.0
+        self.together.evaluated(self.clock() - before, round(weight * self.config.eval_batch * self.config.eval_block))
+        found = self.together.mean(own, self.placement.device)
+        if found is None and self.together.several:
+            self._confer(self.progress.step)
+        return found
+
+    def _own_losses(self, split: str, tokens: TokenFile, phase: str) -> Sum:
         c = self.config
         batches = evaluation_batches(
             tokens, c.seed, split, rows=c.eval_rows, batch_size=c.eval_batch, block=c.eval_block,
-            device=self.placement.device,
+            device=self.placement.device, part=self.together.part(self.state),
         )  # fmt: skip
-        return mean_loss(
+        return sum_of_losses(
             batches, lambda batch: evaluation_loss(self.state, batch), batch_size=c.eval_batch,
             measure=self.meter.phase(phase, self.state) if self.meter.wants(phase) else None,
-            stopping=lambda: self.flag.stopping,
+            stopping=lambda: bool(self.flag.asked),
             failed=self.vitals.watching(self.state, phase, self.progress.step),
+        )  # fmt: skip
+
+    def _figures(self) -> RankFigures:
+        """What this rank has measured of itself so far."""
+        phases = self.meter.phases.values()
+        return RankFigures(
+            rank=self.ranks.rank, host=host_name(), card=self.placement.gpu.name,
+            allocated_bytes=max((p.allocated_bytes or 0 for p in phases), default=0) or None,
+            reserved_bytes=max((p.reserved_bytes or 0 for p in phases), default=0) or None,
+            process_bytes=self.meter.process_peak(), step_s=self.pace.median_step_s,
+            data_wait_s=self.feed.mean_wait_s,
         )  # fmt: skip
 
     def _save(self, *, wait: bool) -> None:
@@ -468,6 +570,7 @@ class Trainer:
             wall_s=self._elapsed_s(), data_wait_s=self.feed.mean_wait_s,
             machine=self.contention.result(),
             memory=self.meter.result(self.state) if hasattr(self, "state") else self.meter.empty(),
+            world=self.ranks.world, ranks=self.together.figures,
         )  # fmt: skip
         record = starting.with_former(record, self.former)
         self.directory.write_record(record)

@@ -28,7 +28,7 @@ FATES = ("accepted", "refused")
 
 def _enough(*_: Any) -> Any:
     """Stands in for the place where `train` makes its folder: the config was accepted."""
-    raise UserError("environment.one_process", count=REACHED)
+    raise UserError("environment.no_rank", count=REACHED)
 
 
 def _strict(text: str) -> Any:
@@ -49,7 +49,7 @@ def _command() -> Any:
 def run(words: tuple[str, ...]) -> tuple[int, str, str]:
     """(exit code, stdout, stderr) of the command line in this process; training stops before it makes its folder."""
     stop = (
-        mock.patch("foretrain.app.training_run._directory", _enough)
+        mock.patch("foretrain.app.training.ready.directory_of", _enough)
         if words[0] == "train"
         else contextlib.nullcontext()
     )

@@ -88,7 +88,10 @@ def worth_another(config: RunConfig, code: int) -> bool:
     if code not in (ExitCode.ENVIRONMENT, ExitCode.OUT_OF_MEMORY):
         return False
     found = store.newest_unfinished(config.out_dir, config.max_iters)
-    return found is not None and found.read_record().reason in store.BEGIN_AGAIN
+    if found is None:
+        return False
+    record = found.read_record()  # "killed": of several ranks, the one that writes it
+    return record.reason in store.BEGIN_AGAIN or (code == ExitCode.ENVIRONMENT and record.status == "killed")
 
 
 def standing(config: RunConfig) -> tuple[str, str, int]:

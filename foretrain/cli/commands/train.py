@@ -1,24 +1,38 @@
 """`foretrain train`: run a config, with a forecast written beside it before it starts."""
 
+import os
 import sys
 import time
 from functools import partial
-from typing import Annotated, get_args
+from typing import Annotated, NoReturn, get_args
 
 import typer
 from rich.text import Text
 
 from foretrain.app.train import need_torch, train_resolved
-from foretrain.base.errors import ExitCode
+from foretrain.base.errors import ExitCode, UserError
 from foretrain.base.messages import printable, say
 from foretrain.base.units import format_bytes, format_left, format_percent
 from foretrain.cli.commands import keep_going as supervisor
-from foretrain.cli.common import CONFIG_CONTEXT, ERR, OUT, Json, Quiet, Words, need_one_of, print_json, print_notes
+from foretrain.cli.commands import start_ranks
+from foretrain.cli.common import (
+    CONFIG_CONTEXT,
+    ERR,
+    OUT,
+    Json,
+    Quiet,
+    Words,
+    need_one_of,
+    print_error,
+    print_json,
+    print_notes,
+)
 from foretrain.cli.fetching import bytes_bar
 from foretrain.cli.old_options import spellings
 from foretrain.cli.patient import patient_output
 from foretrain.config.resolve import ResolvedConfig, resolve
 from foretrain.training.notes import Event, Note
+from foretrain.training.ranks.place import OfRank, Place, place_of
 from foretrain.training.store import SCHEMA, EvaluationMetrics, RunRecord, Status, StepMetrics
 
 # Notes that --quiet leaves, as --json does not tell them; that are not dim; and with which a run ends, on stdout.
@@ -39,7 +53,9 @@ foretrain train my.toml --batch_size=auto    (the largest micro-batch that fits 
 
 foretrain train my.toml --resume auto        (after Ctrl-C, a crash or a power cut)
 
-foretrain train my.toml --auto-restart       (resumes automatically after a crash)"""
+foretrain train my.toml --auto-restart       (resumes automatically after a crash)
+
+foretrain train my.toml --gpus 2             (on two GPUs; torchrun and Slurm's srun work too)"""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -59,25 +75,52 @@ def train_command(
         bool,
         typer.Option(*spellings("--auto-restart"), help="Resume from the last checkpoint automatically after a crash."),
     ] = False,
+    gpus: Annotated[
+        int,
+        typer.Option(min=0, max=1024, help="Train on N GPUs of this machine, a process each; without GPUs on the CPU."),
+    ] = 0,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Train a config, with a live line, evaluation and checkpoints. Ctrl-C saves; --resume auto resumes."""
     need_one_of("--resume", resume, ("auto", "no"))
-    resolved = resolve(words or [])
-    if keep_going:
-        need_torch()
+    place = place_of(os.environ)
+    try:
+        resolved = resolve(words or [])
+        if keep_going:
+            need_torch()
+            if place.world > 1:
+                raise UserError("usage.auto_restart_of_a_rank")
+            with patient_output():
+                raise typer.Exit(supervisor.keep_going(resolved.config))
+        supervisor.end_with_parent()
+        if start := start_ranks.wanted(gpus, resolved.config, os.environ):
+            need_torch()
+            print_notes(resolved.notes, quiet=quiet)
+            with patient_output():
+                raise typer.Exit(start_ranks.run(start))
+        print_notes(resolved.notes, quiet=quiet or place.world > 1)
+        go_on = resume == "auto" or resolved.config.init_from == "resume"
         with patient_output():
-            raise typer.Exit(supervisor.keep_going(resolved.config))
-    supervisor.end_with_parent()
-    print_notes(resolved.notes, quiet=quiet)
-    go_on = resume == "auto" or resolved.config.init_from == "resume"
-    with patient_output():
-        record = train(resolved, resume=go_on, quiet=quiet or as_json, trial=not no_trial)
-        if as_json:
-            print_json(record.to_json(schema=SCHEMA))
+            record = train(resolved, resume=go_on, quiet=quiet or as_json, trial=not no_trial)
+            if as_json and place.first:
+                print_json(record.to_json(schema=SCHEMA))
+    except UserError as error:
+        if place.world > 1:
+            _end_rank(error, place, as_json=as_json)
+        raise
     if record.status == "interrupted":
         raise typer.Exit(int(ExitCode.STOPPED))
+
+
+def _end_rank(error: UserError, place: Place, *, as_json: bool) -> NoReturn:
+    """Say it once, by the first rank, or by one of a machine where the others have not heard of it; and be gone, as
+    what Python does at its end would wait for the other ranks."""
+    if place.first or (place.local_rank == 0 and not isinstance(error, OfRank)):
+        print_error(error, as_json=as_json)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(int(error.exit_code))
 
 
 def train(resolved: ResolvedConfig, *, resume: bool = False, quiet: bool = False, trial: bool = True) -> RunRecord:

@@ -36,6 +36,9 @@ class Parallel:
     def __init__(self, sharing: Sharing, model: LanguageModel, device: torch.device, dtype: torch.dtype) -> None:
         self.sharing, self.model = sharing, model
         self.call: Callable[..., Tensor]
+        self.asks: Callable[[], bool] = lambda: False  # whether this rank has something to tell the others
+        self.asked: Tensor | None = None  # above 0 where one of them had in the last step
+        self._stale = False  # DDP expects gradients of a pass that was broken off
         if sharing.way.shards_weights:
             self._shard(model, device, dtype)
             self.call = model
@@ -75,10 +78,50 @@ class Parallel:
             self.model.set_requires_gradient_sync(last)
         yield
 
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        """The backward pass of a micro-batch.
+
+        A pass that was broken off leaves DDP waiting for gradients, which it would send as soon as there are some. So
+        until the last micro-batch of the step, they go past it.
+        """
+        if self._stale and not last:
+            trained = [p for p in self.model.parameters() if p.requires_grad]
+            for parameter, gradient in zip(trained, torch.autograd.grad(loss, trained), strict=True):
+                parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+            return
+        loss.backward()
+        if last:
+            self._stale = False
+
+    def broken_off(self) -> bool:
+        """To be told that a step's passes were broken off; whether they can be done again, as nothing has been sent.
+
+        FSDP sends and gathers in every pass, so the other ranks would wait for what does not come.
+        """
+        if not isinstance(self.call, DistributedDataParallel):
+            return False
+        self._stale = True
+        try:
+            self.call.reducer._check_reducer_finalized()
+        except RuntimeError:
+            return False
+        return True
+
+    def catch_up(self, loss: Callable[[], Tensor]) -> None:
+        """Bring a process that goes on from a checkpoint to where one is after a step. DDP lays out its buckets anew
+        then, in the order in which gradients came, and three ranks or more add them up in another order: the resumed
+        run would not be bit for bit the same. `loss`: of any batch, as its gradients are dropped."""
+        if isinstance(self.call, DistributedDataParallel):
+            loss().backward()
+            for parameter in self.model.parameters():
+                parameter.grad = None
+
     def mean(self, number: Tensor) -> Tensor:
-        """The mean of a scalar over all ranks; on each of them."""
-        dist.all_reduce(number)
-        return number / self.sharing.world
+        """The mean of a scalar over all ranks, on each of them. With it goes whether any of them `asks`."""
+        both = torch.stack((number, number.new_full((), float(self.asks()))))
+        dist.all_reduce(both)
+        total, self.asked = both.unbind()
+        return total / self.sharing.world
 
     def whole(self, number: Tensor) -> Tensor:
         """A scalar of which each rank may have a part, as the norm of sharded gradients; on each of them."""

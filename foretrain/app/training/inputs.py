@@ -1,0 +1,57 @@
+"""What a run begins with: what its config leaves open, chosen, and config, environment and forecast on the disk."""
+
+import json
+from dataclasses import replace
+
+from foretrain.app import auto_batch
+from foretrain.app.plan import make_plan
+from foretrain.app.training.request import Request
+from foretrain.config.ranks import as_one_rank_of, of_rank
+from foretrain.config.resolve import ResolvedConfig, to_toml
+from foretrain.hardware.devices import Target
+from foretrain.predict.plan import SCHEMA
+from foretrain.training import choices
+from foretrain.training.device import Placement, environment
+from foretrain.training.notes import Listener, Note
+from foretrain.training.store import RunDirectory
+
+
+def choose(
+    resolved: ResolvedConfig, placement: Placement, directory: RunDirectory, resuming: bool
+) -> tuple[ResolvedConfig, Placement]:
+    """What the config leaves open: as the run has it already, else measured."""
+    given = set(resolved.sources)
+    if resuming:
+        chosen = choices.recall(resolved.config, placement, directory.read_record(), given)
+    else:
+        chosen = choices.decide(resolved.config, placement, given)
+    return replace(resolved, config=chosen.config), chosen.placement
+
+
+def pick_batch(resolved: ResolvedConfig, placement: Placement, asked: Request, world: int) -> ResolvedConfig:
+    """The micro-batch for this device, picked for the part of a step that one rank carries out."""
+    whole = resolved.config
+    own = replace(resolved, config=of_rank(as_one_rank_of(whole, world), world))
+    chosen = auto_batch.chosen(own, placement, trial=asked.trial, listen=asked.listen)
+    more = chosen.config.gradient_accumulation_steps * world
+    return replace(chosen, config=chosen.config.model_copy(update={"gradient_accumulation_steps": more}))
+
+
+def write_inputs(
+    directory: RunDirectory, resolved: ResolvedConfig, placement: Placement, listen: Listener, world: int = 1
+) -> None:  # fmt: skip
+    """Config, environment and the forecast, on disk before the first step.
+
+    The forecast of several ranks is of what one of them computes, without what they send each other.
+    """
+    known = environment(placement)
+    config = resolved.config.model_copy(update={"compile": placement.compiled, "dtype": placement.dtype})
+    planned = ResolvedConfig(of_rank(config, world), {**resolved.sources, "vocab_size": "run"}, (), resolved.name)
+    forecast = make_plan(planned, Target(placement.gpu, 0))
+    if resolved.config.memory_limit and forecast.verdict_of("foretrain") == "does_not_fit":
+        # It starts all the same: it may shrink its micro-batch, and a CPU's limit is only watched.
+        needs = max(phase.needed_low_bytes for phase in forecast.memory_of("foretrain").phases)
+        listen(Note("train.beyond_limit", needs=needs, limit=resolved.config.memory_limit_bytes))
+    directory.write("config.toml", to_toml(resolved.config))
+    directory.write("environment.json", json.dumps(known, indent=1) + "\n")
+    directory.write("plan.json", json.dumps(forecast.to_json(schema=SCHEMA)) + "\n")

@@ -1,0 +1,91 @@
+"""Tensors in safetensors files, each whole or in parts: every rank writes its rows of them into a file of its own.
+
+The header of a file with parts says at which row each begins, as torch.distributed.checkpoint says it in its own
+safetensors files, so its HuggingFaceStorageReader reads ours. That package does not write them here: it has no
+checksums, makes a second copy of a file in memory, and its plans travel between the ranks as pickles.
+"""
+
+import contextlib
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from foretrain.config.weights_file import OFFSETS, SHARDING, begins_in
+
+
+def header_of(begins: dict[str, int], dims: dict[str, int]) -> dict[str, str]:
+    """`__metadata__` of a file whose tensors begin at these rows of the whole ones."""
+    offsets = {name: {OFFSETS: [begin, *[0] * (dims[name] - 1)][: dims[name]]} for name, begin in begins.items()}
+    return {"format": "pt", "DCP_VERSION": "1.0", SHARDING: json.dumps(offsets, separators=(",", ":"))}
+
+
+class Split:
+    """A tensor in files, by its rows: `shape` is that of the whole, `[a:b]` are rows of it, read when asked for."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._parts: list[tuple[int, Any, tuple[int, ...]]] = []  # first row, file, shape
+
+    def add(self, begin: int, file: Any) -> None:
+        """A part of it, in any order."""
+        self._parts.append((begin, file, tuple(file.get_slice(self.name).get_shape())))
+        self._parts.sort(key=lambda part: part[0])
+
+    def check(self) -> "Split":
+        """Itself. Raises ValueError where rows are missing or there twice."""
+        expected = 0
+        for begin, _, shape in self._parts:
+            if begin != expected:
+                what = "missing" if begin > expected else "there twice"
+                raise ValueError(f"rows of {self.name} are {what} at row {min(begin, expected)}")
+            expected += shape[0] if shape else 1
+        return self
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the whole tensor."""
+        begin, _, shape = self._parts[-1]
+        return (begin + shape[0], *shape[1:]) if shape else ()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its numbers."""
+        return self[0:0].dtype
+
+    def whole(self) -> Tensor:
+        """All of it; where it is in one file, only mapped."""
+        parts = [file.get_tensor(self.name) for _, file, _ in self._parts]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def __getitem__(self, rows: slice) -> Tensor:
+        found = []
+        for begin, file, shape in self._parts:
+            first, end = max(rows.start - begin, 0), min(rows.stop - begin, shape[0])
+            if first < end:
+                found.append(file.get_slice(self.name)[first:end])
+        if not found:
+            _, file, _ = self._parts[0]
+            return file.get_slice(self.name)[0:0]
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+
+@contextlib.contextmanager
+def opened(files: Iterable[str | Path]) -> Iterator[dict[str, Split]]:
+    """The tensors of these files by name. Raises SafetensorError, and ValueError where one of them is not whole or its
+    header is no such header."""
+    with contextlib.ExitStack() as stack:
+        found: dict[str, Split] = {}
+        for path in files:
+            file: Any = stack.enter_context(safe_open(path, "pt"))
+            try:
+                begins = begins_in(file.metadata())
+            except (TypeError, KeyError, AttributeError, RecursionError) as error:
+                raise ValueError(f"its header cannot be read ({type(error).__name__})") from None
+            for name in file.keys():  # noqa: SIM118
+                found.setdefault(name, Split(name)).add(begins.get(name, 0), file)
+        yield {name: split.check() for name, split in found.items()}

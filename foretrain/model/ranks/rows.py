@@ -1,0 +1,94 @@
+"""Which rows of a tensor a rank has, and which of these it is the one to write.
+
+PyTorch's sharding cuts a tensor into as many runs of rows as there are ranks, each ceil(rows / ranks) long, so that the
+last ones may be short or empty (torch/distributed/tensor/placement_types.py). What several ranks have alike they share
+out among themselves, so that all of them write.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+
+class Rows(Protocol):
+    """A tensor, or what reads rows of one."""
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """Of the whole tensor."""
+        ...
+
+    def __getitem__(self, rows: slice, /) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Held:
+    """The rows of a tensor that a rank has: `local`, from row `begin` on. `copies`: how many ranks have the same;
+    `copy`: which of these this one is."""
+
+    local: Tensor
+    begin: int
+    copy: int
+    copies: int
+
+    def own(self) -> tuple[int, Tensor] | None:
+        """(first row, rows) of what this rank writes of it; None where others write all. A scalar is one row."""
+        count = self.local.shape[0] if self.local.dim() else 1
+        first, end = (count * each // self.copies for each in (self.copy, self.copy + 1))
+        if first == end:
+            return None
+        return self.begin + first, self.local[first:end] if self.local.dim() else self.local
+
+    def fill(self, source: Rows) -> None:
+        """Put the rows that this rank has of `source`, which is whole, into it."""
+        with torch.no_grad():
+            self.local.copy_(source[self.begin : self.begin + self.local.shape[0]])
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether it is a DTensor: ranks have rows of it. Told by its attributes, as its module takes long to import."""
+    return hasattr(tensor, "device_mesh")
+
+
+def held(tensor: Tensor, rank: int = 0, world: int = 1) -> Held:
+    """What a rank has of `tensor`: its rows of a sharded one; any other is the same on all `world` ranks."""
+    if not is_sharded(tensor):
+        return Held(tensor.detach(), 0, rank, world)
+    sharded: Any = tensor
+    index, parts, copy, copies = 0, 1, 0, 1
+    for dim, placement in enumerate(sharded.placements):
+        size, at = sharded.device_mesh.size(dim), sharded.device_mesh.get_local_rank(dim)
+        if placement.is_replicate():
+            copy, copies = copy * size + at, copies * size
+        else:
+            assert placement.is_shard(0), f"{placement}: only rows are cut"
+            assert parts == 1, "rows are cut once"
+            index, parts = at, size
+    local, rows = sharded.detach().to_local(), tensor.shape[0]
+    length = -(-rows // parts)
+    begin, end = (min(rows, length * each) for each in (index, index + 1))
+    assert local.shape[0] == end - begin, f"{local.shape[0]} rows of {rows}, cut into {parts}, are at {index}"
+    return Held(local, begin, copy, copies)
+
+
+def like(parameter: Tensor, source: Rows, dtype: torch.dtype) -> Tensor:
+    """A new tensor beside `parameter`, sharded as it is, with this rank's rows of `source`, which is whole."""
+    made = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+    held(made).fill(source)
+    return made
+
+
+def reshard(model: nn.Module) -> None:
+    """Give back what FSDP holds gathered, as after an evaluation: a parameter then is what the optimizer knows."""
+    for module in model.modules():
+        give_back = getattr(module, "reshard", None)
+        if give_back is not None:
+            give_back()
+
+
+def states_of(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer that has this rank's states: within ZeRO-1's, one of its own share."""
+    return getattr(optimizer, "optim", optimizer)

@@ -1,0 +1,145 @@
+"""Which rank of how many this process is, by the variables of whoever started it: torchrun, Slurm, or foretrain. No
+torch.
+"""
+
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from foretrain.base.errors import UserError
+from foretrain.base.messages import say
+
+StartedBy = Literal["foretrain", "torchrun", "slurm"]
+LAUNCHED = "FORETRAIN_LAUNCHED"  # set by `foretrain train --gpus`
+_PORTS = 20_000, 20_000  # the first, and how many, from which a Slurm job takes one by its number
+
+
+@dataclass(frozen=True)
+class Place:
+    """A process among those of a run. `local_rank` of `local_world` on its machine; the ranks meet at `address`:`port`.
+
+    `agent`: the one that started it listens there already. `attempt`: how often it has been started again.
+    """
+
+    rank: int = 0
+    world: int = 1
+    local_rank: int = 0
+    local_world: int = 1
+    address: str = ""
+    port: int = 0
+    by: StartedBy = "torchrun"
+    agent: bool = False
+    attempt: int = 0
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the rank that speaks and writes for all."""
+        return self.rank == 0
+
+    @property
+    def meeting(self) -> str:
+        """Where the ranks meet, to be printed."""
+        return f"{self.address}:{self.port}"
+
+
+ALONE = Place()
+
+
+class OfRank(UserError):
+    """An error of a rank, with the same id and exit code, as the first one says it for all."""
+
+    def __init__(self, word: dict[str, Any]) -> None:
+        super().__init__(word["id"], **word["values"])
+        self.rank, self.host, self.said = word["rank"], word["host"], word["said"]
+
+    def __str__(self) -> str:
+        return say("error.environment.of_rank", rank=self.rank, host=self.host, said=self.said)
+
+
+def place_of(environ: Mapping[str, str]) -> Place:
+    """The place of this process; ALONE where nobody says that there are others. Raises UserError."""
+    world = environ.get("WORLD_SIZE", "")
+    if "RANK" in environ and world not in ("", "0", "1"):
+        return _of_torchrun(environ)
+    if world not in ("", "0", "1"):
+        raise UserError("environment.no_rank", count=world[:20])
+    # Within a batch script there are Slurm's variables too, but only `srun` starts a process for each task.
+    tasks = environ.get("SLURM_STEP_NUM_TASKS") or (environ.get("SLURM_NTASKS") if _in_a_step(environ) else None)
+    return _of_slurm(environ, _number(tasks, "SLURM_NTASKS")) if tasks not in (None, "", "1") else ALONE
+
+
+def _in_a_step(environ: Mapping[str, str]) -> bool:
+    return any(environ.get(name, "").isdigit() for name in ("SLURM_STEP_ID", "SLURM_STEPID"))
+
+
+def _of_torchrun(environ: Mapping[str, str]) -> Place:
+    rank, world, local, local_world, port, attempt = (
+        _number(environ.get(name, instead), name)
+        for name, instead in (
+            ("RANK", None), ("WORLD_SIZE", None), ("LOCAL_RANK", environ.get("RANK")),
+            ("LOCAL_WORLD_SIZE", environ.get("WORLD_SIZE")), ("MASTER_PORT", "29500"),
+            ("TORCHELASTIC_RESTART_COUNT", "0"),
+        )
+    )  # fmt: skip
+    return _checked(
+        Place(
+            rank, world, local, local_world, environ.get("MASTER_ADDR") or "127.0.0.1", port,
+            "foretrain" if environ.get(LAUNCHED) else "torchrun",
+            environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True", attempt,
+        )
+    )  # fmt: skip
+
+
+def _of_slurm(environ: Mapping[str, str], world: int) -> Place:
+    nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST", "")
+    job = _number(environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID") or "0", "SLURM_JOB_ID")
+    step = _number(environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID") or "0", "SLURM_STEP_ID")
+    tasks = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or str(world)
+    here = _expanded(tasks, _number(environ.get("SLURM_NODEID", "0"), "SLURM_NODEID"))
+    own_port = environ.get("MASTER_PORT")
+    port = _number(own_port, "MASTER_PORT") if own_port else _PORTS[0] + (job + step) % _PORTS[1]
+    return _checked(
+        Place(
+            _number(environ.get("SLURM_PROCID"), "SLURM_PROCID"), world,
+            _number(environ.get("SLURM_LOCALID", "0"), "SLURM_LOCALID"), here,
+            environ.get("MASTER_ADDR") or first_node(nodes) or "127.0.0.1", port, "slurm",
+        )
+    )  # fmt: skip
+
+
+def first_node(nodes: str) -> str:
+    """The first of a list of nodes as Slurm writes it: gpu-03 of 'gpu-[03-05,11],big-1'."""
+    found = re.match(r"([^,\[]*)(?:\[([^\],-]+)[^\]]*\])?([^,\[]*)", nodes)
+    return "".join(part or "" for part in found.groups()) if found else ""
+
+
+def _expanded(counts: str, node: int) -> int:
+    """The number for a node of Slurm's '8(x2),4': 8, 8, 4."""
+    found: list[int] = []
+    for part in counts.split(","):
+        if parsed := re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip()):
+            found += [int(parsed[1])] * int(parsed[2] or 1)
+    return found[node] if node < len(found) else max(found, default=1)
+
+
+def _number(text: str | None, name: str) -> int:
+    if text is None or not re.fullmatch(r"\d{1,12}", text):
+        raise UserError("environment.bad_rank", name=name, value=(text or "")[:40])
+    return int(text)
+
+
+def _checked(place: Place) -> Place:
+    for name, value, most in (
+        ("RANK", place.rank, place.world - 1), ("LOCAL_RANK", place.local_rank, place.local_world - 1),
+        ("MASTER_PORT", place.port, 65_535),
+    ):  # fmt: skip
+        if value > most:
+            raise UserError("environment.bad_rank", name=name, value=str(value))
+    return place
+
+
+def host_name() -> str:
+    """This machine's name among those of a run."""
+    return socket.gethostname()[:64]

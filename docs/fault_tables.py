@@ -19,6 +19,11 @@ _FAULTS = {
         "each later process finds other threads and nothing measured",
         "runs",
     ),
+    "killed_ranks": (
+        "`kill -9` of one of 2, 3 or 4 ranks or of all at once, at a random time or before a call on a file; they start "
+        "again until they are done",
+        "runs",
+    ),
     "full_disk": ("the disk is full after each 64 KiB of a save", "offsets"),
     "bit_flips": ("one bit of a checkpoint is flipped", "flips"),
     "not_finite": ("NaN or infinity in a weight, an activation, a gradient or the loss", "places"),

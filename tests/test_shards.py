@@ -2,8 +2,11 @@
 
 import json
 import shutil
+from collections.abc import Callable
+from functools import cache
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,14 +27,23 @@ CONFIG = tiny(n_layer=2, n_head=3, n_embd=33, vocab_size=97, block_size=17, batc
 FOLDER = Path("checkpoints")
 
 
+Unbroken = tuple[list[dict[str, Any]], Path]
+AT = 2  # steps, after which others go on
+
+
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with checkpoints of two ranks after the first step and the second."""
-    folder = tmp_path_factory.mktemp("two")
-    data = str(write_dataset(folder / "data"))
-    for step in (1, 2):
-        on_ranks(train_and_save, 2, CONFIG, "fsdp", data, str(folder / "checkpoints"), step - 1, step, step)
-    return folder / "checkpoints"
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int, int], Unbroken]:
+    """Runs that nothing interrupts, each trained once: (what each rank gave, a folder with checkpoints in `at` after
+    AT steps, and in `end` of all)."""
+
+    @cache
+    def run(strategy: str, world: int, end: int) -> Unbroken:
+        folder = tmp_path_factory.mktemp(f"{strategy}-{world}")
+        saves = {AT - 1: str(folder / "at"), AT: str(folder / "at"), end: str(folder / "end")}
+        data = str(write_dataset(folder / "data"))
+        return on_ranks(train_and_save, world, CONFIG, strategy, data, 0, end, saves), folder
+
+    return run
 
 
 @pytest.fixture(autouse=True)
@@ -56,41 +68,45 @@ def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
         assert torch.equal(tensor, b[name]), name
 
 
-def assert_switched(first: tuple[str, int], second: tuple[str, int], data: str, more: int = 3) -> None:
-    """Train 2 steps with one strategy on so many ranks, and go on with another on others."""
-    whole = on_ranks(train_and_save, first[1], CONFIG, first[0], data, "whole", 0, 2, 2 + more)
-    on_ranks(train_and_save, second[1], CONFIG, second[0], data, "whole", 2, 2, 2, "copy")
-    assert_same(tensors_of(Path("whole"), 2), tensors_of(Path("copy"), 2))
-    onward = on_ranks(train_and_save, second[1], CONFIG, second[0], data, "whole", 2, 2 + more, 2 + more)
-    expected, found = whole[0]["losses"][2:], onward[0]["losses"]
-    if first == second:
+def assert_switched(first: Unbroken, strategy: str, world: int, data: str, *, same: bool = False) -> None:
+    """Go on from the middle of a run that was not interrupted. `same`: with its strategy and number of ranks."""
+    whole, folder = first
+    end, middle = len(whole[0]["losses"]), str(folder / "at")
+    saves = {AT: "copy", end: "end"}
+    onward = on_ranks(train_and_save, world, CONFIG, strategy, data, AT, end, saves, middle)
+    assert_same(tensors_of(folder / "at", AT), tensors_of(Path("copy"), AT))
+    expected, found = whole[0]["losses"][AT:], onward[0]["losses"]
+    if same:
         assert found == expected
-        on_ranks(train_and_save, first[1], CONFIG, first[0], data, "unbroken", 0, 2 + more, 2 + more)
-        assert_same(tensors_of(Path("unbroken"), 2 + more), tensors_of(Path("whole"), 2 + more))
+        assert_same(tensors_of(folder / "end", end), tensors_of(Path("end"), end))
     for a, b in zip(expected, found, strict=True):
         assert float.fromhex(b) == pytest.approx(float.fromhex(a), rel=1e-6)
-    seen = sorted(tuple(each[:2]) for rank in whole for each in rank["seen"] if each[0] < 2)
-    seen += sorted(tuple(each[:2]) for rank in onward for each in rank["seen"])
-    assert seen == list(product(range(2 + more), range(MICRO_BATCHES)))
     rows = {tuple(each[:2]): each[2] for rank in whole for each in rank["seen"]}
-    assert all(each[2] == rows[tuple(each[:2])] for rank in onward for each in rank["seen"])
+    assert len(rows) == end * MICRO_BATCHES
+    seen = [each for rank in onward for each in rank["seen"]]
+    assert sorted(tuple(each[:2]) for each in seen) == list(product(range(AT, end), range(MICRO_BATCHES)))
+    assert all(each[2] == rows[tuple(each[:2])] for each in seen)
 
 
-QUICK = [
-    (("ddp", 2), ("ddp", 1)), (("ddp", 1), ("fsdp", 3)), (("fsdp", 3), ("zero1", 2)), (("fsdp", 2), ("fsdp", 2)),
+# Of three ranks the order of sums counts, of two it does not.
+SWITCHES = [
+    (("ddp", 3), ("ddp", 3)), (("ddp", 3), ("ddp", 1)), (("ddp", 1), ("fsdp", 2)), (("fsdp", 3), ("fsdp", 3)),
+    (("fsdp", 3), ("zero1", 2)),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("first", "second"), QUICK)
-def test_any_number_of_ranks_goes_on(first: tuple[str, int], second: tuple[str, int], data: str) -> None:
-    assert_switched(first, second, data)
+@pytest.mark.parametrize(("first", "then"), SWITCHES)
+def test_any_number_of_ranks_goes_on(first: tuple[str, int], then: tuple[str, int], data: str, unbroken: Any) -> None:
+    assert_switched(unbroken(*first, AT + 3), *then, data, same=first == then)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "fsdp"])
 @pytest.mark.parametrize(("before", "after"), list(product(range(1, 5), repeat=2)))
-def test_every_number_of_ranks_goes_on_from_every_other(before: int, after: int, strategy: str, data: str) -> None:
-    assert_switched((strategy, before), (strategy, after), data, more=50)
+def test_every_number_of_ranks_goes_on_from_every_other(
+    before: int, after: int, strategy: str, data: str, unbroken: Any
+) -> None:
+    assert_switched(unbroken(strategy, before, AT + 50), strategy, after, data, same=before == after)
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -107,6 +123,11 @@ def test_what_is_saved_beside_steps_is_the_state_of_its_moment(strategy: str) ->
     assert_same(found, {name.split("/", 1)[1]: tensor for name, tensor in before.items()})
 
 
+@pytest.mark.fault(
+    "of several ranks one cannot write, has a number that is not finite, or does not see the folder", row="B.3",
+    sees="what one card's run would say, with the rank and its machine where the folder is not shared",
+    safe="earlier checkpoints; all ranks decide alike",
+)  # fmt: skip
 def test_what_fails_on_one_rank_is_heard_on_all_and_harms_no_checkpoint(data: str) -> None:
     ranks = started(misfortunes, 2, CONFIG, "checkpoints")
     done, heard = ranks[0][1].recv()
@@ -126,9 +147,14 @@ def test_what_fails_on_one_rank_is_heard_on_all_and_harms_no_checkpoint(data: st
     assert [path.name for path in FOLDER.iterdir()] == ["step-0000000001"]
 
 
+@pytest.mark.fault(
+    "a file of one rank in a checkpoint is missing, cut or has a flipped bit", row="B.3",
+    sees="a note that names the file: the checkpoint is passed over",
+    safe="the one before it, on any number of ranks",
+)  # fmt: skip
 @pytest.mark.parametrize("damage", ["missing", "flipped", "cut", "manifest cut", "rank left out"])
-def test_a_damaged_part_is_named_and_the_checkpoint_before_is_used(damage: str, two: Path) -> None:
-    shutil.copytree(two, FOLDER)
+def test_a_damaged_part_is_named_and_the_checkpoint_before_is_used(damage: str, unbroken: Any) -> None:
+    shutil.copytree(unbroken("fsdp", 3, AT + 3)[1] / "at", FOLDER)
     path = checkpoint.path_of(FOLDER, 2)
     part, manifest = path / "optimizer.rank-1.safetensors", path / "manifest.json"
     content = part.read_bytes()
@@ -150,8 +176,8 @@ def test_a_damaged_part_is_named_and_the_checkpoint_before_is_used(damage: str, 
         "manifest cut": "its manifest cannot be read (JSONDecodeError)", "rank left out": "its manifest is incomplete",
     }[damage]  # fmt: skip
     if damage in ("missing", "flipped"):
-        found = on_ranks(loaded, 3, CONFIG, "ddp", str(FOLDER))
-        assert found == [(1, ((path.name, expected),))] * 3
+        found = on_ranks(loaded, 2, CONFIG, "ddp", str(FOLDER))
+        assert found == [(1, ((path.name, expected),))] * 2
     assert checkpoint.newest_valid(FOLDER) == (checkpoint.path_of(FOLDER, 1), ((path.name, expected),))
 
 
@@ -171,7 +197,8 @@ def test_every_command_reads_what_ranks_wrote(data: str) -> None:
         return files, weights.model_copy(update={"files": ()}), kept(state)
 
     one = read("one")
-    on_ranks(train_and_save, 3, CONFIG, "fsdp", data, str(run / "checkpoints"), 2, 2, 2)
+    folder = str(run / "checkpoints")
+    on_ranks(train_and_save, 3, CONFIG, "fsdp", data, 2, 2, {2: folder}, folder)
     assert len(list(path.glob("model.*.safetensors"))) == 3
     three = read("three")
     assert three[:2] == one[:2]

@@ -214,17 +214,21 @@ def loaded(peers: Peers, config: RunConfig, strategy: str, folder: str) -> tuple
 
 
 def train_and_save(
-    peers: Peers, config: RunConfig, strategy: str, data: str, folder: str, first: int, at: int, end: int, to: str = ""
-) -> dict[str, Any]:
-    """Go on from the newest checkpoint in `folder`, where `first` is not 0; save after step `at` to `to` or the same
-    folder; train until `end`."""
+    peers: Peers, config: RunConfig, strategy: str, data: str, first: int, end: int, saves: dict[int, str], before: str = ""
+) -> dict[str, Any]:  # fmt: skip
+    """Go on after step `first`, of the newest checkpoint in `before` unless that is 0, to `end`. `saves`: folders for
+    the checkpoints of steps."""
     state, progress = state_of(config, strategy, peers), Progress(step=0)
     if first:
-        loaded = checkpoint.load(Path(folder), state, peers=peers)
+        loaded = checkpoint.load(Path(before), state, peers=peers)
         assert loaded
         progress = loaded.progress
         assert progress.step == first
-    losses, seen = steps(state, peers, data, first, at)
-    checkpoint.save(Path(to or folder), state, progress.model_copy(update={"step": at}), peers)
-    after, later = steps(state, peers, data, at, end)
-    return {"losses": losses + after, "seen": seen + later, "scale": state.scaler.get_scale()}
+    losses, seen = [], []
+    for step in range(first, end + 1):
+        if step in saves:
+            checkpoint.save(Path(saves[step]), state, progress.model_copy(update={"step": step}), peers)
+        if step < end:
+            losses_of_step, seen_in_step = steps(state, peers, data, step, step + 1)
+            losses, seen = losses + losses_of_step, seen + seen_in_step
+    return {"losses": losses, "seen": seen}

@@ -107,6 +107,15 @@ class Parallel:
             return False
         return True
 
+    def catch_up(self, loss: Callable[[], Tensor]) -> None:
+        """Bring a process that goes on from a checkpoint to where one is after a step. DDP lays out its buckets anew
+        then, in the order in which gradients came, and three ranks or more add them up in another order: the resumed
+        run would not be bit for bit the same. `loss`: of any batch, as its gradients are dropped."""
+        if isinstance(self.call, DistributedDataParallel):
+            loss().backward()
+            for parameter in self.model.parameters():
+                parameter.grad = None
+
     def mean(self, number: Tensor) -> Tensor:
         """The mean of a scalar over all ranks, on each of them. With it goes whether any of them `asks`."""
         both = torch.stack((number, number.new_full((), float(self.asks()))))

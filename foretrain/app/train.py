@@ -50,7 +50,7 @@ def train_resolved(
     place = place_of(os.environ)
     if place.world > 1:
         of_rank(as_one_rank_of(resolved.config, place.world), place.world)  # before torch is imported
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # what the store and gloo warn of is told in a sentence
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # what the store and gloo warn of is told in a sentence
     set_allocator(resolved.config.allocator_settings)
     since = Clock().read()  # what the machine does while torch is imported and the data is prepared
     from foretrain.app.training.request import Request

@@ -23,7 +23,7 @@ from foretrain.hardware.card import Cards
 from foretrain.hardware.cpu import usable_cores
 from foretrain.training.ranks.place import LAUNCHED, host_name, place_of
 
-GRACE_S = 20.0  # for ranks to end by themselves once another one has
+GRACE_S = 12.0  # for ranks to end by themselves once another one has
 ENDED_WELL = (int(ExitCode.DONE), int(ExitCode.STOPPED))
 SKYPILOT_PORT = "29500"
 

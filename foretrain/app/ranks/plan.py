@@ -6,9 +6,8 @@ from typing import Any
 from foretrain.app.limits import Limits, priced, prices_of
 from foretrain.app.plan import Config, make_plan, resolved_of, target_of
 from foretrain.base.errors import UserError
-from foretrain.config.microbatches import cut, divisors, sequences_of
 from foretrain.config.options import RunConfig
-from foretrain.config.ranks import of_rank
+from foretrain.config.ranks import cuts
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import Gpu, stated_bytes
@@ -78,19 +77,12 @@ def make_cluster_plan(resolved: ResolvedConfig, cards: Cluster, used_by_others_b
     if not resolved.config.auto_batch_size:
         return with_pays(share(make_plan(resolved, target), cards, strategy))
     found = None
-    for config in _cuts(resolved.config, cards.world):
+    for config in cuts(resolved.config, cards.world):
         found = share(make_plan(replace(resolved, config=config), target), cards, strategy)
         if found.best is not None and found.verdict == "fits":
             break
     assert found is not None  # one sequence at a time is always among them
     return with_pays(found)
-
-
-def _cuts(config: RunConfig, world: int) -> list[RunConfig]:
-    """The micro-batches into which the ranks can cut a step, the largest first. Raises UserError where they cannot."""
-    sequences = sequences_of(config)
-    of_rank(cut(config, 1), world)
-    return [cut(config, batch) for batch in reversed(divisors(sequences // world))]
 
 
 def _check(config: RunConfig, cards: Cluster, strategy: str) -> None:

@@ -13,7 +13,7 @@ from foretrain.hardware import devices
 from foretrain.hardware.catalogue import Gpu, stated_bytes
 from foretrain.hardware.cluster import Cluster, cluster
 from foretrain.predict.ranks.pays import with_pays
-from foretrain.predict.ranks.plan import WHOLE_TENSORS, share
+from foretrain.predict.ranks.plan import share
 from foretrain.predict.ranks.record import ClusterPlan
 
 
@@ -89,9 +89,5 @@ def _check(config: RunConfig, cards: Cluster, strategy: str) -> None:
     """Raise UserError for what cannot be planned on these cards."""
     if config.eval_only:
         raise UserError("usage.cluster_eval_only")
-    if config.optimizer_offload:
-        raise UserError("usage.cluster_offload")
     if strategy == "hsdp" and (cards.nodes == 1 or cards.per_node == 1):
         raise UserError("usage.hsdp_of_one_node", cluster=cards.text)
-    if strategy not in ("", "ddp") and config.optimizer in WHOLE_TENSORS:
-        raise UserError("usage.whole_tensors", strategy=strategy, optimizer=config.optimizer)

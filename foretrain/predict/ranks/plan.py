@@ -10,9 +10,9 @@ from foretrain.base.records import Note
 from foretrain.config.options import RunConfig
 from foretrain.config.ranks import of_rank
 from foretrain.hardware.cluster import Cluster
-from foretrain.model.ranks.sharing import Sharing, StrategyName
+from foretrain.model.ranks.sharing import Sharing, StrategyName, sharing_problem
 from foretrain.predict.memory import PhaseMemory, StepMemory, Verdict, estimated
-from foretrain.predict.plan import Plan, Timing, whole_run
+from foretrain.predict.plan import Plan, whole_run
 from foretrain.predict.ranks.nccl import NcclMemory
 from foretrain.predict.ranks.record import ClusterPlan, Factor, RankPlan
 from foretrain.predict.spec import StepSpec
@@ -20,26 +20,32 @@ from foretrain.predict.speed.ranks import rank_time, sharings
 from foretrain.predict.speed.time import Range, compile_time, evaluation_time, is_calibrated
 
 ALIKE = 1.02  # a step that is so much longer is as good: the plainer strategy is taken
-WHOLE_TENSORS = ("muon", "adamw8bit")  # optimizers that do not work on shards of tensors
 
 
 def share(plan: Plan, cluster: Cluster, strategy: StrategyName | Literal[""] = "") -> ClusterPlan:
     """The plan of one card's run on several. `strategy`: the one that is meant; by default the quickest that fits.
 
-    Raises UserError where the ranks cannot share a step equally.
+    Raises UserError where the ranks cannot share a step equally, or not in the way that is meant, or in no way.
     """
-    config = of_rank(plan.config, cluster.world)
-    possible = sharings(cluster, config.gradient_accumulation_steps)
-    refused: list[Note] = []
-    if plan.config.optimizer in WHOLE_TENSORS:
-        refused.append(Note(id="whole_tensors", values={"optimizer": plan.config.optimizer}))
-        possible = [sharing for sharing in possible if sharing.strategy == "ddp"]
-    ranks = tuple(_rank(plan, config, cluster, sharing) for sharing in possible)
+    micro_batches = of_rank(plan.config, cluster.world).gradient_accumulation_steps
+    possible, problems = [], {}
+    for sharing in sharings(cluster, micro_batches):
+        problem = sharing_problem(plan.config, sharing)
+        if problem is None:
+            possible.append(sharing)
+        elif sharing.strategy == strategy:
+            raise problem
+        else:
+            problems.setdefault(problem.id, problem)
+    if not possible:
+        raise next(iter(problems.values()))
+    notes = tuple(Note(id=each.id, values=each.values) for each in problems.values())
+    ranks = tuple(_rank(plan, cluster, sharing) for sharing in possible)
     meant = tuple(rank for rank in ranks if not strategy or rank.strategy == strategy)
     best = choose(meant, any_of=bool(strategy))
     return ClusterPlan(
-        name=plan.name, cluster=cluster, one_card=plan, micro_batches=config.gradient_accumulation_steps, ranks=ranks,
-        refused=tuple(refused), chosen=best.id if best else None, asked=bool(strategy),
+        name=plan.name, cluster=cluster, one_card=plan, micro_batches=micro_batches, ranks=ranks,
+        refused=notes, chosen=best.id if best else None, asked=bool(strategy),
     )  # fmt: skip
 
 
@@ -58,9 +64,8 @@ def choose(ranks: tuple[RankPlan, ...], *, any_of: bool = False) -> RankPlan | N
     return None
 
 
-def _rank(plan: Plan, config: RunConfig, cluster: Cluster, sharing: Sharing) -> RankPlan:
-    """`config`: one rank's, `plan.config` that of all."""
-    spec = StepSpec.of(config, cluster.gpu, dtype=plan.dtype, compiled=plan.compiled, sharing=sharing)
+def _rank(plan: Plan, cluster: Cluster, sharing: Sharing) -> RankPlan:
+    spec, _ = rank_spec(plan, plan.config, cluster, sharing)
     nccl = NcclMemory.of(cluster, sharing)
     time = rank_time(spec, sharing, cluster)
     timing, faster = None, None
@@ -69,7 +74,7 @@ def _rank(plan: Plan, config: RunConfig, cluster: Cluster, sharing: Sharing) -> 
         source = "calibrated" if is_calibrated(spec) else "estimated"
         compiling = compile_time(spec.compiled)
         timing = whole_run(whole, source, time.step_s, _evaluation(whole, cluster), compiling, cluster.world)
-        faster = speed_up(plan.timing, timing) if plan.timing else None
+        faster = speed_up(plan.timing.step_s, time.step_s) if plan.timing else None
     return RankPlan(
         strategy=sharing.strategy, syncs_each=sharing.syncs_each, memory=_memory(spec, plan.available_bytes, nccl),
         nccl=nccl, time=time, timing=timing, speed_up=faster,
@@ -83,9 +88,18 @@ def _evaluation(spec: StepSpec, cluster: Cluster) -> Range | None:
     return alone.scaled(math.ceil(batches / cluster.world) / batches) if alone else None
 
 
-def speed_up(alone: Timing, shared: Timing) -> Factor:
+def rank_spec(plan: Plan, config: RunConfig, cluster: Cluster, rank: Sharing | RankPlan) -> tuple[StepSpec, Sharing]:
+    """One rank's step of a config of all, shared as `rank` is, and how that is."""
+    sharing = Sharing(
+        strategy=rank.strategy, world=cluster.world, per_node=cluster.per_node, syncs_each=rank.syncs_each
+    )
+    own = of_rank(config, cluster.world)
+    return StepSpec.of(own, cluster.gpu, dtype=plan.dtype, compiled=plan.compiled, sharing=sharing), sharing
+
+
+def speed_up(alone: Range, shared: Range) -> Factor:
     """One card's step over that of all, quick with quick and slow with slow: both have the same card."""
-    ends = ((getattr(alone.step_s, name), getattr(shared.step_s, name)) for name in ("low_s", "expected_s", "high_s"))
+    ends = ((getattr(alone, name), getattr(shared, name)) for name in ("low_s", "expected_s", "high_s"))
     factors = [one / several for one, several in ends]
     return Factor(low=min(factors), expected=factors[1], high=max(factors))
 

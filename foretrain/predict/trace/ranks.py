@@ -45,8 +45,9 @@ def trace(job: dict[str, Any]) -> Trace:
     """Trace a job of self_test.py as one rank of many: {…, "sharing", "rank", "keeps"}. Raises TraceError or
     StandInError."""
     sharing = Sharing(**job["sharing"])
-    with group(sharing, job["rank"], keeps=job["keeps"]) as share:
+    with group(sharing, job["rank"]) as share:
         self_test.prove_this_torch(share)
+    with group(sharing, job["rank"], keeps=job["keeps"]) as share:
         return self_test.trace(job, share)
 
 

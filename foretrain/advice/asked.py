@@ -5,7 +5,7 @@ from foretrain.base.records import Record
 
 class Asked(Record):
     """What was typed: the command, the config's words, the options that name the card; whether it is a
-    nanoGPT file.
+    nanoGPT file. `cards`: --gpus and what belongs to it.
 
     `wrote`: the file that --write made. `speed`: the option that gave the time of a step. `price`: --price as it was
     given; `limits`: other options that `plan` has and `advise` has not, such as --within 12h.
@@ -14,6 +14,7 @@ class Asked(Record):
     command: str = "plan"
     words: tuple[str, ...] = ()
     gpu: str = "auto"
+    cards: tuple[str, ...] = ()
     others: str = ""
     nanogpt_file: bool = False
     quiet: bool = False
@@ -24,9 +25,9 @@ class Asked(Record):
     limits: tuple[str, ...] = ()
 
     def card_options(self) -> tuple[str, ...]:
-        """--gpu and --used-by-others as they were given."""
+        """--gpu, --gpus and --used-by-others as they were given."""
         gpu = ("--gpu", self.gpu) if self.gpu != "auto" else ()
-        return (*gpu, *(("--used-by-others", self.others) if self.others else ()))
+        return (*gpu, *self.cards, *(("--used-by-others", self.others) if self.others else ()))
 
     def options(self, command: str = "plan", rent: float | None = None) -> tuple[str, ...]:
         """What else was given of what this command can have. `rent`: of the one card that it is of, where --price names

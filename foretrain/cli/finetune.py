@@ -13,7 +13,10 @@ from foretrain.cli.old_options import typed
 from foretrain.predict.finetune.plan import FineTunePlan
 
 # Options of `plan` that a fine-tuning plan cannot have, each with a sentence that says what to take instead.
-REFUSED = {name: name for name in ("trainer", "logged_mfu", "best", "write")}
+REFUSED = {
+    **{name: name for name in ("trainer", "logged_mfu", "best", "write")},
+    **dict.fromkeys(("gpus", "link", "network"), "cluster"),
+}
 
 
 def answered(context: typer.Context, words: list[str]) -> bool:

@@ -23,6 +23,7 @@ _OF_LLAMA: dict[str, Any] = {
     "nanogpt": "cannot", "needs": ("recipe", "llama"), "affects": EVERYTHING, "on_resume": "refuses",
     "reference": "other", "from_weights": True,
 }  # fmt: skip
+StrategyName = Literal["ddp", "zero1", "fsdp", "fsdp_no_reshard", "hsdp"]
 _ON_A_CARD = "it is the number of threads of a run on the CPU"
 
 
@@ -359,6 +360,16 @@ class RunConfig(Record):
         affects=COST, on_resume="free", by_effect=True, reference="other",
         idle=(("cpu", "they are for CUDA's allocator"),),
     )
+    strategy: StrategyName = option(
+        "ddp",
+        "how several ranks share a step. ddp: each has all weights; zero1: the optimizer states are sharded; fsdp: "
+        "weights, gradients and optimizer states; fsdp_no_reshard: gathered once a step; hsdp: sharded within a node",
+        group="system", nanogpt="cannot", affects=COST, on_resume="rounding", by_effect=True, reference="other",
+    )
+    collective_timeout: int = option(
+        600, "seconds that ranks wait for each other before the run ends, since one of them must be stuck or gone",
+        group="system", least=1, most=86_400, nanogpt="lacks", affects=NOTHING, on_resume="free",
+    )
     memory_limit: str = option(
         "", "most memory the run may use, such as 10GiB; empty: what the card has free",
         group="system", nanogpt="lacks", affects=("memory",), on_resume="free", by_effect=True,
@@ -393,7 +404,7 @@ class RunConfig(Record):
         "gpt2", "nanoGPT's tracker", group="run", inert=True, affects=NOTHING, on_resume="free"
     )
     backend: str = option(
-        "nccl", "nanoGPT's multi-GPU backend; foretrain uses one GPU", group="system", inert=True,
+        "nccl", "nanoGPT's multi-GPU backend; foretrain uses nccl on GPUs and gloo on CPUs", group="system", inert=True,
         affects=NOTHING, on_resume="free",
     )
     # fmt: on

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from foretrain.base.errors import UserError
 from foretrain.hardware.catalogue import DetectedGpu, Gpu, catalogue, detect, find
+from foretrain.hardware.cluster import is_counted
 from foretrain.hardware.cpu import available_memory_bytes, cpu_device
 
 HERE, CPU = "auto", "cpu"
@@ -22,7 +23,10 @@ class Target:
 
 
 def named(name: str) -> Gpu:
-    """A card of the catalogue, or this machine's CPU. Raises UserError 'gpu.unknown'."""
+    """A card of the catalogue, or this machine's CPU. Raises UserError 'gpu.unknown', and 'usage.count_in_gpu' for a
+    count of cards."""
+    if is_counted(name):
+        raise UserError("usage.count_in_gpu", value=name[:80])
     return cpu_device() if name.lower() == CPU else find(name)
 
 

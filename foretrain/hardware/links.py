@@ -10,7 +10,7 @@ from typing import Literal
 
 from foretrain.base.records import Record
 
-WHERE_UNKNOWN = "pcie4x16"
+WHERE_UNKNOWN, NETWORK_UNKNOWN = "pcie4x16", "tcp-10"
 
 
 class Link(Record):
@@ -18,6 +18,7 @@ class Link(Record):
 
     `reached_share` is what NCCL reaches of it as bus bandwidth with large messages, `least_share` what it reached on
     the worst machine that was published, `switch_share` the same of an all-reduce that the switch sums (NVLS).
+    `joins`: cards that a bridge can be put on. `between`: cards whose machines usually have this network.
     """
 
     name: str
@@ -35,6 +36,9 @@ class Link(Record):
     switch_share: float | None = None
     ll_gb_per_s: float | None = None
     cards: tuple[str, ...] = ()
+    joins: tuple[str, ...] = ()
+    between: tuple[str, ...] = ()
+    nics_per_node: int = 1
     source: str
 
     @property
@@ -98,3 +102,22 @@ def link_of(card: str) -> CardLink:
         if card in link.cards:
             return CardLink(link=link)
     return CardLink(link=links()[WHERE_UNKNOWN], assumed=True)
+
+
+def network_of(card: str) -> CardLink:
+    """What connects machines with these cards when nobody says otherwise: of SXM cards what NVIDIA's own boxes have.
+
+    Others get 10 GbE, and say that this is assumed.
+    """
+    for link in links().values():
+        if card in link.between:
+            return CardLink(link=link)
+    return CardLink(link=links()[NETWORK_UNKNOWN], assumed=True)
+
+
+def nvlink_of(card: str) -> Link | None:
+    """The NVLink of a card: its own, or the bridge that can be put on it; None where it takes none."""
+    own = link_of(card).link
+    if own.kind == "nvlink":
+        return own
+    return next((link for link in links().values() if card in link.joins), None)

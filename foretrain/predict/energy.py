@@ -119,11 +119,15 @@ def power(gpu: Gpu, mfu: float | None) -> Power | None:
     )
 
 
-def spending(config: RunConfig | Prices, gpu: Gpu, mfu: float | None, total_s: Range) -> Spending:
-    """Energy, electricity or rent, and CO2 of a run of this length. Low goes with low: short and at little power."""
+def spending(config: RunConfig | Prices, gpu: Gpu, mfu: float | None, total_s: Range, cards: int = 1) -> Spending:
+    """Energy, electricity or rent, and CO2 of a run of this length, of all `cards`. Low goes with low: short and at
+    little power."""
     times = (total_s.low_s, total_s.expected_s, total_s.high_s)
     found: dict[str, float] = {}
     drawn = power(gpu, mfu)
+    if drawn is not None and cards > 1:
+        watts = {name: cards * getattr(drawn, name) for name in ("low_w", "expected_w", "high_w")}
+        drawn = drawn.model_copy(update=watts)
     watts = (drawn.low_w, drawn.expected_w, drawn.high_w) if drawn else (None, None, None)
     for name, seconds, watt in zip(("low", "expected", "high"), times, watts, strict=True):
         if watt is not None:
@@ -134,5 +138,5 @@ def spending(config: RunConfig | Prices, gpu: Gpu, mfu: float | None, total_s: R
             if config.co2_per_kwh:
                 found[f"co2_{name}_g"] = kwh * config.co2_per_kwh
         if config.price_per_hour:
-            found[f"rent_{name}"] = seconds / 3600 * config.price_per_hour
+            found[f"rent_{name}"] = cards * seconds / 3600 * config.price_per_hour
     return Spending(power=drawn, **found)

@@ -232,9 +232,12 @@ def timing(spec: StepSpec, logged_step_s: float | None = None) -> Timing | None:
 
 
 def whole_run(
-    spec: StepSpec, source: TimingSource, step_s: Range, evaluation_s: Range | None, compile_s: Range
+    spec: StepSpec, source: TimingSource, step_s: Range, evaluation_s: Range | None, compile_s: Range, cards: int = 1
 ) -> Timing:
-    """The timing of all of a run, from the times of its parts: steps, compilation, evaluations, checkpoints."""
+    """The timing of all of a run, from the times of its parts: steps, compilation, evaluations, checkpoints.
+
+    `cards` that share its steps; the other times are as they are given.
+    """
     config, gpu = spec.config, spec.gpu
     steps, evaluations = (0 if config.eval_only else config.max_iters), n_evaluations(config)
     saves = save_time(config)
@@ -246,12 +249,12 @@ def whole_run(
     tokens_per_s = config.tokens_per_step / step_s.expected_s
     flop_per_s = tokens_per_s * ModelShape.of(config).flops_per_token
     peak = gpu.peak_flop_per_s(spec.dtype)
-    mfu = flop_per_s / peak if peak else None
+    mfu = flop_per_s / (cards * peak) if peak else None
     torch = str(software.of(config.torch_version)) if spec.cuda and source == "estimated" else ""
     return Timing(
         source=source, step_s=step_s, evaluation_s=evaluation_s, n_evaluations=evaluations, save_s=saves,
         compile_s=compile_s, total_s=total, tokens_per_s=tokens_per_s, flop_per_s=flop_per_s, mfu=mfu,
-        nanogpt_mfu=flop_per_s / NANOGPT_PEAK_FLOP_PER_S, torch=torch, **dict(spending(config, gpu, mfu, total)),
+        nanogpt_mfu=flop_per_s / NANOGPT_PEAK_FLOP_PER_S, torch=torch, **dict(spending(config, gpu, mfu, total, cards)),
     )  # fmt: skip
 
 

@@ -4,20 +4,19 @@ import typer
 
 from foretrain.advice.asked import Asked
 from foretrain.app.limits import Limits, check_limits, make_plans, priced
-from foretrain.app.plan import targets
+from foretrain.app.plan import Target, targets
 from foretrain.base.errors import UserError
-from foretrain.cli import finetune
+from foretrain.cli import cluster, finetune
 from foretrain.cli.commands import plan_exact, plan_limits, plan_print
 from foretrain.cli.commands import plan_options as o
 from foretrain.cli.commands.plan_exact import Depth
 from foretrain.cli.commands.plan_print import Form
-from foretrain.cli.common import CONFIG_CONTEXT, Json, Quiet, Words, print_error, print_notes
+from foretrain.cli.common import CONFIG_CONTEXT, Json, Quiet, Words, print_notes
 from foretrain.cli.old_options import typed
 from foretrain.cli.show_config import show_config_of
 from foretrain.config.resolve import ResolvedConfig, resolve
 from foretrain.predict.plan import Plan
 from foretrain.predict.trace import interpreter
-from foretrain.reports.views import first as first_view
 
 EPILOG = """Examples:
 
@@ -38,6 +37,10 @@ foretrain plan my.py --gpu 4070 --used-by-others 2GB --largest batch_size
 foretrain plan my.py --gpu 3060,4070 --batch_size=auto --total_batch_size=524288   (the micro-batch that fits)
 
 foretrain plan my.py --gpu 4070,4090,A100-SXM4-80GB --price "4090=0.35,A100-SXM4-80GB=1.2"   (which card?)
+
+foretrain plan my.py --gpus "2 x RTX 4090"   (DDP, ZeRO-1 and FSDP2 side by side: does a second card pay?)
+
+foretrain plan my.py --gpus "2 nodes x 8 x H100 SXM5" --strategy=hsdp --full
 
 foretrain plan my.py --gpu 4070 --within 12h --write shorter.toml   (also 5EUR, 3kWh; --tokens 10B)
 
@@ -62,6 +65,9 @@ def plan_command(
     context: typer.Context,
     words: Words = None,
     gpu: o.Gpu = "auto",
+    gpus: o.Gpus = "",
+    link: o.Link = "",
+    network: o.Network = "",
     others: o.Others = "",
     step_time: o.StepTime = None,
     logged_mfu: o.LoggedMfu = None,
@@ -89,7 +95,7 @@ def plan_command(
     quiet: Quiet = False,
 ) -> None:
     """Plan a run: does it fit, how long, what does it cost, what limits it. Needs no GPU and no torch."""
-    if finetune.answered(context, words or []):
+    if finetune.answered(context, words or []) or cluster.answered(context, words or []):
         return
     config = plan_exact.with_trainer(resolve(words or []), trainer)
     limits = Limits(price, co2, within, tokens, best, data_tokens, write, frozenset(config.sources))
@@ -104,8 +110,7 @@ def plan_command(
     form.check(elsewhere="--explain" if explain else "--largest" if largest else "")
     plan_exact.check_depth(depth, resolved.files)
     found = targets(gpu, others, resolved.config, typed("--used-by-others"))
-    plan_exact.check_readings(depth, [target.gpu for target in found])
-    _check_targets(len(found), depth, limits, step_time, logged_mfu)
+    _check_targets(found, depth, limits, step_time, logged_mfu)
     plans = make_plans(resolved, found, limits, step_time, logged_mfu)
     if largest and not limits.asks:
         with interpreter.using(python):
@@ -115,8 +120,7 @@ def plan_command(
         plan_limits.answer(plans[0], step, limits, form)
     else:
         plans = _deepened(plans, depth, form, python)
-    if check and not best:
-        _check(plans)
+    plan_print.check(plans if check and not best else [])
 
 
 def _deepened(plans: list[Plan], depth: Depth, form: Form, python: str) -> list[Plan]:
@@ -146,26 +150,15 @@ def _timed(asked: Asked, step_time: float | None, logged_mfu: float | None) -> A
     return asked.model_copy(update={"speed": speed})
 
 
-def _check_targets(count: int, depth: Depth, limits: Limits, step_time: float | None, logged_mfu: float | None) -> None:
-    """What can only be asked of one card."""
+def _check_targets(
+    found: list[Target], depth: Depth, limits: Limits, step_time: float | None, logged_mfu: float | None
+) -> None:
+    """What can only be asked of one card, and what was read on it."""
+    plan_exact.check_readings(depth, [target.gpu for target in found])
+    count = len(found)
     check_limits(limits, count, depth.wants_trace or bool(depth.largest))
     if (depth.explain or depth.largest or depth.snapshot) and count > 1:
         raise UserError("usage.one_card", count=count)
     if (step_time is not None or logged_mfu is not None) and count > 1:
         option = "--step-time" if step_time is not None else "--logged-mfu"
         raise UserError("usage.one_speed", option=option, count=count)
-
-
-def _check(plans: list[Plan]) -> None:
-    """Exit with 3 when the step that the headline means does not fit; the one object of --json is the plan, which says
-    so too."""
-
-    for p in plans:
-        if p.verdict == "does_not_fit":
-            id = "check.failed_nanogpt" if p.step == "nanogpt" else "check.failed_foretrain"
-            error = UserError(
-                id, name=p.name, gpu=p.gpu.name, needed=p.memory_of(p.step).needed_bytes,
-                room=first_view.room(p, "short").text(),
-            )  # fmt: skip
-            print_error(error, as_json=False)
-            raise typer.Exit(int(error.exit_code))

@@ -7,7 +7,34 @@ import typer
 
 from foretrain.cli.old_options import spellings
 
-Gpu = Annotated[str, typer.Option(help="Cards to plan for, such as 'RTX 4070' or 3060,4070; cpu means this machine.")]
+Gpu = Annotated[
+    str,
+    typer.Option(help="The card to plan for, such as 'RTX 4070'; 3060,4070 compares cards; cpu means this machine."),
+]
+Gpus = Annotated[
+    str,
+    typer.Option(
+        help="Cards that train one model together, such as '2 x RTX 4090' or '2 nodes x 8 x A100'; a count alone is of "
+        "the card of --gpu.",
+        metavar="CARDS",
+    ),
+]
+Link = Annotated[
+    str,
+    typer.Option(
+        help="With --gpus: what connects the cards of a machine, such as pcie4x8 or nvlink. Default: what such cards "
+        "usually have.",
+        metavar="NAME",
+    ),
+]
+Network = Annotated[
+    str,
+    typer.Option(
+        help="With --gpus: what connects the machines, such as 10GbE, ib-400 or '8 x ib-200'. Default: what such "
+        "machines usually have.",
+        metavar="NAME",
+    ),
+]
 Others = Annotated[
     str,
     typer.Option(
@@ -89,7 +116,7 @@ Price = Annotated[
     str | None,
     typer.Option(
         help="Rent per hour of the card or machine, such as 0.35/h or '$0.35/h'; for several cards also "
-        "'4090=0.35,A100=1.2'. A rented card costs its rent and no electricity.",
+        "'4090=0.35,A100=1.2'; with --gpus of each card. A rented card costs its rent and no electricity.",
         metavar="PRICE",
     ),
 ]

@@ -5,13 +5,15 @@ from datetime import datetime
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+import typer
+
 from foretrain.advice.advisor import short_list
 from foretrain.advice.asked import Asked
 from foretrain.advice.cards import choose
 from foretrain.advice.first_answer import first_answer
 from foretrain.base.errors import UserError
 from foretrain.base.messages import printable
-from foretrain.cli.common import OUT, print_json
+from foretrain.cli.common import OUT, print_error, print_json
 from foretrain.predict.plan import SCHEMA, Plan
 from foretrain.reports import text
 from foretrain.reports.document import Document, Message, Screen
@@ -120,3 +122,17 @@ def best(plan: Plan, found: "Best", form: Form) -> None:
         line(first_view.best_line(plan, found, version("foretrain")))
     else:
         screen(first_view.best(plan, found, form.asked))
+
+
+def check(plans: list[Plan]) -> None:
+    """Exit with 3 when the step that the headline means does not fit; the one object of --json is the plan, which says
+    so too."""
+    for p in plans:
+        if p.verdict == "does_not_fit":
+            id = "check.failed_nanogpt" if p.step == "nanogpt" else "check.failed_foretrain"
+            error = UserError(
+                id, name=p.name, gpu=p.gpu.name, needed=p.memory_of(p.step).needed_bytes,
+                room=first_view.room(p, "short").text(),
+            )  # fmt: skip
+            print_error(error, as_json=False)
+            raise typer.Exit(int(error.exit_code))

@@ -7,9 +7,8 @@ arXiv:2304.11277; FSDP2 is torch/distributed/fsdp/_fully_shard.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-StrategyName = Literal["ddp", "zero1", "fsdp", "fsdp_no_reshard", "hsdp"]
+from foretrain.config.options import StrategyName
 
 
 @dataclass(frozen=True)

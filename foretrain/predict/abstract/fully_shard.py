@@ -120,7 +120,7 @@ class FullyShard(Alone):
         for group in [*reversed(self.groups), self.root]:
             t.layer = group.layer
             if self._holds and state.last:
-                group.held = [self._born("gradients", REDUCED_BYTES, p, n) for p, n in self._each(group)]
+                group.held = [self._gradient(parameter) for parameter in group.parameters]
             if group is self.root and state.left:
                 self.sent = self._buffer(EXCHANGED, REDUCED_BYTES, group.letter)
             if state.left > 1:
@@ -206,13 +206,13 @@ class FullyShard(Alone):
     def _hold(self, group: Group) -> None:
         """The gradients of a micro-batch stay whole, in fp32."""
         group.whole = []
-        for parameter, size in self._each(group):
+        for parameter in group.parameters:
             if parameter.grad is None:
                 continue
             if not self.half:  # it stays as it is; written once more so that these come in the order of the weights
                 parameter.grad = None
             if not self.now.gradients:
-                self.kept.append(self._born("gradients", REDUCED_BYTES, parameter, size))
+                self.kept.append(self._gradient(parameter))
             parameter.grad = None
 
     # -- buffers ---------------------------------------------------------------------------------------------------
@@ -247,6 +247,10 @@ class FullyShard(Alone):
 
     def _each(self, group: Group) -> list[tuple[Parameter, int]]:
         return list(zip(group.parameters, group.sizes, strict=True))
+
+    def _gradient(self, parameter: Parameter) -> Storage:
+        """One that is held back."""
+        return Storage(self.on.t, self.on.t.birth("gradients", REDUCED_BYTES, parameter.shape))
 
     def _born(self, component: str, item_bytes: int, parameter: Parameter, size: int) -> Storage:
         """As large as a weight with what was added so that it can be cut evenly."""

@@ -7,7 +7,7 @@ usual one), nor of temperature; data loading is taken to be hidden behind the st
 """
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from foretrain.base.records import Record
 from foretrain.config.families import family_of
@@ -59,17 +59,33 @@ def busy_s(operations: list[Operation], rates: Rates) -> float:
     return sum(op.runs * rates.time_s(op) for op in operations)
 
 
-def _micro_batch_s(way: Way, rates: Rates) -> float:
-    """Expected seconds of one micro-batch."""
+def _micro_batch_s(way: Way, rates: Rates, more_launches: int = 0) -> float:
+    """Expected seconds of one micro-batch. `more_launches`: eager ones beside its own."""
     operations = micro_batch(way)
     work_s = busy_s(operations, rates)
     launching_s = sum(op.runs for op in operations) * rates.launch_s(compiled=way.compiled)
+    launching_s += more_launches * rates.launch_s(compiled=False)
     return max(work_s, launching_s + PYTHON_S) if way.spec.cuda else work_s + launching_s + PYTHON_S
 
 
-def _step_s(way: Way, rates: Rates) -> float:
-    n = way.config.gradient_accumulation_steps
-    sums_s = busy_s(accumulation(way), rates) * (n - 1)
+@dataclass(frozen=True)
+class StepParts:
+    """What a step's expected time is made of, in seconds: micro-batches, sums of gradients over them, the optimizer."""
+
+    micro_batches: int
+    micro_batch_s: float
+    sum_s: float  # of one micro-batch's gradients and those before it
+    optimizer_s: float
+
+    @property
+    def step_s(self) -> float:
+        """All of it."""
+        return self.micro_batches * self.micro_batch_s + (self.micro_batches - 1) * self.sum_s + self.optimizer_s
+
+
+def step_parts(way: Way, rates: Rates, more_launches: int = 0) -> StepParts:
+    """The parts, kernel by kernel, before a whole step that was measured corrects them. `more_launches`: of a
+    micro-batch, beside its own."""
     launching_s = optimizer_launches(way) * rates.launch_s(compiled=False)
     if (
         way.spec.cuda and optimizer_launches(way) > FUSED_LAUNCHES
@@ -77,7 +93,14 @@ def _step_s(way: Way, rates: Rates) -> float:
         optimizer_s = max(busy_s(optimizer(way), rates), launching_s)
     else:
         optimizer_s = busy_s(optimizer(way), rates) + launching_s
-    return n * _micro_batch_s(way, rates) + sums_s + optimizer_s
+    return StepParts(
+        micro_batches=way.config.gradient_accumulation_steps, micro_batch_s=_micro_batch_s(way, rates, more_launches),
+        sum_s=busy_s(accumulation(way), rates), optimizer_s=optimizer_s,
+    )  # fmt: skip
+
+
+def _step_s(way: Way, rates: Rates) -> float:
+    return step_parts(way, rates).step_s
 
 
 def range_of(expected_s: float, gpu: Gpu, *, as_nanogpt: bool = True) -> Range:

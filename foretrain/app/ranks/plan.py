@@ -1,0 +1,105 @@
+"""A plan for several cards: `foretrain plan CONFIG --gpus "2 x RTX 4090"`, and `foretrain.plan_cluster` for Python."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from foretrain.app.limits import Limits, priced, prices_of
+from foretrain.app.plan import Config, make_plan, resolved_of, target_of
+from foretrain.base.errors import UserError
+from foretrain.config.microbatches import cut, divisors, sequences_of
+from foretrain.config.options import RunConfig
+from foretrain.config.ranks import of_rank
+from foretrain.config.resolve import ResolvedConfig
+from foretrain.hardware import devices
+from foretrain.hardware.catalogue import Gpu, stated_bytes
+from foretrain.hardware.cluster import Cluster, cluster
+from foretrain.predict.ranks.pays import with_pays
+from foretrain.predict.ranks.plan import WHOLE_TENSORS, share
+from foretrain.predict.ranks.record import ClusterPlan
+
+
+def plan_cluster(
+    config: Config = "gpt2-124m",
+    gpus: str | Cluster = "",
+    *,
+    gpu: str | Gpu = "auto",
+    link: str = "",
+    network: str = "",
+    used_by_others: str | int = 0,
+    **options: Any,
+) -> ClusterPlan:
+    """The forecast of a run on several cards: `foretrain.plan_cluster("gpt2-124m", "2 x RTX 4090")`.
+
+    `config` and `options` as for `plan`. `gpus`: such as "2 x RTX 4090", "8 x H100 SXM5", "2 nodes x 8 x A100", or a
+    count alone, of the card `gpu`. `link`, `network`: names of hardware/links.toml, or "nvlink"; by default what such
+    cards usually have. The option `strategy` names how they share a step; by default it is the quickest that fits.
+    `used_by_others`: memory that other programs use on each card. `print(plan)` shows what the command line shows.
+    Raises UserError for what cannot be planned; ConfigError names every problem of a config.
+    """
+    resolved = resolved_of(config, options)
+    stated = stated_bytes(used_by_others, "used_by_others") if isinstance(used_by_others, str) else used_by_others
+    if not isinstance(gpus, Cluster):
+        gpus = cluster(str(gpus), link, network, lambda: _card(gpu, resolved.config))
+    return make_cluster_plan(resolved, gpus, stated)
+
+
+def _card(gpu: str | Gpu, config: RunConfig) -> Gpu:
+    return gpu if isinstance(gpu, Gpu) else target_of(gpu, None, config).gpu
+
+
+@dataclass(frozen=True)
+class Cards:
+    """The options of `plan` that name the cards, as they were typed."""
+
+    gpus: str
+    gpu: str
+    link: str
+    network: str
+    others: str = ""
+    spelling: str = "--used-by-others"  # what `others` was given as, for errors
+
+
+def answer(resolved: ResolvedConfig, cards: Cards, limits: Limits) -> ClusterPlan:
+    """The plan that the command line asks for; a rent is that of each card. Raises UserError."""
+    resolved = priced(resolved, limits)
+    found = cluster(cards.gpus, cards.link, cards.network, lambda: _card(cards.gpu, resolved.config))
+    (rent,) = prices_of(limits, resolved.config, [found.gpu])
+    config = resolved.config.model_copy(update={"price_per_hour": rent})
+    others = stated_bytes(cards.others, cards.spelling) if cards.others else 0
+    return make_cluster_plan(replace(resolved, config=config), found, others)
+
+
+def make_cluster_plan(resolved: ResolvedConfig, cards: Cluster, used_by_others_bytes: int = 0) -> ClusterPlan:
+    """The plan of a resolved config on a cluster. Raises UserError."""
+    strategy = resolved.config.strategy if "strategy" in resolved.sources else ""
+    _check(resolved.config, cards, strategy)
+    resolved = replace(resolved, trainer="foretrain")  # whose step ranks share
+    target = devices.checked(cards.gpu, used_by_others_bytes)
+    if not resolved.config.auto_batch_size:
+        return with_pays(share(make_plan(resolved, target), cards, strategy))
+    found = None
+    for config in _cuts(resolved.config, cards.world):
+        found = share(make_plan(replace(resolved, config=config), target), cards, strategy)
+        if found.best is not None and found.verdict == "fits":
+            break
+    assert found is not None  # one sequence at a time is always among them
+    return with_pays(found)
+
+
+def _cuts(config: RunConfig, world: int) -> list[RunConfig]:
+    """The micro-batches into which the ranks can cut a step, the largest first. Raises UserError where they cannot."""
+    sequences = sequences_of(config)
+    of_rank(cut(config, 1), world)
+    return [cut(config, batch) for batch in reversed(divisors(sequences // world))]
+
+
+def _check(config: RunConfig, cards: Cluster, strategy: str) -> None:
+    """Raise UserError for what cannot be planned on these cards."""
+    if config.eval_only:
+        raise UserError("usage.cluster_eval_only")
+    if config.optimizer_offload:
+        raise UserError("usage.cluster_offload")
+    if strategy == "hsdp" and (cards.nodes == 1 or cards.per_node == 1):
+        raise UserError("usage.hsdp_of_one_node", cluster=cards.text)
+    if strategy not in ("", "ddp") and config.optimizer in WHOLE_TENSORS:
+        raise UserError("usage.whole_tensors", strategy=strategy, optimizer=config.optimizer)

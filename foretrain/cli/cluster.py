@@ -1,0 +1,99 @@
+"""`foretrain plan CONFIG --gpus "2 x RTX 4090"`: parse, plan, print."""
+
+from importlib.metadata import version
+
+import typer
+
+from foretrain.advice.asked import Asked
+from foretrain.app.limits import Limits
+from foretrain.app.ranks.plan import Cards, answer
+from foretrain.base.errors import UserError
+from foretrain.cli.commands.plan_print import Form, document, line, screen
+from foretrain.cli.common import print_error, print_json, print_notes
+from foretrain.cli.old_options import typed
+from foretrain.cli.show_config import show_config_of
+from foretrain.config.resolve import resolve
+from foretrain.predict.ranks.record import SCHEMA, ClusterPlan
+from foretrain.reports.views.cluster import screen as screen_view
+from foretrain.reports.views.cluster import whole as whole_view
+
+OTHERS = "--used-by-others"
+OWN = ("gpus", "link", "network")  # options of `plan` that only a plan for several cards has
+# Those that such a plan cannot have.
+ALONE = (
+    "step_time", "logged_mfu", "exact", "explain", "observed", "process", "largest", "snapshot", "alloc_conf", "python",
+    "within", "tokens", "best", "write",
+)  # fmt: skip
+
+
+def answered(context: typer.Context, words: list[str]) -> bool:
+    """Whether several cards that train together were asked about; then it is answered. Raises UserError."""
+    given = context.params
+    if not given["gpus"]:
+        for name in OWN:
+            if given[name]:
+                raise UserError("usage.needs_gpus", option=f"--{name}")
+        return False
+    _check_options(context)
+    resolved = resolve(words)
+    print_notes(resolved.notes, quiet=given["quiet"])
+    if given["show_config"]:
+        show_config_of(resolved, given["as_json"])
+        return True
+    cards = Cards(given["gpus"], given["gpu"], given["link"], given["network"], given["others"], typed(OTHERS))
+    plan = answer(resolved, cards, Limits(given["price"], given["co2"], data_tokens=given["data_tokens"]))
+    _print(plan, Form(given["full"], given["oneline"], given["as_json"], _asked(context, words)))
+    if given["check"]:
+        _check(plan)
+    return True
+
+
+def _is_typed(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _check_options(context: typer.Context) -> None:
+    """Nothing; raises UserError for options that do not go with several cards."""
+    for name in ALONE:
+        if _is_typed(context, name):
+            raise UserError("usage.cluster_alone", option=f"--{name.replace('_', '-')}")
+    if context.params["trainer"] not in ("", "foretrain"):
+        raise UserError("usage.cluster_trainer", value=context.params["trainer"][:40])
+    if _is_typed(context, "gpu") and (not context.params["gpus"].strip().isdigit() or "," in context.params["gpu"]):
+        raise UserError("usage.cluster_two", gpus=context.params["gpus"][:80], gpu=context.params["gpu"][:80])
+
+
+def _asked(context: typer.Context, words: list[str]) -> Asked:
+    """What was typed, for the next command."""
+    given = context.params
+    cards = tuple(word for name in OWN if given[name] for word in (f"--{name}", given[name]))
+    return Asked(
+        words=tuple(words), gpu=given["gpu"], cards=cards, others=given["others"], quiet=given["quiet"],
+        price=given["price"] or "",
+    )  # fmt: skip
+
+
+def _print(plan: ClusterPlan, form: Form) -> None:
+    form.check(elsewhere="")
+    if form.as_json:
+        print_json(plan.to_json(schema=SCHEMA))
+    elif form.oneline:
+        line(screen_view.line(plan, version("foretrain")))
+    elif form.full:
+        document(whole_view.document(plan))
+    else:
+        screen(screen_view.screen(plan, form.asked))
+
+
+def _check(plan: ClusterPlan) -> None:
+    """Exit with 3 where the strategy that is meant, or every one, does not fit."""
+    if plan.verdict != "does_not_fit":
+        return
+    rank = plan.best or plan.least
+    error = UserError(
+        "check.failed_cluster", name=plan.name, cluster=plan.cluster.text, strategy=rank.strategy,
+        needed=rank.memory.needed_bytes, room=plan.one_card.available_bytes or 0,
+    )  # fmt: skip
+    print_error(error, as_json=False)
+    raise typer.Exit(int(error.exit_code))

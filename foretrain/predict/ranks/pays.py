@@ -1,0 +1,115 @@
+"""Whether more cards pay, and what would make them pay: each change is planned, none is a rule of thumb.
+
+Tokens a step are what divides the cost of summing gradients, so more accumulation comes first, which changes what a
+step learns from; a larger micro-batch leaves that as it is and gathers weights less often; NVLink costs money.
+"""
+
+from collections.abc import Iterator
+
+from foretrain.config.microbatches import cut, divisors, sequences_of
+from foretrain.config.options import RunConfig
+from foretrain.hardware.cluster import BRIDGED, Cluster
+from foretrain.hardware.links import nvlink_of
+from foretrain.predict.plan import plan
+from foretrain.predict.ranks.plan import choose, share, speed_up
+from foretrain.predict.ranks.record import Change, ClusterPlan, Factor, Pays, RankPlan, What, Word
+
+PAYS, HARDLY = 0.8, 1.1  # efficiency from which on cards pay; times as fast below which they do not
+WORTH = 1.1  # a change that does not make them pay is worth telling from so many times the efficiency on
+MOST_TIMES = 64  # as much accumulation is tried at most
+
+
+def with_pays(found: ClusterPlan) -> ClusterPlan:
+    """The plan with what the way that is meant brings against one card."""
+    return found.model_copy(update={"pays": _pays(found)})
+
+
+def _pays(found: ClusterPlan) -> Pays:
+    best, one = found.best, found.one_card
+    alone = one.timing
+    if best is None:
+        return Pays(word="unknown")
+    needed = one.verdict_of("foretrain") == "does_not_fit"
+    if best.timing is None or best.speed_up is None or best.efficiency is None or alone is None:
+        return Pays(word="needed" if needed else "unknown")
+    changes = tuple(_changes(found, best))
+    if needed:
+        return Pays(word="needed", changes=changes)
+    money = alone.money(), best.timing.money()
+    more = money[1][1] - money[0][1] if money[0] and money[1] else None
+    saved_s = alone.total_s.expected_s - best.timing.total_s.expected_s
+    return Pays(word=_word(best.speed_up, best.efficiency), saved_s=saved_s, more_money=more, changes=changes)
+
+
+def _word(factor: Factor, efficiency: float) -> Word:
+    if factor.expected < HARDLY:
+        return "no"
+    if efficiency < PAYS:
+        return "little"
+    return "pays" if factor.low > 1 else "link_decides"
+
+
+def _changes(found: ClusterPlan, best: RankPlan) -> Iterator[Change]:
+    """Where cards pay there is nothing to say."""
+    if best.efficiency is None or best.speed_up is None or _word(best.speed_up, best.efficiency) == "pays":
+        return
+    config, cluster = found.config, found.cluster
+    tries: tuple[tuple[What, Iterator[RunConfig]], ...] = (
+        ("micro_batch", _larger(config, cluster.world)), ("accumulation", _more(config))
+    )  # fmt: skip
+    for what, configs in tries:
+        tried: Change | None = None
+        for changed in configs:
+            now = _planned(found, changed, cluster, what)
+            if now is None:
+                break  # more of it does not fit either
+            if tried is None or now.speed_up.low > tried.speed_up.low:
+                tried = now
+            if _word(now.speed_up, now.efficiency) == "pays":
+                break
+        if tried is not None and _is_worth(tried, best):
+            yield tried
+    bridge = nvlink_of(cluster.gpu.name)
+    if bridge is not None and bridge != cluster.link and (not bridge.joins or cluster.per_node <= BRIDGED):
+        now = _planned(found, config, cluster.but(bridge), "nvlink")
+        if now is not None and _is_worth(now, best):
+            yield now
+
+
+def _is_worth(change: Change, best: RankPlan) -> bool:
+    if _word(change.speed_up, change.efficiency) == "pays":
+        return True
+    return best.efficiency is not None and change.efficiency >= WORTH * best.efficiency
+
+
+def _larger(config: RunConfig, world: int) -> Iterator[RunConfig]:
+    """The same tokens a step in fewer, larger micro-batches, the smallest change first."""
+    for batch in divisors(sequences_of(config) // world):
+        if batch > config.batch_size:
+            yield cut(config, batch)
+
+
+def _more(config: RunConfig) -> Iterator[RunConfig]:
+    """Twice, four times, … the accumulation, and so the tokens a step."""
+    times = 2
+    while times <= MOST_TIMES:
+        yield config.model_copy(update={"gradient_accumulation_steps": times * config.gradient_accumulation_steps})
+        times *= 2
+
+
+def _planned(found: ClusterPlan, config: RunConfig, cluster: Cluster, what: What) -> Change | None:
+    """A change as it would be on these cards; None where nothing fits."""
+    one = found.one_card
+    if config is not one.config:
+        one = plan(config, one.gpu, name=one.name, used_by_others_bytes=one.used_by_others_bytes)
+    best = choose(share(one, cluster).ranks)
+    if best is None or best.speed_up is None or best.timing is None:
+        return None
+    faster, alone = best.speed_up, found.one_card.timing
+    if what == "micro_batch" and alone:  # against the one card as it was, which has no need of it
+        faster = speed_up(alone, best.timing)
+    return Change(
+        what=what, batch_size=config.batch_size, accumulation=config.gradient_accumulation_steps,
+        tokens_per_step=config.tokens_per_step, link=cluster.link.name, strategy=best.strategy, speed_up=faster,
+        efficiency=faster.expected / cluster.world,
+    )  # fmt: skip

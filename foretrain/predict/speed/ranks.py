@@ -1,0 +1,372 @@
+"""How long a step takes on several cards: one card's share of the work, and what of the communication it waits for.
+
+Each strategy as PyTorch runs it. DDP sums gradients, fp32 as its weights, in buckets, last gradients first, while the
+last micro-batch's backward pass still runs (torch/nn/parallel/distributed.py: 25 MiB, the first bucket 1 MiB); a step
+waits for what is not done when that pass ends, of which the last bucket always is a part. ZeRO-1 broadcasts the weights
+that each rank has updated on top, after the step. FSDP2 gathers the weights of a block in the matmuls' dtype while the
+block before it runs, and sums gradients in fp32 into shards while the block behind it runs; both are one queue, since
+they are on one communicator (torch/distributed/fsdp/_fully_shard). HSDP does so in each node, and sums the shards
+between nodes beside it.
+
+Left out: NCCL's kernels take SMs and bandwidth from the matmuls beside them; ranks wait for the slowest.
+"""
+
+import heapq
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from foretrain.base.records import Record
+from foretrain.base.units import MIB
+from foretrain.hardware.cluster import Cluster
+from foretrain.model.ranks.sharing import STRATEGIES, Sharing
+from foretrain.model.shape import ModelShape
+from foretrain.predict.spec import StepSpec
+from foretrain.predict.speed.collectives import Collective, Group, collective_time
+from foretrain.predict.speed.ops import OperationList, Way
+from foretrain.predict.speed.rates import Rates
+from foretrain.predict.speed.recorded_ops import micro_batch
+from foretrain.predict.speed.time import Range, StepParts, busy_s, known_rates, step_parts, step_time, way_of
+
+FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 * MIB, 25 * MIB
+SHARD_BYTES = 4  # FSDP sums gradients in fp32
+# Operations around a collective of FSDP2 that cost Python's processor as a launch does: what a dispatcher counted more
+# with it than without, for each block (allocation, copy in, collective, copy out and the views between them).
+GATHER_LAUNCHES, REDUCE_LAUNCHES = 11, 9
+# How far collectives can be from what is planned: of the estimated time a low one, and of that on the worst published
+# machine a high one. Through host memory the published runs of RTX 4090 reach 2.2 to 15 GB/s (planned 10, worst 3.8);
+# elsewhere most are within a fifth (benchmarks/collectives_measured.py).
+THROUGH_HOST, ELSEWHERE = (0.67, 1.75), (0.8, 1.25)
+
+
+class Communication(Record):
+    """One kind of communication in a step of one rank. `size_bytes`: all calls together, as `collective_time` counts
+    them. `busy_s`: what they take, hidden or not."""
+
+    what: str
+    collective: Collective
+    calls: int
+    size_bytes: int
+    busy_s: float
+
+
+class RankTime(Record):
+    """A step of the whole cluster. `compute_s`: one rank's work alone; `waits_s`: what it waits for others besides."""
+
+    step_s: Range
+    compute_s: Range
+    waits_s: Range
+    communication: tuple[Communication, ...]
+
+    @property
+    def waiting_share(self) -> float:
+        """The expected share of a step in which a card waits for others."""
+        return self.waits_s.expected_s / self.step_s.expected_s
+
+
+def groups_of(cluster: Cluster, *, worst: bool = False) -> dict[str, Group]:
+    """Ranks that communicate: `all` of them, those of a `node`, and one of each node (`between`).
+
+    All cards of a node sum their shards between nodes at once over the same NICs, so that group is one rank a node
+    with all its NICs, which carries what they have together.
+    """
+    network = {"network": cluster.network, "nics_per_node": cluster.nics_per_node, "nodes": cluster.nodes}
+    return {
+        "all": Group(ranks_per_node=cluster.per_node, link=cluster.link, worst=worst, **network),
+        "node": Group(ranks_per_node=cluster.per_node, link=cluster.link, worst=worst),
+        "between": Group(ranks_per_node=1, link=cluster.link, worst=worst, **network),
+    }
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """Elements of the model: by tensor in the order in which gradients are ready, and by group that FSDP gathers."""
+
+    tensors: tuple[tuple[float, int], ...]  # (blocks that were done before, of all; elements)
+    root: int
+    blocks: tuple[int, ...]
+
+    @classmethod
+    def of(cls, spec: StepSpec) -> "_Weights":
+        shape = ModelShape.of(spec.config)
+        layers, block = shape.n_layer, shape.block_numels
+        parameters = list(shape.parameters())
+        inside = {name.name for i in range(layers) for name in shape.block_parameters(f"{shape.family.blocks}.{i}.")}
+        first = next(i for i, p in enumerate(parameters) if p.name in inside)
+        ready: list[tuple[float, int]] = []
+        done = 0
+        for i, parameter in reversed(list(enumerate(parameters))):
+            if parameter.name in inside:
+                done = layers - (i - first) // len(block)
+                ready.append((done / layers, parameter.numel))
+            else:
+                ready.append((math.inf if i < first else 0.0, parameter.numel))
+        root = sum(p.numel for p in parameters if p.name not in inside)
+        return cls(tuple(ready), root, (sum(block),) * layers)
+
+    @property
+    def total(self) -> int:
+        return self.root + sum(self.blocks)
+
+
+@dataclass(frozen=True)
+class _Pace:
+    """Seconds of one rank's micro-batch: the blocks' passes, and what is outside of them (the head and its loss)."""
+
+    blocks: int
+    forward_root: float = 0.0
+    forward_block: float = 0.0
+    backward_root: float = 0.0
+    backward_block: float = 0.0
+
+    @property
+    def forward(self) -> float:
+        return self.forward_root + self.blocks * self.forward_block
+
+    @property
+    def backward(self) -> float:
+        return self.backward_root + self.blocks * self.backward_block
+
+    def scaled(self, factor: float) -> "_Pace":
+        four = (self.forward_root, self.forward_block, self.backward_root, self.backward_block)
+        return _Pace(self.blocks, *(factor * each for each in four))
+
+
+def _pace(way: Way, rates: Rates, micro_batch_s: float) -> _Pace:
+    """How the time of a micro-batch is divided, as its kernels' work is. A block is what one more of them adds."""
+
+    def busy(layers: int) -> tuple[float, float]:
+        spec = way.spec.but(n_layer=layers)
+        ops = micro_batch(Way(spec, way.train, way.torch))
+        forward = [op for op in ops if op.part == "forward"]
+        return busy_s(forward, rates), busy_s([op for op in ops if op.part != "forward"], rates)
+
+    layers = way.config.n_layer
+    fewer, more = (1, 2) if layers == 1 else (1, layers)
+    less, all_of, own = busy(fewer), busy(more), busy(layers)
+    factor = micro_batch_s / (sum(own) or 1.0)
+    found: list[float] = []
+    for i in (0, 1):
+        block = max(0.0, (all_of[i] - less[i]) / (more - fewer))
+        found += [factor * max(0.0, own[i] - layers * block), factor * block]
+    return _Pace(layers, *found)
+
+
+class _Queue:
+    """A communicator: one collective after another, in the order in which they are asked for."""
+
+    def __init__(self, times: Callable[[Collective, float], float]) -> None:
+        self.times, self.free = times, 0.0
+
+    def send(self, collective: Collective, size: float, ready: float) -> float:
+        """When it is done."""
+        self.free = max(self.free, ready) + self.times(collective, size)
+        return self.free
+
+
+def _buckets(weights: _Weights, pace: _Pace, element_bytes: int) -> Iterator[tuple[float, int]]:
+    """(when a bucket is full, in seconds from the beginning of the backward pass; its bytes)."""
+    limit, size, ready = FIRST_BUCKET_BYTES, 0, 0.0
+    for done, numel in weights.tensors:
+        size += element_bytes * numel
+        blocks = min(1.0, done) * pace.blocks
+        ready = pace.backward if math.isinf(done) else pace.backward_root + blocks * pace.backward_block
+        if size >= limit:
+            yield ready, size
+            limit, size = BUCKET_BYTES, 0
+    if size:
+        yield ready, size
+
+
+def largest_share(numels: list[int], world: int) -> float:
+    """The share of ZeRO-1's rank with most: whole tensors, the largest first, to the rank with least so far
+    (ZeroRedundancyOptimizer._partition_parameters)."""
+    ranks = [0] * world
+    for numel in sorted(numels, reverse=True):
+        heapq.heapreplace(ranks, ranks[0] + numel)
+    return max(ranks) / (sum(numels) or 1)
+
+
+class _Step:
+    """The step of one rank of a strategy in one scenario: communication at `factor` x what `groups` usually take."""
+
+    def __init__(
+        self, spec: StepSpec, sharing: Sharing, weights: _Weights, groups: dict[str, Group], factor: float
+    ) -> None:
+        self.spec, self.sharing, self.weights, self.groups, self.factor = spec, sharing, weights, groups, factor
+        self.low, self.wide = 2 if spec.half else 4, spec.variant.wide
+        self.times = {name: self._timed(group) for name, group in groups.items()}
+
+    def _timed(self, group: Group) -> Callable[[Collective, float], float]:
+        known: dict[tuple[Collective, float], float] = {}
+
+        def time(collective: Collective, size: float) -> float:
+            if (collective, size) not in known:
+                known[collective, size] = self.factor * collective_time(collective, size, group).seconds
+            return known[collective, size]
+
+        return time
+
+    def waits_s(self, pace: _Pace, micro_batches: int) -> float:
+        """What a step takes longer than the work itself."""
+        if not self.sharing.way.shards_weights:
+            queue = _Queue(self.times["all"])
+            for ready, size in _buckets(self.weights, pace, self.wide):
+                queue.send("all_reduce", size, ready)
+            waits = max(0.0, queue.free - pace.backward)
+            return waits + (self.broadcasts_s() if self.sharing.strategy == "zero1" else 0.0)
+        own = pace.forward + pace.backward
+        last = self._fsdp_s(pace, sums=True) - own
+        before = last if self.sharing.syncs_each else self._fsdp_s(pace, sums=False) - own
+        return last + (micro_batches - 1) * before
+
+    def broadcasts_s(self) -> float:
+        """ZeRO-1's broadcast of the updated weights, one tensor at a time."""
+        return sum(self.times["all"]("broadcast", self.wide * numel) for _, numel in self.weights.tensors)
+
+    def _fsdp_s(self, pace: _Pace, *, sums: bool) -> float:
+        """A micro-batch: forward pass, backward pass, and all that they wait for."""
+        weights, way = self.weights, self.sharing.way
+        shards = _Queue(self.times["node" if way.replicates else "all"])
+        between = _Queue(self.times["between"])
+        root, block = self.low * weights.root, [self.low * numel for numel in weights.blocks]
+
+        def reduce(numel: int, ready: float) -> None:
+            if not sums:
+                return
+            done = shards.send("reduce_scatter", SHARD_BYTES * numel, ready)
+            if way.replicates:
+                between.send("all_reduce", SHARD_BYTES * numel, done)
+
+        started = now = shards.send("all_gather", root, 0.0)
+        for size in block:  # gathered while the block before it runs
+            arrived = shards.send("all_gather", size, started)
+            started = max(now, arrived)
+            now = started + pace.forward_block
+        now += pace.forward_root
+        arrivals = dict.fromkeys(range(len(block)), 0.0)
+        if way.reshards:
+            ended, now = now, shards.send("all_gather", root, now)
+            arrivals[len(block) - 1] = shards.send("all_gather", block[-1], ended)
+        now += pace.backward_root
+        for i in reversed(range(len(block))):
+            started = max(now, arrivals[i])
+            if way.reshards and i:
+                arrivals[i - 1] = shards.send("all_gather", block[i - 1], started)
+            now = started + pace.backward_block
+            reduce(weights.blocks[i], now)
+        reduce(weights.root, now)
+        return max(now, shards.free if sums else 0.0, between.free)
+
+
+def _share(sharing: Sharing, weights: _Weights) -> float:
+    """What of the optimizer's work one rank does."""
+    if sharing.way.shards_weights:
+        return 1 / (sharing.per_node if sharing.way.replicates else sharing.world)
+    return largest_share([n for _, n in weights.tensors], sharing.world) if sharing.strategy == "zero1" else 1.0
+
+
+def _copies_s(way: Way, rates: Rates, sharing: Sharing, parts: StepParts, weights: _Weights) -> float:
+    """What sharing adds to a rank's own kernels in a step. DDP divides the gradients in its buckets. FSDP copies what
+    it has gathered to where matmuls read it, and gradients to where they are summed."""
+    ops, numel, n = OperationList(way), weights.total, parts.micro_batches
+    if not sharing.way.shards_weights:
+        ops.traffic("bucket", "clip", numel, way.wide, way.wide)
+        return busy_s(ops.found, rates)
+    ops.traffic("gathered", "add", numel, way.low, way.low, n * (2 if sharing.way.reshards else 1))
+    ops.traffic("reduced", "add", numel, way.low, SHARD_BYTES, n if sharing.syncs_each else 1)
+    return busy_s(ops.found, rates)
+
+
+def _launches(sharing: Sharing, weights: _Weights) -> int:
+    """Of a micro-batch, beside the model's own."""
+    if not sharing.way.shards_weights:
+        return 0
+    a_group = GATHER_LAUNCHES * (2 if sharing.way.reshards else 1) + REDUCE_LAUNCHES * sharing.syncs_each
+    return a_group * (1 + len(weights.blocks))
+
+
+def _own(way: Way, rates: Rates, sharing: Sharing, weights: _Weights) -> StepParts:
+    """One rank's parts of the step."""
+    parts, share = step_parts(way, rates, _launches(sharing, weights)), _share(sharing, weights)
+    sums = share if sharing.way.shards_weights and sharing.syncs_each else 1.0
+    optimizer_s = share * parts.optimizer_s + _copies_s(way, rates, sharing, parts, weights)
+    return replace(parts, sum_s=sums * parts.sum_s, optimizer_s=optimizer_s)
+
+
+def _communication(step: _Step, micro_batches: int) -> tuple[Communication, ...]:
+    """All of a step, for one rank."""
+    weights, sharing = step.weights, step.sharing
+    found: list[Communication] = []
+
+    def add(what: str, collective: Collective, sizes: list[int], times: int, group: str = "all") -> None:
+        busy_s = times * sum(step.times[group](collective, size) for size in sizes)
+        found.append(
+            Communication(
+                what=what, collective=collective, calls=times * len(sizes), size_bytes=times * sum(sizes), busy_s=busy_s
+            )
+        )
+
+    if not sharing.way.shards_weights:
+        ordered = _Pace(len(weights.blocks))
+        add("gradients", "all_reduce", [size for _, size in _buckets(weights, ordered, step.wide)], 1)
+        if sharing.strategy == "zero1":
+            add("updated", "broadcast", [step.wide * numel for _, numel in weights.tensors], 1)
+        return tuple(found)
+    group = "node" if sharing.way.replicates else "all"
+    parts = [weights.root, *weights.blocks]
+    half, full = ([size * numel for numel in parts] for size in (step.low, SHARD_BYTES))
+    add("weights_forward", "all_gather", half, micro_batches, group)
+    if sharing.way.reshards:
+        add("weights_backward", "all_gather", half, micro_batches, group)
+    sums = micro_batches if sharing.syncs_each else 1
+    add("gradients", "reduce_scatter", full, sums, group)
+    if sharing.way.replicates:
+        add("gradients_between", "all_reduce", full, sums, "between")
+    return tuple(found)
+
+
+def rank_time(spec: StepSpec, sharing: Sharing, cluster: Cluster) -> RankTime | None:
+    """A step that ranks share. `spec`: one rank's, with its own micro-batches (config/ranks.py). None where nothing is
+    known of the card's speed.
+
+    Low: a quick card and a good link; high: a slow card, and the worst link that was published.
+    """
+    way = way_of(spec)
+    rates, alone = known_rates(way), step_time(spec)
+    if rates is None or alone is None:
+        return None
+    weights, parts = _Weights.of(spec), step_parts(way, rates)
+    own = _own(way, rates, sharing, weights)
+    pace = _pace(way, rates, own.micro_batch_s)
+    quick, slow = THROUGH_HOST if cluster.link.through_host else ELSEWHERE
+    usual, worst = groups_of(cluster), groups_of(cluster, worst=True)
+    scenarios = ((alone.low_s, usual, quick), (alone.expected_s, usual, 1.0), (alone.high_s, worst, slow))
+    compute: list[float] = []
+    waits: list[float] = []
+    for seconds, groups, factor in scenarios:
+        slower = seconds / parts.step_s
+        step = _Step(spec, sharing, weights, groups, factor)
+        compute.append(slower * own.step_s)
+        waits.append(step.waits_s(pace.scaled(slower), parts.micro_batches))
+    expected = _Step(spec, sharing, weights, usual, 1.0)
+    return RankTime(
+        step_s=_range([c + w for c, w in zip(compute, waits, strict=True)]), compute_s=_range(compute),
+        waits_s=_range(waits), communication=_communication(expected, parts.micro_batches),
+    )  # fmt: skip
+
+
+def _range(times: list[float]) -> Range:
+    return Range(low_s=min(times), expected_s=times[1], high_s=max(times))
+
+
+def sharings(cluster: Cluster, micro_batches: int) -> list[Sharing]:
+    """The ways in which these cards can share a step. HSDP needs several nodes of several cards; FSDP can hold back
+    the sum of gradients till the last of several micro-batches."""
+    several = cluster.nodes > 1 and cluster.per_node > 1
+    return [
+        Sharing(strategy=name, world=cluster.world, per_node=cluster.per_node, syncs_each=syncs_each)
+        for name, way in STRATEGIES.items()
+        if several or not way.replicates
+        for syncs_each in ((True, False) if way.shards_weights and micro_batches > 1 else (True,))
+    ]

@@ -101,7 +101,7 @@ class Request:
             return f"{what} is traced on one card only"
         if sharing.way.shards_weights and _parsed(version) < OLDEST_TO_SHARD:
             need = ".".join(map(str, OLDEST_TO_SHARD))
-            return f"FSDP2 is traced with torch {need} or newer, as older ones cannot run it on the CPU; this is {version}"
+            return f"FSDP2 is traced with torch {need} or newer, which runs it on a CPU, too; this is {version}"
         return ""
 
     def normal_config(self) -> RunConfig:

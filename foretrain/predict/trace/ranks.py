@@ -126,9 +126,20 @@ class Reducer:
     """
 
     def __init__(
-        self, parameters: list[Tensor], buckets: list[list[int]], limits: list[int], group: object, sparse: list[bool],
-        most: int, unused: bool, as_view: bool, names: object, first: int, *more: Any, keeps: bool,
-    ) -> None:  # fmt: skip
+        self,
+        parameters: list[Tensor],
+        buckets: list[list[int]],
+        limits: list[int],
+        group: object,
+        sparse: list[bool],
+        most: int,
+        unused: bool,
+        as_view: bool,
+        names: object,
+        first: int,
+        *more: Any,
+        keeps: bool,
+    ) -> None:
         assert not unused
         self.parameters, self.sparse, self.sizes = parameters, sparse, [first, most]
         self.as_view, self.keeps = as_view, keeps

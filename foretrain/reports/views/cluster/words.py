@@ -15,6 +15,15 @@ def strategy(rank: RankPlan) -> Message:
     return name if rank.syncs_each else Message("cluster.held", {"strategy": name})
 
 
+def untraced(plan: ClusterPlan) -> list[Message]:
+    """Of each reason why a strategy was not traced one sentence."""
+    reasons: dict[str, list[str]] = {}
+    for rank in plan.ranks:
+        if rank.untraced:
+            reasons.setdefault(rank.untraced, []).append(strategy(rank).text())
+    return [Message("cluster.untraced", {"strategies": names, "reason": why}) for why, names in reasons.items()]
+
+
 def times(factor: Factor) -> Message:
     """'1.97 times (1.83–1.97)'."""
     return Message("cluster.times", factor.model_dump())

@@ -3,14 +3,16 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from foretrain.config.finetune.options import FineTune
-from foretrain.config.options import RunConfig
+from foretrain.config.options import RunConfig, StrategyName
 from foretrain.hardware.catalogue import find
+from foretrain.model.ranks.sharing import Sharing
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.trace import session
 from foretrain.predict.trace.finetune.request import FineTuneRequest
@@ -71,6 +73,14 @@ def config_of(knobs: dict[str, object]) -> RunConfig:
     return RunConfig.model_validate({**TINY, **knobs})
 
 
+def of_ranks() -> dict[str, Traceable]:
+    """Ways to share a step; by two ranks no weight here has an empty part."""
+    ways: tuple[StrategyName, ...] = ("ddp", "zero1", "fsdp")
+    config = config_of({})
+    spec = StepSpec.of(config, find("RTX 4070"), dtype="bfloat16", compiled=False)
+    return {way: Request(replace(spec, sharing=Sharing(way, 2, 2)), rank=1) for way in ways}
+
+
 def requests(compiled: bool) -> dict[str, Traceable]:
     return {
         way: Request(StepSpec.of(config_of(knobs), find("RTX 4070"), step, dtype=dtype, compiled=compiled))  # type: ignore[arg-type]
@@ -83,7 +93,7 @@ def test_what_makes_a_trace_quicker_changes_no_byte(
     compiled: bool, own_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORETRAIN_CACHE", str(own_directory / "c"))
-    same_without_haste(requests(compiled))
+    same_without_haste(requests(compiled) | ({} if compiled else of_ranks()))
 
 
 @pytest.mark.slow

@@ -17,11 +17,12 @@ def strategy(rank: RankPlan) -> Message:
 
 def untraced(plan: ClusterPlan) -> list[Message]:
     """Of each reason why a strategy was not traced one sentence."""
-    reasons: dict[str, list[str]] = {}
+    reasons: dict[str, dict[str, None]] = {}
     for rank in plan.ranks:
         if rank.untraced:
-            reasons.setdefault(rank.untraced, []).append(strategy(rank).text())
-    return [Message("cluster.untraced", {"strategies": names, "reason": why}) for why, names in reasons.items()]
+            name = Message(f"cluster.strategy.{rank.strategy}").text()
+            reasons.setdefault(rank.untraced, {})[name] = None
+    return [Message("cluster.untraced", {"strategies": [*names], "reason": why}) for why, names in reasons.items()]
 
 
 def times(factor: Factor) -> Message:

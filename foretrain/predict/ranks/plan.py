@@ -10,7 +10,7 @@ from foretrain.base.records import Note
 from foretrain.config.options import RunConfig
 from foretrain.config.ranks import of_rank
 from foretrain.hardware.cluster import Cluster
-from foretrain.model.ranks.sharing import Sharing, StrategyName
+from foretrain.model.ranks.sharing import Sharing, StrategyName, sharing_problem
 from foretrain.predict.memory import PhaseMemory, StepMemory, Verdict, estimated
 from foretrain.predict.plan import Plan, Timing, whole_run
 from foretrain.predict.ranks.nccl import NcclMemory
@@ -20,26 +20,32 @@ from foretrain.predict.speed.ranks import rank_time, sharings
 from foretrain.predict.speed.time import Range, compile_time, evaluation_time, is_calibrated
 
 ALIKE = 1.02  # a step that is so much longer is as good: the plainer strategy is taken
-WHOLE_TENSORS = ("muon", "adamw8bit")  # optimizers that do not work on shards of tensors
 
 
 def share(plan: Plan, cluster: Cluster, strategy: StrategyName | Literal[""] = "") -> ClusterPlan:
     """The plan of one card's run on several. `strategy`: the one that is meant; by default the quickest that fits.
 
-    Raises UserError where the ranks cannot share a step equally.
+    Raises UserError where the ranks cannot share a step equally, or not in the way that is meant, or in no way.
     """
     config = of_rank(plan.config, cluster.world)
-    possible = sharings(cluster, config.gradient_accumulation_steps)
-    refused: list[Note] = []
-    if plan.config.optimizer in WHOLE_TENSORS:
-        refused.append(Note(id="whole_tensors", values={"optimizer": plan.config.optimizer}))
-        possible = [sharing for sharing in possible if sharing.strategy == "ddp"]
+    possible, problems = [], {}
+    for sharing in sharings(cluster, config.gradient_accumulation_steps):
+        problem = sharing_problem(plan.config, sharing)
+        if problem is None:
+            possible.append(sharing)
+        elif sharing.strategy == strategy:
+            raise problem
+        else:
+            problems.setdefault(problem.id, problem)
+    if not possible:
+        raise next(iter(problems.values()))
     ranks = tuple(_rank(plan, config, cluster, sharing) for sharing in possible)
     meant = tuple(rank for rank in ranks if not strategy or rank.strategy == strategy)
     best = choose(meant, any_of=bool(strategy))
     return ClusterPlan(
         name=plan.name, cluster=cluster, one_card=plan, micro_batches=config.gradient_accumulation_steps, ranks=ranks,
-        refused=tuple(refused), chosen=best.id if best else None, asked=bool(strategy),
+        refused=tuple(Note(id=each.id, values=each.values) for each in problems.values()),
+        chosen=best.id if best else None, asked=bool(strategy),
     )  # fmt: skip
 
 

@@ -125,7 +125,7 @@ def _cost(plan: ClusterPlan, rank: RankPlan) -> Message:
 
 
 def _refused(plan: ClusterPlan) -> list[Row]:
-    said = [*(Message(f"cluster.refused.{note.id}", note.values) for note in plan.refused), *words.untraced(plan)]
+    said = [*(Message(f"error.{note.id}", note.values) for note in plan.refused), *words.untraced(plan)]
     return [Row(Message("first.label.note"), each) for each in said]
 
 

@@ -142,7 +142,7 @@ def _span(found: Range) -> tuple[float, float, float]:
 
 
 def _refused(plan: ClusterPlan) -> list[Block]:
-    said = [*(Message(f"cluster.refused.{note.id}", note.values) for note in plan.refused), *words.untraced(plan)]
+    said = [*(Message(f"error.{note.id}", note.values) for note in plan.refused), *words.untraced(plan)]
     return [Paragraph(each) for each in said]
 
 

@@ -27,6 +27,7 @@ from foretrain.base.units import MIB
 from foretrain.config.options import RunConfig
 from foretrain.config.precision import EIGHT_BITS
 from foretrain.hardware.catalogue import Gpu
+from foretrain.model.ranks.sharing import sharing_problem
 from foretrain.predict.memory import SHAPING_KNOBS
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.trace import interpreter
@@ -96,9 +97,10 @@ class Request:
         sharing, version = self.spec.sharing, interpreter.now().torch
         if sharing is None:
             return ""
-        if self.spec.step != "foretrain" or self.spec.config.master_weights:
-            what = "master_weights" if self.spec.step == "foretrain" else f"{self.spec.step}'s step"
-            return f"{what} is traced on one card only"
+        if self.spec.step != "foretrain":
+            return f"{self.spec.step}'s step is traced on one card only"
+        if problem := sharing_problem(self.spec.config, sharing):
+            return str(problem).rstrip(".")
         if sharing.way.shards_weights and _parsed(version) < OLDEST_TO_SHARD:
             need = ".".join(map(str, OLDEST_TO_SHARD))
             return f"FSDP2 is traced with torch {need} or newer, which runs it on a CPU, too; this is {version}"

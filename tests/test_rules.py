@@ -66,6 +66,7 @@ MORE_IMPORTS = {
     "reports/views/first.py": 15,
     "advice/first_answer.py": 13,
     "app/exact.py": 13,
+    "cli/cluster.py": 14,
     "data/prepare/preparation.py": 13,
     "predict/abstract/step.py": 13,
     "predict/trace/session.py": 13,

@@ -6,8 +6,10 @@ import typer
 
 from foretrain.advice.asked import Asked
 from foretrain.app.limits import Limits
+from foretrain.app.ranks.exact import traced_cluster
 from foretrain.app.ranks.plan import Cards, answer
 from foretrain.base.errors import UserError
+from foretrain.cli.commands.plan_exact import progress
 from foretrain.cli.commands.plan_print import Form, document, line, screen
 from foretrain.cli.common import print_error, print_json, print_notes
 from foretrain.cli.old_options import typed
@@ -21,8 +23,8 @@ OTHERS = "--used-by-others"
 OWN = ("gpus", "link", "network")  # options of `plan` that only a plan for several cards has
 # Those that such a plan cannot have.
 ALONE = (
-    "step_time", "logged_mfu", "exact", "explain", "observed", "process", "largest", "snapshot", "alloc_conf", "python",
-    "within", "tokens", "best", "write",
+    "step_time", "logged_mfu", "explain", "observed", "process", "largest", "snapshot", "alloc_conf", "within",
+    "tokens", "best", "write",
 )  # fmt: skip
 
 
@@ -42,6 +44,9 @@ def answered(context: typer.Context, words: list[str]) -> bool:
         return True
     cards = Cards(given["gpus"], given["gpu"], given["link"], given["network"], given["others"], typed(OTHERS))
     plan = answer(resolved, cards, Limits(given["price"], given["co2"], data_tokens=given["data_tokens"]))
+    if given["exact"] or given["python"]:
+        with progress(given["quiet"]) as listen:
+            plan = traced_cluster(plan, listen, given["python"])
     _print(plan, Form(given["full"], given["oneline"], given["as_json"], _asked(context, words)))
     if given["check"]:
         _check(plan)

@@ -15,6 +15,16 @@ def strategy(rank: RankPlan) -> Message:
     return name if rank.syncs_each else Message("cluster.held", {"strategy": name})
 
 
+def untraced(plan: ClusterPlan) -> list[Message]:
+    """Of each reason why a strategy was not traced one sentence."""
+    reasons: dict[str, dict[str, None]] = {}
+    for rank in plan.ranks:
+        if rank.untraced:
+            name = Message(f"cluster.strategy.{rank.strategy}").text()
+            reasons.setdefault(rank.untraced, {})[name] = None
+    return [Message("cluster.untraced", {"strategies": [*names], "reason": why}) for why, names in reasons.items()]
+
+
 def times(factor: Factor) -> Message:
     """'1.97 times (1.83–1.97)'."""
     return Message("cluster.times", factor.model_dump())

@@ -42,6 +42,8 @@ class Progress(Record):
 
     `skipped`: steps of late that were passed over as not finite; `overflows`: float16's of late, one after the other.
     `recent_losses`: of the last steps; `last_spike`: the step whose loss was told to leap (divergence.py).
+    `dropout_by_number`: of the micro-batch (model/ranks/streams.py), as several ranks draw it, and one that goes on
+    from theirs; else dropout draws on from where the generators are.
     """
 
     step: int
@@ -57,6 +59,7 @@ class Progress(Record):
     overflows: int = 0
     recent_losses: tuple[float, ...] = ()
     last_spike: int = -1000
+    dropout_by_number: bool = False
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import pytest
 
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.cli.commands import start_ranks
-from foretrain.config.ranks import as_one_rank_of, of_rank
+from foretrain.config.ranks import as_one_rank_of, of_rank, sharing_problem
 from foretrain.training.ranks.place import ALONE, Place, first_node, place_of
 from foretrain.training.ranks.together import slow
 from foretrain.training.store import RankFigures, RunDirectory
@@ -103,7 +103,7 @@ def test_a_rank_without_memory_cuts_its_own_rows_and_then_all_do(happens: Any, w
     assert mine[0] == "out_of_memory"
 
 
-@pytest.mark.parametrize("happens", [kit.sent, kit.optimizer])
+@pytest.mark.parametrize("happens", [kit.sent, pytest.param(kit.optimizer, marks=pytest.mark.slow)])
 def test_a_rank_whose_step_cannot_be_done_again_ends_all(happens: Any, tmp_path: Path) -> None:
     kit.prepared(tmp_path, kit.config())
     codes = kit.run(tmp_path, 2, "--eval_interval=2", happens=happens)
@@ -112,7 +112,7 @@ def test_a_rank_whose_step_cannot_be_done_again_ends_all(happens: Any, tmp_path:
     assert "rank 1" in sentence
     record = RunDirectory(tmp_path / "out").read_record()
     assert (record.status, record.config.batch_size) == ("failed", 2)
-    assert kit.run(tmp_path, 2, "--eval_interval=2", "--resume=auto") == [0, 0]
+    assert kit.run(tmp_path, 1, "--eval_interval=2", "--resume=auto") == [0]
     assert RunDirectory(tmp_path / "out").read_record().config.batch_size == 2
 
 
@@ -169,6 +169,31 @@ def test_with_batch_size_auto_any_whole_number_of_sequences_a_rank_will_do() -> 
     assert (own.batch_size * own.gradient_accumulation_steps, own.eval_rows) == (3, made.eval_rows)
     with pytest.raises(UserError):
         of_rank(as_one_rank_of(made, 8), 8)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "works"),
+    [
+        ("ddp", {"optimizer": "muon"}, True), ("ddp", {"optimizer": "adamw8bit"}, True),
+        ("zero1", {"optimizer": "muon"}, False), ("fsdp", {"optimizer": "adamw8bit"}, False),
+        ("fsdp", {"dtype": "float16"}, False), ("zero1", {"dtype": "float16"}, True),
+        ("hsdp", {"master_weights": True, "dtype": "bfloat16"}, False), ("fsdp", {}, True),
+    ],
+)  # fmt: skip
+def test_what_a_strategy_cannot_share_is_refused(strategy: str, options: dict[str, Any], works: bool) -> None:
+    made = kit.config(**({"optimizer": "adamw", "dtype": "float32"} | options), strategy=strategy)
+    problem = sharing_problem(made)
+    assert (problem is None) is works
+    assert works or strategy in str(problem)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["muon", "adamw8bit"])
+def test_other_optimizers_share_steps_by_ddp(optimizer: str, tmp_path: Path) -> None:
+    kit.prepared(tmp_path, kit.config(optimizer=optimizer))
+    assert kit.run(tmp_path, 2, "--out_dir=two") == [0, 0]
+    assert kit.run(tmp_path, 1, "--out_dir=one") == [0]
+    assert kit.losses(tmp_path / "two") == pytest.approx(kit.losses(tmp_path / "one"), rel=1e-3)
 
 
 # -- who this process is ---------------------------------------------------------------------------------------

@@ -227,7 +227,8 @@ class Fit:
         too_much = next((phase.phase for phase in phases if phase.tensors_bytes > limit_bytes), None)
         if too_much is None:
             death = replay(self.events, self.settings, limit_bytes, physical=True).death
-            too_much = death.phase if death else None
+            # What dies while the model is built reaches no phase: it never gets into the first one.
+            too_much = None if death is None else self.names[0] if death.phase == "build" else death.phase
         return too_much if too_much in self.names else None  # eval_only never comes to training
 
 
@@ -402,7 +403,7 @@ class Asked:
             *(getattr(c, knob) for knob in SHAPING_KNOBS), c.eval_batch, c.eval_block, c.allocator_settings,
             min(3, c.gradient_accumulation_steps), c.memory_limit_bytes is not None, self.saves, spec.compiled,
             spec.step, spec.dtype, gpu.kind, gpu.capability, gpu.cache_bytes if spec.compiled else gpu.sm_count,
-            Context.of(gpu),
+            Context.of(gpu), spec.sharing,
         )  # fmt: skip
 
     def __eq__(self, other: object) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from foretrain.config.options import RunConfig
 from foretrain.config.precision import check_matmul
 from foretrain.hardware.catalogue import Dtype, Gpu, MatmulMode
+from foretrain.model.ranks.sharing import Sharing
 from foretrain.model.shape import ModelShape
 from foretrain.predict.estimate.sdpa import AttentionKind, attention_kind
 
@@ -49,7 +50,8 @@ class Variant:
 class StepSpec:
     """One way to run a step: whose step, of which config, on what, in which dtype, compiled or not.
 
-    `config` is the one that this step runs: nanoGPT's has none of foretrain's own ways. `of` makes it so.
+    `config` is the one that this step runs: nanoGPT's has none of foretrain's own ways. `of` makes it so. `sharing`:
+    how several ranks share it, of which this is the one with the most to hold; None: there is one.
     """
 
     config: RunConfig
@@ -57,6 +59,7 @@ class StepSpec:
     dtype: Dtype  # of matrix products
     step: StepName
     compiled: bool
+    sharing: Sharing | None = None
 
     @classmethod
     def of(
@@ -67,16 +70,17 @@ class StepSpec:
         *,
         dtype: Dtype | None = None,
         compiled: bool | None = None,
+        sharing: Sharing | None = None,
     ) -> "StepSpec":
         """The step of a config. Without `dtype` the one that the config and the device lead to; without `compiled` what
-        the config says."""
+        the config says; `sharing`: by how many ranks, and how."""
         dtype = dtype or choose_dtype(config, gpu)[0]
         compiled = config.compile if compiled is None else compiled
         if step == "nanogpt":
             config = config.as_nanogpt()
             if gpu.kind == "cpu":  # its context is null there, whatever --dtype says (train.py)
                 dtype = "float32"
-        return cls(config, gpu, dtype, step, compiled)
+        return cls(config, gpu, dtype, step, compiled, sharing)
 
     @classmethod
     def checked(cls, config: RunConfig, gpu: Gpu, step: StepName = "foretrain") -> "StepSpec":
@@ -97,6 +101,11 @@ class StepSpec:
     def half(self) -> bool:
         """Whether matrix products are in half precision."""
         return self.dtype != "float32"
+
+    @property
+    def shards(self) -> bool:
+        """Whether weights are cut among ranks; then they are gathered in half precision, and nothing is autocast."""
+        return self.sharing is not None and self.sharing.way.shards_weights
 
     @property
     def keeps_logits(self) -> bool:
@@ -126,7 +135,7 @@ class StepSpec:
         evaluating = attention_kind(self.gpu, self.dtype, width, 0.0, self.bmm_attention, learns=False)
         return Variant(
             half=self.half, cuda=self.cuda, keeps_logits=self.keeps_logits, checkpointed=c.checkpointed,
-            dropout=c.dropout > 0, bias=c.bias, chunked=c.loss_chunk_size > 0, master=c.master_weights,
+            dropout=c.dropout > 0, bias=c.bias, chunked=c.loss_chunk_size > 0, master=c.master_weights or self.shards,
             pieces=c.compile_blocks, auto_chunker=c.auto_chunker, attention=learning, evaluation_attention=evaluating,
         )  # fmt: skip
 

@@ -6,8 +6,8 @@ The ledgers write the lifetime of every tensor of a training step into it; nothi
 import math
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -72,15 +72,26 @@ class Part:
 
 @dataclass
 class Passage:
-    """A pass with serial numbers of its own. `kinds`: (component, size) of each birth; `left`: births that live on."""
+    """A pass with serial numbers of its own. `kinds`: (component, size) of each; `left`: births that live on. The first
+    `given` were there before it, which ends them."""
 
     parts: tuple[Part, ...]
     kinds: list[tuple[str, Size]]
     left: list[int]
     moments: list[str]
+    given: int = 0
+    streams: Mapping[int, int] = field(default_factory=dict)  # of births that are not on the default one
 
     @classmethod
-    def of(cls, events: list[int], kinds: list[tuple[str, Size]], moments: list[str], split: int) -> "Passage":
+    def of(
+        cls,
+        events: list[int],
+        kinds: list[tuple[str, Size]],
+        moments: list[str],
+        split: int,
+        given: int = 0,
+        streams: Mapping[int, int] | None = None,
+    ) -> "Passage":
         """From all its events, each with its moment; the second part begins at `split`."""
         nbytes = [size.nbytes for _, size in kinds]
         parts = []
@@ -91,13 +102,13 @@ class Passage:
             at = running.index(top) if running else 0
             parts.append(
                 Part(
-                    events=own, first=sum(e >= 0 for e in events[:start]), top_bytes=top,
+                    events=own, first=given + sum(e >= 0 for e in events[:start]), top_bytes=top,
                     moment=moments[start + at] if own else "", alive=_balance(own[: at + 1], kinds),
                     change=_balance(own, kinds), change_bytes=running[-1] if running else 0,
                 )
             )  # fmt: skip
         ended = {~e for e in events if e < 0}
-        return cls(tuple(parts), kinds, [s for s in range(len(kinds)) if s not in ended], moments)
+        return cls(tuple(parts), kinds, [s for s in range(len(kinds)) if s not in ended], moments, given, streams or {})
 
     def without(self, component: str, count: int) -> "Passage":
         """The same where the first so many of a component that live on were there before."""
@@ -114,7 +125,7 @@ class Passage:
         return Passage.of(
             [numbers[events[i]] if events[i] >= 0 else ~numbers[~events[i]] for i in kept],
             [kind for serial, kind in enumerate(self.kinds) if serial not in gone],
-            [self.moments[i] for i in kept], split,
+            [self.moments[i] for i in kept], split, self.given, {numbers[n]: on for n, on in self.streams.items()},
         )  # fmt: skip
 
 
@@ -173,7 +184,7 @@ class Timeline(Lifetimes):
 
     def packed(self) -> Lifetimes:
         """The lifetimes without what counts them: they take a tenth of the memory, and are kept."""
-        return Lifetimes(array("i", self.events), self.sizes, self.phases)
+        return Lifetimes(array("i", self.events), self.sizes, self.phases, self.streams)
 
     @property
     def peaks(self) -> dict[str, Peak]:
@@ -218,9 +229,9 @@ class Timeline(Lifetimes):
                 self.events.append(~serial)
                 del self._living[serial]
 
-    def play(self, passage: Passage, number: int, before: int = 0) -> int:
+    def play(self, passage: Passage, number: int, before: int = 0, given: Sequence[Tensor] = ()) -> int:
         """A part of a passage at once. Returns what to add to its serial numbers; `before`: what that was for the part
-        before this one."""
+        before this one; `given`: what was there before the passage."""
         part, kinds = passage.parts[number], passage.kinds
         if self._climbing:
             self._settle()
@@ -232,7 +243,9 @@ class Timeline(Lifetimes):
                 alive[kind] = alive.get(kind, 0) + count
             self._peaks[self._phase] = Peak(self._top_bytes, self._top_moment, {k: n for k, n in alive.items() if n})
         first, shift = part.first, len(self.sizes) - part.first
-        if first:
+        if given:
+            self._end(part, given, first, shift, before)
+        elif first:
             self.events += [
                 e + shift if e >= 0 else e - shift if ~e >= first else e - before for e in part.events
             ]  # fmt: skip
@@ -240,10 +253,22 @@ class Timeline(Lifetimes):
             self.events += [e + shift if e >= 0 else e - shift for e in part.events]
         births = sum(e >= 0 for e in part.events)
         self.sizes += [size.nbytes for _, size in kinds[first : first + births]]
+        self.streams |= {n + shift: on for n, on in passage.streams.items() if first <= n < first + births}
         self.nbytes += part.change_bytes
         for (component, size), count in part.change.items():
             self._kind(component, size).count += count
         return shift
+
+    def _end(self, part: Part, given: Sequence[Tensor], first: int, shift: int, before: int) -> None:
+        """The events of a part of a passage that ends what was there before it."""
+        for event in part.events:
+            serial = event if event >= 0 else ~event
+            if serial < len(given):
+                serial = given[serial].serial
+                del self._living[serial]
+            else:
+                serial += shift if serial >= first else before
+            self.events.append(serial if event >= 0 else ~serial)
 
     def adopt(self, component: str, size: Size, serial: int) -> Tensor:
         """What a passage left, to be freed one by one."""
@@ -274,6 +299,7 @@ class Timeline(Lifetimes):
         self.events += [
             event + shift if event >= 0 else event - shift if ~event >= first else ~heirs[~event] for event in events
         ]
+        self.streams |= {serial + shift: on for serial, on in self.streams.items() if serial >= first}
         self.sizes += self.sizes[first:]
         successors = {serial: Tensor(self._living.pop(serial).kind, serial + shift) for serial in left}
         self._living.update({tensor.serial: tensor for tensor in successors.values()})

@@ -6,7 +6,8 @@ the pass is run with all of them.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from foretrain.predict.abstract.dims import Dim, factors
@@ -58,6 +59,8 @@ class Recorder:
         # (events before it, gradient, what it counted as until then) where a gradient becomes .grad
         self.taken: list[tuple[int, int, str]] = []
         self.split = 0  # the first event of the backward pass
+        self.given = 0  # so many events at first are births of what was there before
+        self.streams: dict[int, int] = {}  # of births that are not on the default one
         self.kernels: list[Any] = []  # kernels.py
         self.timed: list[tuple[int, tuple[int, ...]]] = []  # kernels that are timed when they first run (compiled)
         self.products: list[tuple[tuple[int, ...], int]] = []  # matmuls of a compiled graph: sizes, bytes an element
@@ -103,6 +106,9 @@ class Recorder:
         """The same pass of a later micro-batch: gradients are added to those that are there, and end."""
         found = Recorder(self.symbols)
         found.births, found.home, found.split = list(self.births), self.home, self.split
+        places = [position for position, *_ in self.taken]
+        found.timed = [(at + sum(place <= at for place in places), changed) for at, changed in self.timed]
+        found.products = self.products
         before = 0
         for position, serial, component in self.taken:
             found.births[serial] = found.births[serial]._replace(component=component)
@@ -228,7 +234,8 @@ class _Unroller:
 
 
 class Structure(NamedTuple):
-    """A pass for any sizes: its events, what each birth counts as and its factors, moments, and where it is cut."""
+    """A pass for any sizes: its events, what each tensor counts as and its factors, moments, and where it is cut. The
+    first `given` tensors were there before it."""
 
     events: list[int]
     kinds: list[tuple[str, Factors]]
@@ -237,11 +244,14 @@ class Structure(NamedTuple):
     any_size: bool  # whether all sizes follow from letters
     timed: list[tuple[int, tuple[int, ...]]]  # (event before it, births that are changed) of kernels that are timed
     products: list[tuple[tuple[int, ...], int]]  # matmuls: (m, k, n, batch …), bytes an element
+    given: int = 0
+    streams: Mapping[int, int] = MappingProxyType({})  # of births that are not on the default one
 
     def sized(self, timeline: Timeline) -> Passage:
         """The pass in a timeline's sizes."""
         known = {kind: (kind[0], timeline.size(*kind[1])) for kind in set(self.kinds)}
-        return Passage.of(self.events, [known[kind] for kind in self.kinds], self.moments, self.split)
+        kinds = [known[kind] for kind in self.kinds]
+        return Passage.of(self.events, kinds, self.moments, self.split, self.given, self.streams)
 
 
 def unroll(recorder: Recorder, groups: Sequence[int], run: Sequence[int]) -> Structure:
@@ -251,12 +261,15 @@ def unroll(recorder: Recorder, groups: Sequence[int], run: Sequence[int]) -> Str
     together = s["H"] * s["D"] == s["C"]
     known = {n: (recorder.births[n].component, recorder.births[n].sized(together)) for n in set(births)}
     moments = [recorder.events[i].moment for i in origin]
+    given, on = sum(i < recorder.given for i in origin), recorder.streams
     return Structure(
-        events,
+        events[given:],
         [known[serial] for serial in births],
-        moments,
-        sum(i < recorder.split for i in origin),
+        moments[given:],
+        sum(i < recorder.split for i in origin) - given,
         recorder.any_size,
-        recorder.timed,
+        [(at - given, changed) for at, changed in recorder.timed],
         recorder.products,
+        given,
+        {n: on[serial] for n, serial in enumerate(births) if serial in on} if on else {},
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from foretrain.config.families import family_of
@@ -13,6 +14,7 @@ from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.dims import Dim
 from foretrain.predict.abstract.kernels import Kernel, Launch, Launches, counted
 from foretrain.predict.abstract.passage import MOST, OUTSIDE, Recorder, Structure, Uneven, copies_of, unroll
+from foretrain.predict.abstract.ranks import FRESH, Alone, State
 from foretrain.predict.spec import Variant
 from foretrain.predict.timeline import Passage, Tensor, Timeline
 
@@ -46,10 +48,10 @@ class Lettered:
 
 
 class Result:
-    """What a forward pass leaves: the passage that it is the first part of, and nanoGPT's logits."""
+    """What a forward pass leaves: the passage that it is the first part of, nanoGPT's logits, and what was `given`."""
 
-    def __init__(self, passage: Passage, shift: int, logits: Tensor | None) -> None:
-        self.passage, self.shift, self.logits = passage, shift, logits
+    def __init__(self, passage: Passage, shift: int, logits: Tensor | None, given: Sequence[Tensor]) -> None:
+        self.passage, self.shift, self.logits, self.given = passage, shift, logits, given
 
 
 class EagerProgram:
@@ -60,15 +62,17 @@ class EagerProgram:
 
     def __init__(
         self, timeline: Timeline, variant: Variant, config: RunConfig, low: m.DType | None,
-        matmul: str = "dtype", make: Make | None = None,
+        matmul: str = "dtype", make: Make | None = None, ranks: Alone | None = None,
     ) -> None:  # fmt: skip
         self.t, self.v, self.config, self.low = timeline, variant, config, low
+        self.ranks, self.last = ranks or Alone(), False  # `last`: whether the next micro-batch ends a step
         self.matmul, self.make = matmul if matmul in EIGHT_BITS else "dtype", make
         self.groups = (config.checkpointed, config.n_layer - config.checkpointed)
         self.run = tuple(min(MOST, count) for count in self.groups)
         self.model: Any = None
         self.passages: dict[Any, Passage] = {}
         self.gradients: list[Tensor] = []
+        self.left: list[Tensor] = []  # what else passes have left (ranks.py)
         self.started: set[bool] = set()  # what has run and found the workspaces that it needs
 
     def _attention(self, learns: bool) -> str:
@@ -77,22 +81,37 @@ class EagerProgram:
     def forward(self, saving: bool) -> Result:
         """One micro-batch through the model and the loss; `saving`: with a graph for backward."""
         passage = self._passage(saving)
-        shift = self.t.play(passage, 0)
+        given = self._given(passage)
+        shift = self.t.play(passage, 0, given=given)
         logits = None
         if self.v.keeps_logits:
             serial = next(s for s in passage.left if passage.kinds[s][0] == "logits")
             logits = self.t.adopt(*passage.kinds[serial], serial + shift)
-        return Result(passage, shift, logits)
+        if not saving:
+            self._keep(passage, shift, shift)
+        return Result(passage, shift, logits, given)
 
     def backward(self, result: Result) -> None:
         """The whole backward pass; gradients stay alive, everything saved is freed."""
-        passage, second = result.passage, result.passage.parts[1]
-        shift = self.t.play(passage, 1, result.shift)
+        shift = self.t.play(result.passage, 1, result.shift, result.given)
+        self._keep(result.passage, result.shift, shift)
+
+    def _given(self, passage: Passage) -> list[Tensor]:
+        """What a pass ends of what earlier ones have left."""
+        given = self.ranks.given(self.gradients, self.left, passage.given)
+        ends = {tensor.serial for tensor in given}
+        self.gradients = [tensor for tensor in self.gradients if tensor.serial not in ends]
+        self.left = [tensor for tensor in self.left if tensor.serial not in ends]
+        return given
+
+    def _keep(self, passage: Passage, *shifts: int) -> None:
+        """What a pass has left; `shifts` of its two parts."""
+        second = passage.parts[1].first
         for serial in passage.left:
             component, size = passage.kinds[serial]
-            if component == "gradients":
-                at = serial + (shift if serial >= second.first else result.shift)
-                self.gradients.append(self.t.adopt(component, size, at))
+            for name, kept in (("gradients", self.gradients), *((name, self.left) for name in self.ranks.leaves)):
+                if component == name:
+                    kept.append(self.t.adopt(component, size, serial + shifts[serial >= second]))
 
     def zero_grad(self) -> None:
         """Gradients end."""
@@ -105,7 +124,7 @@ class EagerProgram:
         key = *alike, fuse
         found = _launches.get(key)
         if found is None:
-            recorder = _alike.get(alike) or self._recorder(saving, self._shape_of(saving))
+            recorder = _alike.get(alike) or self._recorder(saving)
             kernels = fuse(recorder.kernels, {serial for _, serial, _ in recorder.taken}) if fuse else recorder.kernels
             found = counted(kernels)
             if recorder.any_size:
@@ -121,7 +140,7 @@ class EagerProgram:
     def _passage(self, saving: bool) -> Passage:
         """The pass in the present sizes, without the workspaces that cuBLAS has from earlier passes."""
         s = self.t.symbols
-        key = self._workspaces(), saving, bool(self.gradients), s["B"], s["T"]
+        key = self._workspaces(), saving, self._state(saving), s["B"], s["T"]
         whole = self._whole(saving)
         self.started.add(saving)
         if key not in self.passages:
@@ -135,44 +154,53 @@ class EagerProgram:
     def _whole(self, saving: bool) -> Passage:
         """The pass in the present sizes."""
         s = self.t.symbols
-        key = saving, bool(self.gradients), s["B"], s["T"]
+        key = saving, self._state(saving), s["B"], s["T"]
         if key not in self.passages:
             self.passages[key] = self._structure(saving).sized(self.t)
         return self.passages[key]
 
     def _structure(self, saving: bool) -> Structure:
         """The pass of all layers, for any sizes."""
-        key = self._shape_of(saving)
-        found = _structures.get((key, self.groups, bool(self.gradients)))
+        state = self._state(saving)
+        key = self._shape_of(saving), self.groups, state
+        found = _structures.get(key)
         if found is None:
-            try:
-                found = unroll(self._recorder(saving, key), self.groups, self.run)
-            except Uneven:
-                self._uneven()
-                found = unroll(self._recorder(saving, key), self.groups, self.run)
+            found = self.ranks.structure(partial(self._unrolled, saving), state)
             if found.any_size or self.OF_ITS_SIZES:
-                _remember(_structures, (key, self.groups, bool(self.gradients)), found)
+                _remember(_structures, key, found)
         return found
+
+    def _state(self, saving: bool) -> State:
+        return self.ranks.state(self.gradients, self.left, last=self.last, saving=saving)
+
+    def _unrolled(self, saving: bool, state: State) -> Structure:
+        record = partial(self._recorder, saving)
+        try:
+            return unroll(self.ranks.recorder(record, state), self.groups, self.run)
+        except Uneven:
+            self._uneven()
+            return unroll(self.ranks.recorder(record, state), self.groups, self.run)
 
     def _uneven(self) -> None:
         """From now on all layers are run."""
         self.run, self.model = self.groups, None
 
-    def _recorder(self, saving: bool, key: Any) -> Recorder:
-        """The pass of the layers that are run."""
-        first = _recorders.get((key, self.run))
-        if first is None:
-            first = self._recorded(saving)
-            if first.any_size or self.OF_ITS_SIZES:
-                _remember(_recorders, (key, self.run), first)
-                if first.kernels:  # a compiled pass is traced as a graph, and has none
-                    _remember(_alike, (self._kernels_of(saving), self.run), first)
-        return first.later() if self.gradients else first
+    def _recorder(self, saving: bool, state: State = FRESH) -> Recorder:
+        """The pass of the layers that are run, as it is the first time that there is this state."""
+        key = self._shape_of(saving), state, self.run
+        found = _recorders.get(key)
+        if found is None:
+            found = self._recorded(saving, state)
+            if found.any_size or self.OF_ITS_SIZES:
+                _remember(_recorders, key, found)
+                if found.kernels and self.ranks.key is None:  # a compiled pass is traced as a graph, and has none
+                    _remember(_alike, (self._kernels_of(saving), self.run), found)
+        return found
 
     def _shape_of(self, saving: bool) -> Any:
         """All that decides a pass but sizes."""
         takes = (bool(self.t.symbols[letter]) for letter in self.TAKEN)
-        return replace(self.v, checkpointed=0), *takes, *self._besides(saving)
+        return replace(self.v, checkpointed=0), self.ranks.key, *takes, *self._besides(saving)
 
     def _kernels_of(self, saving: bool) -> Any:
         """All that decides a pass's kernels but sizes: fused ways of attention are one kernel, whatever they hold."""
@@ -197,7 +225,7 @@ class EagerProgram:
             half = self.v.master and self.low is not None
             modules.WEIGHTS[0] = self.low if half and self.low is not None else m.float32
             casts = self.low if self.v.casts else None
-            self.machine = m.Machine(cuda=self.v.cuda, low=casts, attention=self._attention)
+            self.machine = self.ranks.machine(cuda=self.v.cuda, low=casts, attention=self._attention)
             self.model = (self.make or self._of_recipe)(Lettered(self.config, self.run[0], sum(self.run)))
             if self.matmul != "dtype":
                 low_precision = programs.load("foretrain.model.low_precision")
@@ -205,6 +233,7 @@ class EagerProgram:
                 low_precision.convert(self.model.layers(), self.matmul)
             self.parameters = list(self.model.parameters())
             modules.name_operations(self.model)
+            self.ranks.wrap(self.model, self.machine)
         return self.model
 
     def _of_recipe(self, config: Any) -> Any:
@@ -213,7 +242,7 @@ class EagerProgram:
             name, kind = "foretrain.model.nanogpt", "NanoGPT"
         return programs.EAGER.model(name, kind, config)
 
-    def _recorded(self, saving: bool) -> Recorder:
+    def _recorded(self, saving: bool, state: State) -> Recorder:
         model, machine, symbols = self._built(), self.machine, self.t.symbols
         t = machine.t = Recorder(symbols)
         shape = (Dim(symbols["B"], 1, ("B",)), Dim(symbols["T"], 1, ("T",)))
@@ -221,6 +250,7 @@ class EagerProgram:
         machine.workspaces.clear()
         if model.training != saving:
             model.train(saving)
+        self.ranks.begin(t, state, saving=saving)
         own = m.Storage(t, t.birth("batch", 8, shape)) if saving and self.v.keeps_logits else None
         idx, targets = (m.Tensor(shape, m.contiguous_strides(shape), m.int64, storage) for storage in (None, own))
         del own
@@ -234,6 +264,7 @@ class EagerProgram:
                 root = [loss]
                 del loss
                 autograd.backward(root)
+                self.ranks.end()
             else:
                 del loss
                 t.split = len(t.events)

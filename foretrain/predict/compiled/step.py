@@ -8,6 +8,7 @@ from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.dims import Dim
 from foretrain.predict.abstract.passage import OUTSIDE, Recorder
 from foretrain.predict.abstract.programs import Loader
+from foretrain.predict.abstract.ranks import State
 from foretrain.predict.abstract.step import EagerProgram, Lettered
 from foretrain.predict.compiled import attention, operations
 from foretrain.predict.compiled.graph import Compiler, Node, compiler
@@ -80,7 +81,7 @@ class CompiledProgram(EagerProgram):
             return
         self.gradients = result.walk.backward()
 
-    def _recorded(self, saving: bool) -> Recorder:
+    def _recorded(self, saving: bool, state: State) -> Recorder:
         model, symbols = self._built(), self.t.symbols
         machine: Any = self.machine
         t = machine.t = Recorder(symbols)

@@ -13,6 +13,7 @@ from foretrain.hardware.catalogue import Gpu
 from foretrain.model import attention_sizes
 from foretrain.model.shape import ModelShape
 from foretrain.model.techniques import optimizer_of
+from foretrain.predict.abstract.fully_shard import passes_of
 from foretrain.predict.abstract.step import EagerProgram
 from foretrain.predict.abstract.tensors import bfloat16, float16
 from foretrain.predict.compiled.step import CompiledProgram
@@ -22,6 +23,7 @@ from foretrain.predict.estimate.kernel_buffers import (
     flash_backward_bytes,
     flash_split_bytes,
 )
+from foretrain.predict.estimate.ranks import Rank
 from foretrain.predict.spec import StepSpec, letters_of
 from foretrain.predict.timeline import Peak, Tensor, Timeline
 
@@ -89,13 +91,14 @@ class SimulatedRun:
     def __init__(self, spec: StepSpec, make: type[Timeline] = Timeline) -> None:
         self.spec, self.config = spec, spec.config
         config = spec.config
-        self.symbols = symbols_of(spec, config.batch_size, config.block_size)
-        self.eval_symbols = symbols_of(spec, config.eval_batch, config.eval_block)
+        shape = ModelShape.of(config)
+        self.rank = Rank(spec.sharing, shape)
+        self.symbols = symbols_of(spec, config.batch_size, config.block_size) | self.rank.letters
+        self.eval_symbols = symbols_of(spec, config.eval_batch, config.eval_block) | self.rank.letters
         self.optimizer = optimizer_of(config)
-        self.numels, self.in_muon, self.beside_muon = [], [], []  # elements of each parameter
-        for p in ModelShape.of(config).parameters():
-            self.numels.append(p.numel)
-            (self.in_muon if self.optimizer.takes(p.name, p.shape) else self.beside_muon).append(p.numel)
+        self.in_muon, self.beside_muon = [], []  # elements of each parameter that the optimizer steps
+        for p, numel in self.rank.stepped:
+            (self.in_muon if self.optimizer.takes(p.name, p.shape) else self.beside_muon).append(numel)
         # Each of AdamW's parameters has a tensor of its own that counts steps; in 8 bits these are on the host.
         self.n_counts = len(self.beside_muon) if self.optimizer.counts_on_device else 0
         self.t = make(dict(self.symbols), granule_of(spec.gpu))
@@ -104,7 +107,8 @@ class SimulatedRun:
         self.writes_scores = "math" in (variant.attention, variant.evaluation_attention)
         low = LOWS.get(spec.dtype)
         program = CompiledProgram if spec.compiled else EagerProgram
-        self.step: EagerProgram = program(self.t, variant, config, low)
+        ranks = passes_of(spec.sharing, [p.shape for p in shape.parameters()], half=spec.half)
+        self.step: EagerProgram = program(self.t, variant, config, low, ranks=ranks)
         self.logits: Any = None
         self.batch: list[Tensor] = []
         self.saved_bytes = 0
@@ -132,8 +136,10 @@ class SimulatedRun:
         """One optimizer step; from the second micro-batch on the peak repeats, from the third what is reserved."""
         self.t.phase(phase)
         before = self.t.now()
-        for number in range(min(self.micro_steps, self.config.gradient_accumulation_steps)):
-            if number == 2 and self._again(before):  # as the second, which is the first to find gradients
+        count = min(self.micro_steps, self.config.gradient_accumulation_steps)
+        for number in range(count):
+            self.step.last = self.spec.sharing is not None and number == count - 1
+            if number == 2 and not self.step.last and self._again(before):  # as the second, the first to find gradients
                 continue
             before = self.t.now()
             self._micro_batch()
@@ -178,7 +184,8 @@ class SimulatedRun:
 
     def moments(self) -> None:
         for width, symbol in self.optimizer.moments:
-            self.t.alloc_all("optimizer", self.t.size(width, symbol), self.moments_of(symbol))
+            size = self.t.size(width, self.rank.letter(symbol))
+            self.t.alloc_all("optimizer", size, self.moments_of(symbol))
         for _ in range(self.n_counts):
             self.t.alloc("optimizer", self.t.size(4))
 
@@ -191,10 +198,10 @@ class SimulatedRun:
     def peaks(self) -> dict[str, Peak]:
         self.t.at("build")
         self.t.phase("build")
-        for width in weight_widths(self.spec):
-            self.t.alloc_all("weights", self.t.size(width, "P"), [width * numel for numel in self.numels])
+        self.rank.built(self.t, weight_widths(self.spec))
         for _ in family_of(self.config).buffers(self.config):  # cosines and sines of the rotary positions
             self.t.alloc("buffers", self.t.size(4, "W", "D"))
+        self.rank.wrapped(self.t)
         if self.spec.keeps_logits:
             self.batch = self.new_batch()
         self.evaluate("evaluate_first")
@@ -222,10 +229,10 @@ def resume(run: SimulatedRun) -> Timeline:
     t.phase("resume")
     t.at("resume")
     for width in weight_widths(run.spec):
-        t.alloc_all("weights", t.size(width, "P"), [width * numel for numel in run.numels])
+        t.alloc_all("weights", t.size(width, run.rank.weight), [width * numel for numel in run.rank.pieces])
     if not run.spec.offloads:
         for width, symbol in run.optimizer.moments:
-            t.alloc_all("optimizer", t.size(width, symbol), run.moments_of(symbol))
+            t.alloc_all("optimizer", t.size(width, run.rank.letter(symbol)), run.moments_of(symbol))
     if run.spec.keeps_logits:
-        t.alloc_all("checkpoint", t.size(4, "P"), [4 * numel for numel in run.numels])
+        t.alloc_all("checkpoint", t.size(4, "P"), [4 * numel for numel in run.rank.pieces])
     return t

@@ -1,0 +1,97 @@
+"""How ranks that share a model change its passes. FSDP2's are in fully_shard.py. No torch.
+
+torch/csrc/distributed/c10d/reducer.cpp: with gradient_as_bucket_view a gradient is copied into its bucket when it is
+whole, and ends; but not before the last micro-batch of a step.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from foretrain.predict.abstract import tensors as m
+from foretrain.predict.abstract.passage import Recorder, Structure
+from foretrain.predict.timeline import Tensor
+
+
+class State(NamedTuple):
+    """What a pass finds: whether gradients are there, and whether it is the last micro-batch of its step. `left`: how
+    many other tensors earlier passes have left."""
+
+    gradients: bool = False
+    last: bool = False
+    left: int = 0
+
+
+FRESH = State()
+
+
+class Alone:
+    """One card. Gradients stay until the step is done; `key`: what decides a pass besides its state."""
+
+    key: Any = None
+    machine: type[m.Machine] = m.Machine
+    leaves: tuple[str, ...] = ()  # components of what passes leave besides gradients
+
+    def state(self, gradients: list[Tensor], left: list[Tensor], *, last: bool, saving: bool) -> State:
+        """As much of it as decides a pass."""
+        return State(gradients=bool(gradients))
+
+    def recorder(self, recorded: Callable[[State], Recorder], state: State) -> Recorder:
+        """The pass of the layers that are run."""
+        return recorded(FRESH).later() if state.gradients else recorded(FRESH)
+
+    def structure(self, unrolled: Callable[[State], Structure], state: State) -> Structure:
+        """The pass of all layers."""
+        return unrolled(state)
+
+    def wrap(self, model: Any, machine: m.Machine) -> None:
+        """Change a model that was just built."""
+
+    def begin(self, t: Recorder, state: State, *, saving: bool) -> None:
+        """A pass is about to be recorded. What it finds and ends comes to life at first; the recorder's `given` tells
+        how much that is."""
+
+    def end(self) -> None:
+        """Its backward pass is through."""
+
+    def given(self, gradients: list[Tensor], left: list[Tensor], count: int) -> list[Tensor]:
+        """The tensors of earlier passes that one with so many `given` ends, in its order."""
+        return gradients[:count]
+
+
+class Buckets(Alone):
+    """DDP with gradients that are views of its buckets."""
+
+    def state(self, gradients: list[Tensor], left: list[Tensor], *, last: bool, saving: bool) -> State:
+        return State(gradients=bool(gradients), last=last and saving)
+
+    def structure(self, unrolled: Callable[[State], Structure], state: State) -> Structure:
+        if not state.last:
+            return unrolled(state)
+        later = unrolled(State(gradients=True))  # each gradient ends as it is added to another one, or copied
+        return _ended(later, _gradients(unrolled(FRESH))) if state.gradients else later
+
+
+def _gradients(first: Structure) -> list[int]:
+    """The serial numbers of those that a pass leaves."""
+    ended = {~event for event in first.events if event < 0}
+    return [n for n, (component, _) in enumerate(first.kinds) if component == "gradients" and n not in ended]
+
+
+def _ended(later: Structure, kept: list[int]) -> Structure:
+    """A pass whose gradients are added to those of earlier ones, which end there."""
+    old, shift = {serial: n for n, serial in enumerate(kept)}, len(kept)
+    events: list[int] = []
+    moments: list[str] = []
+    places: list[int] = []  # of each event, in the new ones
+    for event, moment in zip(later.events, later.moments, strict=True):
+        places.append(len(events))
+        events.append(event + shift if event >= 0 else event - shift)
+        moments.append(moment)
+        if event < 0 and ~event in old:
+            events.append(~old[~event])
+            moments.append(moment)
+    return later._replace(
+        events=events, moments=moments, split=places[later.split], given=shift,
+        kinds=[("gradients", later.kinds[serial][1]) for serial in kept] + later.kinds,
+        timed=[(places[at], tuple(n + shift for n in changed)) for at, changed in later.timed],
+    )  # fmt: skip

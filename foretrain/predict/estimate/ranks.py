@@ -1,0 +1,115 @@
+"""What one rank of several keeps between micro-batches: its weights, its optimizer states, DDP's buckets. No torch.
+
+The rank that is estimated is the one with the most to hold: rank 0 where weights are cut, since torch gives the first
+ranks the larger pieces; with ZeRO-1, which deals out whole parameters, the one that is dealt the most.
+
+torch/nn/parallel/distributed.py, torch/distributed/optim/zero_redundancy_optimizer.py.
+"""
+
+from collections.abc import Sequence
+
+from foretrain.base.units import MIB
+from foretrain.model.ranks.sharing import Sharing
+from foretrain.model.shape import ModelShape, Parameter
+from foretrain.predict.timeline import Timeline
+
+BUCKETS = "buckets"
+# Weights go from the first rank to the others in copies of so many bytes, two at a time
+# (torch/nn/parallel/distributed.py, broadcast_bucket_size; c10d/comm.cpp, broadcast_coalesced).
+BROADCAST_BYTES, BROADCASTS = 250 * MIB, 2
+
+
+class Rank:
+    """What a rank holds of a model with these parameters; without `sharing` it is the only one, and holds all.
+
+    `letters`: those of the formulas that are its own: Pb and Pr, the weights of a block and those around the blocks,
+    with what is added so that they can be cut; Sb, Sr and S, one piece of a block's, of the others and of all; Z, those
+    whose optimizer states ZeRO-1 deals to it. `stepped`: elements of each parameter that its optimizer changes.
+    """
+
+    def __init__(self, sharing: Sharing | None, shape: ModelShape) -> None:
+        self.sharing = sharing
+        self.parameters = list(shape.parameters())
+        self.letters: dict[str, int] = {}
+        self.pieces = [p.numel for p in self.parameters]  # of each weight that stays here
+        self.stepped = list(zip(self.parameters, self.pieces, strict=True))
+        self._groups: list[range] = []  # weights that are gathered together, by their places
+        if sharing and sharing.way.shards_weights:
+            self._cut(sharing, shape)
+        elif sharing and sharing.strategy == "zero1":
+            own = max(dealt(self.parameters, sharing.world), key=_elements)
+            self.stepped = [(p, p.numel) for p in own]
+            self.letters["Z"] = _elements(own)
+
+    def _cut(self, sharing: Sharing, shape: ModelShape) -> None:
+        self.pieces = [sharing.share(p.shape) for p in self.parameters]
+        self.stepped = list(zip(self.parameters, self.pieces, strict=True))
+        before, block = len(list(shape.family.before(shape.config))), len(shape.block_numels)
+        first = sum(self.pieces[before : before + block])
+        rest = sum(self.pieces) - shape.n_layer * first
+        n = sharing.shards
+        self.letters |= {"Pb": n * first, "Pr": n * rest, "Sb": first, "Sr": rest, "S": sum(self.pieces)}
+        self._groups = [range(start, start + block) for start in range(before, before + shape.n_layer * block, block)]
+
+    @property
+    def weight(self) -> str:
+        """The letter of the weights that stay here."""
+        return "S" if "S" in self.letters else "P"
+
+    def letter(self, letter: str) -> str:
+        """The one that stands in the place of a letter of one card in what the optimizer stores."""
+        return next((own for own in ("S", "Z") if own in self.letters), letter) if letter == "P" else letter
+
+    def built(self, t: Timeline, widths: Sequence[int]) -> None:
+        """The weights, whole as they come to the device; one copy of each width."""
+        if not self._groups:
+            for width in widths:
+                t.alloc_all("weights", t.size(width, "P"), [width * numel for numel in self.pieces])
+        self._whole = [t.alloc("weights", t.size(4 * p.numel)) for p in self.parameters] if self._groups else []
+
+    def wrapped(self, t: Timeline) -> None:
+        """What wrapping the model leaves, and what it takes for a moment."""
+        if self.sharing is None:
+            return
+        if self._groups:
+            for group in self._groups:
+                self._shard(t, group, "Sb")
+            inside = {i for group in self._groups for i in group}
+            self._shard(t, [i for i in range(len(self.parameters)) if i not in inside], "Sr")
+            return
+        sizes = [4 * p.numel for p in self.parameters]
+        for group in _in_groups(sizes, BROADCAST_BYTES):
+            t.free(t.alloc("temporaries", t.size(sum(group))))
+        t.alloc_all(BUCKETS, t.size(4, "P"), [sum(sizes)])  # one until the first step has shown the order
+
+    def _shard(self, t: Timeline, group: Sequence[int], letter: str) -> None:
+        t.alloc_all("weights", t.size(4, letter), [4 * self.pieces[i] for i in group])
+        t.free(*(self._whole[i] for i in group))
+
+
+def dealt(parameters: Sequence[Parameter], ranks: int) -> list[list[Parameter]]:
+    """Whose optimizer states each rank has: of both of AdamW's groups the largest first, each to the rank with the
+    fewest elements so far (ZeroRedundancyOptimizer._partition_parameters)."""
+    found: list[list[Parameter]] = [[] for _ in range(ranks)]
+    sizes = [0] * ranks
+    for decayed in (True, False):
+        group = [p for p in parameters if p.decayed is decayed]
+        for parameter in sorted(group, key=lambda p: -p.numel):
+            rank = sizes.index(min(sizes))
+            found[rank].append(parameter)
+            sizes[rank] += parameter.numel
+    return found
+
+
+def _elements(parameters: Sequence[Parameter]) -> int:
+    return sum(p.numel for p in parameters)
+
+
+def _in_groups(sizes: Sequence[int], limit: int) -> list[list[int]]:
+    """As many in a row as reach the limit."""
+    groups: list[list[int]] = [[]]
+    for size in sizes:
+        groups[-1].append(size)
+        if sum(groups[-1]) >= limit:
+            groups.append([])
+    return [group for group in groups if group]

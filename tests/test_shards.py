@@ -17,7 +17,16 @@ from foretrain.config.weights_file import WeightsFile, look
 from foretrain.model.step import build
 from foretrain.training import checkpoint, starting
 from foretrain.training.export import export
-from tests.kit.gloo import MICRO_BATCHES, loaded, misfortunes, on_ranks, saved_beside_steps, started, train_and_save
+from tests.kit.gloo import (
+    MICRO_BATCHES,
+    loaded,
+    misfortunes,
+    not_finite,
+    on_ranks,
+    saved_beside_steps,
+    started,
+    train_and_save,
+)
 from tests.kit.tiny import tiny, write_dataset
 from tests.kit.training import rewrite, train
 from tests.kit.training import tensors_of as kept
@@ -121,6 +130,11 @@ def test_what_is_saved_beside_steps_is_the_state_of_its_moment(strategy: str) ->
     reader = HuggingFaceStorageReader(str(checkpoint.path_of(FOLDER, 1)))
     dcp.load(found, storage_reader=reader, no_dist=True)
     assert_same(found, {name.split("/", 1)[1]: tensor for name, tensor in before.items()})
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "fsdp"])
+def test_a_step_that_is_not_finite_on_one_rank_changes_nothing_on_any(strategy: str) -> None:
+    assert on_ranks(not_finite, 2, CONFIG, strategy) == [True, True]
 
 
 @pytest.mark.fault(

@@ -34,7 +34,7 @@ from foretrain.training.tensor_files import Snapshot, file_name, live
 
 SCHEMA = "foretrain.checkpoint/1"
 MANIFEST = "manifest.json"
-MOST_RANKS = 100_000
+MOST_RANKS = 10_000  # whose manifest can still be read (base/safe_read.py)
 
 
 class Progress(Record):

@@ -9,7 +9,7 @@ from typing import Any
 
 from foretrain.app.plan import Config, resolved_of
 from foretrain.base.errors import UserError
-from foretrain.config.ranks import as_one_rank_of, of_rank
+from foretrain.config.ranks import check_ranks
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.data.remote import Bar, no_bar
 from foretrain.predict.allocator.settings import Settings, merged
@@ -49,7 +49,7 @@ def train_resolved(
     need_torch()
     place = place_of(os.environ)
     if place.world > 1:
-        of_rank(as_one_rank_of(resolved.config, place.world), place.world)  # before torch is imported
+        check_ranks(resolved.config, place.world)  # before torch is imported
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # what the store and gloo warn of is told in a sentence
     set_allocator(resolved.config.allocator_settings)
     since = Clock().read()  # what the machine does while torch is imported and the data is prepared

@@ -246,6 +246,7 @@ class Trainer:
                 self._note(id, **values)
             self.skipped_checkpoints = tuple(f"{name}: {problem}" for name, problem in loaded.skipped)
             self.progress = loaded.progress
+            self.together.by_number |= loaded.progress.dropout_by_number
             if self.config.eval_only:  # once more, perhaps with more batches
                 self.progress = self.progress.model_copy(update={"evaluated": False})
         step = self.progress.step
@@ -540,7 +541,8 @@ class Trainer:
         )  # fmt: skip
 
     def _save(self, *, wait: bool) -> None:
-        self.progress = self.progress.model_copy(update={"elapsed_s": self._elapsed_s()})
+        more = {"elapsed_s": self._elapsed_s(), "dropout_by_number": self.together.by_number}
+        self.progress = self.progress.model_copy(update=more)
         self._mend_folder()
         self.saver.save(self.state, self.progress, wait=wait)
 

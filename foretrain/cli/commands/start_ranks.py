@@ -18,7 +18,7 @@ from types import FrameType
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.cli.commands.keep_going import PIPE
 from foretrain.config.options import RunConfig
-from foretrain.config.ranks import as_one_rank_of, of_rank
+from foretrain.config.ranks import check_ranks
 from foretrain.hardware.card import Cards
 from foretrain.hardware.cpu import usable_cores
 from foretrain.training.ranks.place import LAUNCHED, host_name, place_of
@@ -53,7 +53,7 @@ def wanted(gpus: int, config: RunConfig, environ: Mapping[str, str]) -> Start | 
     start = _of_skypilot(gpus, environ) or Start(gpus or 1)
     if start.world == 1:
         return None
-    of_rank(as_one_rank_of(config, start.world), start.world)
+    check_ranks(config, start.world)
     cards = len(Cards().facts) if config.device != "cpu" else 0
     if cards and start.local > cards:
         raise UserError("environment.more_ranks_than_cards", ranks=start.local, cards=cards, host=host_name())

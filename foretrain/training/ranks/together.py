@@ -32,6 +32,7 @@ class Together:
     def __init__(self, ranks: Ranks, flag: StopFlag, note: Callable[..., None]) -> None:
         self.ranks, self.flag, self.note = ranks, flag, note
         self.smaller: int | None = None
+        self.by_number = ranks.world > 1  # whether dropout draws by the number of a micro-batch
         self.figures: tuple[RankFigures, ...] = ()
         self._evaluated_s, self._evaluated_tokens = 0.0, 0
         self._slow: dict[int, int] = {}  # evaluations in which a rank was, one after the other
@@ -63,7 +64,7 @@ class Together:
     def dealt(self, batches: Iterable[Batch], config: RunConfig, step: int) -> Iterable[Batch]:
         """The micro-batches of this rank's part of a step, as it carries them out. Dropout draws by their number in the
         whole step."""
-        if config.dropout and self.several:
+        if config.dropout and self.by_number:
             batches = seeded(batches, config.seed, step, self.ranks.rank, self.ranks.world)
         return self._pieces(batches, self.smaller) if self.smaller else batches
 

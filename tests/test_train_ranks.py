@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from foretrain.base.errors import ExitCode, UserError
-from foretrain.cli.commands import start_ranks
+from foretrain.cli import start_ranks
 from foretrain.config.ranks import as_one_rank_of, of_rank, sharing_problem
 from foretrain.training.ranks.place import ALONE, Place, first_node, place_of
 from foretrain.training.ranks.together import slow

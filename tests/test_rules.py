@@ -49,7 +49,7 @@ MORE_IMPORTS = {
     "training/trainer.py": 29,
     "reports/making.py": 23,
     "cli/commands/advise.py": 21,
-    "app/training_run.py": 22,
+    "app/training_run.py": 13,
     "cli/commands/demo.py": 21,
     "app/explain.py": 19,
     "app/tuning_run.py": 18,

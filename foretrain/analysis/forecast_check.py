@@ -8,6 +8,7 @@ from typing import Literal
 from foretrain.analysis.forecast import plan_of
 from foretrain.analysis.measured_step import of_run, with_measured_step
 from foretrain.base.records import Note, Record
+from foretrain.model.shape import ModelShape
 from foretrain.predict.plan import Plan
 from foretrain.training.store import MachineLoad, RunDirectory, RunRecord
 
@@ -77,10 +78,11 @@ def _row(
 def _memory(plan: Plan, run: RunRecord) -> list[Row]:
     predicted, measured = plan.memory_of("foretrain"), run.memory
     at_peak = {c.id: c.size_bytes for c in predicted.phase("steady_step").components} if predicted.phases else {}
-    n_params_bytes = 4 * plan.counts.n_params
+    sharing, shape = plan.sharing, ModelShape.of(plan.config)
+    gradients = sum(sharing.share(p.shape) for p in shape.parameters()) if sharing else plan.counts.n_params
     rows = [
         *_row("component.weights", "bytes", at_peak.get("weights"), measured.weights_bytes),
-        *_row("component.gradients", "bytes", n_params_bytes, measured.gradients_bytes),
+        *_row("component.gradients", "bytes", 4 * gradients, measured.gradients_bytes),
         *_row("component.optimizer", "bytes", at_peak.get("optimizer"), measured.optimizer_bytes),
         *_row("component.saved", "bytes", predicted.saved_bytes, measured.saved_bytes),
     ]
@@ -88,15 +90,21 @@ def _memory(plan: Plan, run: RunRecord) -> list[Row]:
         sample = measured.phase(phase.phase)
         if sample is not None:
             rows += _row(f"phase.{phase.phase}", "bytes", phase.allocated_bytes, sample.allocated_bytes)
-    most, context = predicted.neediest, predicted.context
-    highest = run.highest_bytes if measured.phases else None  # of a process that has begun nothing it says nothing
-    needed = (most.needed_expected_bytes, most.needed_low_bytes, most.needed_high_bytes)
-    if plan.gpu.kind == "cuda":  # what a run measures is the allocator's own; the forecast has the context in it
-        held = (context.expected_bytes, context.low_bytes, context.high_bytes)
-        expected, low, high = (size - beside for size, beside in zip(needed, held, strict=True))
-        return rows + _row("process.reserved", "bytes", expected, highest, low, high)
-    expected, low, high = needed
-    return rows + _row("process.resident", "bytes", expected, highest, low, high)
+    most = run.highest_bytes if measured.phases else None  # of a process that has begun nothing it says nothing
+    low, expected, high = highest(plan)
+    id = "process.reserved" if plan.gpu.kind == "cuda" else "process.resident"
+    return rows + _row(id, "bytes", expected, most, low, high)
+
+
+def highest(plan: Plan) -> tuple[int, int, int]:
+    """(low, expected, high) of what a run measures at its highest: on a card the allocator's own, so without the
+    context, which the forecast has in it; on a CPU the process."""
+    memory = plan.memory_of("foretrain")
+    low, expected, high = memory.neediest.needed_span
+    if plan.gpu.kind != "cuda":
+        return low, expected, high
+    held = memory.context
+    return low - held.low_bytes, expected - held.expected_bytes, high - held.high_bytes
 
 
 def _time(plan: Plan, run: RunRecord) -> list[Row]:

@@ -167,6 +167,7 @@ def report(facts: RunFacts) -> Document:
     record = facts.record
     sections = [Section(Message("report.summary"), (*_verdict(facts), _figures(facts)))]
     sections += run_explain.endings(facts.explanation)
+    sections += run_explain.rank_sections(facts.explanation)
     sections.append(Section(Message("report.learning"), _learning(facts)))
     sections.append(Section(Message("report.machine"), curves_view.signs(facts.signs)))
     memory, time = comparison_sections(facts.check)

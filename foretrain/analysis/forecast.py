@@ -30,3 +30,14 @@ def plan_now(record: RunRecord) -> Plan:
     config = record.config.model_copy(update={"compile": record.compiled, "dtype": record.dtype})
     made = plan(config, record.gpu, name=record.name, dataset_tokens=record.dataset.train_tokens)
     return of_run(made, record.world, record.per_node) if record.world > 1 else made
+
+
+def highest(plan: Plan) -> tuple[int, int, int]:
+    """(low, expected, high) of what a run measures at its highest: on a card the allocator's own, so without the
+    context, which the forecast has in it; on a CPU the process."""
+    memory = plan.memory_of("foretrain")
+    low, expected, high = memory.neediest.needed_span
+    if plan.gpu.kind != "cuda":
+        return low, expected, high
+    held = memory.context
+    return low - held.low_bytes, expected - held.expected_bytes, high - held.high_bytes

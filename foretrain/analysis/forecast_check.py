@@ -5,8 +5,9 @@ Errors are signed: +2 % means that the prediction was 2 % too high. Where one si
 
 from typing import Literal
 
-from foretrain.analysis.forecast import plan_of
+from foretrain.analysis.forecast import highest, plan_of
 from foretrain.analysis.measured_step import of_run, with_measured_step
+from foretrain.analysis.ranks import RanksExplained, ranks_of
 from foretrain.base.records import Note, Record
 from foretrain.model.shape import ModelShape
 from foretrain.predict.plan import Plan
@@ -44,7 +45,10 @@ Sources = dict[Literal["bytes", "seconds"], tuple[str, ...]]  # of each kind of 
 
 
 class ForecastCheck(Record):
-    """Of one run. `predicted_source` (memory), `time_source`, `measured_source` (memory): where figures are from."""
+    """Of one run. `predicted_source` (memory), `time_source`, `measured_source` (memory): where figures are from.
+
+    `ranks`: of several; tensors are then the first one's, what is reserved that of the one with most.
+    """
 
     run_id: str
     predicted_source: str
@@ -54,6 +58,7 @@ class ForecastCheck(Record):
     time: tuple[Row, ...]
     notes: tuple[Note, ...] = ()
     machine: MachineLoad | None = None
+    ranks: RanksExplained | None = None
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -94,17 +99,6 @@ def _memory(plan: Plan, run: RunRecord) -> list[Row]:
     low, expected, high = highest(plan)
     id = "process.reserved" if plan.gpu.kind == "cuda" else "process.resident"
     return rows + _row(id, "bytes", expected, most, low, high)
-
-
-def highest(plan: Plan) -> tuple[int, int, int]:
-    """(low, expected, high) of what a run measures at its highest: on a card the allocator's own, so without the
-    context, which the forecast has in it; on a CPU the process."""
-    memory = plan.memory_of("foretrain")
-    low, expected, high = memory.neediest.needed_span
-    if plan.gpu.kind != "cuda":
-        return low, expected, high
-    held = memory.context
-    return low - held.low_bytes, expected - held.expected_bytes, high - held.high_bytes
 
 
 def _time(plan: Plan, run: RunRecord) -> list[Row]:
@@ -153,4 +147,5 @@ def check_forecast(plan: Plan, run: RunRecord) -> ForecastCheck:
         memory=tuple(_memory(plan, run)),
         time=tuple(_time(plan, run)),
         machine=run.machine,
+        ranks=ranks_of(run, plan, run.step_s),
     )

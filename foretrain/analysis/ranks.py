@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from foretrain.analysis.forecast_check import highest
+from foretrain.analysis.forecast import highest
 from foretrain.base.records import Record
 from foretrain.config.options import StrategyName
 from foretrain.predict.plan import Plan

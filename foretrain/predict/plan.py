@@ -165,6 +165,11 @@ class Plan(Record):
         """Ranks that share the step."""
         return self.sharing.world if self.sharing else 1
 
+    @property
+    def devices(self) -> int:
+        """Cards that they have; ranks on a CPU share those of each machine."""
+        return self.world // self.sharing.per_node if self.sharing and self.gpu.kind == "cpu" else self.world
+
     def timing_of(self, step: StepName) -> Timing | None:
         """How long the run takes with this trainer; None where the card's speed is not known."""
         return self.timing if step == "foretrain" else self.nanogpt_timing

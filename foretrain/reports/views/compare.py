@@ -141,8 +141,8 @@ def _lists_of(able: list[Setting], labels: list[str]) -> Table:
 def _figures(sides: tuple[Side, ...]) -> tuple[Block, ...]:
     rows = [(name, [cell(side) for side in sides]) for name, cell in _CELLS.items()]
     rows = [(name, cells) for name, cells in rows if any(_text(cell) != "–" for cell in cells)]
-    same = {"ranks": all((side.ranks or 1) == 1 for side in sides), "per_card": len({side.cards for side in sides}) == 1}
-    rows = [(name, cells) for name, cells in rows if not same.get(name)]
+    told = {"ranks": any((s.ranks or 1) > 1 for s in sides), "per_card": len({s.cards for s in sides}) > 1}
+    rows = [(name, cells) for name, cells in rows if told.get(name, True)]
     if len(sides) > 2:  # what is between the lines goes first, and every word that can be done without
         rows = [(name, [_brief(cell) for cell in cells]) for name, cells in rows if name not in _FINE]
     if len(sides) <= WIDE:

@@ -5,9 +5,11 @@ Errors are signed: +2 % means that the prediction was 2 % too high. Where one si
 
 from typing import Literal
 
-from foretrain.analysis.forecast import plan_of
+from foretrain.analysis.forecast import highest, plan_of
 from foretrain.analysis.measured_step import of_run, with_measured_step
+from foretrain.analysis.ranks import RanksExplained, ranks_of
 from foretrain.base.records import Note, Record
+from foretrain.model.shape import ModelShape
 from foretrain.predict.plan import Plan
 from foretrain.training.store import MachineLoad, RunDirectory, RunRecord
 
@@ -43,7 +45,10 @@ Sources = dict[Literal["bytes", "seconds"], tuple[str, ...]]  # of each kind of 
 
 
 class ForecastCheck(Record):
-    """Of one run. `predicted_source` (memory), `time_source`, `measured_source` (memory): where figures are from."""
+    """Of one run. `predicted_source` (memory), `time_source`, `measured_source` (memory): where figures are from.
+
+    `ranks`: of several; tensors are then the first one's, what is reserved that of the one with most.
+    """
 
     run_id: str
     predicted_source: str
@@ -53,6 +58,7 @@ class ForecastCheck(Record):
     time: tuple[Row, ...]
     notes: tuple[Note, ...] = ()
     machine: MachineLoad | None = None
+    ranks: RanksExplained | None = None
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -77,10 +83,11 @@ def _row(
 def _memory(plan: Plan, run: RunRecord) -> list[Row]:
     predicted, measured = plan.memory_of("foretrain"), run.memory
     at_peak = {c.id: c.size_bytes for c in predicted.phase("steady_step").components} if predicted.phases else {}
-    n_params_bytes = 4 * plan.counts.n_params
+    sharing, shape = plan.sharing, ModelShape.of(plan.config)
+    gradients = sum(sharing.share(p.shape) for p in shape.parameters()) if sharing else plan.counts.n_params
     rows = [
         *_row("component.weights", "bytes", at_peak.get("weights"), measured.weights_bytes),
-        *_row("component.gradients", "bytes", n_params_bytes, measured.gradients_bytes),
+        *_row("component.gradients", "bytes", 4 * gradients, measured.gradients_bytes),
         *_row("component.optimizer", "bytes", at_peak.get("optimizer"), measured.optimizer_bytes),
         *_row("component.saved", "bytes", predicted.saved_bytes, measured.saved_bytes),
     ]
@@ -88,15 +95,10 @@ def _memory(plan: Plan, run: RunRecord) -> list[Row]:
         sample = measured.phase(phase.phase)
         if sample is not None:
             rows += _row(f"phase.{phase.phase}", "bytes", phase.allocated_bytes, sample.allocated_bytes)
-    most, context = predicted.neediest, predicted.context
-    highest = run.highest_bytes if measured.phases else None  # of a process that has begun nothing it says nothing
-    needed = (most.needed_expected_bytes, most.needed_low_bytes, most.needed_high_bytes)
-    if plan.gpu.kind == "cuda":  # what a run measures is the allocator's own; the forecast has the context in it
-        held = (context.expected_bytes, context.low_bytes, context.high_bytes)
-        expected, low, high = (size - beside for size, beside in zip(needed, held, strict=True))
-        return rows + _row("process.reserved", "bytes", expected, highest, low, high)
-    expected, low, high = needed
-    return rows + _row("process.resident", "bytes", expected, highest, low, high)
+    most = run.highest_bytes if measured.phases else None  # of a process that has begun nothing it says nothing
+    low, expected, high = highest(plan)
+    id = "process.reserved" if plan.gpu.kind == "cuda" else "process.resident"
+    return rows + _row(id, "bytes", expected, most, low, high)
 
 
 def _time(plan: Plan, run: RunRecord) -> list[Row]:
@@ -145,4 +147,5 @@ def check_forecast(plan: Plan, run: RunRecord) -> ForecastCheck:
         memory=tuple(_memory(plan, run)),
         time=tuple(_time(plan, run)),
         machine=run.machine,
+        ranks=ranks_of(run, plan, run.step_s),
     )

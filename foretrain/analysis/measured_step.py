@@ -1,7 +1,8 @@
 """How long a step of a run took: one definition, for `runs`, `compare`, `explain`, `report` and the page.
 
 It is the median of the run's steady steps as metrics.jsonl has them: without the first steps of each start, without
-slow-downs that last, and without single slow steps. Of a run that was stopped and resumed, every start counts.
+slow-downs that last, and without single slow steps. Of a run that was stopped and resumed, every start counts that had
+as many ranks as the last one.
 """
 
 from collections.abc import Sequence
@@ -67,9 +68,12 @@ def pace_of_lines(lines: Sequence[dict[str, Any]], starts: list[int]) -> Pace:
     return steady(log_of([line["step"] for line in lines], [line["step_s"] for line in lines], starts), None)
 
 
-def measured(metrics: Sequence[dict[str, Any]], resumed_from: tuple[int, ...]) -> MeasuredStep | None:
-    """The measured step of a run by its metrics; None where no step was logged."""
-    lines = step_lines(metrics)
+def measured(
+    metrics: Sequence[dict[str, Any]], resumed_from: tuple[int, ...], world_from: int = 0
+) -> MeasuredStep | None:
+    """The measured step of a run by its metrics; None where no step was logged. `world_from`: the step from which on as
+    many ranks trained as in the end."""
+    lines = [line for line in step_lines(metrics) if line["step"] >= world_from]
     if not lines:
         return None
     starts = starts_of(lines, resumed_from)
@@ -93,13 +97,15 @@ def of_run(directory: RunDirectory, record: RunRecord) -> MeasuredStep | None:
         found = path.stat()
     except OSError:
         return None
-    return _read(directory.path, found.st_mtime_ns, found.st_size, record.resumed_from)
+    return _read(directory.path, found.st_mtime_ns, found.st_size, record.resumed_from, record.world_from)
 
 
 @lru_cache(CACHED_RUNS)
-def _read(folder: Path, changed_ns: int, size_bytes: int, resumed_from: tuple[int, ...]) -> MeasuredStep | None:
+def _read(
+    folder: Path, changed_ns: int, size_bytes: int, resumed_from: tuple[int, ...], world_from: int
+) -> MeasuredStep | None:
     try:
-        return measured(RunDirectory(folder).read_lines("metrics"), resumed_from)
+        return measured(RunDirectory(folder).read_lines("metrics"), resumed_from, world_from)
     except OSError:
         return None
 

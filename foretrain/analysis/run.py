@@ -5,7 +5,8 @@ from typing import Any, Literal
 
 from foretrain.advice.remedies import Remedy, remedies
 from foretrain.analysis.forecast_check import Row
-from foretrain.analysis.measured_step import measured
+from foretrain.analysis.measured_step import measured, step_lines
+from foretrain.analysis.ranks import RanksExplained, ranks_of
 from foretrain.analysis.run_pace import RunPace, logged_steps, pace_of
 from foretrain.base.records import Note, Record
 from foretrain.predict.plan import Plan
@@ -75,7 +76,8 @@ class RunExplanation(Record):
     """The answer for one run. `phase`: the one whose memory the pieces are of.
 
     `steps_logged` of `steps_to_log`: what metrics.jsonl still tells of, and what such a run writes. `process`: the
-    memory of the whole process, where that was measured; `step`: the steady step. Each has the forecast's.
+    memory of the whole process, where that was measured; `step`: the steady step. Each has the forecast's. `ranks`: of
+    several; `memory` and `phases` are the first one's.
     """
 
     run_id: str
@@ -100,6 +102,7 @@ class RunExplanation(Record):
     step: Row | None = None
     notes: tuple[Note, ...] = ()
     machine: MachineLoad | None = None
+    ranks: RanksExplained | None = None
     failures: tuple[OutOfMemory, ...]
     survived: int
     remedies: tuple[Remedy, ...]
@@ -109,7 +112,9 @@ def explain_run(
     record: RunRecord, plan: Plan, metrics: list[dict[str, Any]], events: list[dict[str, Any]]
 ) -> RunExplanation:
     """From a run's own records and the plan that was made for it."""
-    pace = pace_of(metrics, record.resumed_from, compiled=record.compiled)
+    pace = pace_of(
+        metrics, record.resumed_from, compiled=record.compiled, world_from=record.world_from, world=record.world
+    )
     failures = _failures(record, events)
     memory = plan.memory_of("foretrain")
     phase = _phase(record)
@@ -124,6 +129,7 @@ def explain_run(
         time=_time(plan, record, metrics, events, pace), wall_s=record.wall_s, pace=pace,
         process=_process(plan, pieces[-1]), step=_step(plan, pace, record.machine),
         notes=_notes(record, metrics), machine=record.machine, failures=failures,
+        ranks=ranks_of(record, plan, pace.steady_s if pace else None),
         survived=sum(not failure.fatal for failure in failures), remedies=_remedies(record, failures),
     )  # fmt: skip
 
@@ -211,6 +217,7 @@ def _time(
     values = [e.get("values") for e in events if e.get("id") == "saved"]
     saves = _numbers((v for v in values if isinstance(v, dict)), "save_s")
     pieces: list[TimePiece] = []
+    earlier = _earlier(metrics, record.world_from)
     if pace is not None:
         steps = pace.counted_steps
         predicted = timing.step_s.expected_s * steps if timing else None
@@ -218,6 +225,7 @@ def _time(
         for one in pace.slower:
             expected = timing.compile_s.expected_s if timing and one.cause == "compilation" else None
             pieces.append(TimePiece(id=one.cause, predicted_s=expected, measured_s=one.lost_s, count=one.steps))
+    pieces += [earlier] if earlier else []
     if evaluations:
         each = timing.evaluation_s.expected_s if timing and timing.evaluation_s else None
         expected = each * len(evaluations) if each is not None else None
@@ -241,9 +249,19 @@ def _time(
     return tuple(pieces)
 
 
+def _earlier(metrics: list[dict[str, Any]], world_from: int) -> TimePiece | None:
+    """The steps that another number of ranks made, all together; the lines tell the mean of those since the one
+    before."""
+    spent, before = 0.0, -1
+    for line in step_lines(metrics):
+        if line["step"] < world_from:
+            spent, before = spent + line["step_s"] * max(1, line["step"] - before), line["step"]
+    return TimePiece(id="other_ranks", predicted_s=None, measured_s=spent, count=before + 1) if spent else None
+
+
 def _notes(record: RunRecord, metrics: list[dict[str, Any]]) -> tuple[Note, ...]:
     """That the run changed its speed when it was resumed."""
-    found = measured(metrics, record.resumed_from)
+    found = measured(metrics, record.resumed_from, record.world_from)
     return (found.note,) if found and found.note else ()
 
 

@@ -75,21 +75,24 @@ class _Line:
         return self.number("data_wait_s")
 
 
-def pace_of(metrics: list[dict[str, Any]], resumed_from: tuple[int, ...], *, compiled: bool) -> RunPace | None:
-    """The pace of a run by its metrics; None where no step was logged."""
-    found = step_lines(metrics)
+def pace_of(
+    metrics: list[dict[str, Any]], resumed_from: tuple[int, ...], *, compiled: bool, world_from: int = 0, world: int = 1
+) -> RunPace | None:
+    """The pace of a run by its metrics; None where no step was logged. `world_from`: the step from which on `world`
+    ranks trained."""
+    found = [line for line in step_lines(metrics) if line["step"] >= world_from]
     if not found:
         return None
     starts = starts_of(found, resumed_from)
-    lines, pace = _lines(found, starts), pace_of_lines(found, starts)
+    lines, pace = _lines(found, starts, world_from), pace_of_lines(found, starts)
     usual = [lines[i] for i in pace.indices]
     slow = {i for stretch in pace.slow for i in stretch}
     limit_s = max(pace.median_s * (1 + SPIKE), pace.median_s + 6 * pace.noise_s)
-    heads = _heads(lines, pace)
+    heads, first = _heads(lines, pace), "compilation" if compiled else "first_steps"
     groups: dict[str, list[_Line]] = {}
     for i, line in enumerate(lines):
         if i in heads or i in slow or line.step_s > limit_s:
-            cause = ("compilation" if compiled else "first_steps") if i in heads else _cause(line, usual, pace.median_s)
+            cause = first if i in heads else _cause(line, usual, pace.median_s, world)
             groups.setdefault(cause, []).append(line)
     slower = [_slower(cause, group, usual, pace.median_s) for cause, group in groups.items()]
     known = [wait * line.covers for line in lines if (wait := line.data_wait_s) is not None]
@@ -100,8 +103,8 @@ def pace_of(metrics: list[dict[str, Any]], resumed_from: tuple[int, ...], *, com
     )  # fmt: skip
 
 
-def _lines(found: list[dict[str, Any]], starts: list[int]) -> list[_Line]:
-    lines, before = [], -1
+def _lines(found: list[dict[str, Any]], starts: list[int], first_step: int) -> list[_Line]:
+    lines, before = [], first_step - 1
     for i, line in enumerate(found):
         lines.append(_Line(line, max(1, line["step"] - before), i in starts))
         before = line["step"]
@@ -125,7 +128,7 @@ def _usual(usual: list[_Line], of: Callable[[_Line], float | None]) -> float | N
     return median(values) if values else None
 
 
-def _cause(line: _Line, usual: list[_Line], steady_s: float) -> str:
+def _cause(line: _Line, usual: list[_Line], steady_s: float, world: int) -> str:
     """What a figure of the line shows, the first of: data, heat, clock, others on the card, others on the processor."""
     wait, usual_wait = line.data_wait_s, _usual(usual, lambda one: one.data_wait_s) or 0.0
     if wait is not None and wait - usual_wait >= 0.5 * (line.step_s - steady_s):
@@ -151,7 +154,7 @@ def _cause(line: _Line, usual: list[_Line], steady_s: float) -> str:
     cores, usual_cores = line.cores, _usual(usual, lambda one: one.cores)
     # On a card the host waits, and how long says nothing; a process that computes uses the cores that it gets.
     if clock is None and cores is not None and usual_cores is not None and cores < CORES_SHARE * usual_cores:
-        return "others_cpu"
+        return "others_cpu" if world == 1 else "other_ranks"  # a rank that waits for others computes nothing
     return "unknown"
 
 

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 
 from foretrain.advice.remedies import Remedy
 from foretrain.analysis import snapshot_file
+from foretrain.analysis.forecast import plan_now
 from foretrain.analysis.forecast_check import ForecastCheck, of_directory
 from foretrain.analysis.log_analysis import SCHEMA as LOG_SCHEMA
 from foretrain.analysis.log_analysis import LogAnalysis, analyse
@@ -30,7 +31,7 @@ from foretrain.hardware.catalogue import Gpu
 from foretrain.monitoring import record as watch_record
 from foretrain.monitoring.record import WatchRecord
 from foretrain.monitoring.training_log import TrainingLog, read_log, read_stream
-from foretrain.predict.plan import Plan, plan
+from foretrain.predict.plan import Plan
 from foretrain.training.store import RunDirectory, RunRecord
 
 Tell = Callable[[UserError], object]  # hears what was skipped in a config, and of a card that the catalogue lacks
@@ -120,8 +121,7 @@ def run_of(directory: RunDirectory) -> ExplainedRun:
     record, made, check = of_directory(directory)
     metrics, current = directory.read_lines("metrics"), made
     if record.shrunk_from is not None:  # the forecast was of a micro-batch that did not last
-        config = record.config.model_copy(update={"compile": record.compiled, "dtype": record.dtype})
-        current = plan(config, record.gpu, name=record.name)
+        current = plan_now(record)
     explanation = explain_run(record, current, metrics, directory.read_lines("events"))
     return ExplainedRun(record, made, current, check, metrics, explanation)
 

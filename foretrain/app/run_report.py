@@ -47,7 +47,7 @@ def gather(run: Path | RunDirectory, sample: str | None = None) -> RunFacts:
     directory = run if isinstance(run, RunDirectory) else RunDirectory(run)
     found = run_of(directory)
     record, metrics, path = found.record, found.metrics, directory.path
-    meter = meter_of(metrics)
+    meter = meter_of(metrics) if record.devices == 1 else None  # readings are of the first rank's card
     subject = runs.of(Given(path=str(path)), directory, metrics)
     return RunFacts(
         record=record, folder=path.resolve().name, plan=found.plan, check=found.check, explanation=found.explanation,

@@ -36,7 +36,8 @@ def _train(asked: Request, ready: Ready | RunRecord, ranks: Ranks) -> RunRecord:
     try:
         listen(_start(directory, resolved, placement))
         trainer = Trainer(
-            resolved.config, ready.info, directory, placement, listen, resolved.name, _expected(directory),
+            resolved.config, ready.info, directory, placement, listen, resolved.name,
+            _expected(directory, ranks.world),
             _contention(placement, asked.since) if ranks.world == 1 else None, ranks,
         )  # fmt: skip
         trainer.flag.ends_process = asked.ends_process
@@ -64,13 +65,14 @@ def _end(directory: RunDirectory, record: RunRecord) -> Note:
     )  # fmt: skip
 
 
-def _expected(directory: RunDirectory) -> tuple[float, float] | None:
-    """Seconds of a step and of an evaluation by the plan beside the run; None where there is none to be read."""
+def _expected(directory: RunDirectory, world: int) -> tuple[float, float] | None:
+    """Seconds of a step and of an evaluation by the plan beside the run; None where there is none to be read, or it is
+    of another number of ranks."""
     try:
-        timing = Plan.from_json(read_text(directory.path / "plan.json")).timing
+        plan = Plan.from_json(read_text(directory.path / "plan.json"))
     except (OSError, ValueError, RecursionError):  # a ValidationError is a ValueError
         return None
-    if timing is None:
+    if (timing := plan.timing) is None or plan.world != world:
         return None
     return timing.step_s.expected_s, timing.evaluation_s.expected_s if timing.evaluation_s else 0.0
 

@@ -48,7 +48,7 @@ class Ablation(Record):
 
 
 # Why a setting cannot be changed alone; of the others the tokens of a step do not divide so.
-_WHY_NOT = {"program": "program", "parameters": "shape", settings.CONTENTS: "contents"}
+_WHY_NOT = {"program": "program", "parameters": "shape", settings.CONTENTS: "contents", settings.RANKS: "ranks"}
 
 
 def ablation_runs(
@@ -84,7 +84,7 @@ def _run(base: Subject, other: Subject, setting: Setting, value: Any, compared_t
     steps = SHORT_STEPS
     if "learning" in setting.affects:
         steps = max(1, round(compared_tokens / changed.tokens_per_step)) if compared_tokens else changed.max_iters
-    if gpu is None:
+    if gpu is None or (base.world or 1) > 1:  # several ranks are not priced here
         return Ablation(**common, changes=knobs, steps=steps)
     try:
         return _priced(base, changed, gpu, steps, {**common, "changes": knobs})

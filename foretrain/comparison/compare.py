@@ -12,6 +12,7 @@ from foretrain.comparison.ablations import Ablation, ablation_runs
 from foretrain.comparison.comparable import brought_together
 from foretrain.comparison.questions import QUESTIONS, Pair, Question, Verdict, answer
 from foretrain.comparison.repeats import Scatter
+from foretrain.comparison.scaling import Scaling, scalings
 from foretrain.comparison.settings import Setting
 from foretrain.comparison.subject import Memory, Subject
 from foretrain.config.options import RunConfig
@@ -25,7 +26,8 @@ MOST = 32
 class Side(Record):
     """One subject in figures. Shares of one; None where its source does not tell.
 
-    `step_low_s` to `step_high_s`: of a prediction its range, of a measurement nine of ten steady steps.
+    `step_low_s` to `step_high_s`: of a prediction its range, of a measurement nine of ten steady steps. Of several
+    ranks `memory_bytes` is that of the one with most; `mfu` is of all `cards`.
     """
 
     label: str
@@ -59,13 +61,17 @@ class Side(Record):
     cost_per_hour: float | None
     currency: str
     notes: tuple[Note, ...]
+    ranks: int | None = None
+    cards: int = 1
+    tokens_per_s_per_card: float | None = None
 
 
 class Comparison(Record):
     """The answer. `differing`: settings that are known to differ; `unknown`: that some say and others do not.
 
     `losses_apart`: why losses are not compared as they are, between any two: vocab_size, tokenizer, dataset, unit.
-    `scatters`: what repeats among the runs tell of the scatter from start to start, by device.
+    `scatters`: what repeats among the runs tell of the scatter from start to start, by device. `scalings`: what more
+    ranks bring, where their numbers differ.
     """
 
     sides: tuple[Side, ...]
@@ -75,6 +81,7 @@ class Comparison(Record):
     losses_apart: tuple[str, ...] = ()
     ablations: tuple[Ablation, ...] = ()
     scatters: tuple[Scatter, ...] = ()
+    scalings: tuple[Scaling, ...] = ()
 
     def verdict(self, question: Question) -> Verdict:
         """The verdict on this question. Raises StopIteration where it was not asked."""
@@ -98,7 +105,7 @@ def compare(subjects: Sequence[Subject]) -> Comparison:
     return Comparison(
         sides=tuple(_side(subject) for subject in subjects), differing=differing,
         unknown=tuple(s for s in found if not s.differs), verdicts=verdicts, losses_apart=tuple(apart),
-        ablations=_ablations(subjects, differing, verdicts), scatters=scatters,
+        ablations=_ablations(subjects, differing, verdicts), scatters=scatters, scalings=scalings(subjects),
     )  # fmt: skip
 
 
@@ -152,13 +159,15 @@ def _side(subject: Subject) -> Side:
         gpu_name=subject.gpu.name if subject.gpu else None, speed_source=subject.step_source,
         tokens_per_step=subject.tokens_per_step, step_s=step.expected_s if step else None, step_low_s=low,
         step_high_s=high, steady_steps=len(subject.step_times_s),
-        micro_batch_s=step.expected_s / accumulation if step and accumulation else None,
+        micro_batch_s=step.expected_s * (subject.world or 1) / accumulation if step and accumulation else None,
         tokens_per_s=subject.tokens_per_s, mfu=used.mfu if used else subject.mfu,
         nanogpt_mfu=_nanogpt_mfu(subject), printed_mfu=subject.printed_mfu, **_memory(memory), last_step=last,
         tokens=last * subject.tokens_per_step if last and subject.tokens_per_step else None, wall_s=subject.wall_s,
         train_loss=subject.train.losses[-1] if len(subject.train) else None,
         val_loss=subject.val.losses[-1] if len(subject.val) else None, loss_unit=subject.val_unit, bits_per_byte=bits,
         cost_per_hour=subject.cost_per_hour(), currency=(config or RunConfig()).currency, notes=subject.notes,
+        ranks=subject.world, cards=subject.devices,
+        tokens_per_s_per_card=subject.tokens_per_s / subject.devices if subject.tokens_per_s else None,
     )  # fmt: skip
 
 
@@ -184,4 +193,4 @@ def _spread(subject: Subject) -> tuple[float | None, float | None]:
 def _nanogpt_mfu(subject: Subject) -> float | None:
     """What nanoGPT would print, in units of an A100."""
     rate, flops = subject.tokens_per_s, subject.flops_per_token
-    return rate * flops / NANOGPT_PEAK_FLOP_PER_S if rate and flops else None
+    return rate * flops / subject.devices / NANOGPT_PEAK_FLOP_PER_S if rate and flops else None

@@ -117,12 +117,13 @@ def _axes(subject: Subject, curve: Curve, meter: EnergyMeter | None) -> dict[Axi
     rent = config.price_per_hour if rent is None else rent
     if meter is not None or drawn is not None:
         found["kwh"] = [
-            (meter.until_j(seconds) if meter else drawn.expected_w * seconds if drawn else 0.0) / JOULES_PER_KWH
+            (meter.until_j(seconds) if meter else subject.devices * drawn.expected_w * seconds if drawn else 0.0)
+            / JOULES_PER_KWH
             for seconds in seconds_s
         ]
         found["cost"] = [kwh * config.price_per_kwh for kwh in found["kwh"]]
     if rent:  # who rents pays no electricity
-        found["cost"] = [hours * rent for hours in found["hours"]]
+        found["cost"] = [hours * rent * subject.devices for hours in found["hours"]]
     return {name: values for name, values in found.items() if _rises(values)}
 
 

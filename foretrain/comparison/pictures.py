@@ -52,7 +52,8 @@ def _directory(subject: Subject) -> Path:
 
 
 def _meter(subject: Subject, opened: Opened) -> EnergyMeter | None:
-    return meter_of(opened(_directory(subject)).read_lines("metrics")) if subject.kind == "run" else None
+    of_all = subject.kind == "run" and subject.devices == 1  # readings are of the first rank's card
+    return meter_of(opened(_directory(subject)).read_lines("metrics")) if of_all else None
 
 
 def _checked(subject: Subject, opened: Opened) -> ForecastCheck | None:

@@ -24,9 +24,9 @@ GROUP_OF_OPTIONS: dict[str, Group] = {
 _OTHERS: dict[str, tuple[Group, tuple[Effect, ...]]] = {
     "parameters": ("model", EVERYTHING), "tokens_per_step": ("optimizer", ("speed", "learning")),
     "batch_size x accumulation": ("execution", COST), "gpu": ("execution", COST), "program": ("execution", COST),
-    "dataset contents": ("data", LEARNING),
+    "ranks": ("execution", COST), "dataset contents": ("data", LEARNING),
 }  # fmt: skip
-BATCH, RATE, CONTENTS = "batch_size x accumulation", "learning_rate", "dataset contents"
+BATCH, RATE, CONTENTS, RANKS = "batch_size x accumulation", "learning_rate", "dataset contents", "ranks"
 
 
 class Setting(Record):
@@ -100,6 +100,8 @@ def between(subjects: Sequence[Subject]) -> tuple[Setting, ...]:
     idle = {name for subject in subjects for name in _idle(subject.settings)}
     if any(side.get(CONTENTS) is None for side in sides):  # most sources cannot tell, and their name is compared
         idle.add(CONTENTS)
+    if all(side.get(RANKS, 1) == 1 for side in sides):  # most sources cannot tell, and are of one
+        idle.add(RANKS)
     names = dict.fromkeys(name for side in sides for name in side if name not in idle)
     found = []
     for name in names:
@@ -116,6 +118,8 @@ def _idle(settings: Mapping[str, Any]) -> Iterator[str]:
     yield from (name for name, _, _ in unread(settings))
     here = settings.get("gpu_kind"), settings.get("dtype")
     yield from (name for name, option in OPTIONS.items() if option.idle_on(*here))
+    if settings.get(RANKS, 1) == 1:
+        yield "strategy"
 
 
 def kind_of(name: str) -> tuple[Group, tuple[Effect, ...]]:

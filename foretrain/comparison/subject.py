@@ -54,7 +54,8 @@ class Subject:
     `steps_since_start`: which step after the start of its process each of them was, empty if unknown. `start_scatter`:
     deviation of its speed from start to start, as learned from repeats.
 
-    `settings`: knob -> value, with gpu, program and tokens_per_step beside the knobs. `val_unit`: of `val`.
+    `settings`: knob -> value, with gpu, program and tokens_per_step beside the knobs. `val_unit`: of `val`. `world`:
+    ranks that share a step; `devices`: the cards that they have. Figures of memory are of one rank, all others of all.
     """
 
     label: str
@@ -83,6 +84,8 @@ class Subject:
     printed_mfu: float | None = None
     rent_per_hour: float | None = None
     notes: tuple[Note, ...] = ()
+    world: int | None = None
+    devices: int = 1
 
     @property
     def measured(self) -> bool:
@@ -98,7 +101,8 @@ class Subject:
         return self.used.flops_per_token if self.used else None
 
     def cost_per_hour(self) -> float | None:
-        """The rent of an hour, else its electricity by the power model of plans; None where neither is known."""
+        """The rent of an hour of all cards, else its electricity by the power model of plans; None where neither is
+        known."""
         if self.gpu is None:
             return None
         config = self.config or RunConfig()
@@ -107,14 +111,15 @@ class Subject:
         if drawn is None and not rent:
             return None
         if rent or drawn is None:
-            return rent
-        return drawn.expected_w * 3600 / JOULES_PER_KWH * config.price_per_kwh
+            return rent * self.devices
+        return self.devices * drawn.expected_w * 3600 / JOULES_PER_KWH * config.price_per_kwh
 
     def with_speed(self, step_s: Range, source: Source) -> "Subject":
         """The same with this step time, and the MFU that follows from it."""
         used = None
         if self.config is not None and self.gpu is not None:
-            used = utilization(self.config, self.gpu, step_s.expected_s, tokens_per_step=self.tokens_per_step)
+            each_s = step_s.expected_s * self.devices  # as one card would take that is as quick as each of them
+            used = utilization(self.config, self.gpu, each_s, tokens_per_step=self.tokens_per_step)
         mfu = used.mfu if used else self.mfu
         return replace(self, step_s=step_s, step_source=source, used=used, mfu=mfu)
 

@@ -169,7 +169,7 @@ def _changes(keys: Iterable[str], old: RunConfig, new: RunConfig) -> list[str]:
 
 
 def differences(
-    loaded: Loaded, previous: RunRecord, config: RunConfig, placement: Placement, threads: int | None
+    loaded: Loaded, previous: RunRecord, config: RunConfig, placement: Placement, threads: int | None, world: int = 1
 ) -> list[tuple[str, dict[str, Any]]]:
     """What the user should hear of a resume, as (event id, values): what was passed over, and what is not as it was."""
     found: list[tuple[str, dict[str, Any]]] = [
@@ -185,6 +185,8 @@ def differences(
         rounding.append(f"cpu_threads: {had} → {threads}")
     if loaded.torch_version != torch.__version__:
         rounding.append(f"torch: {loaded.torch_version} → {torch.__version__}")
+    if previous.world != world:
+        rounding.append(f"ranks: {previous.world} → {world}")
     if previous.gpu.name != placement.gpu.name:
         rounding.append(f"device: {previous.gpu.name} → {placement.gpu.name}")
     if rounding:
@@ -228,13 +230,21 @@ def check_compatible(progress: Progress, config: RunConfig, info: DatasetInfo, d
         )
 
 
+def worlds(previous: RunRecord, step: int, world: int) -> tuple[tuple[int, int], ...]:
+    """(from which step, ranks) of a run that goes on at `step` with so many; none where it always had as many."""
+    before = previous.worlds or ((0, previous.world),)
+    kept = tuple(one for one in before if one[0] < step)
+    changed = kept if kept and kept[-1][1] == world else (*kept, (step, world))
+    return changed if len(changed) > 1 else ()
+
+
 def with_former(record: RunRecord, former: RunRecord | None) -> RunRecord:
     """`record`, with what the process before it measured wherever this one has made no step: its speed, its memory.
 
-    Only of the same device, dtype and way to run the step; of another one it would be no measurement. `former`: the
-    record as the resume found it. A phase that both measured is this one's.
+    Only of the same device, dtype, ranks and way to run the step; of another one it would be no measurement. `former`:
+    the record as the resume found it. A phase that both measured is this one's.
     """
-    same = ("gpu", "dtype", "compiled")
+    same = ("gpu", "dtype", "compiled", "world")
     if former is None or any(getattr(record, name) != getattr(former, name) for name in same):
         return record
     kept: dict[str, Any] = {}
@@ -242,6 +252,8 @@ def with_former(record: RunRecord, former: RunRecord | None) -> RunRecord:
         kept = {name: getattr(former, name) for name in ("step_s", "tokens_per_s", "mfu", "data_wait_s")}
     if record.evaluation_s is None:
         kept["evaluation_s"] = former.evaluation_s
+    if not record.ranks:
+        kept["ranks"] = former.ranks
     now, before = record.memory, former.memory
     if not any(now.phase(name) for name in ("first_step", "steady_step")):
         own = {phase.phase for phase in now.phases}

@@ -182,18 +182,35 @@ class RunRecord(Record):
     memory: MeasuredMemory = MeasuredMemory(method="none")
     world: int = 1  # ranks that trained; memory is the first one's
     ranks: tuple[RankFigures, ...] = ()  # of several
+    worlds: tuple[tuple[int, int], ...] = ()  # (from which step, ranks), where a resume changed their number
+
+    @property
+    def world_from(self) -> int:
+        """The step from which on `world` ranks trained."""
+        return self.worlds[-1][0] if self.worlds else 0
+
+    @property
+    def per_node(self) -> int:
+        """Ranks of the first one's machine; all, where they have not told where they are."""
+        return sum(rank.host == self.ranks[0].host for rank in self.ranks) or self.world
+
+    @property
+    def devices(self) -> int:
+        """Cards that trained; ranks on a CPU share those of each machine."""
+        return max(1, self.world // self.per_node) if self.gpu.kind == "cpu" else self.world
 
     @property
     def highest_bytes(self) -> int | None:
-        """The run's memory at its highest: what the allocator reserved on a card, the process's on a CPU.
+        """The run's memory at its highest, of several ranks that of the one with most: what the allocator reserved on a
+        card, the process's on a CPU.
 
         The process's own peak counts there besides its phases', since memory can be highest between two of them.
         """
         phases = self.memory.phases
         if self.gpu.kind == "cuda":
-            found = [phase.reserved_bytes for phase in phases]
+            found = [phase.reserved_bytes for phase in (*phases, *self.ranks)]
         else:
-            found = [*(phase.process_bytes for phase in phases), self.memory.process_peak_bytes]
+            found = [*(each.process_bytes for each in (*phases, *self.ranks)), self.memory.process_peak_bytes]
         return max((size for size in found if size), default=None)
 
 

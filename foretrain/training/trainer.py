@@ -82,11 +82,13 @@ class Trainer:
         self.shape = ModelShape.of(config)
         self.train_tokens, self.val_tokens = token_files(config, info)
         self.feed = Feed(self.train_tokens, placement.device, self.ranks.rank, self.ranks.world)
-        self.peak = (placement.gpu.peak_flop_per_s(placement.dtype) or 0.0) * self.ranks.world
+        devices = self.ranks.world // (self.ranks.place.local_world if placement.device.type == "cpu" else 1)
+        self.peak = (placement.gpu.peak_flop_per_s(placement.dtype) or 0.0) * devices
         self.pace = Pace(expected)
         self.contention, self.waiting = contention or Unwatched(), Waiting()
         self.end_process = end_process if self.ranks.first else end_quietly
         self.resumed_from: tuple[int, ...] = ()
+        self.worlds: tuple[tuple[int, int], ...] = ()
         self.skipped_checkpoints: tuple[str, ...] = ()
         self.shrunk_from: int | None = None
         self.threads: int | None = None
@@ -238,7 +240,8 @@ class Trainer:
             self._check_compatible(start)
             self._start(starting.known_digest(self.directory.read_lines("events")))
         else:
-            for id, values in starting.differences(loaded, previous, self.config, self.placement, self.threads):
+            world = self.ranks.world
+            for id, values in starting.differences(loaded, previous, self.config, self.placement, self.threads, world):
                 self._note(id, **values)
             self.skipped_checkpoints = tuple(f"{name}: {problem}" for name, problem in loaded.skipped)
             self.progress = loaded.progress
@@ -249,6 +252,7 @@ class Trainer:
         self._entered, self.former = True, previous
         self._elapsed_before_s = self.progress.elapsed_s
         self.resumed_from += (step,)
+        self.worlds = starting.worlds(previous, step, self.ranks.world)
         self._resume_split(previous)
         self.directory.drop_metrics_from(step, keep_evaluation=self.progress.evaluated)
         self.directory.write_config(self.config)
@@ -564,7 +568,7 @@ class Trainer:
             wall_s=self._elapsed_s(), data_wait_s=self.feed.mean_wait_s,
             machine=self.contention.result(),
             memory=self.meter.result(self.state) if hasattr(self, "state") else self.meter.empty(),
-            world=self.ranks.world, ranks=self.together.figures,
+            world=self.ranks.world, ranks=self.together.figures, worlds=self.worlds,
         )  # fmt: skip
         record = starting.with_former(record, self.former)
         self.directory.write_record(record)

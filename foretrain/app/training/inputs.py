@@ -10,9 +10,10 @@ from foretrain.config.ranks import as_one_rank_of, of_rank
 from foretrain.config.resolve import ResolvedConfig, to_toml
 from foretrain.hardware.devices import Target
 from foretrain.predict.plan import SCHEMA
+from foretrain.predict.ranks.plan import of_run
 from foretrain.training import choices
 from foretrain.training.device import Placement, environment
-from foretrain.training.notes import Listener, Note
+from foretrain.training.notes import Note
 from foretrain.training.store import RunDirectory
 
 
@@ -40,20 +41,19 @@ def pick_batch(resolved: ResolvedConfig, placement: Placement, asked: Request, w
 
 
 def write_inputs(
-    directory: RunDirectory, resolved: ResolvedConfig, placement: Placement, listen: Listener, world: int = 1
-) -> None:
-    """Config, environment and the forecast, on disk before the first step.
-
-    The forecast of several ranks is of what one of them computes, without what they send each other.
-    """
+    directory: RunDirectory, resolved: ResolvedConfig, placement: Placement, asked: Request
+) -> None:  # fmt: skip
+    """Config, environment and the forecast, on disk before the first step."""
     known = environment(placement)
     config = resolved.config.model_copy(update={"compile": placement.compiled, "dtype": placement.dtype})
-    planned = ResolvedConfig(of_rank(config, world), {**resolved.sources, "vocab_size": "run"}, (), resolved.name)
+    planned = ResolvedConfig(config, {**resolved.sources, "vocab_size": "run"}, (), resolved.name)
     forecast = make_plan(planned, Target(placement.gpu, 0))
+    if asked.place.world > 1:
+        forecast = of_run(forecast, asked.place.world, asked.place.local_world)
     if resolved.config.memory_limit and forecast.verdict_of("foretrain") == "does_not_fit":
         # It starts all the same: it may shrink its micro-batch, and a CPU's limit is only watched.
         needs = max(phase.needed_low_bytes for phase in forecast.memory_of("foretrain").phases)
-        listen(Note("train.beyond_limit", needs=needs, limit=resolved.config.memory_limit_bytes))
+        asked.listen(Note("train.beyond_limit", needs=needs, limit=resolved.config.memory_limit_bytes))
     directory.write("config.toml", to_toml(resolved.config))
     directory.write("environment.json", json.dumps(known, indent=1) + "\n")
     directory.write("plan.json", json.dumps(forecast.to_json(schema=SCHEMA)) + "\n")

@@ -58,7 +58,7 @@ def _ready(asked: Request, placement: Placement, world: int) -> Ready:
             split = (resolved.config.batch_size, resolved.config.gradient_accumulation_steps)
             directory.event("auto_batch", batch_size=split[0], accumulation=split[1])
         if not resuming:
-            write_inputs(directory, resolved, placement, listen, world)
+            write_inputs(directory, resolved, placement, asked)
     except BaseException:
         directory.release()
         raise

@@ -23,6 +23,7 @@ from foretrain.config.resolve import resolve, to_toml
 from foretrain.reports import text
 from foretrain.reports.views import tune as tune_view
 from foretrain.reports.views.tune import difference
+from foretrain.training.ranks.place import place_of
 from foretrain.tuning.record import SCHEMA, Tuning
 from foretrain.tuning.space import TUNABLE, Setting, levels_of
 
@@ -61,12 +62,15 @@ def tune_command(
         Path | None,
         typer.Option(help="Write the best config, and every trial next to it as JSON.", metavar="FILE.toml"),
     ] = None,
+    gpus: Annotated[str, typer.Option(hidden=True)] = "",
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Ignore earlier measurements.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Measure which settings are fastest here, without changing tokens per step or the result."""
 
+    if gpus or place_of(os.environ).world > 1:
+        raise UserError("usage.tune_gpus", count=gpus or place_of(os.environ).world)
     need_torch()
     budget_s, wanted = _budget_s(budget), _wanted(knobs)
     _check_write(write)

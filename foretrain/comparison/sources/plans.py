@@ -30,7 +30,8 @@ def load(given: Given) -> Subject:
     memory = Memory(low_bytes=low, expected_bytes=expected, high_bytes=high, source=source, what="needed")
     subject = Subject(
         label=given.label or (made.name if given.name in ("plan", "-") else given.name), path=given.path, kind="plan",
-        settings=settings.of_config(made.config, made.gpu, made.step), config=made.config, gpu=made.gpu,
+        settings=settings.of_config(made.config, made.gpu, made.step) | {settings.RANKS: made.world},
+        config=made.config, gpu=made.gpu, world=made.world, devices=made.devices,
         step=made.step, tokens_per_step=made.config.tokens_per_step,
         used_by_others_bytes=made.used_by_others_bytes, memory=memory,
         bytes_per_token=bytes_per_token(given, made.config),

@@ -59,6 +59,8 @@ def with_forecast(subject: Subject, config: RunConfig, gpu: Gpu | None, step: St
     if gpu is None:
         return subject
     spec = StepSpec.checked(config, gpu, step)
+    if subject.kind == "config":
+        subject = replace(subject, world=1, settings=subject.settings | {settings.RANKS: 1})
     if subject.step_s is not None and subject.step_source is not None:
         subject = subject.with_speed(subject.step_s, subject.step_source)
     else:

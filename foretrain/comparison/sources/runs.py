@@ -38,9 +38,9 @@ def of(given: Given, directory: RunDirectory, metrics: list[dict[str, Any]] | No
     """The run in this directory. `metrics`: its lines, where they were read before. Raises UserError as `load`."""
     record = directory.read_record()
     lines = directory.read_lines("metrics") if metrics is None else metrics
-    times, since = _steady(step_lines(lines), record)
+    times, since = _steady([line for line in step_lines(lines) if line["step"] >= record.world_from], record)
     config = record.config.model_copy(update={"compile": record.compiled, "dtype": record.dtype})
-    known = settings.of_config(config, record.gpu, "foretrain") | _data(record)
+    known = settings.of_config(config, record.gpu, "foretrain") | _data(record) | {settings.RANKS: record.world}
     if not times and record.step_s:
         times, since = (record.step_s,), ()
     byte_share = bytes_per_token(given, config, record.dataset.tokenizer or "")
@@ -49,7 +49,7 @@ def of(given: Given, directory: RunDirectory, metrics: list[dict[str, Any]] | No
         label=given.name, path=given.path, kind="run", settings=known, config=config, gpu=record.gpu, step="foretrain",
         tokens_per_step=config.tokens_per_step, bytes_per_token=byte_share, step_times_s=times,
         steps_since_start=since, used_by_others_bytes=given.held_bytes,
-        memory=_memory(record), wall_s=record.wall_s or None,
+        memory=_memory(record), wall_s=record.wall_s or None, world=record.world, devices=record.devices,
         notes=_notes(record, lines), train=_curve(lines, "step", "loss"), val=_curve(lines, "evaluation", "val_loss"),
     )  # fmt: skip
     return subject.with_speed(exact(middle), "measured") if middle else replace(subject, mfu=record.mfu)
@@ -114,8 +114,10 @@ def _notes(record: RunRecord, lines: list[dict[str, Any]]) -> tuple[Note, ...]:
     notes = []
     if record.status != "finished":
         notes.append(Note(id="unfinished", values={"status": record.status, "steps": record.steps_done}))
-    changed = found.note if (found := measured(lines, record.resumed_from)) else None
+    changed = found.note if (found := measured(lines, record.resumed_from, record.world_from)) else None
     notes += [changed] if changed else []
+    if record.worlds:
+        notes.append(Note(id="ranks_changed", values={"ranks": record.world, "step": record.world_from}))
     there, expected = logged_steps(record, lines)
     if much_is_lost(there, expected):
         notes.append(Note(id="steps_lost", values={"there": there, "expected": expected}))

@@ -9,7 +9,7 @@ from typing import Literal
 from foretrain.base.records import Note
 from foretrain.config.options import RunConfig
 from foretrain.config.ranks import of_rank
-from foretrain.hardware.cluster import Cluster
+from foretrain.hardware.cluster import Cluster, cluster
 from foretrain.model.ranks.sharing import Sharing, StrategyName, sharing_problem
 from foretrain.predict.memory import PhaseMemory, StepMemory, Verdict, estimated
 from foretrain.predict.plan import Plan, whole_run
@@ -47,6 +47,37 @@ def share(plan: Plan, cluster: Cluster, strategy: StrategyName | Literal[""] = "
         name=plan.name, cluster=cluster, one_card=plan, micro_batches=micro_batches, ranks=ranks,
         refused=notes, chosen=best.id if best else None, asked=bool(strategy),
     )  # fmt: skip
+
+
+def of_run(plan: Plan, world: int, per_node: int) -> Plan:
+    """The plan of one device's run as that of one that ranks share: memory of the one with the most to hold, times of
+    all, over the links that such cards usually have. `plan.config` is the config of all.
+
+    Ranks on a CPU have no time, since nobody knows what they send each other there. Raises UserError where they cannot
+    share a step equally.
+    """
+    per_node = per_node if world % per_node == 0 else world
+    sharing = Sharing(plan.config.strategy, world, per_node)
+    config, timing = of_rank(plan.config, world), None
+    if plan.gpu.kind == "cuda":
+        found = _rank(plan, config, cluster(f"{world // per_node} nodes x {per_node}", here=lambda: plan.gpu), sharing)
+        memory, timing = _beside(found.memory, found.nccl), found.timing
+    else:
+        spec = StepSpec.of(config, plan.gpu, dtype=plan.dtype, compiled=plan.compiled, sharing=sharing)
+        room = plan.available_bytes
+        memory = estimated(spec).judged(room // per_node if room is not None else None, plan.gpu.memory_bytes)
+    memories = tuple(memory if each.step == memory.step else each for each in plan.memory)
+    return plan.model_copy(
+        update={"sharing": sharing, "memory": memories, "timing": timing, "nanogpt_timing": None, "exact": ()}
+    )
+
+
+def _beside(memory: StepMemory, nccl: NcclMemory) -> StepMemory:
+    """NCCL's memory counted to what a process holds beside PyTorch's allocator, as its phases have it in what they
+    need."""
+    names = ("low_bytes", "expected_bytes", "high_bytes")
+    held = {name: getattr(memory.context, name) + getattr(nccl, name) for name in names}
+    return memory.model_copy(update={"context": memory.context.model_copy(update=held)})
 
 
 def choose(ranks: tuple[RankPlan, ...], *, any_of: bool = False) -> RankPlan | None:

@@ -10,6 +10,7 @@ from foretrain.comparison.compare import Comparison, Side
 from foretrain.comparison.loss_axes import LossCurves
 from foretrain.comparison.questions import Pair, Verdict
 from foretrain.comparison.repeats import Scatter
+from foretrain.comparison.scaling import Scaling
 from foretrain.comparison.settings import GROUPS, Setting
 from foretrain.reports.document import (
     Axis,
@@ -140,6 +141,8 @@ def _lists_of(able: list[Setting], labels: list[str]) -> Table:
 def _figures(sides: tuple[Side, ...]) -> tuple[Block, ...]:
     rows = [(name, [cell(side) for side in sides]) for name, cell in _CELLS.items()]
     rows = [(name, cells) for name, cells in rows if any(_text(cell) != "–" for cell in cells)]
+    told = {"ranks": any((s.ranks or 1) > 1 for s in sides), "per_card": len({s.cards for s in sides}) > 1}
+    rows = [(name, cells) for name, cells in rows if told.get(name, True)]
     if len(sides) > 2:  # what is between the lines goes first, and every word that can be done without
         rows = [(name, [_brief(cell) for cell in cells]) for name, cells in rows if name not in _FINE]
     if len(sides) <= WIDE:
@@ -209,7 +212,9 @@ def _loss(value: float | None) -> Cell:
 _CELLS = {
     "source": lambda s: Message(f"side_kind.{s.kind}"),
     "card": lambda s: _short(s.gpu_name or "–", 20),
+    "ranks": lambda s: f"{s.ranks:,}" if s.ranks else "–",
     "tokens_per_s": lambda s: f"{s.tokens_per_s:,.0f}" if s.tokens_per_s else "–",
+    "per_card": lambda s: f"{s.tokens_per_s_per_card:,.0f}" if s.tokens_per_s_per_card else "–",
     "iteration": lambda s: _milliseconds(s.step_s),
     "spread": _spread,
     "micro_batch": lambda s: _milliseconds(s.micro_batch_s),
@@ -246,9 +251,18 @@ def _verdicts(found: Comparison) -> list[Block]:
     blocks: list[Block] = [Table((), tuple(rows), tones=tuple(tones))]
     if len(found.sides) > 2:
         blocks += [_against_first(verdict) for verdict in found.verdicts if verdict.others]
+    blocks += [_scaling(scaling) for scaling in found.scalings]
     blocks.append(Paragraph(Message("side.noise")))
     blocks += [Paragraph(_learned(scatter)) for scatter in found.scatters]
     return blocks
+
+
+def _scaling(found: Scaling) -> Paragraph:
+    """What more cards brought, or why that is not told; and what of the two may be compared all the same."""
+    id = found.why or ("forecast" if found.predicted else "measured")
+    said = Message(f"scaling.{id}", found.model_dump()).text()
+    tokens = Message("scaling.same_tokens" if found.same_tokens else "scaling.other_tokens")
+    return Paragraph(Message("first.two", {"one": said, "other": tokens}), "warn" if found.why else "plain")
 
 
 def _learned(scatter: Scatter) -> Message:
@@ -359,7 +373,7 @@ def _settle(found: Comparison) -> list[Section]:
         change = Message("side.change", {"setting": run.setting, "value": shown(run.value)})
         effects = listed(Message(f"side_effect.{effect}").text() for effect in run.answers)
         if run.impossible:
-            known = run.impossible in ("program", "tokens", "shape", "contents")
+            known = run.impossible in ("program", "tokens", "shape", "contents", "ranks")
             why = Message(f"side_impossible.{run.impossible}") if known else run.impossible
             notes.append(Paragraph(Message("side.impossible", {"setting": run.setting, "why": why})))
             continue

@@ -22,6 +22,7 @@ from foretrain.reports.views import agreement as agreement_view
 from foretrain.reports.views import curves as curves_view
 from foretrain.reports.views import figures, run_explain
 from foretrain.reports.views import outlook as outlook_view
+from foretrain.reports.views.cluster import trained
 from foretrain.reports.views.memory import phase_bars
 from foretrain.training.store import RunDirectory, RunRecord
 
@@ -47,6 +48,7 @@ def runs_document(records: list[tuple[RunDirectory, RunRecord]]) -> Document:
     """`foretrain runs`: one row a run."""
     rows: list[tuple[Cell, ...]] = []
     tones = []
+    several = any(record.world > 1 for _, record in records)
     for directory, record in records:
         rows.append(
             (
@@ -56,20 +58,22 @@ def runs_document(records: list[tuple[RunDirectory, RunRecord]]) -> Document:
                 f"{record.val_loss:.4f}" if record.val_loss is not None else "–",
                 Message("value.throughput", {"tokens_per_s": record.tokens_per_s}) if record.tokens_per_s else "–",
                 Quantity(record.mfu, "percent"),
+                *([str(record.world)] if several else []),
                 record.started_at.replace("T", " ")[:16],
             )
         )
         tones.append(STATUS_TONES.get(record.status, "plain"))
-    names = ("run", "status", "steps", "val_loss", "speed", "mfu", "started")
+    names = ("run", "status", "steps", "val_loss", "speed", "mfu", *(["ranks"] if several else []), "started")
     columns = tuple(Message(f"column.{name}") for name in names)
-    table = Table(columns, tuple(rows), frozenset({2, 3, 4, 5}), tuple(tones))
+    table = Table(columns, tuple(rows), frozenset(range(2, len(names) - 1)), tuple(tones))
     title = Message("runs.title", {"count": len(records)})
     return Document(title, Message("runs.subtitle"), [Section(Message("runs.section"), (table,))])
 
 
 def comparison_document(comparison: ForecastCheck) -> Document:
     """`foretrain compare RUN`."""
-    sections = comparison_sections(comparison)
+    ranks = trained.sections(comparison.ranks, comparison.predicted_source)
+    sections = [*ranks, *comparison_sections(comparison)]
     title = Message("compare.title", {"id": comparison.run_id})
     return Document(title, Message("compare.subtitle"), sections)
 
@@ -78,20 +82,28 @@ def comparison_sections(comparison: ForecastCheck) -> list[Section]:
     """Memory and time, each a table with signed errors."""
     sources = {"predicted": comparison.predicted_source, "measured": comparison.measured_source}
     notes = tuple(Paragraph(Message(f"run_note.{note.id}", note.values), "warn") for note in comparison.notes)
+    several = comparison.ranks is not None and comparison.ranks.world > 1
+    of_first = (Paragraph(Message("ranks.first_and_most")),) if several else ()
     parts = (
-        ("compare.memory", comparison.memory, Message("compare.memory_source", sources), ()),
+        ("compare.memory", comparison.memory, Message("compare.memory_source", sources), of_first),
         ("compare.time", comparison.time, Message("compare.time_source", {"predicted": comparison.time_source}), notes),
     )
     sections = [
         Section(
             Message(title),
-            (_rows(rows), Paragraph(source), *notes) if rows else (Paragraph(Message("compare.nothing")),),
+            (_rows(rows), Paragraph(source), *notes) if rows else (Paragraph(Message(_nothing(comparison))),),
         )
         for title, rows, source, notes in parts
     ]
     if load := run_explain.load_paragraphs(comparison.machine):
         sections[-1] = replace(sections[-1], blocks=(*sections[-1].blocks, *load))
     return sections
+
+
+def _nothing(comparison: ForecastCheck) -> str:
+    """Why there is no row of a kind."""
+    on_cpu = comparison.ranks is not None and comparison.ranks.world > comparison.ranks.devices
+    return "ranks.no_predicted_speed" if on_cpu and comparison.memory else "compare.nothing"
 
 
 def _rows(rows: tuple[Row, ...]) -> Table:
@@ -167,6 +179,7 @@ def report(facts: RunFacts) -> Document:
     record = facts.record
     sections = [Section(Message("report.summary"), (*_verdict(facts), _figures(facts)))]
     sections += run_explain.endings(facts.explanation)
+    sections += run_explain.rank_sections(facts.explanation)
     sections.append(Section(Message("report.learning"), _learning(facts)))
     sections.append(Section(Message("report.machine"), curves_view.signs(facts.signs)))
     memory, time = comparison_sections(facts.check)
@@ -215,6 +228,7 @@ def _figures(facts: RunFacts) -> Figures:
         ("step", Quantity(record.step_s, "duration") if record.step_s else None, measured),
         ("speed", f"{record.tokens_per_s:,.0f}" if record.tokens_per_s else None, measured),
         ("mfu", Quantity(record.mfu, "percent") if record.mfu else None, measured),
+        ("ranks", f"{record.world:,}" if record.world > 1 else None, measured),
         ("memory", Quantity(record.highest_bytes, "bytes") if record.highest_bytes else None, measured),
         ("data_wait", Quantity(record.data_wait_s, "duration") if record.data_wait_s else None, measured),
         *_spent(facts),

@@ -15,6 +15,7 @@ from foretrain.reports.document import (
     Section,
     Table,
 )
+from foretrain.reports.views.cluster import trained
 from foretrain.training.store import MachineLoad
 
 Rows = list[tuple[Cell, ...]]
@@ -23,7 +24,10 @@ MATTERS = 0.05  # of the peak: a piece that is farther off than this is named
 
 def document(found: RunExplanation) -> Document:
     """Memory that ran out first, then where memory and time went."""
-    sections = [*endings(found), Section(Message("run_explain.memory"), _memory(found)), *time_sections(found)]
+    sections = [
+        *endings(found), *rank_sections(found), Section(Message("run_explain.memory"), _memory(found)),
+        *time_sections(found),
+    ]  # fmt: skip
     values = {"status": Message(f"status.{found.status}"), "steps": found.steps_done, "gpu": found.gpu_name}
     subtitle = Message("run_explain.subtitle", values | {"mode": Message(_mode(found))})
     return Document(Message("run_explain.title", {"name": found.run_id}), subtitle, sections)
@@ -39,6 +43,11 @@ def endings(found: RunExplanation) -> list[Section]:
         killed = Paragraph(Message("run_explain.killed_text"), "warn")
         sections.append(Section(Message("run_explain.killed"), (killed,)))
     return sections
+
+
+def rank_sections(found: RunExplanation) -> list[Section]:
+    """The ranks that trained it, where they were several."""
+    return trained.sections(found.ranks, found.predicted_source)
 
 
 def time_sections(found: RunExplanation) -> list[Section]:
@@ -66,6 +75,7 @@ def _memory(found: RunExplanation) -> tuple[Block, ...]:
     values = {"phase": Message(f"phase.{found.phase}"), "predicted": found.predicted_source}
     blocks: list[Block] = [
         Paragraph(Message("run_explain.memory_of", values | {"measured": found.measured_source})),
+        *([Paragraph(Message("ranks.first"))] if found.ranks and found.ranks.world > 1 else []),
         _pieces(found.memory, "memory_piece"),
         *_farthest(found.memory),
         *_process(found.process),
@@ -138,7 +148,7 @@ def _time(found: RunExplanation) -> tuple[Block, ...]:
     rows.append((Message("time_piece.wall"), "", "", Quantity(found.wall_s, "duration"), "", Quantity(1.0, "percent")))
     rows += [_time_row(piece, found.wall_s) for piece in found.time if piece.inside]
     blocks: list[Block] = [*lost, Table(columns, tuple(rows), frozenset({1, 2, 3, 4, 5}), optional=(1, 5))]
-    besides = [p for p in found.time if p.id not in ("steps", "other") and not p.inside]
+    besides = [p for p in found.time if p.id not in ("steps", "other_ranks", "other") and not p.inside]
     largest = max(besides, default=None, key=_measured)
     if largest is not None and _measured(largest) >= MATTERS * found.wall_s:
         values = {"piece": _time_name(largest), "took": _measured(largest), "share": _measured(largest) / found.wall_s}
@@ -153,7 +163,7 @@ def _measured(piece: TimePiece) -> float:
 
 
 def _time_name(piece: TimePiece) -> Message:
-    known = ("steps", "evaluation", "saving", "other", "data_in_steps")
+    known = ("steps", "other_ranks", "evaluation", "saving", "other", "data_in_steps")
     return Message(f"time_piece.{piece.id}" if piece.id in known else f"slow_cause.{piece.id}")
 
 
@@ -202,6 +212,7 @@ def _why(one: Slower) -> Paragraph:
 _CLOCKED = ("hardware_thermal", "thermal", "hardware_slowdown", "power_brake", "power_cap", "clock")
 _SHOWN = {
     **dict.fromkeys(_CLOCKED, ("clock_ghz",)), "others_card": ("used_by_others_bytes",), "others_cpu": ("cores",),
+    "other_ranks": ("cores",),
     "data_wait": ("data_wait_s",),
 }  # fmt: skip
 _EXPECTED = ("compilation", "first_steps")

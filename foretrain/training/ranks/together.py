@@ -4,8 +4,7 @@ Each step's loss is reduced over the ranks, and with it whether one of them has 
 where one has do they confer, all after the same step; so a run in which nothing happens has no further collective.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from statistics import median_low
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -20,12 +19,11 @@ from foretrain.model.step import TrainState
 from foretrain.training.attempts import Mean, Sum
 from foretrain.training.ranks.group import Ranks
 from foretrain.training.ranks.place import host_name
+from foretrain.training.ranks.stragglers import slow
 from foretrain.training.signals import StopFlag
 from foretrain.training.store import RankFigures
 
-SLOW = 0.15  # slower than the median by more is told, where it is so
-SLOW_TWICE = 2  # in so many evaluations, one after the other
-LEAST_S = 0.2  # of an evaluation that says something
+SLOW_TWICE = 2  # in so many evaluations, one after the other, before it is told
 
 
 class Together:
@@ -121,16 +119,6 @@ class Together:
                     self.note("slow_rank", **values)
 
         self.ranks.agree(figures.model_copy(update=update).to_json(), keep)
-
-
-def slow(figures: Sequence[RankFigures]) -> list[tuple[RankFigures, float]]:
-    """The ranks that compute so much slower than the median that all wait for them, and by which share."""
-    times = {f.rank: f.evaluated_s / f.evaluated_tokens for f in figures if f.evaluated_tokens}
-    if not times or max(f.evaluated_s for f in figures) < LEAST_S:
-        return []
-    usual = median_low(times.values())
-    behind = [(f, times[f.rank] / usual - 1) for f in figures if f.rank in times]
-    return [(f, share) for f, share in behind if share > SLOW]
 
 
 def _agreed(words: list[dict[str, Any]]) -> dict[str, Any]:

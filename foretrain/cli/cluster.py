@@ -1,24 +1,23 @@
 """`foretrain plan CONFIG --gpus "2 x RTX 4090"`: parse, plan, print."""
 
-from dataclasses import replace
 from importlib.metadata import version
 
 import typer
 
 from foretrain.advice.asked import Asked
-from foretrain.app.cluster import make_cluster_plan, named_cluster
-from foretrain.app.limits import Limits, priced, prices_of
+from foretrain.app.limits import Limits
+from foretrain.app.ranks.plan import Cards, answer
 from foretrain.base.errors import UserError
 from foretrain.cli.commands.plan_print import Form, document, line, screen
 from foretrain.cli.common import print_error, print_json, print_notes
 from foretrain.cli.old_options import typed
 from foretrain.cli.show_config import show_config_of
-from foretrain.config.resolve import ResolvedConfig, resolve
-from foretrain.hardware.catalogue import stated_bytes
+from foretrain.config.resolve import resolve
 from foretrain.predict.ranks.record import SCHEMA, ClusterPlan
 from foretrain.reports.views.cluster import screen as screen_view
 from foretrain.reports.views.cluster import whole as whole_view
 
+OTHERS = "--used-by-others"
 OWN = ("gpus", "link", "network")  # options of `plan` that only a plan for several cards has
 # Those that such a plan cannot have.
 ALONE = (
@@ -41,7 +40,8 @@ def answered(context: typer.Context, words: list[str]) -> bool:
     if given["show_config"]:
         show_config_of(resolved, given["as_json"])
         return True
-    plan = _plan(context, resolved)
+    cards = Cards(given["gpus"], given["gpu"], given["link"], given["network"], given["others"], typed(OTHERS))
+    plan = answer(resolved, cards, Limits(given["price"], given["co2"], data_tokens=given["data_tokens"]))
     _print(plan, Form(given["full"], given["oneline"], given["as_json"], _asked(context, words)))
     if given["check"]:
         _check(plan)
@@ -62,17 +62,6 @@ def _check_options(context: typer.Context) -> None:
         raise UserError("usage.cluster_trainer", value=context.params["trainer"][:40])
     if _is_typed(context, "gpu") and (not context.params["gpus"].strip().isdigit() or "," in context.params["gpu"]):
         raise UserError("usage.cluster_two", gpus=context.params["gpus"][:80], gpu=context.params["gpu"][:80])
-
-
-def _plan(context: typer.Context, resolved: ResolvedConfig) -> ClusterPlan:
-    given = context.params
-    limits = Limits(given["price"], given["co2"], data_tokens=given["data_tokens"])
-    resolved = priced(resolved, limits)
-    cards = named_cluster(resolved, given["gpus"], given["gpu"], given["link"], given["network"])
-    (rent,) = prices_of(limits, resolved.config, [cards.gpu])
-    config = resolved.config.model_copy(update={"price_per_hour": rent})
-    others = stated_bytes(given["others"], typed("--used-by-others")) if given["others"] else 0
-    return make_cluster_plan(replace(resolved, config=config), cards, others)
 
 
 def _asked(context: typer.Context, words: list[str]) -> Asked:

@@ -64,8 +64,7 @@ def pays(plan: ClusterPlan) -> Message | None:
     if best.speed_up is None or found.saved_s is None:
         return Message("cluster.pays.needed", values)
     values |= {"times": times(best.speed_up), "saved": _saved(found.saved_s), "money": _money(plan)}
-    two = "_two" if plan.cluster.world == 2 else ""
-    return Message(f"cluster.pays.{found.word}{two}", values)
+    return Message(f"cluster.{'pays_two' if plan.cluster.world == 2 else 'pays'}.{found.word}", values)
 
 
 def _saved(seconds: float) -> Message:

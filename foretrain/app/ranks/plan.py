@@ -1,8 +1,9 @@
 """A plan for several cards: `foretrain plan CONFIG --gpus "2 x RTX 4090"`, and `foretrain.plan_cluster` for Python."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+from foretrain.app.limits import Limits, priced, prices_of
 from foretrain.app.plan import Config, make_plan, resolved_of, target_of
 from foretrain.base.errors import UserError
 from foretrain.config.microbatches import cut, divisors, sequences_of
@@ -46,9 +47,26 @@ def _card(gpu: str | Gpu, config: RunConfig) -> Gpu:
     return gpu if isinstance(gpu, Gpu) else target_of(gpu, None, config).gpu
 
 
-def named_cluster(resolved: ResolvedConfig, text: str, gpu: str, link: str, network: str) -> Cluster:
-    """The cards that --gpus, --gpu, --link and --network name. Raises UserError."""
-    return cluster(text, link, network, lambda: _card(gpu, resolved.config))
+@dataclass(frozen=True)
+class Cards:
+    """The options of `plan` that name the cards, as they were typed."""
+
+    gpus: str
+    gpu: str
+    link: str
+    network: str
+    others: str = ""
+    spelling: str = "--used-by-others"  # what `others` was given as, for errors
+
+
+def answer(resolved: ResolvedConfig, cards: Cards, limits: Limits) -> ClusterPlan:
+    """The plan that the command line asks for; a rent is that of each card. Raises UserError."""
+    resolved = priced(resolved, limits)
+    found = cluster(cards.gpus, cards.link, cards.network, lambda: _card(cards.gpu, resolved.config))
+    (rent,) = prices_of(limits, resolved.config, [found.gpu])
+    config = resolved.config.model_copy(update={"price_per_hour": rent})
+    others = stated_bytes(cards.others, cards.spelling) if cards.others else 0
+    return make_cluster_plan(replace(resolved, config=config), found, others)
 
 
 def make_cluster_plan(resolved: ResolvedConfig, cards: Cluster, used_by_others_bytes: int = 0) -> ClusterPlan:

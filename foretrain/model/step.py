@@ -156,7 +156,8 @@ def train_step(state: TrainState, batches: "Iterable[Batch]", learning_rate: flo
     limit = state.config.grad_clip or float("inf")
     norm = torch.nn.utils.clip_grad_norm_(state.trained.parameters(), limit)
     if state.parallel:  # all ranks decide alike on what is not finite
-        norm, total = state.parallel.whole(norm), state.parallel.mean(total)
+        norm, total = state.parallel.whole(norm), state.parallel.mean(total / count)
+        count = 1  # of their micro-batches, which one of them may have cut smaller
     held = update(state.optimizer, total, norm, state.latch, overflow_is_normal=state.scaler.is_enabled())
     state.scaler.update()
     state.optimizer.zero_grad(set_to_none=True)

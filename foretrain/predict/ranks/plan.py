@@ -16,7 +16,7 @@ from foretrain.predict.plan import Plan, Timing, whole_run
 from foretrain.predict.ranks.nccl import NcclMemory
 from foretrain.predict.ranks.record import ClusterPlan, Factor, RankPlan
 from foretrain.predict.spec import StepSpec
-from foretrain.predict.speed.ranks import rank_time, sharings
+from foretrain.predict.speed.ranks import RankTime, rank_time, sharings
 from foretrain.predict.speed.time import Range, compile_time, evaluation_time, is_calibrated
 
 ALIKE = 1.02  # a step that is so much longer is as good: the plainer strategy is taken
@@ -29,18 +29,32 @@ def share(plan: Plan, cluster: Cluster, strategy: StrategyName | Literal[""] = "
     Raises UserError where the ranks cannot share a step equally.
     """
     config = of_rank(plan.config, cluster.world)
-    possible = sharings(cluster, config.gradient_accumulation_steps)
+    possible = possible_sharings(config, cluster)
     refused: list[Note] = []
     if plan.config.optimizer in WHOLE_TENSORS:
         refused.append(Note(id="whole_tensors", values={"optimizer": plan.config.optimizer}))
-        possible = [sharing for sharing in possible if sharing.strategy == "ddp"]
-    ranks = tuple(_rank(plan, config, cluster, sharing) for sharing in possible)
+    whole = plan.spec("foretrain")
+    ranks = tuple(
+        rank_plan(whole, cluster, sharing, available_bytes=plan.available_bytes, alone=plan.timing)
+        for sharing in possible
+    )
     meant = tuple(rank for rank in ranks if not strategy or rank.strategy == strategy)
     best = choose(meant, any_of=bool(strategy))
     return ClusterPlan(
         name=plan.name, cluster=cluster, one_card=plan, micro_batches=config.gradient_accumulation_steps, ranks=ranks,
         refused=tuple(refused), chosen=best.id if best else None, asked=bool(strategy),
     )  # fmt: skip
+
+
+def possible_sharings(config: RunConfig, cluster: Cluster) -> list[Sharing]:
+    """The ways in which these cards can share a step; `config`: one rank's."""
+    found = sharings(cluster, config.gradient_accumulation_steps)
+    return [sharing for sharing in found if sharing.strategy == "ddp" or config.optimizer not in WHOLE_TENSORS]
+
+
+def way_id(sharing: Sharing) -> str:
+    """What `RankPlan.id` of its row is."""
+    return sharing.strategy if sharing.syncs_each else f"{sharing.strategy}_held"
 
 
 def choose(ranks: tuple[RankPlan, ...], *, any_of: bool = False) -> RankPlan | None:
@@ -58,23 +72,36 @@ def choose(ranks: tuple[RankPlan, ...], *, any_of: bool = False) -> RankPlan | N
     return None
 
 
-def _rank(plan: Plan, config: RunConfig, cluster: Cluster, sharing: Sharing) -> RankPlan:
-    """`config`: one rank's, `plan.config` that of all."""
-    spec = StepSpec.of(config, cluster.gpu, dtype=plan.dtype, compiled=plan.compiled, sharing=sharing)
+def rank_plan(
+    whole: StepSpec, cluster: Cluster, sharing: Sharing, *, available_bytes: int | None, alone: Timing | None
+) -> RankPlan:
+    """The row of one way to share a step. `whole`: the step of all ranks together, on one card; `alone`: its timing
+    there. Raises UserError where the ranks cannot share it equally."""
+    spec = _of_rank(whole, cluster, sharing)
     nccl = NcclMemory.of(cluster, sharing)
-    time = rank_time(spec, sharing, cluster)
-    timing, faster = None, None
-    if time is not None:
-        whole = plan.spec("foretrain")
-        source = "calibrated" if is_calibrated(spec) else "estimated"
-        compiling = compile_time(spec.compiled)
-        timing = whole_run(whole, source, time.step_s, _evaluation(whole, cluster), compiling, cluster.world)
-        faster = speed_up(plan.timing, timing) if plan.timing else None
+    time, timing = rank_timing(whole, cluster, sharing)
+    faster = speed_up(alone, timing) if alone and timing else None
     return RankPlan(
-        strategy=sharing.strategy, syncs_each=sharing.syncs_each, memory=_memory(spec, plan.available_bytes, nccl),
+        strategy=sharing.strategy, syncs_each=sharing.syncs_each, memory=_memory(spec, available_bytes, nccl),
         nccl=nccl, time=time, timing=timing, speed_up=faster,
         efficiency=faster.expected / cluster.world if faster else None,
     )  # fmt: skip
+
+
+def rank_timing(whole: StepSpec, cluster: Cluster, sharing: Sharing) -> tuple[RankTime | None, Timing | None]:
+    """(a step, the whole run) of all ranks; None where nothing is known of the card's speed."""
+    spec = _of_rank(whole, cluster, sharing)
+    time = rank_time(spec, sharing, cluster)
+    if time is None:
+        return None, None
+    source = "calibrated" if is_calibrated(spec) else "estimated"
+    compiling = compile_time(spec.compiled)
+    return time, whole_run(whole, source, time.step_s, _evaluation(whole, cluster), compiling, cluster.world)
+
+
+def _of_rank(whole: StepSpec, cluster: Cluster, sharing: Sharing) -> StepSpec:
+    config = of_rank(whole.config, cluster.world)
+    return StepSpec.of(config, cluster.gpu, dtype=whole.dtype, compiled=whole.compiled, sharing=sharing)
 
 
 def _evaluation(spec: StepSpec, cluster: Cluster) -> Range | None:

@@ -48,7 +48,7 @@ ROOMS: dict[str, set[str]] = {
 MORE_IMPORTS = {
     "training/trainer.py": 29,
     "reports/making.py": 23,
-    "cli/commands/advise.py": 21,
+    "cli/commands/advise.py": 22,
     "app/training_run.py": 22,
     "cli/commands/demo.py": 21,
     "app/explain.py": 19,

@@ -17,6 +17,7 @@ from foretrain.advice.ranks.rules.base import Change, Learning, Rule, State, loo
 from foretrain.advice.record import Idle
 from foretrain.advice.rules.base import Goal
 from foretrain.base.errors import UserError
+from foretrain.model.ranks.sharing import STRATEGIES
 from foretrain.predict.plan import no_time
 from foretrain.predict.ranks.record import ClusterPlan
 
@@ -38,7 +39,7 @@ class _Search:
     def __init__(self, plan: ClusterPlan, goal: Goal) -> None:
         one, rank = plan.one_card, plan.best or plan.least
         ways = tuple(each.id for each in plan.ranks if each.strategy == rank.strategy) if plan.asked else ()
-        self.goal, self.way = goal, rank.id
+        self.goal, self.way, self.half = goal, rank.id, one.dtype != "float32"
         self.state = State(plan.config, plan.cluster, one.used_by_others_bytes, ways)
         self.base = Outcome(self.state, rank.memory, rank.timing, one.available_bytes, rank)
         self.planner = Planner(one.timing)
@@ -61,6 +62,13 @@ class _Search:
     def saved(self, outcome: Outcome) -> float:
         """The share of what a card needs."""
         return 1 - outcome.needed_bytes / self.base.needed_bytes
+
+    def rounds(self, outcome: Outcome) -> bool:
+        """Whether it rounds otherwise: sharded weights are gathered in half precision, whole ones are autocast."""
+        ways = [
+            each.rank is not None and STRATEGIES[each.rank.strategy].shards_weights for each in (self.base, outcome)
+        ]
+        return self.half and ways[0] != ways[1]
 
     def price(self, candidate: _Candidate) -> float:
         """What it costs as a share of the time, as with one card."""
@@ -100,7 +108,9 @@ def advise(plan: ClusterPlan, goal: Goal | None = None) -> ClusterAdvice:
     kept = _worthwhile(search, [each for each in found if search.is_advice(each)])
     if search.must_fit and not any(not each.buys for each in kept):
         kept += _together(search, found)
-    partial = [each for each in found if search.must_fit and not each.outcome.fits and search.saved(each.outcome) >= WORTH]
+    partial = [
+        each for each in found if search.must_fit and not each.outcome.fits and search.saved(each.outcome) >= WORTH
+    ]
     partial.sort(key=lambda each: each.outcome.needed_bytes)
     used = {rule for each in (*kept, *partial) for rule in each.rules}
     alone: dict[str, list[_Candidate]] = {}
@@ -174,10 +184,12 @@ def _outcomes(search: _Search, rule: Rule, start: State, changes: Sequence[Chang
 
 def _candidate(search: _Search, rules: Sequence[Rule], outcome: Outcome) -> _Candidate:
     dropout = search.state.config.dropout > 0
-    learning = loosest(["rounding" if r.redraws and dropout and r.learning == "exact" else r.learning for r in rules])
+    learning = [r.learning for r in rules]
+    if search.rounds(outcome) or (dropout and any(rule.redraws for rule in rules)):
+        learning.append("rounding")
     before, after = search.state.cluster, outcome.state.cluster
-    buys = after.world > before.world or after.link != before.link and after.world > 1
-    return _Candidate(tuple(rule.id for rule in rules), outcome, learning, buys)
+    buys = after.world > before.world or (after.link != before.link and after.world > 1)
+    return _Candidate(tuple(rule.id for rule in rules), outcome, loosest(learning), buys)
 
 
 def _worthwhile(search: _Search, fitting: list[_Candidate]) -> list[_Candidate]:
@@ -230,7 +242,7 @@ def _record(search: _Search, candidate: _Candidate) -> ClusterChange:
     rank = outcome.rank
     return ClusterChange(
         rules=candidate.rules, settings=settings(search.state.config, state.config), cards=state.cluster.world,
-        text=state.cluster.text, link=state.cluster.link.name, way=way_of(outcome), learning=candidate.learning,
+        nodes=state.cluster.nodes, text=state.cluster.text, link=state.cluster.link.name, way=way_of(outcome), learning=candidate.learning,
         tokens_per_step=state.config.tokens_per_step, effect=effect(search.base, outcome),
         speed_up=rank.speed_up if rank else None, buys=candidate.buys, price=round(search.price(candidate), 4),
     )  # fmt: skip

@@ -13,9 +13,10 @@ from foretrain.config.ranks import of_rank
 from foretrain.model.ranks.sharing import Sharing, sharing_problem
 from foretrain.predict.memory import StepMemory, Verdict, predict, worst_verdict
 from foretrain.predict.plan import Timing, available, timing
-from foretrain.predict.ranks.plan import ALIKE, choose, possible_sharings, rank_plan, rank_timing, way_id
+from foretrain.predict.ranks.plan import ALIKE, choose, rank_plan, rank_timing, way_id
 from foretrain.predict.ranks.record import RankPlan
 from foretrain.predict.spec import StepSpec
+from foretrain.predict.speed.ranks import sharings
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Planner:
         except UserError:
             return None
         possible = [
-            sharing for sharing in possible_sharings(mine, state.cluster)
+            sharing for sharing in sharings(state.cluster, mine.gradient_accumulation_steps)
             if sharing_problem(config, sharing) is None and (not state.ways or way_id(sharing) in state.ways)
         ]  # fmt: skip
         if not possible:

@@ -51,6 +51,7 @@ class ClusterChange(Record):
     rules: tuple[str, ...]
     settings: tuple[Setting, ...]
     cards: int
+    nodes: int
     text: str
     link: str
     way: Way
@@ -87,6 +88,10 @@ class ClusterAdvice(Record):
     def alone(self) -> CardCount:
         """The run on one card."""
         return self.counts[0]
+
+    def keeps_cards(self, change: ClusterChange) -> bool:
+        """Whether a change is one of the config alone."""
+        return change.text == self.cluster.text and change.link == self.cluster.link.name
 
     def top(self, count: int) -> "ClusterAdvice":
         """The same with the first of each kind only."""

@@ -6,15 +6,14 @@ from typing import Any
 from foretrain.app.limits import Limits, priced, prices_of
 from foretrain.app.plan import Config, make_plan, resolved_of, target_of
 from foretrain.base.errors import UserError
-from foretrain.config.microbatches import cut, divisors, sequences_of
 from foretrain.config.options import RunConfig
-from foretrain.config.ranks import of_rank
+from foretrain.config.ranks import cuts
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import Gpu, stated_bytes
 from foretrain.hardware.cluster import Cluster, cluster
 from foretrain.predict.ranks.pays import with_pays
-from foretrain.predict.ranks.plan import WHOLE_TENSORS, share
+from foretrain.predict.ranks.plan import share
 from foretrain.predict.ranks.record import ClusterPlan
 
 
@@ -78,7 +77,7 @@ def make_cluster_plan(resolved: ResolvedConfig, cards: Cluster, used_by_others_b
     if not resolved.config.auto_batch_size:
         return with_pays(share(make_plan(resolved, target), cards, strategy))
     found = None
-    for config in _cuts(resolved.config, cards.world):
+    for config in cuts(resolved.config, cards.world):
         found = share(make_plan(replace(resolved, config=config), target), cards, strategy)
         if found.best is not None and found.verdict == "fits":
             break
@@ -86,20 +85,9 @@ def make_cluster_plan(resolved: ResolvedConfig, cards: Cluster, used_by_others_b
     return with_pays(found)
 
 
-def _cuts(config: RunConfig, world: int) -> list[RunConfig]:
-    """The micro-batches into which the ranks can cut a step, the largest first. Raises UserError where they cannot."""
-    sequences = sequences_of(config)
-    of_rank(cut(config, 1), world)
-    return [cut(config, batch) for batch in reversed(divisors(sequences // world))]
-
-
 def _check(config: RunConfig, cards: Cluster, strategy: str) -> None:
     """Raise UserError for what cannot be planned on these cards."""
     if config.eval_only:
         raise UserError("usage.cluster_eval_only")
-    if config.optimizer_offload:
-        raise UserError("usage.cluster_offload")
     if strategy == "hsdp" and (cards.nodes == 1 or cards.per_node == 1):
         raise UserError("usage.hsdp_of_one_node", cluster=cards.text)
-    if strategy not in ("", "ddp") and config.optimizer in WHOLE_TENSORS:
-        raise UserError("usage.whole_tensors", strategy=strategy, optimizer=config.optimizer)

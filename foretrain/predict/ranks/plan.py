@@ -7,10 +7,9 @@ import math
 from typing import Literal
 
 from foretrain.base.records import Note
-from foretrain.config.options import RunConfig
 from foretrain.config.ranks import of_rank
 from foretrain.hardware.cluster import Cluster
-from foretrain.model.ranks.sharing import Sharing, StrategyName
+from foretrain.model.ranks.sharing import Sharing, StrategyName, sharing_problem
 from foretrain.predict.memory import PhaseMemory, StepMemory, Verdict, estimated
 from foretrain.predict.plan import Plan, Timing, whole_run
 from foretrain.predict.ranks.nccl import NcclMemory
@@ -20,19 +19,25 @@ from foretrain.predict.speed.ranks import RankTime, rank_time, sharings
 from foretrain.predict.speed.time import Range, compile_time, evaluation_time, is_calibrated
 
 ALIKE = 1.02  # a step that is so much longer is as good: the plainer strategy is taken
-WHOLE_TENSORS = ("muon", "adamw8bit")  # optimizers that do not work on shards of tensors
 
 
 def share(plan: Plan, cluster: Cluster, strategy: StrategyName | Literal[""] = "") -> ClusterPlan:
     """The plan of one card's run on several. `strategy`: the one that is meant; by default the quickest that fits.
 
-    Raises UserError where the ranks cannot share a step equally.
+    Raises UserError where the ranks cannot share a step equally, or not in the way that is meant, or in no way.
     """
     config = of_rank(plan.config, cluster.world)
-    possible = possible_sharings(config, cluster)
-    refused: list[Note] = []
-    if plan.config.optimizer in WHOLE_TENSORS:
-        refused.append(Note(id="whole_tensors", values={"optimizer": plan.config.optimizer}))
+    possible, problems = [], {}
+    for sharing in sharings(cluster, config.gradient_accumulation_steps):
+        problem = sharing_problem(plan.config, sharing)
+        if problem is None:
+            possible.append(sharing)
+        elif sharing.strategy == strategy:
+            raise problem
+        else:
+            problems.setdefault(problem.id, problem)
+    if not possible:
+        raise next(iter(problems.values()))
     whole = plan.spec("foretrain")
     ranks = tuple(
         rank_plan(whole, cluster, sharing, available_bytes=plan.available_bytes, alone=plan.timing)
@@ -42,14 +47,8 @@ def share(plan: Plan, cluster: Cluster, strategy: StrategyName | Literal[""] = "
     best = choose(meant, any_of=bool(strategy))
     return ClusterPlan(
         name=plan.name, cluster=cluster, one_card=plan, micro_batches=config.gradient_accumulation_steps, ranks=ranks,
-        refused=tuple(refused), chosen=best.id if best else None, asked=bool(strategy),
+        refused=tuple(Note(id=each.id, values=each.values) for each in problems.values()), chosen=best.id if best else None, asked=bool(strategy),
     )  # fmt: skip
-
-
-def possible_sharings(config: RunConfig, cluster: Cluster) -> list[Sharing]:
-    """The ways in which these cards can share a step; `config`: one rank's."""
-    found = sharings(cluster, config.gradient_accumulation_steps)
-    return [sharing for sharing in found if sharing.strategy == "ddp" or config.optimizer not in WHOLE_TENSORS]
 
 
 def way_id(sharing: Sharing) -> str:

@@ -7,7 +7,14 @@ from foretrain.advice.rules import RULES as ALONE
 from foretrain.advice.rules import base
 
 # What has a rule of its own here, or is not of the config of foretrain's step, or several cards cannot do.
-ELSEWHERE = {"foretrain_step", "free_others", "micro_batch", "larger_micro_batch", "optimizer_offload", "master_weights"}
+ELSEWHERE = {
+    "foretrain_step",
+    "free_others",
+    "micro_batch",
+    "larger_micro_batch",
+    "optimizer_offload",
+    "master_weights",
+}
 
 
 def _of(rule: base.Rule, kind: Kind, place: int) -> Rule:

@@ -4,14 +4,17 @@ from collections.abc import Sequence
 
 from foretrain.advice.ranks.rules.base import Change, Rule, State
 from foretrain.config.ranks import of_rank
-from foretrain.model.ranks.sharing import STRATEGIES
-from foretrain.predict.ranks.plan import possible_sharings, way_id
+from foretrain.model.ranks.sharing import STRATEGIES, sharing_problem
+from foretrain.predict.ranks.plan import way_id
+from foretrain.predict.speed.ranks import sharings
 
 HELD = "_held"
 
 
 def _ways(state: State) -> list[str]:
-    return [way_id(sharing) for sharing in possible_sharings(of_rank(state.config, state.cluster.world), state.cluster)]
+    own = of_rank(state.config, state.cluster.world).gradient_accumulation_steps
+    found = [sharing for sharing in sharings(state.cluster, own) if sharing_problem(state.config, sharing) is None]
+    return [way_id(sharing) for sharing in found]
 
 
 def _strategy(way: str) -> str:
@@ -58,7 +61,7 @@ def _holding_idle(state: State, way: str) -> str:
 
 RULES = (
     Rule(
-        "strategy", "both", "rounding", "Rajbhandari et al. 2020, arXiv:1910.02054; Zhao et al. 2023, arXiv:2304.11277",
+        "strategy", "both", "exact", "Rajbhandari et al. 2020, arXiv:1910.02054; Zhao et al. 2023, arXiv:2304.11277",
         other_strategies, alternatives=True, place=30,
     ),
     Rule(

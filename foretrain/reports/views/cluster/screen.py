@@ -125,9 +125,7 @@ def _cost(plan: ClusterPlan, rank: RankPlan) -> Message:
 
 
 def _refused(plan: ClusterPlan) -> list[Row]:
-    return [
-        Row(Message("first.label.note"), Message(f"cluster.refused.{note.id}", note.values)) for note in plan.refused
-    ]
+    return [Row(Message("first.label.note"), Message(f"error.{note.id}", note.values)) for note in plan.refused]
 
 
 def _next(plan: ClusterPlan, asked: Asked) -> list[Row]:

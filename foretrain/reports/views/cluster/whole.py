@@ -140,7 +140,7 @@ def _span(found: Range) -> tuple[float, float, float]:
 
 
 def _refused(plan: ClusterPlan) -> list[Block]:
-    return [Paragraph(Message(f"cluster.refused.{note.id}", note.values)) for note in plan.refused]
+    return [Paragraph(Message(f"error.{note.id}", note.values)) for note in plan.refused]
 
 
 def _notes(plan: ClusterPlan) -> list[Block]:

@@ -105,7 +105,7 @@ def _inside(cluster: Cluster) -> Cell:
     found = cluster.link
     values = {"link": link(found), "rate": found.bytes_per_s / GB, "least": found.least_bytes_per_s / GB}
     how = "host" if found.through_host else "direct"
-    return Message(f"cluster.link.{how}" if found.least_share else f"cluster.link.{how}_alike", values)
+    return Message(f"cluster.{'link' if found.least_share else 'link_alike'}.{how}", values)
 
 
 def _between(cluster: Cluster) -> Cell:

@@ -66,7 +66,7 @@ def _is_typed(context: typer.Context, name: str) -> bool:
 
 
 def check_options(context: typer.Context, alone: tuple[str, ...]) -> None:
-    """Nothing; raises UserError for options that do not go with several cards. `alone`: those that only one card has."""
+    """Nothing; raises UserError for options that do not go with several cards. `alone`: those of one card."""
     for name in alone:
         if _is_typed(context, name):
             raise UserError("usage.cluster_alone", option=f"--{name.replace('_', '-')}")
@@ -81,8 +81,8 @@ def asked_of(context: typer.Context, words: list[str], command: str = "plan") ->
     given = context.params
     cards = tuple(word for name in OWN if given[name] for word in (f"--{name}", given[name]))
     return Asked(
-        command=command, words=tuple(words), gpu=given["gpu"], cards=cards, others=given["others"], quiet=given["quiet"],
-        price=given["price"] or "",
+        command=command, words=tuple(words), gpu=given["gpu"], cards=cards, others=given["others"],
+        quiet=given["quiet"], price=given["price"] or "",
     )  # fmt: skip
 
 

@@ -65,10 +65,8 @@ class _Search:
 
     def rounds(self, outcome: Outcome) -> bool:
         """Whether it rounds otherwise: sharded weights are gathered in half precision, whole ones are autocast."""
-        ways = [
-            each.rank is not None and STRATEGIES[each.rank.strategy].shards_weights for each in (self.base, outcome)
-        ]
-        return self.half and ways[0] != ways[1]
+        shards = {STRATEGIES[each.rank.strategy].shards_weights for each in (self.base, outcome) if each.rank}
+        return self.half and len(shards) > 1
 
     def price(self, candidate: _Candidate) -> float:
         """What it costs as a share of the time, as with one card."""
@@ -184,7 +182,7 @@ def _outcomes(search: _Search, rule: Rule, start: State, changes: Sequence[Chang
 
 def _candidate(search: _Search, rules: Sequence[Rule], outcome: Outcome) -> _Candidate:
     dropout = search.state.config.dropout > 0
-    learning = [r.learning for r in rules]
+    learning: list[Learning] = [r.learning for r in rules]
     if search.rounds(outcome) or (dropout and any(rule.redraws for rule in rules)):
         learning.append("rounding")
     before, after = search.state.cluster, outcome.state.cluster
@@ -242,7 +240,7 @@ def _record(search: _Search, candidate: _Candidate) -> ClusterChange:
     rank = outcome.rank
     return ClusterChange(
         rules=candidate.rules, settings=settings(search.state.config, state.config), cards=state.cluster.world,
-        nodes=state.cluster.nodes, text=state.cluster.text, link=state.cluster.link.name, way=way_of(outcome), learning=candidate.learning,
-        tokens_per_step=state.config.tokens_per_step, effect=effect(search.base, outcome),
+        nodes=state.cluster.nodes, text=state.cluster.text, link=state.cluster.link.name, way=way_of(outcome),
+        learning=candidate.learning, tokens_per_step=state.config.tokens_per_step, effect=effect(search.base, outcome),
         speed_up=rank.speed_up if rank else None, buys=candidate.buys, price=round(search.price(candidate), 4),
     )  # fmt: skip

@@ -1,5 +1,7 @@
 """The same run on one card, and on other numbers of cards: would fewer do, what would more give."""
 
+from typing import Any
+
 from foretrain.advice.ranks.effects import effect, way_of
 from foretrain.advice.ranks.planner import Outcome, Planner
 from foretrain.advice.ranks.record import CardCount
@@ -29,10 +31,10 @@ def _on(state: State, cluster: Cluster, planner: Planner) -> Outcome | None:
 
 
 def _count(plan: ClusterPlan, now: Outcome, outcome: Outcome | None, cluster: Cluster) -> CardCount:
-    where = {"cards": cluster.world, "nodes": cluster.nodes, "text": cluster.text}
+    where: dict[str, Any] = {"cards": cluster.world, "nodes": cluster.nodes, "text": cluster.text}
     if outcome is None:
         config = plan.config
-        split = {"batch_size": config.batch_size, "accumulation": config.gradient_accumulation_steps}
+        split: dict[str, Any] = {"batch_size": config.batch_size, "accumulation": config.gradient_accumulation_steps}
         return CardCount(**where, **split, way=None, effect=None, speed_up=None, efficiency=None)
     config, alone = outcome.state.config, plan.one_card.timing_of("foretrain")
     factor = speed_up(alone, outcome.timing) if alone and outcome.timing else None

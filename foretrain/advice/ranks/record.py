@@ -66,8 +66,9 @@ class ClusterChange(Record):
 class ClusterAdvice(Record):
     """All advice for a run on several cards, the best first.
 
-    `way`: how they share a step now, or would where nothing fits. `counts`: the same run on 1, 2, 4, 8 cards. `partial`:
-    what saves memory, but not enough alone; `useless`: what buys nothing here. `planned`: estimates that it took.
+    `way`: how they share a step now, or would where nothing fits. `counts`: the same run on 1, 2, 4, 8 cards.
+    `partial`: what saves memory, but not enough alone; `useless`: what buys nothing here. `planned`: estimates that it
+    took.
     """
 
     name: str

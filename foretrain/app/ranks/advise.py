@@ -16,8 +16,8 @@ def advise_cluster(
 ) -> ClusterAdvice:
     """What to change, ranked by gain and cost: `foretrain.advise_cluster("gpt2-774m", "2 x RTX 4090").advised[0]`.
 
-    `counts` of the answer says what 1, 2, 4 and 8 cards would give. `goal`: "fit", "speed" or "cost"; None: what the run
-    needs most. The others are as in `plan_cluster`. Raises UserError for what cannot be planned.
+    `counts` of the answer says what 1, 2, 4 and 8 cards would give. `goal`: "fit", "speed" or "cost"; None: what the
+    run needs most. The others are as in `plan_cluster`. Raises UserError for what cannot be planned.
     """
     return advices(plan_cluster(config, gpus, **options), goal)
 

@@ -47,7 +47,8 @@ def share(plan: Plan, cluster: Cluster, strategy: StrategyName | Literal[""] = "
     best = choose(meant, any_of=bool(strategy))
     return ClusterPlan(
         name=plan.name, cluster=cluster, one_card=plan, micro_batches=config.gradient_accumulation_steps, ranks=ranks,
-        refused=tuple(Note(id=each.id, values=each.values) for each in problems.values()), chosen=best.id if best else None, asked=bool(strategy),
+        refused=tuple(Note(id=each.id, values=each.values) for each in problems.values()),
+        chosen=best.id if best else None, asked=bool(strategy),
     )  # fmt: skip
 
 

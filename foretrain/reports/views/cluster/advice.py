@@ -8,6 +8,7 @@ from foretrain.advice.first_answer import without
 from foretrain.advice.ranks.record import CardCount, ClusterAdvice, ClusterChange, Way
 from foretrain.advice.record import Idle
 from foretrain.base.messages import has, listed
+from foretrain.hardware.links import find_link
 from foretrain.predict.ranks.record import ClusterPlan
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Row, Screen, Section, Table
 from foretrain.reports.views.cluster import words
@@ -65,7 +66,7 @@ def way_name(way: Way) -> Message:
 
 
 def short(plan: ClusterPlan, found: ClusterAdvice, change: ClusterChange) -> str:
-    """A change in a few words: its rules with their values, joined; and how the cards share a step then, if otherwise."""
+    """A change in a few words: its rules with their values, and how the cards share a step then, if otherwise."""
     told = " + ".join(_short(plan, change, rule).text() for rule in change.rules)
     ways = {"strategy", "resharding", "hold_gradients"} & set(change.rules)
     if change.way == found.way or ways:
@@ -77,9 +78,14 @@ def _short(plan: ClusterPlan, change: ClusterChange, rule: str) -> Message:
     own = f"cluster_advice.rule.{rule}"
     id = own if has(own) else f"rule.{rule}.short" if has(f"rule.{rule}.short") else "rule.untold.short"
     config = with_settings(plan.config, change.settings)
-    shown = {"cluster": change.text, "way": way_name(change.way), "link": change.link, "rule": rule}
+    shown = {"cluster": change.text, "way": way_name(change.way), "link": _link(change.link), "rule": rule}
     shown |= {"checkpointed": config.checkpointed, "tokens_per_step": change.tokens_per_step}
     return Message(id, {**config.model_dump(), **shown})
+
+
+def _link(name: str) -> str:
+    found = find_link(name)
+    return words.link(found) if found else name
 
 
 def _named(rule: str) -> str:
@@ -125,7 +131,7 @@ def _count(each: CardCount) -> str:
 
 
 def _count_table(found: ClusterAdvice) -> Table:
-    names = ("cards", "strategy", "verdict", "needed", "step", "speed_up", "efficiency", "hours", "money")
+    names = ("cards", "strategy", "verdict", "needed", "step", "speed_up", "efficiency", "hours", "sum")
     heads = tuple(Message(f"cluster_advice.column.{name}" if name == "cards" else f"column.{name}") for name in names)
     rows = tuple(_count_row(each) for each in found.counts)
     tones = tuple("strong" if each.text == found.cluster.text else "plain" for each in found.counts)

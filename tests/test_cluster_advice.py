@@ -1,6 +1,7 @@
 """Advice for several cards: each change is what a plan of the changed run says, numbers of cards, and what is refused."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ from foretrain.reports.document import cell_text
 from foretrain.reports.views.cluster import advice as view
 from tests.kit.command import foretrain
 
-SMALL = {
+SMALL: dict[str, Any] = {
     "n_layer": 3, "n_head": 4, "n_embd": 256, "block_size": 256, "vocab_size": 8192, "batch_size": 4,
     "gradient_accumulation_steps": 8, "compile": False,
 }  # fmt: skip
@@ -125,7 +126,14 @@ def test_other_numbers_of_the_same_cards() -> None:
 
 def test_what_does_not_fit_gets_what_makes_it_fit() -> None:
     """The plan with the change has the verdict that was promised; the goal is found by itself."""
-    big = {"n_layer": 4, "n_embd": 1024, "n_head": 16, "block_size": 1024, "batch_size": 64, "compile": False}
+    big: dict[str, Any] = {
+        "n_layer": 4,
+        "n_embd": 1024,
+        "n_head": 16,
+        "block_size": 1024,
+        "batch_size": 64,
+        "compile": False,
+    }
     big |= {"gradient_accumulation_steps": 4}
     found = advise_cluster("gpt2-124m", "2 x RTX 3060 12GB", **big)
     assert found.goal == "fit"
@@ -142,7 +150,13 @@ def test_what_does_not_fit_gets_what_makes_it_fit() -> None:
 
 def test_where_nothing_helps_it_is_said() -> None:
     """Cards that take a model of which not even the weights fit, whatever is done."""
-    huge = {"n_layer": 2, "n_embd": 16384, "n_head": 128, "batch_size": 1, "gradient_accumulation_steps": 2}
+    huge: dict[str, Any] = {
+        "n_layer": 2,
+        "n_embd": 16384,
+        "n_head": 128,
+        "batch_size": 1,
+        "gradient_accumulation_steps": 2,
+    }
     huge |= {"block_size": 64, "compile": False, "activation_checkpointing": True}
     made = plan_cluster("gpt2-124m", "2 x RTX 3060 12GB", **huge)
     found = advisor.advise(made)

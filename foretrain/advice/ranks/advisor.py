@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from foretrain.advice.candidates import EACH_MORE, TOLLS, UNTIMED, WORTH, settings
 from foretrain.advice.ranks.counts import counts
-from foretrain.advice.ranks.effects import effect, way_of
+from foretrain.advice.ranks.effects import effect, shards, way_of
 from foretrain.advice.ranks.planner import Outcome, Planner
 from foretrain.advice.ranks.record import ClusterAdvice, ClusterChange
 from foretrain.advice.ranks.rules import BY_ID, ORDER, RULES
@@ -17,7 +17,6 @@ from foretrain.advice.ranks.rules.base import Change, Learning, Rule, State, loo
 from foretrain.advice.record import Idle
 from foretrain.advice.rules.base import Goal
 from foretrain.base.errors import UserError
-from foretrain.model.ranks.sharing import STRATEGIES
 from foretrain.predict.plan import no_time
 from foretrain.predict.ranks.record import ClusterPlan
 
@@ -65,8 +64,7 @@ class _Search:
 
     def rounds(self, outcome: Outcome) -> bool:
         """Whether it rounds otherwise: sharded weights are gathered in half precision, whole ones are autocast."""
-        shards = {STRATEGIES[each.rank.strategy].shards_weights for each in (self.base, outcome) if each.rank}
-        return self.half and len(shards) > 1
+        return self.half and shards(self.base) != shards(outcome)
 
     def price(self, candidate: _Candidate) -> float:
         """What it costs as a share of the time, as with one card."""

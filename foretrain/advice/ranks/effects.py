@@ -3,12 +3,18 @@
 from foretrain.advice.ranks.planner import Outcome
 from foretrain.advice.ranks.record import Way
 from foretrain.advice.record import Effect, PhaseEffect
+from foretrain.model.ranks.sharing import STRATEGIES
 
 
 def way_of(outcome: Outcome) -> Way:
     """How the cards of an outcome share a step."""
     assert outcome.rank is not None
     return Way(strategy=outcome.rank.strategy, holds_gradients=not outcome.rank.syncs_each)
+
+
+def shards(outcome: Outcome) -> bool:
+    """Whether weights are cut among the cards."""
+    return outcome.rank is not None and STRATEGIES[outcome.rank.strategy].shards_weights
 
 
 def effect(now: Outcome, then: Outcome) -> Effect:

@@ -76,10 +76,7 @@ class Planner:
             mine = of_rank(config, state.cluster.world)
         except UserError:
             return None
-        possible = [
-            sharing for sharing in sharings(state.cluster, mine.gradient_accumulation_steps)
-            if sharing_problem(config, sharing) is None and (not state.ways or way_id(sharing) in state.ways)
-        ]  # fmt: skip
+        possible = [each for each in sharings(state.cluster, mine.gradient_accumulation_steps) if _may(state, each)]
         if not possible:
             return None
         rank = self._meant(spec, state, possible, room)
@@ -136,6 +133,11 @@ class Planner:
             if best is None or _token_s(found) * ALIKE < _token_s(best):
                 best = found
         return best
+
+
+def _may(state: State, sharing: Sharing) -> bool:
+    asked = not state.ways or way_id(sharing) in state.ways
+    return asked and sharing_problem(state.config, sharing) is None
 
 
 def _token_s(outcome: Outcome) -> float:

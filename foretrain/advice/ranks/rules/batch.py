@@ -3,16 +3,14 @@
 from collections.abc import Sequence
 
 from foretrain.advice.ranks.rules.base import Change, Rule, State
-from foretrain.config.microbatches import cut, divisors, sequences_of
+from foretrain.config.microbatches import cut, divisors, sequences_of, split_of
 
 MOST_TIMES = 16
 
 
 def _recut(state: State, batch: int) -> Change:
-    made = cut(state.config, batch)
-    changed = ("batch_size", "gradient_accumulation_steps", "eval_sequences")
     fewer = {"eval_batch_size": 0} if state.config.eval_batch_size > batch else {}
-    return Change({**{name: getattr(made, name) for name in changed}, **fewer})
+    return Change({**split_of(cut(state.config, batch)), **fewer})
 
 
 def _batches(state: State) -> list[int]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from foretrain.advice.ranks.rules.base import Change, Rule, State
-from foretrain.config.microbatches import cut, largest_divisor, sequences_of
+from foretrain.config.microbatches import cut, largest_divisor, sequences_of, split_of
 from foretrain.config.options import RunConfig
 from foretrain.hardware.cluster import A_MACHINE, BRIDGED, Cluster
 from foretrain.hardware.links import link_of
@@ -44,10 +44,8 @@ def _options(state: State, way: str) -> Sequence[Change]:
     for cluster in counted(state.cluster):
         config = divided(state.config, cluster.world)
         if config is not None:
-            split = {name: getattr(config, name) for name in ("batch_size", "gradient_accumulation_steps")}
-            kept = {"eval_sequences": config.eval_sequences} if config is not state.config else {}
             ways = tuple(each for each in state.ways if cluster.nodes > 1 or not each.startswith("hsdp"))
-            found.append(Change({**split, **kept}, cluster=cluster, ways=ways))
+            found.append(Change(split_of(config), cluster=cluster, ways=ways))
     return found
 
 

@@ -102,8 +102,9 @@ def _alone(found: ClusterAdvice) -> list[Paragraph]:
         return []
     values = {"gpu": gpu, "needed": alone.needed_bytes, "available": alone.available_bytes or 0}
     values |= {"total": alone.total_s or 0.0, "now": found.now.total_s or 0.0}
-    timed = "" if alone.total_s and found.now.total_s else "_untimed"
-    return [Paragraph(Message(f"cluster_advice.alone.{alone.verdict}{timed}", values))]
+    if alone.total_s and found.now.total_s:
+        return [Paragraph(Message(f"cluster_advice.alone.{alone.verdict}", values))]
+    return [Paragraph(Message(f"cluster_advice.alone_untimed.{alone.verdict}", values))]
 
 
 def _nothing(found: ClusterAdvice, advised: tuple[ClusterChange, ...]) -> list[Paragraph]:

@@ -15,6 +15,7 @@ from foretrain.app.finetuning.advise import advise_finetune as advise_finetune
 from foretrain.app.planning import plan as plan
 from foretrain.app.planning import plan_finetune as plan_finetune
 from foretrain.app.prepare import prepare as prepare
+from foretrain.app.ranks.advise import advise_cluster as advise_cluster
 from foretrain.app.ranks.plan import plan_cluster as plan_cluster
 from foretrain.app.sample import Sample as Sample
 from foretrain.app.sample import sample as sample

@@ -31,26 +31,38 @@ ALONE = (
 def answered(context: typer.Context, words: list[str]) -> bool:
     """Whether several cards that train together were asked about; then it is answered. Raises UserError."""
     given = context.params
-    if not given["gpus"]:
-        for name in OWN:
-            if given[name]:
-                raise UserError("usage.needs_gpus", option=f"--{name}")
+    if not is_asked(context):
         return False
-    _check_options(context)
+    check_options(context, ALONE)
     resolved = resolve(words)
     print_notes(resolved.notes, quiet=given["quiet"])
     if given["show_config"]:
         show_config_of(resolved, given["as_json"])
         return True
-    cards = Cards(given["gpus"], given["gpu"], given["link"], given["network"], given["others"], typed(OTHERS))
-    plan = answer(resolved, cards, Limits(given["price"], given["co2"], data_tokens=given["data_tokens"]))
+    plan = answer(resolved, cards_of(context), Limits(given["price"], given["co2"], data_tokens=given["data_tokens"]))
     if given["exact"] or given["python"]:
         with progress(given["quiet"]) as listen:
             plan = traced_cluster(plan, listen, given["python"])
-    _print(plan, Form(given["full"], given["oneline"], given["as_json"], _asked(context, words)))
+    _print(plan, Form(given["full"], given["oneline"], given["as_json"], asked_of(context, words)))
     if given["check"]:
         _check(plan)
     return True
+
+
+def is_asked(context: typer.Context) -> bool:
+    """Whether --gpus was given. Raises UserError for what needs it."""
+    if not context.params["gpus"]:
+        for name in OWN:
+            if context.params[name]:
+                raise UserError("usage.needs_gpus", option=f"--{name}")
+        return False
+    return True
+
+
+def cards_of(context: typer.Context) -> Cards:
+    """The cards as they were typed."""
+    given = context.params
+    return Cards(given["gpus"], given["gpu"], given["link"], given["network"], given["others"], typed(OTHERS))
 
 
 def _is_typed(context: typer.Context, name: str) -> bool:
@@ -58,9 +70,9 @@ def _is_typed(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _check_options(context: typer.Context) -> None:
-    """Nothing; raises UserError for options that do not go with several cards."""
-    for name in ALONE:
+def check_options(context: typer.Context, alone: tuple[str, ...]) -> None:
+    """Nothing; raises UserError for options that do not go with several cards. `alone`: those of one card."""
+    for name in alone:
         if _is_typed(context, name):
             raise UserError("usage.cluster_alone", option=f"--{name.replace('_', '-')}")
     if context.params["trainer"] not in ("", "foretrain"):
@@ -69,13 +81,13 @@ def _check_options(context: typer.Context) -> None:
         raise UserError("usage.cluster_two", gpus=context.params["gpus"][:80], gpu=context.params["gpu"][:80])
 
 
-def _asked(context: typer.Context, words: list[str]) -> Asked:
+def asked_of(context: typer.Context, words: list[str], command: str = "plan") -> Asked:
     """What was typed, for the next command."""
     given = context.params
     cards = tuple(word for name in OWN if given[name] for word in (f"--{name}", given[name]))
     return Asked(
-        words=tuple(words), gpu=given["gpu"], cards=cards, others=given["others"], quiet=given["quiet"],
-        price=given["price"] or "",
+        command=command, words=tuple(words), gpu=given["gpu"], cards=cards, others=given["others"],
+        quiet=given["quiet"], price=given["price"] or "",
     )  # fmt: skip
 
 

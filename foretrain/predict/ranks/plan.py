@@ -4,6 +4,7 @@ Instant, as the plan of one card is, from which it begins. A rank's memory is th
 """
 
 import math
+from dataclasses import replace
 from typing import Literal
 
 from foretrain.base.records import Note
@@ -12,11 +13,11 @@ from foretrain.config.ranks import of_rank
 from foretrain.hardware.cluster import Cluster, cluster
 from foretrain.model.ranks.sharing import Sharing, StrategyName, sharing_problem
 from foretrain.predict.memory import PhaseMemory, StepMemory, Verdict, estimated
-from foretrain.predict.plan import Plan, whole_run
+from foretrain.predict.plan import Plan, Timing, whole_run
 from foretrain.predict.ranks.nccl import NcclMemory
 from foretrain.predict.ranks.record import ClusterPlan, Factor, RankPlan
 from foretrain.predict.spec import StepSpec
-from foretrain.predict.speed.ranks import rank_time, sharings
+from foretrain.predict.speed.ranks import RankTime, rank_time, sharings
 from foretrain.predict.speed.time import Range, compile_time, evaluation_time, is_calibrated
 
 ALIKE = 1.02  # a step that is so much longer is as good: the plainer strategy is taken
@@ -40,7 +41,8 @@ def share(plan: Plan, cluster: Cluster, strategy: StrategyName | Literal[""] = "
     if not possible:
         raise next(iter(problems.values()))
     notes = tuple(Note(id=each.id, values=each.values) for each in problems.values())
-    ranks = tuple(_rank(plan, cluster, sharing) for sharing in possible)
+    whole, room = plan.spec("foretrain"), plan.available_bytes
+    ranks = tuple(rank_plan(whole, cluster, sharing, available_bytes=room, alone=plan.timing) for sharing in possible)
     meant = tuple(rank for rank in ranks if not strategy or rank.strategy == strategy)
     best = choose(meant, any_of=bool(strategy))
     return ClusterPlan(
@@ -58,13 +60,14 @@ def of_run(plan: Plan, world: int, per_node: int) -> Plan:
     """
     per_node = per_node if world % per_node == 0 else world
     sharing = Sharing(plan.config.strategy, world, per_node)
-    config, timing = of_rank(plan.config, world), None
+    room, timing = plan.available_bytes, None
     if plan.gpu.kind == "cuda":
-        found = _rank(plan, config, cluster(f"{world // per_node} nodes x {per_node}", here=lambda: plan.gpu), sharing)
+        cards = cluster(f"{world // per_node} nodes x {per_node}", here=lambda: plan.gpu)
+        found = rank_plan(plan.spec("foretrain"), cards, sharing, available_bytes=room, alone=plan.timing)
         memory, timing = _beside(found.memory, found.nccl), found.timing
     else:
+        config = of_rank(plan.config, world)
         spec = StepSpec.of(config, plan.gpu, dtype=plan.dtype, compiled=plan.compiled, sharing=sharing)
-        room = plan.available_bytes
         memory = estimated(spec).judged(room // per_node if room is not None else None, plan.gpu.memory_bytes)
     memories = tuple(memory if each.step == memory.step else each for each in plan.memory)
     return plan.model_copy(
@@ -78,6 +81,11 @@ def _beside(memory: StepMemory, nccl: NcclMemory) -> StepMemory:
     names = ("low_bytes", "expected_bytes", "high_bytes")
     held = {name: getattr(memory.context, name) + getattr(nccl, name) for name in names}
     return memory.model_copy(update={"context": memory.context.model_copy(update=held)})
+
+
+def way_id(sharing: Sharing) -> str:
+    """What `RankPlan.id` of its row is."""
+    return sharing.strategy if sharing.syncs_each else f"{sharing.strategy}_held"
 
 
 def choose(ranks: tuple[RankPlan, ...], *, any_of: bool = False) -> RankPlan | None:
@@ -95,22 +103,36 @@ def choose(ranks: tuple[RankPlan, ...], *, any_of: bool = False) -> RankPlan | N
     return None
 
 
-def _rank(plan: Plan, cluster: Cluster, sharing: Sharing) -> RankPlan:
-    spec, _ = rank_spec(plan, plan.config, cluster, sharing)
+def rank_plan(
+    whole: StepSpec, cluster: Cluster, sharing: Sharing, *, available_bytes: int | None, alone: Timing | None
+) -> RankPlan:
+    """The row of one way to share a step. `whole`: the step of all ranks together, on one card; `alone`: its timing
+    there. Raises UserError where the ranks cannot share it equally."""
+    spec = _of_rank(whole, cluster, sharing)
     nccl = NcclMemory.of(cluster, sharing)
-    time = rank_time(spec, sharing, cluster)
-    timing, faster = None, None
-    if time is not None:
-        whole = plan.spec("foretrain")
-        source = "calibrated" if is_calibrated(spec) else "estimated"
-        compiling = compile_time(spec.compiled)
-        timing = whole_run(whole, source, time.step_s, _evaluation(whole, cluster), compiling, cluster.world)
-        faster = speed_up(plan.timing.step_s, time.step_s) if plan.timing else None
+    time, timing = rank_timing(whole, cluster, sharing)
+    faster = speed_up(alone.step_s, timing.step_s) if alone and timing else None
     return RankPlan(
-        strategy=sharing.strategy, syncs_each=sharing.syncs_each, memory=_memory(spec, plan.available_bytes, nccl),
+        strategy=sharing.strategy, syncs_each=sharing.syncs_each, memory=_memory(spec, available_bytes, nccl),
         nccl=nccl, time=time, timing=timing, speed_up=faster,
         efficiency=faster.expected / cluster.world if faster else None,
     )  # fmt: skip
+
+
+def rank_timing(whole: StepSpec, cluster: Cluster, sharing: Sharing) -> tuple[RankTime | None, Timing | None]:
+    """(a step, the whole run) of all ranks; None where nothing is known of the card's speed."""
+    spec = _of_rank(whole, cluster, sharing)
+    time = rank_time(spec, sharing, cluster)
+    if time is None:
+        return None, None
+    source = "calibrated" if is_calibrated(spec) else "estimated"
+    compiling = compile_time(spec.compiled)
+    return time, whole_run(whole, source, time.step_s, _evaluation(whole, cluster), compiling, cluster.world)
+
+
+def _of_rank(whole: StepSpec, cluster: Cluster, sharing: Sharing) -> StepSpec:
+    config = of_rank(whole.config, cluster.world)
+    return StepSpec.of(config, cluster.gpu, dtype=whole.dtype, compiled=whole.compiled, sharing=sharing)
 
 
 def _evaluation(spec: StepSpec, cluster: Cluster) -> Range | None:
@@ -124,8 +146,7 @@ def rank_spec(plan: Plan, config: RunConfig, cluster: Cluster, rank: Sharing | R
     sharing = Sharing(
         strategy=rank.strategy, world=cluster.world, per_node=cluster.per_node, syncs_each=rank.syncs_each
     )
-    own = of_rank(config, cluster.world)
-    return StepSpec.of(own, cluster.gpu, dtype=plan.dtype, compiled=plan.compiled, sharing=sharing), sharing
+    return _of_rank(replace(plan.spec("foretrain"), config=config), cluster, sharing), sharing
 
 
 def speed_up(alone: Range, shared: Range) -> Factor:

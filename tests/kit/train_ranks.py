@@ -156,14 +156,14 @@ def rows_wanted(folder: Path, made: RunConfig) -> dict[int, Counter[str]]:
 
 def at_step(step: int, what: Callable[[], object]) -> None:
     """Let something happen in this process when it begins a step."""
-    original, patch = trainer.Trainer._train_one, pytest.MonkeyPatch()
+    original = feed.Feed.batches
 
-    def train_one(self: Any, at: int) -> Any:
+    def batches(self: Any, config: RunConfig, at: int) -> Iterator[Any]:
         if at == step:
             what()
-        return original(self, at)
+        return original(self, config, at)
 
-    patch.setattr(trainer.Trainer, "_train_one", train_one)
+    feed.Feed.batches = batches  # type: ignore[method-assign]
 
 
 def signalled(rank: int) -> None:

@@ -17,10 +17,12 @@ from foretrain.training.store import RunDirectory
 
 
 def choose(
-    resolved: ResolvedConfig, placement: Placement, directory: RunDirectory, resuming: bool
+    resolved: ResolvedConfig, placement: Placement, directory: RunDirectory, resuming: bool, world: int = 1
 ) -> tuple[ResolvedConfig, Placement]:
     """What the config leaves open: as the run has it already, else measured."""
     given = set(resolved.sources)
+    if world > 1:  # their gradients would be sent in half precision (model/ranks/sharing.py)
+        given.add("master_weights")
     if resuming:
         chosen = choices.recall(resolved.config, placement, directory.read_record(), given)
     else:
@@ -39,7 +41,7 @@ def pick_batch(resolved: ResolvedConfig, placement: Placement, asked: Request, w
 
 def write_inputs(
     directory: RunDirectory, resolved: ResolvedConfig, placement: Placement, listen: Listener, world: int = 1
-) -> None:  # fmt: skip
+) -> None:
     """Config, environment and the forecast, on disk before the first step.
 
     The forecast of several ranks is of what one of them computes, without what they send each other.

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from foretrain.base.errors import UserError
 from foretrain.config.options import RunConfig, StrategyName
+from foretrain.config.ranks import as_one_rank_of, of_rank
 
 
 @dataclass(frozen=True)
@@ -88,3 +89,10 @@ def sharing_problem(config: RunConfig, sharing: Sharing) -> UserError | None:
     if config.optimizer_offload and sharing.strategy != "ddp":
         return UserError("config.sharing_offload", **values)
     return None
+
+
+def check_ranks(config: RunConfig, world: int, per_node: int) -> None:
+    """Raise UserError where so many ranks cannot carry out a config's steps as its strategy says."""
+    of_rank(as_one_rank_of(config, world), world)
+    if problem := sharing_problem(config, Sharing(config.strategy, world, per_node)):
+        raise problem

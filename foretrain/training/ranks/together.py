@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from foretrain.config.options import RunConfig
+from foretrain.config.ranks import of_rank
 from foretrain.data.batches import Batch
 from foretrain.model.ranks.parallel import Share, sharer
 from foretrain.model.ranks.sharing import Sharing
@@ -18,6 +19,7 @@ from foretrain.model.ranks.streams import seeded
 from foretrain.model.step import TrainState
 from foretrain.training.attempts import Mean, Sum
 from foretrain.training.ranks.group import Ranks
+from foretrain.training.ranks.place import host_name
 from foretrain.training.signals import StopFlag
 from foretrain.training.store import RankFigures
 
@@ -41,6 +43,10 @@ class Together:
     def several(self) -> bool:
         """Whether there are others."""
         return self.ranks.world > 1
+
+    def part_of(self, config: RunConfig) -> RunConfig:
+        """What this rank carries out of each step."""
+        return of_rank(config, self.ranks.world) if self.several else config
 
     def share(self, config: RunConfig) -> Share | None:
         """What shares the model among the ranks, for `build`."""
@@ -102,7 +108,8 @@ class Together:
 
     def gather(self, figures: RankFigures) -> None:
         """Let the first rank have the figures of all, and tell who is slow. After an evaluation, by every rank."""
-        update = {"evaluated_s": self._evaluated_s, "evaluated_tokens": self._evaluated_tokens}
+        update: dict[str, Any] = {"evaluated_s": self._evaluated_s, "evaluated_tokens": self._evaluated_tokens}
+        update["host"] = host_name()
         self._evaluated_s, self._evaluated_tokens = 0.0, 0
 
         def keep(words: list[Any]) -> None:

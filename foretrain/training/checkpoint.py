@@ -424,20 +424,11 @@ def load(
         return None
     progress = read_progress(path)
     peers.agree(lambda: compatible(progress))
-    if state.parallel and progress.step:
-        _catch_up(state)
+    if state.parallel:
+        state.parallel.behind = progress.step > 0
     peers.agree(lambda: _put(path, state))
     written_by = json.loads(read_text(path / "state.json"))["torch"]
     return Loaded(progress, path, skipped, str(written_by))
-
-
-def _catch_up(state: TrainState) -> None:
-    """Before the weights are loaded, as it draws from the generators; of the size that a step has."""
-    ids = torch.zeros(state.config.batch_size, state.config.block_size, dtype=torch.long, device=state.device)
-    assert state.parallel is not None
-    state.model.train()
-    with state.autocast():
-        state.parallel.catch_up(lambda: state.call(ids, ids))
 
 
 def _put(path: Path, state: TrainState) -> None:

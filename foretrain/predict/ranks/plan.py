@@ -51,19 +51,19 @@ def of_run(plan: Plan, world: int, per_node: int) -> Plan:
     share a step equally.
     """
     per_node = per_node if world % per_node == 0 else world
-    sharing = Sharing(plan.config.strategy, world, per_node)
-    config, timing = of_rank(plan.config, world), None
-    if plan.gpu.kind == "cuda":
-        found = _rank(plan, config, cluster(f"{world // per_node} nodes x {per_node}", here=lambda: plan.gpu), sharing)
+    made = plan.model_copy(
+        update={"world": world, "per_node": per_node, "timing": None, "nanogpt_timing": None, "exact": ()}
+    )
+    spec, timing = made.spec("foretrain"), None
+    if plan.gpu.kind == "cuda" and spec.sharing is not None:
+        cards = cluster(f"{world // per_node} nodes x {per_node}", here=lambda: plan.gpu)
+        found = _rank(plan, spec.config, cards, spec.sharing)
         memory, timing = _beside(found.memory, found.nccl), found.timing
     else:
-        spec = StepSpec.of(config, plan.gpu, dtype=plan.dtype, compiled=plan.compiled, sharing=sharing)
         room = plan.available_bytes
         memory = estimated(spec).judged(room // per_node if room is not None else None, plan.gpu.memory_bytes)
     memories = tuple(memory if each.step == memory.step else each for each in plan.memory)
-    return plan.model_copy(
-        update={"sharing": sharing, "memory": memories, "timing": timing, "nanogpt_timing": None, "exact": ()}
-    )
+    return made.model_copy(update={"memory": memories, "timing": timing})
 
 
 def _beside(memory: StepMemory, nccl: NcclMemory) -> StepMemory:

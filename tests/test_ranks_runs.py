@@ -18,6 +18,7 @@ from foretrain.app.compare import compared
 from foretrain.app.explain import run_of
 from foretrain.app.run_report import gather
 from foretrain.base.errors import UserError
+from foretrain.cli.commands.tune import tune_command
 from foretrain.comparison.compare import Comparison
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import find
@@ -132,7 +133,7 @@ def test_each_rank_stands_beside_the_forecast(tmp_path: Path) -> None:
     assert (found.most, found.slow, found.parts[2].behind) == (1, (2,), pytest.approx(0.4))
     assert found.low_bytes < found.predicted_bytes < found.high_bytes
     assert found.tokens_per_s == pytest.approx(record.config.tokens_per_step / 0.1, rel=0.02)
-    assert found.tokens_per_s_per_card == pytest.approx((found.tokens_per_s or 0) / 3)
+    assert found.card_tokens_per_s == pytest.approx((found.tokens_per_s or 0) / 3)
     said = shown(run_explain.document(run_of(directory).explanation))
     assert "3 ranks share each step (DDP), a card each, on 1 machine" in said
     assert "Rank 1 takes most: 700 MiB reserved by PyTorch, outside the range" in said
@@ -204,7 +205,7 @@ def test_a_run_of_one_rank_is_as_it_was(tmp_path: Path) -> None:
     found = run_of(a_run(tmp_path / "r"))
     assert found.explanation.ranks is None
     assert found.check.ranks is None
-    assert found.plan.sharing is None
+    assert found.plan.world == 1
 
 
 # -- resumed on another number -----------------------------------------------------------------------------
@@ -271,7 +272,7 @@ def test_two_cards_beside_one(tmp_path: Path) -> None:
     assert scaling.speed_up == pytest.approx(1.8, rel=0.02)
     assert scaling.efficiency == pytest.approx(0.9, rel=0.02)
     first, second = found.sides
-    assert second.tokens_per_s_per_card == pytest.approx((second.tokens_per_s or 0) / 2)
+    assert second.card_tokens_per_s == pytest.approx((second.tokens_per_s or 0) / 2)
     assert (second.mfu or 0) / (first.mfu or 1) == pytest.approx(0.9, rel=0.02)  # a card's, not of one alone
     assert second.micro_batch_s == pytest.approx(0.1 / 2, rel=0.02)
     assert (second.cost_per_hour or 0) / (first.cost_per_hour or 1) == pytest.approx(2, rel=0.1)
@@ -323,8 +324,6 @@ def test_runs_of_one_rank_hear_nothing_of_ranks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("environ", [{}, {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_PORT": "1"}])
 def test_tune_refuses_several_cards(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from foretrain.cli.commands.tune import tune_command
-
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=r"tune measures one card.*--gpus 2"):

@@ -5,7 +5,7 @@ Errors are signed: +2 % means that the prediction was 2 % too high. Where one si
 
 from typing import Literal
 
-from foretrain.analysis.forecast import highest, plan_of
+from foretrain.analysis.forecast import highest, plan_now, plan_of
 from foretrain.analysis.measured_step import of_run, with_measured_step
 from foretrain.analysis.ranks import RanksExplained, ranks_of
 from foretrain.base.records import Note, Record
@@ -83,7 +83,7 @@ def _row(
 def _memory(plan: Plan, run: RunRecord) -> list[Row]:
     predicted, measured = plan.memory_of("foretrain"), run.memory
     at_peak = {c.id: c.size_bytes for c in predicted.phase("steady_step").components} if predicted.phases else {}
-    sharing, shape = plan.sharing, ModelShape.of(plan.config)
+    sharing, shape = plan.spec("foretrain").sharing, ModelShape.of(plan.config)
     gradients = sum(sharing.share(p.shape) for p in shape.parameters()) if sharing else plan.counts.n_params
     rows = [
         *_row("component.weights", "bytes", at_peak.get("weights"), measured.weights_bytes),
@@ -133,6 +133,11 @@ def of_directory(directory: RunDirectory) -> tuple[RunRecord, Plan, ForecastChec
     record = with_measured_step(directory, record)
     notes = (step.note,) if step and step.note else ()
     return record, plan, check_forecast(plan, record).model_copy(update={"notes": notes})
+
+
+def in_the_end(record: RunRecord, made: Plan) -> Plan:
+    """The plan of a run, of the micro-batch that it trained with in the end: `made` was of one that did not last."""
+    return made if record.shrunk_from is None else plan_now(record)
 
 
 def check_forecast(plan: Plan, run: RunRecord) -> ForecastCheck:

@@ -60,7 +60,7 @@ class RanksExplained(Record):
     stretches: tuple[Stretch, ...] = ()
 
     @property
-    def tokens_per_s_per_card(self) -> float | None:
+    def card_tokens_per_s(self) -> float | None:
         """Of each card; None on a CPU, which ranks share."""
         return self.tokens_per_s / self.devices if self.tokens_per_s and self.devices == self.world else None
 

@@ -10,8 +10,7 @@ from typing import Any, BinaryIO
 
 from foretrain.advice.remedies import Remedy
 from foretrain.analysis import snapshot_file
-from foretrain.analysis.forecast import plan_now
-from foretrain.analysis.forecast_check import ForecastCheck, of_directory
+from foretrain.analysis.forecast_check import ForecastCheck, in_the_end, of_directory
 from foretrain.analysis.log_analysis import SCHEMA as LOG_SCHEMA
 from foretrain.analysis.log_analysis import LogAnalysis, analyse
 from foretrain.analysis.log_config import config_of, of_watched
@@ -119,9 +118,7 @@ class ExplainedRun:
 def run_of(directory: RunDirectory) -> ExplainedRun:
     """A run directory, explained. Raises UserError where there is none, or its records are damaged."""
     record, made, check = of_directory(directory)
-    metrics, current = directory.read_lines("metrics"), made
-    if record.shrunk_from is not None:  # the forecast was of a micro-batch that did not last
-        current = plan_now(record)
+    metrics, current = directory.read_lines("metrics"), in_the_end(record, made)
     explanation = explain_run(record, current, metrics, directory.read_lines("events"))
     return ExplainedRun(record, made, current, check, metrics, explanation)
 

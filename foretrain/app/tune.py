@@ -5,6 +5,7 @@ What has to be decided before torch is imported is decided here; the rest is in 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from foretrain.app.plan import Config, resolved_of
 from foretrain.app.train import need_torch, set_allocator
 from foretrain.base.errors import UserError
 from foretrain.config.resolve import ResolvedConfig
+from foretrain.training.ranks.place import place_of
 from foretrain.tuning.record import Tuning
 from foretrain.tuning.space import TUNABLE
 
@@ -44,6 +46,8 @@ def tune(
 
 def job_of(resolved: ResolvedConfig, change: tuple[str, ...] = ()) -> Job:
     """What is to be searched: what the config leaves open is decided as `train` would. Raises UserError."""
+    if (world := place_of(os.environ).world) > 1:
+        raise UserError("usage.tune_gpus", count=world)
     need_torch()
     set_allocator(resolved.config.allocator_settings)
     from foretrain.app.tuning_run import prepare

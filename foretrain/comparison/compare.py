@@ -63,7 +63,7 @@ class Side(Record):
     notes: tuple[Note, ...]
     ranks: int | None = None
     cards: int = 1
-    tokens_per_s_per_card: float | None = None
+    card_tokens_per_s: float | None = None
 
 
 class Comparison(Record):
@@ -167,7 +167,7 @@ def _side(subject: Subject) -> Side:
         val_loss=subject.val.losses[-1] if len(subject.val) else None, loss_unit=subject.val_unit, bits_per_byte=bits,
         cost_per_hour=subject.cost_per_hour(), currency=(config or RunConfig()).currency, notes=subject.notes,
         ranks=subject.world, cards=subject.devices,
-        tokens_per_s_per_card=subject.tokens_per_s / subject.devices if subject.tokens_per_s else None,
+        card_tokens_per_s=subject.tokens_per_s / subject.devices if subject.tokens_per_s else None,
     )  # fmt: skip
 
 

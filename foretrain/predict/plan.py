@@ -15,9 +15,7 @@ from foretrain.config.families import family_of
 from foretrain.config.inactive import idle
 from foretrain.config.options import RunConfig
 from foretrain.config.precision import EIGHT_BITS
-from foretrain.config.ranks import of_rank
 from foretrain.hardware.catalogue import NANOGPT_PEAK_FLOP_PER_S, Dtype, Gpu
-from foretrain.model.ranks.sharing import Sharing
 from foretrain.model.shape import ModelShape
 from foretrain.model.techniques import TECHNIQUES, optimizer_of
 from foretrain.predict import software
@@ -90,8 +88,8 @@ class Plan(Record):
 
     `step`: the trainer that will run it, whose step the headline, --check and advice mean (config/resolve.py has the
     rule). `assumptions`: what was not known and taken all the same, such as a vocabulary; texts `assumed.ID`.
-    `sharing`: how ranks share foretrain's step; its memory is then that of the rank with the most to hold, and times
-    are those of all together. None: one device.
+    `world`: ranks that share foretrain's step, `per_node` in a machine; its memory is then that of the rank with the
+    most to hold, and times are those of all together.
     """
 
     name: str
@@ -112,7 +110,8 @@ class Plan(Record):
     step: StepName = "foretrain"
     assumptions: tuple[Note, ...] = ()
     exact: tuple[Exact, ...] = ()
-    sharing: Sharing | None = None
+    world: int = 1
+    per_node: int = 1
 
     def __repr__(self) -> str:
         needed, room = self.memory_of("foretrain").needed_bytes, self.available_bytes
@@ -155,20 +154,15 @@ class Plan(Record):
 
     def spec(self, step: StepName | None = None) -> StepSpec:
         """The step that was planned; by default the one that is meant."""
-        config = of_rank(self.config, self.world)
-        return StepSpec.of(
-            config, self.gpu, step or self.step, dtype=self.dtype, compiled=self.compiled, sharing=self.sharing
-        )
-
-    @property
-    def world(self) -> int:
-        """Ranks that share the step."""
-        return self.sharing.world if self.sharing else 1
+        known: dict[str, Any] = {"dtype": self.dtype, "compiled": self.compiled}
+        if self.world > 1 and (step or self.step) == "foretrain":
+            return StepSpec.of_rank(self.config, self.gpu, self.world, self.per_node, **known)
+        return StepSpec.of(self.config, self.gpu, step or self.step, **known)
 
     @property
     def devices(self) -> int:
-        """Cards that they have; ranks on a CPU share those of each machine."""
-        return self.world // self.sharing.per_node if self.sharing and self.gpu.kind == "cpu" else self.world
+        """Cards of all ranks, which on a CPU share those of each machine."""
+        return self.world // self.per_node if self.gpu.kind == "cpu" else self.world
 
     def timing_of(self, step: StepName) -> Timing | None:
         """How long the run takes with this trainer; None where the card's speed is not known."""

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from foretrain.config.options import RunConfig
 from foretrain.config.precision import check_matmul
+from foretrain.config.ranks import of_rank
 from foretrain.hardware.catalogue import Dtype, Gpu, MatmulMode
 from foretrain.model.ranks.sharing import Sharing
 from foretrain.model.shape import ModelShape
@@ -81,6 +82,15 @@ class StepSpec:
             if gpu.kind == "cpu":  # its context is null there, whatever --dtype says (train.py)
                 dtype = "float32"
         return cls(config, gpu, dtype, step, compiled, sharing)
+
+    @classmethod
+    def of_rank(
+        cls, config: RunConfig, gpu: Gpu, world: int, per_node: int, *, dtype: Dtype, compiled: bool
+    ) -> "StepSpec":
+        """The step of one of `world` ranks, that share it as the config of all says. Raises UserError where they cannot
+        share it equally."""
+        sharing = Sharing(config.strategy, world, per_node)
+        return cls.of(of_rank(config, world), gpu, dtype=dtype, compiled=compiled, sharing=sharing)
 
     @classmethod
     def checked(cls, config: RunConfig, gpu: Gpu, step: StepName = "foretrain") -> "StepSpec":

@@ -40,9 +40,7 @@ def pick_batch(resolved: ResolvedConfig, placement: Placement, asked: Request, w
     return replace(chosen, config=chosen.config.model_copy(update={"gradient_accumulation_steps": more}))
 
 
-def write_inputs(
-    directory: RunDirectory, resolved: ResolvedConfig, placement: Placement, asked: Request
-) -> None:  # fmt: skip
+def write_inputs(directory: RunDirectory, resolved: ResolvedConfig, placement: Placement, asked: Request) -> None:
     """Config, environment and the forecast, on disk before the first step."""
     known = environment(placement)
     config = resolved.config.model_copy(update={"compile": placement.compiled, "dtype": placement.dtype})

@@ -23,7 +23,6 @@ from foretrain.config.resolve import resolve, to_toml
 from foretrain.reports import text
 from foretrain.reports.views import tune as tune_view
 from foretrain.reports.views.tune import difference
-from foretrain.training.ranks.place import place_of
 from foretrain.tuning.record import SCHEMA, Tuning
 from foretrain.tuning.space import TUNABLE, Setting, levels_of
 
@@ -69,8 +68,8 @@ def tune_command(
 ) -> None:
     """Measure which settings are fastest here, without changing tokens per step or the result."""
 
-    if gpus or place_of(os.environ).world > 1:
-        raise UserError("usage.tune_gpus", count=gpus or place_of(os.environ).world)
+    if gpus:
+        raise UserError("usage.tune_gpus", count=gpus)
     need_torch()
     budget_s, wanted = _budget_s(budget), _wanted(knobs)
     _check_write(write)

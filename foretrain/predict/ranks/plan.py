@@ -59,20 +59,19 @@ def of_run(plan: Plan, world: int, per_node: int) -> Plan:
     share a step equally.
     """
     per_node = per_node if world % per_node == 0 else world
-    sharing = Sharing(plan.config.strategy, world, per_node)
-    room, timing = plan.available_bytes, None
-    if plan.gpu.kind == "cuda":
+    made = plan.model_copy(
+        update={"world": world, "per_node": per_node, "timing": None, "nanogpt_timing": None, "exact": ()}
+    )
+    spec, room, timing = made.spec("foretrain"), plan.available_bytes, None
+    if plan.gpu.kind == "cuda" and spec.sharing is not None:
         cards = cluster(f"{world // per_node} nodes x {per_node}", here=lambda: plan.gpu)
-        found = rank_plan(plan.spec("foretrain"), cards, sharing, available_bytes=room, alone=plan.timing)
+        whole = plan.spec("foretrain")
+        found = rank_plan(whole, cards, spec.sharing, available_bytes=room, alone=plan.timing)
         memory, timing = _beside(found.memory, found.nccl), found.timing
     else:
-        config = of_rank(plan.config, world)
-        spec = StepSpec.of(config, plan.gpu, dtype=plan.dtype, compiled=plan.compiled, sharing=sharing)
         memory = estimated(spec).judged(room // per_node if room is not None else None, plan.gpu.memory_bytes)
     memories = tuple(memory if each.step == memory.step else each for each in plan.memory)
-    return plan.model_copy(
-        update={"sharing": sharing, "memory": memories, "timing": timing, "nanogpt_timing": None, "exact": ()}
-    )
+    return made.model_copy(update={"memory": memories, "timing": timing})
 
 
 def _beside(memory: StepMemory, nccl: NcclMemory) -> StepMemory:

@@ -214,7 +214,7 @@ _CELLS = {
     "card": lambda s: _short(s.gpu_name or "–", 20),
     "ranks": lambda s: f"{s.ranks:,}" if s.ranks else "–",
     "tokens_per_s": lambda s: f"{s.tokens_per_s:,.0f}" if s.tokens_per_s else "–",
-    "per_card": lambda s: f"{s.tokens_per_s_per_card:,.0f}" if s.tokens_per_s_per_card else "–",
+    "per_card": lambda s: f"{s.card_tokens_per_s:,.0f}" if s.card_tokens_per_s else "–",
     "iteration": lambda s: _milliseconds(s.step_s),
     "spread": _spread,
     "micro_batch": lambda s: _milliseconds(s.micro_batch_s),

@@ -27,9 +27,9 @@ def headline(found: RanksExplained) -> tuple[Paragraph, ...]:
     if found.world > 1:
         values = {
             "world": found.world, "strategy": Message(f"cluster.strategy.{found.strategy}"),
-            "tokens_per_s": found.tokens_per_s, "per_card": found.tokens_per_s_per_card, "machines": found.machines,
+            "tokens_per_s": found.tokens_per_s, "per_card": found.card_tokens_per_s, "machines": found.machines,
         }  # fmt: skip
-        id = "untimed" if found.tokens_per_s is None else "on_cards" if found.tokens_per_s_per_card else "on_cpu"
+        id = "untimed" if found.tokens_per_s is None else "on_cards" if found.card_tokens_per_s else "on_cpu"
         said.append(Paragraph(Message(f"ranks.{id}", values)))
     if found.stretches:
         each = [Message("ranks.stretch", {"world": s.world, "step": s.first_step}).text() for s in found.stretches]
@@ -46,15 +46,13 @@ def _forecast(found: RanksExplained, source: str) -> list[Block]:
     most = next((part for part in found.parts if part.rank == found.most), None)
     if most is not None and most.highest_bytes:
         inside = found.low_bytes <= most.highest_bytes <= found.high_bytes
-        values |= {
-            "rank": most.rank, "measured": most.highest_bytes, "error": found.predicted_bytes / most.highest_bytes - 1
-        }  # fmt: skip
-        blocks.append(
-            Paragraph(Message(f"ranks.most_{'inside' if inside else 'outside'}", values), "plain" if inside else "warn")
-        )
+        error = found.predicted_bytes / most.highest_bytes - 1
+        values |= {"rank": most.rank, "measured": most.highest_bytes, "error": error}
+        id, tone = ("ranks.most_inside", "plain") if inside else ("ranks.most_outside", "warn")
+        blocks.append(Paragraph(Message(id, values), tone))
     if found.predicted_tokens_per_s is not None:
         blocks.append(Paragraph(Message("ranks.predicted_speed", {"predicted": found.predicted_tokens_per_s})))
-    elif found.tokens_per_s_per_card is None:
+    elif found.card_tokens_per_s is None:
         blocks.append(Paragraph(Message("ranks.no_predicted_speed")))
     return blocks
 

@@ -13,6 +13,7 @@ from foretrain.web.asking import Made, answered
 from foretrain.web.fields import fields
 from foretrain.web.finetune import calls as finetune
 from foretrain.web.language import spoken
+from foretrain.web.ranks import planned as ranks
 
 
 def start(no_exact: str, no_runs: str = "") -> dict[str, Any]:
@@ -26,8 +27,11 @@ def start(no_exact: str, no_runs: str = "") -> dict[str, Any]:
 def plan(asked: planner.Asked) -> Made:
     """The plan of a form, by the ledger. Raises UserError."""
     found = planner.resolved(asked)
-    made = planner.made(found, asked.gpu, asked.others)
-    return 200, {**answers.plan_json(made, found), "command": printable(planner.command(asked))}
+    if planner.count(asked) > 1:
+        answer = ranks.plan_json(ranks.made(asked, found), found)
+    else:
+        answer = answers.plan_json(planner.made(found, asked.gpu, asked.others), found)
+    return 200, {**answer, "command": printable(planner.command(asked))}
 
 
 def advice(body: bytes | str) -> Made:
@@ -36,7 +40,8 @@ def advice(body: bytes | str) -> Made:
 
 
 def cards(asked: planner.Asked) -> Made:
-    """The same config on several devices. Raises UserError."""
+    """The same config on several devices, one card each. Raises UserError."""
+    planner.check_alone(asked, "page.count_compare")
     found = planner.resolved(asked)
     names = list(dict.fromkeys(asked.cards)) or [asked.gpu]
     plans = [planner.made(found, name, asked.others if name == asked.gpu else "") for name in names]

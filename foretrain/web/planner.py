@@ -47,6 +47,11 @@ class Pasted(Record):
     text: Annotated[StrictStr, Field(max_length=200_000)]
 
 
+def presets() -> list[str]:
+    """The names that a form can begin with."""
+    return list(PRESETS)
+
+
 def resolved(asked: Asked) -> ResolvedConfig:
     """The checked config of a form. Raises ConfigError with every problem."""
     words, problems = [], []

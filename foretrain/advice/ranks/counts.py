@@ -37,7 +37,7 @@ def _count(plan: ClusterPlan, now: Outcome, outcome: Outcome | None, cluster: Cl
         split: dict[str, Any] = {"batch_size": config.batch_size, "accumulation": config.gradient_accumulation_steps}
         return CardCount(**where, **split, way=None, effect=None, speed_up=None, efficiency=None)
     config, alone = outcome.state.config, plan.one_card.timing_of("foretrain")
-    factor = speed_up(alone, outcome.timing) if alone and outcome.timing else None
+    factor = speed_up(alone.step_s, outcome.timing.step_s) if alone and outcome.timing else None
     return CardCount(
         **where, way=way_of(outcome) if outcome.rank else None, batch_size=config.batch_size,
         accumulation=config.gradient_accumulation_steps, effect=effect(now, outcome), speed_up=factor,

@@ -67,7 +67,9 @@ def _patch(patches: Patches, keeps: bool) -> None:
     check = "_verify_param_shape_across_processes"  # all ranks have the same shapes: there is one
     for module in (distributed_utils, ddp_module):
         patches.set(module, check, lambda *a, **k: None)
-    real, logger, init = dist.Reducer, dist.Logger, DistributedDataParallel.__init__
+    real: Any = dist.Reducer  # pyright: ignore[reportPrivateImportUsage]
+    logger: Any = dist.Logger  # pyright: ignore[reportPrivateImportUsage]
+    init = DistributedDataParallel.__init__
 
     def reducer(parameters: list[Tensor], *args: Any) -> Any:
         is_fake = isinstance(parameters[0], FakeTensor)
@@ -183,7 +185,8 @@ class Reducer:
         self.is_rebuilt = True
         of_order = [self.parameters[number] for number in self.order]
         sparse = [self.sparse[number] for number in self.order]
-        groups, _ = dist._compute_bucket_assignment_by_size(of_order, self.sizes, sparse, self.order)
+        assigned: Any = dist._compute_bucket_assignment_by_size  # pyright: ignore[reportPrivateImportUsage]
+        groups, _ = assigned(of_order, self.sizes, sparse, self.order)
         self.kept = self.buckets if self.keeps else []
         self.buckets = []
         self.buckets = [Bucket(self.parameters, numbers) for numbers in groups]

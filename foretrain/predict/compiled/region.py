@@ -25,9 +25,11 @@ class _Lives(Lives):
         self.layer = layer
         self.storages: dict[int, Storage] = {}
 
-    def hold(self, node: Node, storage: Storage) -> None:
-        """A tensor that was there before."""
-        self.alive[node], self.storages[storage.serial] = storage.serial, storage
+    def hold(self, kept: dict[Node, Tensor]) -> None:
+        """Tensors that were there before."""
+        for node, tensor in kept.items():
+            if (storage := tensor.storage) is not None:
+                self.alive[node], self.storages[storage.serial] = storage.serial, storage
 
     def free(self, *nodes: Node) -> None:
         for node in nodes:
@@ -38,8 +40,9 @@ class _Lives(Lives):
     def give(self, node: Node) -> Tensor:
         """The tensor that a node is, for whoever called the graph."""
         serial = self.alive[node.base]
-        storage = self.storages.setdefault(serial, Storage(self.t, serial)) if serial not in self.storages else None
-        return Tensor(node.shape, m.contiguous_strides(node.shape), node.dtype, storage or self.storages[serial])
+        if serial not in self.storages:
+            self.storages[serial] = Storage(self.t, serial)
+        return Tensor(node.shape, m.contiguous_strides(node.shape), node.dtype, self.storages[serial])
 
 
 class _Traced:
@@ -103,9 +106,7 @@ class Region:
         lives, graphs = self._lives(m.machine), found.graphs
         lives.layer = layer
         lives.given_away = frozenset(found.inputs)
-        for node, tensor in kept.items():
-            if tensor.storage is not None:
-                lives.hold(node, tensor.storage)
+        lives.hold(kept)
         kept.clear()
         saved.clear()
         assert graphs.backward is not None

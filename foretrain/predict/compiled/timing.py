@@ -46,7 +46,9 @@ class Walk:
                 if component == "workspace" and size.formula.endswith("cuBLAS") and self.there:
                     self.there -= 1
                 else:
-                    self.alive[event] = t.alloc(component, size)
+                    made = self.alive[event] = t.alloc(component, size)
+                    if event in passage.streams:
+                        t.streams[made.serial] = passage.streams[event]
             else:
                 t.free(self.alive.pop(~event))
 

@@ -85,7 +85,7 @@ class Rank:
         self._bucket = t.alloc(BUCKETS, t.size(4, "P"))
 
     def rebuilt(self, t: Timeline) -> None:
-        """DDP makes its buckets anew when the first step has shown in which order gradients are ready: those of the last
+        """After the first step DDP makes its buckets anew, in the order in which gradients are ready: those of the last
         weights first (reducer.cpp, rebuild_buckets)."""
         if self._bucket:
             t.free(self._bucket)

@@ -266,16 +266,25 @@ def row(case: Case) -> Row:
     )
     if case.keeps:
         found["kept"] = traced is answers[0]
-    memory = estimated(spec_of(case)).memory
     for what in BYTES:
         highest = max(phase[what] for phase in ran.values())
         predicted = max(getattr(traced[name], what) for name in ran)
-        guessed = max(getattr(phase, what) or 0 for phase in memory.phases if phase.phase in ran)
         found[what] = {
             "real": highest, "traced": predicted, "error": predicted / highest - 1,
             "worst_phase": max((getattr(traced[name], what) / ran[name][what] - 1 for name in ran), key=abs),
-            "estimated": guessed, "estimate_error": guessed / highest - 1,
         }  # fmt: skip
+    return with_estimate(found, case)
+
+
+def with_estimate(each: Row, case: Case) -> Row:
+    """A row with the estimate of today, of the rank with the most to hold; what was measured and traced stays."""
+    if "error" in each:
+        return each
+    memory = estimated(spec_of(case)).memory
+    found = dict(each)
+    for what in BYTES:
+        guessed = max(getattr(phase, what) or 0 for phase in memory.phases if phase.phase != "resume")
+        found[what] = {**each[what], "estimated": guessed, "estimate_error": guessed / each[what]["real"] - 1}
     return found
 
 
@@ -316,11 +325,17 @@ def main() -> int:
     """Measure, compare, and write what was found. Exit code 0, 1 where a case failed, 4 without the environment."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", metavar="TEXT", help="only cases that have this in their name; nothing is written")
+    parser.add_argument("--estimates", action="store_true", help="only the estimates of what is written")
     parser.add_argument("--again", action="store_true", help="measure again what is kept")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
         host()
+        return 0
+    if args.estimates:
+        document = json.loads(RESULT.read_text("utf-8"))
+        by_name = {case.name: case for case in cases()}
+        write(document, [with_estimate(each, by_name[each["name"]]) for each in document["rows"]])
         return 0
     os.environ["FORETRAIN_CACHE"] = str(HOME / "cache")  # the traces of this harness are its own
     wanted = [case for case in cases() if not args.only or args.only in case.name]
@@ -340,25 +355,31 @@ def main() -> int:
     except TraceUnavailable as error:
         print(error, file=sys.stderr)
     rows = [row(case) for case in wanted]
-    text = "\n".join([*HEAD, *map(line, rows)]) + "\n"
-    print(text)
+    print("\n".join([*HEAD, *map(line, rows)]))
     if not args.only:
-        good = [each for each in rows if "error" not in each]
         document = {
             "what": (__doc__ or "").splitlines()[0], "date": date.today().isoformat(),
             "machine": {"card": "NVIDIA GeForce RTX 4070, without a card", "system": f"{platform.system()} {platform.machine()}"},
             "versions": {"python": platform.python_version(), "torch": installed_torch()},
-            "cases": len(rows), "failed": sum(map(fails, rows)), "buckets_kept": sum(each.get("kept", False) for each in rows),
-            "summary": {
-                f"{what} {who}": spread([each[what][who] for each in good])
-                for what in BYTES for who in ("error", "worst_phase", "estimate_error")
-            },
-            "rows": rows,
         }  # fmt: skip
-        RESULT.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
-        RESULT.with_suffix(".md").write_text(text, "utf-8")
-        print(f"wrote {RESULT}")
+        write(document, rows)
     return int(any(map(fails, rows)))
+
+
+def write(document: dict[str, Any], rows: list[Row]) -> None:
+    """The results, and their table beside them."""
+    good = [each for each in rows if "error" not in each]
+    found = {
+        "cases": len(rows), "failed": sum(map(fails, rows)), "buckets_kept": sum(each.get("kept", False) for each in rows),
+        "summary": {
+            f"{what} {who}": spread([each[what][who] for each in good])
+            for what in BYTES for who in ("error", "worst_phase", "estimate_error")
+        },
+        "rows": rows,
+    }  # fmt: skip
+    RESULT.write_text(json.dumps({**document, **found}, indent=1) + "\n", "utf-8")
+    RESULT.with_suffix(".md").write_text("\n".join([*HEAD, *map(line, rows)]) + "\n", "utf-8")
+    print(f"wrote {RESULT}")
 
 
 if __name__ == "__main__":

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from foretrain.base.units import MIB
 from foretrain.model.ranks.sharing import Sharing
 from foretrain.model.shape import ModelShape, Parameter
-from foretrain.predict.timeline import Timeline
+from foretrain.predict.timeline import Tensor, Timeline
 
 BUCKETS = "buckets"
+FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 * MIB, 25 * MIB  # torch/nn/parallel/distributed.py, bucket_cap_mb
 # Weights go from the first rank to the others in copies of so many bytes, two at a time
 # (torch/nn/parallel/distributed.py, broadcast_bucket_size; c10d/comm.cpp, broadcast_coalesced).
 BROADCAST_BYTES, BROADCASTS = 250 * MIB, 2
@@ -33,6 +34,7 @@ class Rank:
         self.letters: dict[str, int] = {}
         self.pieces = [p.numel for p in self.parameters]  # of each weight that stays here
         self.stepped = list(zip(self.parameters, self.pieces, strict=True))
+        self._bucket: Tensor | None = None  # DDP's, of all gradients
         self._groups: list[range] = []  # weights that are gathered together, by their places
         if sharing and sharing.way.shards_weights:
             self._cut(sharing, shape)
@@ -80,7 +82,14 @@ class Rank:
         sizes = [4 * p.numel for p in self.parameters]
         for group in _in_groups(sizes, BROADCAST_BYTES):
             t.free(t.alloc("temporaries", t.size(sum(group))))
-        t.alloc_all(BUCKETS, t.size(4, "P"), [sum(sizes)])  # one until the first step has shown the order
+        self._bucket = t.alloc(BUCKETS, t.size(4, "P"))
+
+    def rebuilt(self, t: Timeline) -> None:
+        """After the first step DDP makes its buckets anew, in the order in which gradients are ready: those of the last
+        weights first (reducer.cpp, rebuild_buckets)."""
+        if self._bucket:
+            t.free(self._bucket)
+            t.alloc_all(BUCKETS, t.size(4, "P"), _in_buckets([4 * p.numel for p in reversed(self.parameters)]))
 
     def _shard(self, t: Timeline, group: Sequence[int], letter: str) -> None:
         t.alloc_all("weights", t.size(4, letter), [4 * self.pieces[i] for i in group])
@@ -103,6 +112,17 @@ def dealt(parameters: Sequence[Parameter], ranks: int) -> list[list[Parameter]]:
 
 def _elements(parameters: Sequence[Parameter]) -> int:
     return sum(p.numel for p in parameters)
+
+
+def _in_buckets(sizes: Sequence[int]) -> list[int]:
+    """The first one is sent early, so it is small."""
+    found, limit, now = [], FIRST_BUCKET_BYTES, 0
+    for size in sizes:
+        now += size
+        if now >= limit:
+            found.append(now)
+            limit, now = BUCKET_BYTES, 0
+    return [*found, now] if now else found
 
 
 def _in_groups(sizes: Sequence[int], limit: int) -> list[list[int]]:

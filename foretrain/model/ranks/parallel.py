@@ -109,7 +109,7 @@ class Parallel:
         return True
 
     def catch_up(self, loss: Callable[[], Tensor]) -> None:
-        """Before a micro-batch, of which this is the loss: bring a process that is `behind` to where it is after a step.
+        """Before a micro-batch, of which this is the loss: bring a process that is `behind` to where a step ends.
         DDP then lays out its buckets anew, in the order in which gradients came, and three ranks or more add them up in
         another order: the resumed run would not be bit for bit the same. The gradients are dropped."""
         if self.behind and isinstance(self.call, DistributedDataParallel):

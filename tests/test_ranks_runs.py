@@ -326,7 +326,7 @@ def test_runs_of_one_rank_hear_nothing_of_ranks(tmp_path: Path) -> None:
 def test_tune_refuses_several_cards(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match=r"tune measures one card.*--gpus 2"):
+    with pytest.raises(UserError, match=r"tune. measures one card.*--gpus 2"):
         tune_command(["baby"], gpus="" if environ else "2")
 
 
@@ -357,7 +357,8 @@ def test_a_run_on_two_ranks_goes_on_on_three(own_directory: Path) -> None:
         "auto", timeout=600,
     )  # fmt: skip
     assert again.returncode == 0, again.stderr
-    assert "ranks: 2 → 3" in again.stderr
+    events = RunDirectory(Path("r")).read_lines("events")
+    assert [e["values"]["changed"] for e in events if e["id"] == "resumed_otherwise"] == [["ranks: 2 → 3"]]
     record = RunDirectory(Path("r")).read_record()
     assert record.worlds == ((0, 2), (done, 3))
     found = run_of(RunDirectory(Path("r"))).explanation.ranks

@@ -31,7 +31,7 @@ LONG = 4096  # tokens of context from which on attention, which was another kern
 MISS = {"time": 0.20, "memory": 0.05}
 GROUPS = {
     "lf": "llm-foundry, FSDP", "mne": "modded-nanogpt, DDP", "nc": "nanochat d20", "tt": "torchtitan, FSDP2",
-    "ng": "nanoGPT, DDP", "rb": "rasbt, DDP", "fm": "fine-tuning, FSDP",
+    "ng": "nanoGPT, DDP", "fm": "fine-tuning, FSDP",
 }  # fmt: skip
 
 

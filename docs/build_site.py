@@ -24,7 +24,7 @@ STAGE = ROOT / "build" / "docs"
 # first line names, `<!-- section: Train -->`, or else under the last one.
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Start": ("index", "start-gpu", "start-no-gpu", "nanogpt", "questions", "what-it-answers"),
-    "Plan": ("advice", "budget", "page", "planner"),
+    "Plan": ("advice", "budget", "several-cards", "page", "planner"),
     "Train": (
         "data", "data-sets", "runs", "tune", "techniques", "speed", "recipes", "precision", "compatibility",
         "reliability",

@@ -1,6 +1,7 @@
 """docs/cuda-truth.md: what `make cuda-truth` found, from the JSON that it writes."""
 
 import json
+import re
 from typing import Any
 
 from results import ROOT
@@ -104,9 +105,28 @@ def finetuning() -> str:
     return "\n".join([*lines, "", told])
 
 
+def ranks() -> str:
+    """A row for each way to share a step: how far trace and estimate lie from what the card of a rank counted."""
+    data = json.loads((FOLDER / "cuda_build_ranks.json").read_text("utf-8"))
+    lines = ["| way | ranks | traced, allocated | traced, reserved | … of any phase | estimated, allocated |"]
+    lines.append("| --- | ---: | ---: | ---: | ---: | ---: |")
+    good = [row for row in data["rows"] if "error" not in row]
+    way_of = {row["name"]: re.split(r", (?=GPT-2|Llama)", row["name"])[0] for row in good}
+    for way in dict.fromkeys(way_of.values()):
+        rows = [row for row in good if way_of[row["name"]] == way]
+        errors = [[row[f"{what}_bytes"]["error"] for row in rows] for what in ("allocated", "reserved")]
+        phases = [row[f"{what}_bytes"]["worst_phase"] for row in rows for what in ("allocated", "reserved")]
+        guessed = [row["allocated_bytes"]["estimate_error"] for row in rows]
+        furthest = [f"{max(each, key=abs):+.3%}" for each in (*errors, phases, guessed)]
+        lines.append(f"| {way} | {len(rows)} | {' | '.join(furthest)} |")
+    told = f"{data['date']}, torch {data['versions']['torch']}. Each figure is the furthest. Failed: {data['failed']}."
+    return "\n".join([*lines, "", told])
+
+
 PARTS = {
     "cuda-truth": summary,
     "cuda-truth-large-models": large_models,
     "cuda-truth-edge": edge,
     "cuda-truth-finetuning": finetuning,
+    "cuda-truth-ranks": ranks,
 }

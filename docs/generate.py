@@ -14,6 +14,7 @@ from typing import Any
 
 import accuracy_tables
 import advice_tables
+import cluster_tables
 import compare_tables
 import contributed_tables
 import cuda_truth_tables
@@ -449,6 +450,7 @@ def option_tables() -> str:
 PARTS: dict[str, Callable[[], str]] = {
     **page_parts.PARTS,
     **accuracy_tables.PARTS,
+    **cluster_tables.PARTS,
     **cuda_truth_tables.PARTS,
     **finetune_tables.PARTS,
     "contributed": contributed_tables.contributed,

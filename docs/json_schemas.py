@@ -34,6 +34,7 @@ from foretrain.predict.finetune.largest import FineTuneLargest
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.finetune.within import FineTuneWithin
 from foretrain.predict.plan import Plan
+from foretrain.predict.ranks.record import ClusterPlan
 from foretrain.predict.trace.largest import Largest
 from foretrain.training.export import Exported
 from foretrain.training.store import RunRecord
@@ -111,6 +112,7 @@ OUTPUTS: dict[str, Output] = {
     "foretrain.largest/2": Output("plan --largest OPTION", "the largest value that fits", Largest),
     "foretrain.within/2": Output("plan --within LIMIT", "the steps that fit", within.Within),
     "foretrain.best/2": Output("plan --best", "the GPT of lowest estimated loss", best.Best),
+    "foretrain.cluster/1": Output("plan --gpus", "a plan of several cards", ClusterPlan),
     "foretrain.finetune/1": Output(
         "plan MODEL", "a plan of a fine-tuning run", FineTunePlan, {"changes": (list[FineTuneChange], ...)}
     ),

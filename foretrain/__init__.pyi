@@ -15,6 +15,8 @@ from foretrain.app.finetuning.advise import advise_finetune as advise_finetune
 from foretrain.app.planning import plan as plan
 from foretrain.app.planning import plan_finetune as plan_finetune
 from foretrain.app.prepare import prepare as prepare
+from foretrain.app.ranks.advise import advise_cluster as advise_cluster
+from foretrain.app.ranks.plan import plan_cluster as plan_cluster
 from foretrain.app.sample import Sample as Sample
 from foretrain.app.sample import sample as sample
 from foretrain.app.train import train as train
@@ -30,6 +32,7 @@ from foretrain.hardware.catalogue import Gpu as Gpu
 from foretrain.hardware.catalogue import find_gpu as find_gpu
 from foretrain.predict.finetune.plan import FineTunePlan as FineTunePlan
 from foretrain.predict.plan import Plan as Plan
+from foretrain.predict.ranks.record import ClusterPlan as ClusterPlan
 from foretrain.predict.trace.elsewhere import trace as trace
 from foretrain.predict.trace.traced import Traced as Traced
 from foretrain.reports.making import report as report

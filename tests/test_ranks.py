@@ -85,11 +85,13 @@ def test_every_way_family_and_world(strategy, world, family):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # Dynamo asks
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("world", [1, 2, 8])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_blocks_that_are_compiled(strategy):
-    config = SMALL.model_copy(update={"compile_blocks": True})
-    found, real = compared(config, sharing_of(strategy, 2), compiled=True)
-    assert abs(found - real) <= MESH_BYTES * 2
+def test_blocks_that_are_compiled(strategy, world, family):
+    config = SMALL.model_copy(update={"compile_blocks": True, **FAMILIES[family]})
+    found, real = compared(config, sharing_of(strategy, world), compiled=True)
+    assert abs(found - real) <= MESH_BYTES * world
 
 
 @pytest.mark.slow

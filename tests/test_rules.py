@@ -22,7 +22,7 @@ FILES = sorted(p for p in PACKAGE.rglob("*.py") if "vendor" not in p.parts)
 
 # Limits on ideas, not on lines: a file has one subject, as long as it is, and a function one job.
 MAX_MODULES, MAX_IMPORTS = 25, 12  # of a package; of ours that one module imports
-MAX_FUNCTION_LINES, MAX_OPTIONS = 60, 132
+MAX_FUNCTION_LINES, MAX_OPTIONS = 60, 143
 
 # The rooms from the lowest up, each with those above it in ARCHITECTURE.md's table that it may not import.
 ROOMS: dict[str, set[str]] = {
@@ -48,8 +48,8 @@ ROOMS: dict[str, set[str]] = {
 MORE_IMPORTS = {
     "training/trainer.py": 29,
     "reports/making.py": 23,
-    "cli/commands/advise.py": 21,
-    "app/training_run.py": 22,
+    "cli/commands/advise.py": 22,
+    "app/training_run.py": 13,
     "cli/commands/demo.py": 21,
     "app/explain.py": 19,
     "app/tuning_run.py": 18,
@@ -66,6 +66,7 @@ MORE_IMPORTS = {
     "reports/views/first.py": 15,
     "advice/first_answer.py": 13,
     "app/exact.py": 13,
+    "cli/cluster.py": 14,
     "data/prepare/preparation.py": 13,
     "predict/abstract/step.py": 13,
     "predict/trace/session.py": 13,
@@ -239,7 +240,6 @@ SKIPPED = {
     "app/limits.py": 1,
     "app/log_report.py": 1,
     "app/train.py": 1,
-    "app/training_run.py": 1,
     "cli/commands/advise.py": 1,
     "cli/commands/data.py": 1,
     "comparison/loss_axes.py": 1,
@@ -274,7 +274,6 @@ SKIPPED = {
     "training/export.py": 1,
     "training/feed.py": 1,
     "training/memory_limit.py": 1,
-    "training/saver.py": 1,
     "training/vitals.py": 1,
     "tuning/tuner.py": 1,
     "web/advices.py": 1,

@@ -17,10 +17,19 @@ from foretrain.config.weights_file import WeightsFile, look
 from foretrain.model.step import build
 from foretrain.training import checkpoint, starting
 from foretrain.training.export import export
-from tests.kit.gloo import MICRO_BATCHES, loaded, misfortunes, on_ranks, saved_beside_steps, started, train_and_save
+from tests.kit.gloo import (
+    MICRO_BATCHES,
+    loaded,
+    misfortunes,
+    not_finite,
+    on_ranks,
+    saved_beside_steps,
+    started,
+    train_and_save,
+)
 from tests.kit.tiny import tiny, write_dataset
+from tests.kit.training import rewrite, train
 from tests.kit.training import tensors_of as kept
-from tests.kit.training import train
 
 # 33 and 17 are cut unevenly by 2, 3 and 4.
 CONFIG = tiny(n_layer=2, n_head=3, n_embd=33, vocab_size=97, block_size=17, batch_size=1, dropout=0.1)
@@ -123,6 +132,11 @@ def test_what_is_saved_beside_steps_is_the_state_of_its_moment(strategy: str) ->
     assert_same(found, {name.split("/", 1)[1]: tensor for name, tensor in before.items()})
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "fsdp"])
+def test_a_step_that_is_not_finite_on_one_rank_changes_nothing_on_any(strategy: str) -> None:
+    assert on_ranks(not_finite, 2, CONFIG, strategy) == [True, True]
+
+
 @pytest.mark.fault(
     "of several ranks one cannot write, has a number that is not finite, or does not see the folder", row="B.3",
     sees="what one card's run would say, with the rank and its machine where the folder is not shared",
@@ -203,3 +217,19 @@ def test_every_command_reads_what_ranks_wrote(data: str) -> None:
     three = read("three")
     assert three[:2] == one[:2]
     assert_same(three[2], one[2])
+
+
+def test_one_card_that_goes_on_from_ranks_draws_their_dropout(data: str) -> None:
+    """The trainer's own steps, against those of a rank that is alone."""
+    config = CONFIG.model_copy(update={"gradient_accumulation_steps": MICRO_BATCHES, "decay_lr": False})
+    run = Path(train(config.model_copy(update={"max_iters": AT})).id)
+    path = checkpoint.path_of(run / "checkpoints", AT)
+    told = json.loads((path / "state.json").read_text())
+    assert told["dropout_by_number"] is False
+    rewrite(path, "state.json", json.dumps({**told, "dropout_by_number": True}).encode())
+    end = AT + 3
+    alone = on_ranks(train_and_save, 1, CONFIG, "ddp", "data/toy", AT, end, {}, str(path.parent))[0]
+    assert train(config.model_copy(update={"max_iters": end}), resume=True).steps_done == end
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    losses = {line["step"]: line["loss"] for line in lines if line["kind"] == "step"}
+    assert [losses[step] for step in range(AT, end)] == [float.fromhex(loss) for loss in alone["losses"]]

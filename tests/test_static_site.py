@@ -110,6 +110,9 @@ def questions() -> list[tuple[str, dict[str, Any]]]:
     asked += [
         ("/api/read", {"name": "evil.py", "text": "import os\nn_layer = os.getpid()"}),
         ("/api/plan", {"gpu": "RTX 9999"}),
+        ("/api/plan", {"gpu": "RTX 4090", "count": "2"}),
+        ("/api/plan", {"gpu": "RTX 4090", "count": "two"}),
+        ("/api/advice", {"gpu": "RTX 4090", "count": "4", "goal": "speed"}),
     ]
     return [*asked, *tunings(), ("/api/plan", {"values": {"n_layers": "7"}}), ("/api/plan", {"no_such": 1})]
 

@@ -3,17 +3,22 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.fsdp._fully_shard import _fsdp_common
 
 from foretrain.config.finetune.options import FineTune
-from foretrain.config.options import RunConfig
+from foretrain.config.options import RunConfig, StrategyName
 from foretrain.hardware.catalogue import find
+from foretrain.model.ranks.sharing import Sharing
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.trace import session
 from foretrain.predict.trace.finetune.request import FineTuneRequest
+from foretrain.predict.trace.quick import Chunks
 from foretrain.predict.trace.service import Request, Traceable, traces
 from foretrain.predict.trace.tracer import Tracer
 from tests.kit.command import REPO
@@ -71,6 +76,14 @@ def config_of(knobs: dict[str, object]) -> RunConfig:
     return RunConfig.model_validate({**TINY, **knobs})
 
 
+def of_ranks() -> dict[str, Traceable]:
+    """Ways to share a step; by two ranks no weight here has an empty part."""
+    ways: tuple[StrategyName, ...] = ("ddp", "zero1", "fsdp")
+    config = config_of({})
+    spec = StepSpec.of(config, find("RTX 4070"), dtype="bfloat16", compiled=False)
+    return {way: Request(replace(spec, sharing=Sharing(way, 2, 2)), rank=1) for way in ways}
+
+
 def requests(compiled: bool) -> dict[str, Traceable]:
     return {
         way: Request(StepSpec.of(config_of(knobs), find("RTX 4070"), step, dtype=dtype, compiled=compiled))  # type: ignore[arg-type]
@@ -83,7 +96,7 @@ def test_what_makes_a_trace_quicker_changes_no_byte(
     compiled: bool, own_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORETRAIN_CACHE", str(own_directory / "c"))
-    same_without_haste(requests(compiled))
+    same_without_haste(requests(compiled) | ({} if compiled else of_ranks()))
 
 
 @pytest.mark.slow
@@ -102,6 +115,17 @@ def test_what_makes_a_trace_quicker_changes_no_byte_of_fine_tuning(
             for changes in TUNED
         }
     )
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8, 1000, 50257])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8, 1024])
+def test_parts_of_a_weight_are_those_that_torch_cuts(rows: int, ranks: int) -> None:
+    weight = torch.arange(2 * rows).view(rows, 2)
+    cut, lazy = _fsdp_common._chunk_with_empty(weight, ranks, 0), Chunks(weight, ranks, 0)
+    for rank in {0, 1 % ranks, ranks // 2, ranks - 1}:
+        assert torch.equal(lazy[rank], cut[rank])
+        assert lazy[rank].shape == cut[rank].shape
+        assert lazy[rank].storage_offset() == cut[rank].storage_offset()
 
 
 def test_quick_keys_are_made_and_taken_back() -> None:

@@ -8,10 +8,11 @@ import os
 from typing import Any
 
 from foretrain.app.plan import Config, resolved_of
+from foretrain.app.training.request import Request
 from foretrain.base.errors import UserError
-from foretrain.config.ranks import as_one_rank_of, of_rank
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.data.remote import Bar, no_bar
+from foretrain.model.ranks.sharing import check_ranks
 from foretrain.predict.allocator.settings import Settings, merged
 from foretrain.training.contention import Clock
 from foretrain.training.notes import Listener
@@ -49,11 +50,10 @@ def train_resolved(
     need_torch()
     place = place_of(os.environ)
     if place.world > 1:
-        of_rank(as_one_rank_of(resolved.config, place.world), place.world)  # before torch is imported
+        check_ranks(resolved.config, place.world, place.local_world)  # before torch is imported
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # what the store and gloo warn of is told in a sentence
     set_allocator(resolved.config.allocator_settings)
     since = Clock().read()  # what the machine does while torch is imported and the data is prepared
-    from foretrain.app.training.request import Request
     from foretrain.app.training_run import run
 
     return run(Request(resolved, resume, trial, listen, bar, ends_process, since, place))

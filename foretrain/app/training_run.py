@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import torch
 
-from foretrain.app.training.ready import Ready, alone, together
-from foretrain.app.training.request import Request
+from foretrain.app.training.ready import alone, together
+from foretrain.app.training.request import Ready, Request
 from foretrain.base.safe_read import read_text
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.data.remote import no_bar

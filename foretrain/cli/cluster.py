@@ -1,51 +1,68 @@
 """`foretrain plan CONFIG --gpus "2 x RTX 4090"`: parse, plan, print."""
 
-from dataclasses import replace
 from importlib.metadata import version
 
 import typer
 
 from foretrain.advice.asked import Asked
-from foretrain.app.cluster import make_cluster_plan, named_cluster
-from foretrain.app.limits import Limits, priced, prices_of
+from foretrain.app.limits import Limits
+from foretrain.app.ranks.exact import traced_cluster
+from foretrain.app.ranks.plan import Cards, answer
 from foretrain.base.errors import UserError
+from foretrain.cli.commands.plan_exact import progress
 from foretrain.cli.commands.plan_print import Form, document, line, screen
 from foretrain.cli.common import print_error, print_json, print_notes
 from foretrain.cli.old_options import typed
 from foretrain.cli.show_config import show_config_of
-from foretrain.config.resolve import ResolvedConfig, resolve
-from foretrain.hardware.catalogue import stated_bytes
+from foretrain.config.resolve import resolve
 from foretrain.predict.ranks.record import SCHEMA, ClusterPlan
 from foretrain.reports.views.cluster import screen as screen_view
 from foretrain.reports.views.cluster import whole as whole_view
 
+OTHERS = "--used-by-others"
 OWN = ("gpus", "link", "network")  # options of `plan` that only a plan for several cards has
 # Those that such a plan cannot have.
 ALONE = (
-    "step_time", "logged_mfu", "exact", "explain", "observed", "process", "largest", "snapshot", "alloc_conf", "python",
-    "within", "tokens", "best", "write",
+    "step_time", "logged_mfu", "explain", "observed", "process", "largest", "snapshot", "alloc_conf", "within",
+    "tokens", "best", "write",
 )  # fmt: skip
 
 
 def answered(context: typer.Context, words: list[str]) -> bool:
     """Whether several cards that train together were asked about; then it is answered. Raises UserError."""
     given = context.params
-    if not given["gpus"]:
-        for name in OWN:
-            if given[name]:
-                raise UserError("usage.needs_gpus", option=f"--{name}")
+    if not is_asked(context):
         return False
-    _check_options(context)
+    check_options(context, ALONE)
     resolved = resolve(words)
     print_notes(resolved.notes, quiet=given["quiet"])
     if given["show_config"]:
         show_config_of(resolved, given["as_json"])
         return True
-    plan = _plan(context, resolved)
-    _print(plan, Form(given["full"], given["oneline"], given["as_json"], _asked(context, words)))
+    plan = answer(resolved, cards_of(context), Limits(given["price"], given["co2"], data_tokens=given["data_tokens"]))
+    if given["exact"] or given["python"]:
+        with progress(given["quiet"]) as listen:
+            plan = traced_cluster(plan, listen, given["python"])
+    _print(plan, Form(given["full"], given["oneline"], given["as_json"], asked_of(context, words)))
     if given["check"]:
         _check(plan)
     return True
+
+
+def is_asked(context: typer.Context) -> bool:
+    """Whether --gpus was given. Raises UserError for what needs it."""
+    if not context.params["gpus"]:
+        for name in OWN:
+            if context.params[name]:
+                raise UserError("usage.needs_gpus", option=f"--{name}")
+        return False
+    return True
+
+
+def cards_of(context: typer.Context) -> Cards:
+    """The cards as they were typed."""
+    given = context.params
+    return Cards(given["gpus"], given["gpu"], given["link"], given["network"], given["others"], typed(OTHERS))
 
 
 def _is_typed(context: typer.Context, name: str) -> bool:
@@ -53,9 +70,9 @@ def _is_typed(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _check_options(context: typer.Context) -> None:
-    """Nothing; raises UserError for options that do not go with several cards."""
-    for name in ALONE:
+def check_options(context: typer.Context, alone: tuple[str, ...]) -> None:
+    """Nothing; raises UserError for options that do not go with several cards. `alone`: those of one card."""
+    for name in alone:
         if _is_typed(context, name):
             raise UserError("usage.cluster_alone", option=f"--{name.replace('_', '-')}")
     if context.params["trainer"] not in ("", "foretrain"):
@@ -64,24 +81,13 @@ def _check_options(context: typer.Context) -> None:
         raise UserError("usage.cluster_two", gpus=context.params["gpus"][:80], gpu=context.params["gpu"][:80])
 
 
-def _plan(context: typer.Context, resolved: ResolvedConfig) -> ClusterPlan:
-    given = context.params
-    limits = Limits(given["price"], given["co2"], data_tokens=given["data_tokens"])
-    resolved = priced(resolved, limits)
-    cards = named_cluster(resolved, given["gpus"], given["gpu"], given["link"], given["network"])
-    (rent,) = prices_of(limits, resolved.config, [cards.gpu])
-    config = resolved.config.model_copy(update={"price_per_hour": rent})
-    others = stated_bytes(given["others"], typed("--used-by-others")) if given["others"] else 0
-    return make_cluster_plan(replace(resolved, config=config), cards, others)
-
-
-def _asked(context: typer.Context, words: list[str]) -> Asked:
+def asked_of(context: typer.Context, words: list[str], command: str = "plan") -> Asked:
     """What was typed, for the next command."""
     given = context.params
     cards = tuple(word for name in OWN if given[name] for word in (f"--{name}", given[name]))
     return Asked(
-        words=tuple(words), gpu=given["gpu"], cards=cards, others=given["others"], quiet=given["quiet"],
-        price=given["price"] or "",
+        command=command, words=tuple(words), gpu=given["gpu"], cards=cards, others=given["others"],
+        quiet=given["quiet"], price=given["price"] or "",
     )  # fmt: skip
 
 

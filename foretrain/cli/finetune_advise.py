@@ -15,7 +15,10 @@ from foretrain.reports.views.finetune import advice as view
 
 SCHEMA = "foretrain.finetune-advice/1"
 LISTED, TRACED = 10, 3  # changes with --full and --json, and those that --exact traces, where --top does not say
-REFUSED = {"trainer": "trainer", "apply": "apply", "write": "apply"}  # options that say nothing of a fine-tuning run
+# Options that say nothing of a fine-tuning run.
+REFUSED = {"trainer": "trainer", "apply": "apply", "write": "apply"} | dict.fromkeys(
+    ("gpus", "link", "network"), "cluster"
+)
 
 
 def answered(context: typer.Context, words: list[str]) -> bool:

@@ -5,7 +5,7 @@ gradient_accumulation_steps.
 """
 
 from foretrain.base.errors import UserError
-from foretrain.config.microbatches import cut, largest_divisor, sequences_of
+from foretrain.config.microbatches import cut, divisors, largest_divisor, sequences_of
 from foretrain.config.options import RunConfig
 
 
@@ -18,6 +18,12 @@ def of_rank(config: RunConfig, world: int) -> RunConfig:
     if steps % world:
         raise _indivisible(config, world)
     return config.model_copy(update={"gradient_accumulation_steps": steps // world})
+
+
+def cuts(config: RunConfig, world: int) -> list[RunConfig]:
+    """The micro-batches into which the ranks can cut a step, the largest first. Raises UserError where they cannot."""
+    of_rank(cut(config, 1), world)
+    return [cut(config, batch) for batch in reversed(divisors(sequences_of(config) // world))]
 
 
 def _indivisible(config: RunConfig, world: int) -> UserError:

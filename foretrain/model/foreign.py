@@ -5,6 +5,7 @@ Face keeps the four matrices of a block as Conv1D, in x out (transformers, pytor
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,6 +31,14 @@ def read_weights(files: Sequence[str], shape: ModelShape, *, conv1d: bool) -> It
             if conv1d and split.name.endswith(shape.family.transposed):
                 tensor = tensor.t()
             yield parameter.name, fit(parameter, tensor, shape)
+
+
+def read_moments(files: Sequence[str | Path], shape: ModelShape) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """(name, AdamW's step count and moments) of each parameter, fitted as its weights are. Raises as `read_weights`."""
+    with opened(files) as held:
+        for parameter in shape.parameters():
+            own = {kind: held[f"{kind}/{parameter.name}"].whole() for kind in ("step", "exp_avg", "exp_avg_sq")}
+            yield parameter.name, {k: t if k == "step" else fit_moment(parameter, t, shape) for k, t in own.items()}
 
 
 def fit(parameter: Parameter, tensor: Tensor, model: ModelShape) -> Tensor:

@@ -7,6 +7,7 @@ traced on fake ones. The optimizer step is fixed by its tokens; micro-batches ar
 import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -142,9 +143,10 @@ def train_step(state: TrainState, batches: "Iterable[Batch]", learning_rate: flo
     total = torch.zeros((), device=state.device)
     state.model.train()
     for number, (idx, targets) in enumerate(batches, 1):
+        if state.parallel:
+            state.parallel.catch_up(partial(_loss, state, idx, targets))
         with state.parallel.micro_batch(last=number == count) if state.parallel else contextlib.nullcontext():
-            with state.autocast():
-                loss = state.call(idx, targets)
+            loss = _loss(state, idx, targets)
             total += loss.detach().float()
             if state.parallel:
                 state.parallel.backward(state.scaler.scale(loss / count), last=number == count)
@@ -156,13 +158,19 @@ def train_step(state: TrainState, batches: "Iterable[Batch]", learning_rate: flo
     limit = state.config.grad_clip or float("inf")
     norm = torch.nn.utils.clip_grad_norm_(state.trained.parameters(), limit)
     if state.parallel:  # all ranks decide alike on what is not finite
-        norm, total = state.parallel.whole(norm), state.parallel.mean(total)
+        norm, total = state.parallel.whole(norm), state.parallel.mean(total / count)
+        count = 1  # of their micro-batches, which one of them may have cut smaller
     held = update(state.optimizer, total, norm, state.latch, overflow_is_normal=state.scaler.is_enabled())
     state.scaler.update()
     state.optimizer.zero_grad(set_to_none=True)
     if state.masters:
         state.masters.give_weights()
     return StepResult(total / count, norm, held, state.parallel.asked if state.parallel else None)
+
+
+def _loss(state: TrainState, idx: Tensor, targets: Tensor) -> Tensor:
+    with state.autocast():
+        return state.call(idx, targets)
 
 
 @torch.no_grad()

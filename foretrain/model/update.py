@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foretrain.model.ranks.rows import states_of
+
 
 def not_finite(number: Tensor) -> Tensor:
     """1.0 where a scalar is infinite or no number, else 0.0; on its device."""
@@ -30,7 +32,7 @@ def update(
     fatal = not_finite(loss if overflow_is_normal else loss + norm)
     if latch is not None:
         fatal = torch.maximum(latch, fatal, out=latch)
-    holder: Any = optimizer
+    holder: Any = states_of(optimizer)  # whose kernels read it
     held = torch.maximum(fatal, not_finite(norm)) if overflow_is_normal else fatal
     holder.found_inf = held
     optimizer.step()

@@ -227,7 +227,8 @@ class Fit:
         too_much = next((phase.phase for phase in phases if phase.tensors_bytes > limit_bytes), None)
         if too_much is None:
             death = replay(self.events, self.settings, limit_bytes, physical=True).death
-            too_much = death.phase if death else None
+            # What dies while the model is built reaches no phase: it never gets into the first one.
+            too_much = None if death is None else self.names[0] if death.phase == "build" else death.phase
         return too_much if too_much in self.names else None  # eval_only never comes to training
 
 

@@ -34,7 +34,7 @@ from foretrain.training.tensor_files import Snapshot, file_name, live
 
 SCHEMA = "foretrain.checkpoint/1"
 MANIFEST = "manifest.json"
-MOST_RANKS = 100_000
+MOST_RANKS = 10_000  # whose manifest can still be read (base/safe_read.py)
 
 
 class Progress(Record):
@@ -42,6 +42,8 @@ class Progress(Record):
 
     `skipped`: steps of late that were passed over as not finite; `overflows`: float16's of late, one after the other.
     `recent_losses`: of the last steps; `last_spike`: the step whose loss was told to leap (divergence.py).
+    `dropout_by_number`: of the micro-batch (model/ranks/streams.py), as several ranks draw it, and one that goes on
+    from theirs; else dropout draws on from where the generators are.
     """
 
     step: int
@@ -57,6 +59,7 @@ class Progress(Record):
     overflows: int = 0
     recent_losses: tuple[float, ...] = ()
     last_spike: int = -1000
+    dropout_by_number: bool = False
 
 
 @dataclass(frozen=True)
@@ -381,6 +384,22 @@ def put_weights(tensors: Iterable[tuple[str, Rows]], model: torch.nn.Module, sou
         raise _other_model(source, name, None, _shape(own, name))
 
 
+def put_moments(moments: Iterable[tuple[str, dict[str, torch.Tensor]]], state: TrainState) -> None:
+    """AdamW's step counts and moments, by parameter: those of this rank. Raises ValueError for other optimizers."""
+    optimizer = states_of(state.optimizer)
+    if type(optimizer) is not torch.optim.AdamW:
+        raise ValueError("its moments are plain AdamW's, which the optimizer of this config has not")
+    own = _parameters(optimizer)
+    for name, kinds in moments:
+        if (parameter := state.trained.get_parameter(name)) in own:
+            made = {kind: like(parameter, tensor, torch.float32) for kind, tensor in kinds.items() if kind != "step"}
+            optimizer.state[parameter] = {"step": kinds["step"].float().to(state.device), **made}
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> set[torch.Tensor]:
+    return {parameter for group in optimizer.param_groups for parameter in group["params"]}
+
+
 def _other_model(source: str, name: str, has: tuple[int, ...] | None, needs: tuple[int, ...] | None) -> UserError:
     return UserError("checkpoint.other_model", path=source, tensor=name, has=str(has), needs=str(needs))
 
@@ -405,20 +424,11 @@ def load(
         return None
     progress = read_progress(path)
     peers.agree(lambda: compatible(progress))
-    if state.parallel and progress.step:
-        _catch_up(state)
+    if state.parallel:
+        state.parallel.behind = progress.step > 0
     peers.agree(lambda: _put(path, state))
     written_by = json.loads(read_text(path / "state.json"))["torch"]
     return Loaded(progress, path, skipped, str(written_by))
-
-
-def _catch_up(state: TrainState) -> None:
-    """Before the weights are loaded, as it draws from the generators; of the size that a step has."""
-    ids = torch.zeros(state.config.batch_size, state.config.block_size, dtype=torch.long, device=state.device)
-    assert state.parallel is not None
-    state.model.train()
-    with state.autocast():
-        state.parallel.catch_up(lambda: state.call(ids, ids))
 
 
 def _put(path: Path, state: TrainState) -> None:
@@ -449,7 +459,7 @@ def _load_rest(path: Path, state: TrainState) -> None:
 def _load_moments(moments: dict[str, Split], state: TrainState) -> None:
     """Those of this rank's parameters. Raises ValueError where they are not its optimizer's."""
     optimizer = states_of(state.optimizer)
-    own = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    own = _parameters(optimizer)
     # Where an optimizer's states have other shapes than their parameters, it says which.
     shapes_of = getattr(optimizer, "state_shapes", None)
     optimizer.state.clear()

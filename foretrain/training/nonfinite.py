@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from foretrain.base.durable import replace_text
 from foretrain.base.errors import UserError
 from foretrain.base.messages import say
 from foretrain.config.options import RunConfig
@@ -109,8 +108,7 @@ class Guard:
             return False, progress.model_copy(update={"skipped": recent})
         report = self._agreed(self._report(state, step, numbers, again(step)))
         path = self.directory.path / f"nonfinite-{step}.json"
-        if self.ranks.first:
-            replace_text(path, json.dumps(report.to_json(schema=SCHEMA), indent=1) + "\n")
+        self.directory.write(path.name, json.dumps(report.to_json(schema=SCHEMA), indent=1) + "\n")
         values |= {"path": str(path), "saved": self._saved()}
         if report.first is None:
             raise UserError("diverged.transient", **values)

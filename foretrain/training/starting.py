@@ -25,8 +25,6 @@ from foretrain.config.presets import GPT2_SHAPES
 from foretrain.config.weights_file import WeightsFile, look, read_nanogpt
 from foretrain.data.dataset import DatasetInfo
 from foretrain.model import foreign
-from foretrain.model.ranks.parts import opened
-from foretrain.model.ranks.rows import like, states_of
 from foretrain.model.shape import ModelShape
 from foretrain.model.step import TrainState
 from foretrain.training import checkpoint
@@ -95,7 +93,7 @@ def put(weights: WeightsFile, state: TrainState, scratch: Path) -> Start:
             if state.masters:
                 state.masters.give_weights()
             if wants_moments:
-                _put_moments(moments, state)
+                checkpoint.put_moments(foreign.read_moments(moments, shape), state)
         except (Refused, SafetensorError, KeyError, ValueError) as error:
             reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
             raise UserError("checkpoint.cannot_start", path=weights.path, reason=reason) from None
@@ -123,24 +121,6 @@ def _files(weights: WeightsFile, folder: Path, *, wants_moments: bool) -> tuple[
             raise Refused(problem)
         return weights.files, [path / name for name in checkpoint.files_of(path, "optimizer")]
     return weights.files, []
-
-
-def _put_moments(files: list[Path], state: TrainState) -> None:
-    optimizer = states_of(state.optimizer)
-    if type(optimizer) is not torch.optim.AdamW:
-        raise Refused("its moments are plain AdamW's, which the optimizer of this config has not")
-    with opened(files) as held:
-        shape = ModelShape.of(state.config)
-        known = {parameter.name: parameter for parameter in shape.parameters()}
-        mine = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-        for name, parameter in state.trained.named_parameters():
-            if parameter not in mine:  # another rank's
-                continue
-            own = optimizer.state[parameter]
-            own["step"] = held[f"step/{name}"].whole().float().to(state.device)
-            for kind in ("exp_avg", "exp_avg_sq"):
-                moment = foreign.fit_moment(known[name], held[f"{kind}/{name}"].whole(), shape)
-                own[kind] = like(parameter, moment, torch.float32)
 
 
 def _digest(files: tuple[str, ...]) -> str:

@@ -22,6 +22,7 @@ from foretrain.base.records import Record
 from foretrain.base.safe_read import read_bytes, read_text
 from foretrain.base.units import MIB
 from foretrain.config.options import RunConfig
+from foretrain.config.resolve import to_toml
 from foretrain.data.dataset import DatasetInfo
 from foretrain.hardware.catalogue import Dtype, Gpu
 
@@ -131,8 +132,8 @@ class RankFigures(Record):
     """
 
     rank: int
-    host: str
     card: str
+    host: str = ""
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None
     process_bytes: int | None = None
@@ -254,6 +255,10 @@ class RunDirectory:
         """Write a file of the run whole, and remember it. Raises OSError."""
         replace_text(self.path / name, text)
         self._kept[name] = text
+
+    def write_config(self, config: RunConfig) -> None:
+        """What the run goes on with. Raises OSError."""
+        self.write("config.toml", to_toml(config))
 
     def restore_removed(self) -> tuple[str, ...]:
         """Write again what was removed under the run, as far as it is written once; its lock too. Returns the names.

@@ -14,8 +14,6 @@ from typing import Any
 from foretrain.base.errors import UserError
 from foretrain.config.microbatches import cut, sequences_of, shrunk
 from foretrain.config.options import RunConfig
-from foretrain.config.ranks import of_rank
-from foretrain.config.resolve import to_toml
 from foretrain.data.batches import Batch, TokenFile, evaluation_batches
 from foretrain.data.dataset import DatasetInfo
 from foretrain.model import precision_check
@@ -45,9 +43,7 @@ from foretrain.training.meter import Meter
 from foretrain.training.nonfinite import Guard, Reading
 from foretrain.training.notes import Listener, Note
 from foretrain.training.pace import WARM_STEPS, Pace
-from foretrain.training.ranks.group import Ranks
-from foretrain.training.ranks.place import OfRank, host_name
-from foretrain.training.ranks.together import Together
+from foretrain.training.ranks.together import Ranks, Together
 from foretrain.training.saver import Saver
 from foretrain.training.signals import StopFlag
 from foretrain.training.starting import config_digest
@@ -113,7 +109,7 @@ class Trainer:
 
     def _take(self, config: RunConfig) -> None:
         """The run's config; `own` is what this rank carries out of each step."""
-        self.config, self.own = config, of_rank(config, self.ranks.world) if self.ranks.world > 1 else config
+        self.config, self.own = config, self.together.part_of(config)
 
     # -- the run -------------------------------------------------------------------------------------------
 
@@ -144,8 +140,8 @@ class Trainer:
             ending = ending_of(error, self.directory.path, self.progress.step, self._out_of_memory)
             if isinstance(error, UserError) and ending.status == "diverged":  # later steps were begun, but none made
                 self.progress = self.progress.model_copy(update={"step": error.values.get("step", self.progress.step)})
-            if isinstance(error, OfRank) and ending.reason in SMALLER_AT_RESUME:
-                self._take_smaller(error.values["smaller"])
+            if isinstance(ending.error, UserError) and ending.reason in SMALLER_AT_RESUME:  # this rank's, or another's
+                self._take_smaller(ending.error.values["smaller"])
             self._write_fault(ending.status, ending.reason)
             if ending.error is raised:
                 raise
@@ -249,6 +245,7 @@ class Trainer:
                 self._note(id, **values)
             self.skipped_checkpoints = tuple(f"{name}: {problem}" for name, problem in loaded.skipped)
             self.progress = loaded.progress
+            self.together.by_number |= loaded.progress.dropout_by_number
             if self.config.eval_only:  # once more, perhaps with more batches
                 self.progress = self.progress.model_copy(update={"evaluated": False})
         step = self.progress.step
@@ -258,7 +255,7 @@ class Trainer:
         self.worlds = starting.worlds(previous, step, self.ranks.world)
         self._resume_split(previous)
         self.directory.drop_metrics_from(step, keep_evaluation=self.progress.evaluated)
-        self.directory.write("config.toml", to_toml(self.config))
+        self.directory.write_config(self.config)
         self._note("resumed", step=step)
         self._write_record("running")
 
@@ -365,11 +362,7 @@ class Trainer:
     def _smaller_at_resume(self, id: str) -> UserError:
         """What was to be done cannot be done again. The record gets a smaller micro-batch, for a resume from the last
         checkpoint."""
-        if self.own.batch_size == 1:
-            return self._out_of_memory("memory.one_sequence")
-        error = self._out_of_memory(id)
-        self._take_smaller(error.values["smaller"])
-        return error
+        return self._out_of_memory("memory.one_sequence" if self.own.batch_size == 1 else id)
 
     def _take_smaller(self, batch_size: int) -> None:
         self.shrunk_from = self.shrunk_from or self.config.batch_size
@@ -417,7 +410,7 @@ class Trainer:
 
     def _keep_config(self) -> None:
         with contextlib.suppress(OSError):  # a full disk: only a resume would miss it, and find the same way again
-            self.directory.write("config.toml", to_toml(self.config))
+            self.directory.write_config(self.config)
             self._write_record("running")
 
     def _log(self, step: int, loss: float, grad_norm: float, step_s: float) -> None:
@@ -536,7 +529,7 @@ class Trainer:
         """What this rank has measured of itself so far."""
         phases = self.meter.phases.values()
         return RankFigures(
-            rank=self.ranks.rank, host=host_name(), card=self.placement.gpu.name,
+            rank=self.ranks.rank, card=self.placement.gpu.name,
             allocated_bytes=max((p.allocated_bytes or 0 for p in phases), default=0) or None,
             reserved_bytes=max((p.reserved_bytes or 0 for p in phases), default=0) or None,
             process_bytes=self.meter.process_peak(), step_s=self.pace.median_step_s,
@@ -544,7 +537,8 @@ class Trainer:
         )  # fmt: skip
 
     def _save(self, *, wait: bool) -> None:
-        self.progress = self.progress.model_copy(update={"elapsed_s": self._elapsed_s()})
+        more = {"elapsed_s": self._elapsed_s(), "dropout_by_number": self.together.by_number}
+        self.progress = self.progress.model_copy(update=more)
         self._mend_folder()
         self.saver.save(self.state, self.progress, wait=wait)
 

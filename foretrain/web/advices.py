@@ -6,11 +6,13 @@ from pydantic import Field
 
 from foretrain.advice.rules.base import Goal
 from foretrain.app.advise import advices
+from foretrain.base.errors import UserError
 from foretrain.predict.spec import StepName
 from foretrain.reports.as_json import document_json
 from foretrain.reports.views import advice as advice_view
 from foretrain.web import planner
 from foretrain.web.answers import SCHEMA
+from foretrain.web.ranks import advised
 
 MOST = 8
 
@@ -25,7 +27,12 @@ class AskedAdvice(planner.Asked):
 
 def answer(asked: AskedAdvice) -> dict[str, Any]:
     """The best changes as one table, what to set for each, and what would not help. Raises UserError."""
-    plan = planner.made(planner.resolved(asked), asked.gpu, asked.others).model_copy(update={"step": asked.step})
+    resolved = planner.resolved(asked)
+    if planner.count(asked) > 1:
+        if asked.step != "foretrain":
+            raise UserError("page.count_nanogpt", count=planner.count(asked))
+        return advised.answer(asked, resolved, asked.goal, asked.most)
+    plan = planner.made(resolved, asked.gpu, asked.others).model_copy(update={"step": asked.step})
     found = advices(plan, asked.goal).top(asked.most)
     document = document_json(advice_view.document(plan, found))
     now, listed, *rest = document["sections"]
@@ -36,6 +43,7 @@ def answer(asked: AskedAdvice) -> dict[str, Any]:
             "used_by_others_bytes": (
                 advice.used_by_others_bytes if advice.used_by_others_bytes != found.used_by_others_bytes else None
             ),
+            "count": None, "able": True,
         }
         for advice in found.advised
     ]  # fmt: skip

@@ -5,7 +5,6 @@ from typing import Any
 
 from foretrain.advice.cards import choose
 from foretrain.base.messages import printable, say
-from foretrain.config.presets import PRESETS
 from foretrain.config.resolve import from_text, to_toml
 from foretrain.reports.views import cards as cards_view
 from foretrain.web import advices, answers, devices, planner
@@ -13,21 +12,25 @@ from foretrain.web.asking import Made, answered
 from foretrain.web.fields import fields
 from foretrain.web.finetune import calls as finetune
 from foretrain.web.language import spoken
+from foretrain.web.ranks import shown as ranks
 
 
 def start(no_exact: str, no_runs: str = "") -> dict[str, Any]:
     """What the page needs once: the form, texts, devices, presets. `no_…`: why one has no such thing here, else ""."""
     return {
         "schema": answers.SCHEMA, **spoken(), "fields": fields(), "devices": devices.listed(),
-        "presets": list(PRESETS), "drawing": answers.drawing(), "no_exact": no_exact, "no_runs": no_runs,
+        "presets": planner.presets(), "drawing": answers.drawing(), "no_exact": no_exact, "no_runs": no_runs,
     }  # fmt: skip
 
 
 def plan(asked: planner.Asked) -> Made:
     """The plan of a form, by the ledger. Raises UserError."""
     found = planner.resolved(asked)
-    made = planner.made(found, asked.gpu, asked.others)
-    return 200, {**answers.plan_json(made, found), "command": printable(planner.command(asked))}
+    if planner.count(asked) > 1:
+        answer = ranks.plan_json(asked, found)
+    else:
+        answer = answers.plan_json(planner.made(found, asked.gpu, asked.others), found)
+    return 200, {**answer, "command": printable(planner.command(asked))}
 
 
 def advice(body: bytes | str) -> Made:
@@ -36,7 +39,8 @@ def advice(body: bytes | str) -> Made:
 
 
 def cards(asked: planner.Asked) -> Made:
-    """The same config on several devices. Raises UserError."""
+    """The same config on several devices, one card each. Raises UserError."""
+    planner.check_alone(asked, "page.count_compare")
     found = planner.resolved(asked)
     names = list(dict.fromkeys(asked.cards)) or [asked.gpu]
     plans = [planner.made(found, name, asked.others if name == asked.gpu else "") for name in names]

@@ -67,6 +67,7 @@ class Jobs:
         }
 
     def _pretraining(self, asked: planner.Asked) -> Made:
+        planner.check_alone(asked, "page.count_exact")
         found = planner.resolved(asked)
         plan = planner.made(found, asked.gpu, asked.others)
 

@@ -23,15 +23,18 @@ from foretrain.web import devices
 
 Text = Annotated[StrictStr, Field(max_length=200)]
 Value = StrictBool | StrictInt | StrictFloat | Annotated[StrictStr, Field(max_length=4096)]
+MOST_CARDS = 512
 Key = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9_]{1,64}$")]
 
 
 class Asked(Record):
-    """What stands in the form: a preset, values over it, a device, what other programs use there, cards to compare."""
+    """What stands in the form: a preset, values over it, a device and how many of it, what other programs use there,
+    cards to compare."""
 
     preset: Text = ""
     values: dict[Key, Value] = Field(default={}, max_length=200)
     gpu: Text = "RTX 4070"
+    count: Text = "1"
     others: Text = ""
     cards: tuple[Text, ...] = Field(default=(), max_length=60)
     name: Text = ""
@@ -42,6 +45,11 @@ class Pasted(Record):
 
     name: Text = ""
     text: Annotated[StrictStr, Field(max_length=200_000)]
+
+
+def presets() -> list[str]:
+    """The names that a form can begin with."""
+    return list(PRESETS)
 
 
 def resolved(asked: Asked) -> ResolvedConfig:
@@ -64,14 +72,35 @@ def resolved(asked: Asked) -> ResolvedConfig:
     return found
 
 
+def count(asked: Asked) -> int:
+    """How many cards train together. Raises UserError for what is no such number."""
+    text = asked.count.strip() or "1"
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MOST_CARDS):
+        raise UserError("page.bad_count", value=text[:40], most=MOST_CARDS)
+    return int(text)
+
+
+def check_alone(asked: Asked, id: str) -> None:
+    """Raise UserError `id` where several cards train together: what is asked is answered for one."""
+    if count(asked) > 1:
+        raise UserError(id, count=count(asked))
+
+
 def command(asked: Asked) -> str:
     """The same plan in a terminal, for who has no page. The card of this machine needs no word."""
     words = ["foretrain", "plan", *([asked.preset] if asked.preset else [])]
-    words += ["--gpu", asked.gpu] if asked.gpu != devices.HERE else []
+    words += _cards(asked)
     words += ["--used-by-others", asked.others] if asked.others.strip() else []
     for key, value in asked.values.items():
         words.append(f"--{key}={str(value).lower() if isinstance(value, bool) else value}")
     return shlex.join(words)
+
+
+def _cards(asked: Asked) -> list[str]:
+    here = asked.gpu == devices.HERE
+    if count(asked) > 1:
+        return ["--gpus", str(count(asked)) if here else f"{count(asked)} x {asked.gpu}"]
+    return [] if here else ["--gpu", asked.gpu]
 
 
 def made(found: ResolvedConfig, gpu: str, others: str) -> Plan:

@@ -136,6 +136,18 @@ def wholes(state: TrainState) -> dict[str, np.ndarray]:
     return found
 
 
+def not_finite(peers: Peers, config: RunConfig, strategy: str) -> bool:
+    """Whether a step whose loss is none on the last rank alone leaves what this one has as it was."""
+    state = state_of(config, strategy, peers)
+    onward(state)
+    before, call = wholes(state), state.call
+    if peers.rank == peers.world - 1:
+        state.call = lambda *batch: call(*batch) * float("nan")
+    onward(state)
+    after = wholes(state)
+    return before.keys() == after.keys() and all((before[name] == after[name]).all() for name in before)
+
+
 def saved_beside_steps(peers: Peers, config: RunConfig, strategy: str, folder: str) -> dict[str, np.ndarray]:
     """Save in the background after an evaluation, with a slow disk, while steps go on; give the state as it was."""
     state, told = state_of(config, strategy, peers), []

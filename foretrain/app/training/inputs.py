@@ -18,10 +18,12 @@ from foretrain.training.store import RunDirectory
 
 
 def choose(
-    resolved: ResolvedConfig, placement: Placement, directory: RunDirectory, resuming: bool
+    resolved: ResolvedConfig, placement: Placement, directory: RunDirectory, resuming: bool, world: int = 1
 ) -> tuple[ResolvedConfig, Placement]:
     """What the config leaves open: as the run has it already, else measured."""
     given = set(resolved.sources)
+    if world > 1:  # their gradients would be sent in half precision (model/ranks/sharing.py)
+        given.add("master_weights")
     if resuming:
         chosen = choices.recall(resolved.config, placement, directory.read_record(), given)
     else:

@@ -4,38 +4,18 @@ Of several ranks the first one does it, and tells the others what came of it; th
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
-
-import torch
 
 from foretrain.advice import host_fit
 from foretrain.app.training.data import prepare_data
 from foretrain.app.training.directories import already_finished, check_start, directory_of
+from foretrain.app.training.following import follow, told_of
 from foretrain.app.training.inputs import choose, pick_batch, write_inputs
-from foretrain.app.training.request import Request
-from foretrain.base.errors import UserError
-from foretrain.config.options import RunConfig
-from foretrain.config.resolve import ResolvedConfig
-from foretrain.data.dataset import DatasetInfo
+from foretrain.app.training.request import Ready, Request
 from foretrain.training.device import Placement, place
 from foretrain.training.host_memory import give_back, keep_memory
 from foretrain.training.ranks import meeting
-from foretrain.training.ranks.follower import FollowerDirectory
 from foretrain.training.ranks.group import Group
-from foretrain.training.store import RunDirectory, RunRecord
-
-
-@dataclass(frozen=True)
-class Ready:
-    """A run that can begin: all is chosen, and its directory is there."""
-
-    resolved: ResolvedConfig
-    placement: Placement
-    info: DatasetInfo
-    directory: RunDirectory
-    resuming: bool
+from foretrain.training.store import RunRecord
 
 
 def alone(asked: Request) -> Ready | RunRecord:
@@ -48,10 +28,10 @@ def together(asked: Request, ranks: Group) -> Ready | RunRecord:
     placement = meeting.placed(asked.resolved.config, ranks)
     if ranks.first:
         found = _first(asked, lambda: placement, ranks.world)
-        ranks.agree(_told(found), lambda words: words[0], patient=True)
+        ranks.agree(told_of(found), lambda words: words[0], patient=True)
         return found
     told = ranks.agree(None, lambda words: words[0], patient=True)
-    return RunRecord.from_json(told["finished"]) if "finished" in told else _follow(asked, placement, told, ranks.rank)
+    return RunRecord.from_json(told["finished"]) if "finished" in told else follow(asked, placement, told, ranks.rank)
 
 
 def _first(asked: Request, placed: Callable[[], Placement], world: int) -> Ready | RunRecord:
@@ -59,32 +39,6 @@ def _first(asked: Request, placed: Callable[[], Placement], world: int) -> Ready
         return done
     check_start(asked.resolved, asked.resume)
     return _ready(asked, placed(), world)
-
-
-def _told(found: Ready | RunRecord) -> dict[str, Any]:
-    """What the other ranks have to know."""
-    if isinstance(found, RunRecord):
-        return {"finished": found.model_dump_json()}
-    return {
-        "config": found.resolved.config.model_dump_json(), "dtype": found.placement.dtype,
-        "compiled": found.placement.compiled, "path": str(found.directory.path.resolve()),
-        "resuming": found.resuming, "fingerprint": found.info.fingerprint,
-    }  # fmt: skip
-
-
-def _follow(asked: Request, placement: Placement, told: dict[str, Any], rank: int) -> Ready:
-    """The run as the first rank has it. Raises UserError where this machine has not the same data or folder."""
-    config = RunConfig.from_json(told["config"])
-    if placement.device.type == "cpu":
-        keep_memory()
-        if config.cpu_threads:
-            torch.set_num_threads(config.cpu_threads)
-    resolved, info = prepare_data(replace(asked.resolved, config=config), asked.bar)
-    if info.fingerprint != told["fingerprint"]:
-        raise UserError("data.other_on_rank", path=info.path)
-    directory = FollowerDirectory(Path(told["path"]), rank)
-    own = replace(placement, dtype=told["dtype"], compiled=told["compiled"] and placement.compiled)
-    return Ready(replace(resolved, config=config), own, info, directory, told["resuming"])
 
 
 def _ready(asked: Request, placement: Placement, world: int) -> Ready:
@@ -97,7 +51,7 @@ def _ready(asked: Request, placement: Placement, world: int) -> Ready:
         host_fit.check(resolved.config, placement.gpu, compiled=placement.compiled)
     directory, resuming = directory_of(resolved, asked.resume, listen)
     try:
-        resolved, placement = choose(resolved, placement, directory, resuming)
+        resolved, placement = choose(resolved, placement, directory, resuming, world)
         give_back()  # what the measurements took is not the training's
         if resolved.config.auto_batch_size and not resuming:  # a resumed run goes on as it was
             resolved = pick_batch(resolved, placement, asked, world)

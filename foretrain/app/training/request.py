@@ -1,12 +1,18 @@
-"""What is to be trained, and how."""
+"""What is to be trained, and how; and the same made ready to begin."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from foretrain.config.resolve import ResolvedConfig
+from foretrain.data.dataset import DatasetInfo
 from foretrain.data.remote import Bar
 from foretrain.training.contention import Reading
 from foretrain.training.notes import Listener
 from foretrain.training.ranks.place import ALONE, Place
+from foretrain.training.store import RunDirectory
+
+if TYPE_CHECKING:
+    from foretrain.training.device import Placement
 
 
 @dataclass(frozen=True)
@@ -23,3 +29,14 @@ class Request:
     ends_process: bool
     since: Reading
     place: Place = ALONE
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A run that can begin: all is chosen, and its directory is there."""
+
+    resolved: ResolvedConfig
+    placement: "Placement"
+    info: DatasetInfo
+    directory: RunDirectory
+    resuming: bool

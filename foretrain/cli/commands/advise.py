@@ -15,7 +15,7 @@ from foretrain.advice.rules.base import Goal
 from foretrain.app.advise import advices, base_plan, confirmed
 from foretrain.base.errors import UserError
 from foretrain.base.messages import listed, say
-from foretrain.cli import changed_nanogpt, finetune_advise
+from foretrain.cli import changed_nanogpt, cluster_advise, finetune_advise
 from foretrain.cli.commands import plan_exact, plan_limits
 from foretrain.cli.commands import plan_options as o
 from foretrain.cli.commands.plan_exact import Depth
@@ -51,6 +51,8 @@ foretrain advise my.toml --gpu 4070 --goal speed
 foretrain advise my.toml --gpu 4070 --used-by-others 2GB --apply 1 --write smaller.toml
 
 foretrain advise gpt2-774m --gpu 3060 --goal cost --price "3060=0.08,4090=0.35,A100-SXM4-80GB=1.2"
+
+foretrain advise my.py --gpus "2 x RTX 4090"   (would one card do, what would four give, sharding, accumulation)
 
 foretrain advise my.py --gpu 4070 --exact --top 2   (traces each and replays it at the card's limit)
 
@@ -102,6 +104,9 @@ def advise_command(
     context: typer.Context,
     words: Words = None,
     gpu: o.Gpu = "auto",
+    gpus: o.Gpus = "",
+    link: o.Link = "",
+    network: o.Network = "",
     others: o.Others = "",
     goal: GoalOption = "",
     trainer: Trainer = "",
@@ -117,9 +122,11 @@ def advise_command(
     """Find what to change: every option and technique, planned for your run and ranked by gain and cost."""
     if finetune_advise.answered(context, words or []):
         return
+    _check_options(goal, exact, apply, write)
+    if cluster_advise.answered(context, words or []):
+        return
     resolved = plan_exact.with_trainer(resolve(words or []), trainer)
     print_notes(resolved.notes, quiet=quiet)
-    _check_options(goal, exact, apply, write)
     base = base_plan(resolved, gpu, others, price, typed("--used-by-others"))
     with _progress(quiet or goal != "quality"):
         found = advices(base, goal or None, price)  # type: ignore[arg-type]

@@ -4,7 +4,7 @@ import typer
 
 from foretrain.advice.asked import Asked
 from foretrain.app.limits import Limits, check_limits, make_plans, priced
-from foretrain.app.plan import targets
+from foretrain.app.plan import Target, targets
 from foretrain.base.errors import UserError
 from foretrain.cli import cluster, finetune
 from foretrain.cli.commands import plan_exact, plan_limits, plan_print
@@ -110,8 +110,7 @@ def plan_command(
     form.check(elsewhere="--explain" if explain else "--largest" if largest else "")
     plan_exact.check_depth(depth, resolved.files)
     found = targets(gpu, others, resolved.config, typed("--used-by-others"))
-    plan_exact.check_readings(depth, [target.gpu for target in found])
-    _check_targets(len(found), depth, limits, step_time, logged_mfu)
+    _check_targets(found, depth, limits, step_time, logged_mfu)
     plans = make_plans(resolved, found, limits, step_time, logged_mfu)
     if largest and not limits.asks:
         with interpreter.using(python):
@@ -121,8 +120,7 @@ def plan_command(
         plan_limits.answer(plans[0], step, limits, form)
     else:
         plans = _deepened(plans, depth, form, python)
-    if check and not best:
-        plan_print.check(plans)
+    plan_print.check(plans if check and not best else [])
 
 
 def _deepened(plans: list[Plan], depth: Depth, form: Form, python: str) -> list[Plan]:
@@ -152,8 +150,12 @@ def _timed(asked: Asked, step_time: float | None, logged_mfu: float | None) -> A
     return asked.model_copy(update={"speed": speed})
 
 
-def _check_targets(count: int, depth: Depth, limits: Limits, step_time: float | None, logged_mfu: float | None) -> None:
-    """What can only be asked of one card."""
+def _check_targets(
+    found: list[Target], depth: Depth, limits: Limits, step_time: float | None, logged_mfu: float | None
+) -> None:
+    """What can only be asked of one card, and what was read on it."""
+    plan_exact.check_readings(depth, [target.gpu for target in found])
+    count = len(found)
     check_limits(limits, count, depth.wants_trace or bool(depth.largest))
     if (depth.explain or depth.largest or depth.snapshot) and count > 1:
         raise UserError("usage.one_card", count=count)

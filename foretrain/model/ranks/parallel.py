@@ -38,6 +38,7 @@ class Parallel:
         self.call: Callable[..., Tensor]
         self.asks: Callable[[], bool] = lambda: False  # whether this rank has something to tell the others
         self.asked: Tensor | None = None  # above 0 where one of them had in the last step
+        self.behind = False  # goes on from a checkpoint, and has made no step yet
         self._stale = False  # DDP expects gradients of a pass that was broken off
         if sharing.way.shards_weights:
             self._shard(model, device, dtype)
@@ -108,13 +109,16 @@ class Parallel:
         return True
 
     def catch_up(self, loss: Callable[[], Tensor]) -> None:
-        """Bring a process that goes on from a checkpoint to where one is after a step. DDP lays out its buckets anew
-        then, in the order in which gradients came, and three ranks or more add them up in another order: the resumed
-        run would not be bit for bit the same. `loss`: of any batch, as its gradients are dropped."""
-        if isinstance(self.call, DistributedDataParallel):
-            loss().backward()
+        """Before a micro-batch, of which this is the loss: bring a process that is `behind` to where one is after a step.
+        DDP then lays out its buckets anew, in the order in which gradients came, and three ranks or more add them up in
+        another order: the resumed run would not be bit for bit the same. The gradients are dropped."""
+        if self.behind and isinstance(self.call, DistributedDataParallel):
+            device = next(self.model.parameters()).device
+            with torch.random.fork_rng([device] if device.type == "cuda" else []):
+                loss().backward()
             for parameter in self.model.parameters():
                 parameter.grad = None
+        self.behind = False
 
     def mean(self, number: Tensor) -> Tensor:
         """The mean of a scalar over all ranks, on each of them. With it goes whether any of them `asks`."""

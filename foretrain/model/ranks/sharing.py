@@ -8,7 +8,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from foretrain.config.options import StrategyName
+from foretrain.base.errors import UserError
+from foretrain.config.options import RunConfig, StrategyName
+from foretrain.config.ranks import as_one_rank_of, of_rank
 
 
 @dataclass(frozen=True)
@@ -64,3 +66,33 @@ class Sharing:
         """Elements of the largest piece of a weight: it is cut by rows, and every rank has room for as many as the
         first one has."""
         return -(-shape[0] // self.shards) * math.prod(shape[1:])
+
+
+# Options whose optimizer works on weights that are whole.
+_WHOLE = {"muon": ("zero1", "fsdp", "fsdp_no_reshard", "hsdp"), "adamw8bit": ("fsdp", "fsdp_no_reshard", "hsdp")}
+
+
+def sharing_problem(config: RunConfig, sharing: Sharing) -> UserError | None:
+    """Why a step of this config cannot be shared so; None where it can.
+
+    Each was tried with model/step.py. Muon's matrices and the blocks of 8-bit moments are whole tensors (and ZeRO-1
+    makes optimizers by AdamW's arguments). The fp32 masters of model/master.py are made before DDP and FSDP change the
+    weights that run, and DDP's buckets have the dtype of these.
+    """
+    values = {"strategy": sharing.strategy}
+    if sharing.way.replicates and sharing.world % sharing.per_node:
+        return UserError("config.sharing_nodes", world=sharing.world, per_node=sharing.per_node)
+    if sharing.strategy in _WHOLE.get(config.optimizer, ()):
+        return UserError("config.sharing_optimizer", optimizer=config.optimizer, **values)
+    if config.master_weights:
+        return UserError("config.sharing_master_weights", **values)
+    if config.optimizer_offload and sharing.strategy != "ddp":
+        return UserError("config.sharing_offload", **values)
+    return None
+
+
+def check_ranks(config: RunConfig, world: int, per_node: int) -> None:
+    """Raise UserError where so many ranks cannot carry out a config's steps as its strategy says."""
+    of_rank(as_one_rank_of(config, world), world)
+    if problem := sharing_problem(config, Sharing(config.strategy, world, per_node)):
+        raise problem

@@ -106,6 +106,9 @@ class Recorder:
         """The same pass of a later micro-batch: gradients are added to those that are there, and end."""
         found = Recorder(self.symbols)
         found.births, found.home, found.split = list(self.births), self.home, self.split
+        places = [position for position, *_ in self.taken]
+        found.timed = [(at + sum(place <= at for place in places), changed) for at, changed in self.timed]
+        found.products = self.products
         before = 0
         for position, serial, component in self.taken:
             found.births[serial] = found.births[serial]._replace(component=component)

@@ -64,6 +64,7 @@ class Lives:
         self.t, self.machine = t, machine
         self.alive: dict[Node, int] = {}  # serial numbers
         self.seen: set[Any] = set()  # kernels that have run
+        self.layer: int | None = None  # in the place of the nodes' own, where a graph is that of several layers
         self.given_away: frozenset[Node] = frozenset()  # results of the forward pass that backward reads too
 
     def birth(self, node: Node, component: str) -> None:
@@ -85,7 +86,8 @@ class Lives:
             kernel = line.kernel
             if kernel is not last:
                 last = kernel
-                self.t.layer, self.t.moment = kernel.first.layer, _moment(kernel, thread)
+                self.t.layer = kernel.first.layer if self.layer is None else self.layer
+                self.t.moment = _moment(kernel, thread)
                 if kernel.first.name == "mm":
                     self._workspace(thread)
             if line.timed:

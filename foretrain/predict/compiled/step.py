@@ -71,7 +71,9 @@ class CompiledProgram(EagerProgram):
             return super().forward(saving)
         there, passage, structure = self._workspaces(), self._whole(saving), self._structure(saving)
         self.started.add(saving)
-        walk = first_walk(self.t, passage, structure, there, cuda=self.v.cuda)
+        walk = first_walk(self.t, passage, structure, there, self._given(passage), cuda=self.v.cuda)
+        if not saving:
+            self.left += walk.left(*self.ranks.leaves)
         logits = next((tensor for tensor in walk.alive.values() if tensor.component == "logits"), None)
         return First(walk, logits if self.v.keeps_logits else None)
 
@@ -80,6 +82,7 @@ class CompiledProgram(EagerProgram):
             super().backward(result)
             return
         self.gradients = result.walk.backward()
+        self.left += result.walk.left(*self.ranks.leaves)
 
     def _recorded(self, saving: bool, state: State) -> Recorder:
         model, symbols = self._built(), self.t.symbols

@@ -18,12 +18,19 @@ class Walk:
     part of that peak for the second (torch/_inductor/runtime/triton_heuristics.py, copy_args_to_cpu_if_needed).
     """
 
-    def __init__(self, t: Timeline, passage: Passage, timed: Sequence[tuple[int, tuple[int, ...]]], there: int) -> None:
+    def __init__(
+        self,
+        t: Timeline,
+        passage: Passage,
+        timed: Sequence[tuple[int, tuple[int, ...]]],
+        there: int,
+        given: Sequence[Tensor] = (),
+    ) -> None:
         self.t, self.passage, self.there = t, passage, there
         self.timed: dict[int, list[Sequence[int]]] = defaultdict(list)
         for at, changed in timed:
             self.timed[at].append(changed)
-        self.alive: dict[int, Tensor] = {}
+        self.alive = dict(enumerate(given))
 
     def part(self, number: int) -> None:
         """One of the two parts of the pass."""
@@ -39,14 +46,20 @@ class Walk:
                 if component == "workspace" and size.formula.endswith("cuBLAS") and self.there:
                     self.there -= 1
                 else:
-                    self.alive[event] = t.alloc(component, size)
+                    made = self.alive[event] = t.alloc(component, size)
+                    if event in passage.streams:
+                        t.streams[made.serial] = passage.streams[event]
             else:
                 t.free(self.alive.pop(~event))
+
+    def left(self, *components: str) -> list[Tensor]:
+        """What is there of these."""
+        return [tensor for tensor in self.alive.values() if tensor.component in components]
 
     def backward(self) -> list[Tensor]:
         """The second part. Returns the gradients."""
         self.part(1)
-        return [tensor for tensor in self.alive.values() if tensor.component == "gradients"]
+        return self.left("gradients")
 
     def _time(self, changed: Sequence[int]) -> None:
         t = self.t
@@ -63,9 +76,12 @@ class Walk:
             t.free(buffer)
 
 
-def first_walk(t: Timeline, passage: Passage, structure: Structure, there: int, *, cuda: bool) -> Walk:
+def first_walk(
+    t: Timeline, passage: Passage, structure: Structure, there: int, given: Sequence[Tensor] = (), *, cuda: bool
+) -> Walk:
     """The walk of a pass that runs for the first time, with its forward part done. Matmuls of sizes that are not
-    aligned are timed with padding before; `there`: how many workspaces of cuBLAS there are."""
+    aligned are timed with padding before; `there`: how many workspaces of cuBLAS there are; `given`: what the pass ends
+    of what was there before."""
     products = [(_product(t, sizes), width) for sizes, width in structure.products]
     if any(is_unaligned(product, width) for product, width in products):
         t.at("compile")
@@ -74,7 +90,7 @@ def first_walk(t: Timeline, passage: Passage, structure: Structure, there: int, 
             there = 1
         for product, width in dict.fromkeys(products):
             time_padding(t, [product], width)
-    walk = Walk(t, passage, structure.timed, there)
+    walk = Walk(t, passage, structure.timed, there, given)
     walk.part(0)
     return walk
 

@@ -16,6 +16,7 @@ from foretrain.model.techniques import optimizer_of
 from foretrain.predict.abstract.fully_shard import passes_of
 from foretrain.predict.abstract.step import EagerProgram
 from foretrain.predict.abstract.tensors import bfloat16, float16
+from foretrain.predict.compiled.blocks import BlocksProgram
 from foretrain.predict.compiled.step import CompiledProgram
 from foretrain.predict.estimate.kernel_buffers import (
     Processors,
@@ -106,7 +107,8 @@ class SimulatedRun:
         variant = spec.variant
         self.writes_scores = "math" in (variant.attention, variant.evaluation_attention)
         low = LOWS.get(spec.dtype)
-        program = CompiledProgram if spec.compiled else EagerProgram
+        compiled = CompiledProgram if spec.sharing is None else BlocksProgram  # model/step.py compiles it so
+        program = compiled if spec.compiled else EagerProgram
         ranks = passes_of(spec.sharing, [p.shape for p in shape.parameters()], half=spec.half)
         self.step: EagerProgram = program(self.t, variant, config, low, ranks=ranks)
         self.logits: Any = None

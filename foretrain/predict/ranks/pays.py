@@ -10,9 +10,13 @@ from foretrain.config.microbatches import cut, divisors, sequences_of
 from foretrain.config.options import RunConfig
 from foretrain.hardware.cluster import BRIDGED, Cluster
 from foretrain.hardware.links import nvlink_of
-from foretrain.predict.plan import plan
-from foretrain.predict.ranks.plan import choose, share, speed_up
+from foretrain.predict.memory import estimated
+from foretrain.predict.plan import Plan
+from foretrain.predict.ranks.plan import rank_spec, speed_up
 from foretrain.predict.ranks.record import Change, ClusterPlan, Factor, Pays, RankPlan, What, Word
+from foretrain.predict.spec import StepSpec
+from foretrain.predict.speed.ranks import rank_time
+from foretrain.predict.speed.time import step_time
 
 PAYS, HARDLY = 0.8, 1.1  # efficiency from which on cards pay; times as fast below which they do not
 WORTH = 1.1  # a change that does not make them pay is worth telling from so many times the efficiency on
@@ -98,18 +102,32 @@ def _more(config: RunConfig) -> Iterator[RunConfig]:
 
 
 def _planned(found: ClusterPlan, config: RunConfig, cluster: Cluster, what: What) -> Change | None:
-    """A change as it would be on these cards; None where nothing fits."""
+    """A change as it would be on these cards; None where nothing fits.
+
+    More accumulation takes no more memory, nor does a link; for a micro-batch the quickest are judged until one fits.
+    """
     one = found.one_card
-    if config is not one.config:
-        one = plan(config, one.gpu, name=one.name, used_by_others_bytes=one.used_by_others_bytes)
-    best = choose(share(one, cluster).ranks)
-    if best is None or best.speed_up is None or best.timing is None:
-        return None
-    faster, alone = best.speed_up, found.one_card.timing
-    if what == "micro_batch" and alone:  # against the one card as it was, which has no need of it
-        faster = speed_up(alone, best.timing)
-    return Change(
-        what=what, batch_size=config.batch_size, accumulation=config.gradient_accumulation_steps,
-        tokens_per_step=config.tokens_per_step, link=cluster.link.name, strategy=best.strategy, speed_up=faster,
-        efficiency=faster.expected / cluster.world,
-    )  # fmt: skip
+    alone = one.timing.step_s if one.timing else None
+    if what == "accumulation":  # against one card that runs as much
+        alone = step_time(StepSpec.of(config, one.gpu, dtype=one.dtype, compiled=one.compiled))
+    fitting = [rank for rank in found.ranks if rank.verdict != "does_not_fit"]
+    timed: list[tuple[float, Factor, RankPlan]] = []
+    for rank in fitting:
+        spec, sharing = rank_spec(one, config, cluster, rank)
+        time = rank_time(spec, sharing, cluster)
+        if time is not None and alone is not None:
+            timed.append((time.step_s.expected_s, speed_up(alone, time.step_s), rank))
+    for _, faster, rank in sorted(timed, key=lambda each: each[0]):
+        if what == "micro_batch" and not _fits(one, rank_spec(one, config, cluster, rank)[0], rank):
+            continue
+        return Change(
+            what=what, batch_size=config.batch_size, accumulation=config.gradient_accumulation_steps,
+            tokens_per_step=config.tokens_per_step, link=cluster.link.name, strategy=rank.strategy, speed_up=faster,
+            efficiency=faster.expected / cluster.world,
+        )  # fmt: skip
+    return None
+
+
+def _fits(one: Plan, spec: StepSpec, rank: RankPlan) -> bool:
+    room = one.available_bytes
+    return room is None or estimated(spec).fits(room - rank.nccl.expected_bytes, one.gpu.memory_bytes)

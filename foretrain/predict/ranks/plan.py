@@ -4,42 +4,50 @@ Instant, as the plan of one card is, from which it begins. A rank's memory is th
 """
 
 import math
+from dataclasses import replace
 from typing import Literal
 
 from foretrain.base.records import Note
 from foretrain.config.options import RunConfig
 from foretrain.config.ranks import of_rank
 from foretrain.hardware.cluster import Cluster, cluster
-from foretrain.model.ranks.sharing import Sharing, StrategyName
+from foretrain.model.ranks.sharing import Sharing, StrategyName, sharing_problem
 from foretrain.predict.memory import PhaseMemory, StepMemory, Verdict, estimated
 from foretrain.predict.plan import Plan, Timing, whole_run
 from foretrain.predict.ranks.nccl import NcclMemory
 from foretrain.predict.ranks.record import ClusterPlan, Factor, RankPlan
 from foretrain.predict.spec import StepSpec
-from foretrain.predict.speed.ranks import rank_time, sharings
+from foretrain.predict.speed.ranks import RankTime, rank_time, sharings
 from foretrain.predict.speed.time import Range, compile_time, evaluation_time, is_calibrated
 
 ALIKE = 1.02  # a step that is so much longer is as good: the plainer strategy is taken
-WHOLE_TENSORS = ("muon", "adamw8bit")  # optimizers that do not work on shards of tensors
 
 
 def share(plan: Plan, cluster: Cluster, strategy: StrategyName | Literal[""] = "") -> ClusterPlan:
     """The plan of one card's run on several. `strategy`: the one that is meant; by default the quickest that fits.
 
-    Raises UserError where the ranks cannot share a step equally.
+    Raises UserError where the ranks cannot share a step equally, or not in the way that is meant, or in no way.
     """
-    config = of_rank(plan.config, cluster.world)
-    possible = sharings(cluster, config.gradient_accumulation_steps)
-    refused: list[Note] = []
-    if plan.config.optimizer in WHOLE_TENSORS:
-        refused.append(Note(id="whole_tensors", values={"optimizer": plan.config.optimizer}))
-        possible = [sharing for sharing in possible if sharing.strategy == "ddp"]
-    ranks = tuple(_rank(plan, config, cluster, sharing) for sharing in possible)
+    micro_batches = of_rank(plan.config, cluster.world).gradient_accumulation_steps
+    possible, problems = [], {}
+    for sharing in sharings(cluster, micro_batches):
+        problem = sharing_problem(plan.config, sharing)
+        if problem is None:
+            possible.append(sharing)
+        elif sharing.strategy == strategy:
+            raise problem
+        else:
+            problems.setdefault(problem.id, problem)
+    if not possible:
+        raise next(iter(problems.values()))
+    notes = tuple(Note(id=each.id, values=each.values) for each in problems.values())
+    whole, room = plan.spec("foretrain"), plan.available_bytes
+    ranks = tuple(rank_plan(whole, cluster, sharing, available_bytes=room, alone=plan.timing) for sharing in possible)
     meant = tuple(rank for rank in ranks if not strategy or rank.strategy == strategy)
     best = choose(meant, any_of=bool(strategy))
     return ClusterPlan(
-        name=plan.name, cluster=cluster, one_card=plan, micro_batches=config.gradient_accumulation_steps, ranks=ranks,
-        refused=tuple(refused), chosen=best.id if best else None, asked=bool(strategy),
+        name=plan.name, cluster=cluster, one_card=plan, micro_batches=micro_batches, ranks=ranks,
+        refused=notes, chosen=best.id if best else None, asked=bool(strategy),
     )  # fmt: skip
 
 
@@ -54,13 +62,13 @@ def of_run(plan: Plan, world: int, per_node: int) -> Plan:
     made = plan.model_copy(
         update={"world": world, "per_node": per_node, "timing": None, "nanogpt_timing": None, "exact": ()}
     )
-    spec, timing = made.spec("foretrain"), None
+    spec, room, timing = made.spec("foretrain"), plan.available_bytes, None
     if plan.gpu.kind == "cuda" and spec.sharing is not None:
         cards = cluster(f"{world // per_node} nodes x {per_node}", here=lambda: plan.gpu)
-        found = _rank(plan, spec.config, cards, spec.sharing)
+        whole = plan.spec("foretrain")
+        found = rank_plan(whole, cards, spec.sharing, available_bytes=room, alone=plan.timing)
         memory, timing = _beside(found.memory, found.nccl), found.timing
     else:
-        room = plan.available_bytes
         memory = estimated(spec).judged(room // per_node if room is not None else None, plan.gpu.memory_bytes)
     memories = tuple(memory if each.step == memory.step else each for each in plan.memory)
     return made.model_copy(update={"memory": memories, "timing": timing})
@@ -72,6 +80,11 @@ def _beside(memory: StepMemory, nccl: NcclMemory) -> StepMemory:
     names = ("low_bytes", "expected_bytes", "high_bytes")
     held = {name: getattr(memory.context, name) + getattr(nccl, name) for name in names}
     return memory.model_copy(update={"context": memory.context.model_copy(update=held)})
+
+
+def way_id(sharing: Sharing) -> str:
+    """What `RankPlan.id` of its row is."""
+    return sharing.strategy if sharing.syncs_each else f"{sharing.strategy}_held"
 
 
 def choose(ranks: tuple[RankPlan, ...], *, any_of: bool = False) -> RankPlan | None:
@@ -89,23 +102,36 @@ def choose(ranks: tuple[RankPlan, ...], *, any_of: bool = False) -> RankPlan | N
     return None
 
 
-def _rank(plan: Plan, config: RunConfig, cluster: Cluster, sharing: Sharing) -> RankPlan:
-    """`config`: one rank's, `plan.config` that of all."""
-    spec = StepSpec.of(config, cluster.gpu, dtype=plan.dtype, compiled=plan.compiled, sharing=sharing)
+def rank_plan(
+    whole: StepSpec, cluster: Cluster, sharing: Sharing, *, available_bytes: int | None, alone: Timing | None
+) -> RankPlan:
+    """The row of one way to share a step. `whole`: the step of all ranks together, on one card; `alone`: its timing
+    there. Raises UserError where the ranks cannot share it equally."""
+    spec = _of_rank(whole, cluster, sharing)
     nccl = NcclMemory.of(cluster, sharing)
-    time = rank_time(spec, sharing, cluster)
-    timing, faster = None, None
-    if time is not None:
-        whole = plan.spec("foretrain")
-        source = "calibrated" if is_calibrated(spec) else "estimated"
-        compiling = compile_time(spec.compiled)
-        timing = whole_run(whole, source, time.step_s, _evaluation(whole, cluster), compiling, cluster.world)
-        faster = speed_up(plan.timing, timing) if plan.timing else None
+    time, timing = rank_timing(whole, cluster, sharing)
+    faster = speed_up(alone.step_s, timing.step_s) if alone and timing else None
     return RankPlan(
-        strategy=sharing.strategy, syncs_each=sharing.syncs_each, memory=_memory(spec, plan.available_bytes, nccl),
+        strategy=sharing.strategy, syncs_each=sharing.syncs_each, memory=_memory(spec, available_bytes, nccl),
         nccl=nccl, time=time, timing=timing, speed_up=faster,
         efficiency=faster.expected / cluster.world if faster else None,
     )  # fmt: skip
+
+
+def rank_timing(whole: StepSpec, cluster: Cluster, sharing: Sharing) -> tuple[RankTime | None, Timing | None]:
+    """(a step, the whole run) of all ranks; None where nothing is known of the card's speed."""
+    spec = _of_rank(whole, cluster, sharing)
+    time = rank_time(spec, sharing, cluster)
+    if time is None:
+        return None, None
+    source = "calibrated" if is_calibrated(spec) else "estimated"
+    compiling = compile_time(spec.compiled)
+    return time, whole_run(whole, source, time.step_s, _evaluation(whole, cluster), compiling, cluster.world)
+
+
+def _of_rank(whole: StepSpec, cluster: Cluster, sharing: Sharing) -> StepSpec:
+    config = of_rank(whole.config, cluster.world)
+    return StepSpec.of(config, cluster.gpu, dtype=whole.dtype, compiled=whole.compiled, sharing=sharing)
 
 
 def _evaluation(spec: StepSpec, cluster: Cluster) -> Range | None:
@@ -114,9 +140,17 @@ def _evaluation(spec: StepSpec, cluster: Cluster) -> Range | None:
     return alone.scaled(math.ceil(batches / cluster.world) / batches) if alone else None
 
 
-def speed_up(alone: Timing, shared: Timing) -> Factor:
+def rank_spec(plan: Plan, config: RunConfig, cluster: Cluster, rank: Sharing | RankPlan) -> tuple[StepSpec, Sharing]:
+    """One rank's step of a config of all, shared as `rank` is, and how that is."""
+    sharing = Sharing(
+        strategy=rank.strategy, world=cluster.world, per_node=cluster.per_node, syncs_each=rank.syncs_each
+    )
+    return _of_rank(replace(plan.spec("foretrain"), config=config), cluster, sharing), sharing
+
+
+def speed_up(alone: Range, shared: Range) -> Factor:
     """One card's step over that of all, quick with quick and slow with slow: both have the same card."""
-    ends = ((getattr(alone.step_s, name), getattr(shared.step_s, name)) for name in ("low_s", "expected_s", "high_s"))
+    ends = ((getattr(alone, name), getattr(shared, name)) for name in ("low_s", "expected_s", "high_s"))
     factors = [one / several for one, several in ends]
     return Factor(low=min(factors), expected=factors[1], high=max(factors))
 

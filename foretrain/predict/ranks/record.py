@@ -32,6 +32,7 @@ class RankPlan(Record):
     cards. `syncs_each`: FSDP sums gradients in every micro-batch, else in the last one.
 
     `speed_up`: how many times as fast as one card; `efficiency`: what of the cards' number that is.
+    `traced_ranks`: whose steps were traced, where its memory is; `untraced`: why it is not, where it was to be.
     """
 
     strategy: StrategyName
@@ -42,6 +43,8 @@ class RankPlan(Record):
     timing: Timing | None
     speed_up: Factor | None
     efficiency: float | None
+    traced_ranks: tuple[int, ...] = ()
+    untraced: str = ""
 
     @property
     def verdict(self) -> Verdict | None:

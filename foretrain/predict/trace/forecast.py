@@ -165,9 +165,13 @@ def ranks_to_trace(spec: StepSpec) -> tuple[int, ...]:
 
 
 def trace_ranks(
-    asked: Sequence[tuple[StepSpec, StepMemory]], available_bytes: int | None, *, capped: bool = False,
-    settings: Settings | None = None, listen: Listener = lambda text: None,
-) -> list[RanksExact]:  # fmt: skip
+    asked: Sequence[tuple[StepSpec, StepMemory]],
+    available_bytes: int | None,
+    *,
+    capped: bool = False,
+    settings: Settings | None = None,
+    listen: Listener = lambda text: None,
+) -> list[RanksExact]:
     """The exact memory of each shared step, under what its card leaves; all are traced side by side. What cannot be
     traced has its reason, and the others stand. `asked`: each step with its estimate."""
     ranks = [ranks_to_trace(spec) for spec, _ in asked]

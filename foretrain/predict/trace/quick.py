@@ -221,7 +221,7 @@ def _unwrapped(patches: Patches) -> None:
             patches.set(mode, "__torch_dispatch__", raw)
 
 
-class _Chunks:
+class Chunks:
     """The parts of a weight for all ranks, as torch.chunk cuts it and empty beyond; each is made when asked for."""
 
     def __init__(self, tensor: Tensor, count: int, dim: int) -> None:
@@ -239,7 +239,7 @@ class _Chunks:
 def _parts_when_asked(patches: Patches) -> None:
     """FSDP cuts every weight into a part for each rank, twice, and looks at two of them."""
     if hasattr(_fsdp_param, "_chunk_with_empty"):
-        patches.set(_fsdp_param, "_chunk_with_empty", _Chunks)
+        patches.set(_fsdp_param, "_chunk_with_empty", Chunks)
 
 
 @contextlib.contextmanager

@@ -6,14 +6,14 @@ shape at once. DTensor and meshes are seen to in subclasses.py.
 
 import contextlib
 import functools
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.utils as distributed_utils
 import torch.nn.parallel.distributed as ddp_module
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -24,13 +24,17 @@ from foretrain.predict.trace import self_test
 from foretrain.predict.trace.card.patches import Patches
 from foretrain.predict.trace.record import Trace
 
+# Of DDP, ZeRO-1, FSDP2 and HSDP.
+COLLECTIVES = ("broadcast_", "allreduce_", "allgather_", "_allgather_base_", "_reduce_scatter_base_")
+
 
 @contextlib.contextmanager
 def group(sharing: Sharing, rank: int = 0, *, keeps: bool = False) -> Iterator[Share]:
-    """Within it this process is one rank of `sharing`, alone; gives what shares a model so. `keeps`: see Sent."""
+    """Within it this process is one rank of `sharing`, alone; gives what shares a model so. `keeps`: see Reducer."""
     dist.init_process_group("fake", rank=rank, world_size=sharing.world, store=FakeStore())
     try:
         with Patches() as patches:
+            _know_collectives(patches)
             _patch(patches, keeps)
             yield sharer(sharing)
     finally:
@@ -41,9 +45,21 @@ def trace(job: dict[str, Any]) -> Trace:
     """Trace a job of self_test.py as one rank of many: {…, "sharing", "rank", "keeps"}. Raises TraceError or
     StandInError."""
     sharing = Sharing(**job["sharing"])
-    with group(sharing, job["rank"], keeps=job["keeps"]) as share:
+    with group(sharing, job["rank"]) as share:
         self_test.prove_this_torch(share)
+    with group(sharing, job["rank"], keeps=job["keeps"]) as share:
         return self_test.trace(job, share)
+
+
+def _know_collectives(patches: Patches) -> None:
+    """torch 2.9 and before have no kernels of collectives for fake tensors. That for the CPU leaves all to the group,
+    which looks at no value."""
+    library = patches.enter_context(torch.library._scoped_library("c10d", "IMPL"))
+    of_cpu = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+    for name in COLLECTIVES:
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"c10d::{name}", "Meta"):
+            op = getattr(torch.ops.c10d, name).default
+            library.impl(name, functools.partial(op.redispatch, of_cpu), "Meta")
 
 
 def _patch(patches: Patches, keeps: bool) -> None:
@@ -51,43 +67,28 @@ def _patch(patches: Patches, keeps: bool) -> None:
     check = "_verify_param_shape_across_processes"  # all ranks have the same shapes: there is one
     for module in (distributed_utils, ddp_module):
         patches.set(module, check, lambda *a, **k: None)
-    asked: list[tuple[Any, ...]] = []
-    reducer, init = dist.Reducer, DistributedDataParallel.__init__
+    real, logger, init = dist.Reducer, dist.Logger, DistributedDataParallel.__init__
 
-    def remembered(*args: Any) -> dist.Reducer:
-        asked.append(args)
-        return reducer(*args)
+    def reducer(parameters: list[Tensor], *args: Any) -> Any:
+        is_fake = isinstance(parameters[0], FakeTensor)
+        return Reducer(parameters, *args, keeps=keeps) if is_fake else real(parameters, *args)
+
+    def logger_of(its: Any) -> Any:
+        return _Silent() if isinstance(its, Reducer) else logger(its)
 
     @functools.wraps(init)
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
-        parameters = asked[-1][0]
-        sent = Sent(keeps)
-        self.register_comm_hook(sent, _at_once)
-        self.logger = _Silent()
-        if isinstance(parameters[0], FakeTensor):
-            self.reducer = _Reducer(self, asked[-1], sent)
+        if not isinstance(self.reducer, Reducer):
+            self.register_comm_hook(None, _at_once)
 
-    patches.set(dist, "Reducer", remembered)
+    patches.set(dist, "Reducer", reducer)
+    patches.set(dist, "Logger", logger_of)
     patches.set(DistributedDataParallel, "__init__", made)
 
 
-@dataclass
-class Sent:
-    """Buckets on their way to the other ranks. NCCL `keeps` them until a collective comes after its watchdog has seen
-    the end of the last one, which it looks for ten times a second: so DDP's first bucket may be gone when the next ones
-    are made, or still be there (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, shelvesToUnstash_)."""
-
-    keeps: bool
-    buckets: list[torch.Tensor] = field(default_factory=list)
-
-
-def _at_once(sent: Sent, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # pyright: ignore[reportPrivateImportUsage]
+def _at_once(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # pyright: ignore[reportPrivateImportUsage]
     """The group's own answer is a future of None, which the reducer refuses (torch/csrc/distributed/c10d/comm.cpp)."""
-    if bucket.index() == 0:
-        sent.buckets.clear()
-    if sent.keeps:
-        sent.buckets.append(bucket.buffer())
     done: Any = torch.futures.Future()
     done.set_result(bucket.buffer())
     return done
@@ -100,37 +101,90 @@ class _Silent:
         return lambda *a, **k: None
 
 
-class _Reducer:
-    """DDP's reducer on fake tensors. After the first step it makes its buckets anew, in the order in which gradients
-    were ready, and agrees on them with the other ranks by values (reducer.cpp, rebuild_buckets); here another reducer
-    with such buckets takes its place. On real tensors it does so itself."""
+class Bucket:
+    """Gradients that are sent together: one tensor, and a view of it for each parameter, by its number."""
 
-    def __init__(self, ddp: DistributedDataParallel, args: tuple[Any, ...], sent: Sent) -> None:
-        self._real, self._args, self._sent = ddp.reducer, args, sent
-        self._ready: dict[int, None] = {}  # parameters by number
-        self._hooks = [
-            parameter.register_post_accumulate_grad_hook(functools.partial(self._note, ddp, number))
-            for number, parameter in enumerate(args[0])
-        ]
+    def __init__(self, parameters: Sequence[Tensor], numbers: Sequence[int]) -> None:
+        first = parameters[numbers[0]]
+        sizes = [parameters[number].numel() for number in numbers]
+        self.missing = set(numbers)
+        with torch.no_grad():
+            self.all = torch.empty(sum(sizes), dtype=first.dtype, device=first.device)
+            parts = self.all.split(sizes)
+            self.views = {n: part.view(parameters[n].shape) for n, part in zip(numbers, parts, strict=True)}
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
 
-    def _note(self, ddp: DistributedDataParallel, number: int, parameter: torch.Tensor) -> None:
-        if ddp.require_backward_grad_sync:
-            self._ready[number] = None
+class Reducer:
+    """What DDP's own reducer does with memory (torch/csrc/distributed/c10d/reducer.cpp), for fake tensors: its own has
+    timers on the card, and agrees with the other ranks by values. Real tensors are left to that one.
+
+    In the last backward pass of a step each gradient goes into its bucket, and is a view of it where `as_view`. After
+    the first step the buckets are made anew, in the order in which gradients were ready. NCCL keeps what it sends until
+    a collective comes after its watchdog has seen the end of the last one, which it looks for ten times a second
+    (ProcessGroupNCCL.cpp, shelvesToUnstash_). So the first bucket may be gone when the next ones are made, or still be
+    there until they are sent: `keeps`.
+    """
+
+    def __init__(
+        self,
+        parameters: list[Tensor],
+        buckets: list[list[int]],
+        limits: list[int],
+        group: object,
+        sparse: list[bool],
+        most: int,
+        unused: bool,
+        as_view: bool,
+        names: object,
+        first: int,
+        *more: Any,
+        keeps: bool,
+    ) -> None:
+        assert not unused
+        self.parameters, self.sparse, self.sizes = parameters, sparse, [first, most]
+        self.as_view, self.keeps = as_view, keeps
+        self.buckets = [Bucket(parameters, numbers) for numbers in buckets]
+        self.kept: list[Bucket] = []
+        self.expects = self.is_rebuilt = False
+        self.order: list[int] = []
+        for number, parameter in enumerate(parameters):
+            parameter.register_post_accumulate_grad_hook(functools.partial(self._ready, number))
+
+    def set_logger(self, logger: object) -> None:
+        """Nothing is logged."""
+
+    def prepare_for_forward(self) -> None:
+        """Only a clock is set."""
+
+    def prepare_for_backward(self, outputs: object) -> None:
+        """The next backward pass is the last one of a step."""
+        self.expects = True
+        for bucket in self.buckets:
+            bucket.missing = set(bucket.views)
+
+    def _ready(self, number: int, parameter: Tensor) -> None:
+        if not self.expects:
+            return
+        self.order.append(number)
+        bucket = next(each for each in self.buckets if number in each.missing)
+        view = bucket.views[number]
+        assert parameter.grad is not None
+        view.copy_(parameter.grad)
+        if self.as_view:
+            parameter.grad = view
+        bucket.missing.remove(number)
+        if not bucket.missing:
+            self.kept = []
+        self.expects = any(each.missing for each in self.buckets)
 
     def _rebuild_buckets(self) -> bool:
-        if not self._hooks or len(self._ready) < len(self._hooks):
+        if self.is_rebuilt or not self.order:
             return False
-        while self._hooks:
-            self._hooks.pop().remove()
-        parameters, _, _, group, sparse, most, unused, views, names, first, *more = self._args
-        order = list(self._ready)
-        buckets, limits = dist._compute_bucket_assignment_by_size(
-            [parameters[number] for number in order], [first, most], [sparse[number] for number in order], order
-        )
-        self._real = None  # its buckets go first
-        self._real = dist.Reducer(parameters, buckets, limits, group, sparse, most, unused, views, names, first, *more)
-        dist._register_comm_hook(self._real, self._sent, _at_once)
+        self.is_rebuilt = True
+        of_order = [self.parameters[number] for number in self.order]
+        sparse = [self.sparse[number] for number in self.order]
+        groups, _ = dist._compute_bucket_assignment_by_size(of_order, self.sizes, sparse, self.order)
+        self.kept = self.buckets if self.keeps else []
+        self.buckets = []
+        self.buckets = [Bucket(self.parameters, numbers) for numbers in groups]
         return True

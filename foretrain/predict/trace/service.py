@@ -27,6 +27,7 @@ from foretrain.base.units import MIB
 from foretrain.config.options import RunConfig
 from foretrain.config.precision import EIGHT_BITS
 from foretrain.hardware.catalogue import Gpu
+from foretrain.model.ranks.sharing import sharing_problem
 from foretrain.predict.memory import SHAPING_KNOBS
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.trace import interpreter
@@ -36,6 +37,7 @@ from foretrain.predict.trace.repeats import with_all_micro_batches
 # The oldest torch with the interfaces that card/guard.py and compiled.py build on. Newer ones are tried: each trace
 # proves itself, and one that cannot be made is said.
 OLDEST_TORCH = (2, 6)  # compiled: see predict/trace/compiled.py
+OLDEST_TO_SHARD = (2, 7)
 MOST_KEPT_BYTES = 64 * MIB
 TRACES = Cache("traces", compressed=True, most_bytes=MOST_KEPT_BYTES)
 ANSWERS = Cache("answers", compressed=True, most_bytes=MOST_KEPT_BYTES)
@@ -92,8 +94,16 @@ class Request:
 
     def why_not(self) -> str:
         """'': nothing is needed but torch, and a step that ranks can share."""
-        if self.spec.sharing and self.spec.step != "foretrain":
+        sharing, version = self.spec.sharing, interpreter.now().torch
+        if sharing is None:
+            return ""
+        if self.spec.step != "foretrain":
             return f"{self.spec.step}'s step is traced on one card only"
+        if problem := sharing_problem(self.spec.config, sharing):
+            return str(problem).rstrip(".")
+        if sharing.way.shards_weights and _parsed(version) < OLDEST_TO_SHARD:
+            need = ".".join(map(str, OLDEST_TO_SHARD))
+            return f"FSDP2 is traced with torch {need} or newer, which runs it on a CPU, too; this is {version}"
         return ""
 
     def normal_config(self) -> RunConfig:
@@ -156,6 +166,10 @@ def code_digest() -> str:
     return digest.hexdigest()
 
 
+def _parsed(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])
+
+
 def why_not() -> str:
     """'' where traces can be tried, or the sentence that says why not."""
     version = interpreter.now().torch
@@ -163,8 +177,7 @@ def why_not() -> str:
         return "exact tracing needs torch (pip install 'foretrain[train]')"
     if not sys.platform.startswith("linux"):
         return f"exact tracing works on Linux; this is {sys.platform}"
-    major, minor = (int(part) for part in version.split(".")[:2])
-    if (major, minor) < OLDEST_TORCH:
+    if _parsed(version) < OLDEST_TORCH:
         return f"exact tracing needs torch {OLDEST_TORCH[0]}.{OLDEST_TORCH[1]} or newer; this is {version}"
     return ""
 

@@ -10,6 +10,7 @@ rank that waits in a collective hears nothing; where the rank does not come out 
 
 import json
 import os
+import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -269,15 +270,26 @@ class Group(Ranks):
 def meet(place: Place, timeout_s: float) -> Store:
     """The store where the ranks of a run meet. Raises UserError where it cannot be had."""
     serves = place.first and not place.agent
+    found: queue.Queue[Store | Exception] = queue.Queue()
+
+    def connect() -> None:
+        limit = timedelta(seconds=timeout_s)
+        try:
+            found.put(TCPStore(place.address, place.port, place.world, serves, limit, wait_for_workers=False))
+        except (RuntimeError, ValueError) as error:
+            found.put(error)
+
+    # In a thread, as it waits for ever for the answer of another program that listens there.
+    threading.Thread(target=connect, name="foretrain-meeting", daemon=True).start()
     try:
-        return TCPStore(
-            place.address, place.port, place.world, is_master=serves, timeout=timedelta(seconds=timeout_s),
-            wait_for_workers=False,
-        )  # fmt: skip
-    except (RuntimeError, ValueError) as error:
-        if serves and any(text in str(error) for text in ("EADDRINUSE", "address already in use")):
-            raise UserError("environment.port_in_use", address=place.address, port=place.port) from None
-        raise UserError("environment.no_meeting", meeting=place.meeting, seconds=timeout_s) from None
+        store = found.get(timeout=timeout_s + 1)
+    except queue.Empty:
+        store = TimeoutError()
+    if not isinstance(store, Exception):
+        return store
+    if serves and any(text in str(store) for text in ("EADDRINUSE", "address already in use")):
+        raise UserError("environment.port_in_use", address=place.address, port=place.port)
+    raise UserError("environment.no_meeting", meeting=place.meeting, seconds=timeout_s)
 
 
 # -- do they fit together ----------------------------------------------------------------------------------

@@ -75,21 +75,21 @@ def _in_a_step(environ: Mapping[str, str]) -> bool:
 
 
 def _of_torchrun(environ: Mapping[str, str]) -> Place:
-    rank, world, local, local_world, port, attempt = (
-        _number(environ.get(name, instead), name)
-        for name, instead in (
-            ("RANK", None), ("WORLD_SIZE", None), ("LOCAL_RANK", environ.get("RANK")),
-            ("LOCAL_WORLD_SIZE", environ.get("WORLD_SIZE")), ("MASTER_PORT", "29500"),
-            ("TORCHELASTIC_RESTART_COUNT", "0"),
-        )
-    )  # fmt: skip
-    return _checked(
-        Place(
-            rank, world, local, local_world, environ.get("MASTER_ADDR") or "127.0.0.1", port,
-            "foretrain" if environ.get(LAUNCHED) else "torchrun",
-            environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True", attempt,
-        )
-    )  # fmt: skip
+    def number(name: str, default: str | None = None) -> int:
+        return _number(environ.get(name, default), name)
+
+    place = Place(
+        rank=number("RANK"),
+        world=number("WORLD_SIZE"),
+        local_rank=number("LOCAL_RANK", environ["RANK"]),
+        local_world=number("LOCAL_WORLD_SIZE", environ["WORLD_SIZE"]),
+        address=environ.get("MASTER_ADDR") or "127.0.0.1",
+        port=number("MASTER_PORT", "29500"),
+        by="foretrain" if environ.get(LAUNCHED) else "torchrun",
+        agent=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        attempt=number("TORCHELASTIC_RESTART_COUNT", "0"),
+    )
+    return _checked(place)
 
 
 def _of_slurm(environ: Mapping[str, str], world: int) -> Place:
@@ -97,16 +97,17 @@ def _of_slurm(environ: Mapping[str, str], world: int) -> Place:
     job = _number(environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID") or "0", "SLURM_JOB_ID")
     step = _number(environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID") or "0", "SLURM_STEP_ID")
     tasks = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or str(world)
-    here = _expanded(tasks, _number(environ.get("SLURM_NODEID", "0"), "SLURM_NODEID"))
     own_port = environ.get("MASTER_PORT")
-    port = _number(own_port, "MASTER_PORT") if own_port else _PORTS[0] + (job + step) % _PORTS[1]
-    return _checked(
-        Place(
-            _number(environ.get("SLURM_PROCID"), "SLURM_PROCID"), world,
-            _number(environ.get("SLURM_LOCALID", "0"), "SLURM_LOCALID"), here,
-            environ.get("MASTER_ADDR") or first_node(nodes) or "127.0.0.1", port, "slurm",
-        )
-    )  # fmt: skip
+    place = Place(
+        rank=_number(environ.get("SLURM_PROCID"), "SLURM_PROCID"),
+        world=world,
+        local_rank=_number(environ.get("SLURM_LOCALID", "0"), "SLURM_LOCALID"),
+        local_world=_expanded(tasks, _number(environ.get("SLURM_NODEID", "0"), "SLURM_NODEID")),
+        address=environ.get("MASTER_ADDR") or first_node(nodes) or "127.0.0.1",
+        port=_number(own_port, "MASTER_PORT") if own_port else _PORTS[0] + (job + step) % _PORTS[1],
+        by="slurm",
+    )
+    return _checked(place)
 
 
 def first_node(nodes: str) -> str:
@@ -131,11 +132,10 @@ def _number(text: str | None, name: str) -> int:
 
 
 def _checked(place: Place) -> Place:
-    for name, value, most in (
-        ("RANK", place.rank, place.world - 1), ("LOCAL_RANK", place.local_rank, place.local_world - 1),
-        ("MASTER_PORT", place.port, 65_535),
-    ):  # fmt: skip
-        if value > most:
+    most = {"RANK": place.world - 1, "LOCAL_RANK": place.local_world - 1, "MASTER_PORT": 65_535}
+    values = {"RANK": place.rank, "LOCAL_RANK": place.local_rank, "MASTER_PORT": place.port}
+    for name, value in values.items():
+        if value > most[name]:
             raise UserError("environment.bad_rank", name=name, value=str(value))
     return place
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from foretrain.config.options import RunConfig
+from foretrain.config.ranks import of_rank
 from foretrain.data.batches import Batch
 from foretrain.model.ranks.parallel import Share, sharer
 from foretrain.model.ranks.sharing import Sharing
@@ -17,6 +18,7 @@ from foretrain.model.ranks.streams import seeded
 from foretrain.model.step import TrainState
 from foretrain.training.attempts import Mean, Sum
 from foretrain.training.ranks.group import Ranks
+from foretrain.training.ranks.place import host_name
 from foretrain.training.ranks.stragglers import slow
 from foretrain.training.signals import StopFlag
 from foretrain.training.store import RankFigures
@@ -30,6 +32,7 @@ class Together:
     def __init__(self, ranks: Ranks, flag: StopFlag, note: Callable[..., None]) -> None:
         self.ranks, self.flag, self.note = ranks, flag, note
         self.smaller: int | None = None
+        self.by_number = ranks.world > 1  # whether dropout draws by the number of a micro-batch
         self.figures: tuple[RankFigures, ...] = ()
         self._evaluated_s, self._evaluated_tokens = 0.0, 0
         self._slow: dict[int, int] = {}  # evaluations in which a rank was, one after the other
@@ -38,6 +41,10 @@ class Together:
     def several(self) -> bool:
         """Whether there are others."""
         return self.ranks.world > 1
+
+    def part_of(self, config: RunConfig) -> RunConfig:
+        """What this rank carries out of each step."""
+        return of_rank(config, self.ranks.world) if self.several else config
 
     def share(self, config: RunConfig) -> Share | None:
         """What shares the model among the ranks, for `build`."""
@@ -61,7 +68,7 @@ class Together:
     def dealt(self, batches: Iterable[Batch], config: RunConfig, step: int) -> Iterable[Batch]:
         """The micro-batches of this rank's part of a step, as it carries them out. Dropout draws by their number in the
         whole step."""
-        if config.dropout and self.several:
+        if config.dropout and self.by_number:
             batches = seeded(batches, config.seed, step, self.ranks.rank, self.ranks.world)
         return self._pieces(batches, self.smaller) if self.smaller else batches
 
@@ -99,7 +106,8 @@ class Together:
 
     def gather(self, figures: RankFigures) -> None:
         """Let the first rank have the figures of all, and tell who is slow. After an evaluation, by every rank."""
-        update = {"evaluated_s": self._evaluated_s, "evaluated_tokens": self._evaluated_tokens}
+        update: dict[str, Any] = {"evaluated_s": self._evaluated_s, "evaluated_tokens": self._evaluated_tokens}
+        update["host"] = host_name()
         self._evaluated_s, self._evaluated_tokens = 0.0, 0
 
         def keep(words: list[Any]) -> None:

@@ -41,8 +41,8 @@ export class Advice {
     if (found.changes.length) {
       const element = parts[0];
       element.querySelector("thead tr").append(h("th", { scope: "col" }, t("page.apply")));
-      [...element.querySelectorAll("tbody tr")].forEach((row, i) => row.append(h("td", {}, h("button", { type: "button",
-        "aria-label": t("page.apply_this", { text: found.changes[i].text }), onclick: () => this.apply(found.changes[i]) }, t("page.apply")))));
+      [...element.querySelectorAll("tbody tr")].forEach((row, i) => row.append(h("td", {}, found.changes[i].able ? h("button", { type: "button",
+        "aria-label": t("page.apply_this", { text: found.changes[i].text }), onclick: () => this.apply(found.changes[i]) }, t("page.apply")) : "")));
     }
     this.answer.replaceChildren(...found.now.blocks.map(text), h("h3", {}, found.list.title), ...parts, ...found.rest.map(part => section(part, false)));
   }
@@ -51,6 +51,7 @@ export class Advice {
     const values = { ...this.planner.state.values };
     for (const [name, value] of Object.entries(change.values)) values[name] = String(value);
     const parts = { values };
+    if (change.count !== null) parts.count = change.count;
     if (change.gpu !== null) parts.gpu = change.gpu;
     if (change.used_by_others_bytes !== null) parts.others = `${change.used_by_others_bytes}B`;
     this.planner.begin(parts);

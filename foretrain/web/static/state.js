@@ -1,14 +1,16 @@
 // What stands in a planner, as one value that fits behind # and so can be shared or kept as a bookmark. Of a fine-tuning
 // run `config` is the text of a config.json in place of a preset; then `model` is a name for it.
-export const START = { preset: "gpt2-124m", gpu: "RTX 4070", others: "", cards: [], values: {} };
+export const START = { preset: "gpt2-124m", gpu: "RTX 4070", count: "1", others: "", cards: [], values: {} };
 export const TUNE_START = { model: "qwen3-8b", gpu: "RTX 4090", others: "", config: "", cards: [],
   values: { method: "qlora", seq_len: "2048", batch_size: "1", gradient_checkpointing: "true" } };
 export const STARTS = { plan: START, finetune: TUNE_START };
-const TEXTS = { plan: { preset: "", gpu: START.gpu, others: "" }, finetune: { model: TUNE_START.model, gpu: TUNE_START.gpu, others: "", config: "" } };
+const TEXTS = { plan: { preset: "", gpu: START.gpu, count: START.count, others: "" }, finetune: { model: TUNE_START.model, gpu: TUNE_START.gpu, others: "", config: "" } };
+
+const UNSAID = { config: "", count: START.count };  // what a link leaves out
 
 // `part`: plan or finetune.
 export function toHash(part, state) {
-  const query = new URLSearchParams(Object.keys(TEXTS[part]).filter(name => state[name] || name !== "config").map(name => [name, state[name]]));
+  const query = new URLSearchParams(Object.keys(TEXTS[part]).filter(name => state[name] !== UNSAID[name]).map(name => [name, state[name]]));
   for (const card of state.cards) query.append("card", card);
   for (const [name, value] of Object.entries(state.values)) query.append(`k.${name}`, value);
   return `#/${part}?${query}`;

@@ -125,9 +125,8 @@ def _cost(plan: ClusterPlan, rank: RankPlan) -> Message:
 
 
 def _refused(plan: ClusterPlan) -> list[Row]:
-    return [
-        Row(Message("first.label.note"), Message(f"cluster.refused.{note.id}", note.values)) for note in plan.refused
-    ]
+    said = [*(Message(f"error.{note.id}", note.values) for note in plan.refused), *words.untraced(plan)]
+    return [Row(Message("first.label.note"), each) for each in said]
 
 
 def _next(plan: ClusterPlan, asked: Asked) -> list[Row]:

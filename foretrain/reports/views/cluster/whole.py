@@ -73,9 +73,11 @@ def _phases(plan: ClusterPlan) -> list[Block]:
                 Quantity(phase.allocated_bytes, "bytes"), Quantity(expected, "bytes"),
                 Quantity((low, high), "bytes_range"), Message(f"word.{phase.verdict}") if phase.verdict else "–",
             ))  # fmt: skip
+    traced = [str(number) for number in sorted({number for rank in plan.ranks for number in rank.traced_ranks})]
     return [
         Table(heads, tuple(rows), frozenset({2, 3, 4}), optional=(4,)),
         Paragraph(Message("cluster.needs_source", _nccl(plan))),
+        *([Paragraph(Message("cluster.traced_ranks", {"ranks": traced}))] if traced else []),
     ]
 
 
@@ -140,7 +142,8 @@ def _span(found: Range) -> tuple[float, float, float]:
 
 
 def _refused(plan: ClusterPlan) -> list[Block]:
-    return [Paragraph(Message(f"cluster.refused.{note.id}", note.values)) for note in plan.refused]
+    said = [*(Message(f"error.{note.id}", note.values) for note in plan.refused), *words.untraced(plan)]
+    return [Paragraph(each) for each in said]
 
 
 def _notes(plan: ClusterPlan) -> list[Block]:

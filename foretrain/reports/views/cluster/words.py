@@ -15,6 +15,16 @@ def strategy(rank: RankPlan) -> Message:
     return name if rank.syncs_each else Message("cluster.held", {"strategy": name})
 
 
+def untraced(plan: ClusterPlan) -> list[Message]:
+    """Of each reason why a strategy was not traced one sentence."""
+    reasons: dict[str, dict[str, None]] = {}
+    for rank in plan.ranks:
+        if rank.untraced:
+            name = Message(f"cluster.strategy.{rank.strategy}").text()
+            reasons.setdefault(rank.untraced, {})[name] = None
+    return [Message("cluster.untraced", {"strategies": [*names], "reason": why}) for why, names in reasons.items()]
+
+
 def times(factor: Factor) -> Message:
     """'1.97 times (1.83–1.97)'."""
     return Message("cluster.times", factor.model_dump())
@@ -64,8 +74,7 @@ def pays(plan: ClusterPlan) -> Message | None:
     if best.speed_up is None or found.saved_s is None:
         return Message("cluster.pays.needed", values)
     values |= {"times": times(best.speed_up), "saved": _saved(found.saved_s), "money": _money(plan)}
-    two = "_two" if plan.cluster.world == 2 else ""
-    return Message(f"cluster.pays.{found.word}{two}", values)
+    return Message(f"cluster.{'pays_two' if plan.cluster.world == 2 else 'pays'}.{found.word}", values)
 
 
 def _saved(seconds: float) -> Message:
@@ -106,7 +115,7 @@ def _inside(cluster: Cluster) -> Cell:
     found = cluster.link
     values = {"link": link(found), "rate": found.bytes_per_s / GB, "least": found.least_bytes_per_s / GB}
     how = "host" if found.through_host else "direct"
-    return Message(f"cluster.link.{how}" if found.least_share else f"cluster.link.{how}_alike", values)
+    return Message(f"cluster.{'link' if found.least_share else 'link_alike'}.{how}", values)
 
 
 def _between(cluster: Cluster) -> Cell:

@@ -1,19 +1,19 @@
 """A plan for several cards: `foretrain plan CONFIG --gpus "2 x RTX 4090"`, and `foretrain.plan_cluster` for Python."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+from foretrain.app.limits import Limits, priced, prices_of
 from foretrain.app.plan import Config, make_plan, resolved_of, target_of
 from foretrain.base.errors import UserError
-from foretrain.config.microbatches import cut, divisors, sequences_of
 from foretrain.config.options import RunConfig
-from foretrain.config.ranks import of_rank
+from foretrain.config.ranks import cuts
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import Gpu, stated_bytes
 from foretrain.hardware.cluster import Cluster, cluster
 from foretrain.predict.ranks.pays import with_pays
-from foretrain.predict.ranks.plan import WHOLE_TENSORS, share
+from foretrain.predict.ranks.plan import share
 from foretrain.predict.ranks.record import ClusterPlan
 
 
@@ -46,9 +46,26 @@ def _card(gpu: str | Gpu, config: RunConfig) -> Gpu:
     return gpu if isinstance(gpu, Gpu) else target_of(gpu, None, config).gpu
 
 
-def named_cluster(resolved: ResolvedConfig, text: str, gpu: str, link: str, network: str) -> Cluster:
-    """The cards that --gpus, --gpu, --link and --network name. Raises UserError."""
-    return cluster(text, link, network, lambda: _card(gpu, resolved.config))
+@dataclass(frozen=True)
+class Cards:
+    """The options of `plan` that name the cards, as they were typed."""
+
+    gpus: str
+    gpu: str
+    link: str
+    network: str
+    others: str = ""
+    spelling: str = "--used-by-others"  # what `others` was given as, for errors
+
+
+def answer(resolved: ResolvedConfig, cards: Cards, limits: Limits) -> ClusterPlan:
+    """The plan that the command line asks for; a rent is that of each card. Raises UserError."""
+    resolved = priced(resolved, limits)
+    found = cluster(cards.gpus, cards.link, cards.network, lambda: _card(cards.gpu, resolved.config))
+    (rent,) = prices_of(limits, resolved.config, [found.gpu])
+    config = resolved.config.model_copy(update={"price_per_hour": rent})
+    others = stated_bytes(cards.others, cards.spelling) if cards.others else 0
+    return make_cluster_plan(replace(resolved, config=config), found, others)
 
 
 def make_cluster_plan(resolved: ResolvedConfig, cards: Cluster, used_by_others_bytes: int = 0) -> ClusterPlan:
@@ -60,7 +77,7 @@ def make_cluster_plan(resolved: ResolvedConfig, cards: Cluster, used_by_others_b
     if not resolved.config.auto_batch_size:
         return with_pays(share(make_plan(resolved, target), cards, strategy))
     found = None
-    for config in _cuts(resolved.config, cards.world):
+    for config in cuts(resolved.config, cards.world):
         found = share(make_plan(replace(resolved, config=config), target), cards, strategy)
         if found.best is not None and found.verdict == "fits":
             break
@@ -68,20 +85,9 @@ def make_cluster_plan(resolved: ResolvedConfig, cards: Cluster, used_by_others_b
     return with_pays(found)
 
 
-def _cuts(config: RunConfig, world: int) -> list[RunConfig]:
-    """The micro-batches into which the ranks can cut a step, the largest first. Raises UserError where they cannot."""
-    sequences = sequences_of(config)
-    of_rank(cut(config, 1), world)
-    return [cut(config, batch) for batch in reversed(divisors(sequences // world))]
-
-
 def _check(config: RunConfig, cards: Cluster, strategy: str) -> None:
     """Raise UserError for what cannot be planned on these cards."""
     if config.eval_only:
         raise UserError("usage.cluster_eval_only")
-    if config.optimizer_offload:
-        raise UserError("usage.cluster_offload")
     if strategy == "hsdp" and (cards.nodes == 1 or cards.per_node == 1):
         raise UserError("usage.hsdp_of_one_node", cluster=cards.text)
-    if strategy not in ("", "ddp") and config.optimizer in WHOLE_TENSORS:
-        raise UserError("usage.whole_tensors", strategy=strategy, optimizer=config.optimizer)

@@ -18,9 +18,9 @@ from types import FrameType
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.cli.commands.keep_going import PIPE
 from foretrain.config.options import RunConfig
-from foretrain.config.ranks import as_one_rank_of, of_rank
 from foretrain.hardware.card import Cards
 from foretrain.hardware.cpu import usable_cores
+from foretrain.model.ranks.sharing import check_ranks
 from foretrain.training.ranks.place import LAUNCHED, host_name, place_of
 
 GRACE_S = 12.0  # for ranks to end by themselves once another one has
@@ -53,7 +53,7 @@ def wanted(gpus: int, config: RunConfig, environ: Mapping[str, str]) -> Start | 
     start = _of_skypilot(gpus, environ) or Start(gpus or 1)
     if start.world == 1:
         return None
-    of_rank(as_one_rank_of(config, start.world), start.world)
+    check_ranks(config, start.world, start.local)
     cards = len(Cards().facts) if config.device != "cpu" else 0
     if cards and start.local > cards:
         raise UserError("environment.more_ranks_than_cards", ranks=start.local, cards=cards, host=host_name())
@@ -86,13 +86,11 @@ def run(start: Start) -> int:
     """Start the ranks and wait for them; the exit code. Raises UserError where one died and the first said nothing."""
     reader, writer = os.pipe()
     environ = _environment(start) | {PIPE: str(reader)}
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-m", "foretrain", *own_words(sys.argv[1:])], pass_fds=(reader,), start_new_session=True,
-            env=environ | {"RANK": str(start.node * start.local + local), "LOCAL_RANK": str(local)},
-        )
-        for local in range(start.local)
-    ]  # fmt: skip
+    command = [sys.executable, "-m", "foretrain", *own_words(sys.argv[1:])]
+    children = []
+    for local in range(start.local):
+        own = environ | {"RANK": str(start.node * start.local + local), "LOCAL_RANK": str(local)}
+        children.append(subprocess.Popen(command, pass_fds=(reader,), start_new_session=True, env=own))
     os.close(reader)
 
     def hand_on(number: int, frame: FrameType | None) -> None:
@@ -115,10 +113,8 @@ def _environment(start: Start) -> dict[str, str]:
     environ = dict(os.environ)
     environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // start.local)))
     environ.setdefault("MASTER_PORT", SKYPILOT_PORT if start.nodes > 1 else str(_free_port()))
-    return environ | {
-        "WORLD_SIZE": str(start.world), "LOCAL_WORLD_SIZE": str(start.local), LAUNCHED: "1",
-        "MASTER_ADDR": environ.get("MASTER_ADDR") or start.address,
-    }  # fmt: skip
+    environ["MASTER_ADDR"] = environ.get("MASTER_ADDR") or start.address
+    return environ | {"WORLD_SIZE": str(start.world), "LOCAL_WORLD_SIZE": str(start.local), LAUNCHED: "1"}
 
 
 def _free_port() -> int:

@@ -1,0 +1,40 @@
+"""`foretrain advise CONFIG --gpus "2 x RTX 4090"`: parse, plan, advise, print."""
+
+import typer
+
+from foretrain.advice.ranks.record import SCHEMA
+from foretrain.app.limits import Limits
+from foretrain.app.ranks.advise import advices
+from foretrain.app.ranks.plan import answer
+from foretrain.cli.cluster import asked_of, cards_of, check_options, is_asked
+from foretrain.cli.commands.plan_print import document, screen
+from foretrain.cli.common import print_json, print_notes
+from foretrain.config.resolve import resolve
+from foretrain.reports.views.cluster import advice as view
+
+ALONE = ("exact", "apply", "write")  # options of `advise` that advice for several cards cannot have
+LISTED = 10  # changes with --full and --json where --top does not say
+
+
+def answered(context: typer.Context, words: list[str]) -> bool:
+    """Whether several cards that train together were asked about; then it is answered. Raises UserError."""
+    asked = is_asked(context)
+    if asked:
+        _answer(context, words)
+    return asked
+
+
+def _answer(context: typer.Context, words: list[str]) -> None:
+    given, top = context.params, context.params["top"]
+    check_options(context, ALONE)
+    resolved = resolve(words)
+    print_notes(resolved.notes, quiet=given["quiet"])
+    plan = answer(resolved, cards_of(context), Limits(given["price"]))
+    found = advices(plan, given["goal"] or None)
+    shown = found.top(top or LISTED)
+    if given["as_json"]:
+        print_json(shown.to_json(schema=SCHEMA))
+    elif given["full"]:
+        document(view.document(plan, shown, len(found.advised) - len(shown.advised)))
+    else:
+        screen(view.screen(plan, found, asked_of(context, words, "advise"), top))

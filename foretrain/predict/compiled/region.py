@@ -1,0 +1,159 @@
+"""A function that is compiled by itself and called by eager code: its two graphs run as one step of the eager pass.
+
+torch/_functorch/_aot_autograd: the backward graph gets what the forward one saved in a list that it empties as it runs,
+and all gradients are there when it ends. What the eager caller has given is held by the caller.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from foretrain.predict.abstract import autograd
+from foretrain.predict.abstract import tensors as m
+from foretrain.predict.abstract.autograd import Parameter
+from foretrain.predict.abstract.passage import Recorder
+from foretrain.predict.abstract.tensors import Storage, Tensor
+from foretrain.predict.compiled.graph import INPUT, TANGENT, Compiler, Node, Traced
+from foretrain.predict.compiled.halves import Graphs, forward_only, joint
+from foretrain.predict.compiled.lives import Lives
+
+
+class _Lives(Lives):
+    """Lives of a graph beside eager tensors, whose storages end as their last holder lets go."""
+
+    def __init__(self, t: Recorder, machine: Compiler, layer: int) -> None:
+        super().__init__(t, machine)
+        self.layer = layer
+        self.storages: dict[int, Storage] = {}
+
+    def hold(self, kept: dict[Node, Tensor]) -> None:
+        """Tensors that were there before."""
+        for node, tensor in kept.items():
+            if (storage := tensor.storage) is not None:
+                self.alive[node], self.storages[storage.serial] = storage.serial, storage
+
+    def free(self, *nodes: Node) -> None:
+        for node in nodes:
+            serial = self.alive.pop(node)
+            if self.storages.pop(serial, None) is None:
+                self.t.death(serial)
+
+    def give(self, node: Node) -> Tensor:
+        """The tensor that a node is, for whoever called the graph."""
+        serial = self.alive[node.base]
+        if serial not in self.storages:
+            self.storages[serial] = Storage(self.t, serial)
+        return Tensor(node.shape, m.contiguous_strides(node.shape), node.dtype, self.storages[serial])
+
+
+class _Traced:
+    """The graphs of a call, and what stands for its inputs in them."""
+
+    def __init__(self, graphs: Graphs, inputs: Sequence[Node], sources: Sequence[int], out: Node) -> None:
+        self.graphs, self.inputs, self.out = graphs, inputs, out
+        self.sources = sources  # the input or weight that each gradient is of
+        self.saved = list(dict.fromkeys(node.base for node in graphs.saved))
+        self.gradients = list(dict.fromkeys(node.base for node in graphs.gradients))
+
+
+class Region:
+    """`call` of a model that `machine` can trace, with its own weights; `parameters`: the eager model's, in the same
+    order."""
+
+    def __init__(
+        self, make: Callable[[], Compiler], call: Callable[..., Any], own: Sequence[Parameter],
+        parameters: Sequence[Parameter], seen: set[Any],
+    ) -> None:  # fmt: skip
+        self.make, self.call, self.own, self.parameters, self.seen = make, call, own, parameters, seen
+        self.known: dict[Any, _Traced] = {}
+
+    def __call__(self, *args: Tensor) -> Tensor:
+        eager = m.machine
+        key = eager.grad, eager.autocasting, tuple((x.shape, x.dtype, x.requires_grad) for x in args)
+        found = self.known.get(key) or self._trace(key, args)
+        lives = self._lives(eager)
+        graphs = found.graphs
+        components = {node.base: node.base.component for node in (*graphs.saved, *graphs.outputs)}
+        lives.half(graphs.forward, components, set(components), thread=eager.thread)
+        out = lives.give(found.out)
+        if not (eager.grad and graphs.backward):
+            return out
+        given = dict(zip(found.inputs, args, strict=True))
+        kept = [
+            (node, given.get(node) or lives.give(node)) for node in found.saved if node in lives.alive or node in given
+        ]
+        nodes, saved = [node for node, _ in kept], [tensor for _, tensor in kept]
+        kept.clear()
+        inputs = [*args, *self.parameters]
+        layer = eager.t.layer
+
+        def run(saved: list[Tensor], grads: list[Tensor | None]) -> Sequence[Tensor | None]:
+            return self._backward(found, layer, dict(zip(nodes, saved, strict=True)), saved, grads, len(inputs))
+
+        autograd.record(out, run, inputs, saved, composite=True)
+        return out
+
+    def _lives(self, eager: m.Machine) -> _Lives:
+        machine = self.make()
+        machine.workspaces = eager.workspaces
+        lives = _Lives(eager.t, machine, eager.t.layer)
+        lives.seen = self.seen
+        return lives
+
+    def _backward(
+        self, found: _Traced, layer: int, kept: dict[Node, Tensor], saved: list[Tensor], grads: list[Tensor | None],
+        count: int,
+    ) -> list[Tensor | None]:  # fmt: skip
+        lives, graphs = self._lives(m.machine), found.graphs
+        lives.layer = layer
+        lives.given_away = frozenset(found.inputs)
+        lives.hold(kept)
+        kept.clear()
+        saved.clear()
+        assert graphs.backward is not None
+        held = set(found.gradients)
+        lives.half(graphs.backward, dict.fromkeys(found.gradients, "temporaries"), held, thread="backward")
+        lives.free(*(node for node in list(lives.alive) if node not in held))
+        outs: list[Tensor | None] = [None] * count
+        for place, node in zip(found.sources, graphs.gradients, strict=True):
+            outs[place] = grads[0] if node.base.kind == TANGENT else lives.give(node)
+        return outs
+
+    def _trace(self, key: Any, args: Sequence[Tensor]) -> _Traced:
+        saving, casting, _ = key
+        eager, machine = m.machine, self.make()
+        machine.t, machine.grad = Recorder(eager.t.symbols), saving
+        machine.t.layer, machine.t.moment = 0, eager.t.moment
+        inputs: list[Traced] = []
+        wanted: dict[int, Node] = {}  # gradients by the number of their input
+        with m.running(machine):
+            for number, x in enumerate(args):
+                made = machine.input(x.shape, x.dtype)
+                if saving and x.requires_grad:
+
+                    def take(saved: list[Any], grad: Any, number: int = number) -> Sequence[Tensor]:
+                        wanted[number] = grad.value
+                        return ()
+
+                    autograd.record(made, take, ())
+                inputs.append(made)
+            nodes = [x.value for x in inputs]
+            if casting:
+                with machine.autocast():
+                    out = self.call(*inputs)
+            else:
+                out = self.call(*inputs)
+            value = out.value
+            inputs.clear()
+            if saving:
+                root = [out]
+                del out
+                autograd.backward(root)
+                places = {id(parameter): len(args) + n for n, parameter in enumerate(self.own)}
+                sources = [places[id(parameter)] for parameter, _ in machine.gradients] + list(wanted)
+                machine.gradients += [(self.own[0], node) for node in wanted.values()]
+                graphs = joint(machine, [value], whole=False)
+            else:
+                sources, graphs = [], forward_only(machine, [value])
+        assert all(node.kind == INPUT for node in nodes)
+        found = self.known[key] = _Traced(graphs, nodes, sources, value)
+        return found

@@ -1,0 +1,222 @@
+"""Advice for several cards: each change is what a plan of the changed run says, numbers of cards, and what is refused."""
+
+import json
+from typing import Any
+
+import pytest
+
+from foretrain.advice.asked import Asked
+from foretrain.advice.ranks import advisor
+from foretrain.advice.ranks.record import SCHEMA, ClusterAdvice, ClusterChange
+from foretrain.advice.ranks.rules import RULES
+from foretrain.advice.ranks.rules.base import Change, Rule, State
+from foretrain.advice.ranks.rules.cards import counted, divided
+from foretrain.app.plan import resolved_of
+from foretrain.app.ranks.advise import advise_cluster
+from foretrain.app.ranks.plan import make_cluster_plan, plan_cluster
+from foretrain.base.errors import UserError
+from foretrain.base.messages import has, say
+from foretrain.config.options import RunConfig
+from foretrain.config.resolve import ResolvedConfig
+from foretrain.hardware.catalogue import find
+from foretrain.hardware.cluster import cluster
+from foretrain.predict.plan import plan
+from foretrain.predict.ranks.plan import share
+from foretrain.reports.document import cell_text
+from foretrain.reports.views.cluster import advice as view
+from tests.kit.command import foretrain
+
+SMALL: dict[str, Any] = {
+    "n_layer": 3, "n_head": 4, "n_embd": 256, "block_size": 256, "vocab_size": 8192, "batch_size": 4,
+    "gradient_accumulation_steps": 8, "compile": False,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def found() -> ClusterAdvice:
+    return advise_cluster("gpt2-124m", "2 x RTX 3090", goal="speed", **SMALL)
+
+
+def again(found: ClusterAdvice, change: ClusterChange) -> tuple[int, float, str | None]:
+    """(bytes that a card needs, seconds of a step, verdict) by a plan of the changed run from the beginning."""
+    config: RunConfig = resolved_of("gpt2-124m", SMALL).config
+    config = config.model_copy(update={s.option: s.after for s in change.settings})
+    cards = cluster(change.text, change.link)
+    made = share(plan(config, cards.gpu), cards)
+    row = next(rank for rank in made.ranks if rank.id == change.way.id)
+    assert row.time is not None
+    return row.memory.needed_bytes, row.time.step_s.expected_s, row.verdict
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_every_rule_says_what_it_changes(rule: Rule) -> None:
+    """The contract of a rule: a text, a source, changes that change something, or a reason that has a text."""
+    assert has(f"cluster_advice.rule.{rule.id}") or has(f"rule.{rule.id}.short")
+    assert rule.reference
+    config = resolved_of("gpt2-124m", SMALL | {"gradient_accumulation_steps": 32}).config
+    for cards, way in (("2 x RTX 3090", "ddp"), ("2 nodes x 8 x A100 SXM4 80GB", "fsdp_held")):
+        state = State(config, cluster(cards))
+        changes = rule.options(state, way)
+        for change in changes:
+            assert change.applied(state) != state
+        if not changes and (reason := rule.idle(state, way)):
+            assert has(f"cluster_advice.idle.{reason}") or has(f"idle.{reason}")
+
+
+def test_each_change_is_what_a_new_plan_says(found: ClusterAdvice) -> None:
+    assert len(found.advised) >= 3
+    for change in found.advised:
+        needed, step_s, verdict = again(found, change)
+        assert change.effect.needed_bytes == needed
+        assert change.effect.step_s == pytest.approx(step_s, rel=1e-9)
+        assert change.effect.verdict == verdict == "fits"
+        tokens = found.tokens_per_step
+        assert found.now.step_s is not None
+        ratio = (step_s / change.tokens_per_step) / (found.now.step_s / tokens) - 1
+        assert change.effect.slower == pytest.approx(ratio, rel=1e-6)
+
+
+def test_order_and_what_is_learned(found: ClusterAdvice) -> None:
+    """What needs other hardware comes last; more tokens a step is called other learning, all else keeps them."""
+    bought = [change.buys for change in found.advised]
+    assert bought == sorted(bought)
+    rules = {rule: change for change in found.advised for rule in change.rules}
+    assert {"more_accumulation", "nvlink", "cards"} <= set(rules)  # small steps wait for the link
+    for change in found.advised:
+        assert (change.learning == "other tokens") == (change.tokens_per_step != found.tokens_per_step)
+    assert rules["nvlink"].link == "geforce-bridge"
+    assert not rules["more_accumulation"].buys
+
+
+def test_numbers_of_cards(found: ClusterAdvice) -> None:
+    """One card is the plan of one card; others keep the tokens of a step."""
+    one = plan(resolved_of("gpt2-124m", SMALL).config, find("RTX 3090"))
+    assert one.timing is not None
+    alone = found.alone
+    assert alone.effect is not None
+    assert (alone.cards, alone.way) == (1, None)
+    assert alone.effect.needed_bytes == one.memory_of("foretrain").needed_bytes
+    assert alone.effect.total_s == one.timing.total_s.expected_s
+    assert [each.cards for each in found.counts] == [1, 2, 4, 8]
+    for each in found.counts:
+        assert each.batch_size * each.accumulation * 256 == found.tokens_per_step
+    now = found.counts[1]
+    assert now.effect == found.now
+
+
+def test_cards_that_cannot_divide_a_step() -> None:
+    config = RunConfig(batch_size=3, gradient_accumulation_steps=2)
+    assert divided(config, 4) is None
+    assert divided(config, 2) is config
+    six = divided(config, 6)
+    assert six is not None
+    assert (six.batch_size, six.gradient_accumulation_steps) == (1, 6)
+
+
+def test_other_numbers_of_the_same_cards() -> None:
+    bridged = cluster("2 x RTX 3090", "nvlink")
+    assert [(each.per_node, each.link == bridged.link) for each in counted(bridged)] == [(4, False), (8, False)]
+    nodes = counted(cluster("2 nodes x 8 x A100 SXM4 80GB"))
+    assert [(each.nodes, each.per_node, each.network is None) for each in nodes] == [
+        (1, 8, True),
+        (4, 8, False),
+        (8, 8, False),
+    ]
+
+
+def test_what_does_not_fit_gets_what_makes_it_fit() -> None:
+    """The plan with the change has the verdict that was promised; the goal is found by itself."""
+    big: dict[str, Any] = {
+        "n_layer": 4,
+        "n_embd": 1024,
+        "n_head": 16,
+        "block_size": 1024,
+        "batch_size": 64,
+        "compile": False,
+    }
+    big |= {"gradient_accumulation_steps": 4}
+    found = advise_cluster("gpt2-124m", "2 x RTX 3060 12GB", **big)
+    assert found.goal == "fit"
+    assert not found.goal_given
+    assert found.now.verdict == "does_not_fit"
+    assert found.advised
+    best = found.advised[0]
+    changed = big | {s.option: s.after for s in best.settings}
+    made = plan_cluster("gpt2-124m", "2 x RTX 3060 12GB", **changed)
+    assert made.verdict == "fits"
+    assert best.effect.verdict == "fits"
+    assert best.tokens_per_step == found.tokens_per_step
+
+
+def test_where_nothing_helps_it_is_said() -> None:
+    """Cards that take a model of which not even the weights fit, whatever is done."""
+    huge: dict[str, Any] = {
+        "n_layer": 2,
+        "n_embd": 16384,
+        "n_head": 128,
+        "batch_size": 1,
+        "gradient_accumulation_steps": 2,
+    }
+    huge |= {"block_size": 64, "compile": False, "activation_checkpointing": True}
+    made = plan_cluster("gpt2-124m", "2 x RTX 3060 12GB", **huge)
+    found = advisor.advise(made)
+    assert found.nothing_fits
+    assert not found.advised
+    assert found.alone.effect is not None
+    assert found.alone.effect.verdict == "does_not_fit"
+    said = [cell_text(paragraph.message) for paragraph in view.screen(made, found, Asked()).lead]
+    assert say("advice.nothing") in said
+    assert any(line.startswith("One RTX 3060 12GB would not do") for line in said)
+
+
+def test_a_strategy_that_was_asked_for_is_kept_but_where_another_is_advised() -> None:
+    made = plan_cluster("gpt2-124m", "2 x RTX 3090", strategy="fsdp", **SMALL)
+    found = advisor.advise(made, "speed")
+    assert found.way.strategy == "fsdp"
+    ways = {rule: change.way for change in found.advised for rule in change.rules}
+    assert ways["strategy"].strategy == "ddp"
+    others = {rule: way for rule, way in ways.items() if rule not in ("strategy", "resharding")}
+    assert {way.strategy for way in others.values()} <= {"fsdp"}
+
+
+def test_one_file_more_is_one_rule_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule that nobody names elsewhere is planned and ranked."""
+    rule = Rule(
+        "half_the_layers", "both", "other model", "an example",
+        lambda state, way: [Change({"n_layer": state.config.n_layer - 1})],
+    )  # fmt: skip
+    every = (*RULES, rule)
+    monkeypatch.setattr(advisor, "RULES", every)
+    monkeypatch.setattr(advisor, "BY_ID", {each.id: each for each in every})
+    monkeypatch.setattr(advisor, "ORDER", {each.id: i for i, each in enumerate(every)})
+    made = plan_cluster("gpt2-124m", "2 x RTX 3090", **SMALL)
+    advised = {each.rules: each for each in advisor.advise(made, "speed").advised}
+    assert advised["half_the_layers",].learning == "other model"
+
+
+def test_a_goal_that_is_not_planned_for_several_cards() -> None:
+    made = make_cluster_plan(ResolvedConfig(RunConfig(**SMALL), {}), cluster("2 x RTX 3090"))
+    with pytest.raises(UserError) as error:
+        advisor.advise(made, "quality")
+    assert error.value.id == "usage.cluster_quality"
+
+
+def test_the_command_line() -> None:
+    words = ["advise", "gpt2-124m", *(f"--{k}={str(v).lower()}" for k, v in SMALL.items()), "--gpus", "2 x RTX 3090"]
+    result = foretrain(*words, "--json")
+    assert result.returncode == 0, result.stderr
+    answer = json.loads(result.stdout)
+    assert answer["schema"] == SCHEMA
+    shown = foretrain(*words)
+    assert shown.returncode == 0
+    assert "One RTX 3090 would do" in shown.stdout
+    assert "foretrain plan gpt2-124m" in shown.stdout
+    assert len(shown.stdout.splitlines()) <= view.LINES + 4
+    for wrong in (["--exact"], ["--apply", "1"], ["--trainer", "nanogpt"], ["--goal", "quality"]):
+        refused = foretrain(*words, *wrong)
+        assert refused.returncode == 2, wrong
+        assert len(refused.stderr.splitlines()) <= 3
+    alone = foretrain("advise", "gpt2-124m", "--link", "nvlink")
+    assert alone.returncode == 2
+    tuned = foretrain("advise", "qwen3-8b", "--method", "lora", "--gpus", "2 x RTX 4090")
+    assert tuned.returncode == 2

@@ -28,6 +28,7 @@ from foretrain.predict.ranks.plan import of_run
 from foretrain.reports import html, text
 from foretrain.reports.document import Document
 from foretrain.reports.views import compare as compare_view
+from foretrain.reports.views import plan as plan_view
 from foretrain.reports.views import run as run_view
 from foretrain.reports.views import run_explain
 from foretrain.training import starting
@@ -88,6 +89,7 @@ def test_the_plan_of_ranks_is_of_one_of_them_and_of_the_time_of_all() -> None:
     # DDP's buckets hold all gradients from the beginning, so evaluations take 4 bytes a parameter more.
     more = [one.memory_of("foretrain").phase("evaluate_first").allocated_bytes for one in (two, alone)]
     assert more[0] - more[1] == pytest.approx(4 * alone.counts.n_params, rel=0.01)
+    assert "This is of 2 ranks" in html.render(plan_view.document(two))
     assert two.spec().config.gradient_accumulation_steps == 4
     assert eight.memory_of("foretrain").worst.allocated_bytes == pytest.approx(
         two.memory_of("foretrain").worst.allocated_bytes, rel=0.35

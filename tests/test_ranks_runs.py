@@ -28,6 +28,7 @@ from foretrain.predict.ranks.plan import of_run
 from foretrain.reports import html, text
 from foretrain.reports.document import Document
 from foretrain.reports.views import compare as compare_view
+from foretrain.reports.views import plan as plan_view
 from foretrain.reports.views import run as run_view
 from foretrain.reports.views import run_explain
 from foretrain.training import starting
@@ -88,6 +89,7 @@ def test_the_plan_of_ranks_is_of_one_of_them_and_of_the_time_of_all() -> None:
     # DDP's buckets hold all gradients from the beginning, so evaluations take 4 bytes a parameter more.
     more = [one.memory_of("foretrain").phase("evaluate_first").allocated_bytes for one in (two, alone)]
     assert more[0] - more[1] == pytest.approx(4 * alone.counts.n_params, rel=0.01)
+    assert "This is of 2 ranks" in html.render(plan_view.document(two))
     assert two.spec().config.gradient_accumulation_steps == 4
     assert eight.memory_of("foretrain").worst.allocated_bytes == pytest.approx(
         two.memory_of("foretrain").worst.allocated_bytes, rel=0.35
@@ -326,7 +328,7 @@ def test_runs_of_one_rank_hear_nothing_of_ranks(tmp_path: Path) -> None:
 def test_tune_refuses_several_cards(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match=r"tune measures one card.*--gpus 2"):
+    with pytest.raises(UserError, match=r"tune. measures one card.*--gpus 2"):
         tune_command(["baby"], gpus="" if environ else "2")
 
 
@@ -357,7 +359,8 @@ def test_a_run_on_two_ranks_goes_on_on_three(own_directory: Path) -> None:
         "auto", timeout=600,
     )  # fmt: skip
     assert again.returncode == 0, again.stderr
-    assert "ranks: 2 → 3" in again.stderr
+    events = RunDirectory(Path("r")).read_lines("events")
+    assert [e["values"]["changed"] for e in events if e["id"] == "resumed_otherwise"] == [["ranks: 2 → 3"]]
     record = RunDirectory(Path("r")).read_record()
     assert record.worlds == ((0, 2), (done, 3))
     found = run_of(RunDirectory(Path("r"))).explanation.ranks

@@ -71,7 +71,8 @@ def of_run(plan: Plan, world: int, per_node: int) -> Plan:
     else:
         memory = estimated(spec).judged(room // per_node if room is not None else None, plan.gpu.memory_bytes)
     memories = tuple(memory if each.step == memory.step else each for each in plan.memory)
-    return made.model_copy(update={"memory": memories, "timing": timing})
+    note = Note(id="of_ranks", values={"world": world, "strategy": plan.config.strategy})
+    return made.model_copy(update={"memory": memories, "timing": timing, "notes": (note, *plan.notes)})
 
 
 def _beside(memory: StepMemory, nccl: NcclMemory) -> StepMemory:

@@ -16,6 +16,7 @@ from foretrain.advice import best, cards, finetune_cards, remedies
 from foretrain.advice import record as advice
 from foretrain.advice.finetune import FineTuneChange
 from foretrain.advice.finetune_advice import FineTuneAdvice
+from foretrain.advice.ranks.record import ClusterAdvice
 from foretrain.analysis import components as explain
 from foretrain.analysis import forecast_check, log_analysis, snapshot_analysis, trainer_run, utilization
 from foretrain.analysis import run as run_explain
@@ -113,6 +114,7 @@ OUTPUTS: dict[str, Output] = {
     "foretrain.within/2": Output("plan --within LIMIT", "the steps that fit", within.Within),
     "foretrain.best/2": Output("plan --best", "the GPT of lowest estimated loss", best.Best),
     "foretrain.cluster/1": Output("plan --gpus", "a plan of several cards", ClusterPlan),
+    "foretrain.cluster-advice/1": Output("advise --gpus", "advice for several cards", ClusterAdvice),
     "foretrain.finetune/1": Output(
         "plan MODEL", "a plan of a fine-tuning run", FineTunePlan, {"changes": (list[FineTuneChange], ...)}
     ),

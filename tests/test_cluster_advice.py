@@ -20,8 +20,10 @@ from foretrain.config.options import RunConfig
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.hardware.catalogue import find
 from foretrain.hardware.cluster import cluster
+from foretrain.model.ranks.sharing import Sharing
 from foretrain.predict.plan import plan
-from foretrain.predict.ranks.plan import share
+from foretrain.predict.ranks.plan import of_one_rank, share
+from foretrain.predict.speed.ranks import rank_time
 from foretrain.reports.document import cell_text
 from foretrain.reports.views.cluster import advice as view
 from tests.kit.command import foretrain
@@ -220,3 +222,25 @@ def test_the_command_line() -> None:
     assert alone.returncode == 2
     tuned = foretrain("advise", "qwen3-8b", "--method", "lora", "--gpus", "2 x RTX 4090")
     assert tuned.returncode == 2
+
+
+def test_buckets_of_ddp_are_told_with_their_figures() -> None:
+    """Views save where gradients are what a step needs most and a card has one micro-batch, and at most what gradients
+    take; gradients of earlier micro-batches stay beside the buckets in any case. A plan with another size says what it
+    saves."""
+    few = SMALL | {"batch_size": 1, "block_size": 64}
+    several = plan_cluster("gpt2-124m", "2 x RTX 3090", strategy="ddp", **few)
+    assert "bucket_view_same" in {each.reason for each in advisor.advise(several, "speed").useless}
+    made = plan_cluster("gpt2-124m", "2 x RTX 3090", strategy="ddp", **(few | {"gradient_accumulation_steps": 2}))
+    told = {each.rule: each for each in advisor.advise(made, "speed").useless if each.values}
+    assert 0 < told["bucket_view"].values["more"] <= 4 * made.one_card.counts.n_params
+    best = made.best
+    assert best is not None
+    assert best.time is not None
+    sharing = Sharing("ddp", 2, 2)
+    spec = of_one_rank(made.one_card.spec("foretrain"), made.cluster, sharing)
+    size = told["bucket_size"].values
+    again = rank_time(spec, sharing, made.cluster, size["best"])
+    assert again is not None
+    shorter = 1 - again.step_s.expected_s / best.time.step_s.expected_s
+    assert size["gain"] == pytest.approx(max(0.0, shorter))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from foretrain.advice.candidates import EACH_MORE, TOLLS, UNTIMED, WORTH, settings
+from foretrain.advice.ranks.buckets import buckets
 from foretrain.advice.ranks.counts import counts
 from foretrain.advice.ranks.effects import effect, shards, way_of
 from foretrain.advice.ranks.planner import Outcome, Planner
@@ -112,6 +113,7 @@ def advise(plan: ClusterPlan, goal: Goal | None = None) -> ClusterAdvice:
     alone: dict[str, list[_Candidate]] = {}
     for each in found:
         alone.setdefault(each.rules[0], []).append(each)
+    idle += buckets(plan, search.way)
     idle += [_nothing(search, rule, tried) for rule, tried in alone.items() if rule not in used]
     kept.sort(key=search.order)
     return ClusterAdvice(
@@ -119,7 +121,7 @@ def advise(plan: ClusterPlan, goal: Goal | None = None) -> ClusterAdvice:
         tokens_per_step=plan.config.tokens_per_step, now=effect(search.base, search.base),
         counts=counts(plan, search.base, search.planner),
         advised=tuple(_record(search, each) for each in kept), partial=tuple(_record(search, each) for each in partial),
-        useless=tuple(sorted(idle, key=lambda each: ORDER[each.rule])), planned=search.planner.planned,
+        useless=tuple(sorted(idle, key=lambda each: ORDER.get(each.rule, len(ORDER)))), planned=search.planner.planned,
         nothing_fits=search.must_fit and not kept,
     )  # fmt: skip
 

@@ -108,7 +108,7 @@ def rank_plan(
 ) -> RankPlan:
     """The row of one way to share a step. `whole`: the step of all ranks together, on one card; `alone`: its timing
     there. Raises UserError where the ranks cannot share it equally."""
-    spec = _of_rank(whole, cluster, sharing)
+    spec = of_one_rank(whole, cluster, sharing)
     nccl = NcclMemory.of(cluster, sharing)
     time, timing = rank_timing(whole, cluster, sharing)
     faster = speed_up(alone.step_s, timing.step_s) if alone and timing else None
@@ -121,7 +121,7 @@ def rank_plan(
 
 def rank_timing(whole: StepSpec, cluster: Cluster, sharing: Sharing) -> tuple[RankTime | None, Timing | None]:
     """(a step, the whole run) of all ranks; None where nothing is known of the card's speed."""
-    spec = _of_rank(whole, cluster, sharing)
+    spec = of_one_rank(whole, cluster, sharing)
     time = rank_time(spec, sharing, cluster)
     if time is None:
         return None, None
@@ -130,7 +130,8 @@ def rank_timing(whole: StepSpec, cluster: Cluster, sharing: Sharing) -> tuple[Ra
     return time, whole_run(whole, source, time.step_s, _evaluation(whole, cluster), compiling, cluster.world)
 
 
-def _of_rank(whole: StepSpec, cluster: Cluster, sharing: Sharing) -> StepSpec:
+def of_one_rank(whole: StepSpec, cluster: Cluster, sharing: Sharing) -> StepSpec:
+    """The step of one rank, of the step of all."""
     config = of_rank(whole.config, cluster.world)
     return StepSpec.of(config, cluster.gpu, dtype=whole.dtype, compiled=whole.compiled, sharing=sharing)
 

@@ -164,7 +164,7 @@ class _Queue:
         return self.free
 
 
-def _buckets(weights: _Weights, pace: _Pace, element_bytes: int) -> Iterator[tuple[float, int]]:
+def _buckets(weights: _Weights, pace: _Pace, element_bytes: int, most: int) -> Iterator[tuple[float, int]]:
     """(when a bucket is full, in seconds from the beginning of the backward pass; its bytes)."""
     limit, size, ready = FIRST_BUCKET_BYTES, 0, 0.0
     for done, numel in weights.tensors:
@@ -173,7 +173,7 @@ def _buckets(weights: _Weights, pace: _Pace, element_bytes: int) -> Iterator[tup
         ready = pace.backward if math.isinf(done) else pace.backward_root + blocks * pace.backward_block
         if size >= limit:
             yield ready, size
-            limit, size = BUCKET_BYTES, 0
+            limit, size = most, 0
     if size:
         yield ready, size
 
@@ -191,8 +191,10 @@ class _Step:
     """The step of one rank of a strategy in one scenario: communication at `factor` x what `groups` usually take."""
 
     def __init__(
-        self, spec: StepSpec, sharing: Sharing, weights: _Weights, groups: dict[str, Group], factor: float
-    ) -> None:
+        self, spec: StepSpec, sharing: Sharing, weights: _Weights, groups: dict[str, Group], factor: float,
+        bucket_bytes: int,
+    ) -> None:  # fmt: skip
+        self.bucket_bytes = bucket_bytes
         self.spec, self.sharing, self.weights, self.groups, self.factor = spec, sharing, weights, groups, factor
         self.low, self.wide = 2 if spec.half else 4, spec.variant.wide
         self.times = {name: self._timed(group) for name, group in groups.items()}
@@ -211,7 +213,7 @@ class _Step:
         """What a step takes longer than the work itself."""
         if not self.sharing.way.shards_weights:
             queue = _Queue(self.times["all"])
-            for ready, size in _buckets(self.weights, pace, self.wide):
+            for ready, size in _buckets(self.weights, pace, self.wide, self.bucket_bytes):
                 queue.send("all_reduce", size, ready)
             waits = max(0.0, queue.free - pace.backward)
             return waits + (self.broadcasts_s() if self.sharing.strategy == "zero1" else 0.0)
@@ -309,7 +311,9 @@ def _communication(step: _Step, micro_batches: int) -> tuple[Communication, ...]
 
     if not sharing.way.shards_weights:
         ordered = _Pace(len(weights.blocks))
-        add("gradients", "all_reduce", [size for _, size in _buckets(weights, ordered, step.wide)], 1)
+        add(
+            "gradients", "all_reduce", [size for _, size in _buckets(weights, ordered, step.wide, step.bucket_bytes)], 1
+        )
         if sharing.strategy == "zero1":
             add("updated", "broadcast", [step.wide * numel for _, numel in weights.tensors], 1)
         return tuple(found)
@@ -326,9 +330,9 @@ def _communication(step: _Step, micro_batches: int) -> tuple[Communication, ...]
     return tuple(found)
 
 
-def rank_time(spec: StepSpec, sharing: Sharing, cluster: Cluster) -> RankTime | None:
-    """A step that ranks share. `spec`: one rank's, with its own micro-batches (config/ranks.py). None where nothing is
-    known of the card's speed.
+def rank_time(spec: StepSpec, sharing: Sharing, cluster: Cluster, bucket_bytes: int = BUCKET_BYTES) -> RankTime | None:
+    """A step that ranks share. `spec`: one rank's, with its own micro-batches (config/ranks.py). `bucket_bytes`: what
+    DDP's buckets after the first hold, by default PyTorch's. None where nothing is known of the card's speed.
 
     Low: a quick card and a good link; high: a slow card, and the worst link that was published.
     """
@@ -346,10 +350,10 @@ def rank_time(spec: StepSpec, sharing: Sharing, cluster: Cluster) -> RankTime | 
     waits: list[float] = []
     for seconds, groups, factor in scenarios:
         slower = seconds / parts.step_s
-        step = _Step(spec, sharing, weights, groups, factor)
+        step = _Step(spec, sharing, weights, groups, factor, bucket_bytes)
         compute.append(slower * own.step_s)
         waits.append(step.waits_s(pace.scaled(slower), parts.micro_batches))
-    expected = _Step(spec, sharing, weights, usual, 1.0)
+    expected = _Step(spec, sharing, weights, usual, 1.0, bucket_bytes)
     return RankTime(
         step_s=_range([c + w for c, w in zip(compute, waits, strict=True)]), compute_s=_range(compute),
         waits_s=_range(waits), communication=_communication(expected, parts.micro_batches),

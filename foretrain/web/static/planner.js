@@ -25,7 +25,7 @@ export class Planner extends Plans {
       h("p", {}, h("button", { type: "button", onclick: () => this.begin({ values: {} }) }, t("page.reset"))));
     const download = h("button", { type: "button", id: "download", onclick: () => this.download() }, t("page.download"));
     this.more = h("div", {});
-    this.strategies = h("div", {});
+    this.strategies = h("div", { class: "strategies" });
     this.lines = h("dl", { class: "lines" });
     this.element = this.place(form, this.strategies, this.lines, this.sharing(download), this.exactness, this.pictures.map(picture => picture.element), new Advice(this).element, this.cardChooser(), this.more);
   }

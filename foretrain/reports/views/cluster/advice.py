@@ -177,10 +177,12 @@ def _row(plan: ClusterPlan, found: ClusterAdvice, number: str, change: ClusterCh
 
 def _useless(idle: tuple[Idle, ...]) -> list[Block]:
     together: dict[str, list[str]] = {}
-    for each in idle:
+    own = [each for each in idle if each.values and has(f"cluster_advice.own.{each.reason}")]
+    said: list[Block] = [Paragraph(Message(f"cluster_advice.own.{each.reason}", each.values)) for each in own]
+    for each in (each for each in idle if each not in own):
         together.setdefault(each.reason, []).append(_named(each.rule))
     ids = {reason: f"cluster_advice.idle.{reason}" for reason in together}
-    return [
+    return said + [
         Paragraph(Message(ids[reason] if has(ids[reason]) else f"idle.{reason}", {"rules": listed(rules)}))
         for reason, rules in together.items()
     ]

@@ -7,11 +7,13 @@ import typer
 from foretrain.advice.asked import Asked
 from foretrain.app.limits import Limits
 from foretrain.app.ranks.exact import traced_cluster
+from foretrain.app.ranks.job_files import JOB_KINDS, write_job
 from foretrain.app.ranks.plan import Cards, answer
 from foretrain.base.errors import UserError
 from foretrain.cli.commands.plan_exact import progress
+from foretrain.cli.commands.plan_limits import tell_written
 from foretrain.cli.commands.plan_print import Form, document, line, screen
-from foretrain.cli.common import print_error, print_json, print_notes
+from foretrain.cli.common import need_one_of, print_error, print_json, print_notes
 from foretrain.cli.old_options import typed
 from foretrain.cli.show_config import show_config_of
 from foretrain.config.resolve import resolve
@@ -20,7 +22,7 @@ from foretrain.reports.views.cluster import screen as screen_view
 from foretrain.reports.views.cluster import whole as whole_view
 
 OTHERS = "--used-by-others"
-OWN = ("gpus", "link", "network")  # options of `plan` that only a plan for several cards has
+OWN = ("gpus", "link", "network", "write_job")  # options of `plan` that only a plan for several cards has
 # Those that such a plan cannot have.
 ALONE = (
     "step_time", "logged_mfu", "explain", "observed", "process", "largest", "snapshot", "alloc_conf", "within",
@@ -34,6 +36,8 @@ def answered(context: typer.Context, words: list[str]) -> bool:
     if not is_asked(context):
         return False
     check_options(context, ALONE)
+    if given["write_job"]:
+        need_one_of("--write-job", given["write_job"], JOB_KINDS)
     resolved = resolve(words)
     print_notes(resolved.notes, quiet=given["quiet"])
     if given["show_config"]:
@@ -44,6 +48,8 @@ def answered(context: typer.Context, words: list[str]) -> bool:
         with progress(given["quiet"]) as listen:
             plan = traced_cluster(plan, listen, given["python"])
     _print(plan, Form(given["full"], given["oneline"], given["as_json"], asked_of(context, words)))
+    if given["write_job"]:
+        tell_written(write_job(given["write_job"], plan, words), quiet=given["quiet"])
     if given["check"]:
         _check(plan)
     return True
@@ -54,7 +60,7 @@ def is_asked(context: typer.Context) -> bool:
     if not context.params["gpus"]:
         for name in OWN:
             if context.params[name]:
-                raise UserError("usage.needs_gpus", option=f"--{name}")
+                raise UserError("usage.needs_gpus", option=f"--{name.replace('_', '-')}")
         return False
     return True
 
@@ -84,7 +90,7 @@ def check_options(context: typer.Context, alone: tuple[str, ...]) -> None:
 def asked_of(context: typer.Context, words: list[str], command: str = "plan") -> Asked:
     """What was typed, for the next command."""
     given = context.params
-    cards = tuple(word for name in OWN if given[name] for word in (f"--{name}", given[name]))
+    cards = tuple(word for name in OWN[:3] if given[name] for word in (f"--{name}", given[name]))
     return Asked(
         command=command, words=tuple(words), gpu=given["gpu"], cards=cards, others=given["others"],
         quiet=given["quiet"], price=given["price"] or "",

@@ -7,12 +7,18 @@ checkpoint, on as many cards as there are then.
 
 import math
 import shlex
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
+from foretrain.base.errors import UserError
 from foretrain.base.records import Record
+from foretrain.config import writer
+from foretrain.predict.ranks.record import ClusterPlan
 
 JobKind = Literal["slurm", "sky"]
 JOB_KINDS: tuple[JobKind, ...] = ("slurm", "sky")
+ENDINGS: dict[JobKind, str] = {"slurm": ".slurm", "sky": ".sky.yaml"}
 
 SPARE = 1.2  # times the slow end of the estimate
 STEP_S = 30 * 60  # time limits are whole half hours
@@ -33,7 +39,8 @@ SKY_NAMES = {
 class Job(Record):
     """What a job file is made from. `words`: the config and its options, as `foretrain train` takes them.
 
-    `high_s`: the slow end of the estimated duration; None where nothing is known of it.
+    `strategy`: "" where the words name it. `high_s`: the slow end of the estimated duration; None where nothing is
+    known of it.
     """
 
     name: str
@@ -49,7 +56,7 @@ class Job(Record):
     @property
     def train(self) -> str:
         """The command that each rank runs."""
-        words = [*self.words, f"--strategy={self.strategy}"] if self.nodes * self.per_node > 1 else self.words
+        words = (*self.words, f"--strategy={self.strategy}") if self.strategy else self.words
         return shlex.join(["foretrain", "train", *words, "--resume", "auto"])
 
     @property
@@ -64,6 +71,31 @@ class Job(Record):
         if self.expected_s is None or self.high_s is None:
             return f"Estimated: {memory}; the time is not known for this card."
         return f"Estimated: {memory}, {self.expected_s / 3600:.1f} h, at most {self.high_s / 3600:.1f} h."
+
+
+def write_job(kind: JobKind, plan: ClusterPlan, words: Sequence[str]) -> Path:
+    """The path of the job file of a plan, written into this folder. `words`: the config and its options as typed.
+
+    Raises UserError where the run fits in no way, and where the file is there with other contents.
+    """
+    job = job_of(plan, words)
+    path = Path(f"{_word(job.name)}{ENDINGS[kind]}")
+    writer.write_text(job_file(kind, job), path)
+    return path
+
+
+def job_of(plan: ClusterPlan, words: Sequence[str]) -> Job:
+    """What a plan found, for a job file. Raises UserError where the run fits in no way."""
+    best = plan.best
+    if best is None or best.verdict == "does_not_fit":
+        raise UserError("usage.job_does_not_fit", name=plan.name, cards=plan.cluster.text)
+    total = best.timing.total_s if best.timing else None
+    return Job(
+        name=plan.name, words=tuple(words), gpu=plan.cluster.gpu.name, nodes=plan.cluster.nodes,
+        per_node=plan.cluster.per_node, strategy="" if plan.asked else best.strategy,
+        needed_bytes=best.memory.needed_bytes, expected_s=total.expected_s if total else None,
+        high_s=total.high_s if total else None,
+    )  # fmt: skip
 
 
 def job_file(kind: JobKind, job: Job) -> str:

@@ -89,6 +89,7 @@ def plan_command(
     best: o.Best = False,
     data_tokens: o.DataTokens = None,
     write: o.Write = None,
+    write_job: o.WriteJob = "",
     full: o.Full = False,
     oneline: o.Oneline = False,
     as_json: Json = False,

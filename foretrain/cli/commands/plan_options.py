@@ -35,6 +35,13 @@ Network = Annotated[
         metavar="NAME",
     ),
 ]
+WriteJob = Annotated[
+    str,
+    typer.Option(
+        help="With --gpus: write a job file with what the plan found, for Slurm or SkyPilot: slurm or sky.",
+        metavar="KIND",
+    ),
+]
 Others = Annotated[
     str,
     typer.Option(

@@ -147,7 +147,7 @@ def rank_spec(plan: Plan, config: RunConfig, cluster: Cluster, rank: Sharing | R
     sharing = Sharing(
         strategy=rank.strategy, world=cluster.world, per_node=cluster.per_node, syncs_each=rank.syncs_each
     )
-    return _of_rank(replace(plan.spec("foretrain"), config=config), cluster, sharing), sharing
+    return of_one_rank(replace(plan.spec("foretrain"), config=config), cluster, sharing), sharing
 
 
 def speed_up(alone: Range, shared: Range) -> Factor:

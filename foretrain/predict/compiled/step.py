@@ -8,8 +8,7 @@ from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.dims import Dim
 from foretrain.predict.abstract.passage import OUTSIDE, Recorder
 from foretrain.predict.abstract.programs import Loader
-from foretrain.predict.abstract.ranks import State
-from foretrain.predict.abstract.step import EagerProgram, Lettered
+from foretrain.predict.abstract.step import EagerProgram, Lettered, State
 from foretrain.predict.compiled import attention, operations
 from foretrain.predict.compiled.graph import Compiler, Node, compiler
 from foretrain.predict.compiled.halves import Graphs, forward_only, joint

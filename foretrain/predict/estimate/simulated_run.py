@@ -13,17 +13,13 @@ from foretrain.hardware.catalogue import Gpu
 from foretrain.model import attention_sizes
 from foretrain.model.shape import ModelShape
 from foretrain.model.techniques import optimizer_of
-from foretrain.predict.abstract.fully_shard import passes_of
-from foretrain.predict.abstract.step import EagerProgram
-from foretrain.predict.abstract.tensors import bfloat16, float16
-from foretrain.predict.compiled.blocks import BlocksProgram
-from foretrain.predict.compiled.step import CompiledProgram
 from foretrain.predict.estimate.kernel_buffers import (
     Processors,
     column_sum_bytes,
     flash_backward_bytes,
     flash_split_bytes,
 )
+from foretrain.predict.estimate.programs import program_of
 from foretrain.predict.estimate.ranks import Rank
 from foretrain.predict.spec import StepSpec, letters_of
 from foretrain.predict.timeline import Peak, Tensor, Timeline
@@ -83,37 +79,38 @@ def weight_widths(spec: StepSpec) -> tuple[int, ...]:
     return (runs, 4) if (narrow or spec.config.optimizer_offload) and not spec.offloads else (runs,)
 
 
-LOWS = {"float16": float16, "bfloat16": bfloat16}
-
-
 class SimulatedRun:
     """One run of a step. `t` is its timeline once `peaks` was asked for."""
 
     def __init__(self, spec: StepSpec, make: type[Timeline] = Timeline) -> None:
         self.spec, self.config = spec, spec.config
         config = spec.config
-        shape = ModelShape.of(config)
-        self.rank = Rank(spec.sharing, shape)
+        self.rank = Rank(spec.sharing, ModelShape.of(config))
         self.symbols = symbols_of(spec, config.batch_size, config.block_size) | self.rank.letters
         self.eval_symbols = symbols_of(spec, config.eval_batch, config.eval_block) | self.rank.letters
         self.optimizer = optimizer_of(config)
         self.in_muon, self.beside_muon = [], []  # elements of each parameter that the optimizer steps
         for p, numel in self.rank.stepped:
             (self.in_muon if self.optimizer.takes(p.name, p.shape) else self.beside_muon).append(numel)
+        if len(self.rank.stepped) < len(self.rank.parameters):
+            self._own_moments(granule_of(spec.gpu))
         # Each of AdamW's parameters has a tensor of its own that counts steps; in 8 bits these are on the host.
         self.n_counts = len(self.beside_muon) if self.optimizer.counts_on_device else 0
         self.t = make(dict(self.symbols), granule_of(spec.gpu))
         self.micro_steps, self.steady_steps = (3, 2) if spec.cuda else (2, 1)  # as predict/trace/drive.py has them
         variant = spec.variant
         self.writes_scores = "math" in (variant.attention, variant.evaluation_attention)
-        low = LOWS.get(spec.dtype)
-        compiled = CompiledProgram if spec.sharing is None else BlocksProgram  # model/step.py compiles it so
-        program = compiled if spec.compiled else EagerProgram
-        ranks = passes_of(spec.sharing, [p.shape for p in shape.parameters()], half=spec.half)
-        self.step: EagerProgram = program(self.t, variant, config, low, ranks=ranks)
+        self.step = program_of(spec, self.t)
         self.logits: Any = None
         self.batch: list[Tensor] = []
         self.saved_bytes = 0
+
+    def _own_moments(self, granule: int) -> None:
+        """Letters that stand for moments of all parameters come to those of this rank's."""
+        for _, symbol in self.optimizer.moments:
+            if self.rank.letter(symbol) == symbol:
+                own = sum(-(-size // granule) * granule for size in self.moments_of(symbol))
+                self.symbols[symbol] = self.eval_symbols[symbol] = own
 
     def new_batch(self) -> list[Tensor]:
         """Token ids and targets, int64."""

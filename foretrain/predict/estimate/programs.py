@@ -1,0 +1,21 @@
+"""The program that writes the passes of a step: eager, compiled as one, or, where ranks share it, block by block."""
+
+from foretrain.model.shape import ModelShape
+from foretrain.predict.abstract.fully_shard import passes_of
+from foretrain.predict.abstract.step import EagerProgram
+from foretrain.predict.abstract.tensors import bfloat16, float16
+from foretrain.predict.compiled.blocks import BlocksProgram
+from foretrain.predict.compiled.step import CompiledProgram
+from foretrain.predict.spec import StepSpec
+from foretrain.predict.timeline import Timeline
+
+LOWS = {"float16": float16, "bfloat16": bfloat16}
+
+
+def program_of(spec: StepSpec, t: Timeline) -> EagerProgram:
+    """The one of a step, which writes into `t`."""
+    shapes = [p.shape for p in ModelShape.of(spec.config).parameters()]
+    ranks = passes_of(spec.sharing, shapes, half=spec.half)
+    compiled = CompiledProgram if spec.sharing is None else BlocksProgram  # as model/step.py compiles it
+    program = compiled if spec.compiled else EagerProgram
+    return program(t, spec.variant, spec.config, LOWS.get(spec.dtype), ranks=ranks)

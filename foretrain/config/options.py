@@ -366,6 +366,11 @@ class RunConfig(Record):
         "weights, gradients and optimizer states; fsdp_no_reshard: gathered once a step; hsdp: sharded within a node",
         group="system", nanogpt="cannot", affects=COST, on_resume="rounding", by_effect=True, reference="other",
     )
+    hold_gradients: bool = option(
+        False,
+        "with fsdp: keep whole gradients until the last micro-batch, and send them once a step: less to send, more memory",
+        group="system", nanogpt="cannot", affects=COST, on_resume="rounding", by_effect=True, reference="other",
+    )
     collective_timeout: int = option(
         600, "seconds that ranks wait for each other before the run ends, since one of them must be stuck or gone",
         group="system", least=1, most=86_400, nanogpt="lacks", affects=NOTHING, on_resume="free",

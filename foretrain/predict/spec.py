@@ -89,7 +89,7 @@ class StepSpec:
     ) -> "StepSpec":
         """The step of one of `world` ranks, that share it as the config of all says. Raises UserError where they cannot
         share it equally."""
-        sharing = Sharing(config.strategy, world, per_node)
+        sharing = Sharing.of(config, world, per_node)
         return cls.of(of_rank(config, world), gpu, dtype=dtype, compiled=compiled, sharing=sharing)
 
     @classmethod

@@ -39,8 +39,7 @@ SKY_NAMES = {
 class Job(Record):
     """What a job file is made from. `words`: the config and its options, as `foretrain train` takes them.
 
-    `strategy`: "" where the words name it. `high_s`: the slow end of the estimated duration; None where nothing is
-    known of it.
+    `high_s`: the slow end of the estimated duration; None where nothing is known of it.
     """
 
     name: str
@@ -48,7 +47,6 @@ class Job(Record):
     gpu: str
     nodes: int
     per_node: int
-    strategy: str
     needed_bytes: int
     expected_s: float | None
     high_s: float | None
@@ -56,8 +54,7 @@ class Job(Record):
     @property
     def train(self) -> str:
         """The command that each rank runs."""
-        words = (*self.words, f"--strategy={self.strategy}") if self.strategy else self.words
-        return shlex.join(["foretrain", "train", *words, "--resume", "auto"])
+        return shlex.join(["foretrain", "train", *self.words, "--resume", "auto"])
 
     @property
     def limit_s(self) -> int | None:
@@ -91,8 +88,8 @@ def job_of(plan: ClusterPlan, words: Sequence[str]) -> Job:
         raise UserError("usage.job_does_not_fit", name=plan.name, cards=plan.cluster.text)
     total = best.timing.total_s if best.timing else None
     return Job(
-        name=plan.name, words=tuple(words), gpu=plan.cluster.gpu.name, nodes=plan.cluster.nodes,
-        per_node=plan.cluster.per_node, strategy="" if plan.asked else best.strategy,
+        name=plan.name, words=(*words, *plan.options_of(best)), gpu=plan.cluster.gpu.name, nodes=plan.cluster.nodes,
+        per_node=plan.cluster.per_node,
         needed_bytes=best.memory.needed_bytes, expected_s=total.expected_s if total else None,
         high_s=total.high_s if total else None,
     )  # fmt: skip

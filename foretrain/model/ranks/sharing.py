@@ -50,6 +50,12 @@ class Sharing:
     bucket_view: bool = True
     syncs_each: bool = True
 
+    @classmethod
+    def of(cls, config: RunConfig, world: int, per_node: int) -> "Sharing":
+        """As a config says it, among so many ranks."""
+        held = config.hold_gradients and STRATEGIES[config.strategy].shards_weights
+        return cls(config.strategy, world, per_node, syncs_each=not held)
+
     @property
     def way(self) -> Strategy:
         """What is known of the strategy."""
@@ -94,5 +100,5 @@ def sharing_problem(config: RunConfig, sharing: Sharing) -> UserError | None:
 def check_ranks(config: RunConfig, world: int, per_node: int) -> None:
     """Raise UserError where so many ranks cannot carry out a config's steps as its strategy says."""
     of_rank(as_one_rank_of(config, world), world)
-    if problem := sharing_problem(config, Sharing(config.strategy, world, per_node)):
+    if problem := sharing_problem(config, Sharing.of(config, world, per_node)):
         raise problem

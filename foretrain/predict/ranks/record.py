@@ -108,6 +108,12 @@ class ClusterPlan(Record):
         """The config; its tokens of a step are those of all ranks together."""
         return self.one_card.config
 
+    def options_of(self, rank: RankPlan) -> tuple[str, ...]:
+        """The options of a run that shares its step so, where the config does not say them."""
+        strategy = () if rank.strategy == self.config.strategy else (f"--strategy={rank.strategy}",)
+        held = () if rank.syncs_each or self.config.hold_gradients else ("--hold_gradients=true",)
+        return (*strategy, *held)
+
     @property
     def best(self) -> RankPlan | None:
         """The way that is meant; None where none fits."""

@@ -49,7 +49,7 @@ class Together:
     def share(self, config: RunConfig) -> Share | None:
         """What shares the model among the ranks, for `build`."""
         place = self.ranks.place
-        return sharer(Sharing(config.strategy, place.world, place.local_world)) if self.several else None
+        return sharer(Sharing.of(config, place.world, place.local_world)) if self.several else None
 
     def begin(self, state: TrainState) -> None:
         """Let each step ask whether this rank has something to tell."""

@@ -142,7 +142,7 @@ def _next(plan: ClusterPlan, asked: Asked) -> list[Row]:
     if plan.cluster.nodes > 1:
         return []
     best = plan.best
-    how = (f"--strategy={best.strategy}",) if best and best.strategy != "ddp" and not plan.asked else ()
+    how = plan.options_of(best) if best else ()
     return [Row(label, command=("foretrain", "train", *asked.words, *how, "--gpus", str(plan.cluster.world)))]
 
 

@@ -109,7 +109,7 @@ SAME = {
 } | {word for id in ENGLISH if id.startswith("rule.") for word in id.split(".")[1].split("_")} | {
     "bit", "GiB", "MiB", "KiB", "FLOP", "TFLOP", "GFLOP", "PFLOP", "kWh", "EUR", "RTX",
     "min", "cuBLAS", "float", "bfloat", "preset", "Ampere", "Ada", "gpt", "docs", "step", "python", "stdlib", "test",
-    "memory", "default", "nanogpt", "modern", "baby", "log", "out", "foretrain", "ddp", "fsdp", *re.findall(r"[A-Za-z]+", cpu_device().name),
+    "memory", "default", "nanogpt", "modern", "baby", "log", "out", "foretrain", *re.findall(r"[A-Za-z]+", cpu_device().name),
 } | {  # the names of cases are typed: foretrain verify --only
     word for case in (*ON_A_CARD, *FILLING) for word in re.findall(r"[A-Za-z]+", case.label)
 } | {word for name in catalogue() for word in re.findall(r"[A-Za-z]+", name)} | {"NVIDIA", "GeForce", "json", "case", "cases", *re.findall("[a-z]+", verification.CONTRIBUTED)}  # fmt: skip

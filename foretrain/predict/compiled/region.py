@@ -60,9 +60,13 @@ class Region:
     order."""
 
     def __init__(
-        self, make: Callable[[], Compiler], call: Callable[..., Any], own: Sequence[Parameter],
-        parameters: Sequence[Parameter], seen: set[Any],
-    ) -> None:  # fmt: skip
+        self,
+        make: Callable[[], Compiler],
+        call: Callable[..., Any],
+        own: Sequence[Parameter],
+        parameters: Sequence[Parameter],
+        seen: set[Any],
+    ) -> None:
         self.make, self.call, self.own, self.parameters, self.seen = make, call, own, parameters, seen
         self.known: dict[Any, _Traced] = {}
 
@@ -100,9 +104,14 @@ class Region:
         return lives
 
     def _backward(
-        self, found: _Traced, layer: int, kept: dict[Node, Tensor], saved: list[Tensor], grads: list[Tensor | None],
+        self,
+        found: _Traced,
+        layer: int,
+        kept: dict[Node, Tensor],
+        saved: list[Tensor],
+        grads: list[Tensor | None],
         count: int,
-    ) -> list[Tensor | None]:  # fmt: skip
+    ) -> list[Tensor | None]:
         lives, graphs = self._lives(m.machine), found.graphs
         lives.layer = layer
         lives.given_away = frozenset(found.inputs)

@@ -368,7 +368,7 @@ class RunConfig(Record):
     )
     hold_gradients: bool = option(
         False,
-        "with fsdp: keep whole gradients until the last micro-batch, and send them once a step: less to send, more memory",
+        "with fsdp: keep whole gradients until the last micro-batch, then send them: less to send, more memory",
         group="system", nanogpt="cannot", affects=COST, on_resume="rounding", by_effect=True, reference="other",
     )
     collective_timeout: int = option(

@@ -105,8 +105,7 @@ def plan_command(
     if show_config:
         show_config_of(resolved, as_json)
         return
-    asked = _asked(resolved, words, gpu, others, limits, quiet)
-    step, form = resolved.step, Form(full, oneline, as_json, _timed(asked, step_time, logged_mfu))
+    step, form = resolved.step, Form(full, oneline, as_json, _asked(context, resolved, limits))
     depth = Depth(exact or bool(python), explain, observed, process, largest, snapshot, alloc_conf, quiet)
     form.check(elsewhere="--explain" if explain else "--largest" if largest else "")
     plan_exact.check_depth(depth, resolved.files)
@@ -134,21 +133,16 @@ def _deepened(plans: list[Plan], depth: Depth, form: Form, python: str) -> list[
     return found
 
 
-def _asked(
-    resolved: ResolvedConfig, words: list[str] | None, gpu: str, others: str, limits: Limits, quiet: bool
-) -> Asked:
-    """What was typed, for the next command."""
-    wrote = str(limits.write) if limits.write else None
+def _asked(context: typer.Context, resolved: ResolvedConfig, limits: Limits) -> Asked:
+    """What was typed, for the next command, with the option that gives the time of a step."""
+    given = context.params
+    speed = (
+        "--step-time" if given["step_time"] is not None else "--logged-mfu" if given["logged_mfu"] is not None else ""
+    )
     return Asked(
-        words=tuple(words or []), gpu=gpu, others=others, quiet=quiet, wrote=wrote,
-        nanogpt_file=resolved.has_nanogpt_file,
+        words=tuple(given["words"] or []), gpu=given["gpu"], others=given["others"], quiet=given["quiet"],
+        wrote=str(limits.write) if limits.write else None, nanogpt_file=resolved.has_nanogpt_file, speed=speed,
     )  # fmt: skip
-
-
-def _timed(asked: Asked, step_time: float | None, logged_mfu: float | None) -> Asked:
-    """With the option that gives the time of a step."""
-    speed = "--step-time" if step_time is not None else "--logged-mfu" if logged_mfu is not None else ""
-    return asked.model_copy(update={"speed": speed})
 
 
 def _check_targets(

@@ -191,9 +191,14 @@ class _Step:
     """The step of one rank of a strategy in one scenario: communication at `factor` x what `groups` usually take."""
 
     def __init__(
-        self, spec: StepSpec, sharing: Sharing, weights: _Weights, groups: dict[str, Group], factor: float,
+        self,
+        spec: StepSpec,
+        sharing: Sharing,
+        weights: _Weights,
+        groups: dict[str, Group],
+        factor: float,
         bucket_bytes: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.bucket_bytes = bucket_bytes
         self.spec, self.sharing, self.weights, self.groups, self.factor = spec, sharing, weights, groups, factor
         self.low, self.wide = 2 if spec.half else 4, spec.variant.wide

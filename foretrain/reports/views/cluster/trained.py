@@ -8,6 +8,8 @@ from foretrain.training.ranks.stragglers import SLOW
 
 MOST_ROWS = 16
 
+HIGHEST = {"reserved": "highest_reserved", "process": "highest_process"}
+
 
 def sections(found: RanksExplained | None, source: str) -> list[Section]:
     """`source`: of the forecast. None of a run that one rank has always trained."""
@@ -63,7 +65,7 @@ def _table(found: RanksExplained) -> list[Block]:
     first = sorted(found.parts, key=lambda part: (part.rank != found.most, part.rank not in found.slow, part.rank))
     shown = sorted(first[:MOST_ROWS], key=lambda part: part.rank)
     rows = tuple(_row(part) for part in shown)
-    names = ("rank", "where", "allocated", f"highest_{found.what}", "step", "waits", "evaluates")
+    names = ("rank", "where", "allocated", HIGHEST[found.what], "step", "waits", "evaluates")
     columns = tuple(Message(f"ranks.column.{name}") for name in names)
     tones = tuple("warn" if part.rank in found.slow else "plain" for part in shown)
     table = Table(columns, rows, frozenset({0, 2, 3, 4, 5, 6}), tones, optional=(5, 1))

@@ -17,12 +17,15 @@ from foretrain.predict.compiled.step import LOADER, CompiledProgram
 class BlocksProgram(CompiledProgram):
     """One graph for all blocks, which differ by their weights alone, and one for the loss."""
 
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self.run = self.groups  # what is remembered of a pass is by the layers that are run
+
     def _shape_of(self, saving: bool) -> Any:
         return "blocks", super()._shape_of(saving)
 
     def _built(self) -> Any:
         if self.model is None:
-            self.run = self.groups
             half = self.v.master and self.low is not None
             modules.WEIGHTS[0] = self.low if half and self.low is not None else m.float32
             casts = self.low if self.v.casts else None

@@ -78,7 +78,9 @@ def build(
     `share`: shares it among the ranks of the process group, each of which calls this; None: there is one.
     """
     torch.manual_seed(config.seed)
-    model = make_model(config).to(device)
+    model = make_model(config)
+    if share is None or not share.moves:
+        model = model.to(device)
     unconverted = convert(model.layers(), config.matmul) if config.matmul in EIGHT_BITS else []
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32 for what stays fp32, as nanoGPT sets it

@@ -170,7 +170,7 @@ def measure(job: dict[str, Any], rank: int, folder: str) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    from foretrain.model.ranks.parallel import sharer
+    from foretrain.model.ranks.parallel import Share
     from foretrain.predict.trace import drive
     from tests.cuda_build import measure as one
     from tests.cuda_build.branches import differences
@@ -199,7 +199,7 @@ def measure(job: dict[str, Any], rank: int, folder: str) -> dict[str, Any]:
         store = dist.FileStore(f"{folder}/{backend}", sharing.world)
         dist.init_process_group(backend, store=store, rank=rank, world_size=sharing.world)
         try:
-            return one.run(job, knobs, device, watch, compiled=False, share=sharer(sharing)).record()
+            return one.run(job, knobs, device, watch, compiled=False, share=Share(sharing)).record()
         finally:
             dist.destroy_process_group()
 

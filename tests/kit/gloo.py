@@ -24,7 +24,7 @@ from foretrain.base.errors import UserError
 from foretrain.config.options import RunConfig
 from foretrain.data.batches import TokenFile, train_batches, train_starts
 from foretrain.data.dataset import read_info
-from foretrain.model.ranks.parallel import sharer
+from foretrain.model.ranks.parallel import Share
 from foretrain.model.ranks.peers import ALONE, Peers
 from foretrain.model.ranks.rows import reshard, states_of
 from foretrain.model.ranks.sharing import Sharing
@@ -94,7 +94,7 @@ def state_of(config: RunConfig, strategy: Any, peers: Peers) -> TrainState:
     share = None
     if peers.world > 1:
         per_node = peers.world // 2 if strategy == "hsdp" else peers.world
-        share = sharer(Sharing(strategy, peers.world, per_node))
+        share = Share(Sharing(strategy, peers.world, per_node))
     own = config.model_copy(update={"gradient_accumulation_steps": MICRO_BATCHES // peers.world})
     return build(own, torch.device("cpu"), torch.float32, compile=False, share=share)
 

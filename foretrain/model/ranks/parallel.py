@@ -7,12 +7,12 @@ talks to nobody.
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -27,7 +27,20 @@ from foretrain.model.ranks.sharing import Sharing
 _KNOWN = inspect.signature(DistributedDataParallel.__init__).parameters
 NO_SYNC = "forward_sync_buffers" if "forward_sync_buffers" in _KNOWN else "broadcast_buffers"
 
-Share = Callable[[LanguageModel, torch.device, torch.dtype], "Parallel"]
+
+@dataclass(frozen=True)
+class Share:
+    """What shares a model so, for `build` of model/step.py."""
+
+    sharing: Sharing
+
+    @property
+    def moves(self) -> bool:
+        """Whether it brings the model to the device itself, a block at a time, so that it is never there as a whole."""
+        return self.sharing.way.shards_weights
+
+    def __call__(self, model: LanguageModel, device: torch.device, dtype: torch.dtype) -> "Parallel":
+        return Parallel(self.sharing, model, device, dtype)
 
 
 class Parallel:
@@ -56,7 +69,8 @@ class Parallel:
             "mp_policy": MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32),
         }
         for block in model.layers():
-            fully_shard(block, **options)
+            fully_shard(block.to(device), **options)
+        _move_rest(model, set(model.layers()), device)
         fully_shard(model, **options)
 
     def optimizer(self, made: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -134,9 +148,14 @@ class Parallel:
         return number.full_tensor() if isinstance(number, DTensor) else number
 
 
-def sharer(sharing: Sharing) -> Share:
-    """What shares a model so, for `build` of model/step.py."""
-    return partial(Parallel, sharing)
+def _move_rest(model: nn.Module, blocks: set[nn.Module], device: torch.device) -> None:
+    """Bring all but the blocks to the device: what has blocks in it by itself, the others at once, as they may be
+    tied."""
+    above = [part for part in model.modules() if part not in blocks and not blocks.isdisjoint(part.modules())]
+    others = [child for part in above for child in part.children() if child not in blocks and child not in above]
+    nn.ModuleList(others).to(device)
+    for part in above:
+        part._apply(lambda tensor: tensor.to(device), recurse=False)
 
 
 def _mesh(sharing: Sharing, device_type: str) -> Any:

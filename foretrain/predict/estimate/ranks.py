@@ -63,11 +63,10 @@ class Rank:
         return next((own for own in ("S", "Z") if own in self.letters), letter) if letter == "P" else letter
 
     def built(self, t: Timeline, widths: Sequence[int]) -> None:
-        """The weights, whole as they come to the device; one copy of each width."""
+        """The weights as they come to the device, one copy of each width; those that are cut come when they are."""
         if not self._groups:
             for width in widths:
                 t.alloc_all("weights", t.size(width, "P"), [width * numel for numel in self.pieces])
-        self._whole = [t.alloc("weights", t.size(4 * p.numel)) for p in self.parameters] if self._groups else []
 
     def wrapped(self, t: Timeline) -> None:
         """What wrapping the model leaves, and what it takes for a moment."""
@@ -92,8 +91,9 @@ class Rank:
             t.alloc_all(BUCKETS, t.size(4, "P"), _in_buckets([4 * p.numel for p in reversed(self.parameters)]))
 
     def _shard(self, t: Timeline, group: Sequence[int], letter: str) -> None:
+        whole = [t.alloc("weights", t.size(4 * self.parameters[i].numel)) for i in group]
         t.alloc_all("weights", t.size(4, letter), [4 * self.pieces[i] for i in group])
-        t.free(*(self._whole[i] for i in group))
+        t.free(*whole)
 
 
 def dealt(parameters: Sequence[Parameter], ranks: int) -> list[list[Parameter]]:

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from foretrain.model.ranks.parallel import Share, sharer
+from foretrain.model.ranks.parallel import Share
 from foretrain.model.ranks.sharing import Sharing
 from foretrain.predict.trace import self_test
 from foretrain.predict.trace.card.patches import Patches
@@ -36,7 +36,7 @@ def group(sharing: Sharing, rank: int = 0, *, keeps: bool = False) -> Iterator[S
         with Patches() as patches:
             _know_collectives(patches)
             _patch(patches, keeps)
-            yield sharer(sharing)
+            yield Share(sharing)
     finally:
         dist.destroy_process_group()
 

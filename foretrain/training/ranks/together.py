@@ -12,7 +12,7 @@ import torch
 from foretrain.config.options import RunConfig
 from foretrain.config.ranks import of_rank
 from foretrain.data.batches import Batch
-from foretrain.model.ranks.parallel import Share, sharer
+from foretrain.model.ranks.parallel import Share
 from foretrain.model.ranks.sharing import Sharing
 from foretrain.model.ranks.streams import seeded
 from foretrain.model.step import TrainState
@@ -49,7 +49,7 @@ class Together:
     def share(self, config: RunConfig) -> Share | None:
         """What shares the model among the ranks, for `build`."""
         place = self.ranks.place
-        return sharer(Sharing.of(config, place.world, place.local_world)) if self.several else None
+        return Share(Sharing.of(config, place.world, place.local_world)) if self.several else None
 
     def begin(self, state: TrainState) -> None:
         """Let each step ask whether this rank has something to tell."""

@@ -130,7 +130,8 @@ def _refused(plan: ClusterPlan) -> list[Row]:
 
 
 def _next(plan: ClusterPlan, asked: Asked) -> list[Row]:
-    """The command that runs it, where one machine does; where nothing fits, the one that looks for a micro-batch."""
+    """The command that runs it, of several machines the one that writes a job for them; where nothing fits, the one
+    that looks for a micro-batch."""
     if asked.quiet:
         return []
     label = Message("first.label.next")
@@ -140,7 +141,7 @@ def _next(plan: ClusterPlan, asked: Asked) -> list[Row]:
         command = ("foretrain", "plan", *asked.words, "--batch_size=auto", *asked.card_options())
         return [Row(label, Message("cluster.smaller"), command)]
     if plan.cluster.nodes > 1:
-        return []
+        return [Row(label, command=("foretrain", "plan", *asked.words, *asked.card_options(), "--write-job", "slurm"))]
     best = plan.best
     how = plan.options_of(best) if best else ()
     return [Row(label, command=("foretrain", "train", *asked.words, *how, "--gpus", str(plan.cluster.world)))]

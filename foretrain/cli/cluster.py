@@ -59,7 +59,7 @@ def is_asked(context: typer.Context) -> bool:
     """Whether --gpus was given. Raises UserError for what needs it."""
     if not context.params["gpus"]:
         for name in OWN:
-            if context.params[name]:
+            if context.params.get(name):
                 raise UserError("usage.needs_gpus", option=f"--{name.replace('_', '-')}")
         return False
     return True

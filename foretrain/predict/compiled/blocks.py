@@ -17,10 +17,6 @@ from foretrain.predict.compiled.step import LOADER, CompiledProgram
 class BlocksProgram(CompiledProgram):
     """One graph for all blocks, which differ by their weights alone, and one for the loss."""
 
-    def __init__(self, *args: Any, **named: Any) -> None:
-        super().__init__(*args, **named)
-        self.run = self.groups  # what is remembered of a pass is by the layers that are run
-
     def _shape_of(self, saving: bool) -> Any:
         return "blocks", super()._shape_of(saving)
 

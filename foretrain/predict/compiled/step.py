@@ -38,6 +38,10 @@ class CompiledProgram(EagerProgram):
     TAKEN = ("kept", "flash", "split")
     OF_ITS_SIZES = True
 
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self.run = self.groups  # what is remembered of a pass is by the layers that are run
+
     def _shape_of(self, saving: bool) -> Any:
         """All that decides a pass. Sizes do, too: which tensors are kept or computed again, in which order kernels run,
         and whose memory a result gets all follow from bytes."""
@@ -49,7 +53,6 @@ class CompiledProgram(EagerProgram):
         half = self.v.master and self.low is not None
         modules.WEIGHTS[0] = self.low if half and self.low is not None else m.float32
         if self.model is None:
-            self.run = self.groups
             name, kind = family_of(self.config).model
             if self.v.keeps_logits:
                 name, kind = "foretrain.model.nanogpt", "NanoGPT"

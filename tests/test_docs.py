@@ -161,7 +161,7 @@ def test_every_option_in_the_docs_exists() -> None:
 
 
 def test_an_unknown_option_is_found() -> None:
-    for text in ("foretrain plan x.py --gpus 4070", "foretrain plann", "foretrain gpus --batch_size=8"):
+    for text in ("foretrain plan x.py --cards 4070", "foretrain plann", "foretrain gpus --batch_size=8"):
         assert unknown_options(Command("", text, ""))
     assert not unknown_options(Command("", "foretrain plan x.py --batch-size 8 --gpu 4070", ""))
 

@@ -49,7 +49,7 @@ MORE_IMPORTS = {
     "training/trainer.py": 29,
     "reports/making.py": 23,
     "cli/commands/advise.py": 22,
-    "app/training_run.py": 13,
+    "app/training_run.py": 14,
     "advice/ranks/advisor.py": 13,
     "predict/trace/service.py": 13,
     "training/ranks/together.py": 13,

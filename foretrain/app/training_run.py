@@ -7,6 +7,7 @@ import torch
 from foretrain.app.training.ready import alone, together
 from foretrain.app.training.request import Ready, Request
 from foretrain.base.safe_read import read_text
+from foretrain.config.options import RunConfig
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.data.remote import no_bar
 from foretrain.model.shape import ModelShape
@@ -35,6 +36,8 @@ def _train(asked: Request, ready: Ready | RunRecord, ranks: Ranks) -> RunRecord:
     resolved, placement, directory, listen = ready.resolved, ready.placement, ready.directory, asked.listen
     try:
         listen(_start(directory, resolved, placement))
+        if ranks.world > 1:
+            listen(_shared(resolved.config, ranks.world))
         trainer = Trainer(
             resolved.config, ready.info, directory, placement, listen, resolved.name,
             _expected(directory, ranks.world),
@@ -55,6 +58,11 @@ def _start(directory: RunDirectory, resolved: ResolvedConfig, placement: Placeme
         dtype=placement.dtype, compiled=placement.compiled, steps=config.max_iters, tokens=config.tokens_per_step,
         path=str(directory.path),
     )  # fmt: skip
+
+
+def _shared(config: RunConfig, world: int) -> Note:
+    own = config.gradient_accumulation_steps // world
+    return Note("train.ranks", world=world, strategy=config.strategy, micro_batches=own, batch_size=config.batch_size)
 
 
 def _end(directory: RunDirectory, record: RunRecord) -> Note:

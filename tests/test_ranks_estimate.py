@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from foretrain.base.errors import UserError
+from foretrain.base.units import MIB
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import find
 from foretrain.model.ranks.sharing import STRATEGIES, Sharing, sharing_problem
@@ -30,8 +31,9 @@ WAYS = {
 }  # fmt: skip
 WORLDS = (1, 2, 3, 8)
 PHASES = ("evaluate_first", "first_step", "steady_step", "evaluate_steady")
-WITHIN = 0.001  # of what is allocated; the promise is 0.01
-RESERVED_WITHIN = 0.03  # these models are small, and a segment is 2 MiB
+WITHIN = 0.002  # of what the tensors take; the promise is 0.01
+RESERVED_WITHIN = 0.03
+LARGER, SEGMENT = 1 * MIB, 2 * MIB
 
 
 def sharing_of(way: str, world: int) -> Sharing:
@@ -63,12 +65,28 @@ def estimate(config: RunConfig, sharing: Sharing | None, *, compiled: bool = Fal
 def held_against(
     config: RunConfig, sharing: Sharing, rank: int = 0, *, compiled: bool = False, within: float = WITHIN
 ) -> None:
-    found = {peak.phase: peak for peak in replay(traced(config, sharing, rank, compiled=compiled)).phases}
+    """Tensors within `within`. These models are small: where the allocator puts a tensor can make a block up to 1 MiB
+    larger, which counts as allocated, and one segment more or less is 2 MiB."""
+    trace = traced(config, sharing, rank, compiled=compiled)
+    tensors, found = highest(trace), {peak.phase: peak for peak in replay(trace).phases}
     memory = estimate(config, sharing, compiled=compiled)
     for name in PHASES:
         phase, real = memory.phase(name), found[name]
-        assert phase.allocated_bytes == pytest.approx(real.allocated_bytes, rel=within), name
-        assert phase.reserved_bytes == pytest.approx(real.reserved_bytes, rel=RESERVED_WITHIN), name
+        assert phase.tensors_bytes == pytest.approx(tensors[name], rel=within), name
+        assert phase.allocated_bytes == pytest.approx(real.allocated_bytes, rel=within, abs=LARGER), name
+        assert phase.reserved_bytes == pytest.approx(real.reserved_bytes, rel=RESERVED_WITHIN, abs=SEGMENT), name
+
+
+def highest(trace: Trace) -> dict[str, int]:
+    """Bytes of all tensors at the highest moment of each phase, in blocks of 512."""
+    starts = {mark.position: mark.name for mark in trace.phases}
+    found: dict[str, int] = {}
+    now, phase = 0, ""
+    for position, event in enumerate(trace.events):
+        phase = starts.get(position, phase)
+        now += -(-trace.sizes[event] // 512) * 512 if event >= 0 else trace.sizes[~event] // -512 * 512
+        found[phase] = max(found.get(phase, 0), now)
+    return found
 
 
 @pytest.mark.parametrize(

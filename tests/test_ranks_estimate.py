@@ -31,7 +31,7 @@ WAYS = {
 }  # fmt: skip
 WORLDS = (1, 2, 3, 8)
 PHASES = ("evaluate_first", "first_step", "steady_step", "evaluate_steady")
-WITHIN = 0.002  # of what the tensors take; the promise is 0.01
+WITHIN = 0.005  # of what the tensors take, in models of 40 MiB; the promise is 0.01
 RESERVED_WITHIN = 0.03
 LARGER, SEGMENT = 1 * MIB, 2 * MIB
 

@@ -8,7 +8,7 @@ import pytest
 from foretrain.advice.asked import Asked
 from foretrain.advice.ranks import advisor
 from foretrain.advice.ranks.record import SCHEMA, ClusterAdvice, ClusterChange
-from foretrain.advice.ranks.rules import RULES
+from foretrain.advice.ranks.rules import BY_ID, ORDER, RULES
 from foretrain.advice.ranks.rules.base import Change, Rule, State
 from foretrain.advice.ranks.rules.cards import counted, divided
 from foretrain.app.plan import resolved_of
@@ -187,10 +187,9 @@ def test_one_file_more_is_one_rule_more(monkeypatch: pytest.MonkeyPatch) -> None
         "half_the_layers", "both", "other model", "an example",
         lambda state, way: [Change({"n_layer": state.config.n_layer - 1})],
     )  # fmt: skip
-    every = (*RULES, rule)
-    monkeypatch.setattr(advisor, "RULES", every)
-    monkeypatch.setattr(advisor, "BY_ID", {each.id: each for each in every})
-    monkeypatch.setattr(advisor, "ORDER", {each.id: i for i, each in enumerate(every)})
+    monkeypatch.setattr(advisor, "RULES", (*RULES, rule))
+    monkeypatch.setitem(BY_ID, rule.id, rule)
+    monkeypatch.setitem(ORDER, rule.id, len(RULES))
     made = plan_cluster("gpt2-124m", "2 x RTX 3090", **SMALL)
     advised = {each.rules: each for each in advisor.advise(made, "speed").advised}
     assert advised["half_the_layers",].learning == "other model"
@@ -228,10 +227,10 @@ def test_buckets_of_ddp_are_told_with_their_figures() -> None:
     """Views save where gradients are what a step needs most and a card has one micro-batch, and at most what gradients
     take; gradients of earlier micro-batches stay beside the buckets in any case. A plan with another size says what it
     saves."""
-    few = SMALL | {"batch_size": 1, "block_size": 64}
+    few: dict[str, Any] = SMALL | {"batch_size": 1, "block_size": 64}
     several = plan_cluster("gpt2-124m", "2 x RTX 3090", strategy="ddp", **few)
     assert "bucket_view_same" in {each.reason for each in advisor.advise(several, "speed").useless}
-    made = plan_cluster("gpt2-124m", "2 x RTX 3090", strategy="ddp", **(few | {"gradient_accumulation_steps": 2}))
+    made = plan_cluster("gpt2-124m", "2 x RTX 3090", strategy="ddp", **{**few, "gradient_accumulation_steps": 2})
     told = {each.rule: each for each in advisor.advise(made, "speed").useless if each.values}
     assert 0 < told["bucket_view"].values["more"] <= 4 * made.one_card.counts.n_params
     best = made.best

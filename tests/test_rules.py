@@ -50,7 +50,6 @@ MORE_IMPORTS = {
     "reports/making.py": 23,
     "cli/commands/advise.py": 22,
     "app/training_run.py": 14,
-    "advice/ranks/advisor.py": 13,
     "predict/trace/service.py": 13,
     "training/ranks/together.py": 13,
     "cli/commands/demo.py": 21,

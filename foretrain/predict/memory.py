@@ -194,11 +194,13 @@ class Fit:
         self.names = names
         self._deaths: dict[int, str | None] = {}  # by limit
 
-    def limits(self, available_bytes: int, card_bytes: int | None) -> tuple[int, int]:
-        """(leniently, strictly): what the allocator may take, with the smallest and with the expected context."""
+    def limits(self, available_bytes: int, card_bytes: int | None, context: Context | None = None) -> tuple[int, int]:
+        """(leniently, strictly): what the allocator may take, with the smallest and with the expected context, which is
+        that of the card where none is given."""
+        held = context or self.context
         low, expected, _ = self.roughly
-        leniently = round((available_bytes - self.context.low_bytes) / (low * RESERVED[self.compiled][0]))
-        strictly = round((available_bytes - self.context.expected_bytes - MARGIN_BYTES) / expected)
+        leniently = round((available_bytes - held.low_bytes) / (low * RESERVED[self.compiled][0]))
+        strictly = round((available_bytes - held.expected_bytes - MARGIN_BYTES) / expected)
         # The trainer's own cap, which memory_limit is, takes the place of the setting.
         cap = None if self.capped or card_bytes is None else self.settings.cap_bytes(card_bytes)
         return (leniently, strictly) if cap is None else (min(leniently, cap), min(strictly, cap))
@@ -209,9 +211,10 @@ class Fit:
         training: Sequence[PhaseMemory],
         available_bytes: int,
         card_bytes: int | None,
+        context: Context | None = None,
     ) -> tuple[PhaseMemory, ...]:
         """The phases with verdicts; `training`: those of one process, in their order."""
-        leniently, strictly = limits = self.limits(available_bytes, card_bytes)
+        leniently, strictly = limits = self.limits(available_bytes, card_bytes, context)
         dead = [self.dies_in(limit, training) for limit in limits]
         return judged(phases, dead[0] or dead[1], dead[0] is not None, leniently, strictly)
 
@@ -291,22 +294,36 @@ class Ledger:
             allocated, reserved = max(peak.nbytes, held.allocated_bytes), held.reserved_bytes
             if rest := allocated - peak.nbytes:
                 rows = (*rows, Component(id="rounding", size_bytes=rest, formula=""))
-        low, expected, high = needed(allocated, reserved, self.context, self.roughly, compiled=self.spec.compiled)
+        low, expected, high = self._needed(allocated, reserved, self.context)
         return PhaseMemory(
             phase=name, moment=peak.moment, allocated_bytes=allocated, needed_low_bytes=low,
             needed_expected_bytes=expected, needed_high_bytes=high, components=rows, reserved_bytes=reserved,
         )  # fmt: skip
 
-    def judged(self, available_bytes: int | None, card_bytes: int | None = None) -> StepMemory:
+    def _needing(self, phase: PhaseMemory, context: Context) -> PhaseMemory:
+        """A phase as it needs memory beside another context."""
+        low, expected, high = self._needed(phase.allocated_bytes, phase.reserved_bytes, context)
+        need = {"needed_low_bytes": low, "needed_expected_bytes": expected, "needed_high_bytes": high}
+        return phase.model_copy(update=need)
+
+    def _needed(self, allocated: int, reserved: int | None, context: Context) -> tuple[int, int, int]:
+        return needed(allocated, reserved, context, self.roughly, compiled=self.spec.compiled)
+
+    def judged(
+        self, available_bytes: int | None, card_bytes: int | None = None, context: Context | None = None
+    ) -> StepMemory:
         """With verdicts for what the process may take, context included; without where nobody knows that.
 
-        `card_bytes`: the whole card's memory, of which per_process_memory_fraction is one.
+        `card_bytes`: the whole card's memory, of which per_process_memory_fraction is one. `context`: what the process
+        takes on the card beside the allocator, where that is more than it usually is.
         """
         phases = self.memory.phases
+        if context is not None:
+            phases = tuple(self._needing(phase, context) for phase in phases)
         if not self.spec.cuda:
             phases = tuple(on_cpu(self._with_copy(phase, available_bytes), available_bytes) for phase in phases)
         elif available_bytes is not None:
-            phases = self.fit.judged(phases, self._training, available_bytes, card_bytes)
+            phases = self.fit.judged(phases, self._training, available_bytes, card_bytes, context)
         return self.memory.model_copy(update={"phases": phases})
 
     def _with_copy(self, phase: PhaseMemory, available_bytes: int | None) -> PhaseMemory:

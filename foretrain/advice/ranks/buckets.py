@@ -10,7 +10,7 @@ from foretrain.advice.record import Idle
 from foretrain.base.units import MIB
 from foretrain.model.ranks.sharing import Sharing
 from foretrain.predict.memory import estimated
-from foretrain.predict.ranks.plan import of_one_rank, way_id
+from foretrain.predict.ranks.plan import of_one_rank
 from foretrain.predict.ranks.record import ClusterPlan
 from foretrain.predict.speed.ranks import BUCKET_BYTES, rank_time, sharings
 
@@ -20,7 +20,7 @@ SIZES = tuple(MIB * size for size in (1, 5, 10, 50, 100, 200, 400))
 
 def buckets(plan: ClusterPlan, way: str) -> list[Idle]:
     """Both, where DDP or ZeRO-1 is what the cards do."""
-    sharing = next(each for each in sharings(plan.cluster, plan.micro_batches) if way_id(each) == way)
+    sharing = next(each for each in sharings(plan.cluster, plan.micro_batches) if each.id == way)
     return [] if sharing.way.shards_weights else [_views(plan, sharing), *_sizes(plan, sharing)]
 
 
@@ -28,10 +28,7 @@ def _views(plan: ClusterPlan, sharing: Sharing) -> Idle:
     whole = plan.one_card.spec("foretrain")
     ways = (sharing, replace(sharing, bucket_view=False))
     now, without = (
-        max(
-            phase.allocated_bytes
-            for phase in estimated(of_one_rank(whole, plan.cluster, each)).judged(None, None).phases
-        )
+        max(phase.allocated_bytes for phase in estimated(of_one_rank(whole, plan.cluster, each)).memory.phases)
         for each in ways
     )
     more = max(0, without - now)

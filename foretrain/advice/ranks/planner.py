@@ -13,7 +13,7 @@ from foretrain.config.ranks import of_rank
 from foretrain.model.ranks.sharing import Sharing, sharing_problem
 from foretrain.predict.memory import StepMemory, Verdict, predict, worst_verdict
 from foretrain.predict.plan import Timing, available, timing
-from foretrain.predict.ranks.plan import ALIKE, choose, rank_plan, rank_timing, way_id
+from foretrain.predict.ranks.plan import ALIKE, choose, rank_plan, rank_timing
 from foretrain.predict.ranks.record import RankPlan
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.ranks import sharings
@@ -88,21 +88,20 @@ class Planner:
         made: dict[str, RankPlan] = {}
 
         def row(sharing: Sharing) -> RankPlan:
-            id = way_id(sharing)
-            if id not in made:
+            if sharing.id not in made:
                 self.planned += 1
-                made[id] = rank_plan(spec, state.cluster, sharing, available_bytes=room, alone=self._alone)
-            return made[id]
+                made[sharing.id] = rank_plan(spec, state.cluster, sharing, available_bytes=room, alone=self._alone)
+            return made[sharing.id]
 
-        times = {way_id(s): rank_timing(spec, state.cluster, s)[0] if len(possible) > 1 else None for s in possible}
+        times = {s.id: rank_timing(spec, state.cluster, s)[0] if len(possible) > 1 else None for s in possible}
         steps = {id: time.step_s.expected_s if time else 0.0 for id, time in times.items()}
-        for sharing in sorted(possible, key=lambda each: steps[way_id(each)]):
+        for sharing in sorted(possible, key=lambda each: steps[each.id]):
             verdict = row(sharing).verdict
             if verdict not in ("fits", None):
                 continue
-            alike = [each for each in possible if steps[way_id(each)] <= ALIKE * steps[way_id(sharing)]]
+            alike = [each for each in possible if steps[each.id] <= ALIKE * steps[sharing.id]]
             return next(row(each) for each in alike if row(each).verdict == verdict)
-        ranks = tuple(made[way_id(sharing)] for sharing in possible)
+        ranks = tuple(made[sharing.id] for sharing in possible)
         return choose(ranks) or min(ranks, key=lambda rank: (rank.memory.needed_bytes, steps[rank.id]))
 
     def mildest(self, state: State, changes: Sequence[Change]) -> Outcome | None:
@@ -136,7 +135,7 @@ class Planner:
 
 
 def _may(state: State, sharing: Sharing) -> bool:
-    asked = not state.ways or way_id(sharing) in state.ways
+    asked = not state.ways or sharing.id in state.ways
     return asked and sharing_problem(state.config, sharing) is None
 
 

@@ -8,7 +8,7 @@ from foretrain.advice.record import Effect, Idle, Setting
 from foretrain.advice.rules.base import Goal
 from foretrain.base.records import Record
 from foretrain.hardware.cluster import Cluster
-from foretrain.model.ranks.sharing import StrategyName
+from foretrain.model.ranks.sharing import StrategyName, way_id
 from foretrain.predict.ranks.record import Factor
 
 SCHEMA = "foretrain.cluster-advice/1"
@@ -23,7 +23,7 @@ class Way(Record):
     @property
     def id(self) -> str:
         """As RankPlan.id."""
-        return f"{self.strategy}_held" if self.holds_gradients else self.strategy
+        return way_id(self.strategy, syncs_each=not self.holds_gradients)
 
 
 class CardCount(Record):

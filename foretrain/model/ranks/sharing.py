@@ -35,6 +35,13 @@ STRATEGIES: dict[StrategyName, Strategy] = {
     "hsdp": Strategy(shards_weights=True, reshards=True, replicates=True),
 }
 
+HELD = "_held"  # behind the name of a strategy whose gradients are held back
+
+
+def way_id(strategy: StrategyName, *, syncs_each: bool) -> str:
+    """The name of a way to share a step: the strategy, and whether gradients are held back."""
+    return strategy if syncs_each else f"{strategy}{HELD}"
+
 
 @dataclass(frozen=True)
 class Sharing:
@@ -55,6 +62,11 @@ class Sharing:
         """As a config says it, among so many ranks."""
         held = config.hold_gradients and STRATEGIES[config.strategy].shards_weights
         return cls(config.strategy, world, per_node, syncs_each=not held)
+
+    @property
+    def id(self) -> str:
+        """The strategy, and whether gradients are held back."""
+        return way_id(self.strategy, syncs_each=self.syncs_each)
 
     @property
     def way(self) -> Strategy:

@@ -220,11 +220,14 @@ class EagerProgram:
             self.matmul, self.make,
         )  # fmt: skip
 
+    def _dtypes(self) -> m.DType | None:
+        """What autocast makes of fp32; None without. Weights that are made from here on have the step's dtype."""
+        modules.WEIGHTS[0] = self.low if self.v.master and self.low is not None else m.float32
+        return self.low if self.v.casts else None
+
     def _built(self) -> Any:
         if self.model is None:
-            half = self.v.master and self.low is not None
-            modules.WEIGHTS[0] = self.low if half and self.low is not None else m.float32
-            casts = self.low if self.v.casts else None
+            casts = self._dtypes()
             self.machine = self.ranks.machine(cuda=self.v.cuda, low=casts, attention=self._attention)
             self.model = (self.make or self._of_recipe)(Lettered(self.config, self.run[0], sum(self.run)))
             if self.matmul != "dtype":

@@ -3,14 +3,13 @@
 from typing import Any
 
 from foretrain.config.families import family_of
-from foretrain.predict.abstract import modules, programs
 from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.passage import Recorder
 from foretrain.predict.abstract.ranks import State
 from foretrain.predict.abstract.step import EagerProgram, Lettered
 from foretrain.predict.compiled import operations
 from foretrain.predict.compiled.graph import Compiler
-from foretrain.predict.compiled.region import Region
+from foretrain.predict.compiled.region import Function, Region
 from foretrain.predict.compiled.step import LOADER, CompiledProgram
 
 
@@ -22,9 +21,7 @@ class BlocksProgram(CompiledProgram):
 
     def _built(self) -> Any:
         if self.model is None:
-            half = self.v.master and self.low is not None
-            modules.WEIGHTS[0] = self.low if half and self.low is not None else m.float32
-            casts = self.low if self.v.casts else None
+            casts = self._dtypes()
             self.machine = self.ranks.machine(cuda=self.v.cuda, low=casts, attention=self._attention)
             self.model = self._of_recipe(Lettered(self.config, self.run[0], sum(self.run)))
             self.traced = LOADER.model(*family_of(self.config).model, Lettered(self.config, 0, 1))
@@ -38,21 +35,18 @@ class BlocksProgram(CompiledProgram):
             return Compiler(cuda=self.v.cuda, low=casts, attention=self._attention, functional=operations)
 
         seen: set[Any] = set()  # kernels that have run
-        block = self.traced.layers()[0]
-        own = list(block.parameters())
+        first = self.traced.layers()[0]
+        block = Function(make, first.forward, list(first.parameters()), seen)
         for each in self.model.layers():
-            each.forward = Region(make, block.forward, own, list(each.parameters()), seen)
+            each.forward = Region(block, list(each.parameters()))
         if self.model.chunked_loss is not None:
             self.model.chunked_loss.softmax_step_ = lambda logits, targets: m.make("sum", (), m.float32, logits)
         else:
-            weights = [self.traced.lm_head.weight], [self.model.lm_head.weight]
-            self.model.whole_loss = Region(make, self.traced.whole_loss, *weights, seen)
+            loss = Function(make, self.traced.whole_loss, [self.traced.lm_head.weight], seen)
+            self.model.whole_loss = Region(loss, [self.model.lm_head.weight])
 
     def _recorded(self, saving: bool, state: State) -> Recorder:
         self._built()
         if self.traced.training != saving:
             self.traced.train(saving)
         return EagerProgram._recorded(self, saving, state)
-
-
-assert programs.EAGER  # the rest of the model is loaded with it

@@ -55,80 +55,26 @@ class _Traced:
         self.gradients = list(dict.fromkeys(node.base for node in graphs.gradients))
 
 
-class Region:
-    """`call` of a model that `machine` can trace, with its own weights; `parameters`: the eager model's, in the same
-    order."""
+class Function:
+    """`call` of a model that a machine of `make` can trace, with weights of its own, compiled once for all who call it.
+    `seen`: kernels that have run."""
 
     def __init__(
-        self,
-        make: Callable[[], Compiler],
-        call: Callable[..., Any],
-        own: Sequence[Parameter],
-        parameters: Sequence[Parameter],
-        seen: set[Any],
+        self, make: Callable[[], Compiler], call: Callable[..., Any], own: Sequence[Parameter], seen: set[Any]
     ) -> None:
-        self.make, self.call, self.own, self.parameters, self.seen = make, call, own, parameters, seen
-        self.known: dict[Any, _Traced] = {}
+        self.make, self.call, self.own, self.seen = make, call, own, seen
+        self._known: dict[Any, _Traced] = {}
 
-    def __call__(self, *args: Tensor) -> Tensor:
+    def traced(self, args: Sequence[Tensor]) -> _Traced:
+        """Its graphs for such arguments, in the present mode."""
         eager = m.machine
         key = eager.grad, eager.autocasting, tuple((x.shape, x.dtype, x.requires_grad) for x in args)
-        found = self.known.get(key) or self._trace(key, args)
-        lives = self._lives(eager)
-        graphs = found.graphs
-        components = {node.base: node.base.component for node in (*graphs.saved, *graphs.outputs)}
-        lives.half(graphs.forward, components, set(components), thread=eager.thread)
-        out = lives.give(found.out)
-        if not (eager.grad and graphs.backward):
-            return out
-        given = dict(zip(found.inputs, args, strict=True))
-        kept = [
-            (node, given.get(node) or lives.give(node)) for node in found.saved if node in lives.alive or node in given
-        ]
-        nodes, saved = [node for node, _ in kept], [tensor for _, tensor in kept]
-        kept.clear()
-        inputs = [*args, *self.parameters]
-        layer = eager.t.layer
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._trace(args, saving=eager.grad, casting=eager.autocasting)
+        return found
 
-        def run(saved: list[Tensor], grads: list[Tensor | None]) -> Sequence[Tensor | None]:
-            return self._backward(found, layer, dict(zip(nodes, saved, strict=True)), saved, grads, len(inputs))
-
-        autograd.record(out, run, inputs, saved, composite=True)
-        return out
-
-    def _lives(self, eager: m.Machine) -> _Lives:
-        machine = self.make()
-        machine.workspaces = eager.workspaces
-        lives = _Lives(eager.t, machine, eager.t.layer)
-        lives.seen = self.seen
-        return lives
-
-    def _backward(
-        self,
-        found: _Traced,
-        layer: int,
-        kept: dict[Node, Tensor],
-        saved: list[Tensor],
-        grads: list[Tensor | None],
-        count: int,
-    ) -> list[Tensor | None]:
-        lives, graphs = self._lives(m.machine), found.graphs
-        lives.layer = layer
-        lives.given_away = frozenset(found.inputs)
-        lives.hold(kept)
-        kept.clear()
-        saved.clear()
-        assert graphs.backward is not None
-        held = set(found.gradients)
-        lives.half(graphs.backward, dict.fromkeys(found.gradients, "temporaries"), held, thread="backward")
-        lives.free(*(node for node in list(lives.alive) if node not in held))
-        outs: list[Tensor | None] = [None] * count
-        for place, node in zip(found.sources, graphs.gradients, strict=True):
-            outs[place] = grads[0] if node.base.kind == TANGENT else lives.give(node)
-        return outs
-
-    def _trace(self, key: Any, args: Sequence[Tensor]) -> _Traced:
-        saving, casting, _ = key
+    def _trace(self, args: Sequence[Tensor], *, saving: bool, casting: bool) -> _Traced:
         eager, machine = m.machine, self.make()
         machine.t, machine.grad = Recorder(eager.t.symbols), saving
         machine.t.layer, machine.t.moment = 0, eager.t.moment
@@ -164,5 +110,67 @@ class Region:
             else:
                 sources, graphs = [], forward_only(machine, [value])
         assert all(node.kind == INPUT for node in nodes)
-        found = self.known[key] = _Traced(graphs, nodes, sources, value)
-        return found
+        return _Traced(graphs, nodes, sources, value)
+
+
+class Region:
+    """A call of a compiled function by the eager model. `parameters`: its weights, in the order of the function's."""
+
+    def __init__(self, function: Function, parameters: Sequence[Parameter]) -> None:
+        self.function, self.parameters = function, parameters
+
+    def __call__(self, *args: Tensor) -> Tensor:
+        eager = m.machine
+        found = self.function.traced(args)
+        lives = self._lives(eager)
+        graphs = found.graphs
+        components = {node.base: node.base.component for node in (*graphs.saved, *graphs.outputs)}
+        lives.half(graphs.forward, components, set(components), thread=eager.thread)
+        out = lives.give(found.out)
+        if not (eager.grad and graphs.backward):
+            return out
+        given = dict(zip(found.inputs, args, strict=True))
+        kept = [
+            (node, given.get(node) or lives.give(node)) for node in found.saved if node in lives.alive or node in given
+        ]
+        nodes, saved = [node for node, _ in kept], [tensor for _, tensor in kept]
+        kept.clear()
+        inputs = [*args, *self.parameters]
+        layer = eager.t.layer
+
+        def run(saved: list[Tensor], grads: list[Tensor | None]) -> Sequence[Tensor | None]:
+            return self._backward(found, layer, dict(zip(nodes, saved, strict=True)), saved, grads, len(inputs))
+
+        autograd.record(out, run, inputs, saved, composite=True)
+        return out
+
+    def _lives(self, eager: m.Machine) -> _Lives:
+        machine = self.function.make()
+        machine.workspaces = eager.workspaces
+        lives = _Lives(eager.t, machine, eager.t.layer)
+        lives.seen = self.function.seen
+        return lives
+
+    def _backward(
+        self,
+        found: _Traced,
+        layer: int,
+        kept: dict[Node, Tensor],
+        saved: list[Tensor],
+        grads: list[Tensor | None],
+        count: int,
+    ) -> list[Tensor | None]:
+        lives, graphs = self._lives(m.machine), found.graphs
+        lives.layer = layer
+        lives.given_away = frozenset(found.inputs)
+        lives.hold(kept)
+        kept.clear()
+        saved.clear()
+        assert graphs.backward is not None
+        held = set(found.gradients)
+        lives.half(graphs.backward, dict.fromkeys(found.gradients, "temporaries"), held, thread="backward")
+        lives.free(*(node for node in list(lives.alive) if node not in held))
+        outs: list[Tensor | None] = [None] * count
+        for place, node in zip(found.sources, graphs.gradients, strict=True):
+            outs[place] = grads[0] if node.base.kind == TANGENT else lives.give(node)
+        return outs

@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 from foretrain.config.families import family_of
-from foretrain.predict.abstract import autograd, modules
+from foretrain.predict.abstract import autograd
 from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.dims import Dim
 from foretrain.predict.abstract.passage import OUTSIDE, Recorder
@@ -50,8 +50,7 @@ class CompiledProgram(EagerProgram):
         return "compiled", super()._shape_of(saving), sizes, self.v.checkpointed > 0, c.n_layer == self.v.checkpointed
 
     def _built(self) -> Any:
-        half = self.v.master and self.low is not None
-        modules.WEIGHTS[0] = self.low if half and self.low is not None else m.float32
+        casts = self._dtypes()
         if self.model is None:
             name, kind = family_of(self.config).model
             if self.v.keeps_logits:
@@ -62,7 +61,6 @@ class CompiledProgram(EagerProgram):
                 (module, name, x) for module in self.model.modules() for name, x in vars(module).items()
                 if type(x) is m.Tensor
             ]  # fmt: skip
-        casts = self.low if self.v.casts else None
         self.machine = Compiler(cuda=self.v.cuda, low=casts, attention=self._attention, functional=operations)
         return self.model
 

@@ -88,7 +88,8 @@ class Rank:
         weights first (reducer.cpp, rebuild_buckets)."""
         if self._bucket:
             t.free(self._bucket)
-            t.alloc_all(BUCKETS, t.size(4, "P"), _in_buckets([4 * p.numel for p in reversed(self.parameters)]))
+            sizes = [4 * p.numel for p in reversed(self.parameters)]
+            t.alloc_all(BUCKETS, t.size(4, "P"), [nbytes for _, nbytes in in_buckets(sizes)])
 
     def _shard(self, t: Timeline, group: Sequence[int], letter: str) -> None:
         whole = [t.alloc("weights", t.size(4 * self.parameters[i].numel)) for i in group]
@@ -103,10 +104,19 @@ def dealt(parameters: Sequence[Parameter], ranks: int) -> list[list[Parameter]]:
     sizes = [0] * ranks
     for decayed in (True, False):
         group = [p for p in parameters if p.decayed is decayed]
-        for parameter in sorted(group, key=lambda p: -p.numel):
-            rank = sizes.index(min(sizes))
-            found[rank].append(parameter)
-            sizes[rank] += parameter.numel
+        for place, rank in deal([p.numel for p in group], sizes):
+            found[rank].append(group[place])
+    return found
+
+
+def deal(numels: Sequence[int], sizes: list[int]) -> list[tuple[int, int]]:
+    """(which tensor, the rank that it goes to): the largest first, to the one with least so far. `sizes`: what each rank
+    has, which grows."""
+    found = []
+    for place in sorted(range(len(numels)), key=lambda i: -numels[i]):
+        rank = sizes.index(min(sizes))
+        sizes[rank] += numels[place]
+        found.append((place, rank))
     return found
 
 
@@ -114,15 +124,16 @@ def _elements(parameters: Sequence[Parameter]) -> int:
     return sum(p.numel for p in parameters)
 
 
-def _in_buckets(sizes: Sequence[int]) -> list[int]:
-    """The first one is sent early, so it is small."""
+def in_buckets(sizes: Sequence[int], most: int = BUCKET_BYTES) -> list[tuple[int, int]]:
+    """(the last gradient, bytes) of each of DDP's buckets, filled in this order. The first one is sent early, so it is
+    small; `most`: bytes that fill the others."""
     found, limit, now = [], FIRST_BUCKET_BYTES, 0
-    for size in sizes:
+    for place, size in enumerate(sizes):
         now += size
         if now >= limit:
-            found.append(now)
-            limit, now = BUCKET_BYTES, 0
-    return [*found, now] if now else found
+            found.append((place, now))
+            limit, now = most, 0
+    return [*found, (len(sizes) - 1, now)] if now else found
 
 
 def _in_groups(sizes: Sequence[int], limit: int) -> list[list[int]]:

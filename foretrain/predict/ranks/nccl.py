@@ -14,6 +14,7 @@ Expected is the middle: nobody knows better.
 from foretrain.base.records import Record
 from foretrain.hardware.cluster import Cluster
 from foretrain.model.ranks.sharing import Sharing
+from foretrain.predict.memory import Context
 
 PCIE_BYTES = 300_000_000, 700_000_000
 NVLINK_BYTES, SWITCH_BYTES = (544_000_000, 1_600_000_000), (1_060_000_000, 4_340_000_000)
@@ -36,3 +37,8 @@ class NcclMemory(Record):
             low, high = SWITCH_BYTES if switched else NVLINK_BYTES
         most = 2 if sharing.way.replicates else 1
         return cls(low_bytes=low, expected_bytes=(low + most * high) // 2, high_bytes=most * high)
+
+    def beside(self, context: Context) -> Context:
+        """All that a rank takes on a card beside the allocator: its context, and NCCL's memory."""
+        names = ("low_bytes", "expected_bytes", "high_bytes")
+        return context.model_copy(update={name: getattr(context, name) + getattr(self, name) for name in names})

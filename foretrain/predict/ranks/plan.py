@@ -12,7 +12,7 @@ from foretrain.config.options import RunConfig
 from foretrain.config.ranks import of_rank
 from foretrain.hardware.cluster import Cluster, cluster
 from foretrain.model.ranks.sharing import Sharing, StrategyName, sharing_problem
-from foretrain.predict.memory import PhaseMemory, StepMemory, Verdict, estimated
+from foretrain.predict.memory import StepMemory, estimated
 from foretrain.predict.plan import Plan, Timing, whole_run
 from foretrain.predict.ranks.nccl import NcclMemory
 from foretrain.predict.ranks.record import ClusterPlan, Factor, RankPlan
@@ -43,8 +43,7 @@ def share(plan: Plan, cluster: Cluster, strategy: StrategyName | Literal[""] = "
     notes = tuple(Note(id=each.id, values=each.values) for each in problems.values())
     whole, room = plan.spec("foretrain"), plan.available_bytes
     ranks = tuple(rank_plan(whole, cluster, sharing, available_bytes=room, alone=plan.timing) for sharing in possible)
-    meant = tuple(rank for rank in ranks if not strategy or rank.strategy == strategy)
-    best = choose(meant, any_of=bool(strategy))
+    best = choose(ranks, strategy)
     return ClusterPlan(
         name=plan.name, cluster=cluster, one_card=plan, micro_batches=micro_batches, ranks=ranks,
         refused=notes, chosen=best.id if best else None, asked=bool(strategy),
@@ -67,7 +66,8 @@ def of_run(plan: Plan, world: int, per_node: int) -> Plan:
         cards = cluster(f"{world // per_node} nodes x {per_node}", here=lambda: plan.gpu)
         whole = plan.spec("foretrain")
         found = rank_plan(whole, cards, spec.sharing, available_bytes=room, alone=plan.timing)
-        memory, timing = _beside(found.memory, found.nccl), found.timing
+        context = found.nccl.beside(found.memory.context)
+        memory, timing = found.memory.model_copy(update={"context": context}), found.timing
     else:
         memory = estimated(spec).judged(room // per_node if room is not None else None, plan.gpu.memory_bytes)
     memories = tuple(memory if each.step == memory.step else each for each in plan.memory)
@@ -75,24 +75,12 @@ def of_run(plan: Plan, world: int, per_node: int) -> Plan:
     return made.model_copy(update={"memory": memories, "timing": timing, "notes": (note, *plan.notes)})
 
 
-def _beside(memory: StepMemory, nccl: NcclMemory) -> StepMemory:
-    """NCCL's memory counted to what a process holds beside PyTorch's allocator, as its phases have it in what they
-    need."""
-    names = ("low_bytes", "expected_bytes", "high_bytes")
-    held = {name: getattr(memory.context, name) + getattr(nccl, name) for name in names}
-    return memory.model_copy(update={"context": memory.context.model_copy(update=held)})
-
-
-def way_id(sharing: Sharing) -> str:
-    """What `RankPlan.id` of its row is."""
-    return sharing.strategy if sharing.syncs_each else f"{sharing.strategy}_held"
-
-
-def choose(ranks: tuple[RankPlan, ...], *, any_of: bool = False) -> RankPlan | None:
-    """The quickest that fits, of those about as quick the first; else of those that are tight. `any_of`: also of those
-    that do not fit."""
-    for verdict in ("fits", "tight", None, *(("does_not_fit",) if any_of else ())):
-        fitting = [rank for rank in ranks if rank.verdict == verdict]
+def choose(ranks: tuple[RankPlan, ...], strategy: StrategyName | Literal[""] = "") -> RankPlan | None:
+    """The quickest that fits, of those about as quick the first; else of those that are tight. `strategy`: only of
+    these, also where they do not fit."""
+    meant = [rank for rank in ranks if not strategy or rank.strategy == strategy]
+    for verdict in ("fits", "tight", None, *(("does_not_fit",) if strategy else ())):
+        fitting = [rank for rank in meant if rank.verdict == verdict]
         if not fitting:
             continue
         timed = [rank for rank in fitting if rank.time is not None]
@@ -158,36 +146,6 @@ def speed_up(alone: Range, shared: Range) -> Factor:
 
 
 def _memory(spec: StepSpec, available_bytes: int | None, nccl: NcclMemory) -> StepMemory:
-    """A rank's phases with NCCL's own memory in what they need, and judged with it: it fits with what is expected of
-    NCCL, and does not fit where it would not even with the least."""
-    ledger, card = estimated(spec), spec.gpu.memory_bytes
-    if available_bytes is None:
-        return _with(ledger.judged(None, card), nccl)
-    leniently, strictly = (
-        ledger.judged(max(0, available_bytes - size), card) for size in (nccl.low_bytes, nccl.expected_bytes)
-    )
-    phases = tuple(_both(a, b) for a, b in zip(leniently.phases, strictly.phases, strict=True))
-    return _with(leniently.model_copy(update={"phases": phases}), nccl)
-
-
-def _both(leniently: PhaseMemory, strictly: PhaseMemory) -> PhaseMemory:
-    verdict: Verdict = "tight"
-    if leniently.verdict == "does_not_fit":
-        verdict = "does_not_fit"
-    elif strictly.verdict == "fits":
-        verdict = "fits"
-    return leniently.model_copy(update={"verdict": verdict})
-
-
-def _with(memory: StepMemory, nccl: NcclMemory) -> StepMemory:
-    phases = tuple(
-        phase.model_copy(
-            update={
-                "needed_low_bytes": phase.needed_low_bytes + nccl.low_bytes,
-                "needed_expected_bytes": phase.needed_expected_bytes + nccl.expected_bytes,
-                "needed_high_bytes": phase.needed_high_bytes + nccl.high_bytes,
-            }
-        )
-        for phase in memory.phases
-    )
-    return memory.model_copy(update={"phases": phases})
+    """A rank's phases with NCCL's own memory in what they need, and judged with it."""
+    ledger = estimated(spec)
+    return ledger.judged(available_bytes, spec.gpu.memory_bytes, nccl.beside(ledger.context))

@@ -5,7 +5,7 @@ from typing import Literal
 from foretrain.base.records import Note, Record
 from foretrain.config.options import RunConfig
 from foretrain.hardware.cluster import Cluster
-from foretrain.model.ranks.sharing import StrategyName
+from foretrain.model.ranks.sharing import StrategyName, way_id
 from foretrain.predict.memory import StepMemory, Verdict, worst_verdict
 from foretrain.predict.plan import Plan, Timing
 from foretrain.predict.ranks.nccl import NcclMemory
@@ -54,7 +54,7 @@ class RankPlan(Record):
     @property
     def id(self) -> str:
         """The strategy, and whether gradients are held back."""
-        return self.strategy if self.syncs_each else f"{self.strategy}_held"
+        return way_id(self.strategy, syncs_each=self.syncs_each)
 
 
 class Change(Record):

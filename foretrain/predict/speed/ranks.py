@@ -11,16 +11,15 @@ between nodes beside it.
 Left out: NCCL's kernels take SMs and bandwidth from the matmuls beside them; ranks wait for the slowest.
 """
 
-import heapq
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from foretrain.base.records import Record
-from foretrain.base.units import MIB
 from foretrain.hardware.cluster import Cluster
 from foretrain.model.ranks.sharing import STRATEGIES, Sharing
 from foretrain.model.shape import ModelShape
+from foretrain.predict.estimate.ranks import BUCKET_BYTES, deal, in_buckets
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.collectives import Collective, Group, collective_time
 from foretrain.predict.speed.ops import OperationList, Way
@@ -28,7 +27,6 @@ from foretrain.predict.speed.rates import Rates
 from foretrain.predict.speed.recorded_ops import micro_batch
 from foretrain.predict.speed.time import Range, StepParts, busy_s, known_rates, step_parts, step_time, way_of
 
-FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 * MIB, 25 * MIB
 SHARD_BYTES = 4  # FSDP sums gradients in fp32
 # Operations around a collective of FSDP2 that cost Python's processor as a launch does: what a dispatcher counted more
 # with it than without, for each block (allocation, copy in, collective, copy out and the views between them).
@@ -166,25 +164,17 @@ class _Queue:
 
 def _buckets(weights: _Weights, pace: _Pace, element_bytes: int, most: int) -> Iterator[tuple[float, int]]:
     """(when a bucket is full, in seconds from the beginning of the backward pass; its bytes)."""
-    limit, size, ready = FIRST_BUCKET_BYTES, 0, 0.0
-    for done, numel in weights.tensors:
-        size += element_bytes * numel
+    for last, size in in_buckets([element_bytes * numel for _, numel in weights.tensors], most):
+        done, _ = weights.tensors[last]
         blocks = min(1.0, done) * pace.blocks
-        ready = pace.backward if math.isinf(done) else pace.backward_root + blocks * pace.backward_block
-        if size >= limit:
-            yield ready, size
-            limit, size = most, 0
-    if size:
-        yield ready, size
+        yield (pace.backward if math.isinf(done) else pace.backward_root + blocks * pace.backward_block), size
 
 
 def largest_share(numels: list[int], world: int) -> float:
-    """The share of ZeRO-1's rank with most: whole tensors, the largest first, to the rank with least so far
-    (ZeroRedundancyOptimizer._partition_parameters)."""
-    ranks = [0] * world
-    for numel in sorted(numels, reverse=True):
-        heapq.heapreplace(ranks, ranks[0] + numel)
-    return max(ranks) / (sum(numels) or 1)
+    """The share of ZeRO-1's rank with most (estimate/ranks.py)."""
+    sizes = [0] * world
+    deal(numels, sizes)
+    return max(sizes) / (sum(numels) or 1)
 
 
 class _Step:
@@ -351,14 +341,11 @@ def rank_time(spec: StepSpec, sharing: Sharing, cluster: Cluster, bucket_bytes: 
     quick, slow = THROUGH_HOST if cluster.link.through_host else ELSEWHERE
     usual, worst = groups_of(cluster), groups_of(cluster, worst=True)
     scenarios = ((alone.low_s, usual, quick), (alone.expected_s, usual, 1.0), (alone.high_s, worst, slow))
-    compute: list[float] = []
-    waits: list[float] = []
-    for seconds, groups, factor in scenarios:
-        slower = seconds / parts.step_s
-        step = _Step(spec, sharing, weights, groups, factor, bucket_bytes)
-        compute.append(slower * own.step_s)
-        waits.append(step.waits_s(pace.scaled(slower), parts.micro_batches))
-    expected = _Step(spec, sharing, weights, usual, 1.0, bucket_bytes)
+    steps = [_Step(spec, sharing, weights, groups, factor, bucket_bytes) for _, groups, factor in scenarios]
+    slower = [seconds / parts.step_s for seconds, _, _ in scenarios]
+    compute = [factor * own.step_s for factor in slower]
+    waits = [step.waits_s(pace.scaled(factor), parts.micro_batches) for step, factor in zip(steps, slower, strict=True)]
+    expected = steps[1]
     return RankTime(
         step_s=_range([c + w for c, w in zip(compute, waits, strict=True)]), compute_s=_range(compute),
         waits_s=_range(waits), communication=_communication(expected, parts.micro_batches),

@@ -6,18 +6,16 @@ from typing import cast
 from foretrain.advice.ranks.rules.base import Change, Rule, State
 from foretrain.config.options import StrategyName
 from foretrain.config.ranks import of_rank
-from foretrain.model.ranks.sharing import STRATEGIES, sharing_problem
-from foretrain.predict.ranks.plan import way_id
+from foretrain.model.ranks.sharing import HELD, STRATEGIES, sharing_problem
 from foretrain.predict.speed.ranks import sharings
 
-HELD = "_held"
 SOURCE = "pytorch.org/docs/stable/distributed.fsdp.fully_shard.html"
 
 
 def _ways(state: State) -> list[str]:
     own = of_rank(state.config, state.cluster.world).gradient_accumulation_steps
     found = [sharing for sharing in sharings(state.cluster, own) if sharing_problem(state.config, sharing) is None]
-    return [way_id(sharing) for sharing in found]
+    return [sharing.id for sharing in found]
 
 
 def _strategy(way: str) -> StrategyName:

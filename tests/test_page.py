@@ -34,7 +34,7 @@ from foretrain.predict.plan import plan
 from foretrain.predict.trace import interpreter
 from foretrain.reports import making, palette
 from foretrain.web import advising, calls, child, connections, fields, guard, jobs, planner, routes, server
-from tests.kit.command import REPO, foretrain
+from tests.kit.command import REPO, foretrain, free_port
 from tests.kit.data import shards
 from tests.kit.language import ARABIC, BRACKETS, pretending
 from tests.kit.page import (  # noqa: F401
@@ -45,7 +45,6 @@ from tests.kit.page import (  # noqa: F401
     POSTED,
     TOKEN,
     client,
-    free_port,
     get,
     post,
     serving,

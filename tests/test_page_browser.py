@@ -19,7 +19,8 @@ from foretrain.config.resolve import resolve
 from foretrain.reports.palette import LINES_LIGHT
 from foretrain.training.store import RunDirectory
 from tests.kit.browser import answered, browser, needs, opened, pytestmark, tab, usable
-from tests.kit.page import EVIL_NAME, NANOGPT, free_port, serving, write_run
+from tests.kit.command import free_port
+from tests.kit.page import EVIL_NAME, NANOGPT, serving, write_run
 
 __all__ = ["browser", "pytestmark"]  # a fixture and marks that hold here, too
 

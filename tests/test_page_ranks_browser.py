@@ -12,7 +12,8 @@ pytest.importorskip("playwright")
 from playwright.sync_api import Browser, expect
 
 from tests.kit.browser import answered, browser, opened, pytestmark, usable
-from tests.kit.page import free_port, serving
+from tests.kit.command import free_port
+from tests.kit.page import serving
 
 __all__ = ["browser", "pytestmark"]  # a fixture and marks that hold here, too
 

@@ -33,9 +33,9 @@ from foretrain.web import browser, calls, devices, fields, routes
 from foretrain.web.finetune import fields as finetune_fields
 from tests.kit.browser import answered, in_chromium, needs
 from tests.kit.browser import browser as chromium
-from tests.kit.command import REPO
+from tests.kit.command import REPO, free_port
 from tests.kit.finetune_files import AXOLOTL, LLAMA_FACTORY
-from tests.kit.page import GOOD, NANOGPT, ORIGIN, PORT, POSTED, TOKEN, free_port
+from tests.kit.page import GOOD, NANOGPT, ORIGIN, PORT, POSTED, TOKEN
 
 SITE = REPO / "static_site"
 PAIRS = 220

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from foretrain.advice.planner import Outcome, Planner
-from foretrain.advice.record import Advice, Effect, PhaseEffect, Setting
+from foretrain.advice.record import Advice, Effect, Setting, phase_effects
 from foretrain.advice.rules import BY_ID, ORDER
 from foretrain.advice.rules.base import Change, Exactness, Goal, State, loosest
 from foretrain.config.options import OPTIONS, RunConfig
@@ -113,18 +113,11 @@ class Search:
 
     def effect(self, outcome: Outcome) -> Effect:
         """The record of a plan beside that of now."""
-        now = {phase.phase: phase.needed_expected_bytes for phase in self.base.memory.phases}
-        phases = tuple(
-            PhaseEffect(
-                phase=p.phase, needed_bytes=p.needed_expected_bytes,
-                saved_bytes=now.get(p.phase, p.needed_expected_bytes) - p.needed_expected_bytes,
-            )
-            for p in outcome.memory.phases
-        )  # fmt: skip
         return Effect(
             needed_bytes=outcome.needed_bytes, saved_bytes=self.saved(outcome),
             allocated_bytes=outcome.memory.worst.allocated_bytes, available_bytes=outcome.available_bytes,
-            verdict=outcome.verdict, phases=phases, step_s=outcome.step_s, total_s=outcome.total_s,
+            verdict=outcome.verdict, phases=phase_effects(self.base.memory, outcome.memory),
+            step_s=outcome.step_s, total_s=outcome.total_s,
             slower=_ratio(outcome.step_s, self.base.step_s), longer=_ratio(outcome.total_s, self.base.total_s),
             money=outcome.money, source=outcome.memory.source,
         )  # fmt: skip

@@ -93,7 +93,7 @@ def _changed(plan: Plan, advice: Advice) -> Changed | None:
 def changed_command(plan: Plan, advice: Advice, asked: Asked) -> tuple[str, ...]:
     """The command that runs what was asked about with an advice's changes. nanoGPT reads True, not true."""
     changes = to_set(advice.settings)
-    said = str if advice.step == "nanogpt" else _value
+    said = str if advice.step == "nanogpt" else typed_value
     flags = tuple(f"--{setting.option}={said(setting.after)}" for setting in changes)
     kept = without(_words(asked, plan, advice.step), [setting.option for setting in changes])
     return (*START[advice.step], *kept, *flags)
@@ -126,5 +126,6 @@ def without(words: Sequence[str], knobs: Sequence[str]) -> tuple[str, ...]:
     return tuple(kept)
 
 
-def _value(value: object) -> str:
+def typed_value(value: object) -> str:
+    """A value as the command line takes it."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,6 +1,6 @@
 """Plans of changed runs, each made once: what `plan` would say of a state, without what advice does not need.
 
-Memory does not depend on what others hold, and on the card only by its kind; so one ledger serves many states.
+Memory does not depend on what other programs use, and on the card only by its kind; so one ledger serves many states.
 """
 
 import math

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from foretrain.advice.rules.base import Exactness, Goal
 from foretrain.base.records import Record
-from foretrain.predict.memory import Verdict
+from foretrain.predict.memory import Phased, Verdict
 from foretrain.predict.spec import StepName
 
 
@@ -28,6 +28,18 @@ class PhaseEffect(Record):
     phase: str
     needed_bytes: int
     saved_bytes: int
+
+
+def phase_effects(now: Phased, then: Phased) -> tuple[PhaseEffect, ...]:
+    """What each phase needs then, beside what it needs now."""
+    before = {phase.phase: phase.needed_expected_bytes for phase in now.phases}
+    return tuple(
+        PhaseEffect(
+            phase=p.phase, needed_bytes=p.needed_expected_bytes,
+            saved_bytes=before.get(p.phase, p.needed_expected_bytes) - p.needed_expected_bytes,
+        )
+        for p in then.phases
+    )  # fmt: skip
 
 
 class Effect(Record):

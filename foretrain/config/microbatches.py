@@ -4,7 +4,7 @@ What is learned hangs on the sequences of a step; micro-batch and accumulation o
 is always a divisor: every sequence is in exactly one micro-batch, and all micro-batches are alike.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from math import isqrt
 from typing import Any
 
@@ -51,6 +51,14 @@ def cut(config: RunConfig, batch_size: int) -> RunConfig:
             "eval_sequences": config.eval_rows, "auto_batch_size": False,
         }
     )  # fmt: skip
+
+
+def accumulations(config: RunConfig, most: int) -> Iterator[dict[str, int]]:
+    """Settings for twice, four times, … up to `most` times as many micro-batches, and so tokens, in a step."""
+    times = 2
+    while times <= most:
+        yield {ACCUMULATION: times * config.gradient_accumulation_steps}
+        times *= 2
 
 
 def split_of(config: RunConfig) -> dict[str, Any]:

@@ -20,6 +20,13 @@ def of_rank(config: RunConfig, world: int) -> RunConfig:
     return config.model_copy(update={"gradient_accumulation_steps": steps // world})
 
 
+def recut(config: RunConfig, world: int) -> RunConfig | None:
+    """The same tokens a step in micro-batches that so many ranks can share equally, as large as they are at most; None
+    where they cannot share its sequences."""
+    sequences = sequences_of(config)
+    return None if sequences % world else cut(config, largest_divisor(sequences // world, config.batch_size))
+
+
 def cuts(config: RunConfig, world: int) -> list[RunConfig]:
     """The micro-batches into which the ranks can cut a step, the largest first. Raises UserError where they cannot."""
     of_rank(cut(config, 1), world)
@@ -28,11 +35,10 @@ def cuts(config: RunConfig, world: int) -> list[RunConfig]:
 
 def _indivisible(config: RunConfig, world: int) -> UserError:
     """The same tokens a step by a smaller micro-batch where that is possible, else the nearest accumulations."""
-    steps, batch, sequences = config.gradient_accumulation_steps, config.batch_size, sequences_of(config)
-    values = {"world": world, "accumulation": steps, "batch_size": batch, "tokens": config.tokens_per_step}
-    if sequences % world == 0:
-        smaller = largest_divisor(sequences // world, batch)
-        split = {"new_batch": smaller, "new_accumulation": sequences // smaller}
+    steps = config.gradient_accumulation_steps
+    values = {"world": world, "accumulation": steps, "batch_size": config.batch_size, "tokens": config.tokens_per_step}
+    if (smaller := recut(config, world)) is not None:
+        split = {"new_batch": smaller.batch_size, "new_accumulation": smaller.gradient_accumulation_steps}
         return UserError("config.ranks_indivisible", **values, **split)
     near = [n for n in (steps // world * world, (steps // world + 1) * world) if n]
     a_micro_batch = config.tokens_per_step // steps
@@ -42,9 +48,5 @@ def _indivisible(config: RunConfig, world: int) -> UserError:
 
 def as_one_rank_of(config: RunConfig, world: int) -> RunConfig:
     """With batch_size = auto any whole number of sequences a rank will do: the config as a start for the pick."""
-    sequences = sequences_of(config)
-    if not config.auto_batch_size or sequences % world:
-        return config
-    return cut(config, largest_divisor(sequences // world, config.batch_size)).model_copy(
-        update={"auto_batch_size": True}
-    )
+    found = recut(config, world) if config.auto_batch_size else None
+    return config if found is None else found.model_copy(update={"auto_batch_size": True})

@@ -54,6 +54,14 @@ class Cluster(Record):
         cards = f"{self.per_node} x {self.gpu.name}"
         return cards if self.nodes == 1 else f"{self.nodes} nodes x {cards}"
 
+    @property
+    def nvlink_to_add(self) -> Link | None:
+        """NVLink that these cards can have and do not: a bridge joins two of them only."""
+        found = nvlink_of(self.gpu.name)
+        if found is None or found == self.link or self.per_node == 1:
+            return None
+        return None if found.joins and self.per_node > BRIDGED else found
+
     def but(self, link: Link) -> "Cluster":
         """The same cards with another link in each node."""
         return self.model_copy(update={"link": link})

@@ -11,7 +11,6 @@ import contextlib
 import errno
 import json
 import os
-import platform
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from foretrain.model.ranks.parts import Split, opened
 from foretrain.model.ranks.peers import ALONE, Peers
 from foretrain.model.ranks.rows import Rows, held, is_sharded, like, states_of
 from foretrain.model.step import TrainState
+from foretrain.training.ranks.place import host_name
 from foretrain.training.tensor_files import Snapshot, file_name, live
 
 SCHEMA = "foretrain.checkpoint/1"
@@ -108,7 +108,7 @@ def check_shared(folder: Path, peers: Peers) -> None:
 
     def look(made: str) -> None:
         if not (folder / made).is_dir():
-            raise _not_shared(folder, peers.rank, platform.node())
+            raise _not_shared(folder, peers.rank, host_name())
 
     if peers.world == 1:
         return
@@ -185,7 +185,7 @@ Manifest = dict[str, dict[str, Any]]  # of each file its size_bytes, and the sha
 def _write(staging: Path, snapshot: Snapshot, step: int, peers: Peers) -> Manifest:
     """The files of this rank, each synced."""
     if not staging.is_dir():  # which the first rank has made
-        raise _not_shared(staging.parent, peers.rank, platform.node())
+        raise _not_shared(staging.parent, peers.rank, host_name())
     return {name: _written(staging / name, content) for name, content in sorted(snapshot.contents(step).items())}
 
 
@@ -198,7 +198,7 @@ def _finish(staging: Path, final: Path, snapshot: Snapshot, progress: Progress, 
     """What one rank writes, the manifest last; then the name."""
     for rank, files in enumerate(written):
         if not all((staging / name).is_file() for name in files):
-            raise _not_shared(final.parent, rank, platform.node())
+            raise _not_shared(final.parent, rank, host_name())
     document = {**progress.to_json(schema=SCHEMA), "scaler": snapshot.scaler, "torch": torch.__version__}
     manifest = {name: entry for files in written for name, entry in files.items()}
     manifest["state.json"] = _written(staging / "state.json", [json.dumps(document, indent=1).encode()])
@@ -356,7 +356,7 @@ def newest_valid(folder: Path, peers: Peers = ALONE) -> tuple[Path | None, tuple
 def _seen_by_all(folder: Path, peers: Peers) -> list[int]:
     """The steps of the checkpoints there."""
     own = steps_in(folder)
-    seen = peers.agree(lambda: {"steps": own, "host": platform.node()})
+    seen = peers.agree(lambda: {"steps": own, "host": host_name()})
     for rank, each in enumerate(seen):
         if each["steps"] != seen[0]["steps"]:
             raise _not_shared(folder, rank, each["host"])

@@ -14,19 +14,16 @@ import gzip
 import hashlib
 import json
 import os
-import platform
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from datetime import date
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from foretrain.base.installation import installed_torch
 from foretrain.predict.trace import service
 from foretrain.predict.trace.service import Request, TraceUnavailable
 from tests.cuda_build import compare, grid, trainer
@@ -263,9 +260,7 @@ def main() -> int:
     if args.only or args.seed is not None:
         return 0
     document = {
-        "what": (__doc__ or "").splitlines()[0], "date": date.today().isoformat(), "tier": args.tier,
-        "machine": {"card": "NVIDIA GeForce RTX 4070, without a card", "system": f"{platform.system()} {platform.machine()}"},
-        "versions": {"python": platform.python_version(), "torch": installed_torch()},
+        **compare.origin(__doc__), "tier": args.tier,
         "not_done": len(wanted) - len(found), "summary": compare.summary(found),
     }  # fmt: skip
     if not args.cases_only:

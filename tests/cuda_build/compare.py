@@ -1,10 +1,13 @@
 """Predicted against the CUDA build's allocator: one case's errors, and what they come to over many."""
 
 import math
-from collections.abc import Sequence
+import platform
+from collections.abc import Mapping, Sequence
+from datetime import date
 from statistics import median
 from typing import Any
 
+from foretrain.base.installation import installed_torch
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Gpu, match
 from foretrain.predict.allocator.replay import replay
@@ -17,6 +20,21 @@ from foretrain.predict.trace.service import Request
 ALLOCATED_LIMIT = 0.001  # beyond these a case is listed
 ESTIMATE_LIMIT = 0.01
 Row = dict[str, Any]
+
+
+HEAD = [
+    "| case | allocated MiB | trace | furthest phase | estimate | reserved MiB | trace | furthest phase | estimate |",
+    "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+]
+
+
+def origin(what: str | None, versions: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Where results are from: the first line of a script's docstring, the day, the machine, versions."""
+    return {
+        "what": (what or "").splitlines()[0], "date": date.today().isoformat(),
+        "machine": {"card": "NVIDIA GeForce RTX 4070, without a card", "system": f"{platform.system()} {platform.machine()}"},
+        "versions": {"python": platform.python_version(), "torch": installed_torch(), **(versions or {})},
+    }  # fmt: skip
 
 
 def card() -> Gpu:

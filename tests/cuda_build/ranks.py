@@ -12,18 +12,15 @@ import gzip
 import hashlib
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from foretrain.base.installation import installed_torch
 from foretrain.config.options import RunConfig
 from foretrain.model.ranks.sharing import Sharing
 from foretrain.predict.allocator.replay import replay
@@ -32,7 +29,7 @@ from foretrain.predict.spec import StepSpec
 from foretrain.predict.trace import service
 from foretrain.predict.trace.service import Request, TraceUnavailable
 from tests.cuda_build.__main__ import measuring_code
-from tests.cuda_build.compare import card, spread
+from tests.cuda_build.compare import HEAD, card, origin, spread
 from tests.cuda_build.environment import HOME, PYTHON, EnvironmentError, make, on_the_card
 from tests.cuda_build.grid import LLAMA, REPO
 
@@ -315,12 +312,6 @@ def line(each: Row) -> str:
     return f"| {each['name']} | {' | '.join(cells)} |"
 
 
-HEAD = [
-    "| case | allocated MiB | trace | furthest phase | estimate | reserved MiB | trace | furthest phase | estimate |",
-    "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-]
-
-
 def main() -> int:
     """Measure, compare, and write what was found. Exit code 0, 1 where a case failed, 4 without the environment."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -357,12 +348,7 @@ def main() -> int:
     rows = [row(case) for case in wanted]
     print("\n".join([*HEAD, *map(line, rows)]))
     if not args.only:
-        document = {
-            "what": (__doc__ or "").splitlines()[0], "date": date.today().isoformat(),
-            "machine": {"card": "NVIDIA GeForce RTX 4070, without a card", "system": f"{platform.system()} {platform.machine()}"},
-            "versions": {"python": platform.python_version(), "torch": installed_torch()},
-        }  # fmt: skip
-        write(document, rows)
+        write(origin(__doc__), rows)
     return int(any(map(fails, rows)))
 
 

@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -101,3 +102,10 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     with contextlib.suppress(SystemExit):
         app(list(words))
     return capsys.readouterr().out
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

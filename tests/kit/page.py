@@ -5,7 +5,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -72,12 +71,6 @@ def serving(folder: Path, *words: str) -> Iterator[tuple[dict[str, Any], subproc
     finally:
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=600)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 PORT, TOKEN = 8765, "the-token"

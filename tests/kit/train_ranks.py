@@ -6,7 +6,6 @@ import json
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from foretrain.data.batches import TRAIN, TokenFile
 from foretrain.data.dataset import read_info
 from foretrain.training import feed, trainer
 from foretrain.training.checkpoint import newest_valid, tensors_in
+from tests.kit.command import free_port
 from tests.kit.tiny import tiny, write_dataset
 from tests.kit.training import NO_MEMORY, fail_in_step
 
@@ -49,12 +49,6 @@ def prepared(folder: Path, made: RunConfig) -> None:
     if not (folder / "toy").exists():
         write_dataset(folder / "toy")
     (folder / "run.toml").write_text(to_toml(made))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def started(

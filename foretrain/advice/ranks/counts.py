@@ -6,7 +6,7 @@ from foretrain.advice.ranks.effects import effect, way_of
 from foretrain.advice.ranks.planner import Outcome, Planner
 from foretrain.advice.ranks.record import CardCount
 from foretrain.advice.ranks.rules.base import State
-from foretrain.advice.ranks.rules.cards import counted, divided
+from foretrain.advice.ranks.rules.cards import counted, moved
 from foretrain.hardware.cluster import Cluster
 from foretrain.predict.ranks.plan import speed_up
 from foretrain.predict.ranks.record import ClusterPlan
@@ -25,9 +25,8 @@ def counts(plan: ClusterPlan, now: Outcome, planner: Planner) -> tuple[CardCount
 
 def _on(state: State, cluster: Cluster, planner: Planner) -> Outcome | None:
     """What the same run takes there, shared in the way that is asked for, else the quickest that fits."""
-    config = divided(state.config, cluster.world)
-    ways = tuple(each for each in state.ways if cluster.nodes > 1 or not each.startswith("hsdp"))
-    return planner.outcome(State(config, cluster, state.used_by_others_bytes, ways)) if config else None
+    change = moved(state, cluster)
+    return planner.outcome(change.applied(state)) if change else None
 
 
 def _count(plan: ClusterPlan, now: Outcome, outcome: Outcome | None, cluster: Cluster) -> CardCount:

@@ -2,7 +2,7 @@
 
 from foretrain.advice.ranks.planner import Outcome
 from foretrain.advice.ranks.record import Way
-from foretrain.advice.record import Effect, PhaseEffect
+from foretrain.advice.record import Effect, phase_effects
 from foretrain.model.ranks.sharing import STRATEGIES
 
 
@@ -19,19 +19,12 @@ def shards(outcome: Outcome) -> bool:
 
 def effect(now: Outcome, then: Outcome) -> Effect:
     """What a card needs and what all of them take; `slower` for a token."""
-    before = {phase.phase: phase.needed_expected_bytes for phase in now.memory.phases}
-    phases = tuple(
-        PhaseEffect(
-            phase=p.phase, needed_bytes=p.needed_expected_bytes,
-            saved_bytes=before.get(p.phase, p.needed_expected_bytes) - p.needed_expected_bytes,
-        )
-        for p in then.memory.phases
-    )  # fmt: skip
     old, new = now.timing, then.timing
     return Effect(
         needed_bytes=then.needed_bytes, saved_bytes=now.needed_bytes - then.needed_bytes,
         allocated_bytes=then.memory.worst.allocated_bytes, available_bytes=then.available_bytes, verdict=then.verdict,
-        phases=phases, step_s=new.step_s.expected_s if new else None, total_s=new.total_s.expected_s if new else None,
+        phases=phase_effects(now.memory, then.memory),
+        step_s=new.step_s.expected_s if new else None, total_s=new.total_s.expected_s if new else None,
         slower=old.tokens_per_s / new.tokens_per_s - 1 if old and new else None,
         longer=new.total_s.expected_s / old.total_s.expected_s - 1 if old and new else None,
         money=then.money, source=then.memory.source,

@@ -24,7 +24,7 @@ Kind = Literal["memory", "speed", "both", "model", "card", "folklore", "quality"
 
 @dataclass(frozen=True)
 class State:
-    """A run as it stands: the config, on which card, by whose step, beside what others hold there."""
+    """A run as it stands: the config, the card, whose step, and the memory that other programs use there."""
 
     config: RunConfig
     gpu: Gpu

@@ -110,8 +110,8 @@ def dealt(parameters: Sequence[Parameter], ranks: int) -> list[list[Parameter]]:
 
 
 def deal(numels: Sequence[int], sizes: list[int]) -> list[tuple[int, int]]:
-    """(which tensor, the rank that it goes to): the largest first, to the one with least so far. `sizes`: what each rank
-    has, which grows."""
+    """(which tensor, the rank that it goes to): the largest first, to the one with least so far. `sizes`: what each
+    rank has, which grows."""
     found = []
     for place in sorted(range(len(numels)), key=lambda i: -numels[i]):
         rank = sizes.index(min(sizes))

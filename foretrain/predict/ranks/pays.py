@@ -6,10 +6,9 @@ step learns from; a larger micro-batch leaves that as it is and gathers weights 
 
 from collections.abc import Iterator
 
-from foretrain.config.microbatches import cut, divisors, sequences_of
+from foretrain.config.microbatches import accumulations, cut, divisors, sequences_of
 from foretrain.config.options import RunConfig
-from foretrain.hardware.cluster import BRIDGED, Cluster
-from foretrain.hardware.links import nvlink_of
+from foretrain.hardware.cluster import Cluster
 from foretrain.predict.memory import estimated
 from foretrain.predict.plan import Plan
 from foretrain.predict.ranks.plan import rank_spec, speed_up
@@ -59,7 +58,8 @@ def _changes(found: ClusterPlan, best: RankPlan) -> Iterator[Change]:
         return
     config, cluster = found.config, found.cluster
     tries: tuple[tuple[What, Iterator[RunConfig]], ...] = (
-        ("micro_batch", _larger(config, cluster.world)), ("accumulation", _more(config))
+        ("micro_batch", _larger(config, cluster.world)),
+        ("accumulation", (config.model_copy(update=more) for more in accumulations(config, MOST_TIMES))),
     )  # fmt: skip
     for what, configs in tries:
         tried: Change | None = None
@@ -73,8 +73,7 @@ def _changes(found: ClusterPlan, best: RankPlan) -> Iterator[Change]:
                 break
         if tried is not None and _is_worth(tried, best):
             yield tried
-    bridge = nvlink_of(cluster.gpu.name)
-    if bridge is not None and bridge != cluster.link and (not bridge.joins or cluster.per_node <= BRIDGED):
+    if (bridge := cluster.nvlink_to_add) is not None:
         now = _planned(found, config, cluster.but(bridge), "nvlink")
         if now is not None and _is_worth(now, best):
             yield now
@@ -91,14 +90,6 @@ def _larger(config: RunConfig, world: int) -> Iterator[RunConfig]:
     for batch in divisors(sequences_of(config) // world):
         if batch > config.batch_size:
             yield cut(config, batch)
-
-
-def _more(config: RunConfig) -> Iterator[RunConfig]:
-    """Twice, four times, … the accumulation, and so the tokens a step."""
-    times = 2
-    while times <= MOST_TIMES:
-        yield config.model_copy(update={"gradient_accumulation_steps": times * config.gradient_accumulation_steps})
-        times *= 2
 
 
 def _planned(found: ClusterPlan, config: RunConfig, cluster: Cluster, what: What) -> Change | None:

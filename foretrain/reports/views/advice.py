@@ -10,7 +10,7 @@ from foretrain.base.units import rounds_to_zero
 from foretrain.config.options import RunConfig
 from foretrain.predict.plan import Plan
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
-from foretrain.reports.views.shared import TONES, assumed, uncalibrated, uneven
+from foretrain.reports.views.shared import TONES, assumed, uncalibrated, uneven, verdict_word
 
 EXACTNESS_ID = {"exact": "exact", "rounding": "rounding", "other optimizer": "optimizer", "other model": "model"}
 NOW = {
@@ -70,7 +70,7 @@ def _now(plan: Plan, found: Advices) -> tuple[Block, ...]:
         blocks.append(Paragraph(Message("advice.cost_now", {"sum": now.money, "currency": plan.config.currency})))
     traced = found.now_confirmation
     if traced is not None:
-        verdict = Message(f"word.{traced.verdict}") if traced.verdict else "–"
+        verdict = verdict_word(traced.verdict)
         told = Message("advice.traced_now", {"verdict": verdict, "needed": traced.needed_bytes})
         blocks.append(Paragraph(told, TONES[traced.verdict]))
     return tuple(blocks)
@@ -235,7 +235,7 @@ def _effects(found: Advices, advice: Advice) -> tuple[tuple[Cell, ...], ...]:
     effect = advice.effect
     memory = {
         "needed": effect.needed_bytes, "before": found.now.needed_bytes, "available": effect.available_bytes or 0,
-        "verdict": Message(f"word.{effect.verdict}") if effect.verdict else "–", "source": effect.source,
+        "verdict": verdict_word(effect.verdict), "source": effect.source,
     }  # fmt: skip
     kept = Message("advice.tokens_kept", {"tokens": advice.tokens_per_step})
     changed = Message("advice.tokens_changed", {"tokens": advice.tokens_per_step, "before": found.tokens_per_step})
@@ -247,7 +247,7 @@ def _effects(found: Advices, advice: Advice) -> tuple[tuple[Cell, ...], ...]:
     ]
     traced, estimate = advice.confirmation, advice.estimate
     if traced is not None:
-        verdict = Message(f"word.{traced.verdict}") if traced.verdict else "–"
+        verdict = verdict_word(traced.verdict)
         values = {"needed": traced.needed_bytes, "verdict": verdict}
         rows.append((Message("column.traced"), Message("advice.traced_values", values)))
     if estimate is not None:

@@ -9,7 +9,7 @@ from foretrain.predict.plan import Plan
 from foretrain.reports.document import Cell, Message, Paragraph, Quantity, Row, Screen, Table
 from foretrain.reports.views import first as first_view
 from foretrain.reports.views.advice import EXACTNESS_ID, short
-from foretrain.reports.views.shared import taken_bytes
+from foretrain.reports.views.shared import taken_bytes, verdict_word
 
 LINES = 15
 LEAST, MOST = 3, 5  # changes; what is not enough alone fills up where few are
@@ -67,7 +67,7 @@ def _row(plan: Plan, number: str, advice: Advice, last: str) -> tuple[Cell, ...]
     if estimate is not None:
         cells["estimate"] = Message("advice.estimated", {"then": estimate.loss_then, "now": estimate.loss_now})
     return (
-        number, short(plan, advice), Message(f"word.{verdict}") if verdict else "–", Quantity(taken, "bytes"),
+        number, short(plan, advice), verdict_word(verdict), Quantity(taken, "bytes"),
         cells[last], Message(f"exactness.{EXACTNESS_ID[advice.exactness]}"),
     )  # fmt: skip
 

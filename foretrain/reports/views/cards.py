@@ -3,7 +3,7 @@
 from foretrain.advice.cards import Choice
 from foretrain.predict.plan import Plan, Timing
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
-from foretrain.reports.views.shared import TONES, assumed, uncalibrated
+from foretrain.reports.views.shared import TONES, assumed, uncalibrated, verdict_word
 
 
 def document(plans: list[Plan], choice: Choice) -> Document:
@@ -19,10 +19,6 @@ def _sources(plans: list[Plan]) -> list[Block]:
     return [Paragraph(uncalibrated(plans[0])), Paragraph(Message("source.power"))] if plans else []
 
 
-def _word(verdict: str | None) -> Cell:
-    return Message(f"word.{verdict}") if verdict else "–"
-
-
 def _memory(plans: list[Plan]) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for plan in plans:
@@ -33,8 +29,8 @@ def _memory(plans: list[Plan]) -> Table:
                 Quantity(plan.gpu.memory_bytes, "bytes"),
                 Quantity(neediest.needed_expected_bytes, "bytes"),
                 Message(f"phase.{neediest.phase}"),
-                _word(plan.verdict),
-                _word(plan.verdict_of("nanogpt" if plan.step == "foretrain" else "foretrain")),
+                verdict_word(plan.verdict),
+                verdict_word(plan.verdict_of("nanogpt" if plan.step == "foretrain" else "foretrain")),
                 plan.dtype,
             )
         )

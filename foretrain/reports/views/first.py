@@ -20,7 +20,7 @@ from foretrain.predict.within import Within
 from foretrain.reports.document import Cell, Message, Paragraph, Quantity, Row, Screen, Table
 from foretrain.reports.views.advice import short
 from foretrain.reports.views.limits import warmup
-from foretrain.reports.views.shared import TONES, best_cards, cost_of, grouped
+from foretrain.reports.views.shared import TONES, best_cards, cost_of, grouped, verdict_word
 
 MOST_CARDS = 5  # of a comparison; --full has all
 DIES = {"tight": "tight_exact", "does_not_fit": "does_not_fit_exact", "fits": "fits_exact"}
@@ -351,7 +351,7 @@ def _card(plan: Plan, step: StepName) -> tuple[Cell, ...]:
     timing, verdict = plan.timing_of(step), plan.verdict_of(step)
     needed = plan.memory_of(step).needed_bytes
     needs = Message("value.of_free", {"needed": needed, "available": plan.available_bytes or 0})
-    word: Cell = Message(f"word.{verdict}") if verdict else "–"
+    word: Cell = verdict_word(verdict)
     if timing is None or verdict == "does_not_fit":
         return plan.gpu.name, word, needs, "–", "–"
     total, money = timing.total_s, timing.money()

@@ -22,7 +22,7 @@ from foretrain.reports.document import (
     StackedBars,
     Table,
 )
-from foretrain.reports.views.shared import GROUPS, TONES, grouped
+from foretrain.reports.views.shared import GROUPS, TONES, grouped, verdict_word
 
 if TYPE_CHECKING:  # in a browser there is no training
     from foretrain.training.store import MeasuredMemory
@@ -102,7 +102,7 @@ def _needs(phase: PhaseMemory, exact: bool, reached: bool) -> tuple[Cell, ...]:
         *reserved,
         Quantity(expected, "bytes"),
         Quantity((low, high), "bytes_range"),
-        Message("word.not_reached") if not reached else Message(f"word.{phase.verdict}") if phase.verdict else "–",
+        Message("word.not_reached") if not reached else verdict_word(phase.verdict),
     )
 
 

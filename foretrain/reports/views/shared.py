@@ -31,6 +31,11 @@ GROUP_ORDER = (
 TONES = {"fits": "good", "tight": "warn", "does_not_fit": "bad", None: "plain"}
 
 
+def verdict_word(verdict: str | None) -> Cell:
+    """'fits'; a dash where nobody knows."""
+    return Message(f"word.{verdict}") if verdict else "–"
+
+
 def assumed(plan: Plan) -> tuple[Block, ...]:
     """A sentence for each assumption."""
     return tuple(Paragraph(Message(f"assumed.{note.id}", note.values), "warn") for note in plan.assumptions)

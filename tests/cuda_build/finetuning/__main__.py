@@ -12,15 +12,12 @@ import gzip
 import hashlib
 import json
 import os
-import platform
 import subprocess
 import sys
 import threading
-from datetime import date
 from pathlib import Path
 from typing import Any
 
-from foretrain.base.installation import installed_torch
 from foretrain.config.hub.read import facts_of
 from foretrain.predict.allocator.replay import replay
 from foretrain.predict.finetune.memory import estimated
@@ -28,7 +25,7 @@ from foretrain.predict.finetune.resolved import resolved
 from foretrain.predict.trace import interpreter, service
 from foretrain.predict.trace.finetune.request import FineTuneRequest
 from foretrain.predict.trace.service import TraceUnavailable
-from tests.cuda_build.compare import card, spread
+from tests.cuda_build.compare import HEAD, card, origin, spread
 from tests.cuda_build.environment import HOME, PYTHON, EnvironmentError, driver_digest, make, on_the_card
 from tests.cuda_build.finetuning.cases import Case, cases
 from tests.cuda_build.grid import REPO
@@ -194,12 +191,6 @@ def line(each: Row) -> str:
     return f"| {each['name']} | {' | '.join(cells)} |"
 
 
-HEAD = [
-    "| case | allocated MiB | trace | furthest phase | estimate | reserved MiB | trace | furthest phase | estimate |",
-    "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-]
-
-
 def main() -> int:
     """Measure, compare, and write what was found. Exit code 0, 1 where a case failed, 4 without the environment."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -239,9 +230,7 @@ def main() -> int:
     failed = sum("error" in each for each in rows)
     if not args.only:
         document = {
-            "what": (__doc__ or "").splitlines()[0], "date": date.today().isoformat(),
-            "machine": {"card": "NVIDIA GeForce RTX 4070, without a card", "system": f"{platform.system()} {platform.machine()}"},
-            "versions": {"python": platform.python_version(), "torch": installed_torch(), **interpreter.now().versions()},
+            **origin(__doc__, interpreter.now().versions()),
             "not_done": all_cases - len(wanted), "summary": summary(rows), "rows": rows,
         }  # fmt: skip
         write(document)

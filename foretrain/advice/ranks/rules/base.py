@@ -20,7 +20,7 @@ Kind = Literal["memory", "speed", "both"]
 
 @dataclass(frozen=True)
 class State:
-    """A run as it stands: the config of all ranks, the cards, what others hold on each.
+    """A run as it stands: the config of all ranks, the cards, and the memory that other programs use on each.
 
     `ways`: ids of the ways to share a step (RankPlan.id) among which the quickest that fits is taken; empty: all.
     """

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from foretrain.advice.ranks.rules.base import Change, Rule, State
-from foretrain.config.microbatches import cut, divisors, sequences_of, split_of
+from foretrain.config.microbatches import accumulations, cut, divisors, sequences_of, split_of
 
 MOST_TIMES = 16
 
@@ -31,11 +31,7 @@ def larger(state: State, way: str) -> Sequence[Change]:
 
 def accumulation(state: State, way: str) -> Sequence[Change]:
     """Twice, four times, … as many micro-batches, and so tokens a step: gradients are summed as much less often."""
-    times, found = 2, []
-    while times <= MOST_TIMES:
-        found.append(Change({"gradient_accumulation_steps": times * state.config.gradient_accumulation_steps}))
-        times *= 2
-    return found
+    return [Change({**more}) for more in accumulations(state.config, MOST_TIMES)]
 
 
 RULES = (

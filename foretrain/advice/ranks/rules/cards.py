@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from foretrain.advice.ranks.rules.base import Change, Rule, State
-from foretrain.config.microbatches import cut, largest_divisor, sequences_of, split_of
-from foretrain.config.options import RunConfig
+from foretrain.config.microbatches import split_of
+from foretrain.config.ranks import recut
 from foretrain.hardware.cluster import A_MACHINE, BRIDGED, Cluster
 from foretrain.hardware.links import link_of
 
@@ -30,23 +30,21 @@ def _of_nodes(now: Cluster, nodes: int) -> Cluster:
     return now.model_copy(update={"nodes": nodes, "network": now.network if nodes > 1 else None})
 
 
-def divided(config: RunConfig, world: int) -> RunConfig | None:
-    """The config as so many ranks can share it: the same tokens a step, in smaller micro-batches where they have to be;
-    None where its sequences cannot be divided."""
-    sequences = sequences_of(config)
-    if config.gradient_accumulation_steps % world == 0:
-        return config
-    return cut(config, largest_divisor(sequences // world, config.batch_size)) if sequences % world == 0 else None
+def moved(state: State, cluster: Cluster) -> Change | None:
+    """The same run on other cards, shared in the way that is asked for: the same tokens a step, in smaller
+    micro-batches where they have to be. None where its sequences cannot be divided."""
+    config = state.config
+    if config.gradient_accumulation_steps % cluster.world:
+        config = recut(config, cluster.world)
+    if config is None:
+        return None
+    ways = tuple(each for each in state.ways if cluster.nodes > 1 or not each.startswith("hsdp"))
+    return Change(split_of(config), cluster=cluster, ways=ways)
 
 
 def _options(state: State, way: str) -> Sequence[Change]:
-    found: list[Change] = []
-    for cluster in counted(state.cluster):
-        config = divided(state.config, cluster.world)
-        if config is not None:
-            ways = tuple(each for each in state.ways if cluster.nodes > 1 or not each.startswith("hsdp"))
-            found.append(Change(split_of(config), cluster=cluster, ways=ways))
-    return found
+    found = (moved(state, cluster) for cluster in counted(state.cluster))
+    return [change for change in found if change is not None]
 
 
 RULES = (

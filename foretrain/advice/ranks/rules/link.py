@@ -9,10 +9,8 @@ from foretrain.hardware.links import nvlink_of
 
 def nvlink(state: State, way: str) -> Sequence[Change]:
     """NVLink where these cards can have it and do not."""
-    found, cluster = nvlink_of(state.cluster.gpu.name), state.cluster
-    if found is None or found == cluster.link or cluster.per_node == 1:
-        return []
-    return [] if found.joins and cluster.per_node > BRIDGED else [Change(cluster=cluster.but(found))]
+    found = state.cluster.nvlink_to_add
+    return [] if found is None else [Change(cluster=state.cluster.but(found))]
 
 
 def _idle(state: State, way: str) -> str:

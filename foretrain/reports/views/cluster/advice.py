@@ -4,7 +4,7 @@ from typing import Any
 
 from foretrain.advice.asked import Asked
 from foretrain.advice.candidates import with_settings
-from foretrain.advice.first_answer import without
+from foretrain.advice.first_answer import typed_value, without
 from foretrain.advice.ranks.record import CardCount, ClusterAdvice, ClusterChange, Way
 from foretrain.advice.record import Idle
 from foretrain.base.messages import has, listed
@@ -12,7 +12,7 @@ from foretrain.hardware.links import find_link
 from foretrain.predict.ranks.record import ClusterPlan
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Row, Screen, Section, Table
 from foretrain.reports.views.cluster import words
-from foretrain.reports.views.shared import TONES, taken_bytes
+from foretrain.reports.views.shared import TONES, taken_bytes, verdict_word
 
 LINES = 17
 MOST = 4  # changes of the first screen
@@ -61,8 +61,7 @@ def document(plan: ClusterPlan, found: ClusterAdvice, hidden: int = 0) -> Docume
 
 def way_name(way: Way) -> Message:
     """'FSDP2, held'."""
-    name = Message(f"cluster.strategy.{way.strategy}")
-    return Message("cluster.held", {"strategy": name}) if way.holds_gradients else name
+    return words.way(way.strategy, held=way.holds_gradients)
 
 
 def short(plan: ClusterPlan, found: ClusterAdvice, change: ClusterChange) -> str:
@@ -123,7 +122,7 @@ def _count(each: CardCount) -> str:
     if each.effect is None:
         return Message("cluster_advice.count.indivisible", values).text()
     if each.effect.total_s is None or each.speed_up is None or each.effect.verdict == "does_not_fit":
-        verdict = Message(f"word.{each.effect.verdict}") if each.effect.verdict else "–"
+        verdict = verdict_word(each.effect.verdict)
         return Message("cluster_advice.count.untimed", {**values, "verdict": verdict}).text()
     values |= {"total": each.effect.total_s, "expected": each.speed_up.expected}
     return Message(
@@ -144,7 +143,7 @@ def _count_row(each: CardCount) -> tuple[Cell, ...]:
     if effect is None:
         return (cards, "–", Message("cluster_advice.indivisible"), *("–",) * 6)
     return (
-        cards, way_name(each.way) if each.way else "–", Message(f"word.{effect.verdict}") if effect.verdict else "–",
+        cards, way_name(each.way) if each.way else "–", verdict_word(effect.verdict),
         Quantity(effect.needed_bytes, "bytes"), Quantity(effect.step_s, "duration"),
         Quantity(each.speed_up.expected if each.speed_up else None, "factor"), Quantity(each.efficiency, "percent"),
         Quantity(effect.total_s, "duration"), Quantity(effect.money, "money"),
@@ -169,7 +168,7 @@ def _row(plan: ClusterPlan, found: ClusterAdvice, number: str, change: ClusterCh
     learned = Message("cluster_advice.other_tokens" if learning == "other tokens" else f"exactness.{learning}")
     money = [Quantity(effect.money, "money")] if found.goal == "cost" else []
     return (
-        number, short(plan, found, change), Message(f"word.{effect.verdict}") if effect.verdict else "–",
+        number, short(plan, found, change), verdict_word(effect.verdict),
         Quantity(taken_bytes(effect.needed_bytes, effect.verdict, effect.available_bytes), "bytes"),
         Quantity(effect.saved_bytes, "bytes"), Quantity(effect.slower, "signed_percent"), *money, learned,
     )  # fmt: skip
@@ -196,9 +195,7 @@ def _next(found: ClusterAdvice, asked: Asked, advised: tuple[ClusterChange, ...]
     changed = {s.option: s.after for s in change.settings}
     if change.way.strategy != found.way.strategy:
         changed["strategy"] = change.way.strategy
-    told = tuple(
-        f"--{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in changed.items()
-    )
+    told = tuple(f"--{name}={typed_value(value)}" for name, value in changed.items())
     cards = asked.cards if found.keeps_cards(change) else _cards(found, change, asked)
     gpu = ("--gpu", asked.gpu) if asked.gpu != "auto" and cards is asked.cards else ()
     others = ("--used-by-others", asked.others) if asked.others else ()

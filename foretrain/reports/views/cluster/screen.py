@@ -5,7 +5,7 @@ from foretrain.base.messages import has, listed
 from foretrain.predict.ranks.record import ClusterPlan, RankPlan
 from foretrain.reports.document import Cell, Message, Paragraph, Quantity, Row, Screen, Table
 from foretrain.reports.views.cluster import words
-from foretrain.reports.views.shared import TONES, cost_of
+from foretrain.reports.views.shared import TONES, cost_of, verdict_word
 
 MOST_LINES = 17
 
@@ -14,7 +14,8 @@ def screen(plan: ClusterPlan, asked: Asked) -> Screen:
     """The answer."""
     lead = [Paragraph(Message("first.said", {"text": words.verdict(plan)}), TONES[plan.verdict])]
     rows = [*_pays(plan), *_takes(plan), Row(Message("cluster.label.link"), words.links(plan))]
-    rows += [*_refused(plan), *_next(plan, asked), *_assumed(plan)]
+    rows += [Row(Message("first.label.note"), each) for each in words.refused(plan)]
+    rows += [*_next(plan, asked), *_assumed(plan)]
     if not asked.quiet:
         rows.append(Row(Message("first.label.more"), Message("cluster.more"), optional=3))
     return Screen(_title(plan), tuple(lead), _table(plan), tuple(rows), most_lines=MOST_LINES)
@@ -78,8 +79,7 @@ def _row(plan: ClusterPlan, rank: RankPlan) -> tuple[Cell, ...]:
     needs = Message(
         "value.of_free", {"needed": rank.memory.needed_bytes, "available": plan.one_card.available_bytes or 0}
     )
-    word: Cell = Message(f"word.{rank.verdict}") if rank.verdict else "–"
-    first = words.strategy(rank), word, needs
+    first = words.strategy(rank), verdict_word(rank.verdict), needs
     if rank.time is None or rank.timing is None:
         return *first, "–", "–", "–", "–"
     total, money = rank.timing.total_s, rank.timing.money()
@@ -122,11 +122,6 @@ def _cost(plan: ClusterPlan, rank: RankPlan) -> Message:
     money = (rank.timing.rent_low, rank.timing.rent_expected, rank.timing.rent_high, plan.config.currency)
     price = {"price_hour": plan.config.price_per_hour, "currency": plan.config.currency, "count": plan.cluster.world}
     return Message("cluster.rent", {"money": money, **price})
-
-
-def _refused(plan: ClusterPlan) -> list[Row]:
-    said = [*(Message(f"error.{note.id}", note.values) for note in plan.refused), *words.untraced(plan)]
-    return [Row(Message("first.label.note"), each) for each in said]
 
 
 def _next(plan: ClusterPlan, asked: Asked) -> list[Row]:

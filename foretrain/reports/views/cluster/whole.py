@@ -5,7 +5,7 @@ from foretrain.predict.speed.time import Range
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
 from foretrain.reports.views.cluster import words
 from foretrain.reports.views.plan_time import duration
-from foretrain.reports.views.shared import TONES, uncalibrated
+from foretrain.reports.views.shared import TONES, uncalibrated, verdict_word
 
 
 def document(plan: ClusterPlan) -> Document:
@@ -16,7 +16,7 @@ def document(plan: ClusterPlan) -> Document:
     })  # fmt: skip
     sections = [
         Section(Message("plan.verdict"), tuple(_verdict(plan))),
-        Section(Message("cluster.section.strategies"), (_strategies(plan), *_refused(plan))),
+        Section(Message("cluster.section.strategies"), (_strategies(plan), *map(Paragraph, words.refused(plan)))),
         Section(Message("plan.memory"), tuple(_phases(plan))),
         Section(Message("cluster.section.communication"), tuple(_communication(plan))),
         Section(Message("plan.time"), tuple(_time(plan))),
@@ -44,8 +44,12 @@ def _strategies(plan: ClusterPlan) -> Table:
 
 def _strategy(rank: RankPlan) -> tuple[Cell, ...]:
     low, expected, high = rank.memory.neediest.needed_span
-    word: Cell = Message(f"word.{rank.verdict}") if rank.verdict else "–"
-    first = words.strategy(rank), word, Quantity(expected, "bytes"), Quantity((low, high), "bytes_range")
+    first = (
+        words.strategy(rank),
+        verdict_word(rank.verdict),
+        Quantity(expected, "bytes"),
+        Quantity((low, high), "bytes_range"),
+    )
     if rank.time is None or rank.timing is None:
         return *first, *("–",) * 6
     money, factor = rank.timing.money(), rank.speed_up
@@ -71,7 +75,7 @@ def _phases(plan: ClusterPlan) -> list[Block]:
             rows.append((
                 words.strategy(rank) if i == 0 else "", Message(f"phase.{phase.phase}"),
                 Quantity(phase.allocated_bytes, "bytes"), Quantity(expected, "bytes"),
-                Quantity((low, high), "bytes_range"), Message(f"word.{phase.verdict}") if phase.verdict else "–",
+                Quantity((low, high), "bytes_range"), verdict_word(phase.verdict),
             ))  # fmt: skip
     traced = [str(number) for number in sorted({number for rank in plan.ranks for number in rank.traced_ranks})]
     return [
@@ -139,11 +143,6 @@ def _time(plan: ClusterPlan) -> list[Block]:
 
 def _span(found: Range) -> tuple[float, float, float]:
     return found.low_s, found.expected_s, found.high_s
-
-
-def _refused(plan: ClusterPlan) -> list[Block]:
-    said = [*(Message(f"error.{note.id}", note.values) for note in plan.refused), *words.untraced(plan)]
-    return [Paragraph(each) for each in said]
 
 
 def _notes(plan: ClusterPlan) -> list[Block]:

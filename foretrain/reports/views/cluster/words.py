@@ -2,6 +2,7 @@
 
 from foretrain.hardware.cluster import Cluster
 from foretrain.hardware.links import Link
+from foretrain.model.ranks.sharing import StrategyName
 from foretrain.predict.memory import PhaseMemory
 from foretrain.predict.ranks.record import Change, ClusterPlan, Factor, RankPlan
 from foretrain.reports.document import Cell, Message
@@ -11,8 +12,18 @@ GB = 1e9
 
 def strategy(rank: RankPlan) -> Message:
     """'DDP'; of FSDP also whether gradients are held back."""
-    name = Message(f"cluster.strategy.{rank.strategy}")
-    return name if rank.syncs_each else Message("cluster.held", {"strategy": name})
+    return way(rank.strategy, held=not rank.syncs_each)
+
+
+def way(strategy: StrategyName, *, held: bool) -> Message:
+    """'FSDP2, held'."""
+    name = Message(f"cluster.strategy.{strategy}")
+    return Message("cluster.held", {"strategy": name}) if held else name
+
+
+def refused(plan: ClusterPlan) -> list[Message]:
+    """Why other strategies are not there, or not traced."""
+    return [*(Message(f"error.{note.id}", note.values) for note in plan.refused), *untraced(plan)]
 
 
 def untraced(plan: ClusterPlan) -> list[Message]:

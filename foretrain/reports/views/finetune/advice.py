@@ -6,7 +6,7 @@ from foretrain.config.finetune.together import idle
 from foretrain.config.finetune.words import changed_words
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Row, Screen, Section, Table
 from foretrain.reports.views.finetune.screen import MUCH_LONGER, assumed_rows, change_notes, title, verdict_of, words_of
-from foretrain.reports.views.shared import taken_bytes
+from foretrain.reports.views.shared import taken_bytes, verdict_word
 
 LINES = 15
 LEAST, MOST = 4, 5  # changes of the first screen
@@ -80,7 +80,7 @@ def _row(number: int, change: AdvisedChange, fifth: str) -> tuple[Cell, ...]:
     taken = taken_bytes(change.needed_bytes, verdict, change.available_bytes)
     mark = " *" if change.learns_otherwise else ""
     return (
-        f"{number}{mark}", " ".join(words_of(change)), Message(f"word.{verdict}") if verdict else "–",
+        f"{number}{mark}", " ".join(words_of(change)), verdict_word(verdict),
         Quantity(taken, "bytes"), *cells[fifth], _longer(change),
     )  # fmt: skip
 

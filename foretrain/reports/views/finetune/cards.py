@@ -6,7 +6,7 @@ from foretrain.config.finetune.words import changed_words
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.reports.document import Cell, Document, Message, Paragraph, Quantity, Row, Screen, Section, Table
 from foretrain.reports.views.finetune.screen import assumed_rows, batch_rows, title_of_cards
-from foretrain.reports.views.shared import TONES, best_cards
+from foretrain.reports.views.shared import TONES, best_cards, verdict_word
 
 MOST_CARDS = 5  # of the first screen; --full has all
 
@@ -78,7 +78,7 @@ def _card(card: FineTuneCard, found: FineTuneCards, names: list[str]) -> tuple[C
     fits = card.verdict != "does_not_fit"
     needs = Message("value.of_free", {"needed": card.needed_bytes, "available": card.available_bytes or 0})
     cells: dict[str, Cell] = {
-        "gpu": card.name, "verdict": Message(f"word.{card.verdict}") if card.verdict else "–", "needs_of_free": needs,
+        "gpu": card.name, "verdict": verdict_word(card.verdict), "needs_of_free": needs,
         "epochs": f"{card.epochs:,.2f}" if fits and card.epochs is not None else "–",
         "tokens": Quantity(card.tokens if fits else None, "count"),
         "hours": Quantity(card.duration_s if fits else None, "duration"),

@@ -20,7 +20,7 @@ from foretrain.reports.document import (
 )
 from foretrain.reports.views.finetune import takes
 from foretrain.reports.views.finetune.screen import change_text, component, title, verdict_of
-from foretrain.reports.views.shared import TONES, grouped, taken_bytes
+from foretrain.reports.views.shared import TONES, grouped, taken_bytes, verdict_word
 
 
 def document(plan: FineTunePlan, changes: tuple[FineTuneChange, ...]) -> Document:
@@ -76,5 +76,5 @@ def _phase(phase: PhaseMemory, available_bytes: int | None) -> tuple[Any, ...]:
     return (
         Message(f"finetune.phase.{phase.phase}"), Quantity(phase.allocated_bytes, "bytes"),
         Quantity(phase.reserved_bytes, "bytes"), Quantity(needed, "bytes"),
-        Message(f"word.{phase.verdict}") if phase.verdict else "–",
+        verdict_word(phase.verdict),
     )  # fmt: skip

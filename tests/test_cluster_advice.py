@@ -10,13 +10,14 @@ from foretrain.advice.ranks import advisor
 from foretrain.advice.ranks.record import SCHEMA, ClusterAdvice, ClusterChange
 from foretrain.advice.ranks.rules import BY_ID, ORDER, RULES
 from foretrain.advice.ranks.rules.base import Change, Rule, State
-from foretrain.advice.ranks.rules.cards import counted, divided
+from foretrain.advice.ranks.rules.cards import counted
 from foretrain.app.plan import resolved_of
 from foretrain.app.ranks.advise import advise_cluster
 from foretrain.app.ranks.plan import make_cluster_plan, plan_cluster
 from foretrain.base.errors import UserError
 from foretrain.base.messages import has, say
 from foretrain.config.options import RunConfig
+from foretrain.config.ranks import recut
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.hardware.catalogue import find
 from foretrain.hardware.cluster import cluster
@@ -108,11 +109,11 @@ def test_numbers_of_cards(found: ClusterAdvice) -> None:
 
 def test_cards_that_cannot_divide_a_step() -> None:
     config = RunConfig(batch_size=3, gradient_accumulation_steps=2)
-    assert divided(config, 4) is None
-    assert divided(config, 2) is config
-    six = divided(config, 6)
-    assert six is not None
-    assert (six.batch_size, six.gradient_accumulation_steps) == (1, 6)
+    assert recut(config, 4) is None
+    for world, expected in ((2, (3, 2)), (6, (1, 6))):
+        found = recut(config, world)
+        assert found is not None
+        assert (found.batch_size, found.gradient_accumulation_steps) == expected
 
 
 def test_other_numbers_of_the_same_cards() -> None:

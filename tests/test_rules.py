@@ -56,7 +56,7 @@ MORE_IMPORTS = {
     "app/explain.py": 19,
     "app/tuning_run.py": 18,
     "cli/commands/plan.py": 16,
-    "predict/compiled/step.py": 17,
+    "predict/compiled/step.py": 16,
     "cli/commands/plan_print.py": 16,
     "web/comparison.py": 14,
     "comparison/sources/logs.py": 14,

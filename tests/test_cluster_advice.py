@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from foretrain.advice.asked import Asked
-from foretrain.advice.ranks import advisor
+from foretrain.advice.ranks import advisor, applied
 from foretrain.advice.ranks.record import SCHEMA, ClusterAdvice, ClusterChange
 from foretrain.advice.ranks.rules import BY_ID, ORDER, RULES
 from foretrain.advice.ranks.rules.base import Change, Rule, State
@@ -244,3 +244,47 @@ def test_buckets_of_ddp_are_told_with_their_figures() -> None:
     assert again is not None
     shorter = 1 - again.step_s.expected_s / best.time.step_s.expected_s
     assert size["gain"] == pytest.approx(max(0.0, shorter))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"total_batch_size": 8192},
+        {"strategy": "fsdp"},
+        {"strategy": "fsdp", "hold_gradients": True},
+        {"strategy": "fsdp_no_reshard"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("goal", ["speed", "fit"])
+def test_the_options_of_a_change_plan_what_it_promised(options: dict[str, Any], goal: Any) -> None:
+    """Memory and time of the way that was meant, whatever a plan without them would pick."""
+    asked = {**SMALL, **options}
+    made = plan_cluster("gpt2-124m", "2 x RTX 3090", **asked)
+    advised = advisor.advise(made, goal).advised
+    assert advised
+    for change in advised:
+        changed = {**asked, **applied.options(made, change)}
+        again = plan_cluster("gpt2-124m", change.text, link=change.link, **changed)
+        best = again.best or again.least
+        assert best.id == change.way.id, change.rules
+        assert best.memory.needed_bytes == change.effect.needed_bytes, change.rules
+        assert best.timing is not None
+        assert best.timing.step_s.expected_s == change.effect.step_s, change.rules
+
+
+def test_a_plan_keeps_to_the_options_that_were_given() -> None:
+    """Gradients are held back, or not, as was said: of every strategy that can, and of the one that was named."""
+    where = "2 x RTX 3090"
+    both = plan_cluster("gpt2-124m", where, strategy="fsdp", **SMALL)
+    assert set(both.ways) == {"fsdp", "fsdp_held"}
+    for hold, way in ((True, "fsdp_held"), (False, "fsdp")):
+        made = plan_cluster("gpt2-124m", where, strategy="fsdp", hold_gradients=hold, **SMALL)
+        assert (made.chosen, made.ways) == (way, (way,))
+    any_way = plan_cluster("gpt2-124m", where, hold_gradients=True, **SMALL)
+    assert any_way.ways == ("ddp", "zero1", "fsdp_no_reshard_held", "fsdp_held")
+    one = plan_cluster(
+        "gpt2-124m", where, strategy="fsdp", hold_gradients=True, **{**SMALL, "gradient_accumulation_steps": 2}
+    )
+    assert one.chosen == "fsdp"  # one micro-batch a card: nothing to hold back

@@ -54,10 +54,12 @@ def cut(config: RunConfig, batch_size: int) -> RunConfig:
 
 
 def accumulations(config: RunConfig, most: int) -> Iterator[dict[str, int]]:
-    """Settings for twice, four times, … up to `most` times as many micro-batches, and so tokens, in a step."""
+    """Settings for twice, four times, … up to `most` times as many micro-batches, and so tokens, in a step. A
+    total_batch_size ends with them."""
+    ended = {TOTAL: 0} if config.total_batch_size else {}
     times = 2
     while times <= most:
-        yield {ACCUMULATION: times * config.gradient_accumulation_steps}
+        yield {ACCUMULATION: times * config.gradient_accumulation_steps, **ended}
         times *= 2
 
 

@@ -10,7 +10,7 @@ from foretrain.advice.ranks.rules.base import Change, State
 from foretrain.base.errors import UserError
 from foretrain.config.checks import check
 from foretrain.config.ranks import of_rank
-from foretrain.model.ranks.sharing import Sharing, sharing_problem
+from foretrain.model.ranks.sharing import HELD, Sharing, sharing_problem
 from foretrain.predict.memory import StepMemory, Verdict, predict, worst_verdict
 from foretrain.predict.plan import Timing, available, timing
 from foretrain.predict.ranks.plan import ALIKE, choose, rank_plan, rank_timing
@@ -76,7 +76,8 @@ class Planner:
             mine = of_rank(config, state.cluster.world)
         except UserError:
             return None
-        possible = [each for each in sharings(state.cluster, mine.gradient_accumulation_steps) if _may(state, each)]
+        known = sharings(state.cluster, mine.gradient_accumulation_steps)
+        possible = [each for each in known if _may(state, each, mine.gradient_accumulation_steps)]
         if not possible:
             return None
         rank = self._meant(spec, state, possible, room)
@@ -134,9 +135,10 @@ class Planner:
         return best
 
 
-def _may(state: State, sharing: Sharing) -> bool:
-    asked = not state.ways or sharing.id in state.ways
-    return asked and sharing_problem(state.config, sharing) is None
+def _may(state: State, sharing: Sharing, micro_batches: int) -> bool:
+    """Whether a way is among those that are looked at; one micro-batch has no gradients to hold back."""
+    ways = state.ways if micro_batches > 1 else [way.removesuffix(HELD) for way in state.ways]
+    return (not ways or sharing.id in ways) and sharing_problem(state.config, sharing) is None
 
 
 def _token_s(outcome: Outcome) -> float:

@@ -32,9 +32,8 @@ class Search:
 
     def __init__(self, plan: ClusterPlan, goal: Goal) -> None:
         one, rank = plan.one_card, plan.best or plan.least
-        ways = tuple(each.id for each in plan.ranks if each.strategy == rank.strategy) if plan.asked else ()
         self.goal, self.way, self.half = goal, rank.id, one.dtype != "float32"
-        self.state = State(plan.config, plan.cluster, one.used_by_others_bytes, ways)
+        self.state = State(plan.config, plan.cluster, one.used_by_others_bytes, plan.ways)
         self.base = Outcome(self.state, rank.memory, rank.timing, one.available_bytes, rank)
         self.planner = Planner(one.timing)
 

@@ -70,24 +70,24 @@ def answer(resolved: ResolvedConfig, cards: Cards, limits: Limits) -> ClusterPla
 
 def make_cluster_plan(resolved: ResolvedConfig, cards: Cluster, used_by_others_bytes: int = 0) -> ClusterPlan:
     """The plan of a resolved config on a cluster. Raises UserError."""
-    strategy = resolved.config.strategy if "strategy" in resolved.sources else ""
-    _check(resolved.config, cards, strategy)
+    _check(resolved, cards)
     resolved = replace(resolved, trainer="foretrain")  # whose step ranks share
     target = devices.checked(cards.gpu, used_by_others_bytes)
     if not resolved.config.auto_batch_size:
-        return with_pays(share(make_plan(resolved, target), cards, strategy))
+        return with_pays(share(make_plan(resolved, target), cards, resolved.sources))
     found = None
     for config in cuts(resolved.config, cards.world):
-        found = share(make_plan(replace(resolved, config=config), target), cards, strategy)
+        found = share(make_plan(replace(resolved, config=config), target), cards, resolved.sources)
         if found.best is not None and found.verdict == "fits":
             break
     assert found is not None  # one sequence at a time is always among them
     return with_pays(found)
 
 
-def _check(config: RunConfig, cards: Cluster, strategy: str) -> None:
+def _check(resolved: ResolvedConfig, cards: Cluster) -> None:
     """Raise UserError for what cannot be planned on these cards."""
-    if config.eval_only:
+    if resolved.config.eval_only:
         raise UserError("usage.cluster_eval_only")
-    if strategy == "hsdp" and (cards.nodes == 1 or cards.per_node == 1):
+    hybrid = "strategy" in resolved.sources and resolved.config.strategy == "hsdp"
+    if hybrid and (cards.nodes == 1 or cards.per_node == 1):
         raise UserError("usage.hsdp_of_one_node", cluster=cards.text)

@@ -5,7 +5,7 @@ arXiv:2304.11277; FSDP2 is torch/distributed/fsdp/_fully_shard.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from foretrain.base.errors import UserError
@@ -41,6 +41,11 @@ HELD = "_held"  # behind the name of a strategy whose gradients are held back
 def way_id(strategy: StrategyName, *, syncs_each: bool) -> str:
     """The name of a way to share a step: the strategy, and whether gradients are held back."""
     return strategy if syncs_each else f"{strategy}{HELD}"
+
+
+def of_one_strategy(ways: Collection[str]) -> bool:
+    """Whether all of these ids of ways are of the same strategy."""
+    return len({way.removesuffix(HELD) for way in ways}) == 1
 
 
 @dataclass(frozen=True)

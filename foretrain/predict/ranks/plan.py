@@ -4,14 +4,14 @@ Instant, as the plan of one card is, from which it begins. A rank's memory is th
 """
 
 import math
+from collections.abc import Collection
 from dataclasses import replace
-from typing import Literal
 
 from foretrain.base.records import Note
 from foretrain.config.options import RunConfig
 from foretrain.config.ranks import of_rank
 from foretrain.hardware.cluster import Cluster, cluster
-from foretrain.model.ranks.sharing import Sharing, StrategyName, sharing_problem
+from foretrain.model.ranks.sharing import Sharing, of_one_strategy, sharing_problem
 from foretrain.predict.memory import StepMemory, estimated
 from foretrain.predict.plan import Plan, Timing, whole_run
 from foretrain.predict.ranks.nccl import NcclMemory
@@ -23,30 +23,28 @@ from foretrain.predict.speed.time import Range, compile_time, evaluation_time, i
 ALIKE = 1.02  # a step that is so much longer is as good: the plainer strategy is taken
 
 
-def share(plan: Plan, cluster: Cluster, strategy: StrategyName | Literal[""] = "") -> ClusterPlan:
-    """The plan of one card's run on several. `strategy`: the one that is meant; by default the quickest that fits.
+def share(plan: Plan, cluster: Cluster, given: Collection[str] = ()) -> ClusterPlan:
+    """The plan of one card's run on several. `given`: options that the user set; of the ways that `strategy` and
+    `hold_gradients` leave, or of all, the quickest that fits is meant.
 
-    Raises UserError where the ranks cannot share a step equally, or not in the way that is meant, or in no way.
+    Raises UserError where the ranks cannot share a step equally, or in none of these ways.
     """
     micro_batches = of_rank(plan.config, cluster.world).gradient_accumulation_steps
-    possible, problems = [], {}
-    for sharing in sharings(cluster, micro_batches):
-        problem = sharing_problem(plan.config, sharing)
-        if problem is None:
-            possible.append(sharing)
-        elif sharing.strategy == strategy:
-            raise problem
-        else:
-            problems.setdefault(problem.id, problem)
-    if not possible:
-        raise next(iter(problems.values()))
+    known = sharings(cluster, micro_batches)
+    meant = [sharing for sharing in known if _is_meant(plan.config, given, sharing, micro_batches)]
+    found = {sharing.id: sharing_problem(plan.config, sharing) for sharing in known}
+    if (problem := found[meant[0].id]) is not None and all(found[sharing.id] for sharing in meant):
+        raise problem
+    possible = [sharing for sharing in known if found[sharing.id] is None]
+    problems = {problem.id: problem for problem in found.values() if problem is not None}
+    ways = tuple(sharing.id for sharing in meant) if len(meant) < len(known) else ()
     notes = tuple(Note(id=each.id, values=each.values) for each in problems.values())
     whole, room = plan.spec("foretrain"), plan.available_bytes
     ranks = tuple(rank_plan(whole, cluster, sharing, available_bytes=room, alone=plan.timing) for sharing in possible)
-    best = choose(ranks, strategy)
+    best = choose(ranks, ways)
     return ClusterPlan(
         name=plan.name, cluster=cluster, one_card=plan, micro_batches=micro_batches, ranks=ranks,
-        refused=notes, chosen=best.id if best else None, asked=bool(strategy),
+        refused=notes, chosen=best.id if best else None, ways=ways,
     )  # fmt: skip
 
 
@@ -75,11 +73,19 @@ def of_run(plan: Plan, world: int, per_node: int) -> Plan:
     return made.model_copy(update={"memory": memories, "timing": timing, "notes": (note, *plan.notes)})
 
 
-def choose(ranks: tuple[RankPlan, ...], strategy: StrategyName | Literal[""] = "") -> RankPlan | None:
-    """The quickest that fits, of those about as quick the first; else of those that are tight. `strategy`: only of
-    these, also where they do not fit."""
-    meant = [rank for rank in ranks if not strategy or rank.strategy == strategy]
-    for verdict in ("fits", "tight", None, *(("does_not_fit",) if strategy else ())):
+def _is_meant(config: RunConfig, given: Collection[str], sharing: Sharing, micro_batches: int) -> bool:
+    """Whether the options that the user set leave a way. With one micro-batch there is nothing to hold back."""
+    if "strategy" in given and sharing.strategy != config.strategy:
+        return False
+    held = config.hold_gradients and sharing.way.shards_weights and micro_batches > 1
+    return "hold_gradients" not in given or sharing.syncs_each != held
+
+
+def choose(ranks: tuple[RankPlan, ...], ways: Collection[str] = ()) -> RankPlan | None:
+    """The quickest that fits, of those about as quick the first; else of those that are tight. `ways`: ids of the only
+    ones that are meant; of one strategy also where it does not fit."""
+    meant = [rank for rank in ranks if not ways or rank.id in ways]
+    for verdict in ("fits", "tight", None, *(("does_not_fit",) if of_one_strategy(ways) else ())):
         fitting = [rank for rank in meant if rank.verdict == verdict]
         if not fitting:
             continue

@@ -90,7 +90,8 @@ class ClusterPlan(Record):
     """The forecast of one config on several cards. `one_card`: the same run on one of them.
 
     `ranks`: every way to share it that can run, the plainest first; `refused`: why others are not there. `chosen`: the
-    `id` of the way that is meant, None where none fits; `asked`: whether the user named it.
+    `id` of the way that is meant, None where none fits; `ways`: ids of those that the user's options leave, empty where
+    they leave all.
     """
 
     name: str
@@ -100,7 +101,7 @@ class ClusterPlan(Record):
     ranks: tuple[RankPlan, ...]
     refused: tuple[Note, ...] = ()
     chosen: str | None = None
-    asked: bool = False
+    ways: tuple[str, ...] = ()
     pays: Pays = Pays(word="unknown")
 
     @property

@@ -27,7 +27,7 @@ def traced(plan: ClusterPlan, settings: Settings, listen: Listener) -> ClusterPl
         listen=listen,
     )
     ranks = tuple(_rank(rank, exact) for rank, exact in zip(plan.ranks, found, strict=True))
-    best = choose(ranks, plan.config.strategy if plan.asked else "")
+    best = choose(ranks, plan.ways)
     return plan.model_copy(update={"ranks": ranks, "chosen": best.id if best else None})
 
 

@@ -5,6 +5,7 @@ from typing import Any
 from foretrain.advice.asked import Asked
 from foretrain.advice.candidates import with_settings
 from foretrain.advice.first_answer import typed_value, without
+from foretrain.advice.ranks import applied
 from foretrain.advice.ranks.record import CardCount, ClusterAdvice, ClusterChange, Way
 from foretrain.advice.record import Idle
 from foretrain.base.messages import has, listed
@@ -29,7 +30,7 @@ def screen(plan: ClusterPlan, found: ClusterAdvice, asked: Asked, count: int | N
     lead += _nothing(found, advised)
     rows = [Row(Message("cluster_advice.label.counts"), _counts(found))]
     if not asked.quiet:
-        rows += _next(found, asked, advised)
+        rows += _next(plan, found, asked, advised)
         hidden = len(found.advised) - len(advised)
         more = Message("cluster_advice.more" if hidden else "cluster_advice.all", {"count": hidden})
         rows.append(Row(Message("first.label.more"), more, optional=2))
@@ -187,20 +188,18 @@ def _useless(idle: tuple[Idle, ...]) -> list[Block]:
     ]
 
 
-def _next(found: ClusterAdvice, asked: Asked, advised: tuple[ClusterChange, ...]) -> list[Row]:
+def _next(plan: ClusterPlan, found: ClusterAdvice, asked: Asked, advised: tuple[ClusterChange, ...]) -> list[Row]:
     """The command that plans the first change."""
     if not advised:
         return []
     change = advised[0]
-    changed = {s.option: s.after for s in change.settings}
-    if change.way.strategy != found.way.strategy:
-        changed["strategy"] = change.way.strategy
+    changed = applied.options(plan, change)
     told = tuple(f"--{name}={typed_value(value)}" for name, value in changed.items())
     cards = asked.cards if found.keeps_cards(change) else _cards(found, change, asked)
     gpu = ("--gpu", asked.gpu) if asked.gpu != "auto" and cards is asked.cards else ()
     others = ("--used-by-others", asked.others) if asked.others else ()
-    kept = without(asked.words, list(changed))
-    return [Row(Message("first.label.next"), command=("foretrain", "plan", *kept, *told, *gpu, *cards, *others))]
+    command = "foretrain", "plan", *without(asked.words, list(changed)), *told, *gpu, *cards, *others
+    return [Row(Message("first.label.next"), command=(*command, *asked.options(rent=plan.config.price_per_hour)))]
 
 
 def _cards(found: ClusterAdvice, change: ClusterChange, asked: Asked) -> tuple[str, ...]:

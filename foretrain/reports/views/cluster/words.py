@@ -2,7 +2,7 @@
 
 from foretrain.hardware.cluster import Cluster
 from foretrain.hardware.links import Link
-from foretrain.model.ranks.sharing import StrategyName
+from foretrain.model.ranks.sharing import StrategyName, of_one_strategy
 from foretrain.predict.memory import PhaseMemory
 from foretrain.predict.ranks.record import Change, ClusterPlan, Factor, RankPlan
 from foretrain.reports.document import Cell, Message
@@ -64,7 +64,7 @@ def verdict(plan: ClusterPlan) -> Message:
 
 def _why(plan: ClusterPlan, best: RankPlan) -> Message:
     """Why this one is meant."""
-    if plan.asked:
+    if of_one_strategy(plan.ways):
         return Message("cluster.why.asked")
     fitting = [rank for rank in plan.ranks if rank.verdict == best.verdict and rank.time]
     if len({rank.strategy for rank in fitting}) < 2:

@@ -17,8 +17,6 @@ from foretrain.analysis.forecast_check import of_directory
 from foretrain.app.compare import compared
 from foretrain.app.explain import run_of
 from foretrain.app.run_report import gather
-from foretrain.base.errors import UserError
-from foretrain.cli.commands.tune import tune_command
 from foretrain.comparison.compare import Comparison
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import find
@@ -322,14 +320,6 @@ def test_runs_of_one_rank_hear_nothing_of_ranks(tmp_path: Path) -> None:
 
 
 # -- commands ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("environ", [{}, {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_PORT": "1"}])
-def test_tune_refuses_several_cards(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match=r"tune. measures one card.*--gpus 2"):
-        tune_command(["baby"], gpus="" if environ else "2")
 
 
 @pytest.mark.slow

@@ -40,6 +40,7 @@ from foretrain.tuning import answer as tune_answer
 from foretrain.tuning import cache as tune_memory
 from foretrain.tuning import trial as single_trial
 from foretrain.tuning import tuner as tuner_module
+from foretrain.tuning.forecast import fitting, forecast_memory, forecast_s, log_forecasts
 from foretrain.tuning.model import Model
 from foretrain.tuning.pool import Burst, Death, Pool
 from foretrain.tuning.race import LOOKS, Race, estimate
@@ -51,12 +52,8 @@ from foretrain.tuning.space import (
     Setting,
     apply,
     default_knobs,
-    fitting,
-    forecast_memory,
-    forecast_s,
     learning,
     levels_of,
-    log_forecasts,
     options,
     settings,
 )
@@ -183,7 +180,7 @@ def test_the_levels_are_what_they_should_be() -> None:
     assert all(s.config.loss_chunk_size < s.config.batch_size * 64 for s in space("batch_size", "loss_chunk_size"))
     masters = apply(BASE, tuple({
         "batch_size": 8, "activation_checkpointing": 1, "recompute_norm_gelu": True, "loss_chunk_size": 0,
-        "dtype": MASTERS, "compile": False, "attention": "bmm", "cpu_threads": 1,
+        "dtype": MASTERS, "compile": False, "attention": "bmm", "cpu_threads": 1, "strategy": "ddp", "hold_gradients": False,
     }[name] for name in TUNABLE))  # fmt: skip
     assert (masters.dtype, masters.master_weights, masters.checkpointed_blocks) == ("bfloat16", True, 1)
     assert learning(BASE, masters) == "rounding"

@@ -1,6 +1,6 @@
 """Measure which settings train fastest here. `foretrain.tune` for Python.
 
-What has to be decided before torch is imported is decided here; the rest is in app/tuning_run.py, which imports it.
+What has to be decided before torch is imported is decided here; the rest is in app/tuning/, which imports it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from foretrain.tuning.record import Tuning
 from foretrain.tuning.space import TUNABLE
 
 if TYPE_CHECKING:
-    from foretrain.app.tuning_run import Job
+    from foretrain.app.tuning.search import Job
 
 
 def tune(
@@ -27,6 +27,7 @@ def tune(
     budget_s: float = 180.0,
     trials: int | None = None,
     change: Iterable[str] = (),
+    gpus: int = 1,
     recall: bool = True,
     listen: Callable[[str, dict[str, Any]], None] = lambda id, values: None,
     **options: Any,
@@ -35,24 +36,25 @@ def tune(
 
     Tokens per step and what is learned stay. `config`, `options`: as in `plan`. `budget_s`: how long to search;
     `trials`: settings at most, by default a quarter of them, 4 to 24. `change`: names of options that may change, such
-    as ["batch_size", "compile"]; by default all that keep the learning. `recall`: an answer of before will do.
-    `listen` hears each trial. Times in the record are in seconds, memory is in bytes.
+    as ["batch_size", "compile"]; by default all that keep the learning. `gpus`: how many cards share each step, in ways
+    that are searched too; on a CPU, processes. `recall`: an answer of before will do. `listen` hears each trial. Times
+    in the record are in seconds, memory is in bytes.
     Raises UserError: bad config 2, no torch or nothing that runs 4.
     """
     names = tuple(change)
     check_tunable(names, "change")
-    return job_of(resolved_of(config, options), names).run(budget_s, trials, recall=recall, listen=listen)
+    return job_of(resolved_of(config, options), names, gpus).run(budget_s, trials, recall=recall, listen=listen)
 
 
-def job_of(resolved: ResolvedConfig, change: tuple[str, ...] = ()) -> Job:
+def job_of(resolved: ResolvedConfig, change: tuple[str, ...] = (), gpus: int = 1) -> Job:
     """What is to be searched: what the config leaves open is decided as `train` would. Raises UserError."""
     if (world := place_of(os.environ).world) > 1:
         raise UserError("usage.tune_gpus", count=world)
     need_torch()
     set_allocator(resolved.config.allocator_settings)
-    from foretrain.app.tuning_run import prepare
+    from foretrain.app.tuning.ready import prepare
 
-    return prepare(resolved, change)
+    return prepare(resolved, change, gpus)
 
 
 def check_tunable(names: tuple[str, ...], option: str) -> None:

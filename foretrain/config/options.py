@@ -365,11 +365,13 @@ class RunConfig(Record):
         "how several ranks share a step. ddp: each has all weights; zero1: the optimizer states are sharded; fsdp: "
         "weights, gradients and optimizer states; fsdp_no_reshard: gathered once a step; hsdp: sharded within a node",
         group="system", nanogpt="cannot", affects=COST, on_resume="rounding", by_effect=True, reference="other",
+        tuned=Tuned(spread=0.30),
     )
     hold_gradients: bool = option(
         False,
         "with fsdp: keep whole gradients until the last micro-batch, then send them: less to send, more memory",
         group="system", nanogpt="cannot", affects=COST, on_resume="rounding", by_effect=True, reference="other",
+        tuned=Tuned(spread=0.20),
     )
     collective_timeout: int = option(
         600, "seconds that ranks wait for each other before the run ends, since one of them must be stuck or gone",

@@ -20,12 +20,13 @@ QUIET = 0.25  # share of the machine that other programs may use, for a step tim
 SAME_ROOM = 1.1  # room that differs by less is the same where room decided
 
 
-def path_of(base: RunConfig, choices: Sequence[Sequence[Level]], gpu: Gpu, version: str) -> Path:
-    """Where the answer for this config, these levels, this device and these versions lies."""
+def path_of(base: RunConfig, choices: Sequence[Sequence[Level]], gpu: Gpu, version: str, world: int = 1) -> Path:
+    """Where the answer for this config, these levels, so many of this device and these versions lies."""
     driver = gpu.calibration.driver if gpu.calibration else ""
     space = [(knob, sorted(map(str, levels))) for knob, levels in zip(TUNABLE, choices, strict=True)]
     threads = os.environ.get("OMP_NUM_THREADS", "")
-    return KEPT.path([step_options(base), space, gpu.name, driver, usable_cores(), threads, installed_torch(), version])
+    what = [step_options(base), space, gpu.name, driver, usable_cores(), threads, installed_torch(), version]
+    return KEPT.path([*what, world] if world > 1 else what)
 
 
 def recall(path: Path, room_bytes: int | None, budget_s: float, trials: int) -> Tuning | None:

@@ -4,7 +4,7 @@ The parent writes one JSON object a line: first the job, then orders. Each is an
 foretrain's own step (model/step.py) on random tokens, which are the same for every setting. A step of many
 micro-batches is cut short: the rest of them take as long as those between the first and the last. The child ends with
 its parent, whose end it notices by its standard input, and takes its compiler's processes and the scratch folder with
-it.
+it. Where several ranks share a step, this is the first one (tuning/ranks.py), or one that the first one started.
 """
 
 import json
@@ -14,8 +14,13 @@ import shutil
 import signal
 import sys
 import threading
+import time
 import traceback
 from typing import Any
+
+from foretrain.base.errors import ExitCode
+
+IS_OTHER = "FORETRAIN_TUNE_RANK" in os.environ
 
 
 def main() -> None:
@@ -32,6 +37,8 @@ def main() -> None:
         os.killpg(0, signal.SIGKILL)
 
     def answer(value: dict[str, Any]) -> None:
+        if IS_OTHER and "died" in value:
+            os._exit(int(ExitCode.OUT_OF_MEMORY))  # which the first rank tells
         reply.write(json.dumps(value) + "\n")
         reply.flush()
 
@@ -43,6 +50,8 @@ def main() -> None:
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
+        if job["world"] > 1:
+            time.sleep(1.0)  # another rank may have ended, which the thread that watches them tells
         os._exit(1)
     os._exit(0)  # the thread above still reads
 

@@ -23,6 +23,7 @@ from foretrain.base import apart
 from foretrain.base.process_memory import resident_bytes
 from foretrain.base.records import Record
 from foretrain.config.options import RunConfig
+from foretrain.hardware.cpu import usable_cores
 from foretrain.tuning.trial import config_on_cpu, failure
 
 LOOK_EVERY_S = 0.02
@@ -55,8 +56,11 @@ class _Child:
     def __init__(self, config: RunConfig, job: dict[str, Any], scratch: str) -> None:
         self.config, self.peak_bytes = config, 0
         self.errors = tempfile.TemporaryFile("w+", dir=scratch)  # noqa: SIM115 - closed in `end`
+        environ = {**os.environ, "TMPDIR": scratch}
+        if job["world"] > 1:
+            environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // job["world"])))
         self.process = apart.start(
-            "foretrain.tuning.child", env={**os.environ, "TMPDIR": scratch},
+            "foretrain.tuning.child", env=environ,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors,
         )  # fmt: skip
         self._unread = b""
@@ -106,13 +110,16 @@ class _Child:
 
 
 class Pool:
-    """Times settings, each in its child. `cap_bytes`: what one may take; `room_bytes`: what all together may.
+    """Times settings, each in its child. `cap_bytes`: what a process may take; `room_bytes`: what all together may.
+    `world`: how many processes share each step.
 
     Leaving the `with` ends every child and removes their files, whatever happened.
     """
 
-    def __init__(self, cap_bytes: int | None, room_bytes: int | None, *, cpu_clock: bool = False) -> None:
-        self.cap_bytes, self.room_bytes, self.cpu_clock = cap_bytes, room_bytes, cpu_clock
+    def __init__(
+        self, cap_bytes: int | None, room_bytes: int | None, *, cpu_clock: bool = False, world: int = 1
+    ) -> None:
+        self.cap_bytes, self.room_bytes, self.cpu_clock, self.world = cap_bytes, room_bytes, cpu_clock, world
         self._children: dict[str, _Child] = {}  # the one asked longest ago first
         self._seen: dict[str, int] = {}  # what a setting took before
         self.started = 0
@@ -170,7 +177,7 @@ class Pool:
     def _start(self, key: str, config: RunConfig, limit_s: float) -> dict[str, Any] | Death:
         job = {
             "config": config.model_dump(mode="json"), "cap_bytes": self.cap_bytes, "cpu_clock": self.cpu_clock,
-            "scratch": self.scratch,
+            "scratch": self.scratch, "world": self.world,
         }  # fmt: skip
         self.started += 1
         self._children[key] = _Child(config, job, self.scratch)

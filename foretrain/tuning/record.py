@@ -26,7 +26,7 @@ class TuneTrial(Record):
 
     options: dict[str, bool | int | str]
     gradient_accumulation_steps: int
-    learning: Literal["exact", "rounding", "draws"]
+    learning: Literal["exact", "rounding", "sharding", "draws"]
     verdict: Verdict
     given: bool = False
     pareto: bool = False
@@ -66,10 +66,10 @@ class ForecastError(Record):
 class Tuning(Record):
     """The answer. `config` is the pick, with everything decided; `trials` has it first, then the others by speed.
 
-    `gain`: by what share it does more tokens a second than the config as given, with its bounds; None where that did
-    not run. `clock`: what was counted, wall time or the process's CPU time. `elsewhere`: share of the machine that
-    other programs used, in the middle. `first_choice`: by what share the forecast's own first choice is slower than
-    the pick, where it was tried.
+    `world`: how many of the device share each step; memory is of the one with the most. `gain`: by what share it does
+    more tokens a second than the config as given, with its bounds; None where that did not run. `clock`: what was
+    counted, wall time or the process's CPU time. `elsewhere`: share of the machine that other programs used, in the
+    middle. `first_choice`: by what share the forecast's own first choice is slower than the pick, where it was tried.
     `least_budget_s`: what a look around needs, where there was too little. `fed`: how many of the trials now correct
     this device's plans.
     """
@@ -78,6 +78,7 @@ class Tuning(Record):
     config: RunConfig
     given_options: dict[str, bool | int | str]
     device: str
+    world: int = 1
     torch_version: str
     date: str
     tokens_per_step: int

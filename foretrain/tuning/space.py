@@ -8,34 +8,31 @@ that are in the space are its *levels*; what the config itself says is always on
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import log
 from typing import Any, Literal
 
 from foretrain.config.checks import check
 from foretrain.config.microbatches import cut, divisors, sequences_of
 from foretrain.config.options import RunConfig, named
-from foretrain.hardware.catalogue import Dtype, Gpu
-from foretrain.predict.memory import StepMemory, predict, worst_verdict
-from foretrain.predict.spec import StepSpec
-from foretrain.predict.speed.time import step_time
-from foretrain.predict.tuned_steps import tuned_like
+from foretrain.model.ranks.sharing import STRATEGIES, Sharing, sharing_problem
 
 Level = bool | int | str
-Learning = Literal["exact", "rounding", "draws"]
+Learning = Literal["exact", "rounding", "sharding", "draws"]
 # In the order of definition. activation_checkpointing is searched by its number of blocks.
 TUNABLE = named(lambda option: option.tuned)
 CHUNKS = (0, 512, 2048)
+WAYS = ("ddp", "zero1", "fsdp_no_reshard", "fsdp")  # to share a step on one machine
 MASTERS = "bfloat16 with fp32 masters"
-FEWER_THREADS = 0.5  # a step on half the threads is taken to be 2^0.5 times as long, until it is measured
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What of the space a machine can do. `threads`: numbers worth trying on its CPU, its own one first."""
+    """What of the space a machine can do. `threads`: numbers worth trying on its CPU, its own one first. `world`: the
+    ranks that share each step."""
 
     cuda: bool
     can_compile: bool
     threads: tuple[int, ...] = ()
+    world: int = 1
 
 
 @dataclass(frozen=True)
@@ -48,6 +45,11 @@ class Setting:
     @property
     def named(self) -> dict[str, Level]:
         return dict(zip(TUNABLE, self.levels, strict=True))
+
+    @property
+    def but_batch(self) -> tuple[Level, ...]:
+        """What decides its memory beside the micro-batch; threads take none."""
+        return tuple(level for knob, level in self.named.items() if knob not in ("batch_size", "cpu_threads"))
 
 
 def levels_of(config: RunConfig) -> tuple[Level, ...]:
@@ -69,7 +71,7 @@ def options(
     """
     own = dict(zip(TUNABLE, levels_of(base), strict=True))
     free: dict[str, Sequence[Level]] = {
-        "batch_size": divisors(sequences_of(base)),
+        "batch_size": divisors(sequences_of(base) // machine.world),
         "compile": (False, True) if machine.can_compile else (False,),
         "activation_checkpointing": (0, base.n_layer // 2, base.n_layer),
         "recompute_norm_gelu": (False, True) if base.recipe == "nanogpt" else (),
@@ -77,6 +79,8 @@ def options(
         "attention": ("sdpa", "bmm") if not machine.cuda and not base.obstacle_to_bmm else (),
         "dtype": _dtypes(asked, given, machine),
         "cpu_threads": machine.threads,
+        "strategy": WAYS if machine.world > 1 else (),
+        "hold_gradients": (False, True) if machine.world > 1 else (),
     }
     found = []
     for knob in TUNABLE:
@@ -95,7 +99,8 @@ def _dtypes(asked: RunConfig, given: frozenset[str], machine: Machine) -> tuple[
 
 
 def default_knobs(asked: RunConfig, given: frozenset[str], machine: Machine) -> tuple[str, ...]:
-    """What is searched where nobody names knobs: all but the kernels, dtype and threads that the config sets."""
+    """What is searched where nobody names knobs: all but the kernels, dtype, threads and strategy that the config
+    sets."""
     closed = set()
     if asked.attention != "auto":
         closed.add("attention")
@@ -103,6 +108,7 @@ def default_knobs(asked: RunConfig, given: frozenset[str], machine: Machine) -> 
         closed.add("dtype")
     if asked.cpu_threads or machine.cuda:
         closed.add("cpu_threads")
+    closed |= given & {"strategy", "hold_gradients"}
     return tuple(knob for knob in TUNABLE if knob not in closed)
 
 
@@ -115,6 +121,7 @@ def apply(base: RunConfig, levels: Sequence[Level]) -> RunConfig:
         "checkpointed_blocks": 0 if blocks in (0, base.n_layer) else blocks,
         "recompute_norm_gelu": named["recompute_norm_gelu"], "loss_chunk_size": named["loss_chunk_size"],
         "attention": named["attention"], "cpu_threads": named["cpu_threads"],
+        "strategy": named["strategy"], "hold_gradients": named["hold_gradients"],
         "dtype": "bfloat16" if dtype == MASTERS else dtype,
         "master_weights": dtype == MASTERS or (base.master_weights and dtype == base.dtype),
     }  # fmt: skip
@@ -123,16 +130,16 @@ def apply(base: RunConfig, levels: Sequence[Level]) -> RunConfig:
     return made
 
 
-def settings(base: RunConfig, choices: Sequence[Sequence[Level]]) -> Iterator[Setting]:
+def settings(base: RunConfig, choices: Sequence[Sequence[Level]], world: int = 1) -> Iterator[Setting]:
     """The base, then every other valid combination. A chunk as large as the micro-batch is no chunk, so it is left
-    out, as is what config/checks.py calls a contradiction."""
+    out, as is what config/checks.py calls a contradiction, and what `world` ranks cannot share."""
     own = levels_of(base)
     yield Setting(own, base)
     batches, *rest = choices
     valid = {}
     for others in product(*rest):
         config = apply(base, (own[0], *others))
-        valid[others] = not check(config.model_dump(), {})[1]
+        valid[others] = not check(config.model_dump(), {})[1] and _can_share(config, world)
     for others, batch in product(valid, batches):
         levels = (batch, *others)
         chunk = others[TUNABLE.index("loss_chunk_size") - 1]
@@ -141,73 +148,23 @@ def settings(base: RunConfig, choices: Sequence[Sequence[Level]]) -> Iterator[Se
             yield Setting(levels, apply(base, levels))
 
 
+def _can_share(config: RunConfig, world: int) -> bool:
+    """Whether ranks can share a step as a config says, and nothing that it says is idle."""
+    sharing = Sharing.of(config, world, world)
+    idle = config.hold_gradients and not sharing.way.shards_weights
+    return world == 1 or (sharing_problem(config, sharing) is None and not idle)
+
+
 def learning(base: RunConfig, config: RunConfig) -> Learning:
-    """What of the learning differs: nothing but the order of sums, the rounding of half precision, or the draws of
-    dropout, whose expectation stays."""
+    """What of the learning differs: nothing but the order of sums, the rounding of half precision, also of weights
+    that are gathered in it, or the draws of dropout, whose expectation stays."""
     if (config.dtype, config.master_weights) != (base.dtype, base.master_weights):
         return "rounding"
+    if config.dtype != "float32" and _shards(config) != _shards(base):
+        return "sharding"
     cut_differs = (config.batch_size, config.compile) != (base.batch_size, base.compile)
     return "draws" if base.dropout and cut_differs else "exact"
 
 
-# -- what is forecast of them ------------------------------------------------------------------------------
-
-
-def dtype_of(config: RunConfig, fallback: Dtype) -> Dtype:
-    """The dtype of a decided config."""
-    return fallback if config.dtype == "auto" else config.dtype
-
-
-def spec_of(config: RunConfig, gpu: Gpu, fallback: Dtype) -> StepSpec:
-    """The step of a decided config."""
-    return StepSpec.of(config, gpu, dtype=dtype_of(config, fallback))
-
-
-def forecast_s(config: RunConfig, gpu: Gpu, dtype: Dtype) -> float | None:
-    """Seconds of a step by predict/speed/time.py, which knows a CPU with all its threads only."""
-    found = step_time(spec_of(config, gpu, dtype))
-    if found is None:
-        return None
-    share = 1.0
-    known = gpu.calibration and tuned_like(gpu.calibration, config, dtype_of(config, dtype), compiled=config.compile)
-    if gpu.kind == "cpu" and config.cpu_threads and gpu.sm_count and not known:
-        share = max(1.0, gpu.sm_count / config.cpu_threads) ** FEWER_THREADS
-    return found.expected_s * share
-
-
-def forecast_memory(config: RunConfig, gpu: Gpu, dtype: Dtype, room_bytes: int | None) -> StepMemory:
-    """The ledger of a setting."""
-    return predict(spec_of(config, gpu, dtype), room_bytes)
-
-
-def fitting(found: Sequence[Setting], gpu: Gpu, dtype: Dtype, room_bytes: int | None) -> list[Setting]:
-    """Those that are not forecast to fail: in each combination of the other knobs, the micro-batches up to the largest
-    that may fit. The need grows with the micro-batch, so a few looks find it; threads take no memory."""
-    groups: dict[tuple[Level, ...], list[Setting]] = {}
-    for setting in found:
-        groups.setdefault(setting.levels[1:-1], []).append(setting)
-    kept = []
-    for members in groups.values():
-        batches = sorted({int(setting.levels[0]) for setting in members})
-        low, high = 0, len(batches)  # so many of them may fit: low at least, high at most
-        while low < high:
-            middle = high if low == 0 and high == len(batches) else (low + high + 1) // 2
-            config = next(s.config for s in members if s.levels[0] == batches[middle - 1])
-            if worst_verdict(forecast_memory(config, gpu, dtype, room_bytes)) == "does_not_fit":
-                high = middle - 1
-            else:
-                low = middle
-        kept += [setting for setting in members if int(setting.levels[0]) in batches[:low]]
-    order = {setting.levels: number for number, setting in enumerate(found)}
-    return sorted(kept, key=lambda setting: order[setting.levels])
-
-
-def log_forecasts(found: Sequence[Setting], gpu: Gpu, dtype: Dtype) -> list[float]:
-    """Logarithms of the forecast step times; zeros where the device's speed is not known."""
-    times: list[float] = []
-    for setting in found:
-        seconds = forecast_s(setting.config, gpu, dtype)
-        if seconds is None:
-            return [0.0] * len(found)
-        times.append(log(seconds))
-    return times
+def _shards(config: RunConfig) -> bool:
+    return STRATEGIES[config.strategy].shards_weights

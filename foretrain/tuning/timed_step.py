@@ -23,6 +23,7 @@ from foretrain.training.device import TORCH_DTYPES, beside_allocator, place
 from foretrain.training.host_memory import keep_memory
 from foretrain.training.memory_limit import ASSUMED_CONTEXT_BYTES, cap
 from foretrain.tuning.cost import FEWEST_STEPS, WHOLE_S
+from foretrain.tuning.ranks import Ranks, joined
 
 STEPS, MICRO_STEPS = 2, 2  # of a trial for memory
 MOST_STEPS = 200
@@ -39,24 +40,34 @@ class TimedStep:
     """A model that trains as one setting says, and a clock for its steps.
 
     `cpu_clock`: count the process's own CPU time, which other programs disturb less; right for one thread only.
+    `ranks`: that share each step, of whose micro-batches `config` has this one's.
     """
 
-    def __init__(self, config: RunConfig, *, cpu_clock: bool = False) -> None:
+    def __init__(self, config: RunConfig, *, cpu_clock: bool = False, ranks: Ranks | None = None) -> None:
         if config.cpu_threads:
             torch.set_num_threads(config.cpu_threads)
-        self.config, self.placement = config, place(config)
+        self.config, self.placement, self.ranks = config, place(config), ranks
         self.device = self.placement.device
         self.clock = time.process_time if cpu_clock else time.perf_counter
         dtype = TORCH_DTYPES[self.placement.dtype]
-        self.state = build(config, self.device, dtype, compile=self.placement.compiled)
+        share = None
+        if ranks:
+            ranks.join(self.device)
+            share = ranks.share(config)
+        self.state = build(config, self.device, dtype, compile=self.placement.compiled, share=share)
         self.whole = config.gradient_accumulation_steps
-        self._take(min(2, self.whole))
+        self.last_s = 0.0
+        # Ranks that send gradients in the last micro-batch need one between the first and the last.
+        self._take(min(3 if ranks else 2, self.whole))
 
     def _take(self, micro_steps: int) -> None:
         """Time steps of so many micro-batches."""
         self.micro_steps = micro_steps
         self.state.config = self.config.model_copy(update={"gradient_accumulation_steps": micro_steps})
-        self.rows = rows_of(self.config, micro_steps * self.config.batch_size).to(self.device)
+        count, ranks = micro_steps * self.config.batch_size, self.ranks
+        rows = rows_of(self.config, count * (ranks.world if ranks else 1))
+        first = count * ranks.rank if ranks else 0
+        self.rows = rows[first : first + count].to(self.device)
 
     def _now(self) -> float:
         if self.device.type == "cuda":
@@ -82,7 +93,10 @@ class TimedStep:
         taken = self._now() - started
         if stamps:  # the first micro-batch adds up no gradients, so it says nothing of the ones left out
             later = [b - a for a, b in pairwise(stamps[1:])]
+            if self.ranks and len(later) > 1:
+                later.pop()  # in which gradients are sent
             taken += (self.whole - self.micro_steps) * sum(later) / len(later)
+        self.last_s = taken
         return taken, float(result.loss)
 
     def warm_up(self) -> dict[str, Any]:
@@ -96,13 +110,26 @@ class TimedStep:
         taken, loss = self.step()
         if self.micro_steps < self.whole:
             micro_s = max(taken / self.whole, 1e-9)
-            self._take(min(self.whole, max(2, math.ceil(WHOLE_S / micro_s))))
+            self._take(self._agreed(min(self.whole, max(self.micro_steps, math.ceil(WHOLE_S / micro_s)))))
             _, loss = self.step()
         whole = self.micro_steps == self.whole
         return {"first_s": ready_s, "loss": loss if whole and math.isfinite(loss) else None}
 
+    def told(self, number: float) -> list[float]:
+        """A number of every rank."""
+        return self.ranks.told(number) if self.ranks else [number]
+
+    def _agreed(self, number: int) -> int:
+        """A number as the first rank has it."""
+        return int(self.ranks.first_says(lambda: number)) if self.ranks else number
+
     def burst(self, seconds: float) -> list[float]:
-        """Seconds of whole steps, again and again for about so long."""
+        """Seconds of whole steps, again and again for about so long. Ranks agree before how many."""
+        if self.ranks:
+            part_s = max(self.last_s * self.micro_steps / self.whole, 1e-9)
+            return [
+                self.step()[0] for _ in range(self._agreed(min(MOST_STEPS, max(FEWEST_STEPS, round(seconds / part_s)))))
+            ]
         times: list[float] = []
         end = time.perf_counter() + seconds
         while len(times) < FEWEST_STEPS or (time.perf_counter() < end and len(times) < MOST_STEPS):
@@ -117,42 +144,50 @@ class TimedStep:
         self.step()
 
     def peak_bytes(self) -> int:
-        """Of the process on a CPU; on a card what PyTorch reserved, and the context beside it."""
+        """Of the process on a CPU; on a card what PyTorch reserved, and the context beside it. Of several ranks the
+        one with the most."""
         if self.device.type != "cuda":
-            return peak_bytes() or 0
-        context = beside_allocator(self.device) or ASSUMED_CONTEXT_BYTES
-        return torch.cuda.max_memory_reserved(self.device) + context
+            own = peak_bytes() or 0
+        else:
+            context = beside_allocator(self.device) or ASSUMED_CONTEXT_BYTES
+            own = torch.cuda.max_memory_reserved(self.device) + context
+        return int(max(self.told(own)))
 
 
 def _burst(timed: TimedStep, seconds: float) -> dict[str, Any]:
-    """A burst, and the share of this process's cores that other programs used meanwhile (0 where nobody says)."""
+    """A burst, and the share of this process's cores that programs other than its ranks used meanwhile (0 where nobody
+    says)."""
     started, own_s, all_s = time.perf_counter(), time.process_time(), cores_busy_s() or 0.0
     times = timed.burst(seconds)
     wall_s = time.perf_counter() - started
-    others_s = max(0.0, (cores_busy_s() or 0.0) - all_s - (time.process_time() - own_s))
+    own_s = sum(timed.told(time.process_time() - own_s))
+    others_s = max(0.0, (cores_busy_s() or 0.0) - all_s - own_s)
     share = min(1.0, others_s / (wall_s * usable_cores()))
     return {"times": times, "elsewhere": share, "peak_bytes": timed.peak_bytes()}
 
 
-def _prepare(job: dict[str, Any]) -> TimedStep:
+def _prepare(job: dict[str, Any], ranks: Ranks | None) -> TimedStep:
     config = RunConfig.model_validate(job["config"])
+    if ranks:
+        config = ranks.part_of(config)
     if not config.device.startswith("cuda"):
         keep_memory()  # as the trainer does
     elif job["cap_bytes"] is not None:
         cap(place(config), job["cap_bytes"])
-    return TimedStep(config, cpu_clock=job["cpu_clock"])
+    return TimedStep(config, cpu_clock=job["cpu_clock"], ranks=ranks)
 
 
 def serve(job: dict[str, Any], orders: "queue.Queue[dict[str, Any]]", answer: Any) -> None:
     """Answer 'ready', then each order: {"burst": seconds} or {"evaluate": true}. Out of memory is an answer, too."""
     timed: TimedStep | None = None
+    ranks = joined(job, answer)
     try:
-        timed = _prepare(job)
+        timed = _prepare(job, ranks)
         with fp16_accumulation(timed.config.matmul == "fp16_accumulation"):
             seen = timed.warm_up()
             answer({"ready": True, **seen, "peak_bytes": timed.peak_bytes()})
             while True:
-                order = orders.get()
+                order = ranks.first_says(orders.get) if ranks else orders.get()
                 if "evaluate" in order:
                     timed.evaluate()
                     answer({"evaluated": True, "peak_bytes": timed.peak_bytes()})
@@ -161,7 +196,7 @@ def serve(job: dict[str, Any], orders: "queue.Queue[dict[str, Any]]", answer: An
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        answer({"died": "memory", "peak_bytes": timed.peak_bytes() if timed else 0})
+        answer({"died": "memory", "peak_bytes": timed.peak_bytes() if timed and not ranks else 0})
 
 
 def try_steps(config: RunConfig, cap_bytes: int | None) -> tuple[bool, int]:

@@ -16,18 +16,14 @@ from typing import Any, Protocol
 from foretrain.base.errors import UserError
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Dtype, Gpu
+from foretrain.predict.memory import StepMemory
 from foretrain.tuning.cost import EXPLORE_S, RACE_S, TRIALS, burst_s, first_trial, looking_around_s, start_s
+from foretrain.tuning.forecast import fitting, forecast_memory, forecast_s, log_forecasts
 from foretrain.tuning.model import Model
 from foretrain.tuning.pool import Burst, Death
 from foretrain.tuning.race import LOOKS, NEAR, Estimate, Race, estimate
 from foretrain.tuning.record import Stop
-from foretrain.tuning.space import (
-    Setting,
-    fitting,
-    forecast_memory,
-    forecast_s,
-    log_forecasts,
-)
+from foretrain.tuning.space import Setting
 
 # Bursts of a trial, each beside one of the reference: more where they do not agree, as something else was running.
 PAIRS, MOST_PAIRS, AGREE = 3, 7, 0.04
@@ -66,12 +62,22 @@ class Bench(Protocol):
 
 @dataclass(frozen=True)
 class Outlook:
-    """Where the settings run, for their forecasts. `room_bytes`: what a process may take there."""
+    """Where the settings run, for their forecasts. `room_bytes`: what a process may take there; `world`: how many of
+    them share a step."""
 
     gpu: Gpu
     dtype: Dtype
     room_bytes: int | None
     calibrated: bool
+    world: int = 1
+
+    def step_s(self, config: RunConfig) -> float | None:
+        """Seconds of a step; None where nobody knows."""
+        return forecast_s(config, self.gpu, self.dtype, self.world)
+
+    def memory(self, config: RunConfig) -> StepMemory:
+        """The ledger of one process."""
+        return forecast_memory(config, self.gpu, self.dtype, self.room_bytes, self.world)
 
 
 @dataclass(frozen=True)
@@ -128,7 +134,7 @@ class Tuner:
     ) -> None:
         self.outlook, self.bench, self.clock, self.listen = outlook, bench, clock, listen
         self.total, self.base = len(settings), settings[0].config
-        self.settings = fitting(settings, outlook.gpu, outlook.dtype, outlook.room_bytes)
+        self.settings = fitting(settings, outlook.gpu, outlook.dtype, outlook.room_bytes, outlook.world)
         self.given = 0 if self.settings and self.settings[0] is settings[0] else None
         self.most = limits.most_trials or min(24, max(4, self.total // 4))
         self.budget_s, self.end = limits.budget_s, clock() + limits.budget_s
@@ -146,13 +152,12 @@ class Tuner:
     def run(self) -> None:
         """Search. Raises UserError where nothing fits; an interrupt ends it, and what is known stays."""
         if not self.settings:
-            memory = forecast_memory(self.base, self.outlook.gpu, self.outlook.dtype, self.outlook.room_bytes)
             raise UserError(
-                "memory.tune_none_fits", count=self.total, needed=memory.needed_bytes,
+                "memory.tune_none_fits", count=self.total, needed=self.outlook.memory(self.base).needed_bytes,
                 available=self.outlook.room_bytes or 0,
             )  # fmt: skip
         self.listen("predicted", {"settings": self.total, "fitting": len(self.settings), "trials": self.most})
-        forecasts = log_forecasts(self.settings, self.outlook.gpu, self.outlook.dtype)
+        forecasts = log_forecasts(self.settings, self.outlook.gpu, self.outlook.dtype, self.outlook.world)
         self.model = Model(self.settings, forecasts, calibrated=self.outlook.calibrated)
         try:
             self._explore()
@@ -196,8 +201,7 @@ class Tuner:
         return self._next() if order else None
 
     def _needed(self, number: int) -> int:
-        o = self.outlook
-        return forecast_memory(self.settings[number].config, o.gpu, o.dtype, o.room_bytes).needed_bytes
+        return self.outlook.memory(self.settings[number].config).needed_bytes
 
     def _left(self) -> float:
         return self.explore_end - self.clock()
@@ -224,8 +228,8 @@ class Tuner:
         return max(2 * self.budget_s, looking_around_s(costs_s, self.given) / EXPLORING)
 
     def _try(self, number: int) -> None:
-        setting, o = self.settings[number], self.outlook
-        trial = Tried(number, forecast_s(setting.config, o.gpu, o.dtype), self._needed(number))
+        setting = self.settings[number]
+        trial = Tried(number, self.outlook.step_s(setting.config), self._needed(number))
         self.tried[number] = trial
         self.closed.add(number)
         self.listen("trying", {"number": len(self.tried), "most": self.most, "setting": setting})
@@ -301,10 +305,11 @@ class Tuner:
     def _learn_from_death(self, trial: Tried) -> None:
         """What dies of memory dies with a larger micro-batch, too, and so does what is forecast to take as much; a
         level that failed twice and never lived is out."""
-        levels = self.settings[trial.number].levels
+        mine = self.settings[trial.number]
+        levels = mine.levels
         if trial.death is not None and trial.death.reason == "memory":
             for n, other in enumerate(self.settings):
-                if other.levels[1:-1] == levels[1:-1] and int(other.levels[0]) >= int(levels[0]):
+                if other.but_batch == mine.but_batch and int(other.levels[0]) >= int(levels[0]):
                     self.closed.add(n)
             self.edge_bytes = min(self.edge_bytes, (1 - ALIKE) * trial.predicted_bytes)
             return

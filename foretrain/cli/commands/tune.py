@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,6 +37,8 @@ foretrain tune my.toml --budget 10min --trials 40
 
 foretrain tune my.toml --options batch_size,compile,loss_chunk_size
 
+foretrain tune my.toml --gpus 2   (the strategy too: DDP, ZeRO-1, FSDP2)
+
 foretrain tune my.toml --memory_limit=10GiB --json   (every trial, and speed against memory)"""
 
 
@@ -61,21 +64,22 @@ def tune_command(
         Path | None,
         typer.Option(help="Write the best config, and every trial next to it as JSON.", metavar="FILE.toml"),
     ] = None,
-    gpus: Annotated[str, typer.Option(hidden=True)] = "",
+    gpus: Annotated[
+        int,
+        typer.Option(help="How many cards share each step; how they do is searched too.", min=1, max=1024, metavar="N"),
+    ] = 1,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Ignore earlier measurements.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Measure which settings are fastest here, without changing tokens per step or the result."""
 
-    if gpus:
-        raise UserError("usage.tune_gpus", count=gpus)
     need_torch()
     budget_s, wanted = _budget_s(budget), _wanted(knobs)
     _check_write(write)
     resolved = resolve(words or [])
     print_notes(resolved.notes, quiet=quiet)
-    job = job_of(resolved, wanted)
+    job = job_of(resolved, wanted, gpus)
     progress = Progress(job.base, quiet=quiet or as_json)
     try:
         found = job.run(budget_s, trials, recall=not no_cache, listen=progress)
@@ -124,7 +128,9 @@ def _write(found: Tuning, path: Path, *, quiet: bool) -> None:
         except OSError as error:
             raise UserError("usage.cannot_write_file", path=str(each), reason=error.strerror or "") from None
     if not quiet:
-        line = say("tune.written", path=str(path), trials=str(path.with_suffix(".json")))
+        several = f" --gpus {found.world}" if found.world > 1 else ""
+        command = f"foretrain train {shlex.quote(str(path))}{several}"
+        line = say("tune.written", path=str(path), trials=str(path.with_suffix(".json")), command=command)
         ERR.print(Text(printable(line)), soft_wrap=True)
 
 

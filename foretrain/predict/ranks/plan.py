@@ -107,7 +107,7 @@ def rank_plan(
     time, timing = rank_timing(whole, cluster, sharing)
     faster = speed_up(alone.step_s, timing.step_s) if alone and timing else None
     return RankPlan(
-        strategy=sharing.strategy, syncs_each=sharing.syncs_each, memory=_memory(spec, available_bytes, nccl),
+        strategy=sharing.strategy, syncs_each=sharing.syncs_each, memory=rank_memory(spec, available_bytes, nccl),
         nccl=nccl, time=time, timing=timing, speed_up=faster,
         efficiency=faster.expected / cluster.world if faster else None,
     )  # fmt: skip
@@ -151,7 +151,7 @@ def speed_up(alone: Range, shared: Range) -> Factor:
     return Factor(low=min(factors), expected=factors[1], high=max(factors))
 
 
-def _memory(spec: StepSpec, available_bytes: int | None, nccl: NcclMemory) -> StepMemory:
+def rank_memory(spec: StepSpec, available_bytes: int | None, nccl: NcclMemory) -> StepMemory:
     """A rank's phases with NCCL's own memory in what they need, and judged with it."""
     ledger = estimated(spec)
     return ledger.judged(available_bytes, spec.gpu.memory_bytes, nccl.beside(ledger.context))

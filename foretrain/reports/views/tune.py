@@ -26,6 +26,8 @@ def difference(knobs: Mapping[str, object], accumulation: int, given: Mapping[st
             "recompute_norm_gelu": "recompute" if value else "no recompute",
             "loss_chunk_size": say("tune.chunks", size=value) if value else say("tune.no_chunks"),
             "cpu_threads": say("tune.threads", count=value or say("tune.usual")),
+            "strategy": say(f"cluster.strategy.{value}") if knob == "strategy" else "",
+            "hold_gradients": say("tune.held" if value else "tune.not_held"),
         }  # fmt: skip
         parts.append(str(words[knob]))
     return listed(parts)
@@ -39,7 +41,8 @@ def document(found: Tuning) -> Document:
         Section(Message("tune.forecast"), _forecast(found)),
         Section(Message("tune.how"), _how(found)),
     ]
-    subtitle = Message("tune.subtitle", {"device": found.device, "tokens": found.tokens_per_step})
+    device = found.device if found.world == 1 else f"{found.world} x {found.device}"
+    subtitle = Message("tune.subtitle", {"device": device, "tokens": found.tokens_per_step})
     return Document(Message("tune.title", {"name": found.name}), subtitle, sections)
 
 

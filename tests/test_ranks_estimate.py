@@ -133,13 +133,21 @@ def test_beside_techniques(way, options):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning")
 @pytest.mark.parametrize("accumulation", [1, 3])
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("way", WAYS)
 def test_blocks_that_are_compiled(way, world, family, accumulation):
-    """Here the estimate does not know all of what Inductor fuses."""
     config = config_of(family, accumulation, compile_blocks=True, block_size=160)
-    held_against(config, sharing_of(way, world), compiled=True, within=0.01)
+    held_against(config, sharing_of(way, world), compiled=True)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning")
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+def test_blocks_that_are_compiled_where_tensors_are_of_one_size(way, family):
+    """A weight has as many elements as a hidden state here, so more of Inductor's memory is used again."""
+    held_against(config_of(family, compile_blocks=True), sharing_of(way, 2), compiled=True)
 
 
 def test_the_rank_with_the_most_is_estimated():

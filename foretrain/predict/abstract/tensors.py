@@ -150,8 +150,12 @@ class Tensor:
         return Tensor(self.shape, self.strides, self.dtype, self.storage)
 
     def viewed(self, shape: Sequence[int], strides: Sequence[int], start: int = 0) -> "Tensor":
-        """The storage, seen in a shape with strides; `start` tells parts of it apart."""
+        """The storage, seen in a shape with strides; `start` tells slices of it apart."""
         return Tensor(tuple(shape), tuple(strides), self.dtype, self.storage)
+
+    def pieces(self, shapes: Sequence[tuple[int, ...]]) -> list["Tensor"]:
+        """Stretches of the storage, one after the other."""
+        return [self.viewed(shape, self.strides) for shape in shapes]
 
     def made(
         self, shape: Sequence[int], dtype: DType, *others: "Tensor | None", component: str | None = None

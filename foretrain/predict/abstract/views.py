@@ -183,11 +183,7 @@ def split(x: Tensor, size: Any, dim: int = 0) -> tuple[Tensor, ...]:
     """Stretches of a dimension; their gradients are joined again."""
     dim %= len(x.shape)
     sizes = list(size) if isinstance(size, list | tuple) else [size] * (int(x.shape[dim]) // int(size))
-    outs = []
-    for i, each in enumerate(sizes):
-        shape = list(x.shape)
-        shape[dim] = each
-        outs.append(x.viewed(shape, x.strides, i))
+    outs = x.pieces([(*x.shape[:dim], each, *x.shape[dim + 1 :]) for each in sizes])
     if wants(x):
         shape, dtype = x.shape, x.dtype
 

@@ -16,6 +16,7 @@ from foretrain.predict.abstract.tensors import DType, Tensor, contiguous_strides
 # memory seen otherwise, a place among several results, random numbers, or a kernel that is not written by Inductor.
 INPUT, TANGENT, POINTWISE, REDUCTION, VIEW, ITEM, RANDOM, EXTERN, GATHER = range(9)
 # torch/_functorch/partitioners.py, get_default_op_list: these are recomputed, and fused with each other.
+PIECE = "piece"  # the name of what a split gives
 RECOMPUTABLE = frozenset({POINTWISE, REDUCTION, VIEW, ITEM})
 FUSIBLE = RECOMPUTABLE | {RANDOM}
 
@@ -117,8 +118,14 @@ class Traced(Tensor):
 
     def viewed(self, shape: Sequence[int], strides: Sequence[int], start: int = 0) -> "Traced":
         """The same memory in another shape."""
-        detail = tuple(strides), start
-        return Traced(compiler().graph.add("view", VIEW, (self.value,), shape, self.dtype, *detail), shape, strides)
+        node = compiler().graph.add("view", VIEW, (self.value,), shape, self.dtype, tuple(strides), start)
+        return Traced(node, shape, strides)
+
+    def pieces(self, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+        """Stretches of the memory: results of one operation, which are no views to the partition."""
+        whole = compiler().graph.add("split", VIEW, (self.value,), self.shape, self.dtype, *shapes)
+        nodes = [compiler().graph.add(PIECE, VIEW, (whole,), s, self.dtype, i) for i, s in enumerate(shapes)]
+        return [Traced(node, node.shape, self.strides) for node in nodes]
 
     def made(
         self, shape: Sequence[int], dtype: DType, *others: Tensor | None, component: str | None = None

@@ -40,7 +40,7 @@ def joint(machine: Compiler, outputs: Sequence[Node], *, whole: bool) -> Graphs:
             seen.update(fresh)
     tangents = [node for node in cut.nodes if node.kind == TANGENT]
     backward = Half(order, kept, gradients, whole=whole)
-    ends = {node.base for node in (*saved, *tangents) if node.base.kind != INPUT}
+    ends = {node.base for node in saved if node.base.kind != INPUT}  # tangents are taken to stay (memory.py)
     arrange(forward, set())
     arrange(backward, ends)
     return Graphs(forward, backward, saved, outputs, gradients, tangents)

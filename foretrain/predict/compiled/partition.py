@@ -12,6 +12,7 @@ from foretrain.predict.compiled.graph import (
     FUSIBLE,
     INPUT,
     ITEM,
+    PIECE,
     RECOMPUTABLE,
     TANGENT,
     VIEW,
@@ -71,7 +72,7 @@ class Partition:
 
     def _materialized_backwards(self, node: Node) -> bool:
         """Whether a kernel of the backward pass reads it from memory."""
-        if node.kind == VIEW:
+        if _is_view(node):
             return False
         open_ = [node]
         while open_:
@@ -79,19 +80,19 @@ class Partition:
             for user in current.users:
                 if user not in self.forward and not _fusible(current, user):
                     return True
-                if user.kind == VIEW:
+                if _is_view(user):
                     open_.append(user)
         return False
 
     def _never_recomputed(self, node: Node) -> bool:
-        if node.kind in (INPUT, ITEM) or node.must_save:
+        if node.kind in (INPUT, ITEM) or node.name == PIECE or node.must_save:
             return node.must_save
         if node.kind not in RECOMPUTABLE or node.name == "cat" or self._materialized_backwards(node):
             return True
         return node.nbytes * REDUCES_BY < sum(each.nbytes for each in node.inputs)
 
     def _ban(self, node: Node) -> None:
-        if node.kind != VIEW and not node.recompute:
+        if not _is_view(node) and not node.recompute:
             self.banned.add(node)
 
     def _ban_used_far_apart(self) -> None:
@@ -177,7 +178,12 @@ class Partition:
 
 
 def _one_tensor(node: Node) -> bool:
-    return not any(user.kind == ITEM for user in node.users)
+    return not any(user.kind == ITEM or user.name == PIECE for user in node.users)
+
+
+def _is_view(node: Node) -> bool:
+    """As torch has it, to whom what a split gives (operator.getitem) is none."""
+    return node.kind == VIEW and node.name != PIECE
 
 
 def _live(graph: Graph, wanted: Sequence[Node]) -> list[Node]:

@@ -136,10 +136,10 @@ class Region:
         nodes, saved = [node for node, _ in kept], [tensor for _, tensor in kept]
         kept.clear()
         inputs = [*args, *self.parameters]
-        layer = eager.t.layer
+        layer, count = eager.t.layer, len(inputs)  # the inputs themselves are not held
 
         def run(saved: list[Tensor], grads: list[Tensor | None]) -> Sequence[Tensor | None]:
-            return self._backward(found, layer, dict(zip(nodes, saved, strict=True)), saved, grads, len(inputs))
+            return self._backward(found, layer, dict(zip(nodes, saved, strict=True)), saved, grads, count)
 
         autograd.record(out, run, inputs, saved, composite=True)
         return out

@@ -49,7 +49,8 @@ def config_of(family: str, accumulation: int = 1, **options) -> RunConfig:
 def traced(config: RunConfig, sharing: Sharing, rank: int = 0, *, compiled: bool = False) -> Trace:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with ranks.group(sharing, rank) as share, tracing(CARD, compiled=compiled) as session:
+        keeps = not sharing.way.shards_weights  # as the first step's collectives are rarely over when the second begins
+        with ranks.group(sharing, rank, keeps=keeps) as share, tracing(CARD, compiled=compiled) as session:
             assert session.there is not None
             session.tracer.entered = session.there.memory.reset_peak
             device = torch.device("cuda")

@@ -14,7 +14,7 @@ from foretrain.model.ranks.sharing import Sharing
 from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.autograd import Parameter, record
 from foretrain.predict.abstract.passage import OUTSIDE, Recorder
-from foretrain.predict.abstract.ranks import Alone, Buckets, State
+from foretrain.predict.abstract.ranks import Alone, Buckets, BucketViews, State
 from foretrain.predict.abstract.tensors import Storage, Tensor
 from foretrain.predict.timeline import Tensor as Kept
 
@@ -273,4 +273,4 @@ def passes_of(sharing: Sharing | None, shapes: Sequence[Sequence[int]], *, half:
         return Alone()
     if sharing.way.shards_weights:
         return FullyShard(sharing, shapes, half=half)
-    return Buckets() if sharing.bucket_view else Alone()
+    return BucketViews() if sharing.bucket_view else Buckets()

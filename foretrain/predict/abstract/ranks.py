@@ -1,15 +1,20 @@
 """How ranks that share a model change its passes. FSDP2's are in fully_shard.py. No torch.
 
 torch/csrc/distributed/c10d/reducer.cpp: with gradient_as_bucket_view a gradient is copied into its bucket when it is
-whole, and ends; but not before the last micro-batch of a step.
+whole, and ends; but not before the last micro-batch of a step. When buckets have been made anew, NCCL still has the old
+one, until the first of the new ones is sent (trace/ranks.py, Reducer).
 """
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from foretrain.base.units import MIB
 from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.passage import Recorder, Structure
-from foretrain.predict.timeline import Tensor
+from foretrain.predict.timeline import Passage, Tensor, Timeline
+
+BUCKETS = "buckets"
+FIRST_BUCKET_BYTES = 1 * MIB  # torch/nn/parallel/distributed.py, dist._DEFAULT_FIRST_BUCKET_BYTES
 
 
 class State(NamedTuple):
@@ -43,6 +48,10 @@ class Alone:
         """The pass of all layers."""
         return unrolled(state)
 
+    def sized(self, structure: Structure, state: State, t: Timeline) -> Passage:
+        """That pass in a timeline's sizes."""
+        return structure.sized(t)
+
     def wrap(self, model: Any, machine: m.Machine) -> None:
         """Change a model that was just built."""
 
@@ -59,10 +68,25 @@ class Alone:
 
 
 class Buckets(Alone):
-    """DDP with gradients that are views of its buckets."""
+    """DDP, with gradients beside its buckets."""
+
+    as_views = False
 
     def state(self, gradients: list[Tensor], left: list[Tensor], *, last: bool, saving: bool) -> State:
-        return State(gradients=bool(gradients), last=last and saving)
+        return State(gradients=bool(gradients), last=last and saving, left=len(left) if last and saving else 0)
+
+    def sized(self, structure: Structure, state: State, t: Timeline) -> Passage:
+        passage = structure.sized(t)
+        return _let_go(passage, t, as_views=self.as_views) if state.left else passage
+
+    def given(self, gradients: list[Tensor], left: list[Tensor], count: int) -> list[Tensor]:
+        return [*left, *gradients][:count]
+
+
+class BucketViews(Buckets):
+    """DDP with gradients that are views of its buckets."""
+
+    as_views = True
 
     def structure(self, unrolled: Callable[[State], Structure], state: State) -> Structure:
         if not state.last:
@@ -95,3 +119,22 @@ def _ended(later: Structure, kept: list[int]) -> Structure:
         kinds=[("gradients", later.kinds[serial][1]) for serial in kept] + later.kinds,
         timed=[(places[at], tuple(n + shift for n in changed)) for at, changed in later.timed],
     )  # fmt: skip
+
+
+def _let_go(passage: Passage, t: Timeline, *, as_views: bool) -> Passage:
+    """A pass that ends the old bucket, the first of its `given`, when the first new one has all its gradients; where
+    they are to be views of it, each ends then."""
+    kinds = [(BUCKETS, t.size(4, "P")), *passage.kinds]
+    events = [event + 1 if event >= 0 else event - 1 for part in passage.parts for event in part.events]
+    split = len(passage.parts[0].events)
+    ready, at = 0, len(events)
+    for place in range(split, len(events)):
+        serial = ~events[place] if as_views else events[place]
+        if serial > passage.given and kinds[serial][0] == "gradients":
+            ready += kinds[serial][1].nbytes
+            if ready >= FIRST_BUCKET_BYTES:
+                at = place + 1
+                break
+    moments = [*passage.moments[:at], passage.moments[at - 1], *passage.moments[at:]]
+    streams = {n + 1: on for n, on in passage.streams.items()}
+    return Passage.of([*events[:at], ~0, *events[at:]], kinds, moments, split, passage.given + 1, streams)

@@ -156,7 +156,7 @@ class EagerProgram:
         s = self.t.symbols
         key = saving, self._state(saving), s["B"], s["T"]
         if key not in self.passages:
-            self.passages[key] = self._structure(saving).sized(self.t)
+            self.passages[key] = self.ranks.sized(self._structure(saving), self._state(saving), self.t)
         return self.passages[key]
 
     def _structure(self, saving: bool) -> Structure:

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from foretrain.base.units import MIB
 from foretrain.model.ranks.sharing import Sharing
 from foretrain.model.shape import ModelShape, Parameter
+from foretrain.predict.abstract.ranks import BUCKETS, FIRST_BUCKET_BYTES
 from foretrain.predict.timeline import Tensor, Timeline
 
-BUCKETS = "buckets"
-FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 * MIB, 25 * MIB  # torch/nn/parallel/distributed.py, bucket_cap_mb
+BUCKET_BYTES = 25 * MIB  # torch/nn/parallel/distributed.py, bucket_cap_mb
 # Weights go from the first rank to the others in copies of so many bytes, two at a time
 # (torch/nn/parallel/distributed.py, broadcast_bucket_size; c10d/comm.cpp, broadcast_coalesced).
 BROADCAST_BYTES, BROADCASTS = 250 * MIB, 2
@@ -83,13 +83,14 @@ class Rank:
             t.free(t.alloc("temporaries", t.size(sum(group))))
         self._bucket = t.alloc(BUCKETS, t.size(4, "P"))
 
-    def rebuilt(self, t: Timeline) -> None:
+    def rebuilt(self, t: Timeline) -> list[Tensor]:
         """After the first step DDP makes its buckets anew, in the order in which gradients are ready: those of the last
-        weights first (reducer.cpp, rebuild_buckets)."""
-        if self._bucket:
-            t.free(self._bucket)
-            sizes = [4 * p.numel for p in reversed(self.parameters)]
-            t.alloc_all(BUCKETS, t.size(4, "P"), [nbytes for _, nbytes in in_buckets(sizes)])
+        weights first (reducer.cpp, rebuild_buckets). Returns the old one, which NCCL still has."""
+        if self._bucket is None:
+            return []
+        sizes = [4 * p.numel for p in reversed(self.parameters)]
+        t.alloc_all(BUCKETS, t.size(4, "P"), [nbytes for _, nbytes in in_buckets(sizes)])
+        return [self._bucket]
 
     def _shard(self, t: Timeline, group: Sequence[int], letter: str) -> None:
         whole = [t.alloc("weights", t.size(4 * self.parameters[i].numel)) for i in group]

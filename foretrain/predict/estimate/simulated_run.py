@@ -205,7 +205,7 @@ class SimulatedRun:
             self.batch = self.new_batch()
         self.evaluate("evaluate_first")
         self.train("first_step")
-        self.rank.rebuilt(self.t)
+        self.step.left += self.rank.rebuilt(self.t)
         before = self.t.now()
         self.train("steady_step")
         for _ in range(1, self.steady_steps):

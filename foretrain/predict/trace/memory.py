@@ -118,7 +118,7 @@ def exact(
     # The trainer's own call of set_per_process_memory_fraction takes the place of the setting.
     cap_bytes = None if capped or device_bytes is None else (settings or Settings()).cap_bytes(device_bytes)
     runs = [_with_room(trace, settings, cap_bytes) for trace in traces]
-    worst = max(range(len(traces)), key=lambda i: runs[i].peak_reserved_bytes)
+    worst = max(range(len(traces)), key=lambda i: (runs[i].peak_reserved_bytes, runs[i].peak_allocated_bytes))
     trace, run = traces[worst], runs[worst]
     names = {peak.phase for peak in run.phases}
     phases = [_phase(trace, run, name, runs, ledger) for name in PHASES if name in names]

@@ -11,9 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import report
-from tests.faults import data_flips, experiments, hostile_configs, hostile_payloads, inputs, ranks, supervised
+from tests.faults import (
+    data_flips,
+    experiments,
+    hostile_configs,
+    hostile_payloads,
+    inputs,
+    ranks,
+    stopped_ranks,
+    supervised,
+)
 
-MODULES = (experiments, inputs, hostile_configs, hostile_payloads, data_flips, supervised, ranks)
+MODULES = (
+    experiments, inputs, hostile_configs, hostile_payloads, data_flips, supervised, ranks, stopped_ranks,
+)  # fmt: skip
 # How many of each: in the test suite, before a merge (10 minutes of 2 cores), by night.
 TIERS = {
     "suite": {
@@ -23,12 +34,12 @@ TIERS = {
     "pr": {
         "kills": 100, "every_call": 400, "sigterm": 20, "full_disk": 50, "bit_flips": 500, "not_finite": 50,
         "out_of_memory": 40, "fuzzed_configs": 1000, "hostile_configs": 1000, "hostile_payloads": 1000, "data_flips": 500,
-        "supervised": 10, "killed_ranks": 20,
+        "supervised": 10, "killed_ranks": 20, "stopped_ranks": 10,
     },
     "nightly": {
         "kills": 1000, "every_call": 400, "sigterm": 200, "full_disk": 10000, "bit_flips": 10000, "not_finite": 1000,
         "out_of_memory": 430, "fuzzed_configs": 20000, "hostile_configs": 1000, "hostile_payloads": 1000,
-        "data_flips": 10000, "supervised": 200, "killed_ranks": 200,
+        "data_flips": 10000, "supervised": 200, "killed_ranks": 200, "stopped_ranks": 50,
     },
 }  # fmt: skip
 REPO = Path(__file__).parents[2]

@@ -24,6 +24,11 @@ _FAULTS = {
         "again until they are done",
         "runs",
     ),
+    "stopped_ranks": (
+        "SIGTERM to one of 2 or 3 ranks or to all at once, at a random moment of a whole run; they start again until they "
+        "are done",
+        "signals",
+    ),
     "full_disk": ("the disk is full after each 64 KiB of a save", "offsets"),
     "bit_flips": ("one bit of a checkpoint is flipped", "flips"),
     "not_finite": ("NaN or infinity in a weight, an activation, a gradient or the loss", "places"),

@@ -321,6 +321,19 @@ def test_ranks_that_are_started_here_stop_together_with_what_started_them(tmp_pa
     assert not [pid for pid in ranks if Path(f"/proc/{pid}").exists()]
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="children are read from /proc")
+def test_a_stop_before_ranks_have_begun_is_a_stop(tmp_path: Path) -> None:
+    kit.prepared(tmp_path, kit.config())
+    started = _launched(tmp_path)
+    end = time.monotonic() + kit.MOST_S
+    while len(_children(started.pid)) < 2 and time.monotonic() < end:
+        time.sleep(0.01)
+    started.send_signal(signal.SIGTERM)  # they still import
+    told, _ = started.communicate(timeout=kit.MOST_S)
+    assert started.returncode == ExitCode.STOPPED, told
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="children are read from /proc")
 @pytest.mark.parametrize("number", [0, 1])

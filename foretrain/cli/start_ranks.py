@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from types import FrameType
 
 from foretrain.base.errors import ExitCode, UserError
+from foretrain.base.messages import say
 from foretrain.cli.commands.keep_going import PIPE
+from foretrain.cli.common import ERR
 from foretrain.config.options import RunConfig
 from foretrain.hardware.card import Cards
 from foretrain.hardware.cpu import usable_cores
@@ -87,25 +89,33 @@ def run(start: Start) -> int:
     reader, writer = os.pipe()
     environ = _environment(start) | {PIPE: str(reader)}
     command = [sys.executable, "-m", "foretrain", *own_words(sys.argv[1:])]
-    children = []
-    for local in range(start.local):
-        own = environ | {"RANK": str(start.node * start.local + local), "LOCAL_RANK": str(local)}
-        children.append(subprocess.Popen(command, pass_fds=(reader,), start_new_session=True, env=own))
-    os.close(reader)
+    children: list[subprocess.Popen[bytes]] = []
+    sent: list[int] = []
 
     def hand_on(number: int, frame: FrameType | None) -> None:
+        sent.append(number)
         for child in children:
             child.send_signal(number)
 
     numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
     old = {number: signal.signal(number, hand_on) for number in numbers}
     try:
+        for local in range(start.local):
+            own = environ | {"RANK": str(start.node * start.local + local), "LOCAL_RANK": str(local)}
+            children.append(subprocess.Popen(command, pass_fds=(reader,), start_new_session=True, env=own))
+            if sent:
+                children[-1].send_signal(sent[0])
+        os.close(reader)
         first_dead = _wait(children)
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
         os.close(writer)
-    return _ending([child.returncode for child in children], first_dead, start)
+    codes = [child.returncode for child in children]
+    if sent and codes[0] == -sent[0]:  # its own handler was not there yet
+        ERR.print(say("train.stopped_before", signal=signal.Signals(sent[0]).name))
+        return int(ExitCode.STOPPED)
+    return _ending(codes, first_dead, start)
 
 
 def _environment(start: Start) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from .compare import Declared
 
 RESERVED = "the estimate replays small requests as the allocator serves them, so reserved memory moves by some MiB"
+RANKS = "several ranks can share a step: new options, and what a run on several has"
 DECLARED: tuple[Declared, ...] = (
     Declared("", "", RESERVED, figures=0.01),
     Declared("serve plans", r"answers\[1\]", f"{RESERVED}; here by 1.2 %"),
@@ -30,4 +31,12 @@ DECLARED: tuple[Declared, ...] = (
         "positions are activations, not a batch",
     ),
     Declared("error: explain", "stderr", "explain says what it reads, not only logs"),
+    Declared(
+        "", r"\.(world|per_node|ranks|worlds|cards|card_tokens_per_s|scalings|dropout_by_number|seconds_before)$",
+        f"{RANKS}; on one card these are one, or empty", old=r"^\(nothing\)$",
+    ),
+    Declared("", r"\.(strategy|hold_gradients|collective_timeout)$", RANKS, old=r"^\(nothing\)$"),
+    Declared("", "text:|stdout:", RANKS, new="strategy|hold_gradients|collective_timeout"),
+    Declared("^help ", "stdout", RANKS),
+    Declared("^languages", "", RANKS),
 )  # fmt: skip

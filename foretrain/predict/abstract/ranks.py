@@ -73,7 +73,8 @@ class Buckets(Alone):
     as_views = False
 
     def state(self, gradients: list[Tensor], left: list[Tensor], *, last: bool, saving: bool) -> State:
-        return State(gradients=bool(gradients), last=last and saving, left=len(left) if last and saving else 0)
+        ends = last and saving  # which changes a pass for views alone, but for what has been left
+        return State(gradients=bool(gradients), last=ends and self.as_views, left=len(left) if ends else 0)
 
     def sized(self, structure: Structure, state: State, t: Timeline) -> Passage:
         passage = structure.sized(t)

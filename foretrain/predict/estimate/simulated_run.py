@@ -205,6 +205,7 @@ class SimulatedRun:
             self.batch = self.new_batch()
         self.evaluate("evaluate_first")
         self.train("first_step")
+        self.t.phase("steady_step")
         self.step.left += self.rank.rebuilt(self.t)
         before = self.t.now()
         self.train("steady_step")

@@ -3,6 +3,7 @@
 from .compare import Declared
 
 RANKS = "several ranks can share a step: new options, and what a run on several has"
+SPLIT = "what a split gives is no view to the partition of a compiled step, so another tensor of that size may be kept"
 DECLARED: tuple[Declared, ...] = (
     Declared(
         "", r"\.(world|per_node|ranks|worlds|cards|card_tokens_per_s|scalings|dropout_by_number|seconds_before)$",
@@ -11,7 +12,8 @@ DECLARED: tuple[Declared, ...] = (
     Declared("", r"\.(strategy|hold_gradients|collective_timeout)$", RANKS, old=r"^\(nothing\)$"),
     Declared("", "text:|stdout:", RANKS, new="strategy|hold_gradients|collective_timeout"),
     Declared("^help |show-config$|^languages|^python names", "stdout", RANKS),
-    Declared("compare run and watched", "stdout:9", f"{RANKS}; a watched log says nothing of them"),
-    Declared("plan drawn (30|71) ", "", "Inductor takes tangents to stay, and a split gives no view to the partition"),
-    Declared("modern", "", "what a split gives is no view to the partition of a compiled step"),
+    Declared("^serve (start|forms|advice)", "", f"{RANKS}; the page has fields for them"),
+    Declared("compare run and watched", "stdout:(9|43)", f"{RANKS}; a watched log says nothing of them"),
+    Declared("plan drawn 30 ", "", "Inductor takes tangents to stay, which picks another order of kernels"),
+    Declared("modern|plan drawn (2|71|76) |^serve plans|advise quality json", "", SPLIT),
 )  # fmt: skip

@@ -15,7 +15,7 @@ from foretrain.model.ranks.sharing import STRATEGIES, Sharing, sharing_problem
 from foretrain.model.shape import ModelShape
 from foretrain.predict.allocator.replay import replay
 from foretrain.predict.estimate.ranks import dealt
-from foretrain.predict.memory import StepMemory, estimated
+from foretrain.predict.memory import StepMemory, estimated, worst_verdict
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.trace import drive, ranks
 from foretrain.predict.trace.record import Trace
@@ -221,3 +221,23 @@ def test_nodes_that_ranks_do_not_fill_are_refused():
     problem = sharing_problem(CONFIG, Sharing("hsdp", 6, 4))
     assert isinstance(problem, UserError)
     assert all(number in str(problem) for number in ("6", "4"))
+
+
+def test_whether_nccl_keeps_the_first_buckets_is_in_the_range():
+    """What only the card can tell makes the low end lower, and what might live is never said to die for certain."""
+    config, sharing = config_of("llama", 2, n_embd=256, n_layer=8, batch_size=1), sharing_of("ddp", 2)
+    asked = StepSpec.of(config, CARD, dtype="bfloat16", compiled=False, sharing=sharing)
+    kept, gone = estimated(asked), estimated(asked, keeps=False)
+    weights = 4 * ModelShape.of(config).n_params
+    later, early = kept.memory.phase("steady_step"), gone.memory.phase("steady_step")
+    assert later.tensors_bytes - early.tensors_bytes == pytest.approx(weights, rel=0.01)
+    assert later.needed_low_bytes == early.needed_low_bytes
+    assert kept.memory.phase("first_step").allocated_bytes == gone.memory.phase("first_step").allocated_bytes
+    saved = 0
+    for more in range(0, 240, 4):
+        room = kept.memory.context.low_bytes + more * MIB
+        verdicts = [worst_verdict(each.judged(room)) for each in (kept, gone)]
+        assert (verdicts[0] == "does_not_fit") == (verdicts[1] == "does_not_fit"), more
+        assert verdicts[0] != "fits" or verdicts[1] == "fits"
+        saved += verdicts[0] == "tight" and kept.fit.dies_in(more * MIB, kept.memory.phases[:-1]) is not None
+    assert saved  # it dies with them, and not without

@@ -11,8 +11,9 @@ runs on tensors without values (`predict/abstract`) or is traced into the graph 
 (`predict/compiled`); max-autotune, CUDA graphs, memory budgets and what padded matmuls keep are not modelled.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
+from types import MappingProxyType
 from typing import Literal
 
 from foretrain.base.errors import UserError
@@ -212,11 +213,16 @@ class Fit:
         available_bytes: int,
         card_bytes: int | None,
         context: Context | None = None,
+        at_best: "tuple[Fit, Sequence[PhaseMemory]] | None" = None,
     ) -> tuple[PhaseMemory, ...]:
-        """The phases with verdicts; `training`: those of one process, in their order."""
+        """The phases with verdicts; `training`: those of one process, in their order. `at_best`: that of a run which
+        takes less where the card is in time; what lives then is not certain to die."""
         leniently, strictly = limits = self.limits(available_bytes, card_bytes, context)
         dead = [self.dies_in(limit, training) for limit in limits]
-        return judged(phases, dead[0] or dead[1], dead[0] is not None, leniently, strictly)
+        if dead[0] and at_best and at_best[0].dies_in(leniently, at_best[1]) is None:
+            dead[0] = None
+        least = {phase.phase: phase.tensors_bytes for phase in at_best[1]} if at_best else {}
+        return judged(phases, dead[0] or dead[1], dead[0] is not None, leniently, strictly, least)
 
     def dies_in(self, limit_bytes: int, phases: Sequence[PhaseMemory]) -> str | None:
         """The phase in which the allocator cannot serve a request under a limit; None where the run lives."""
@@ -245,7 +251,8 @@ class Ledger:
         spec = asked.spec
         self.key, self.spec = asked.key, spec
         self.context, self.capped = Context.of(spec.gpu), spec.config.memory_limit_bytes is not None
-        run = SimulatedRun(spec)
+        run = SimulatedRun(spec, keeps=asked.keeps)
+        self._keeps = asked.keeps
         with collected_later():
             self.peaks = run.peaks() | (resumed := resume(run)).peaks
         self.events, self.settings = run.t.packed(), _settings_of(spec.config)
@@ -255,6 +262,13 @@ class Ledger:
         self._names = [name for name in PHASES if not (spec.config.eval_only and name != "evaluate_first")]
         self.fit = Fit(self.events, self.settings, self.context, self._names, compiled=spec.compiled)
         self.fit.roughly, self.fit.capped = self.roughly, self.capped
+
+    @cached_property
+    def _at_best(self) -> "Ledger | None":
+        """The same run where NCCL has let go of DDP's first buckets in time, which only the card can tell."""
+        sharing = self.spec.sharing
+        unsure = self._keeps and self.spec.cuda and sharing is not None and not sharing.way.shards_weights
+        return estimated(self.spec, keeps=False) if unsure else None
 
     @cached_property
     def memory(self) -> StepMemory:
@@ -295,6 +309,8 @@ class Ledger:
             if rest := allocated - peak.nbytes:
                 rows = (*rows, Component(id="rounding", size_bytes=rest, formula=""))
         low, expected, high = self._needed(allocated, reserved, self.context)
+        if self._at_best:
+            low = min(low, self._at_best.memory.phase(name).needed_low_bytes)
         return PhaseMemory(
             phase=name, moment=peak.moment, allocated_bytes=allocated, needed_low_bytes=low,
             needed_expected_bytes=expected, needed_high_bytes=high, components=rows, reserved_bytes=reserved,
@@ -303,6 +319,9 @@ class Ledger:
     def _needing(self, phase: PhaseMemory, context: Context) -> PhaseMemory:
         """A phase as it needs memory beside another context."""
         low, expected, high = self._needed(phase.allocated_bytes, phase.reserved_bytes, context)
+        if self._at_best:
+            best = self._at_best
+            low = min(low, best._needing(best.memory.phase(phase.phase), context).needed_low_bytes)
         need = {"needed_low_bytes": low, "needed_expected_bytes": expected, "needed_high_bytes": high}
         return phase.model_copy(update=need)
 
@@ -323,7 +342,9 @@ class Ledger:
         if not self.spec.cuda:
             phases = tuple(on_cpu(self._with_copy(phase, available_bytes), available_bytes) for phase in phases)
         elif available_bytes is not None:
-            phases = self.fit.judged(phases, self._training, available_bytes, card_bytes, context)
+            best = self._at_best
+            at_best = (best.fit, best._training) if best else None
+            phases = self.fit.judged(phases, self._training, available_bytes, card_bytes, context, at_best)
         return self.memory.model_copy(update={"phases": phases})
 
     def _with_copy(self, phase: PhaseMemory, available_bytes: int | None) -> PhaseMemory:
@@ -370,18 +391,25 @@ def on_cpu(phase: PhaseMemory, available_bytes: int | None) -> PhaseMemory:
 
 
 def judged(
-    phases: Sequence[PhaseMemory], dead: str | None, certain: bool, leniently: int, strictly: int
+    phases: Sequence[PhaseMemory],
+    dead: str | None,
+    certain: bool,
+    leniently: int,
+    strictly: int,
+    least: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[PhaseMemory, ...]:
     """The phases with verdicts. fits: the run lives with the expected context and 200 MiB to spare; does_not_fit: it
     runs out even with the smallest context; else tight.
 
     `dead`: the phase in which the replay ends under a limit, `certain`: even under the lenient one; every other phase
-    is judged by its tensors. `leniently`, `strictly`: bytes that the allocator may take with either context.
+    is judged by its tensors. `leniently`, `strictly`: bytes that the allocator may take with either context; `least`:
+    what the tensors of a phase are at least, where that is not sure.
     """
     found = []
     for phase in phases:
         size = phase.tensors_bytes
-        verdict: Verdict = "does_not_fit" if size > leniently else "tight" if size > strictly else "fits"
+        dies = least.get(phase.phase, size) > leniently
+        verdict: Verdict = "does_not_fit" if dies else "tight" if size > strictly else "fits"
         if phase.phase == dead:
             verdict = "does_not_fit" if certain else "tight"
         found.append(phase.model_copy(update={"verdict": verdict}))
@@ -404,23 +432,25 @@ def predict(spec: StepSpec, available_bytes: int | None = None) -> StepMemory:
     return estimated(spec).judged(available_bytes, spec.gpu.memory_bytes)
 
 
-def estimated(spec: StepSpec) -> Ledger:
-    """The memory of a run on cards of this kind. The last ones are kept: advice and the page ask for them again."""
-    return _made(Asked(spec))
+def estimated(spec: StepSpec, *, keeps: bool = True) -> Ledger:
+    """The memory of a run on cards of this kind. The last ones are kept: advice and the page ask for them again.
+    `keeps`: as of SimulatedRun."""
+    return _made(Asked(spec, keeps=keeps))
 
 
 class Asked:
-    """A question; those with one `key` have one answer. `saves`: a save on a CPU makes a copy of the state."""
+    """A question; those with one `key` have one answer. `saves`: a save on a CPU makes a copy of the state; `keeps`: as
+    of SimulatedRun."""
 
-    def __init__(self, spec: StepSpec) -> None:
-        self.spec = spec
+    def __init__(self, spec: StepSpec, *, keeps: bool = True) -> None:
+        self.spec, self.keeps = spec, keeps
         c, gpu = spec.config, spec.gpu
         self.saves = not spec.cuda and spec.step == "foretrain" and c.max_iters > c.eval_interval
         self.key = (
             *(getattr(c, knob) for knob in SHAPING_KNOBS), c.eval_batch, c.eval_block, c.allocator_settings,
             min(3, c.gradient_accumulation_steps), c.memory_limit_bytes is not None, self.saves, spec.compiled,
             spec.step, spec.dtype, gpu.kind, gpu.capability, gpu.cache_bytes if spec.compiled else gpu.sm_count,
-            Context.of(gpu), spec.sharing,
+            Context.of(gpu), spec.sharing, keeps,
         )  # fmt: skip
 
     def __eq__(self, other: object) -> bool:

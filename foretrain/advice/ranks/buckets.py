@@ -27,10 +27,10 @@ def buckets(plan: ClusterPlan, way: str) -> list[Idle]:
 def _views(plan: ClusterPlan, sharing: Sharing) -> Idle:
     whole = plan.one_card.spec("foretrain")
     ways = (sharing, replace(sharing, bucket_view=False))
-    now, without = (
-        max(phase.allocated_bytes for phase in estimated(of_one_rank(whole, plan.cluster, each)).memory.phases)
-        for each in ways
-    )
+    specs = [of_one_rank(whole, plan.cluster, each) for each in ways]
+    # As in most steps: buckets that NCCL keeps in the second one are in both.
+    ledgers = [estimated(spec, keeps=False) for spec in specs]
+    now, without = (max(phase.allocated_bytes for phase in ledger.memory.phases) for ledger in ledgers)
     more = max(0, without - now)
     return Idle(rule="bucket_view", reason="bucket_view" if more else "bucket_view_same", values={"more": more})
 

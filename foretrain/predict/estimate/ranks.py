@@ -83,14 +83,16 @@ class Rank:
             t.free(t.alloc("temporaries", t.size(sum(group))))
         self._bucket = t.alloc(BUCKETS, t.size(4, "P"))
 
-    def rebuilt(self, t: Timeline) -> list[Tensor]:
+    def rebuilt(self, t: Timeline, *, keeps: bool) -> list[Tensor]:
         """After the first step DDP makes its buckets anew, in the order in which gradients are ready: those of the last
-        weights first (reducer.cpp, rebuild_buckets). Returns the old one, which NCCL still has."""
+        weights first (reducer.cpp, rebuild_buckets). Returns the old one where NCCL still has it: `keeps`."""
         if self._bucket is None:
             return []
+        if not keeps:
+            t.free(self._bucket)
         sizes = [4 * p.numel for p in reversed(self.parameters)]
         t.alloc_all(BUCKETS, t.size(4, "P"), [nbytes for _, nbytes in in_buckets(sizes)])
-        return [self._bucket]
+        return [self._bucket] if keeps else []
 
     def _shard(self, t: Timeline, group: Sequence[int], letter: str) -> None:
         whole = [t.alloc("weights", t.size(4 * self.parameters[i].numel)) for i in group]

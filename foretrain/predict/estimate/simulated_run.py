@@ -80,10 +80,11 @@ def weight_widths(spec: StepSpec) -> tuple[int, ...]:
 
 
 class SimulatedRun:
-    """One run of a step. `t` is its timeline once `peaks` was asked for."""
+    """One run of a step. `t` is its timeline once `peaks` was asked for. `keeps`: NCCL still has the first step's
+    buckets when DDP makes them anew (trace/ranks.py, Reducer)."""
 
-    def __init__(self, spec: StepSpec, make: type[Timeline] = Timeline) -> None:
-        self.spec, self.config = spec, spec.config
+    def __init__(self, spec: StepSpec, make: type[Timeline] = Timeline, *, keeps: bool = True) -> None:
+        self.spec, self.config, self.keeps = spec, spec.config, keeps
         config = spec.config
         self.rank = Rank(spec.sharing, ModelShape.of(config))
         self.symbols = symbols_of(spec, config.batch_size, config.block_size) | self.rank.letters
@@ -206,7 +207,7 @@ class SimulatedRun:
         self.evaluate("evaluate_first")
         self.train("first_step")
         self.t.phase("steady_step")
-        self.step.left += self.rank.rebuilt(self.t)
+        self.step.left += self.rank.rebuilt(self.t, keeps=self.keeps)
         before = self.t.now()
         self.train("steady_step")
         for _ in range(1, self.steady_steps):

@@ -277,7 +277,7 @@ def with_estimate(each: Row, case: Case) -> Row:
     """A row with the estimate of today, of the rank with the most to hold; what was measured and traced stays."""
     if "error" in each:
         return each
-    memory = estimated(spec_of(case), keeps=case.keeps).memory
+    memory = estimated(spec_of(case), keeps=each.get("kept", False)).memory
     found = dict(each)
     for what in BYTES:
         guessed = max(getattr(phase, what) or 0 for phase in memory.phases if phase.phase != "resume")

@@ -21,7 +21,7 @@ from foretrain.cli.commands.keep_going import PIPE
 from foretrain.cli.common import ERR
 from foretrain.config.options import RunConfig
 from foretrain.hardware.card import Cards
-from foretrain.hardware.cpu import usable_cores
+from foretrain.hardware.cpu import cores_each
 from foretrain.model.ranks.sharing import check_ranks
 from foretrain.training.ranks.place import LAUNCHED, host_name, place_of
 
@@ -121,7 +121,7 @@ def run(start: Start) -> int:
 def _environment(start: Start) -> dict[str, str]:
     """As torchrun sets it. Threads are shared among the ranks, as each would take all cores."""
     environ = dict(os.environ)
-    environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // start.local)))
+    environ.setdefault("OMP_NUM_THREADS", str(cores_each(start.local)))
     environ.setdefault("MASTER_PORT", SKYPILOT_PORT if start.nodes > 1 else str(_free_port()))
     environ["MASTER_ADDR"] = environ.get("MASTER_ADDR") or start.address
     return environ | {"WORLD_SIZE": str(start.world), "LOCAL_WORLD_SIZE": str(start.local), LAUNCHED: "1"}

@@ -20,6 +20,11 @@ def of_rank(config: RunConfig, world: int) -> RunConfig:
     return config.model_copy(update={"gradient_accumulation_steps": steps // world})
 
 
+def of_all(config: RunConfig, world: int) -> RunConfig:
+    """The config of all `world` ranks, of that of one."""
+    return config.model_copy(update={"gradient_accumulation_steps": config.gradient_accumulation_steps * world})
+
+
 def recut(config: RunConfig, world: int) -> RunConfig | None:
     """The same tokens a step in micro-batches that so many ranks can share equally, as large as they are at most; None
     where they cannot share its sequences."""

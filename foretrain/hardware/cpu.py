@@ -71,6 +71,11 @@ def usable_cores() -> int:
     return machine().cores
 
 
+def cores_each(processes: int) -> int:
+    """Usable cores of each of several processes that share the machine, one at least."""
+    return max(1, usable_cores() // processes)
+
+
 def physical_cores() -> int:
     """Usable cores, two threads of one core counted once; all of them where the system does not tell them apart."""
     here = machine()

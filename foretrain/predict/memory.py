@@ -308,9 +308,7 @@ class Ledger:
             allocated, reserved = max(peak.nbytes, held.allocated_bytes), held.reserved_bytes
             if rest := allocated - peak.nbytes:
                 rows = (*rows, Component(id="rounding", size_bytes=rest, formula=""))
-        low, expected, high = self._needed(allocated, reserved, self.context)
-        if self._at_best:
-            low = min(low, self._at_best.memory.phase(name).needed_low_bytes)
+        low, expected, high = self._needed(name, allocated, reserved, self.context)
         return PhaseMemory(
             phase=name, moment=peak.moment, allocated_bytes=allocated, needed_low_bytes=low,
             needed_expected_bytes=expected, needed_high_bytes=high, components=rows, reserved_bytes=reserved,
@@ -318,15 +316,17 @@ class Ledger:
 
     def _needing(self, phase: PhaseMemory, context: Context) -> PhaseMemory:
         """A phase as it needs memory beside another context."""
-        low, expected, high = self._needed(phase.allocated_bytes, phase.reserved_bytes, context)
-        if self._at_best:
-            best = self._at_best
-            low = min(low, best._needing(best.memory.phase(phase.phase), context).needed_low_bytes)
+        low, expected, high = self._needed(phase.phase, phase.allocated_bytes, phase.reserved_bytes, context)
         need = {"needed_low_bytes": low, "needed_expected_bytes": expected, "needed_high_bytes": high}
         return phase.model_copy(update=need)
 
-    def _needed(self, allocated: int, reserved: int | None, context: Context) -> tuple[int, int, int]:
-        return needed(allocated, reserved, context, self.roughly, compiled=self.spec.compiled)
+    def _needed(self, name: str, allocated: int, reserved: int | None, context: Context) -> tuple[int, int, int]:
+        """(low, expected, high) of a phase; the low end is that of a run which takes less where the card is in time."""
+        low, expected, high = needed(allocated, reserved, context, self.roughly, compiled=self.spec.compiled)
+        if best := self._at_best:
+            least = best.memory.phase(name)
+            low = min(low, best._needed(name, least.allocated_bytes, least.reserved_bytes, context)[0])
+        return low, expected, high
 
     def judged(
         self, available_bytes: int | None, card_bytes: int | None = None, context: Context | None = None

@@ -23,7 +23,7 @@ from foretrain.base import apart
 from foretrain.base.process_memory import resident_bytes
 from foretrain.base.records import Record
 from foretrain.config.options import RunConfig
-from foretrain.hardware.cpu import usable_cores
+from foretrain.hardware.cpu import cores_each
 from foretrain.tuning.trial import config_on_cpu, failure
 
 LOOK_EVERY_S = 0.02
@@ -58,7 +58,7 @@ class _Child:
         self.errors = tempfile.TemporaryFile("w+", dir=scratch)  # noqa: SIM115 - closed in `end`
         environ = {**os.environ, "TMPDIR": scratch}
         if job["world"] > 1:
-            environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // job["world"])))
+            environ.setdefault("OMP_NUM_THREADS", str(cores_each(job["world"])))
         self.process = apart.start(
             "foretrain.tuning.child", env=environ,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors,

@@ -6,7 +6,7 @@ from dataclasses import replace
 from foretrain.app import auto_batch
 from foretrain.app.plan import make_plan
 from foretrain.app.training.request import Request
-from foretrain.config.ranks import as_one_rank_of, of_rank
+from foretrain.config.ranks import as_one_rank_of, of_all, of_rank
 from foretrain.config.resolve import ResolvedConfig, to_toml
 from foretrain.hardware.devices import Target
 from foretrain.predict.plan import SCHEMA
@@ -36,8 +36,7 @@ def pick_batch(resolved: ResolvedConfig, placement: Placement, asked: Request, w
     whole = resolved.config
     own = replace(resolved, config=of_rank(as_one_rank_of(whole, world), world))
     chosen = auto_batch.chosen(own, placement, trial=asked.trial, listen=asked.listen)
-    more = chosen.config.gradient_accumulation_steps * world
-    return replace(chosen, config=chosen.config.model_copy(update={"gradient_accumulation_steps": more}))
+    return replace(chosen, config=of_all(chosen.config, world))
 
 
 def write_inputs(directory: RunDirectory, resolved: ResolvedConfig, placement: Placement, asked: Request) -> None:

@@ -9,9 +9,9 @@ from foretrain.app.plan import with_dataset
 from foretrain.app.tuning.search import Job
 from foretrain.base.errors import UserError
 from foretrain.config.options import RunConfig
-from foretrain.config.ranks import as_one_rank_of, of_rank
+from foretrain.config.ranks import as_one_rank_of, of_all, of_rank
 from foretrain.config.resolve import ResolvedConfig
-from foretrain.hardware.cpu import physical_cores, usable_cores
+from foretrain.hardware.cpu import cores_each, physical_cores
 from foretrain.hardware.devices import used_here_bytes
 from foretrain.model.ranks.sharing import check_ranks
 from foretrain.predict.plan import available
@@ -51,14 +51,13 @@ def _picked(asked: RunConfig, placement: Placement, room: int | None, world: int
         return asked
     planned = of_rank(as_one_rank_of(asked, world), world).model_copy(update={"compile": placement.compiled})
     made = choose(planned, placement.gpu, placement.dtype, room).config
-    more = made.gradient_accumulation_steps * world
-    return made.model_copy(update={"gradient_accumulation_steps": more, "compile": asked.compile})
+    return of_all(made, world).model_copy(update={"compile": asked.compile})
 
 
 def _decided(config: RunConfig, placement: Placement, given: set[str], world: int) -> RunConfig:
     """With what is fastest on a CPU, where the config leaves it open."""
     if world > 1:  # each has its share of the cores, and no fp32 masters, as in `train`
-        own = config.cpu_threads or max(1, usable_cores() // world)
+        own = config.cpu_threads or cores_each(world)
         asked = config.model_copy(update={"cpu_threads": own})
         chosen = choices.decide(asked, placement, given | {"master_weights", "cpu_threads"})
         found = chosen.config.model_copy(update={"cpu_threads": config.cpu_threads})

@@ -153,10 +153,10 @@ class EagerProgram:
 
     def _whole(self, saving: bool) -> Passage:
         """The pass in the present sizes."""
-        s = self.t.symbols
-        key = saving, self._state(saving), s["B"], s["T"]
+        s, state = self.t.symbols, self._state(saving)
+        key = saving, state, s["B"], s["T"]
         if key not in self.passages:
-            self.passages[key] = self.ranks.sized(self._structure(saving), self._state(saving), self.t)
+            self.passages[key] = self.ranks.sized(self._structure(saving), state, self.t)
         return self.passages[key]
 
     def _structure(self, saving: bool) -> Structure:

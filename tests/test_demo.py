@@ -1,5 +1,6 @@
 """The demo as a newcomer runs it, shortened; and the GPU suite's script, on a CPU."""
 
+import gzip
 import json
 import subprocess
 import sys
@@ -90,10 +91,10 @@ def test_gpu_speed_runs_on_a_cpu(own_directory: Path) -> None:
 @pytest.mark.slow
 def test_gpu_suite_runs_on_a_cpu(own_directory: Path) -> None:
     script = REPO / "benchmarks" / "gpu" / "suite.py"
-    command = [sys.executable, str(script), "--device", "cpu", "--small", "--out", "g.json"]
+    command = [sys.executable, str(script), "--device", "cpu", "--small", "--out", "g.json.gz"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    rows = json.loads(Path("g.json").read_text())["rows"]
+    rows = json.loads(gzip.decompress(Path("g.json.gz").read_bytes()))["rows"]
     assert [row["step"] for row in rows] == ["foretrain", "nanogpt"]
     assert all("error" not in row["memory"] for row in rows)
     assert rows[0]["time"]["step_s"] > 0
@@ -150,10 +151,11 @@ def test_gpu_comparison_of_a_card_that_is_the_simulator(own_directory: Path) -> 
         "time": None,
     }
     machine = {"gpu": "NVIDIA GeForce RTX 4070", "memory_bytes": gpu.memory_bytes, "sm_count": gpu.sm_count}
-    Path("m.json").write_text(json.dumps({"machine": machine, "versions": {"torch": "2.13.0"}, "rows": [row]}))
+    measured = {"machine": machine, "versions": {"torch": "2.13.0"}, "rows": [row]}
+    Path("m.json.gz").write_bytes(gzip.compress(json.dumps(measured).encode()))
     script = REPO / "benchmarks" / "gpu" / "compare.py"
     result = subprocess.run(
-        [sys.executable, str(script), "m.json", "--out", "c.json"], capture_output=True, text=True, check=False
+        [sys.executable, str(script), "m.json.gz", "--out", "c.json"], capture_output=True, text=True, check=False
     )
     assert result.returncode == 0, result.stderr
     found = json.loads(Path("c.json").read_text())

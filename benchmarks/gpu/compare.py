@@ -1,6 +1,6 @@
 """Predicted against measured: every case of a suite.py file, traced here without a card.
 
-    python benchmarks/gpu/compare.py results.json [--out compared.json]
+    python benchmarks/gpu/compare.py gpu.json.gz [--out compared.json]
 
 Traces are made with the torch that is installed here, so install the one of the measurement. Printed are signed
 errors (+1 % is predicted 1 % too high) of allocated and reserved peaks and of the process's memory, with medians;
@@ -10,6 +10,7 @@ allocator's history differs from the trace, the sizes that only one of them has.
 """
 
 import argparse
+import gzip
 import json
 import sys
 from collections import Counter
@@ -84,7 +85,7 @@ def main() -> None:
     parser.add_argument("results", type=Path)
     parser.add_argument("--out", type=Path, default=Path("gpu_compared.json"))
     args = parser.parse_args()
-    data = json.loads(args.results.read_text("utf-8"))
+    data = json.loads(gzip.decompress(args.results.read_bytes()))
     machine = data["machine"]
     gpu = match(machine["gpu"], machine["memory_bytes"] / GIB, machine["sm_count"])
     here, there = installed_torch().split("+")[0], data["versions"]["torch"].split("+")[0]

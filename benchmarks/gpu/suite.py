@@ -1,9 +1,9 @@
 """The GPU suite: what real runs take on a CUDA card. `compare.py` holds the predictions against it, without a card.
 
-    python benchmarks/gpu/suite.py --out results.json        (under 9 minutes on one card, no network)
+    python benchmarks/gpu/suite.py --out gpu.json.gz        (under 9 minutes on one card, no network)
     python benchmarks/gpu/suite.py --device cpu --small      (does the script itself work?)
 
-Each case of cases.py runs in a fresh process, by the very code that `plan --exact` traces (predict/trace/drive.py):
+Each case of cases.py runs in a process of its own, by the very code that `plan --exact` traces (predict/trace/drive.py):
 three optimizer steps with evaluation and saving in their place. Written down are torch's allocated and reserved peaks
 by phase, the process's memory by NVML, the context, and the allocator's history as a list of sizes, so that
 compare.py can say which allocation a trace misses. Cases run side by side while memory is measured; afterwards some
@@ -11,12 +11,12 @@ run alone for their seconds a step. What a case raises is written down, and the 
 """
 
 import argparse
+import functools
+import gzip
 import json
 import os
 import platform
-import subprocess
 import sys
-import tempfile
 import time
 from datetime import date
 from pathlib import Path
@@ -25,6 +25,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from at_once import import_compiler, run_all
 from cases import CASES, SMALL, Case
 
 AT_ONCE = 4
@@ -45,6 +46,8 @@ def measure_memory(case: Case, device: str) -> dict[str, Any]:
     if device == "cpu":
         run(one, where, watch, kind=Job)
         return {"phases": {}, "note": "a CPU has no such counters"}
+    # At its usual 65,536 the first steps of a small model overflow, and are no steps.
+    torch.amp.GradScaler = functools.partial(torch.amp.GradScaler, init_scale=1.0)  # type: ignore[assignment,misc]
     torch.cuda.init()
     torch.zeros(1, device="cuda")
     context = process_bytes() - torch.cuda.memory_reserved()
@@ -119,66 +122,36 @@ def measure_time(case: Case, device: str) -> dict[str, Any]:
     return {"step_s": median(times), "tokens_per_step": config.tokens_per_step}
 
 
-def child(index: int, small: bool, device: str, what: str, out: Path) -> None:
-    """One case in this process."""
-    case = (SMALL if small else CASES)[index]
-    try:
-        found = measure_memory(case, device) if what == "memory" else measure_time(case, device)
-    except Exception as error:  # one failing case must not cost the others their lease of the card
-        found = {"error": f"{type(error).__name__}: {str(error)[:300]}"}
-    out.write_text(json.dumps(found))
-
-
-def run(indices: list[int], args: argparse.Namespace, what: str, at_once: int, deadline: float) -> dict[int, Any]:
-    """Children, so many at once, until the time is up."""
-    found: dict[int, Any] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        waiting, running = list(indices), {}
-        while waiting or running:
-            while waiting and len(running) < at_once and time.monotonic() < deadline:
-                index = waiting.pop(0)
-                out = Path(folder) / f"{what}{index}.json"
-                words = [sys.executable, __file__, "--child", str(index), "--what", what, "--out", str(out)]
-                words += ["--device", args.device, *(["--small"] if args.small else [])]
-                running[index] = (subprocess.Popen(words, stdout=subprocess.DEVNULL), out)
-            if not running:
-                break
-            for index, (process, out) in list(running.items()):
-                if time.monotonic() > deadline + 45:
-                    process.kill()
-                if process.poll() is not None:
-                    del running[index]
-                    text = out.read_text() if out.exists() else ""
-                    found[index] = (
-                        json.loads(text) if text else {"error": f"the process ended with {process.returncode}"}
-                    )
-                    print(f"{what:6} {index:3} {found[index].get('error', 'done')}", flush=True)
-            time.sleep(0.1)
-    return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("gpu_suite.json"))
+    parser.add_argument("--out", type=Path, default=Path("gpu_suite.json.gz"))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true", help="two tiny cases, to try the script")
     parser.add_argument("--minutes", type=float, default=8.0, help="start no further case after this long")
-    parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--what", default="memory", help=argparse.SUPPRESS)
+    parser.add_argument("--at-once", type=int, default=AT_ONCE, help="cases side by side while memory is measured")
+    parser.add_argument("--memory-only", action="store_true", help="no seconds of a step")
     args = parser.parse_args()
-    if args.child is not None:
-        child(args.child, args.small, args.device, args.what, args.out)
-        return
+    import_compiler()  # once for all forks
     import torch
 
+    torch._inductor.config.force_disable_caches = True  # a kernel that is known from before is not tried out
     cases = SMALL if args.small else CASES
     end = time.monotonic() + args.minutes * 60
-    memory = run(list(range(len(cases))), args, "memory", AT_ONCE, end - 0.25 * args.minutes * 60)
-    timed = [i for i, case in enumerate(cases) if args.small or (case.name in TIMED and case.step == "foretrain")]
-    seconds = run(timed, args, "time", 1, end)
+    names = [
+        f"{i}: {case.name}, {case.step}, {'compiled' if case.compiled else 'eager'}" for i, case in enumerate(cases)
+    ]
+    jobs = {name: functools.partial(measure_memory, case, args.device) for name, case in zip(names, cases, strict=True)}
+    memory = run_all(jobs, args.at_once, end - (0 if args.memory_only else 0.25 * args.minutes * 60))
+    timed = {
+        name: functools.partial(measure_time, case, args.device)
+        for name, case in zip(names, cases, strict=True)
+        if not args.memory_only and (args.small or (case.name in TIMED and case.step == "foretrain"))
+    }
+    seconds = run_all(timed, 1, end)
     missing = {"error": "not measured: no time left"}
     rows = [
-        {**case._asdict(), "memory": memory.get(i, missing), "time": seconds.get(i)} for i, case in enumerate(cases)
+        {**case._asdict(), "memory": memory.get(name, missing), "time": seconds.get(name)}
+        for name, case in zip(names, cases, strict=True)
     ]
     cuda = args.device == "cuda"
     properties = torch.cuda.get_device_properties(0) if cuda else None
@@ -193,7 +166,7 @@ def main() -> None:
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda},
         "rows": rows,
     }  # fmt: skip
-    args.out.write_text(json.dumps(document) + "\n", "utf-8")
+    args.out.write_bytes(gzip.compress(json.dumps(document).encode()))
     print(f"wrote {args.out}")
 
 

@@ -1,0 +1,80 @@
+"""Jobs in forks of this process, so many at once, until the time is up. torch is imported once, CUDA by the forks.
+
+Each job's answer is a dict. A fork that raises answers {"error"}; one that dies or is too slow is told the same way.
+"""
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+GRACE_S = 30  # what is running when the time is up may still end
+
+
+def import_compiler() -> None:
+    """Import torch and its compiler, whose import asks how many cards there are: a process that has asked cannot fork."""
+    import torch
+
+    counted = getattr(torch._C, "_cuda_getDeviceCount", None)
+    if counted:  # what torch has without CUDA decides more
+        torch._C._cuda_getDeviceCount = lambda: 0
+    try:
+        import torch._inductor.compile_fx
+    finally:
+        if counted:
+            torch._C._cuda_getDeviceCount = counted
+    import torch._inductor.config
+
+    torch._inductor.config.compile_threads = max(1, (os.cpu_count() or 1) // 6)
+
+
+def run_all(jobs: dict[str, Callable[[], dict[str, Any]]], at_once: int, deadline: float) -> dict[str, dict[str, Any]]:
+    """{name: answer} of all jobs that ended; those without one were not begun by `deadline` (time.monotonic)."""
+    found: dict[str, dict[str, Any]] = {}
+    waiting, running = list(jobs), dict[int, tuple[str, Path, float]]()
+    with tempfile.TemporaryDirectory() as folder:
+        while waiting or running:
+            while waiting and len(running) < at_once and time.monotonic() < deadline:
+                name = waiting.pop(0)
+                out = Path(folder) / str(len(jobs) - len(waiting))
+                running[_fork(jobs[name], out)] = name, out, time.monotonic()
+            if not running:
+                break
+            for pid, (name, out, began) in list(running.items()):
+                if time.monotonic() > deadline + GRACE_S:
+                    os.kill(pid, signal.SIGKILL)
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if ended:
+                    del running[pid]
+                    text = out.read_text() if out.exists() else ""
+                    told = f"the process ended with {os.waitstatus_to_exitcode(status)}"
+                    found[name] = json.loads(text) if text else {"error": told}
+                    print(f"{time.monotonic() - began:5.0f} s  {name}: {found[name].get('error', 'done')}", flush=True)
+            time.sleep(0.05)
+    return found
+
+
+def answer_of(job: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """A job's answer, or what it raised: one failing case must not cost the others their time on the card."""
+    try:
+        return job()
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {str(error)[:300]}"}
+
+
+def _fork(job: Callable[[], dict[str, Any]], out: Path) -> int:
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            staging = out.with_suffix(".staging")
+            staging.write_text(json.dumps(answer_of(job)))
+            staging.replace(out)
+        finally:
+            os._exit(0)
+    return pid

@@ -1,0 +1,149 @@
+"""Fine-tuning on a CUDA card: transformers' Trainer with peft, as people write it. What torch counted, phase by phase.
+
+    python benchmarks/gpu/finetune.py --out finetune.json            (two minutes on one card, no network)
+    python benchmarks/gpu/finetune.py --compare finetune.json --out compared.json       (on any machine)
+
+The runs are those of tests/cuda_build/finetuning (`make cuda-truth TIER=finetuning`), without what needs bitsandbytes:
+real sizes first. `--compare` traces and estimates each run with the torch and transformers that are installed, so
+install those of the measurement.
+"""
+
+import argparse
+import functools
+import json
+import platform
+import sys
+import tempfile
+import time
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parent.parent.parent))
+
+from at_once import import_compiler, run_all
+from common import show
+
+from tests.cuda_build.finetuning.cases import Case, cases
+
+BYTES = ("allocated_bytes", "reserved_bytes")
+NEEDS_BITSANDBYTES = ("8bit", "qlora")
+
+
+def chosen() -> list[Case]:
+    """Real sizes, then families, then the grid and the rest."""
+    able = [case for case in cases() if not any(word in case.name for word in NEEDS_BITSANDBYTES)]
+    order = ("full size", "family", "other", "grid")
+    return sorted((case for case in able if case.kind in order), key=lambda case: order.index(case.kind))
+
+
+def measure(case: Case) -> dict[str, Any]:
+    """One run on the card."""
+    import torch
+
+    from tests.cuda_build.finetuning.run import run
+    from tests.cuda_build.measure import Watch
+
+    began, watch = time.monotonic(), Watch()
+    torch.backends.cuda.matmul.allow_tf32 = False
+    with tempfile.TemporaryDirectory() as folder:
+        run(case.config, case.tune, "cuda", watch, Path(folder), moved=case.moved)
+        watch.close()
+    return {"phases": watch.phases, "took_s": round(time.monotonic() - began, 1)}
+
+
+def measure_all(at_once: int, minutes: float) -> dict[str, Any]:
+    """Every run, with what measured it."""
+    end = time.monotonic() + minutes * 60
+    import_compiler()
+    import accelerate
+    import peft
+    import torch
+    import transformers
+
+    import tests.cuda_build.finetuning.run  # noqa: F401  # once for all forks
+
+    transformers.utils.logging.disable_progress_bar()
+    found = run_all({case.name: functools.partial(measure, case) for case in chosen()}, at_once, end)
+    properties = torch.cuda.get_device_properties(0)
+    versions = {each.__name__: each.__version__ for each in (torch, transformers, peft, accelerate)}
+    return {
+        "what": (__doc__ or "").splitlines()[0], "date": date.today().isoformat(),
+        "machine": {"gpu": properties.name, "memory_bytes": properties.total_memory},
+        "versions": {"python": platform.python_version(), "cuda": torch.version.cuda, **versions}, "runs": found,
+    }  # fmt: skip
+
+
+def compare(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """Each run's peaks beside those of its trace and its estimate."""
+    from foretrain.hardware.catalogue import match
+    from foretrain.predict.allocator.replay import replay
+    from foretrain.predict.finetune.memory import estimated
+    from foretrain.predict.finetune.resolved import facts_of, resolved
+    from foretrain.predict.trace import service
+    from foretrain.predict.trace.finetune.request import FineTuneRequest
+    from tests.kit.finetune import source_of
+
+    machine, rows = document["machine"], []
+    gpu: Any = match(machine["gpu"], machine["memory_bytes"] / 2**30, 0)
+    by_name = {case.name: case for case in cases()}
+    for name, real in document["runs"].items():
+        if "error" in real:
+            rows.append({"name": name, "error": real["error"]})
+            continue
+        case = by_name[name]
+        trace = service.traces([FineTuneRequest(source_of(case.config, case.model), case.tune, gpu)])[0]
+        facts: Any = facts_of(case.config, case.model)
+        guess = estimated(facts, resolved(facts, case.tune, gpu), gpu).memory.phases
+        row: dict[str, Any] = {"name": name, "options": case.options}
+        for what in BYTES:
+            measured = max(phase[what] for phase in real["phases"].values())
+            traced = max(getattr(phase, what) or 0 for phase in replay(trace).phases)
+            guessed = max(getattr(phase, what) or 0 for phase in guess)
+            row[what] = {
+                "real": measured, "traced": traced, "estimated": guessed, "trace_error": traced / measured - 1,
+                "estimate_error": guessed / measured - 1,
+            }  # fmt: skip
+        rows.append(row)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("gpu_finetune.json"))
+    parser.add_argument("--at-once", type=int, default=4)
+    parser.add_argument("--minutes", type=float, default=2.0, help="start no further run after this long")
+    parser.add_argument("--compare", type=Path, metavar="FILE", help="predict what FILE measured")
+    args = parser.parse_args()
+    if not args.compare:
+        args.out.write_text(json.dumps(measure_all(args.at_once, args.minutes)) + "\n", "utf-8")
+        return
+    document = json.loads(args.compare.read_text("utf-8"))
+    rows = compare(document)
+    table = [
+        [row["name"], row["error"][:60], "", "", "", ""]
+        if "error" in row
+        else [
+            row["name"],
+            *(
+                text
+                for what in BYTES
+                for text in (
+                    f"{row[what]['real'] / 2**20:,.1f}",
+                    f"{row[what]['trace_error']:+.3%}",
+                    f"{row[what]['estimate_error']:+.2%}",
+                )
+            ),
+        ]
+        for row in rows
+    ]
+    columns = ["run", "allocated MiB", "traced", "estimated", "reserved MiB", "traced", "estimated"]
+    show("Fine-tuning: predicted against measured", columns, table)
+    kept = {key: value for key, value in document.items() if key != "runs"}
+    args.out.write_text(json.dumps({**kept, "rows": rows}, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

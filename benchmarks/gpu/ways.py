@@ -1,0 +1,271 @@
+"""Ways to run GPT-2 124M and a few other models on one card: time and memory of each, beside nanoGPT's own step.
+
+    python benchmarks/gpu/ways.py --out ways.json           (six minutes on a card of 40 GB or more, no network)
+    python benchmarks/gpu/ways.py --device cpu --small      (does the script itself work?)
+
+Every way is a process of its own that stays: they compile side by side, then train blocks of steps in turn, three
+rounds, so that a card that grows warm is warm for all. A block of a way that waits costs the card nothing. Ratios are
+between nanoGPT's compiled block and the way's in the same round. Tokens are drawn from 50,304 with a text's few
+frequent and many rare ones; both sides read them from the same file.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import platform
+import sys
+import tempfile
+import time
+from datetime import date
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import numpy as np
+from at_once import import_compiler
+from common import show
+
+ROUNDS, WARM = 3, 3
+GPT2 = {"batch_size": 12, "gradient_accumulation_steps": 5}
+MEDIUM = {"n_layer": 24, "n_head": 16, "n_embd": 1024, "batch_size": 4, "gradient_accumulation_steps": 4}
+NARROW = {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64, "batch_size": 12}
+ONE = {"gradient_accumulation_steps": 1}
+CHARACTERS = {"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 256, "batch_size": 64}
+HALF = {"master_weights": True, "loss_chunk_size": 1024}
+
+
+class Way(NamedTuple):
+    """A model, and how its step is run."""
+
+    model: str
+    name: str
+    knobs: dict[str, Any]
+    step: str = "foretrain"
+    compiled: bool = True
+    dtype: str = "bfloat16"
+
+    @property
+    def title(self) -> str:
+        """What the table says."""
+        mode = "" if self.compiled else ", eager"
+        return f"{self.model}: {self.name}{mode}{', fp16' if self.dtype == 'float16' else ''}"
+
+
+def of(model: str, base: dict[str, Any], ways: dict[str, dict[str, Any]], **more: Any) -> list[Way]:
+    """nanoGPT's step, compiled, and so many ways of ours."""
+    rival = Way(model, "nanoGPT", base, "nanogpt", **more)
+    return [rival, *(Way(model, name, {**base, **knobs}, **more) for name, knobs in ways.items())]
+
+
+WAYS = [
+    *of("124M", GPT2, {
+        "plain": {},
+        "master weights": {"master_weights": True},
+        "chunked loss": {"loss_chunk_size": 2048},
+        "masters, chunks": HALF,
+        "masters, chunks, norms and GELU again": {**HALF, "recompute_norm_gelu": True},
+        "masters, chunks, checkpointing": {**HALF, "activation_checkpointing": True},
+        "masters, chunks, half checkpointed": {**HALF, "activation_checkpointing": True, "checkpointed_blocks": 6},
+        "masters, auto chunker": {"master_weights": True, "auto_chunker": True},
+        "masters, budget 0.7": {"master_weights": True, "activation_memory_budget": 0.7},
+        "masters, fp8": {"master_weights": True, "matmul": "fp8"},
+        "fp8": {"matmul": "fp8"},
+        "masters, CUDA graphs": {"master_weights": True, "compile_mode": "reduce-overhead"},
+        "masters, blocks": {"master_weights": True, "compile_blocks": True},
+        "adamw8bit": {"optimizer": "adamw8bit"},
+        "modern, Muon": {"recipe": "modern", "optimizer": "muon"},
+    }),
+    Way("124M", "nanoGPT", GPT2, "nanogpt", compiled=False),
+    Way("124M", "plain", GPT2, compiled=False),
+    *of("4 × 128", {**NARROW, **ONE}, {
+        "plain": {}, "CUDA graphs": {"compile_mode": "reduce-overhead"},
+        "masters, CUDA graphs": {"compile_mode": "reduce-overhead", "master_weights": True},
+    }),
+    *of("6 × 384", {**CHARACTERS, **ONE}, {
+        "plain": {}, "masters": {"master_weights": True},
+        "masters, CUDA graphs": {"compile_mode": "reduce-overhead", "master_weights": True},
+    }),
+    *of("350M", MEDIUM, {"masters, chunks, norms and GELU again": {**HALF, "recompute_norm_gelu": True}, "plain": {}}),
+]  # fmt: skip
+TINY = {"n_layer": 2, "n_head": 2, "n_embd": 32, "block_size": 32, "batch_size": 4, "gradient_accumulation_steps": 1}
+SMALL = [
+    Way("tiny", "nanoGPT", TINY, "nanogpt", compiled=False, dtype="float32"),
+    Way("tiny", "plain", TINY, compiled=False, dtype="float32"),
+]
+BLOCKS = {"4 × 128": 100, "6 × 384": 50, "tiny": 3}  # steps of one, 5 where nothing else is said
+
+
+def tokens(folder: Path) -> None:
+    """train.bin and val.bin: tokens of 50,304 whose logarithms are uniform, much as a text's."""
+    draw = np.random.default_rng(0)
+    for split, count in (("train", 8_000_000), ("val", 500_000)):
+        ids = np.minimum(50304 ** draw.random(count), 50303).astype(np.uint16)
+        ids.tofile(folder / f"{split}.bin")
+
+
+class Trainer:
+    """A way, built: `step` and what it took."""
+
+    def __init__(self, way: Way, device: str, folder: Path) -> None:
+        import torch
+        from nanogpt_step import Foretrain, NanoGptTraining
+
+        from foretrain.config.options import RunConfig
+        from foretrain.data.dataset import read_info
+
+        config = RunConfig.model_validate(
+            {**way.knobs, "device": device, "dataset": str(folder), "compile": way.compiled}
+        )
+        made = NanoGptTraining if way.step == "nanogpt" else Foretrain
+        self.on_card = device == "cuda"
+        self.torch, self.number, self.config = torch, 0, config
+        self.own = made(config, torch.device(device), way.dtype, read_info(folder), compiled=way.compiled)
+
+    def block(self, count: int) -> dict[str, Any]:
+        """Seconds a step of so many, torch's peaks, and the last loss."""
+        torch = self.torch
+        if self.on_card:
+            torch.cuda.reset_peak_memory_stats()
+            torch.cuda.synchronize()
+        began, loss = time.perf_counter(), 0.0
+        for _ in range(count):
+            loss = self.own.step(self.number)
+            self.number += 1
+        found: dict[str, Any] = {"step_s": (time.perf_counter() - began) / count, "loss": loss}
+        if self.on_card:
+            found |= {
+                "allocated_bytes": torch.cuda.max_memory_allocated(),
+                "reserved_bytes": torch.cuda.max_memory_reserved(),
+            }
+            torch.cuda.empty_cache()
+        return found
+
+
+def work(way: Way, device: str, folder: Path, told: Connection) -> None:
+    """A process: builds, compiles, then trains a block whenever it is asked for one."""
+    try:
+        began = time.perf_counter()
+        trainer = Trainer(way, device, folder)
+        trainer.block(WARM)
+        told.send({"first_steps_s": time.perf_counter() - began, "tokens": trainer.config.tokens_per_step})
+        while True:
+            told.send(trainer.block(told.recv()))
+    except EOFError:
+        pass
+    except Exception as error:  # one failing way must not cost the others their time on the card
+        told.send({"error": f"{type(error).__name__}: {str(error)[:300]}"})
+    os._exit(0)
+
+
+def measure(ways: list[Way], device: str, folder: Path, at_once: int, end: float) -> list[dict[str, Any]]:
+    """All ways: started `at_once` side by side, then in turn."""
+    fork = multiprocessing.get_context("fork")
+    rows: list[dict[str, Any]] = [{**way._asdict(), "title": way.title, "blocks": []} for way in ways]
+    pipes: dict[int, Any] = {}
+    ready, waiting, starting = list[int](), list(range(len(ways))), dict[int, Any]()
+    while (waiting or starting) and time.monotonic() < end:
+        while waiting and len(starting) < at_once:
+            index = waiting.pop(0)
+            here, there = fork.Pipe()
+            fork.Process(target=work, args=(ways[index], device, folder, there), daemon=True).start()
+            there.close()
+            starting[index] = here
+        for index, pipe in list(starting.items()):
+            if pipe.poll(0.02):
+                del starting[index]
+                rows[index] |= _heard(pipe)
+                print(f"{rows[index].get('first_steps_s', 0):5.0f} s  {ways[index].title}: {rows[index].get('error', 'ready')}", flush=True)  # fmt: skip
+                if "error" not in rows[index]:
+                    ready.append(index)
+                    pipes[index] = pipe
+    for index in [*waiting, *starting]:
+        rows[index]["error"] = "no time left"
+    ready.sort()
+    for turn in range(ROUNDS):
+        for index in ready if turn % 2 == 0 else reversed(ready):
+            if time.monotonic() > end + 60 or "error" in rows[index]:
+                continue
+            try:
+                pipes[index].send(BLOCKS.get(ways[index].model, 5))
+                answer = _heard(pipes[index])
+            except OSError:
+                answer = {"error": "the process ended"}
+            if "error" in answer:
+                rows[index] |= answer
+            else:
+                rows[index]["blocks"].append(answer)
+    return rows
+
+
+def _heard(pipe: Connection) -> dict[str, Any]:
+    try:
+        return pipe.recv()
+    except EOFError:
+        return {"error": "the process ended"}
+
+
+def judged(rows: list[dict[str, Any]]) -> None:
+    """Add medians, and ratios to the compiled step of nanoGPT for the same model."""
+    rivals = {
+        row["model"]: row for row in rows if row["step"] == "nanogpt" and (row["compiled"] or row["model"] == "tiny")
+    }
+    for row in rows:
+        if not row["blocks"]:
+            continue
+        row["step_s"] = median(block["step_s"] for block in row["blocks"])
+        row["tokens_per_s"] = row["tokens"] / row["step_s"]
+        for key in ("allocated_bytes", "reserved_bytes"):
+            row[key] = max(block.get(key, 0) for block in row["blocks"])
+        rival = rivals.get(row["model"], {}).get("blocks", [])
+        ratios = [a["step_s"] / b["step_s"] for a, b in zip(rival, row["blocks"], strict=False)]
+        if ratios:
+            row["ratio"], row["ratio_range"] = median(ratios), [min(ratios), max(ratios)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("gpu_ways.json"))
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--small", action="store_true", help="two tiny ways, to try the script")
+    parser.add_argument("--only", help="ways of this model alone")
+    parser.add_argument("--at-once", type=int, default=6, help="ways that compile side by side")
+    parser.add_argument("--minutes", type=float, default=6.0, help="start no further way after this long")
+    args = parser.parse_args()
+    end = time.monotonic() + args.minutes * 60
+    import_compiler()
+    import torch
+
+    ways = [way for way in (SMALL if args.small else WAYS) if args.only in (None, way.model)]
+    with tempfile.TemporaryDirectory() as folder:
+        tokens(Path(folder))
+        rows = measure(ways, args.device, Path(folder), args.at_once, end)
+    judged(rows)
+    card = torch.cuda.get_device_properties(0) if args.device == "cuda" else None
+    document = {
+        "what": (__doc__ or "").splitlines()[0], "date": date.today().isoformat(),
+        "machine": {"gpu": card.name if card else "none", "memory_bytes": card.total_memory if card else 0},
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda},
+        "rows": rows,
+    }  # fmt: skip
+    args.out.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
+    table = [
+        [
+            row["title"], f"{row['step_s'] * 1e3:,.2f}", f"{row['tokens_per_s']:,.0f}",
+            f"{row['ratio']:.2f} ({row['ratio_range'][0]:.2f} to {row['ratio_range'][1]:.2f})" if "ratio" in row else "",
+            f"{row['allocated_bytes'] / 2**30:.2f}", f"{row['reserved_bytes'] / 2**30:.2f}", f"{row['first_steps_s']:.0f}",
+        ]
+        if row["blocks"]
+        else [row["title"], row.get("error", "")[:60], *[""] * 5]
+        for row in rows
+    ]  # fmt: skip
+    columns = ["way", "ms a step", "tokens/s", "times nanoGPT (range)", "GiB", "reserved", "first s"]
+    show("Ways to run a step", columns, table)
+
+
+if __name__ == "__main__":
+    main()

@@ -66,38 +66,45 @@ WAYS = [
     *of("124M", GPT2, {
         "plain": {},
         "master weights": {"master_weights": True},
-        "chunked loss": {"loss_chunk_size": 2048},
         "masters, chunks": HALF,
         "masters, chunks, norms and GELU again": {**HALF, "recompute_norm_gelu": True},
         "masters, chunks, checkpointing": {**HALF, "activation_checkpointing": True},
-        "masters, chunks, half checkpointed": {**HALF, "activation_checkpointing": True, "checkpointed_blocks": 6},
-        "masters, auto chunker": {"master_weights": True, "auto_chunker": True},
         "masters, budget 0.7": {"master_weights": True, "activation_memory_budget": 0.7},
         "masters, fp8": {"master_weights": True, "matmul": "fp8"},
-        "fp8": {"matmul": "fp8"},
-        "masters, CUDA graphs": {"master_weights": True, "compile_mode": "reduce-overhead"},
-        "masters, blocks": {"master_weights": True, "compile_blocks": True},
-        "adamw8bit": {"optimizer": "adamw8bit"},
         "modern, Muon": {"recipe": "modern", "optimizer": "muon"},
     }),
+    Way("124M", "one graph, masters", {**GPT2, "master_weights": True}, "graphed"),
     Way("124M", "nanoGPT", GPT2, "nanogpt", compiled=False),
     Way("124M", "plain", GPT2, compiled=False),
     *of("4 × 128", {**NARROW, **ONE}, {
         "plain": {}, "CUDA graphs": {"compile_mode": "reduce-overhead"},
         "masters, CUDA graphs": {"compile_mode": "reduce-overhead", "master_weights": True},
     }),
+    Way("4 × 128", "one graph", {**NARROW, **ONE}, "graphed"),
+    Way("4 × 128", "one graph", {**NARROW, **ONE}, "graphed", compiled=False),
+    Way("4 × 128", "one graph, masters", {**NARROW, **ONE, "master_weights": True}, "graphed"),
     *of("6 × 384", {**CHARACTERS, **ONE}, {
         "plain": {}, "masters": {"master_weights": True},
         "masters, CUDA graphs": {"compile_mode": "reduce-overhead", "master_weights": True},
     }),
-    *of("350M", MEDIUM, {"masters, chunks, norms and GELU again": {**HALF, "recompute_norm_gelu": True}, "plain": {}}),
+    Way("6 × 384", "one graph", {**CHARACTERS, **ONE}, "graphed"),
+    Way("6 × 384", "one graph, masters", {**CHARACTERS, **ONE, "master_weights": True}, "graphed"),
+    *of("350M", MEDIUM, {"masters, chunks, norms and GELU again": {**HALF, "recompute_norm_gelu": True}}),
 ]  # fmt: skip
 TINY = {"n_layer": 2, "n_head": 2, "n_embd": 32, "block_size": 32, "batch_size": 4, "gradient_accumulation_steps": 1}
 SMALL = [
     Way("tiny", "nanoGPT", TINY, "nanogpt", compiled=False, dtype="float32"),
     Way("tiny", "plain", TINY, compiled=False, dtype="float32"),
 ]
-BLOCKS = {"4 × 128": 100, "6 × 384": 50, "tiny": 3}  # steps of one, 5 where nothing else is said
+PROFILED = {
+    "nanoGPT",
+    "plain",
+    "master weights",
+    "masters, chunks, norms and GELU again",
+    "one graph",
+    "one graph, masters",
+}
+BLOCKS = {"4 × 128": 100, "6 × 384": 50, "tiny": 3}  # steps of one, 4 where nothing else is said
 
 
 def tokens(folder: Path) -> None:
@@ -106,6 +113,28 @@ def tokens(folder: Path) -> None:
     for split, count in (("train", 8_000_000), ("val", 500_000)):
         ids = np.minimum(50304 ** draw.random(count), 50303).astype(np.uint16)
         ids.tofile(folder / f"{split}.bin")
+
+
+def graphed(made: Any) -> Any:
+    """foretrain's contestant, whose step is one CUDA graph."""
+    from foretrain.data.batches import train_batches
+    from foretrain.model.graphed import GraphedStep
+    from foretrain.model.optimizer import learning_rate
+
+    class Graphed(made):
+        def __init__(self, *args: Any, **more: Any) -> None:
+            super().__init__(*args, **more)
+            self.take = GraphedStep(self.state)
+
+        def step(self, number: int) -> float:
+            c = self.config
+            batches = train_batches(
+                self.tokens, c.seed, number, batch_size=c.batch_size, accumulation=c.gradient_accumulation_steps,
+                block=c.block_size, device=self.state.device,
+            )  # fmt: skip
+            return self.take(batches, learning_rate(c, number)).loss.item()
+
+    return Graphed
 
 
 class Trainer:
@@ -121,7 +150,9 @@ class Trainer:
         config = RunConfig.model_validate(
             {**way.knobs, "device": device, "dataset": str(folder), "compile": way.compiled}
         )
-        made = NanoGptTraining if way.step == "nanogpt" else Foretrain
+        made: Any = NanoGptTraining if way.step == "nanogpt" else Foretrain
+        if way.step == "graphed":
+            made = graphed(Foretrain)
         self.on_card = device == "cuda"
         self.torch, self.number, self.config = torch, 0, config
         self.own = made(config, torch.device(device), way.dtype, read_info(folder), compiled=way.compiled)
@@ -131,6 +162,7 @@ class Trainer:
         torch = self.torch
         if self.on_card:
             torch.cuda.reset_peak_memory_stats()
+            self.own.step(self.number)  # the memory that the block before gave back is taken anew
             torch.cuda.synchronize()
         began, loss = time.perf_counter(), 0.0
         for _ in range(count):
@@ -145,16 +177,59 @@ class Trainer:
             torch.cuda.empty_cache()
         return found
 
+    def forget(self) -> None:
+        """Give back what a step that ran out of memory has left."""
+        model = self.own.state.model if hasattr(self.own, "state") else self.own.model
+        for parameter in model.parameters():
+            parameter.grad = None
+        self.torch.cuda.empty_cache()
+
+    def kernels(self, count: int) -> dict[str, Any]:
+        """What the card did in so many steps, by the profiler: each kernel's runs and seconds a step, longest first.
+
+        `busy_s`: seconds a step in which any kernel ran; `host_s`: of the step while it was watched."""
+        import torch
+        from torch.profiler import ProfilerActivity, profile
+
+        self.own.step(self.number)
+        began = time.perf_counter()
+        with profile(activities=[ProfilerActivity.CUDA]) as found:
+            for _ in range(count):
+                self.own.step(self.number)
+            torch.cuda.synchronize()
+        took_s = (time.perf_counter() - began) / count
+        ran = [event for event in found.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+        spans = sorted((event.time_range.start, event.time_range.end) for event in ran)
+        busy, until = 0.0, 0.0
+        for start, end in spans:
+            busy += max(0.0, end - max(start, until))
+            until = max(until, end)
+        rows = sorted(found.key_averages(), key=lambda row: -row.self_device_time_total)
+        self.torch.cuda.empty_cache()
+        return {
+            "host_s": took_s, "busy_s": busy / 1e6 / count, "runs": sum(row.count for row in rows) / count,
+            "kernels": [[row.key[:120], row.count / count, row.self_device_time_total / 1e6 / count] for row in rows[:40]],
+        }  # fmt: skip
+
 
 def work(way: Way, device: str, folder: Path, told: Connection) -> None:
     """A process: builds, compiles, then trains a block whenever it is asked for one."""
     try:
         began = time.perf_counter()
         trainer = Trainer(way, device, folder)
-        trainer.block(WARM)
+        for left in reversed(range(5)):
+            try:
+                trainer.block(WARM)
+                break
+            except Exception as error:
+                if "out of memory" not in str(error) or not left:
+                    raise
+            trainer.forget()  # others that start have the card's memory for a moment
+            time.sleep(3)
         told.send({"first_steps_s": time.perf_counter() - began, "tokens": trainer.config.tokens_per_step})
         while True:
-            told.send(trainer.block(told.recv()))
+            what, count = told.recv()
+            told.send(getattr(trainer, what)(count))
     except EOFError:
         pass
     except Exception as error:  # one failing way must not cost the others their time on the card
@@ -167,7 +242,9 @@ def measure(ways: list[Way], device: str, folder: Path, at_once: int, end: float
     fork = multiprocessing.get_context("fork")
     rows: list[dict[str, Any]] = [{**way._asdict(), "title": way.title, "blocks": []} for way in ways]
     pipes: dict[int, Any] = {}
-    ready, waiting, starting = list[int](), list(range(len(ways))), dict[int, Any]()
+    ready, starting = list[int](), dict[int, Any]()
+    among = [[way.model for way in ways[:i]].count(way.model) for i, way in enumerate(ways)]
+    waiting = sorted(range(len(ways)), key=among.__getitem__)  # large models not all at one time
     while (waiting or starting) and time.monotonic() < end:
         while waiting and len(starting) < at_once:
             index = waiting.pop(0)
@@ -191,15 +268,31 @@ def measure(ways: list[Way], device: str, folder: Path, at_once: int, end: float
             if time.monotonic() > end + 60 or "error" in rows[index]:
                 continue
             try:
-                pipes[index].send(BLOCKS.get(ways[index].model, 5))
-                answer = _heard(pipes[index])
+                answer = asked(pipes[index], "block", BLOCKS.get(ways[index].model, 4))
             except OSError:
                 answer = {"error": "the process ended"}
             if "error" in answer:
                 rows[index] |= answer
             else:
                 rows[index]["blocks"].append(answer)
+    for index in ready:
+        if (
+            device == "cuda"
+            and ways[index].name in PROFILED
+            and "error" not in rows[index]
+            and time.monotonic() < end + 60
+        ):
+            try:
+                rows[index]["profile"] = asked(pipes[index], "kernels", 3)
+            except OSError:
+                rows[index]["profile"] = {"error": "the process ended"}
     return rows
+
+
+def asked(pipe: Connection, what: str, count: int) -> dict[str, Any]:
+    """The answer of a way's process."""
+    pipe.send((what, count))
+    return _heard(pipe)
 
 
 def _heard(pipe: Connection) -> dict[str, Any]:

@@ -70,9 +70,11 @@ def compare(row: dict[str, Any], gpu: Any) -> dict[str, Any]:
         "reserved_error": max(p.reserved_bytes or 0 for p in phases.values()) / reserved - 1,
         "ledger_error": ledger.worst.allocated_bytes / allocated - 1,
         "process_error": max(p.needed_expected_bytes for p in phases.values()) / process - 1,
+        "measured": {"allocated_bytes": allocated, "reserved_bytes": reserved, "process_bytes": process},
         "phases": {
             name: p.allocated_bytes / measured["phases"][name]["allocated_bytes"] - 1 for name, p in phases.items()
         },
+        "context_at_start_bytes": measured.get("context_at_start_bytes"),
         "under": process > max(p.needed_high_bytes for p in phases.values()),
         "refused": worst_verdict(roomy.memory) == "does_not_fit",
         "context_bytes": process - measured["reserved_at_end_bytes"],

@@ -71,23 +71,24 @@ def measure_all(at_once: int, minutes: float) -> dict[str, Any]:
     versions = {each.__name__: each.__version__ for each in (torch, transformers, peft, accelerate)}
     return {
         "what": (__doc__ or "").splitlines()[0], "date": date.today().isoformat(),
-        "machine": {"gpu": properties.name, "memory_bytes": properties.total_memory},
+        "machine": {"gpu": properties.name, "memory_bytes": properties.total_memory, "sm_count": properties.multi_processor_count},
         "versions": {"python": platform.python_version(), "cuda": torch.version.cuda, **versions}, "runs": found,
     }  # fmt: skip
 
 
 def compare(document: dict[str, Any]) -> list[dict[str, Any]]:
     """Each run's peaks beside those of its trace and its estimate."""
+    from foretrain.config.hub.read import facts_of
     from foretrain.hardware.catalogue import match
     from foretrain.predict.allocator.replay import replay
     from foretrain.predict.finetune.memory import estimated
-    from foretrain.predict.finetune.resolved import facts_of, resolved
+    from foretrain.predict.finetune.resolved import resolved
     from foretrain.predict.trace import service
     from foretrain.predict.trace.finetune.request import FineTuneRequest
     from tests.kit.finetune import source_of
 
     machine, rows = document["machine"], []
-    gpu: Any = match(machine["gpu"], machine["memory_bytes"] / 2**30, 0)
+    gpu: Any = match(machine["gpu"], machine["memory_bytes"] / 2**30, machine["sm_count"])
     by_name = {case.name: case for case in cases()}
     for name, real in document["runs"].items():
         if "error" in real:

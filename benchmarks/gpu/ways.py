@@ -118,8 +118,8 @@ def tokens(folder: Path) -> None:
 def graphed(made: Any) -> Any:
     """foretrain's contestant, whose step is one CUDA graph."""
     from foretrain.data.batches import train_batches
-    from foretrain.model.graphed import GraphedStep
     from foretrain.model.optimizer import learning_rate
+    from foretrain.training.graphed import GraphedStep
 
     class Graphed(made):
         def __init__(self, *args: Any, **more: Any) -> None:

@@ -342,6 +342,13 @@ class RunConfig(Record):
         "torch.compile one block that all share, instead of the whole model: starts faster; memory has no forecast",
         group="system", nanogpt="cannot", needs=("compile", True), affects=COST, on_resume="rounding",
     )
+    cuda_graph: bool = option(
+        False,
+        "record the optimizer step as one CUDA graph and replay it: small models, which wait for Python, train several "
+        "times faster; for AdamW on one card",
+        group="system", nanogpt="cannot", affects=COST, on_resume="rounding", reference="other",
+        idle=(("cpu", "it is for CUDA cards"), ("mps", "it is for CUDA cards")),
+    )
     attention: Literal["auto", "sdpa", "bmm"] = option(
         "auto", "attention kernels. sdpa: PyTorch's own; bmm: batched matmuls, for CPUs and without dropout; "
         "auto: sdpa on GPUs, whichever measures faster on CPUs",

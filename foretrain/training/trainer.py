@@ -38,6 +38,7 @@ from foretrain.training.cpu_threads import Waiting
 from foretrain.training.device import TORCH_DTYPES, Placement
 from foretrain.training.endings import SMALLER_AT_RESUME, end_process, end_quietly, ending_of
 from foretrain.training.feed import Feed, token_files
+from foretrain.training.graphed import GraphedStep
 from foretrain.training.memory_limit import HostGuard, Watch, cap
 from foretrain.training.meter import Meter
 from foretrain.training.nonfinite import Guard, Reading
@@ -96,6 +97,7 @@ class Trainer:
         self.started_at = now()
         self.clock = time.monotonic
         self.state: TrainState
+        self.graphed: GraphedStep | None = None  # the step as one CUDA graph, where the config asks for it
         self.progress = Progress(step=0, config_digest=config_digest(config), dataset_fingerprint=info.fingerprint)
         self._elapsed_before_s = 0.0
         self._diverging = False
@@ -216,6 +218,7 @@ class Trainer:
             self._resume()
         else:
             self._start()
+        self._record_anew()
         if self.config.matmul != "dtype":
             precision_check.check_before(self.state, self.train_tokens, self.placement.dtype, self._note)
 
@@ -270,7 +273,19 @@ class Trainer:
     def _use(self, config: RunConfig) -> None:
         """Another way to carry out the same training."""
         self._take(config)
+        self._record_anew()
         use_split(self.state, self.own, compiled=self.placement.compiled)
+
+    def _record_anew(self) -> None:
+        """Steps are to be one graph, where the config asks for it and nothing in them is the host's: their first ones
+        run as always. What was recorded of other sizes is dropped."""
+        self.graphed = None
+        if not self.config.cuda_graph or self.placement.device.type != "cuda" or not hasattr(self, "state"):
+            return
+        if self.together.several or (self.config.dropout and self.together.by_number):
+            self._note("not_recorded", reason="several ranks share the run")
+            return
+        self.graphed = GraphedStep(self.state, lambda reason: self._note("not_recorded", reason=reason))
 
     def _check_compatible(self, progress: Progress) -> None:
         starting.check_compatible(progress, self.config, self.info, self.directory)
@@ -339,7 +354,7 @@ class Trainer:
             if step and self.meter.wants("steady_step"):
                 self.meter.watch(self.state, compiled=self.placement.compiled)
             with self.meter.phase(phase, self.state):
-                return train_step(self.state, batches, rate)
+                return self.graphed(batches, rate) if self.graphed else train_step(self.state, batches, rate)
 
         self.guard.before(step, self.state)
         while True:
@@ -373,6 +388,7 @@ class Trainer:
             raise UserError("environment.rank_not_compiled", reason=failed.reason)
         self.placement = replace(self.placement, compiled=False)
         go_eager(self.state)
+        self._record_anew()
         self._note("not_compiled", reason=failed.reason)
 
     def _shrink(self, step: int) -> None:
@@ -519,7 +535,8 @@ class Trainer:
             device=self.placement.device, part=self.together.part(self.state),
         )  # fmt: skip
         return sum_of_losses(
-            batches, lambda batch: evaluation_loss(self.state, batch), batch_size=c.eval_batch,
+            batches, self.graphed.evaluate if self.graphed else partial(evaluation_loss, self.state),
+            batch_size=c.eval_batch,
             measure=self.meter.phase(phase, self.state) if self.meter.wants(phase) else None,
             stopping=lambda: bool(self.flag.asked),
             failed=self.vitals.watching(self.state, phase, self.progress.step),

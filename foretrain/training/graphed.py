@@ -7,7 +7,8 @@ An evaluation is a second graph in the memory of the first, whose activations no
 """
 
 import gc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -64,7 +65,8 @@ class GraphedStep:
     def evaluate(self, batch: "Batch") -> Tensor:
         """The loss of one batch, a scalar of its own; as a graph once a step is one, for batches of one size."""
         if self.graph is None:
-            return evaluation_loss(self.state, batch)
+            with self._aside():
+                return evaluation_loss(self.state, batch)
         if self._evaluation is None:
             self._evaluation = self._recorded_evaluation(batch)
         graph, kept, loss = self._evaluation
@@ -75,16 +77,24 @@ class GraphedStep:
         graph.replay()
         return loss.clone()
 
-    def _as_always(self, batches: "Iterable[Batch]", learning_rate: float) -> StepResult:
-        self.done += 1
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """What is recorded has to be warmed up on another stream than torch's own; all of it on the same one, as each
+        stream keeps memory for itself."""
         if self.gives_up:
-            return train_step(self.state, batches, learning_rate)
-        if self.done == 1:
-            torch.cuda.empty_cache()  # what another stream holds is of no use on this one
+            yield
+            return
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            found = train_step(self.state, batches, learning_rate)
+            yield
         torch.cuda.current_stream().wait_stream(self._stream)
+
+    def _as_always(self, batches: "Iterable[Batch]", learning_rate: float) -> StepResult:
+        self.done += 1
+        with self._aside():
+            found = train_step(self.state, batches, learning_rate)
+        if self.done == 1:
+            self._make_room()
         return found
 
     def _kept(self, batches: "Iterable[Batch]") -> "list[Batch]":
@@ -98,6 +108,7 @@ class GraphedStep:
         self._rate.fill_(learning_rate)
         for group in state.optimizer.param_groups:
             group["capturable"] = True
+        self._make_room()
         try:
             with torch.cuda.graph(graph, stream=self._stream):
                 self._result = train_step(state, self._batches, self._rate)  # type: ignore[arg-type]
@@ -116,6 +127,27 @@ class GraphedStep:
         gc.collect()
         torch.cuda.empty_cache()
         self.failed(reason)
+
+    def _make_room(self) -> None:
+        """Let the allocator give back all that the first steps took: a graph has memory of its own, and finds no use
+        for it. Moments were made in the room of activations, whose segments they hold; they are made anew."""
+        getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()
+        moments = self.state.optimizer.state
+        kept = {
+            parameter: {name: value.cpu() for name, value in own.items() if isinstance(value, Tensor) and value.is_cuda}
+            for parameter, own in moments.items()
+        }
+        for parameter, own in kept.items():
+            for name in own:
+                del moments[parameter][name]
+        gc.collect()
+        torch.cuda.empty_cache()
+        for parameter, own in kept.items():
+            moments[parameter] |= {name: value.to(self.state.device) for name, value in own.items()}
+        with torch.cuda.stream(self._stream):  # cuBLAS's workspace, too, would be made in the room of activations
+            small = torch.ones(8, 8, device=self.state.device)
+            small @ small
+            small.to(self.state.dtype) @ small.to(self.state.dtype)
 
     def _recorded_evaluation(self, batch: "Batch") -> "tuple[torch.cuda.CUDAGraph, Batch, Tensor]":
         assert self.graph

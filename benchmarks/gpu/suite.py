@@ -47,7 +47,7 @@ def measure_memory(case: Case, device: str) -> dict[str, Any]:
         run(one, where, watch, kind=Job)
         return {"phases": {}, "note": "a CPU has no such counters"}
     # At its usual 65,536 the first steps of a small model overflow, and are no steps.
-    torch.amp.GradScaler = functools.partial(torch.amp.GradScaler, init_scale=1.0)  # type: ignore[assignment,misc]
+    torch.amp.GradScaler = functools.partial(torch.amp.GradScaler, init_scale=1.0)
     torch.cuda.init()
     torch.zeros(1, device="cuda")
     context = process_bytes() - torch.cuda.memory_reserved()
@@ -133,8 +133,9 @@ def main() -> None:
     args = parser.parse_args()
     import_compiler()  # once for all forks
     import torch
+    from torch._inductor import config as inductor
 
-    torch._inductor.config.force_disable_caches = True  # a kernel that is known from before is not tried out
+    inductor.force_disable_caches = True  # a kernel that is known from before is not tried out
     cases = SMALL if args.small else CASES
     end = time.monotonic() + args.minutes * 60
     names = [

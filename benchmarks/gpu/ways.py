@@ -198,7 +198,8 @@ class Trainer:
                 self.own.step(self.number)
             torch.cuda.synchronize()
         took_s = (time.perf_counter() - began) / count
-        ran = [event for event in found.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+        events: Any = found.events()
+        ran = [event for event in events if event.device_type.name == "CUDA"]
         spans = sorted((event.time_range.start, event.time_range.end) for event in ran)
         busy, until = 0.0, 0.0
         for start, end in spans:

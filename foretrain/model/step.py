@@ -133,7 +133,7 @@ def _compiled(model: LanguageModel, config: RunConfig, *, blocks: bool) -> Calla
     return model
 
 
-def train_step(state: TrainState, batches: "Iterable[Batch]", learning_rate: float) -> StepResult:
+def train_step(state: TrainState, batches: "Iterable[Batch]", learning_rate: float | Tensor) -> StepResult:
     """One optimizer step over `gradient_accumulation_steps` micro-batches.
 
     The loss of each is divided by their number, so the gradient is that of the mean over all tokens. Where loss or

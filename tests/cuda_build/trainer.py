@@ -27,6 +27,7 @@ CASES: dict[str, dict[str, Any]] = {
     "modern, muon": {"recipe": "modern", "optimizer": "muon"},
     "offload": {"optimizer_offload": True},
     "compiled": {"compile": True},
+    "CUDA graph": {"cuda_graph": True},
 }
 RUN = {
     "max_iters": 4, "eval_interval": 2, "eval_iters": 2, "log_interval": 1, "warmup_iters": 1, "lr_decay_iters": 4,

@@ -1,0 +1,139 @@
+"""A step that is recorded and replayed does what `train_step` does, whatever is written into it meanwhile.
+
+No card is needed: a recorder for the CPU keeps the work, and does it again with each replay.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from foretrain.config.options import RunConfig
+from foretrain.data.batches import Batch
+from foretrain.model.step import StepResult, TrainState, build, evaluation_loss, train_step
+from foretrain.training.graphed import WARM_STEPS, GraphedStep
+
+CONFIG = RunConfig(
+    n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=64, batch_size=4, gradient_accumulation_steps=2,
+    device="cpu", compile=False,
+)  # fmt: skip
+STEPS = WARM_STEPS + 4
+
+
+def state_of(dtype: torch.dtype = torch.float32, **options: Any) -> TrainState:
+    state = build(CONFIG.model_copy(update=options), torch.device("cpu"), dtype, compile=False)
+    state.latch = torch.zeros(())
+    return state
+
+
+def batches(step: int) -> Iterator[Batch]:
+    draw = torch.Generator().manual_seed(step)
+    for _ in range(CONFIG.gradient_accumulation_steps):
+        ids = torch.randint(0, CONFIG.vocab_size, (CONFIG.batch_size, CONFIG.block_size + 1), generator=draw)
+        yield ids[:, :-1], ids[:, 1:]
+
+
+def rate(step: int) -> float:
+    return 2.0 ** -(step + 6)  # a graph reads it as a float32: other rates are rounded
+
+
+def tensors_of(made: Any) -> list[Tensor]:
+    if isinstance(made, StepResult):
+        return [value for value in vars(made).values() if value is not None]
+    return [made]
+
+
+class OnCpu:
+    """Recording changes nothing; a replay does the work, and its results are where those of the recording are."""
+
+    def __init__(self, state: TrainState) -> None:
+        self.state, self.replays, self.rooms = state, 0, 0
+
+    def aside(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def record(self, work: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+        trained, optimizer = self.state.trained, self.state.optimizer
+        before = copy.deepcopy((trained.state_dict(), optimizer.state_dict()))
+        latch = self.state.latch.clone()  # type: ignore[union-attr]
+        made = work()
+        trained.load_state_dict(before[0])
+        optimizer.load_state_dict(before[1])
+        self.state.latch.copy_(latch)  # type: ignore[union-attr]
+
+        def replay() -> None:
+            self.replays += 1
+            for here, new in zip(tensors_of(made), tensors_of(work()), strict=True):
+                here.copy_(new)
+
+        return replay, made
+
+    def make_room(self, optimizer: torch.optim.Optimizer) -> None:
+        self.rooms += 1
+
+
+class Refusing(OnCpu):
+    """A recording that meets a question to the card."""
+
+    def record(self, work: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+        self.state.optimizer.param_groups[0]["lr"] = torch.zeros(())
+        raise RuntimeError("operation not permitted when stream is capturing\nCompile with TORCH_USE_CUDA_DSA")
+
+
+def trained(take: Callable[[Iterator[Batch], float], StepResult]) -> list[tuple[float, float]]:
+    results = [take(batches(step), rate(step)) for step in range(STEPS)]
+    return [(float(result.loss), float(result.grad_norm)) for result in results]  # read when all are done
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options"), [(torch.float32, {}), (torch.bfloat16, {"master_weights": True}), (torch.bfloat16, {})]
+)
+def test_recorded_steps_are_the_same_steps(dtype: torch.dtype, options: dict[str, Any]) -> None:
+    plain, state = state_of(dtype, **options), state_of(dtype, **options)
+    recorder = OnCpu(state)
+    graphed = GraphedStep(state, pytest.fail, recorder)
+    expected = trained(lambda found, lr: train_step(plain, found, lr))
+    assert trained(graphed) == expected
+    assert recorder.replays == STEPS - WARM_STEPS
+    for ours, theirs in zip(state.trained.parameters(), plain.trained.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_evaluation_reads_what_it_is_given() -> None:
+    state = state_of()
+    recorder = OnCpu(state)
+    graphed = GraphedStep(state, pytest.fail, recorder)
+    first, second = list(batches(100))
+    assert torch.equal(graphed.evaluate(first), evaluation_loss(state, first))
+    trained(graphed)
+    found = [graphed.evaluate(batch) for batch in (first, second, first)]
+    assert recorder.replays == STEPS - WARM_STEPS + 3
+    expected = [evaluation_loss(state, batch) for batch in (first, second, first)]
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    rest = (first[0][:1], first[1][:1])
+    assert torch.equal(graphed.evaluate(rest), evaluation_loss(state, rest))
+
+
+def test_an_evaluation_that_never_ran_is_not_recorded_at_once() -> None:
+    """What it compiles and allocates at first must not be in the graph: after a resume the first one comes late."""
+    state = state_of()
+    recorder = OnCpu(state)
+    graphed = GraphedStep(state, pytest.fail, recorder)
+    trained(graphed)
+    before, (batch, _) = recorder.replays, list(batches(100))
+    losses = [graphed.evaluate(batch) for _ in range(2)]
+    assert recorder.replays == before + 1
+    assert torch.equal(*losses)
+
+
+def test_a_step_that_cannot_be_recorded_runs_as_always() -> None:
+    plain, state, told = state_of(), state_of(), list[str]()
+    graphed = GraphedStep(state, told.append, Refusing(state))
+    expected = trained(lambda found, lr: train_step(plain, found, lr))
+    assert trained(graphed) == expected
+    assert told == ["RuntimeError: operation not permitted when stream is capturing"]
+    assert graphed.gave_up

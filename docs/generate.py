@@ -20,6 +20,7 @@ import contributed_tables
 import cuda_truth_tables
 import fault_tables
 import finetune_tables
+import gpu_tables
 import json_schemas
 import page_parts
 import precision_tables
@@ -259,7 +260,7 @@ def truth() -> str:
         f"allocator to 64 bytes, the worst is off by {summary['worst_error'] * 100:.3f} % "
         f"(torch {found['versions']['torch']}, {found['date']}; `python benchmarks/trace_against_allocator.py`). The logged RTX 4070 "
         f"run of case A held 4,464 MiB: {a['reserved_bytes'] / 2**20:,.0f} MiB reserved are predicted, "
-        f"{a['error'] * 100:+.1f} % with a context of 300 MiB (`python benchmarks/real_cases.py`). Not yet measured on a GPU."
+        f"{a['error'] * 100:+.1f} % with a context of 300 MiB (`python benchmarks/real_cases.py`)."
     )
 
 
@@ -375,8 +376,7 @@ def calibrated_sentence() -> str:
     return (
         f"After `foretrain calibrate`, {found['configs']} steps on a {found['machine']['cpu']}: median error "
         f"{found['median_abs_error'] * 100:.1f} %, worst {found['worst_abs_error'] * 100:.0f} % (torch "
-        f"{found['versions']['torch']}, {found['date']}; `python benchmarks/step_time.py`). "
-        "Not yet measured on a GPU."
+        f"{found['versions']['torch']}, {found['date']}; `python benchmarks/step_time.py`)."
     )
 
 
@@ -497,6 +497,13 @@ PARTS: dict[str, Callable[[], str]] = {
     "fault-catalogue": fault_tables.catalogue,
     "soak": fault_tables.soak,
     "resume-keys": fault_tables.resume,
+    "h100-summary": gpu_tables.summary,
+    "h100-finetuning": gpu_tables.finetuning,
+    "h100-ways": gpu_tables.ways,
+    "h100-kernels": gpu_tables.kernels,
+    "h100-times": gpu_tables.times,
+    "h100-memory": gpu_tables.memory,
+    "h100-sentence": gpu_tables.sentence,
     "against-nanogpt": speed_tables.against,
     "speed-machine": speed_tables.machine,
     "compile-start": speed_tables.start,

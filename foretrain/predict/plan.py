@@ -300,6 +300,8 @@ def _notes(
     unmodelled = [f"compile_mode = {config.compile_mode}"] if config.compile_mode != "default" else []
     unmodelled += ["compile_blocks"] if config.compile_blocks else []
     unmodelled += [said for technique in TECHNIQUES if (said := technique.not_estimated(config))]
+    if config.cuda_graph and gpu.kind == "cuda":
+        note("graph_not_modelled")
     if config.compile and unmodelled:
         note("compile_not_modelled", settings=" and ".join(unmodelled))
     if config.compile and (rough := family_of(config).roughly_compiled(config)):

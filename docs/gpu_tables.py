@@ -1,0 +1,179 @@
+"""Tables of docs/measured.md: what an H100 measured (benchmarks/gpu) beside what was predicted for it."""
+
+from statistics import median
+from typing import Any
+
+from results import result
+
+GIB = 2**30
+
+
+def _card(found: dict[str, Any]) -> str:
+    torch = found.get("measured", {}).get("torch") or found.get("versions", {}).get("torch", "?")
+    return f"NVIDIA H100 80GB, torch {torch}, measured on {found.get('measured_on') or found['date']}"
+
+
+def _share(errors: list[float], limit: float) -> int:
+    return sum(abs(error) <= limit for error in errors)
+
+
+def _line(name: str, errors: list[float]) -> str:
+    sizes = [abs(error) for error in errors]
+    return (
+        f"| {name} | {len(errors)} | {median(sizes) * 100:.3f} % | {max(errors, key=abs) * 100:+.2f} % | "
+        f"{_share(errors, 0.001)} | {_share(errors, 0.03)} |"
+    )
+
+
+def summary() -> str:
+    """Memory of all runs, by kind of run and of prediction."""
+    pretraining, tuning = result("gpu_h100_memory"), result("gpu_h100_finetune")
+    lines = [
+        "| what | runs | median error | furthest | within 0.1 % | within 3 % |", "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]  # fmt: skip
+    for kind, compiled in (("eager", False), ("compiled", True)):
+        rows = [row for row in pretraining["rows"] if row["compiled"] == compiled]
+        for key, name in (
+            ("allocated", "allocated, traced"), ("reserved", "reserved, traced"), ("ledger", "allocated, estimated"),
+            ("process", "the process by NVML, traced"),
+        ):  # fmt: skip
+            lines.append(_line(f"pretraining, {kind}: {name}", [row[f"{key}_error"] for row in rows]))
+    rows = [row for row in tuning["rows"] if "error" not in row]
+    for what, word in (("allocated_bytes", "allocated"), ("reserved_bytes", "reserved")):
+        for who, told in (("trace", "traced"), ("estimate", "estimated")):
+            lines.append(_line(f"fine-tuning: {word}, {told}", [row[what][f"{who}_error"] for row in rows]))
+    under = sum(row["under"] for row in pretraining["rows"])
+    refused = sum(row["refused"] for row in pretraining["rows"])
+    lines += [
+        "",
+        f"{len(pretraining['rows'])} pretraining runs and {len(rows)} fine-tuning runs on one {_card(pretraining)}. In {under} of them "
+        f"the process took more than the high end of the plan's range; {refused} would have been refused although they fit.",
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def sentence() -> str:
+    """For README.md: traced memory of all runs."""
+    pretraining = result("gpu_h100_memory")
+    tuning = [row for row in result("gpu_h100_finetune")["rows"] if "error" not in row]
+    eager = [row["allocated_error"] for row in pretraining["rows"] if not row["compiled"]]
+    compiled = [row["allocated_error"] for row in pretraining["rows"] if row["compiled"]]
+    tuned = [row["allocated_bytes"]["trace_error"] for row in tuning]
+    words = [
+        f"{name}: median {median(map(abs, errors)) * 100:.3f} %, furthest {max(errors, key=abs) * 100:+.2f} %"
+        for name, errors in ((f"{len(eager)} eager runs", eager), (f"{len(compiled)} compiled", compiled), (f"{len(tuned)} of fine-tuning", tuned))
+    ]  # fmt: skip
+    reserved = [row["reserved_bytes"]["trace_error"] for row in tuning]
+    reserved += [row["reserved_error"] for row in pretraining["rows"] if not row["compiled"]]
+    return (
+        f"On an H100, peaks of `torch.cuda.max_memory_allocated` against traces made without it: {'; '.join(words)}. "
+        f"Reserved, not compiled: {_share(reserved, 0)} of {len(reserved)} to the byte ([all runs](docs/measured.md))."
+    )
+
+
+def memory() -> str:
+    """Every pretraining run."""
+    lines = [
+        "| run | step | mode | dtype | allocated GiB | traced | estimated | reserved GiB | traced | process GiB | traced |",
+        "| --- | --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for row in result("gpu_h100_memory")["rows"]:
+        real = row["measured"]
+        lines.append(
+            f"| {row['name']} | {row['step']} | {'compiled' if row['compiled'] else 'eager'} | {row['dtype']} | "
+            f"{real['allocated_bytes'] / GIB:.2f} | {row['allocated_error'] * 100:+.2f} % | {row['ledger_error'] * 100:+.2f} % | "
+            f"{real['reserved_bytes'] / GIB:.2f} | {row['reserved_error'] * 100:+.2f} % | "
+            f"{real['process_bytes'] / GIB:.2f} | {row['process_error'] * 100:+.1f} % |"
+        )
+    return "\n".join(lines)
+
+
+def finetuning() -> str:
+    """The runs of full size, and the furthest of the others."""
+    rows = [row for row in result("gpu_h100_finetune")["rows"] if "error" not in row]
+    large = [row for row in rows if row["name"].startswith("full size")]
+    others = sorted(
+        (row for row in rows if row not in large), key=lambda row: -max(abs(row[w]["trace_error"]) for w in ("allocated_bytes", "reserved_bytes"))
+    )  # fmt: skip
+    lines = [
+        "| run | allocated GiB | traced | estimated | reserved GiB | traced | estimated |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for row in [*large, *others[:6]]:
+        cells = []
+        for what in ("allocated_bytes", "reserved_bytes"):
+            one = row[what]
+            cells.append(
+                f"{one['real'] / GIB:.3f} | {one['trace_error'] * 100:+.3f} % | {one['estimate_error'] * 100:+.3f} %"
+            )
+        lines.append(f"| {row['name'].removeprefix('full size: ')} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def ways() -> str:
+    """Steps of each way to run a model, beside nanoGPT's compiled one."""
+    found = result("gpu_h100_ways")
+    lines = [
+        "| model and way | ms a step | tokens/s | times nanoGPT (range) | kernels ran | allocated GiB | reserved GiB |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for row in found["rows"]:
+        if not row.get("blocks"):
+            continue
+        profile = row.get("profile") or {}
+        busy = f"{profile['busy_s'] / row['step_s']:.0%}" if profile.get("busy_s") else "–"
+        low, high = row["ratio_range"]
+        lines.append(
+            f"| {row['title']} | {row['step_s'] * 1e3:,.1f} | {row['tokens_per_s']:,.0f} | {row['ratio']:.2f} ({low:.2f} to "
+            f"{high:.2f}) | {busy} | {row['allocated_bytes'] / GIB:.2f} | {row['reserved_bytes'] / GIB:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def times() -> str:
+    """Forecasts of a step's time, by the catalogue and by a calibration, for every step that was timed."""
+    found = result("gpu_h100_speed")
+    lines = [
+        "| run | mode | dtype | measured ms | catalogue | calibrated | energy |",
+        "| --- | --- | --- | ---: | ---: | ---: | ---: |",
+    ]
+    for row in found["rows"]:
+        if "step_s" not in row["measured"]:
+            continue
+        cells = [f"{row[k] * 100:+.1f} %" if k in row else "–" for k in ("catalogue_error", "calibrated_error", "energy_error")]
+        mode = "compiled" if row["compiled"] else "eager"
+        lines.append(f"| {row['name']} | {mode} | {row['dtype']} | {row['measured']['step_s'] * 1e3:,.1f} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def kernels() -> str:
+    """Where the card's time goes in a compiled step of GPT-2 124M: ours with half-precision weights and nanoGPT's."""
+    rows = {row["name"]: row for row in result("gpu_h100_ways")["rows"] if row["model"] == "124M" and row["compiled"]}
+    sides = [rows["nanoGPT"], rows["master weights"]]
+    groups: dict[str, list[float]] = {}
+    for i, side in enumerate(sides):
+        for name, _, seconds in side["profile"]["kernels"]:
+            groups.setdefault(_group(name), [0.0, 0.0])[i] += seconds * 1e3
+    lines = ["| kernels | nanoGPT, ms a step | foretrain, master weights |", "| --- | ---: | ---: |"]
+    lines += [f"| {name} | {a:.1f} | {b:.1f} |" for name, (a, b) in sorted(groups.items(), key=lambda item: -item[1][0])]
+    steps = [side["step_s"] * 1e3 for side in sides]
+    busy = [side["profile"]["busy_s"] * 1e3 for side in sides]
+    lines.append(f"| no kernel ran | {steps[0] - busy[0]:.1f} | {steps[1] - busy[1]:.1f} |")
+    lines.append(f"| the step | {steps[0]:.1f} | {steps[1]:.1f} |")
+    return "\n".join(lines)
+
+
+def _group(kernel: str) -> str:
+    if kernel.startswith("nvjet") or "splitKreduce" in kernel:
+        return "matmuls (cuBLAS)"
+    if "cudnn" in kernel or "flash" in kernel:
+        return "attention (cuDNN)"
+    if "softmax" in kernel or "nll" in kernel:
+        return "softmax and loss"
+    if "norm" in kernel:
+        return "norms, with what is fused into them"
+    if "gelu" in kernel:
+        return "GELU"
+    if "multi_tensor" in kernel or "adam" in kernel.lower():
+        return "AdamW and clipping"
+    return "casts, sums of gradients, copies"

@@ -140,9 +140,14 @@ def times() -> str:
     for row in found["rows"]:
         if "step_s" not in row["measured"]:
             continue
-        cells = [f"{row[k] * 100:+.1f} %" if k in row else "–" for k in ("catalogue_error", "calibrated_error", "energy_error")]
+        cells = [
+            f"{row[k] * 100:+.1f} %" if k in row else "–"
+            for k in ("catalogue_error", "calibrated_error", "energy_error")
+        ]
         mode = "compiled" if row["compiled"] else "eager"
-        lines.append(f"| {row['name']} | {mode} | {row['dtype']} | {row['measured']['step_s'] * 1e3:,.1f} | {' | '.join(cells)} |")
+        lines.append(
+            f"| {row['name']} | {mode} | {row['dtype']} | {row['measured']['step_s'] * 1e3:,.1f} | {' | '.join(cells)} |"
+        )
     return "\n".join(lines)
 
 
@@ -155,7 +160,9 @@ def kernels() -> str:
         for name, _, seconds in side["profile"]["kernels"]:
             groups.setdefault(_group(name), [0.0, 0.0])[i] += seconds * 1e3
     lines = ["| kernels | nanoGPT, ms a step | foretrain, master weights |", "| --- | ---: | ---: |"]
-    lines += [f"| {name} | {a:.1f} | {b:.1f} |" for name, (a, b) in sorted(groups.items(), key=lambda item: -item[1][0])]
+    lines += [
+        f"| {name} | {a:.1f} | {b:.1f} |" for name, (a, b) in sorted(groups.items(), key=lambda item: -item[1][0])
+    ]
     steps = [side["step_s"] * 1e3 for side in sides]
     busy = [side["profile"]["busy_s"] * 1e3 for side in sides]
     lines.append(f"| no kernel ran | {steps[0] - busy[0]:.1f} | {steps[1] - busy[1]:.1f} |")

@@ -11,7 +11,7 @@ from foretrain.config.options import RunConfig
 from foretrain.data.dataset import DatasetInfo
 from foretrain.hardware.catalogue import Gpu
 from foretrain.training import choices
-from foretrain.training.choices import Way
+from foretrain.training.choices import Chosen, Way
 from foretrain.training.device import Placement, place
 from foretrain.training.store import RunRecord
 from tests.kit.command import foretrain
@@ -145,8 +145,25 @@ def test_what_did_not_compile_before_a_stop_is_not_compiled_after_it() -> None:
     assert (found.placement.compiled, found.placement.notes[-1][0]) == (False, "still_eager")
     found = choices.recall(config, placement, record_of(config, compiled=True), set())
     assert (found.placement.compiled, found.placement.notes) == (True, placement.notes)
-    asked_now = choices.recall(config, placement, record_of(tiny(compile=False), compiled=False), set())
-    assert asked_now.placement.compiled
+    uncompiled = record_of(tiny(compile=False), compiled=False)
+    assert choices.recall(config, placement, uncompiled, {"compile"}).placement.compiled
+    left_open = choices.recall(config, placement, uncompiled, set())
+    assert (left_open.placement.compiled, left_open.config.compile) == (False, False)
+
+
+def test_a_short_run_on_a_cpu_is_not_compiled_unless_asked_for() -> None:
+    def spared(given: set[str], device: str = "cpu", **options: Any) -> bool:
+        config = tiny(compile=True, **options)
+        placement = replace(on_cpu(config), compiled=True, device=torch.device(device))
+        found = choices.spared_compiling(Chosen(config, placement), given)
+        assert found.config.compile == found.placement.compiled
+        assert (found == Chosen(config, placement)) == found.placement.compiled
+        return not found.placement.compiled
+
+    assert spared(set())
+    assert not spared(set(), **LONG)
+    assert not spared({"compile"})
+    assert not spared(set(), "cuda")
 
 
 def test_auto_keeps_the_dtype_that_it_meant_on_another_card() -> None:

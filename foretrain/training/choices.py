@@ -25,7 +25,10 @@ from foretrain.model.step import TrainState, build, train_step
 from foretrain.training.device import TORCH_DTYPES, Placement
 from foretrain.training.store import RunRecord
 
-SHORT_S = 20.0  # a run of fewer seconds at the CPU's nominal peak is not measured for
+SHORT_S = 4.0  # a run of fewer seconds at the CPU's nominal peak is not measured for
+# A run of fewer seconds at that peak is not compiled: compiling takes 5 to 40 s, or 3 s where all is known from before,
+# and 100 MB more; a compiled step is 7 % quicker (docs/speed.md).
+SHORT_TO_COMPILE_S = 150.0
 BUDGET_S = 2.0
 LEAST_GAIN = 0.05  # what is not faster by this share is not worth other kernels
 LAGS = 1.5  # a candidate that is slower by this factor is not timed again
@@ -74,6 +77,8 @@ def recall(config: RunConfig, placement: Placement, record: RunRecord, given: se
     if "dtype" in update:  # what auto meant on the card that it ran on
         placement = replace(placement, dtype=record.dtype)
     notes: tuple[tuple[str, dict[str, Any]], ...] = ()
+    if "compile" not in given and not old.compile:
+        update["compile"], placement = False, replace(placement, compiled=False)
     if placement.compiled and old.compile and not record.compiled:  # it could not be compiled then
         placement, notes = replace(placement, compiled=False), (("still_eager", {}),)
     return _apply(config.model_copy(update=update), placement, notes)
@@ -106,6 +111,18 @@ def decide(config: RunConfig, placement: Placement, given: set[str]) -> Chosen:
     }  # fmt: skip
     id = "chosen_plain" if best == first else "chosen_known" if known else "chosen"
     return _apply(config.model_copy(update=update), placement, ((id, note),))
+
+
+def spared_compiling(chosen: Chosen, given: set[str]) -> Chosen:
+    """Uncompiled, where the run is over on a CPU before compiling pays, and nobody asked for it."""
+    config, placement = chosen.config, chosen.placement
+    nominal_s = _nominal_s(config, placement)
+    if placement.device.type != "cpu" or not placement.compiled or "compile" in given or nominal_s is None:
+        return chosen
+    if nominal_s >= SHORT_TO_COMPILE_S:
+        return chosen
+    notes = (*placement.notes, ("too_short_to_compile", {}))
+    return Chosen(config.model_copy(update={"compile": False}), replace(placement, compiled=False, notes=notes))
 
 
 def _masters(way: Way) -> str:
@@ -150,9 +167,14 @@ def candidates(config: RunConfig, given: set[str]) -> list[Way]:
 
 
 def _is_short(config: RunConfig, placement: Placement) -> bool:
-    flops = ModelShape.of(config).flops_per_token * config.tokens_per_step * config.max_iters
+    nominal_s = _nominal_s(config, placement)
+    return config.eval_only or nominal_s is None or nominal_s < SHORT_S
+
+
+def _nominal_s(config: RunConfig, placement: Placement) -> float | None:
+    """Seconds of the whole run at the device's peak in float32."""
     peak = placement.gpu.peak_flop_per_s("float32")
-    return config.eval_only or peak is None or flops / peak < SHORT_S
+    return ModelShape.of(config).flops_per_token * config.tokens_per_step * config.max_iters / peak if peak else None
 
 
 # -- the measurement ---------------------------------------------------------------------------------------

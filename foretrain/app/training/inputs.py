@@ -27,7 +27,7 @@ def choose(
     if resuming:
         chosen = choices.recall(resolved.config, placement, directory.read_record(), given)
     else:
-        chosen = choices.decide(resolved.config, placement, given)
+        chosen = choices.spared_compiling(choices.decide(resolved.config, placement, given), given)
     return replace(resolved, config=chosen.config), chosen.placement
 
 

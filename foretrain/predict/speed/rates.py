@@ -17,6 +17,7 @@ from typing import Protocol
 from foretrain.hardware.calibration import Calibration, KernelTime
 from foretrain.hardware.catalogue import Dtype, Gpu, MatmulMode
 from foretrain.predict.software import ASSUMED, Software
+from foretrain.predict.speed.launching import MICRO_BATCH_LAUNCHES, Host, host_of
 from foretrain.predict.speed.ops import Operation
 
 # By FLOP per clock and SM. GeForce boards run above the clock of their data sheet, so that large products reach its
@@ -38,12 +39,17 @@ UNALIGNED_SHARE = 0.60  # where a dimension is no multiple of 8, tensor cores ne
 # 1792 GB/s 1565; where nothing is published, the lowest of these.
 BANDWIDTH_SHARE = {"Ampere": 0.86, "Ada": 0.91, "Blackwell": 0.87}
 LEAST_BANDWIDTH_SHARE = 0.84
-LAUNCH_S = 6e-6  # one eager kernel as Python and the driver launch it
-COMPILED_LAUNCH_S = 4e-6
+# One eager kernel of a training step as Python, autograd and the driver launch it, on an average host: the geometric
+# mean of an EPYC (6 us, and 2 of a driver), the A100's host of pytorch.org's "Accelerating Generative AI II" (25.5
+# tokens a second, bound by its host, of 32 blocks of 48 kernels: 25 us) and an H100's host (29 us). A compiled kernel
+# costs about the same: 0.8 times as much on the EPYC, 1.2 on the H100's host.
+LAUNCH_S = 18e-6
+COMPILED_LAUNCH_S = 18e-6
 # The same with torch 2.0: languini-kitchen's nine steps with one row (three models, three cards) took 67 to 85 us for
 # each kernel of theirs, whatever the card.
 COMPILED_LAUNCH_2_0_S = 76e-6
 CPU_LAUNCH_S = 5e-6
+PYTHON_S = 0.3e-3  # one micro-batch on what is no card: its Python, the batch's copy, the scaler
 CPU_PRODUCT_SHARE = 0.55  # oneDNN and MKL on small matrices, against the nominal peak
 CPU_ATTENTION_SHARE = 0.28
 # Assumed, not measured: copies from and to pageable memory over PCIe 4.0 x8 or x16, and AdamW on a desktop's memory.
@@ -66,6 +72,11 @@ class Rates(Protocol):
 
     def launch_s(self, *, compiled: bool) -> float:
         """What launching one kernel costs the processor that Python runs on."""
+        ...
+
+    @property
+    def python_s(self) -> float:
+        """What a micro-batch costs that processor besides."""
         ...
 
 
@@ -140,16 +151,26 @@ class CatalogueRates:
         return share * (UNALIGNED_SHARE if op.dtype != "float32" and (m % 8 or n % 8 or k % 8) else 1.0)
 
     def launch_s(self, *, compiled: bool) -> float:
-        if self.cpu or not compiled:
-            return CPU_LAUNCH_S if self.cpu else LAUNCH_S
+        if self.gpu.kind != "cuda":
+            return CPU_LAUNCH_S
+        if not compiled:
+            return LAUNCH_S
         return COMPILED_LAUNCH_S if self.torch.fast_launches else COMPILED_LAUNCH_2_0_S
+
+    @property
+    def python_s(self) -> float:
+        """What a micro-batch costs besides its launches."""
+        return PYTHON_S if self.gpu.kind != "cuda" else MICRO_BATCH_LAUNCHES * LAUNCH_S
 
 
 class MeasuredRates:
-    """From a calibration of the very device. A kernel between two measured ones is interpolated in logarithms."""
+    """From a calibration of the very device. A kernel between two measured ones is interpolated in logarithms.
 
-    def __init__(self, calibration: Calibration) -> None:
-        self.calibration = calibration
+    `card`: the device where it is one of CUDA.
+    """
+
+    def __init__(self, calibration: Calibration, card: Gpu | None = None) -> None:
+        self.calibration, self.card = calibration, card
         self.kernels: dict[tuple[str, str], list[KernelTime]] = {}
         for kernel in calibration.kernels:
             self.kernels.setdefault((kernel.kind, kernel.dtype), []).append(kernel)
@@ -171,8 +192,20 @@ class MeasuredRates:
         measured = measured or self.kernels.get(("add", op.dtype)) or self.kernels["add", "float32"]
         return _by_bytes(op.nbytes, measured)
 
+    @cached_property
+    def host(self) -> Host | None:
+        """What a card's host was measured to take; None where there is no card."""
+        return host_of(self.calibration, self.card) if self.card else None
+
     def launch_s(self, *, compiled: bool) -> float:
+        if self.host:
+            return self.host.compiled_launch_s if compiled else self.host.launch_s
         return self.calibration.launch_s / (2 if compiled else 1)
+
+    @property
+    def python_s(self) -> float:
+        """What a micro-batch costs besides its launches."""
+        return self.host.python_s if self.host else PYTHON_S
 
 
 def _flops(kernel: KernelTime) -> float:
@@ -220,7 +253,7 @@ def rates_of(
     A calibration measures plain products alone, so the other modes are predicted from the catalogue.
     """
     if gpu.calibration is not None and matmul == "dtype":
-        measured = MeasuredRates(gpu.calibration)
+        measured = MeasuredRates(gpu.calibration, gpu if gpu.kind == "cuda" else None)
         if dtype in measured.dtypes:
             return measured
     peak = gpu.peak_flop_per_s(dtype) and gpu.matmul_peak_flop_per_s(matmul, dtype)

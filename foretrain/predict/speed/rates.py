@@ -29,6 +29,11 @@ PIPELINE_K = {512: 16, 1024: 64, 2048: 128, 4096: 128, 8192: 256}
 TILES = {512: (128, 128), 1024: (128, 128)}
 LARGE_TILE = (128, 256)
 ATTENTION_SHARE = {512: 0.60, 1024: 0.40, 2048: 0.36, 4096: 0.25, 8192: 0.20}  # of the peak, on the causal half
+# Of the same on Hopper, where torch 2.11 takes cuDNN's: 288 and 209 TFLOP/s in steps of GPT-2 124M on an H100.
+CUDNN_ATTENTION_SHARE = {"attention": 0.29, "attention_backward": 0.21}
+# Elements of the logits that a clock and an SM get through, forward: exponentials and comparisons take longer than the
+# bytes. Inductor's one pass did 0.67 to 0.76e12 a second on an H100 (three models), eager log_softmax 0.30e12.
+ONLINE_SOFTMAX_PER_CLOCK, SOFTMAX_PER_CLOCK = 3.0, 1.2
 FLASH1 = 0.5  # of it with the kernel before FlashAttention-2: torch 2.2's release notes, "around 2x"
 # Flash kernels need compute capability 8.0; before it torch takes the memory-efficient ones. One card with both,
 # forward and backward: 15.0 and 45.0 TFLOP/s at 1,024 tokens (Dao-AILab/flash-attention#416).
@@ -108,12 +113,12 @@ class CatalogueRates:
             return elsewhere_s
         bytes_s = (op.nbytes - self.cached_bytes(op)) / self.bandwidth
         if not op.flops:
-            return bytes_s
+            return max(bytes_s, self.softmax_s(op))
         peak = self.gpu.matmul_peak_flop_per_s(op.arithmetic, op.dtype)
         peak = peak or self.gpu.peak_flop_per_s("float32")  # cards without fast half precision: cuBLAS widens it
         assert peak
         if op.kind.startswith("attention"):
-            share = CPU_ATTENTION_SHARE if self.cpu else self.attention_share()
+            share = CPU_ATTENTION_SHARE if self.cpu else self.attention_share(op.kind)
         else:
             share = CPU_PRODUCT_SHARE if self.cpu else self.product_share(op)
         return max(bytes_s, op.causal_flops / (peak * share))
@@ -128,8 +133,18 @@ class CatalogueRates:
         cache = self.gpu.l2_mib * 2**20 / (2 if self.gpu.capability in TWO_CACHES else 1)
         return op.read_bytes * min(1.0, cache / 2 / op.nbytes)
 
-    def attention_share(self) -> float:
+    def softmax_s(self, op: Operation) -> float:
+        """What the arithmetic of a card's softmax of the logits takes; 0 for all else."""
+        peak = self.gpu.peak_flop_per_s("float16")
+        if op.kind != "softmax" or op.name != "loss" or self.gpu.kind != "cuda" or not (peak and self.gpu.sm_count):
+            return 0.0
+        clocks_per_s = peak / self.rate  # of all SMs
+        return op.shape[0] / clocks_per_s / (SOFTMAX_PER_CLOCK if op.written_bytes else ONLINE_SOFTMAX_PER_CLOCK)
+
+    def attention_share(self, kind: str) -> float:
         """The share of the dense peak that torch's attention kernel reaches on the causal half."""
+        if self.gpu.architecture == "Hopper" and self.torch.flash2 and kind in CUDNN_ATTENTION_SHARE:
+            return CUDNN_ATTENTION_SHARE[kind]
         share = ATTENTION_SHARE.get(self.rate, 0.4)
         if self.gpu.capability < (8, 0):
             return share * MEMORY_EFFICIENT

@@ -14,9 +14,8 @@ from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.abstract import programs
 from foretrain.predict.speed import recorded_ops
 from foretrain.predict.speed.ops import Operation, OperationList, Way
-from foretrain.predict.speed.rates import rates_of
+from foretrain.predict.speed.rates import busy_s, rates_of
 from foretrain.predict.speed.step_ops import FOREACH_BYTES
-from foretrain.predict.speed.time import busy_s
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from foretrain.predict.finetune.optimizers import TRAFFIC
 from foretrain.predict.finetune.program import Program
 from foretrain.predict.finetune.simulated import attention_kernel, symbols_of
 from foretrain.predict.speed.ops import Operation, flops
-from foretrain.predict.speed.rates import Rates, rates_of
-from foretrain.predict.speed.time import Range, busy_s, range_between
+from foretrain.predict.speed.rates import Rates, busy_s, rates_of
+from foretrain.predict.speed.time import Range, range_between
 
 # A step's work of the Trainer itself, once the card is done: it reads whether the loss is a number. 1 to 3 ms of a core
 # of an EPYC over the same steps in a plain loop, transformers 5.23.

@@ -5,9 +5,10 @@ from typing import Literal
 from foretrain.base.records import Record
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.launching import launches_of
+from foretrain.predict.speed.rates import busy_s
 from foretrain.predict.speed.roofline import roofline
 from foretrain.predict.speed.step_ops import micro_batch
-from foretrain.predict.speed.time import busy_s, known_rates, way_of
+from foretrain.predict.speed.time import known_rates, way_of
 
 Limit = Literal["arithmetic", "bandwidth", "launches"]
 

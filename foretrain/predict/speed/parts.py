@@ -6,6 +6,11 @@ take longer, Python is ahead when it comes to the optimizer. A CPU does both its
 
 from dataclasses import dataclass
 
+from foretrain.predict.speed.launching import Launches, launches_of
+from foretrain.predict.speed.ops import Way
+from foretrain.predict.speed.rates import Rates, busy_s
+from foretrain.predict.speed.step_ops import FUSED_LAUNCHES, accumulation, micro_batch, optimizer, optimizer_launches
+
 
 @dataclass(frozen=True)
 class StepParts:
@@ -54,3 +59,31 @@ class StepLoad:
         ahead_s = self.micro_batches * max(0.0, work_s - host_s)
         optimizer_s = max(optimizer_s, host * self.optimizer_host_s - ahead_s)
         return StepParts(self.micro_batches, alone_s, sum_s, optimizer_s)
+
+
+def step_load(way: Way, rates: Rates, more_launches: int = 0) -> StepLoad:
+    """What device and host do in a step, kernel by kernel. `more_launches`: eager ones of a micro-batch, beside its
+    own."""
+    operations = micro_batch(way)
+    each_s, cuda = rates.launch_s(compiled=False), way.spec.cuda
+    host_s = more_launches * each_s + rates.python_s
+    fixed = optimizer_launches(way)
+    if cuda:
+        found = launches_of(way, operations)
+        host_s += found.micro * rates.launch_s(compiled=way.compiled)
+    else:
+        found = Launches(0, 0, fixed)
+        host_s += sum(op.runs for op in operations) * rates.launch_s(compiled=way.compiled)
+    many = cuda and fixed > FUSED_LAUNCHES  # small kernels: the longer of running and launching
+    return StepLoad(
+        micro_batches=way.config.gradient_accumulation_steps, behind=cuda, work_s=busy_s(operations, rates),
+        host_s=host_s, sum_work_s=busy_s(accumulation(way), rates), sum_host_s=found.sums * each_s,
+        optimizer_work_s=busy_s(optimizer(way), rates), optimizer_host_s=found.optimizer * each_s,
+        start_s=0.0 if many else fixed * each_s,
+    )  # fmt: skip
+
+
+def step_parts(way: Way, rates: Rates, more_launches: int = 0) -> StepParts:
+    """The parts, before a whole step that was measured corrects them. `more_launches`: of a micro-batch, beside its
+    own."""
+    return step_load(way, rates, more_launches).parts()

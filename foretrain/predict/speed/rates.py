@@ -89,6 +89,11 @@ class Rates(Protocol):
         ...
 
 
+def busy_s(operations: list[Operation], rates: Rates) -> float:
+    """What the device works on these operations."""
+    return sum(op.runs * rates.time_s(op) for op in operations)
+
+
 def host_time_s(op: Operation) -> float | None:
     """Seconds of what runs beside the device; None for all else."""
     rate = {"transfer": PAGEABLE_BYTES_PER_S, "host": HOST_BYTES_PER_S}.get(op.kind)

@@ -16,11 +16,9 @@ from foretrain.hardware.calibration import Calibration, StepTime
 from foretrain.hardware.catalogue import Gpu, MatmulMode
 from foretrain.predict import software
 from foretrain.predict.spec import StepSpec
-from foretrain.predict.speed.launching import Launches, launches_of
 from foretrain.predict.speed.ops import Operation, Way, flops
-from foretrain.predict.speed.parts import StepLoad, StepParts
+from foretrain.predict.speed.parts import step_load, step_parts
 from foretrain.predict.speed.rates import MeasuredRates, Rates, rates_of
-from foretrain.predict.speed.step_ops import FUSED_LAUNCHES, accumulation, micro_batch, optimizer, optimizer_launches
 from foretrain.predict.speed.step_ops import step as step_operations
 from foretrain.predict.tuned_steps import tuned_like
 
@@ -59,39 +57,6 @@ class Range(Record):
             expected_s=self.expected_s + other.expected_s,
             high_s=self.high_s + other.high_s,
         )
-
-
-def busy_s(operations: list[Operation], rates: Rates) -> float:
-    """What the device works on these operations."""
-    return sum(op.runs * rates.time_s(op) for op in operations)
-
-
-def step_load(way: Way, rates: Rates, more_launches: int = 0) -> StepLoad:
-    """What device and host do in a step, kernel by kernel. `more_launches`: eager ones of a micro-batch, beside its
-    own."""
-    operations = micro_batch(way)
-    each_s, cuda = rates.launch_s(compiled=False), way.spec.cuda
-    host_s = more_launches * each_s + rates.python_s
-    fixed = optimizer_launches(way)
-    if cuda:
-        found = launches_of(way, operations)
-        host_s += found.micro * rates.launch_s(compiled=way.compiled)
-    else:
-        found = Launches(0, 0, fixed)
-        host_s += sum(op.runs for op in operations) * rates.launch_s(compiled=way.compiled)
-    many = cuda and fixed > FUSED_LAUNCHES  # small kernels: the longer of running and launching
-    return StepLoad(
-        micro_batches=way.config.gradient_accumulation_steps, behind=cuda, work_s=busy_s(operations, rates),
-        host_s=host_s, sum_work_s=busy_s(accumulation(way), rates), sum_host_s=found.sums * each_s,
-        optimizer_work_s=busy_s(optimizer(way), rates), optimizer_host_s=found.optimizer * each_s,
-        start_s=0.0 if many else fixed * each_s,
-    )  # fmt: skip
-
-
-def step_parts(way: Way, rates: Rates, more_launches: int = 0) -> StepParts:
-    """The parts, before a whole step that was measured corrects them. `more_launches`: of a micro-batch, beside its
-    own."""
-    return step_load(way, rates, more_launches).parts()
 
 
 def _step_s(way: Way, rates: Rates) -> float:

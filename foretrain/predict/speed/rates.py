@@ -45,9 +45,8 @@ UNALIGNED_SHARE = 0.60  # where a dimension is no multiple of 8, tensor cores ne
 BANDWIDTH_SHARE = {"Ampere": 0.86, "Ada": 0.91, "Blackwell": 0.87}
 LEAST_BANDWIDTH_SHARE = 0.84
 # One eager kernel of a training step as Python, autograd and the driver launch it, on an average host: the geometric
-# mean of an EPYC (6 us, and 2 assumed for a driver), the A100's host of pytorch.org's "Accelerating Generative AI II" (25.5
-# tokens a second, bound by its host, of 32 blocks of 48 kernels: 25 us) and an H100's host (29 us). A compiled kernel
-# costs about the same: 0.8 times as much on the EPYC, 1.2 on the H100's host.
+# mean of an EPYC (6 us, and 2 assumed for a driver), an A100's host (25 us: published_rates.json, host_bound_inference)
+# and an H100's host (29 us). A compiled kernel costs about the same: 0.8 times as much on the EPYC, 1.2 on the H100's.
 LAUNCH_S = 18e-6
 COMPILED_LAUNCH_S = 18e-6
 # The same with torch 2.0: languini-kitchen's nine steps with one row (three models, three cards) took 67 to 85 us for

@@ -14,9 +14,8 @@ from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.abstract import programs
 from foretrain.predict.speed import recorded_ops
 from foretrain.predict.speed.ops import Operation, OperationList, Way
-from foretrain.predict.speed.rates import rates_of
+from foretrain.predict.speed.rates import busy_s, rates_of
 from foretrain.predict.speed.step_ops import FOREACH_BYTES
-from foretrain.predict.speed.time import PYTHON_S, busy_s
 
 
 @dataclass(frozen=True)
@@ -90,6 +89,6 @@ def expected_s(case: dict[str, Any], config: RunConfig, gpu: Gpu, way: Way) -> f
     rates = rates_of(gpu, way.spec.dtype, "dtype", way.torch)
     assert rates
     micro = micro_batch(way, program)
-    launching_s = sum(op.runs for op in micro) * rates.launch_s(compiled=way.compiled) + PYTHON_S
+    launching_s = sum(op.runs for op in micro) * rates.launch_s(compiled=way.compiled) + rates.python_s
     total = config.gradient_accumulation_steps * max(busy_s(micro, rates), launching_s)
     return total + busy_s(list(_optimizer(way, program)), rates)

@@ -304,8 +304,12 @@ def test_what_helps_was_planned_and_pays() -> None:
     change = next(each for each in plan.pays.changes if each.what == "accumulation")
     again = library.plan_cluster("gpt2-124m", PAIR, gradient_accumulation_steps=change.accumulation)
     assert again.pays.word == "pays"
+    same = next(rank for rank in again.ranks if rank.strategy == change.strategy and rank.syncs_each)
+    assert same.speed_up == change.speed_up
+    # Of several micro-batches FSDP can hold back the sums until the last one, which with one there is nothing to.
     assert again.best is not None
-    assert again.best.speed_up == change.speed_up
+    assert again.best.speed_up is not None
+    assert again.best.speed_up.expected >= change.speed_up.expected
     fewer = library.plan_cluster("gpt2-124m", PAIR, gradient_accumulation_steps=change.accumulation // 2)
     assert fewer.pays.word != "pays"
 

@@ -77,5 +77,8 @@ def test_derived_rates_follow_from_their_figures() -> None:
     for row in RATES["compiled_launch"]:
         each = [1e3 * ms / kernels for ms, kernels in zip(row["step_ms"], row["kernels"], strict=True)]
         assert row["launch_us"] == pytest.approx(sorted(each)[1], abs=4)
+    for row in RATES["host_bound_inference"]:
+        kernels = row["blocks"] * row["kernels_per_block"]
+        assert row["launch_us"] == pytest.approx(1e6 / row["tokens_per_s"] / kernels, abs=0.1)
     for row in RATES["bandwidth"]:
         assert row["measured_gb_per_s"] < row["nominal_gb_per_s"]

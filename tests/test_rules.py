@@ -508,6 +508,7 @@ LISTS_OF_OPTIONS = {
     ("tuning/calibrate.py", "REFERENCE"): "a run with its values",
     ("tuning/calibrate.py", "LARGE_REFERENCE"): "a run with its values",
     ("tuning/calibrate.py", "SMALL_REFERENCE"): "a run with its values",
+    ("tuning/calibrate.py", "NARROW_REFERENCE"): "a run with its values",
     ("model/techniques/recompute_norm_gelu.py", "refuses"): "the options of a conflict",
     ("advice/combine.py", "_smaller_models"): "ids of advice rules",
     ("predict/speed/ops.py", "Kind"): "kinds of operations",

@@ -19,9 +19,9 @@ from foretrain.hardware.cpu import nominal_cpu
 from foretrain.predict.plan import plan, timing
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.ops import Operation, Way
-from foretrain.predict.speed.rates import CatalogueRates, MeasuredRates, rates_of
+from foretrain.predict.speed.rates import CatalogueRates, MeasuredRates, busy_s, rates_of
 from foretrain.predict.speed.step_ops import step
-from foretrain.predict.speed.time import bound_s, busy_s, evaluation_time, step_time
+from foretrain.predict.speed.time import bound_s, evaluation_time, step_time
 from foretrain.reports import text
 from foretrain.reports.views import plan as plan_view
 from tests.kit.calibrations import made_up_calibration
@@ -104,7 +104,7 @@ def test_directions() -> None:
 
 
 def test_a_tiny_model_is_bound_by_launching() -> None:
-    """Python launches some 6 us a kernel; a model of 4 x 128 on a fast card waits for it."""
+    """Python launches some 18 us a kernel; a model of 4 x 128 on a fast card waits for it."""
     config = RunConfig(n_layer=4, n_head=4, n_embd=128, block_size=64, vocab_size=65, gradient_accumulation_steps=1)
     gpu = find("H100 SXM5 80GB")
     found = step_time(StepSpec.of(config, gpu, dtype="bfloat16", compiled=False))

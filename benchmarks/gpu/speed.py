@@ -3,15 +3,19 @@
     python benchmarks/gpu/speed.py --out speed.json           (under 9 minutes on one card, no network)
     python benchmarks/gpu/speed.py --device cpu --small       (does the script itself work?)
 
-All forecasts are made before anything but the calibration is measured. Energy is NVML's counter over the timed steps.
-What a case raises is written down, and the script goes on; after --minutes no further case is started.
+What is compiled is compiled by forks side by side first, so that it lies in the compiler's cache. All forecasts are
+made before anything but the calibration is measured. Energy is NVML's counter over the timed steps. What a case raises
+is written down, and the script goes on; after --minutes no further case is started: the first cases are of all kinds.
 """
 
 import argparse
 import json
+import os
 import sys
 import time
+from collections.abc import Callable
 from datetime import date
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import torch
+from at_once import import_compiler, run_all
 from cases import B1, CHARACTERS, GPT2, A, C, Case
 from common import show, versions
 
@@ -31,13 +36,13 @@ from foretrain.predict.energy import power
 from foretrain.predict.plan import whole_run
 from foretrain.predict.speed.time import compile_time, evaluation_time, step_time
 from foretrain.training.device import Placement, place
-from foretrain.tuning.calibrate import Stepper, calibrate, usual_dtypes
+from foretrain.tuning.calibrate import LARGE_REFERENCE, NARROW_REFERENCE, Stepper, calibrate, usual_dtypes
 
 XL = {"n_layer": 24, "n_head": 16, "n_embd": 1024, "batch_size": 4, "gradient_accumulation_steps": 2}
 NARROW = {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64, "vocab_size": 65, "batch_size": 12}
-MODELS = {"A": A, "B1": B1, "C": C, "124M": GPT2, "350M": XL, "characters": CHARACTERS, "4 × 128": NARROW}
+MODELS = {"124M": GPT2, "4 × 128": NARROW, "A": A, "350M": XL, "characters": CHARACTERS, "C": C, "B1": B1}
 CASES = [
-    *(Case(name, knobs, "bfloat16", "foretrain", compiled) for compiled in (False, True) for name, knobs in MODELS.items()),
+    *(Case(name, knobs, "bfloat16", "foretrain", compiled) for name, knobs in MODELS.items() for compiled in (False, True)),
     *(Case(name, MODELS[name], "float16", "foretrain", False) for name in ("A", "B1", "124M")),
     *(Case(f"124M, batch {b}", {**GPT2, "batch_size": b}, "bfloat16", "foretrain", False) for b in (2, 16)),
     Case("124M, vocabulary 50257", {**GPT2, "vocab_size": 50257}, "bfloat16", "foretrain", False),
@@ -48,6 +53,10 @@ CASES = [
     Case("A, fp32", A, "float32", "foretrain", False),
 ]  # fmt: skip
 SMALL = [Case("small", {**NARROW, "gradient_accumulation_steps": 1}, "float32", "foretrain", False)]
+REFERENCES = [
+    *(Case("reference", LARGE_REFERENCE, dtype, "foretrain", True) for dtype in ("bfloat16", "float16", "float32")),
+    Case("narrow reference", NARROW_REFERENCE, "bfloat16", "foretrain", True),
+]
 STEPS = 10
 
 
@@ -92,6 +101,22 @@ def measure(case: Case, placement: Placement) -> dict[str, Any]:
     return {"step_s": median(times), "times_s": times, "power_w": used / took_s if used else None}
 
 
+def compile_alone(case: Case, device: str) -> dict[str, Any]:
+    """In a fork: the first steps, whose kernels are left in the compiler's cache."""
+    began = time.perf_counter()
+    Stepper(RunConfig(**case.knobs), place(RunConfig(device=device)), case.dtype, compiled=True)
+    return {"first_steps_s": time.perf_counter() - began}
+
+
+def compile_all(cases: list[Case], device: str, deadline: float) -> None:
+    """Before this process asks for a card, as a process that has cannot fork."""
+    import_compiler()
+    jobs: dict[str, Callable[[], dict[str, Any]]] = {
+        f"{case.name} {case.dtype}, compiled": partial(compile_alone, case, device) for case in cases if case.compiled
+    }
+    run_all(jobs, max(1, (os.cpu_count() or 1) // 2), deadline)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("gpu_speed.json"))
@@ -100,9 +125,14 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=8.0, help="start no further case after this long")
     args = parser.parse_args()
     end, cases = time.monotonic() + args.minutes * 60, SMALL if args.small else CASES
+    if not args.small:
+        compile_all([*REFERENCES, *cases], args.device, time.monotonic() + args.minutes * 60 / 4)
     placement = place(RunConfig(device=args.device, compile=not args.small))
     calibration = calibrate(
-        placement, usual_dtypes(placement.device, quick=args.small), [False], lambda what, share: None
+        placement,
+        usual_dtypes(placement.device, quick=args.small),
+        [False] if args.small else [False, True],
+        lambda what, share: None,
     )
     plain = placement.gpu.model_copy(update={"calibration": None})
     known = placement.gpu.model_copy(update={"calibration": calibration})

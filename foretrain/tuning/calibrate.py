@@ -44,6 +44,13 @@ SMALL_REFERENCE: dict[str, int | float | bool | str] = {
     **REFERENCE, "n_layer": 3, "n_head": 4, "n_embd": 128, "block_size": 128, "vocab_size": 256, "batch_size": 16,
     "gradient_accumulation_steps": 1,
 }  # fmt: skip
+# A card's second ones, of few and of many blocks: so narrow that the card waits for its host, whose time they tell
+# (predict/speed/launching.py).
+NARROW_REFERENCE: dict[str, int | float | bool | str] = {
+    **REFERENCE, "n_layer": 2, "n_head": 4, "n_embd": 128, "block_size": 64, "vocab_size": 256, "batch_size": 4,
+    "gradient_accumulation_steps": 4,
+}  # fmt: skip
+MANY_BLOCKS = (("n_layer", 6),)
 REFERENCE_STEPS, SMALL_STEPS, ROUNDS = 2, 8, 2
 LONG_S = 0.1  # of a kernel that is steady by itself: one run a round is enough
 
@@ -237,12 +244,12 @@ class Reference:
 
 @dataclass(frozen=True)
 class Wanted:
-    """A reference to be measured; `small`: of small models on a CPU, which `train` runs in one of several `ways`."""
+    """A reference to be measured; `small`: of small models, which on a CPU `train` runs in one of several `ways`."""
 
     dtype: str
     compiled: bool
     small: bool = False
-    way: tuple[tuple[str, str | bool], ...] = ()
+    way: tuple[tuple[str, str | bool | int], ...] = ()
 
     def __str__(self) -> str:
         named = [str(value) if isinstance(value, str) else name for name, value in self.way]
@@ -250,7 +257,8 @@ class Wanted:
 
 
 def references_for(device: torch.device, dtypes: list[str], modes: list[bool]) -> list[Wanted]:
-    """What corrects other steps on a device. Compiling a second size or way would take longer than all the rest."""
+    """What corrects other steps on a device. Compiling a second size or way would take longer than all the rest, but
+    for a narrow model of two blocks, without which nothing tells what a compiled step costs a card's host."""
     found = list[Wanted]()
     for dtype in dtypes:
         if device.type == "cpu":
@@ -260,16 +268,27 @@ def references_for(device: torch.device, dtypes: list[str], modes: list[bool]) -
                 way = (("attention", kind),) if kind != "sdpa" else ()
                 found.append(Wanted(dtype, False, True, (*way, *((("master_weights", True),) if on else ()))))
         found += [Wanted(dtype, compiled) for compiled in modes]
+    if device.type == "cuda" and dtypes:  # a launch costs the same in every dtype
+        narrow = [Wanted(dtypes[0], compiled, True) for compiled in modes]
+        found += [*narrow, *([Wanted(dtypes[0], False, True, MANY_BLOCKS)] if False in modes else [])]
     return found
 
 
 def _reference(placement: Placement, wanted: Wanted) -> Reference:
     small, dtype, compiled = wanted.small, wanted.dtype, wanted.compiled
-    knobs = SMALL_REFERENCE if small else LARGE_REFERENCE if placement.device.type == "cuda" else REFERENCE
-    knobs = {**knobs, **dict(wanted.way)}
+    card = placement.device.type == "cuda"
+    sizes = (NARROW_REFERENCE if card else SMALL_REFERENCE) if small else (LARGE_REFERENCE if card else REFERENCE)
+    knobs = {**sizes, **dict(wanted.way)}
     started = time.perf_counter()
     stepper = Stepper(RunConfig.model_validate(knobs), placement, dtype, compiled=compiled)
     return Reference(knobs, stepper, time.perf_counter() - started, SMALL_STEPS if small else REFERENCE_STEPS)
+
+
+def _drift(references: list[Reference], device: torch.device) -> float:
+    """The middle one of those that tell of the device: a card's narrow ones tell of its host."""
+    width = NARROW_REFERENCE["n_embd"]
+    own = [each for each in references if device.type == "cpu" or each.options["n_embd"] != width]
+    return statistics.median(each.drift for each in own) if own else 0.0
 
 
 def calibrate(placement: Placement, dtypes: list[str], modes: list[bool], listen: Listen) -> Calibration:
@@ -304,7 +323,7 @@ def calibrate(placement: Placement, dtypes: list[str], modes: list[bool], listen
         threads=torch.get_num_threads(), date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         took_s=time.perf_counter() - started, kernels=tuple(found),
         steps=tuple(reference.result() for reference in references), launch_s=launch_s, unsteadiness=unsteadiness,
-        drift=statistics.median(reference.drift for reference in references) if references else 0.0,
+        drift=_drift(references, device),
         others_share=others.others_share if others else None,
         start_s=references[0].start_s if device.type == "cpu" and references else None,
         context_bytes=beside_allocator(device), clock_ghz=load.clock_ghz, power_w=load.power_w,

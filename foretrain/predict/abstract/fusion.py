@@ -70,7 +70,7 @@ class _Fusion:
         return [_root(parent, i) for i in range(len(parent))]
 
     def stays(self, i: int) -> bool:
-        return self.all[i].kind.startswith(KEPT) or self.all[i].name == self.alone
+        return self.all[i].kind.startswith(KEPT) or (self.alone != "" and self.all[i].name == self.alone)
 
     def _joins(self, i: int, j: int) -> bool:
         a, b = self.all[i], self.all[j]

@@ -16,8 +16,8 @@ from foretrain.predict.finetune.optimizers import TRAFFIC
 from foretrain.predict.finetune.program import Program
 from foretrain.predict.finetune.simulated import attention_kernel, symbols_of
 from foretrain.predict.speed.ops import Operation, flops
-from foretrain.predict.speed.rates import Rates, rates_of
-from foretrain.predict.speed.time import PYTHON_S, Range, busy_s, range_of
+from foretrain.predict.speed.rates import Rates, busy_s, rates_of
+from foretrain.predict.speed.time import Range, range_between
 
 # A step's work of the Trainer itself, once the card is done: it reads whether the loss is a number. 1 to 3 ms of a core
 # of an EPYC over the same steps in a plain loop, transformers 5.23.
@@ -123,16 +123,22 @@ def step_s(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> tuple[Range, int] | N
     if rates is None:
         return None
     work = StepWork(facts, tune, gpu)
-    launching_s = sum(op.runs for op in work.micro) * rates.launch_s(compiled=tune.compile)
-    micro_s = max(busy_s(work.micro, rates), launching_s + PYTHON_S)
-    sums_s = busy_s(work.accumulation(), rates) * (tune.grad_accum - 1)
-    expected_s = tune.grad_accum * micro_s + sums_s + _optimizer_s(work, rates) + TRAINER_S
-    return range_of(expected_s, gpu, as_nanogpt=False), tune.grad_accum * flops(work.micro)
+    work_s, sums_s = busy_s(work.micro, rates), busy_s(work.accumulation(), rates) * (tune.grad_accum - 1)
+    host_s = sum(op.runs for op in work.micro) * rates.launch_s(compiled=tune.compile) + rates.python_s
+
+    def time_s(slower: float, host: float) -> float:
+        micro_s = max(slower * work_s, host * host_s)
+        rest_s = slower * (sums_s + TRAINER_S) + _optimizer_s(work, rates, slower, host)
+        return tune.grad_accum * micro_s + rest_s
+
+    return range_between(time_s, gpu, as_nanogpt=False), tune.grad_accum * flops(work.micro)
 
 
-def _optimizer_s(work: StepWork, rates: Rates) -> float:
-    """Clipping and the update: of many small kernels the longer of running and launching them."""
+def _optimizer_s(work: StepWork, rates: Rates, slower: float, host: float) -> float:
+    """Clipping and the update, on a device and a host that take so many times as long: of many small kernels the longer
+    of running and launching them."""
     kernels = work.optimizer()
     each = LAUNCHES.get(work.tune.optim, 0) * sum(op.name == "optimizer" for op in kernels)
-    work_s, launching_s = busy_s(kernels, rates), (FUSED_LAUNCHES + each) * rates.launch_s(compiled=False)
+    work_s = slower * busy_s(kernels, rates)
+    launching_s = host * (FUSED_LAUNCHES + each) * rates.launch_s(compiled=False)
     return max(work_s, launching_s) if each else work_s + launching_s

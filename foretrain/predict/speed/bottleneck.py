@@ -4,9 +4,11 @@ from typing import Literal
 
 from foretrain.base.records import Record
 from foretrain.predict.spec import StepSpec
+from foretrain.predict.speed.launching import launches_of
+from foretrain.predict.speed.rates import busy_s
 from foretrain.predict.speed.roofline import roofline
 from foretrain.predict.speed.step_ops import micro_batch
-from foretrain.predict.speed.time import busy_s, known_rates, way_of
+from foretrain.predict.speed.time import known_rates, way_of
 
 Limit = Literal["arithmetic", "bandwidth", "launches"]
 
@@ -31,7 +33,8 @@ def bottleneck(spec: StepSpec) -> Bottleneck | None:
     rates = known_rates(way)
     assert rates is not None  # as the roof is known
     operations = micro_batch(way)
-    starting_s = sum(op.runs for op in operations) * rates.launch_s(compiled=way.compiled)
+    starting = launches_of(way, operations).micro if spec.cuda else sum(op.runs for op in operations)
+    starting_s = starting * rates.launch_s(compiled=way.compiled) + (rates.python_s if spec.cuda else 0.0)
     working_s = busy_s(operations, rates)
     if starting_s > working_s:
         whole_s = starting_s if spec.cuda else starting_s + working_s

@@ -23,9 +23,10 @@ from foretrain.predict.estimate.ranks import BUCKET_BYTES, deal, in_buckets
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.collectives import Collective, Group, collective_time
 from foretrain.predict.speed.ops import OperationList, Way
-from foretrain.predict.speed.rates import Rates
+from foretrain.predict.speed.parts import StepParts, step_parts
+from foretrain.predict.speed.rates import Rates, busy_s
 from foretrain.predict.speed.recorded_ops import micro_batch
-from foretrain.predict.speed.time import Range, StepParts, busy_s, known_rates, step_parts, step_time, way_of
+from foretrain.predict.speed.time import Range, known_rates, step_time, way_of
 
 SHARD_BYTES = 4  # FSDP sums gradients in fp32
 # Operations around a collective of FSDP2 that cost Python's processor as a launch does: what a dispatcher counted more

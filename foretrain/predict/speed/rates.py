@@ -17,6 +17,7 @@ from typing import Protocol
 from foretrain.hardware.calibration import Calibration, KernelTime
 from foretrain.hardware.catalogue import Dtype, Gpu, MatmulMode
 from foretrain.predict.software import ASSUMED, Software
+from foretrain.predict.speed.launching import MICRO_BATCH_LAUNCHES, Host, host_of
 from foretrain.predict.speed.ops import Operation
 
 # By FLOP per clock and SM. GeForce boards run above the clock of their data sheet, so that large products reach its
@@ -28,6 +29,11 @@ PIPELINE_K = {512: 16, 1024: 64, 2048: 128, 4096: 128, 8192: 256}
 TILES = {512: (128, 128), 1024: (128, 128)}
 LARGE_TILE = (128, 256)
 ATTENTION_SHARE = {512: 0.60, 1024: 0.40, 2048: 0.36, 4096: 0.25, 8192: 0.20}  # of the peak, on the causal half
+# Of the same on Hopper, where torch 2.11 takes cuDNN's: 288 and 209 TFLOP/s in steps of GPT-2 124M on an H100.
+CUDNN_ATTENTION_SHARE = {"attention": 0.29, "attention_backward": 0.21}
+# Elements of the logits that a clock and an SM get through, forward: exponentials and comparisons take longer than the
+# bytes. Inductor's one pass did 0.67 to 0.76e12 a second on an H100 (three models), eager log_softmax 0.30e12.
+ONLINE_SOFTMAX_PER_CLOCK, SOFTMAX_PER_CLOCK = 3.0, 1.2
 FLASH1 = 0.5  # of it with the kernel before FlashAttention-2: torch 2.2's release notes, "around 2x"
 # Flash kernels need compute capability 8.0; before it torch takes the memory-efficient ones. One card with both,
 # forward and backward: 15.0 and 45.0 TFLOP/s at 1,024 tokens (Dao-AILab/flash-attention#416).
@@ -38,12 +44,16 @@ UNALIGNED_SHARE = 0.60  # where a dimension is no multiple of 8, tensor cores ne
 # 1792 GB/s 1565; where nothing is published, the lowest of these.
 BANDWIDTH_SHARE = {"Ampere": 0.86, "Ada": 0.91, "Blackwell": 0.87}
 LEAST_BANDWIDTH_SHARE = 0.84
-LAUNCH_S = 6e-6  # one eager kernel as Python and the driver launch it
-COMPILED_LAUNCH_S = 4e-6
+# One eager kernel of a training step as Python, autograd and the driver launch it, on an average host: the geometric
+# mean of an EPYC (6 us, and 2 assumed for a driver), an A100's host (25 us: published_rates.json, host_bound_inference)
+# and an H100's host (29 us). A compiled kernel costs about the same: 0.8 times as much on the EPYC, 1.2 on the H100's.
+LAUNCH_S = 18e-6
+COMPILED_LAUNCH_S = 18e-6
 # The same with torch 2.0: languini-kitchen's nine steps with one row (three models, three cards) took 67 to 85 us for
 # each kernel of theirs, whatever the card.
 COMPILED_LAUNCH_2_0_S = 76e-6
 CPU_LAUNCH_S = 5e-6
+PYTHON_S = 0.3e-3  # one micro-batch on what is no card: its Python, the batch's copy, the scaler
 CPU_PRODUCT_SHARE = 0.55  # oneDNN and MKL on small matrices, against the nominal peak
 CPU_ATTENTION_SHARE = 0.28
 # Assumed, not measured: copies from and to pageable memory over PCIe 4.0 x8 or x16, and AdamW on a desktop's memory.
@@ -53,6 +63,10 @@ PAGEABLE_BYTES_PER_S, HOST_BYTES_PER_S = 6e9, 20e9
 TWO_CACHES = ((8, 0), (9, 0))
 # Kernels that read what nobody touched just before: weights, moments and sums of gradients.
 COLD = frozenset({"adamw", "accumulate", "clip", "gradient_norm", "fill", "gather", "scatter"})
+# The measured kernel that fused ones of Inductor on a card are like: several tensors read, in whole vectors, which
+# eager additions of two dtypes are not (H100: 2.1 to 2.5 TB/s, this one and fused ones 3.0 to 3.2).
+FUSED_LIKE = "gelu_backward"
+OF_LISTS = frozenset({"adamw", "clip", "gradient_norm"})  # on a card one kernel takes a whole list of tensors
 # How much each dimension tells about a kernel's speed: a product's (m, n, k), attention's (B, H, T, D).
 IMPORTANCE = {3: (1.0, 1.0, 1.0), 4: (0.1, 0.1, 1.0, 1.0)}
 
@@ -67,6 +81,16 @@ class Rates(Protocol):
     def launch_s(self, *, compiled: bool) -> float:
         """What launching one kernel costs the processor that Python runs on."""
         ...
+
+    @property
+    def python_s(self) -> float:
+        """What a micro-batch costs that processor besides."""
+        ...
+
+
+def busy_s(operations: list[Operation], rates: Rates) -> float:
+    """What the device works on these operations."""
+    return sum(op.runs * rates.time_s(op) for op in operations)
 
 
 def host_time_s(op: Operation) -> float | None:
@@ -93,12 +117,12 @@ class CatalogueRates:
             return elsewhere_s
         bytes_s = (op.nbytes - self.cached_bytes(op)) / self.bandwidth
         if not op.flops:
-            return bytes_s
+            return max(bytes_s, self.softmax_s(op))
         peak = self.gpu.matmul_peak_flop_per_s(op.arithmetic, op.dtype)
         peak = peak or self.gpu.peak_flop_per_s("float32")  # cards without fast half precision: cuBLAS widens it
         assert peak
         if op.kind.startswith("attention"):
-            share = CPU_ATTENTION_SHARE if self.cpu else self.attention_share()
+            share = CPU_ATTENTION_SHARE if self.cpu else self.attention_share(op.kind)
         else:
             share = CPU_PRODUCT_SHARE if self.cpu else self.product_share(op)
         return max(bytes_s, op.causal_flops / (peak * share))
@@ -113,8 +137,18 @@ class CatalogueRates:
         cache = self.gpu.l2_mib * 2**20 / (2 if self.gpu.capability in TWO_CACHES else 1)
         return op.read_bytes * min(1.0, cache / 2 / op.nbytes)
 
-    def attention_share(self) -> float:
+    def softmax_s(self, op: Operation) -> float:
+        """What the arithmetic of a card's softmax of the logits takes; 0 for all else."""
+        peak = self.gpu.peak_flop_per_s("float16")
+        if op.kind != "softmax" or op.name != "loss" or self.gpu.kind != "cuda" or not (peak and self.gpu.sm_count):
+            return 0.0
+        clocks_per_s = peak / self.rate  # of all SMs
+        return op.shape[0] / clocks_per_s / (SOFTMAX_PER_CLOCK if op.written_bytes else ONLINE_SOFTMAX_PER_CLOCK)
+
+    def attention_share(self, kind: str) -> float:
         """The share of the dense peak that torch's attention kernel reaches on the causal half."""
+        if self.gpu.architecture == "Hopper" and self.torch.flash2 and kind in CUDNN_ATTENTION_SHARE:
+            return CUDNN_ATTENTION_SHARE[kind]
         share = ATTENTION_SHARE.get(self.rate, 0.4)
         if self.gpu.capability < (8, 0):
             return share * MEMORY_EFFICIENT
@@ -140,16 +174,26 @@ class CatalogueRates:
         return share * (UNALIGNED_SHARE if op.dtype != "float32" and (m % 8 or n % 8 or k % 8) else 1.0)
 
     def launch_s(self, *, compiled: bool) -> float:
-        if self.cpu or not compiled:
-            return CPU_LAUNCH_S if self.cpu else LAUNCH_S
+        if self.gpu.kind != "cuda":
+            return CPU_LAUNCH_S
+        if not compiled:
+            return LAUNCH_S
         return COMPILED_LAUNCH_S if self.torch.fast_launches else COMPILED_LAUNCH_2_0_S
+
+    @property
+    def python_s(self) -> float:
+        """What a micro-batch costs besides its launches."""
+        return PYTHON_S if self.gpu.kind != "cuda" else MICRO_BATCH_LAUNCHES * LAUNCH_S
 
 
 class MeasuredRates:
-    """From a calibration of the very device. A kernel between two measured ones is interpolated in logarithms."""
+    """From a calibration of the very device. A kernel between two measured ones is interpolated in logarithms.
 
-    def __init__(self, calibration: Calibration) -> None:
-        self.calibration = calibration
+    `card`: the device where it is one of CUDA.
+    """
+
+    def __init__(self, calibration: Calibration, card: Gpu | None = None) -> None:
+        self.calibration, self.card = calibration, card
         self.kernels: dict[tuple[str, str], list[KernelTime]] = {}
         for kernel in calibration.kernels:
             self.kernels.setdefault((kernel.kind, kernel.dtype), []).append(kernel)
@@ -163,16 +207,30 @@ class MeasuredRates:
         elsewhere_s = host_time_s(op)
         if elsewhere_s is not None:
             return elsewhere_s
-        measured = self.kernels.get((op.kind, op.dtype)) or self.kernels.get((op.kind, "float32"))
+        kind = FUSED_LIKE if self.card and op.kind == "fused" else op.kind
+        measured = self.kernels.get((kind, op.dtype)) or self.kernels.get((kind, "float32"))
         if op.flops:
             measured = measured or self.kernels.get((op.kind.replace("_bmm", ""), op.dtype))  # of an older version
             assert measured, op
             return _by_shape(op, measured)
         measured = measured or self.kernels.get(("add", op.dtype)) or self.kernels["add", "float32"]
-        return _by_bytes(op.nbytes, measured)
+        together = op.runs if self.card and op.kind in OF_LISTS else 1
+        return _by_bytes(together * op.nbytes, measured) / together
+
+    @cached_property
+    def host(self) -> Host | None:
+        """What a card's host was measured to take; None where there is no card."""
+        return host_of(self.calibration, self.card) if self.card else None
 
     def launch_s(self, *, compiled: bool) -> float:
+        if self.host:
+            return self.host.compiled_launch_s if compiled else self.host.launch_s
         return self.calibration.launch_s / (2 if compiled else 1)
+
+    @property
+    def python_s(self) -> float:
+        """What a micro-batch costs besides its launches."""
+        return self.host.python_s if self.host else PYTHON_S
 
 
 def _flops(kernel: KernelTime) -> float:
@@ -220,7 +278,7 @@ def rates_of(
     A calibration measures plain products alone, so the other modes are predicted from the catalogue.
     """
     if gpu.calibration is not None and matmul == "dtype":
-        measured = MeasuredRates(gpu.calibration)
+        measured = MeasuredRates(gpu.calibration, gpu if gpu.kind == "cuda" else None)
         if dtype in measured.dtypes:
             return measured
     peak = gpu.peak_flop_per_s(dtype) and gpu.matmul_peak_flop_per_s(matmul, dtype)

@@ -67,8 +67,13 @@ def _half(way: Way) -> Dtype:
 def optimizer_launches(way: Way) -> int:
     """Kernels of the optimizer step. Foreach and fused ones take many tensors at once; 8-bit AdamW goes by chunks."""
     if way.spec.cuda and not way.torch.fused_adamw:  # torch 1.13 goes from tensor to tensor
-        return FUSED_LAUNCHES + FOREACH_LAUNCHES * sum(count for _, count in _tensors(way))
+        return FUSED_LAUNCHES + FOREACH_LAUNCHES * tensor_count(way)
     return FUSED_LAUNCHES + sum(count * optimizer_of(way.config).launches(numel) for numel, count in _tensors(way))
+
+
+def tensor_count(way: Way) -> int:
+    """How many parameters there are."""
+    return sum(count for _, count in _tensors(way))
 
 
 def step(way: Way) -> list[Operation]:

@@ -11,7 +11,7 @@ from foretrain.hardware.catalogue import Gpu, find
 from foretrain.hardware.cpu import nominal_cpu
 from foretrain.model.shape import ModelShape
 from foretrain.predict.spec import StepSpec
-from foretrain.predict.speed.launching import CHAIN_LAUNCHES, MICRO_BATCH_LAUNCHES, host_of
+from foretrain.predict.speed.launching import CHAIN_LAUNCHES, COPIES, MICRO_BATCH_LAUNCHES, REPLAY, host_of
 from foretrain.predict.speed.ops import Way
 from foretrain.predict.speed.rates import CatalogueRates, MeasuredRates, busy_s
 from foretrain.predict.speed.recorded_ops import micro_batch
@@ -199,3 +199,23 @@ def test_kernels_of_a_step_take_what_an_h100_took_for_them() -> None:
     assert times["softmax"] == pytest.approx(0.85e-3, rel=0.1)
     assert times["attention"] == pytest.approx(67e-6, rel=0.1)
     assert times["attention_backward"] == pytest.approx(231e-6, rel=0.1)
+
+
+def test_a_step_that_is_one_graph_does_not_wait_for_its_host() -> None:
+    """A host three times slower costs a graph no more than it costs the copies of its batches and the replay."""
+    one = CHARACTERS.model_copy(update={"gradient_accumulation_steps": 1})
+    graph = one.model_copy(update={"cuda_graph": True})
+    quick, slow = Host(10e-6, 12e-6, 0.4e-3), Host(30e-6, 36e-6, 1.2e-3)
+    plain, graphed = (
+        [forecast(config, calibrated(host)).expected_s for host in (quick, slow)] for config in (one, graph)
+    )
+    assert graphed[0] < plain[0] / 3
+    assert plain[1] == pytest.approx(3 * plain[0], rel=0.1)
+    assert graphed[1] - graphed[0] <= (COPIES + REPLAY) * (slow.eager_s - quick.eager_s) + 1e-9
+
+
+def test_a_graph_changes_little_where_the_card_has_enough_to_do() -> None:
+    host = Host(8e-6, 6e-6, 0.2e-3)
+    plain = forecast(LARGE, calibrated(host)).expected_s
+    graphed = forecast(LARGE.model_copy(update={"cuda_graph": True}), calibrated(host)).expected_s
+    assert graphed == pytest.approx(plain, rel=0.05)

@@ -6,7 +6,7 @@ take longer, Python is ahead when it comes to the optimizer. A CPU does both its
 
 from dataclasses import dataclass
 
-from foretrain.predict.speed.launching import Launches, launches_of
+from foretrain.predict.speed.launching import GAP_S, Launches, is_one_graph, launches_of
 from foretrain.predict.speed.ops import Way
 from foretrain.predict.speed.rates import Rates, busy_s
 from foretrain.predict.speed.step_ops import FUSED_LAUNCHES, accumulation, micro_batch, optimizer, optimizer_launches
@@ -66,9 +66,12 @@ def step_load(way: Way, rates: Rates, more_launches: int = 0) -> StepLoad:
     own."""
     operations = micro_batch(way)
     each_s, cuda = rates.launch_s(compiled=False), way.spec.cuda
-    host_s = more_launches * each_s + rates.python_s
+    work_s, host_s = busy_s(operations, rates), more_launches * each_s + rates.python_s
     fixed = optimizer_launches(way)
-    if cuda:
+    if is_one_graph(way):
+        found, fixed = launches_of(way, operations), 0
+        work_s, host_s = work_s + GAP_S * sum(op.runs for op in operations), found.micro * each_s
+    elif cuda:
         found = launches_of(way, operations)
         host_s += found.micro * rates.launch_s(compiled=way.compiled)
     else:
@@ -76,7 +79,7 @@ def step_load(way: Way, rates: Rates, more_launches: int = 0) -> StepLoad:
         host_s += sum(op.runs for op in operations) * rates.launch_s(compiled=way.compiled)
     many = cuda and fixed > FUSED_LAUNCHES  # small kernels: the longer of running and launching
     return StepLoad(
-        micro_batches=way.config.gradient_accumulation_steps, behind=cuda, work_s=busy_s(operations, rates),
+        micro_batches=way.config.gradient_accumulation_steps, behind=cuda, work_s=work_s,
         host_s=host_s, sum_work_s=busy_s(accumulation(way), rates), sum_host_s=found.sums * each_s,
         optimizer_work_s=busy_s(optimizer(way), rates), optimizer_host_s=found.optimizer * each_s,
         start_s=0.0 if many else fixed * each_s,

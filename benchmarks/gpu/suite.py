@@ -164,6 +164,7 @@ def main() -> None:
             "system": f"{platform.system()} {platform.machine()}",
         },
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda},
+        "benchmarker": type(torch._inductor.runtime.benchmarking.benchmarker).__name__,
         "rows": rows,
     }  # fmt: skip
     args.out.write_bytes(gzip.compress(json.dumps(document).encode()))

@@ -75,7 +75,7 @@ def history(entries: list[dict[str, Any]]) -> dict[str, Any]:
         elif action == "free_completed":
             sizes.append(-size)
         elif action.startswith("segment_"):
-            segments.append([action, size])
+            segments.append([action, size, entry["addr"]])
     return {"sizes": sizes, "segments": segments, "places": places}
 
 

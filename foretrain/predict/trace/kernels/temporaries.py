@@ -59,8 +59,8 @@ def _flash_backward(card: Card, args: tuple[Any, ...]) -> list[Step]:
 
 
 # What cuDNN's attention wants beside its results, in bytes; of its backward also what the rule below adds. These are
-# allocations of an H100, torch 2.11 with CUDA 13.0, heads of 48 and 64, 512 and 1024 tokens, with and without dropout and
-# grouped heads (benchmarks/gpu/suite.py).
+# allocations of an H100, torch 2.11 with CUDA 13.0: heads of 48 and 64, 512 and 1024 tokens, with and without dropout
+# and grouped heads (benchmarks/gpu/suite.py).
 CUDNN_BYTES = 256
 
 

@@ -16,8 +16,9 @@ from common import arguments, report
 from foretrain.base.units import MIB
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import find
+from foretrain.hardware.context import published
 from foretrain.predict.allocator.replay import replay
-from foretrain.predict.memory import CONTEXT_EXPECTED_BYTES, CONTEXT_HIGH_BYTES, CONTEXT_LOW_BYTES, predict
+from foretrain.predict.memory import predict
 from foretrain.predict.plan import plan
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.trace.forecast import requests_for, traced
@@ -36,8 +37,8 @@ def case_a() -> dict[str, Any]:
     eager = predict(StepSpec.of(config, GPU, "nanogpt", dtype=forecast.dtype, compiled=False)).worst
     return {
         "case": "A", "allocated_bytes": found.worst.allocated_bytes, "reserved_bytes": reserved,
-        "process_bytes": [reserved + c for c in (CONTEXT_LOW_BYTES, CONTEXT_EXPECTED_BYTES, CONTEXT_HIGH_BYTES)],
-        "logged_bytes": LOGGED_BYTES, "error": (reserved + CONTEXT_EXPECTED_BYTES) / LOGGED_BYTES - 1,
+        "process_bytes": [reserved + context for context in published(GPU)],
+        "logged_bytes": LOGGED_BYTES, "error": (reserved + published(GPU)[1]) / LOGGED_BYTES - 1,
         "left_for_context_bytes": LOGGED_BYTES - reserved, "eager_allocated_bytes": eager.allocated_bytes,
     }  # fmt: skip
 
@@ -50,7 +51,7 @@ def case_c(compiled: bool, others: int) -> dict[str, Any]:
     assert answer is not None
     trace = traces(requests_for(StepSpec.of(config, GPU, "nanogpt", dtype=base.dtype, compiled=compiled)))[0]
     deaths = []
-    for context in (CONTEXT_LOW_BYTES, CONTEXT_EXPECTED_BYTES, CONTEXT_HIGH_BYTES):
+    for context in published(GPU):
         limit = (base.available_bytes or 0) - context
         death = replay(trace, limit_bytes=limit, physical=True).death
         deaths.append({"context_bytes": context, "limit_bytes": limit, "death": death.to_json() if death else None})

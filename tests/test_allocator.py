@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from foretrain.predict.allocator.addresses import Falling, Rising
 from foretrain.predict.allocator.blocks import Block
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.allocator.simulator import Allocator, OutOfMemory
@@ -20,6 +21,37 @@ def take(allocator: Allocator, nbytes: int) -> Block:
     block = allocator.malloc(nbytes)
     assert block is not None
     return block
+
+
+# -- addresses ---------------------------------------------------------------------------------------------
+
+
+def test_segments_rise() -> None:
+    rising = Rising()
+    first = rising.new(20 * MIB)
+    assert [rising.new(size * MIB) - first for size in (2, 100, 26)] == [20 * MIB, 22 * MIB, 122 * MIB]
+
+
+def test_linux_fills_chunks_of_32_mib_that_fall() -> None:
+    """100 and 26 MiB share 128 MiB, and two of 2 MiB lie behind 20: as in the snapshot that the class names."""
+    falling = Falling()
+    first = falling.new(20 * MIB)
+    assert first % (32 * MIB) == 0
+    found = [falling.new(size * MIB) - first for size in (100, 26, 20, 2, 2, 12, 14)]
+    assert [where // MIB for where in found] == [-128, -28, -160, -140, -138, 20, -192]
+
+
+def test_the_addresses_decide_which_of_two_free_blocks_is_taken() -> None:
+    """Two blocks of one size are free; the one in the later segment is the lower one where addresses fall."""
+    lower = []
+    for addresses in (Rising(), Falling()):
+        allocator = Allocator(addresses=addresses)
+        blocks = [take(allocator, 64 * MIB) for _ in range(2)]
+        pointers = [block.ptr for block in blocks]
+        for block in blocks:
+            allocator.free(block)
+        lower.append(pointers.index(take(allocator, 64 * MIB).ptr))
+    assert lower == [0, 1]
 
 
 # -- sizes -------------------------------------------------------------------------------------------------

@@ -10,9 +10,9 @@ from foretrain.hardware.catalogue import find
 from foretrain.predict.allocator.replay import replay
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.trace import self_test
-from foretrain.predict.trace.autotuning import Autotuning, Ways, ways
+from foretrain.predict.trace.autotuning import Autotuning, Ways, by_triton, ways
 from foretrain.predict.trace.card.torch_cuda import Card, Memory
-from foretrain.predict.trace.service import Request
+from foretrain.predict.trace.service import SHAPING_VARIABLES, Request, key_of
 from foretrain.predict.trace.tracer import Tracer
 
 CARD = Card.of(find("RTX 4070"))
@@ -120,6 +120,28 @@ def test_a_copy_that_would_raise_the_peak_goes_to_the_host() -> None:
     it.kernel("triton_poi_fused_gelu_5", POINTWISE, (torch.empty(50_000), torch.empty(100), 50_000))
     cache, copy = CARD.cache_bytes, 200_000
     assert happened() == [cache, -cache, copy, -copy, cache, copy, -copy, -cache]
+
+
+def test_triton_clears_a_buffer_of_its_own_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where Inductor is told to measure by Triton's do_bench; its other benchmarker, newer than 2.12, comes first."""
+    it, happened = tuning(earlier=4096)
+    monkeypatch.setattr(torch._inductor.config, "use_experimental_benchmarker", False)
+    it.kernel("triton_poi_fused_gelu_5", POINTWISE, (torch.empty(50), torch.empty(100), 50))
+    assert happened() == [200, -200, 256 * 2**20, 200, -200, -256 * 2**20]
+    if hasattr(torch._inductor.config, "use_torch_profiler_benchmarker"):
+        monkeypatch.setattr(torch._inductor.config, "use_torch_profiler_benchmarker", True)
+        assert not by_triton()
+
+
+@pytest.mark.parametrize("name", SHAPING_VARIABLES)
+def test_a_trace_is_kept_with_what_its_measurements_go_by(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = set()
+    for value in (None, "0", "1"):
+        monkeypatch.delenv(name, raising=False)
+        if value:
+            monkeypatch.setenv(name, value)
+        keys.add(key_of({}))
+    assert len(keys) == 3
 
 
 def test_a_forward_pass_copies_even_where_that_is_the_peak() -> None:

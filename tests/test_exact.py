@@ -26,9 +26,10 @@ from foretrain.cli.commands.plan_exact import with_trainer
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import find
+from foretrain.hardware.context import LATER_KERNELS_BYTES, published
 from foretrain.predict.allocator.lifetimes import Mark
 from foretrain.predict.allocator.settings import Settings
-from foretrain.predict.memory import CONTEXT_EXPECTED_BYTES, LATER_KERNELS_BYTES, predict, worst_verdict
+from foretrain.predict.memory import predict, worst_verdict
 from foretrain.predict.plan import Plan, plan
 from foretrain.predict.snapshot import read as snapshot
 from foretrain.predict.spec import StepSpec
@@ -229,7 +230,7 @@ def test_the_verdict_is_a_replay_at_the_limit() -> None:
     config = RunConfig(batch_size=8, gradient_accumulation_steps=2, compile=False, dtype="float16")
     lives = traced(plan(config, GPU)).exact_of("nanogpt")
     assert lives is not None
-    context = CONTEXT_EXPECTED_BYTES + 200 * MIB
+    context = published(GPU)[1] + 200 * MIB
     for available, verdict in (
         (lives.smallest_limit_bytes + context + MIB, "fits"),
         (lives.smallest_limit_bytes // 2, "does_not_fit"),
@@ -642,3 +643,23 @@ def test_a_measured_context_replaces_the_published_range() -> None:
     assert measured.context.source == "calibrated"
     assert measured.worst.needed_low_bytes - plain.worst.needed_low_bytes == (250 - 133) * MIB
     assert measured.context.high_bytes == 250 * MIB + LATER_KERNELS_BYTES
+
+
+@pytest.mark.parametrize(
+    ("gpu", "seen"),  # MiB, each by a process of its own on such a card
+    [("RTX 4070", 250), ("RTX 6000 Ada", 426), ("RTX 5090", 635)]
+    + [("H100 SXM5 80GB", found) for found in (610, 742, 758, 762)],
+)
+def test_the_published_context_of_a_card_has_what_was_seen_on_it(gpu: str, seen: int) -> None:
+    low, expected, high = published(find(gpu))
+    assert low <= expected <= high
+    assert low <= seen * MIB <= high
+    ledger = predict(StepSpec.of(RunConfig(n_layer=1), find(gpu), dtype="float16", compiled=False))
+    needed = ledger.worst.needed_expected_bytes - (ledger.worst.reserved_bytes or 0)
+    assert needed == pytest.approx(expected, abs=MIB)
+
+
+def test_a_large_card_is_not_expected_to_take_as_little_as_a_small_one() -> None:
+    small, large, hopper = (published(find(name)) for name in ("RTX 4090", "B200", "H200"))
+    assert all(a < b for a, b in zip(small, large, strict=True))
+    assert all(a <= b for a, b in zip(large, hopper, strict=True))

@@ -54,6 +54,22 @@ def test_sorts_and_scans_take_what_cub_asks_for(
     assert [-step for step in steps if isinstance(step, int) and step < 0] == [sort, lists, unique, lists, sums]
 
 
+@pytest.mark.parametrize(
+    ("shape", "key_heads", "wanted"),  # allocations of an H100, torch 2.11 with CUDA 13.0
+    [((8, 12, 1024, 64), 12, 25_559_296), ((16, 12, 1024, 48), 12, 38_535_424), ((16, 6, 512, 64), 6, 12_779_776),
+     ((8, 12, 1024, 64), 4, 50_725_120)],
+)  # fmt: skip
+def test_cudnn_sums_the_gradient_of_queries_in_a_workspace(
+    shape: tuple[int, int, int, int], key_heads: int, wanted: int
+) -> None:
+    query, key = heads(*shape), heads(shape[0], key_heads, *shape[2:])
+    backward = kernels.RULES["_scaled_dot_product_cudnn_attention_backward"]
+    assert backward(CARD, (query, query, key, key)) == [Result(0), Result(1), Result(2), wanted]
+    forward = kernels.RULES["_scaled_dot_product_cudnn_attention"]
+    assert forward(CARD, (query, key, key, None, True)) == [Result(2), Result(3), Result(0), Result(1), 256]
+    assert Result(1) not in forward(CARD, (query, key, key, None, False))
+
+
 def test_flash_attention_splits_keys_where_there_are_few_rows() -> None:
     flash = kernels.RULES["_scaled_dot_product_flash_attention"]
     few, many = heads(1, 4, 1024, 64), heads(2, 6, 256, 64)

@@ -16,6 +16,7 @@ from foretrain.base.errors import ExitCode, UserError
 from foretrain.config.microbatches import cut, divisors, largest_divisor, sequences_of, shrunk
 from foretrain.config.resolve import resolve
 from foretrain.data.dataset import read_info
+from foretrain.hardware.catalogue import find
 from foretrain.model.step import build, train_step
 from foretrain.training import memory_limit, store, trainer
 from foretrain.training.attempts import attempt, is_out_of_memory
@@ -23,6 +24,7 @@ from foretrain.training.device import place
 from foretrain.training.starting import config_digest
 from foretrain.training.store import RunDirectory
 from foretrain.training.trainer import Trainer
+from tests.kit.calibrations import made_up_calibration
 from tests.kit.tiny import tiny, write_dataset
 from tests.kit.training import NO_MEMORY, assert_same, fail_in_step, final_tensors, train
 
@@ -271,9 +273,12 @@ def test_a_limit_on_a_cpu_is_watched_and_recorded(own_directory: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "index"), [("cuda", 3), ("cuda:0", 0), ("cuda:1", 1)])
-@pytest.mark.parametrize(("calibrated", "now", "held"), [(None, None, 300), (200, None, 264), (200, 250, 314)])
+@pytest.mark.parametrize(
+    ("calibrated", "now", "card", "held"),
+    [(None, None, "RTX 4070", 300), (None, None, "H200", 758), (200, None, "H200", 264), (200, 250, "RTX 4070", 314)],
+)
 def test_the_cap_on_cuda_leaves_room_for_the_context(
-    calibrated: int | None, now: int | None, held: int, name: str, index: int, own_directory: Path,
+    calibrated: int | None, now: int | None, card: str, held: int, name: str, index: int, own_directory: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Against a card that is not there: PyTorch's own functions, down to what they would call in C++."""
@@ -285,8 +290,9 @@ def test_the_cap_on_cuda_leaves_room_for_the_context(
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=12 * 2**30))
     monkeypatch.setattr(torch._C, "_cuda_setMemoryFraction", lambda *values: given.append(values), raising=False)
     monkeypatch.setattr(memory_limit, "beside_allocator", lambda _: now and now * 2**20)
-    known = SimpleNamespace(context_bytes=calibrated * 2**20) if calibrated else None
-    placement: Any = SimpleNamespace(device=torch.device(name), gpu=SimpleNamespace(calibration=known))
+    known = made_up_calibration().model_copy(update={"context_bytes": calibrated * 2**20}) if calibrated else None
+    gpu = find(card).model_copy(update={"calibration": known})
+    placement: Any = SimpleNamespace(device=torch.device(name), gpu=gpu)
     values = memory_limit.cap(placement, 6 * 2**30)
     assert values["context"] == held * 2**20
     assert given == [((6 * 2**30 - held * 2**20) / (12 * 2**30), index)]

@@ -17,13 +17,20 @@ GRACE_S = 30  # what is running when the time is up may still end
 
 
 def import_compiler() -> None:
-    """Import torch and its compiler, whose import asks how many cards there are: a process that has asked cannot fork."""
+    """Import torch and its compiler, whose import asks how many cards there are: a process that has asked cannot fork.
+
+    Told of none, torch before 2.13 would measure kernels by Triton's do_bench from then on, whose buffer is larger than
+    the one that a run of its own takes; so where it decides this it is told of one.
+    """
     import torch
 
     counted = getattr(torch._C, "_cuda_getDeviceCount", None)
-    if counted:  # what torch has without CUDA decides more
-        torch._C._cuda_getDeviceCount = lambda: 0
     try:
+        if counted:  # what torch has without CUDA decides more
+            torch._C._cuda_getDeviceCount = lambda: 1
+            import torch._inductor.runtime.benchmarking
+
+            torch._C._cuda_getDeviceCount = lambda: 0
         import torch._inductor.compile_fx
     finally:
         if counted:

@@ -75,7 +75,7 @@ def history(entries: list[dict[str, Any]]) -> dict[str, Any]:
         elif action == "free_completed":
             sizes.append(-size)
         elif action.startswith("segment_"):
-            segments.append([action, size])
+            segments.append([action, size, entry["addr"]])
     return {"sizes": sizes, "segments": segments, "places": places}
 
 
@@ -165,6 +165,7 @@ def main() -> None:
             "system": f"{platform.system()} {platform.machine()}",
         },
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda},
+        "benchmarker": type(torch._inductor.runtime.benchmarking.benchmarker).__name__,
         "rows": rows,
     }  # fmt: skip
     args.out.write_bytes(gzip.compress(json.dumps(document).encode()))

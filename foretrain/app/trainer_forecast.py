@@ -14,9 +14,9 @@ from foretrain.config.finetune.live import LiveRun, read_live
 from foretrain.config.finetune.options import FineTune
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import Gpu, find
+from foretrain.hardware.context import Context
 from foretrain.monitoring.trainer_record import Setting
 from foretrain.predict.finetune.plan import FineTunePlan, plan
-from foretrain.predict.memory import Context
 
 TILED_LOSS = "trl.kernels.chunked_logprob"  # an older TRL has whole logits, as the Trainer
 NEAR = 0.01  # of a count of parameters: farther off it is another model than the forecast's

@@ -21,7 +21,7 @@ from foretrain.base.garbage import collected_later
 from foretrain.base.records import Record
 from foretrain.base.units import MIB
 from foretrain.config.options import RunConfig, named
-from foretrain.hardware.catalogue import Gpu
+from foretrain.hardware.context import Context
 from foretrain.predict.allocator.lifetimes import Lifetimes
 from foretrain.predict.allocator.replay import PhasePeak, replay
 from foretrain.predict.allocator.settings import Settings, of_run
@@ -38,9 +38,6 @@ RESERVED = {False: (0.99, 1.0, 1.02), True: (0.99, 1.0, 1.06)}
 Roughly = tuple[float, float, float]
 ROUGHLY: Roughly = (0.94, 1.05, 1.2)
 EXACTLY: Roughly = (1.0, 1.0, 1.0)
-# CUDA context and loaded kernels: 0.13 GiB (RTX A2000) to 0.62 GiB (RTX 5090) reported, about 0.25 on an RTX 4070.
-CONTEXT_LOW_BYTES, CONTEXT_EXPECTED_BYTES, CONTEXT_HIGH_BYTES = 133 * MIB, 300 * MIB, 700 * MIB
-LATER_KERNELS_BYTES = 64 * MIB  # modules that a run loads and the calibration did not; an allowance, not measured
 # On a CPU the same line is the interpreter with torch loaded, and glibc keeps less slack than CUDA's allocator.
 CPU_BASE_LOW_BYTES, CPU_BASE_EXPECTED_BYTES, CPU_BASE_HIGH_BYTES = 150 * MIB, 300 * MIB, 600 * MIB
 CPU_SLACK_EXPECTED, CPU_SLACK_HIGH = 1.05, 1.25
@@ -51,28 +48,6 @@ MARGIN_BYTES = 200 * MIB  # what "fits" leaves to spare beside the expected cont
 SHAPING_KNOBS = named(lambda option: "memory" in option.affects and not option.by_effect)
 MOST_KEPT = 512  # estimates, of up to a quarter of a megabyte each
 PHASES = ("evaluate_first", "first_step", "steady_step", "evaluate_steady", "resume")
-
-
-class Context(Record):
-    """What a process holds on a card beside PyTorch's allocator: the CUDA context and loaded kernels.
-
-    A range of what others published; measured where `foretrain calibrate` ran on the card.
-    """
-
-    low_bytes: int = CONTEXT_LOW_BYTES
-    expected_bytes: int = CONTEXT_EXPECTED_BYTES
-    high_bytes: int = CONTEXT_HIGH_BYTES
-    source: Literal["published", "calibrated"] = "published"
-
-    @classmethod
-    def of(cls, gpu: Gpu) -> "Context":
-        """The card's own, give or take the kernels that a run loads later, or the published range."""
-        measured = gpu.calibration.context_bytes if gpu.calibration else None
-        if measured is None:
-            return cls()
-        return cls(
-            low_bytes=measured, expected_bytes=measured, high_bytes=measured + LATER_KERNELS_BYTES, source="calibrated"
-        )
 
 
 class Component(Record):

@@ -3,7 +3,7 @@
 The limit is for the process as a whole, as nvidia-smi shows it. The allocator's cap therefore is the limit less what
 the process holds beside the allocator: the CUDA context and loaded kernels. That is what `foretrain calibrate` measured
 on this card or what NVML says of this process now, whichever is more, and 64 MiB for kernels that are loaded later;
-where neither is known, 300 MiB, the middle of what was published (docs/memory.md).
+where neither is known, what was published of cards like this one (hardware/context.py).
 
 A CPU's allocator has no cap, and an address-space limit would also count what is only reserved: so the process's peak
 (VmHWM) is compared with the limit at each logged step, and the user is told once.
@@ -20,12 +20,10 @@ import torch
 from foretrain.base.errors import UserError
 from foretrain.base.process_memory import resident_bytes
 from foretrain.base.units import MIB
+from foretrain.hardware.context import LATER_KERNELS_BYTES, Context
 from foretrain.hardware.cpu import available_memory_bytes, total_memory_bytes
 from foretrain.training.device import Placement, beside_allocator
 from foretrain.training.meter import Meter
-
-ASSUMED_CONTEXT_BYTES = 300 * MIB
-LATER_KERNELS_BYTES = 64 * MIB
 
 
 def context_bytes(placement: Placement) -> tuple[int, str]:
@@ -33,7 +31,14 @@ def context_bytes(placement: Placement) -> tuple[int, str]:
     calibration = placement.gpu.calibration
     now = beside_allocator(placement.device)
     known = [size for size in (now, calibration.context_bytes if calibration else None) if size]
-    return (max(known) + LATER_KERNELS_BYTES, "measured") if known else (ASSUMED_CONTEXT_BYTES, "assumed")
+    if not known:
+        return Context.of(placement.gpu).expected_bytes, "assumed"
+    return max(known) + LATER_KERNELS_BYTES, "measured"
+
+
+def held_now_bytes(placement: Placement) -> int:
+    """The same without an allowance for later kernels, of a process that has run its own."""
+    return beside_allocator(placement.device) or Context.of(placement.gpu).expected_bytes
 
 
 def cap(placement: Placement, limit_bytes: int) -> dict[str, int | str]:

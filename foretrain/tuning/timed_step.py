@@ -19,9 +19,9 @@ from foretrain.model.low_precision import fp16_accumulation
 from foretrain.model.step import build, evaluation_loss, train_step
 from foretrain.training.attempts import is_out_of_memory
 from foretrain.training.contention import cores_busy_s
-from foretrain.training.device import TORCH_DTYPES, beside_allocator, place
+from foretrain.training.device import TORCH_DTYPES, place
 from foretrain.training.host_memory import keep_memory
-from foretrain.training.memory_limit import ASSUMED_CONTEXT_BYTES, cap
+from foretrain.training.memory_limit import cap, held_now_bytes
 from foretrain.tuning.cost import FEWEST_STEPS, WHOLE_S
 from foretrain.tuning.ranks import Ranks, joined
 
@@ -149,8 +149,7 @@ class TimedStep:
         if self.device.type != "cuda":
             own = peak_bytes() or 0
         else:
-            context = beside_allocator(self.device) or ASSUMED_CONTEXT_BYTES
-            own = torch.cuda.max_memory_reserved(self.device) + context
+            own = torch.cuda.max_memory_reserved(self.device) + held_now_bytes(self.placement)
         return int(max(self.told(own)))
 
 

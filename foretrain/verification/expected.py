@@ -4,8 +4,9 @@ import contextlib
 from collections.abc import Callable, Sequence
 
 from foretrain.hardware.catalogue import Gpu
+from foretrain.hardware.context import Context
 from foretrain.predict.allocator.replay import replay
-from foretrain.predict.memory import Context, StepMemory, estimated
+from foretrain.predict.memory import StepMemory, estimated
 from foretrain.predict.plan import timing
 from foretrain.predict.trace import service
 from foretrain.predict.trace.forecast import requests_for

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from foretrain.base.records import Record
 from foretrain.base.units import MIB
+from foretrain.predict.allocator.addresses import Addresses
 from foretrain.predict.allocator.blocks import Block
 from foretrain.predict.allocator.lifetimes import Lifetimes
 from foretrain.predict.allocator.settings import Settings
@@ -104,13 +105,16 @@ def replay(
     physical: bool = False,
     cap_bytes: int | None = None,
     watch: Watcher | None = None,
+    addresses: Addresses | None = None,
 ) -> Replay:
     """Run lifetimes through the allocator, up to their end or to the first allocation that a limit forbids.
 
-    The limits are those of Allocator. `watch` is called with a position, the allocator, and the block that was born or
-    died: after each event, and before one with no block where the cache is emptied.
+    The limits are those of Allocator, and so are the addresses. `watch` is called with a position, the allocator, and
+    the block that was born or died: after each event, and before one with no block where the cache is emptied.
     """
-    player = Player(lifetimes, Allocator(settings, limit_bytes, physical=physical, cap_bytes=cap_bytes))
+    player = Player(
+        lifetimes, Allocator(settings, limit_bytes, physical=physical, cap_bytes=cap_bytes, addresses=addresses)
+    )
     allocator, events, emptied = player.allocator, lifetimes.events, set(lifetimes.emptied)
     peaks: dict[str, PhasePeak] = {}
     whole = (0, 0, 0)

@@ -14,10 +14,11 @@ Free memory belongs to the stream that its segment was made for. A block that an
 back at the first request after it was freed: the simulator takes the work on that stream to be done by then. A card
 may still be at it, and the block then comes back later, at the latest when the cache is emptied.
 
-Not modelled: private pools of CUDA graphs and MemPools, cudaMallocAsync. Addresses of new segments only grow, those of
-a driver need not; between free blocks of one size the lower address wins.
+Not modelled: private pools of CUDA graphs and MemPools, cudaMallocAsync. Addresses of new segments only grow, unless
+other ones are asked for (addresses.py); between free blocks of one size the lower address wins.
 """
 
+from foretrain.predict.allocator.addresses import Addresses, Rising
 from foretrain.predict.allocator.blocks import Block, Pool
 from foretrain.predict.allocator.expandable import ExpandableSegments
 from foretrain.predict.allocator.settings import MIN_LARGE_ALLOC_BYTES, Settings
@@ -26,7 +27,6 @@ MIN_BLOCK_BYTES = 512  # kMinBlockSize: every size is rounded up to it
 SMALL_BYTES = 1 << 20  # kSmallSize: up to here a request is served by the small pool
 SMALL_SEGMENT_BYTES = 2 << 20  # kSmallBuffer
 SEGMENT_ROUNDING_BYTES = 2 << 20  # kRoundLarge
-FIRST_ADDRESS = 1 << 40
 
 
 class OutOfMemory(MemoryError):
@@ -77,6 +77,7 @@ class Allocator:
         *,
         physical: bool = False,
         cap_bytes: int | None = None,
+        addresses: Addresses | None = None,
     ) -> None:
         self.settings = settings or Settings()
         self.limit_bytes, self.physical = limit_bytes, physical
@@ -89,7 +90,7 @@ class Allocator:
         self.segments: list[tuple[str, int, int, int]] = []
         self._pending: list[Block] = []  # freed, while other streams may still use them (cuda_events)
         self._active_at_reset_bytes = 0
-        self._next_address = FIRST_ADDRESS
+        self._addresses = addresses or Rising()
         self._cap_bytes = _lowest(cap_bytes, None if physical else limit_bytes)
         self._collects = self.settings.garbage_collection_threshold > 0 and self._cap_bytes is not None
         self._expandable = ExpandableSegments(self) if self.settings.expandable_segments else None
@@ -312,9 +313,7 @@ class Allocator:
 
     def new_address(self, nbytes: int) -> int:
         """The start of fresh address space for so many bytes."""
-        address = self._next_address
-        self._next_address += -(-nbytes // SEGMENT_ROUNDING_BYTES) * SEGMENT_ROUNDING_BYTES
-        return address
+        return self._addresses.new(nbytes)
 
     def reserve(self, nbytes: int) -> bool:
         """Count bytes that the driver gives (cudaMalloc, cuMemCreate); False where it has no more."""

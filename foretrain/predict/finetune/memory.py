@@ -7,10 +7,11 @@ from foretrain.base.records import Record
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.hub.facts import ModelFacts
 from foretrain.hardware.catalogue import Gpu
+from foretrain.hardware.context import Context
 from foretrain.predict.allocator.replay import PhasePeak, replay
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.finetune.simulated import PHASES, SimulatedFineTuning
-from foretrain.predict.memory import Component, Context, Fit, Phased, PhaseMemory, carried, components, needed, on_cpu
+from foretrain.predict.memory import Component, Fit, Phased, PhaseMemory, carried, components, needed, on_cpu
 from foretrain.predict.timeline import Peak
 
 MOST_KEPT = 128

@@ -13,8 +13,8 @@ Expected is the middle: nobody knows better.
 
 from foretrain.base.records import Record
 from foretrain.hardware.cluster import Cluster
+from foretrain.hardware.context import Context
 from foretrain.model.ranks.sharing import Sharing
-from foretrain.predict.memory import Context
 
 PCIE_BYTES = 300_000_000, 700_000_000
 NVLINK_BYTES, SWITCH_BYTES = (544_000_000, 1_600_000_000), (1_060_000_000, 4_340_000_000)

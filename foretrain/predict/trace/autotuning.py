@@ -1,7 +1,8 @@
 """The memory that Inductor's measurements take: ways to run a kernel, and matmuls with padded sides.
 
-Both run on the card while a step compiles or runs for the first time. A measurement writes a buffer as large as the
-card's cache between the runs that it times (torch/_inductor/runtime/benchmarking.py, benchmark_gpu).
+Both run on the card while a step compiles or runs for the first time. A measurement writes a buffer between the runs
+that it times: as large as the card's cache (torch/_inductor/runtime/benchmarking.py, benchmark_gpu), or Triton's of
+256 MiB where Inductor is told to measure by Triton's do_bench.
 """
 
 import re
@@ -12,14 +13,17 @@ from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
+from torch._inductor import config as inductor_config
 from torch._inductor.fx_passes import pad_mm
 from torch._inductor.runtime import hints, triton_heuristics
 
+from foretrain.base.units import MIB
 from foretrain.predict.trace.card.patches import Patches
 from foretrain.predict.trace.card.torch_cuda import Memory
 from foretrain.predict.trace.kernels.temporaries import Workspace
 from foretrain.predict.trace.tracer import Tracer
 
+TRITON_BUFFER_BYTES = 256 * MIB  # triton/backends/nvidia/driver.py, get_empty_cache_for_benchmark
 HEURISTICS = ("pointwise", "reduction", "cooperative_reduction", "persistent_reduction", "split_scan")
 
 
@@ -190,7 +194,7 @@ class Autotuning:
     def _bench(self, run: Callable[[], None], name: str) -> None:
         """A run to warm up, then runs between which the card's cache is cleared."""
         run()
-        buffer = self._take(self.memory.card.cache_bytes, name)
+        buffer = self._take(TRITON_BUFFER_BYTES if by_triton() else self.memory.card.cache_bytes, name)
         run()
         self._give([buffer])
 
@@ -200,6 +204,12 @@ class Autotuning:
     def _give(self, ids: list[int]) -> None:
         for id in ids:
             self.tracer.record.free(id)
+
+
+def by_triton() -> bool:
+    """Whether Inductor measures by Triton's do_bench: where its own benchmarkers are switched off."""
+    own = ("use_torch_profiler_benchmarker", "use_experimental_benchmarker")
+    return not any(getattr(inductor_config, name, False) for name in own)
 
 
 def _hint(size: Any) -> int:

@@ -44,6 +44,8 @@ ANSWERS = Cache("answers", compressed=True, most_bytes=MOST_KEPT_BYTES)
 Answer = TypeVar("Answer", bound=Record)
 # What of a card shapes a trace.
 SHAPING_FACTS = {"name", "compute_capability", "sm_count", "memory_gib", "l2_mib"}
+# What of the environment shapes a trace: by whom Inductor measures kernels (autotuning.py).
+SHAPING_VARIABLES = ("TORCHINDUCTOR_USE_EXPERIMENTAL_BENCHMARKER", "TORCHINDUCTOR_USE_TORCH_PROFILER_BENCHMARKER")
 MICRO_BATCHES = 3  # that are traced, as drive.py has them
 AT_ONCE = 2  # traces side by side; each takes one core and half a GiB
 
@@ -151,7 +153,8 @@ def shaping_facts(gpu: Gpu) -> dict[str, Any]:
 def key_of(job: Mapping[str, Any], **more: Any) -> str:
     """The hash of a job and of what carries it out: torch, Python, our code, and `more`."""
     by = interpreter.now()
-    what = {**job, "torch": by.torch, "code": code_digest(), "python": by.python, **more}
+    told = {name: os.environ[name] for name in SHAPING_VARIABLES if name in os.environ}
+    what = {**job, "torch": by.torch, "code": code_digest(), "python": by.python, **told, **more}
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:32]
 
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from foretrain.base.messages import listed
 from foretrain.config.families import family_of
+from foretrain.hardware.context import Context
 from foretrain.predict.memory import PhaseMemory, StepMemory
 from foretrain.predict.plan import Plan
 from foretrain.predict.step_moments import MomentMemory, StepMoments
@@ -123,10 +124,13 @@ def tables(plan: Plan) -> tuple[Block, ...]:
         head = step_mode(memory)
         optional = tuple(names.index(name) for name in ("reserved", "allocated") if name in names)
         blocks.append(Table((head, *heads[1:]), tuple(rows), numeric, tuple(tones), optional))
+    if plan.gpu.kind == "cpu":
+        return *blocks, Paragraph(Message("plan.needed_explained_cpu"))
+    context = Context.of(plan.gpu)
+    values: dict[str, object] = {"low": context.low_bytes, "high": context.high_bytes}
     if plan.exact:
-        return *blocks, Paragraph(Message("plan.needed_explained_exact", {"torch": plan.exact[0].torch}))
-    explained = "plan.needed_explained_cpu" if plan.gpu.kind == "cpu" else "plan.needed_explained"
-    return *blocks, Paragraph(Message(explained))
+        return *blocks, Paragraph(Message("plan.needed_explained_exact", {**values, "torch": plan.exact[0].torch}))
+    return *blocks, Paragraph(Message("plan.needed_explained", values))
 
 
 def every_byte(plan: Plan) -> tuple[Block, ...]:

@@ -8,11 +8,12 @@ from dataclasses import replace
 from foretrain.base.records import Note, Record
 from foretrain.base.units import MIB
 from foretrain.hardware.catalogue import Gpu
+from foretrain.hardware.context import Context
 from foretrain.predict.allocator.replay import Death, Replay, replay, smallest_limit_bytes
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.finetune.memory import FineTuneMemory
 from foretrain.predict.finetune.simulated import PHASES
-from foretrain.predict.memory import MARGIN_BYTES, Context, PhaseMemory, carried, judged
+from foretrain.predict.memory import MARGIN_BYTES, PhaseMemory, carried, judged
 from foretrain.predict.trace.memory import components, saved_bytes
 from foretrain.predict.trace.record import Trace, moment_id
 

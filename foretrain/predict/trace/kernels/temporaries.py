@@ -58,6 +58,26 @@ def _flash_backward(card: Card, args: tuple[Any, ...]) -> list[Step]:
     return [*copies, Result(0), Result(1), Result(2), *flash_backward_bytes(B, H, T, D), *expanded]
 
 
+# What cuDNN's attention wants beside its results, in bytes; of its backward also what the rule below adds. These are
+# allocations of an H100, torch 2.11 with CUDA 13.0: heads of 48 and 64, 512 and 1024 tokens, with and without dropout
+# and grouped heads (benchmarks/gpu/suite.py).
+CUDNN_BYTES = 256
+
+
+def _cudnn(card: Card, args: tuple[Any, ...]) -> list[Step]:
+    """Seed and offset first (aten .../transformers/cuda/attention.cu); sums only for a backward pass."""
+    sums = [Result(1)] if args[4] else []
+    return [Result(2), Result(3), Result(0), *sums, CUDNN_BYTES]
+
+
+def _cudnn_backward(card: Card, args: tuple[Any, ...]) -> list[Step]:
+    """dq and the sums of gradient times output in fp32; dk and dv of all heads where keys have fewer."""
+    query, key = args[1], args[2]
+    B, H, T, D = query.shape
+    expanded = 2 * B * H * key.shape[2] * D * key.element_size() if key.shape[1] != H else 0
+    return [Result(0), Result(1), Result(2), 4 * B * H * T * (D + 1) + expanded + CUDNN_BYTES]
+
+
 def _efficient(card: Card, args: tuple[Any, ...]) -> list[Step]:
     """Seed and offset of the random numbers stay on the host (aten .../transformers/cuda/attention.cu)."""
     return [Result(0), Result(1)]
@@ -278,6 +298,8 @@ RULES: dict[str, Rule] = {
     "multinomial": _multinomial,
     "_scaled_dot_product_flash_attention": _flash,
     "_scaled_dot_product_flash_attention_backward": _flash_backward,
+    "_scaled_dot_product_cudnn_attention": _cudnn,
+    "_scaled_dot_product_cudnn_attention_backward": _cudnn_backward,
     "_scaled_dot_product_efficient_attention": _efficient,
     "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
     "native_dropout": _dropout,

@@ -4,12 +4,15 @@ from collections.abc import Sequence
 
 from foretrain.advice.rules.base import Change, Rule, State
 from foretrain.base.errors import UserError
-from foretrain.config.precision import LEAST_CAPABILITY, check_matmul
+from foretrain.config.precision import EIGHT_BITS, LEAST_CAPABILITY, check_matmul
 from foretrain.hardware.catalogue import MatmulMode
 
 MODES: tuple[MatmulMode, ...] = ("fp16_accumulation", "fp8", "int8")
 # Beside the toll of what rounds otherwise: how a long run ends in such products nobody has measured here.
 TOLL = 0.05
+# In narrower models quantizing costs more than 8-bit matmuls save: GPT-2 124M (768) took 1.6 times as long in FP8 on an
+# H100 (docs/measured.md), and nanochat's d12 was slower there, too, where its d26 gained 17 % (its dev/LOG.md).
+LEAST_WIDTH = 1024
 
 
 def matmul(state: State) -> Sequence[Change]:
@@ -19,6 +22,8 @@ def matmul(state: State) -> Sequence[Change]:
         return []
     found = []
     for mode in MODES:
+        if mode in EIGHT_BITS and c.n_embd < LEAST_WIDTH:
+            continue
         knobs = {"matmul": mode} | ({"dtype": "float16"} if mode == "fp16_accumulation" else {})
         after = Change(knobs).applied(state)
         try:

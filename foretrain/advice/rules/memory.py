@@ -30,6 +30,13 @@ def compile_idle(state: State) -> str:
     return "old_card" if state.gpu.kind == "cuda" else ""
 
 
+def one_graph(state: State) -> Sequence[Change]:
+    """AdamW's step on one card, unless the compiler makes graphs of its own."""
+    c = state.effective
+    able = state.gpu.kind == "cuda" and c.optimizer == "adamw" and not c.optimizer_offload
+    return [Change({"cuda_graph": True})] if able and not c.cuda_graph and c.compile_mode == "default" else []
+
+
 def half_precision(state: State) -> Sequence[Change]:
     """bfloat16 where the card has it, else float16; on a CPU nothing is said, as a run measures it there."""
     if state.dtype != "float32" or state.gpu.kind != "cuda" or state.gpu.capability < (7, 0):
@@ -56,6 +63,10 @@ _OWN = (
     Rule(
         "compile", "both", "rounding", "pytorch.org/docs/stable/torch.compiler.html; docs/memory.md", compile_on,
         compile_idle, redraws=True, dear=10, doubtful=1, quick=True, place=50,
+    ),
+    Rule(
+        "cuda_graph", "speed", "exact", "docs.pytorch.org/docs/stable/notes/cuda.html; docs/measured.md", one_graph,
+        ours=True, place=55,
     ),
     Rule(
         "half_precision", "both", "rounding", "Micikevicius et al. 2017, arXiv:1710.03740", half_precision, half_idle,

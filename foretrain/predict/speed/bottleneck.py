@@ -4,10 +4,8 @@ from typing import Literal
 
 from foretrain.base.records import Record
 from foretrain.predict.spec import StepSpec
-from foretrain.predict.speed.launching import launches_of
-from foretrain.predict.speed.rates import busy_s
+from foretrain.predict.speed.parts import step_load
 from foretrain.predict.speed.roofline import roofline
-from foretrain.predict.speed.step_ops import micro_batch
 from foretrain.predict.speed.time import known_rates, way_of
 
 Limit = Literal["arithmetic", "bandwidth", "launches"]
@@ -32,10 +30,8 @@ def bottleneck(spec: StepSpec) -> Bottleneck | None:
     way = way_of(spec)
     rates = known_rates(way)
     assert rates is not None  # as the roof is known
-    operations = micro_batch(way)
-    starting = launches_of(way, operations).micro if spec.cuda else sum(op.runs for op in operations)
-    starting_s = starting * rates.launch_s(compiled=way.compiled) + (rates.python_s if spec.cuda else 0.0)
-    working_s = busy_s(operations, rates)
+    load = step_load(way, rates)
+    working_s, starting_s = load.work_s, load.host_s - (0.0 if spec.cuda else rates.python_s)
     if starting_s > working_s:
         whole_s = starting_s if spec.cuda else starting_s + working_s
         return Bottleneck(limit="launches", share=starting_s / whole_s)

@@ -42,12 +42,16 @@ def summary() -> str:
     for what, word in (("allocated_bytes", "allocated"), ("reserved_bytes", "reserved")):
         for who, told in (("trace", "traced"), ("estimate", "estimated")):
             lines.append(_line(f"fine-tuning: {word}, {told}", [row[what][f"{who}_error"] for row in rows]))
+    found = pretraining["summary"]
     under = sum(row["under"] for row in pretraining["rows"])
     refused = sum(row["refused"] for row in pretraining["rows"])
     lines += [
         "",
         f"{len(pretraining['rows'])} pretraining runs and {len(rows)} fine-tuning runs on one {_card(pretraining)}. In {under} of them "
-        f"the process took more than the high end of the plan's range; {refused} would have been refused although they fit.",
+        f"the process took more than the high end of the plan's range; {refused} would have been refused although they fit. Traces met "
+        f"allocated bytes exactly in {found['allocated_to_the_byte']} pretraining runs and reserved bytes in {found['reserved_to_the_byte']}; replayed "
+        f"with segments at the addresses that this card's driver gives, in {found['allocated_to_the_byte_on_linux']} and "
+        f"{found['reserved_to_the_byte_on_linux']}.",
     ]  # fmt: skip
     return "\n".join(lines)
 

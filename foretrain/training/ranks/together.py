@@ -5,14 +5,13 @@ where one has do they confer, all after the same step; so a run in which nothing
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from foretrain.config.options import RunConfig
 from foretrain.config.ranks import of_rank
 from foretrain.data.batches import Batch
-from foretrain.model.ranks.parallel import Share
 from foretrain.model.ranks.sharing import Sharing
 from foretrain.model.ranks.streams import seeded
 from foretrain.model.step import TrainState
@@ -22,6 +21,9 @@ from foretrain.training.ranks.place import host_name
 from foretrain.training.ranks.stragglers import slow
 from foretrain.training.signals import StopFlag
 from foretrain.training.store import RankFigures
+
+if TYPE_CHECKING:
+    from foretrain.model.ranks.parallel import Share
 
 SLOW_TWICE = 2  # in so many evaluations, one after the other, before it is told
 
@@ -46,10 +48,14 @@ class Together:
         """What this rank carries out of each step."""
         return of_rank(config, self.ranks.world) if self.several else config
 
-    def share(self, config: RunConfig) -> Share | None:
+    def share(self, config: RunConfig) -> "Share | None":
         """What shares the model among the ranks, for `build`."""
-        place = self.ranks.place
-        return Share(Sharing.of(config, place.world, place.local_world)) if self.several else None
+        if not self.several:
+            return None
+        # FSDP and what it imports take half a second and 50 MB, which a run of one rank has no use for.
+        from foretrain.model.ranks.parallel import Share
+
+        return Share(Sharing.of(config, self.ranks.place.world, self.ranks.place.local_world))
 
     def begin(self, state: TrainState) -> None:
         """Let each step ask whether this rank has something to tell."""

@@ -86,7 +86,7 @@ def test_the_verdict_is_one_sentence() -> None:
     shown = screen(*SCREENS["fits"])
     assert "Fits. Peak 6.05 GiB (5.83–6.79) of 10.14 GiB free, in the backward pass." in shown
     assert "Other programs use 1.86 GiB." in shown
-    assert "51.7 h (38.8–64.7): 19,073 steps of 9.75 s" in shown
+    assert "51.7 h (38.8–64.6): 19,073 steps of 9.74 s" in shown
     assert "nanoGPT" not in shown  # whose step has the same verdict, and nobody asked
 
 
@@ -151,7 +151,7 @@ def test_full_prints_everything_and_quiet_no_hints() -> None:
     [
         ("fits", "gpt2-124m on RTX 4070: 6.1 of 10 GiB, 52 h (39-65), 3.0 EUR (estimated by foretrain "),
         ("does not fit", "gpt2-774m on RTX 4070: does not fit, needs 19 of 12 GiB (estimated by foretrain "),
-        ("within", "gpt2-124m on RTX 4070: 6.1 of 12 GiB, 4,418 steps, 12 h (9.0-15), 0.70 EUR (estimated by "),
+        ("within", "gpt2-124m on RTX 4070: 6.1 of 12 GiB, 4,423 steps, 12 h (9.0-15), 0.70 EUR (estimated by "),
         ("eval_only", "gpt2-124m on RTX 4070: 1.8 of 12 GiB, 44 s (22-83), under 0.01 EUR (estimated by foretrain "),
         ("best", "20h on RTX 4070: 11 layers, 12 heads, width 768"),
     ],

@@ -139,7 +139,7 @@ def test_not_even_one_step() -> None:
 
 
 def test_a_limit_beyond_all_steps_is_doubted() -> None:
-    made = plan(tiny(device="auto"), find("H200"), logged_step_s=1e-6)
+    made = plan(tiny(device="auto", eval_interval=10**10), find("H200"), logged_step_s=1e-6)
     with pytest.raises(UserError, match="is that what you meant"):
         within(made, q.parse_limit("90y".replace("y", "d")))
 

@@ -103,7 +103,7 @@ class RunConfig(Record):
         group="model", pattern=_INIT_FROM, affects=LEARNING, on_resume="free",
     )
     init_optimizer: bool = option(
-        False, "with init_from = a ckpt.pt or a run: also load AdamW's moments and step count, to continue there",
+        False, "with init_from = a ckpt.pt or a run: also load AdamW's moments and step count",
         group="model", nanogpt="lacks", affects=LEARNING, on_resume="free",
     )
 
@@ -145,8 +145,8 @@ class RunConfig(Record):
         reference="other", basic=7, slider=(1, 1024, "halves"),
     )
     total_batch_size: int = option(
-        0, "tokens in one optimizer step; gradient_accumulation_steps follows from them. "
-        "0: batch_size x gradient_accumulation_steps x block_size",
+        0, "tokens in one optimizer step; gradient_accumulation_steps follows. 0: as the "
+        "other options say",
         group="batch", unit="tokens", least=0, most=10**13, nanogpt="lacks",
         affects=NOTHING, on_resume="free", compared=False,
     )
@@ -285,7 +285,7 @@ class RunConfig(Record):
         group="run", pattern=_A_PATH, affects=NOTHING, on_resume="free",
     )
     log_interval: int = option(
-        1, "steps between lines of metrics.jsonl; the terminal shows some of them",
+        1, "steps between lines of metrics.jsonl; the terminal shows some",
         group="run", unit="steps", least=1, most=10**9, affects=NOTHING, on_resume="free",
     )
     always_save_checkpoint: bool = option(
@@ -304,7 +304,7 @@ class RunConfig(Record):
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto", "precision of the matmuls; auto: bfloat16 if the card has it, else float16; on a CPU whichever "
-        "measures faster, and float32 in short runs", group="system",
+        "measures faster", group="system",
         affects=EVERYTHING, on_resume="refuses", by_effect=True, reference="other", chosen_on_cpu=True,
         tuned=Tuned(spread=0.30, paired=True), basic=9,
     )
@@ -344,10 +344,9 @@ class RunConfig(Record):
     )
     cuda_graph: bool = option(
         False,
-        "record the optimizer step as one CUDA graph and replay it: small models, which wait for Python, train several "
-        "times faster; for AdamW on one card",
+        "run the optimizer step as one CUDA graph: much faster for small models; AdamW on one card",
         group="system", nanogpt="cannot", affects=COST, on_resume="rounding", reference="other",
-        idle=(("cpu", "it is for CUDA cards"), ("mps", "it is for CUDA cards")),
+        idle=(("cpu", "it is for CUDA"), ("mps", "it is for CUDA")),
     )
     attention: Literal["auto", "sdpa", "bmm"] = option(
         "auto", "attention kernels. sdpa: PyTorch's own; bmm: batched matmuls, for CPUs and without dropout; "
@@ -381,7 +380,7 @@ class RunConfig(Record):
         tuned=Tuned(spread=0.20),
     )
     collective_timeout: int = option(
-        600, "seconds that ranks wait for each other before the run ends, since one of them must be stuck or gone",
+        600, "seconds that ranks wait for each other before the run ends",
         group="system", least=1, most=86_400, nanogpt="lacks", affects=NOTHING, on_resume="free",
     )
     memory_limit: str = option(

@@ -117,7 +117,7 @@ class RunConfig(Record):
         group="data", nanogpt="lacks", affects=LEARNING, on_resume="refuses",
     )
     verify_data: bool = option(
-        True, "verify the checksum of each block of prepared shards when it is first read",
+        True, "verify the checksum of each block of prepared shards",
         group="data", nanogpt="lacks", affects=NOTHING, on_resume="free",
     )
     dataset_tokens: int = option(
@@ -293,7 +293,7 @@ class RunConfig(Record):
         group="run", affects=NOTHING, on_resume="free",
     )
     keep_checkpoints: int = option(
-        2, "newest checkpoints to keep; the best one is kept as well",
+        2, "newest checkpoints to keep, besides the best",
         group="run", least=1, most=10_000, nanogpt="lacks", affects=NOTHING, on_resume="free",
     )
 
@@ -334,7 +334,7 @@ class RunConfig(Record):
         tuned=Tuned(spread=0.20, paired=True), basic=10,
     )
     compile_mode: Literal["default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune"] = option(
-        "default", "torch.compile's mode; modes other than default have no forecast",
+        "default", "torch.compile's mode; only default has a forecast",
         group="system", nanogpt="cannot", needs=("compile", True), affects=COST, on_resume="rounding",
     )
     compile_blocks: bool = option(

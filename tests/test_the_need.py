@@ -178,12 +178,12 @@ def test_a_change_of_time_is_in_words(slower: float, said: str) -> None:
 
 
 def test_a_tight_run_shows_its_uncut_need() -> None:
-    found = planned(["gpt2-xl"], "RTX 5090", 10**9)
+    found = planned(["gpt2-xl"], "RTX 5090", 8 * 10**8)
     assert found.verdict == "tight"
     low, expected, high = found.memory_of(found.step).neediest.needed_span
     assert high > expected > low
     assert expected > (found.available_bytes or 0)
-    shown = one_line(["gpt2-xl", "--gpu", "5090", "--used-by-others", "1GB"])
+    shown = one_line(["gpt2-xl", "--gpu", "5090", "--used-by-others", "0.8GB"])
     assert f"with more memory it would use {format_value((low, expected, high), 'bytes_span')}" in shown
     assert re.search(r"32\.00 GiB .*32\.00–32\.00", shown) is None
 

@@ -73,6 +73,17 @@ def test_a_quiet_machine_is_no_news() -> None:
     assert not watch.gives_way
 
 
+def test_a_run_that_gets_all_cores_has_no_others_beside_it() -> None:
+    """On a virtual machine time that was stolen can be counted twice, as this process's and as the cores'."""
+    machine = Machine()
+    watch = Contention(2, clock=machine.clock)
+    assert steps(watch, machine, 400, 0.05, 1.98, 0.25) == []
+    found = watch.result()
+    assert found is not None
+    assert found.others_share == pytest.approx(0.01)
+    assert not watch.gives_way
+
+
 def test_a_busy_machine_is_said_once_with_its_share_and_so_is_its_end() -> None:
     machine = Machine()
     watch = Contention(2, clock=machine.clock)

@@ -129,7 +129,9 @@ class Contention:
         if wall_s <= 0:
             return
         if before.busy_s is not None and now.busy_s is not None:
-            others = min(max(0.0, now.busy_s - before.busy_s - used), wall_s * self.cores)
+            # A virtual machine counts what was stolen from it as the cores' time, and perhaps as this process's, too:
+            # nobody can have used more than this process has left.
+            others = max(0.0, min(now.busy_s - before.busy_s, wall_s * self.cores) - used)
         else:
             others = min(max(0.0, self.clock.load() - self.threads), self.cores) * wall_s
         for sums in (self._whole, self._window, self._line):

@@ -506,6 +506,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "hopper-sentence": gpu_tables.sentence,
     "against-nanogpt": speed_tables.against,
     "speed-machine": speed_tables.machine,
+    "against-real-nanogpt": speed_tables.real,
     "compile-start": speed_tables.start,
     "prepare": prepare_tables.prepare,
     "time-to-loss": recipe_tables.time_to_loss,

@@ -33,6 +33,26 @@ def against() -> str:
     return "\n".join(lines)
 
 
+def real() -> str:
+    """nanoGPT's own train.py, whole processes."""
+    found = result("against_real_nanogpt")["runs"]
+    lines = [
+        "| run | nanoGPT s | foretrain s (range) | times nanoGPT | first start s | ms a step | times nanoGPT | resident MB, nanoGPT's |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for run in found:
+        walls = [row["wall_s"] for row in run["foretrain"]]
+        lines.append(
+            f"| {run['run']} steps | {run['nanogpt_wall_s']:.1f} | {run['foretrain_wall_s']:.1f} ({min(walls):.1f} to {max(walls):.1f}) | "
+            f"{run['wall_ratio']:.2f} | {run['first_start']['wall_s']:.1f} | {run['foretrain_step_s'] * 1e3:.1f} | {run['step_ratio']:.2f} | "
+            f"{run['foretrain_resident_bytes'] / 1e6:,.0f}, {run['nanogpt_resident_bytes'] / 1e6:,.0f} |"
+        )
+    first = found[0]
+    flags = ", ".join(first["machine"]["flags"])
+    lines += ["", f"{first['machine']['device']} with {flags}; torch {first['versions']['torch']}; {first['date']}."]
+    return "\n".join(lines)
+
+
 def machine() -> str:
     """What the figures hold for."""
     model = result("against_nanogpt")["models"][0]

@@ -92,7 +92,7 @@ def measure(case: Case, placement: Placement) -> dict[str, Any]:
         before_j, started = joules(device), time.perf_counter()
         times = step.times(STEPS)
         after_j, took_s = joules(device), time.perf_counter() - started
-    except Exception as error:  # one failing case must not cost the others their lease of the card
+    except Exception as error:  # one failing case must not cost the others their time on the card
         return {"error": f"{type(error).__name__}: {str(error)[:300]}"}
     finally:
         if device.type == "cuda":

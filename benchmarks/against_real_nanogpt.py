@@ -245,7 +245,7 @@ def main() -> None:
     missing = [name for name in PROGRAM if not (args.nanogpt / name).exists()]
     if missing:
         parser.error(f"{args.nanogpt} has no {missing[0]}; give the folder of a clone of nanoGPT")
-    document = json.loads(args.out.read_text("utf-8")) if args.out.exists() else {"runs": []}
+    document: dict[str, Any] = json.loads(args.out.read_text("utf-8")) if args.out.exists() else {"runs": []}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         home = folder / "nanoGPT"

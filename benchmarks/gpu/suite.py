@@ -134,6 +134,7 @@ def main() -> None:
     import_compiler()  # once for all forks
     import torch
     from torch._inductor import config as inductor
+    from torch._inductor.runtime.benchmarking import benchmarker
 
     inductor.force_disable_caches = True  # a kernel that is known from before is not tried out
     cases = SMALL if args.small else CASES
@@ -165,7 +166,7 @@ def main() -> None:
             "system": f"{platform.system()} {platform.machine()}",
         },
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda},
-        "benchmarker": type(torch._inductor.runtime.benchmarking.benchmarker).__name__,
+        "benchmarker": type(benchmarker).__name__,
         "rows": rows,
     }  # fmt: skip
     args.out.write_bytes(gzip.compress(json.dumps(document).encode()))

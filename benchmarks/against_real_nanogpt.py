@@ -33,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import numpy as np
 from against_nanogpt import OUTSIDE, Load, machine
 from common import RESULTS, show, versions
+from nanogpt_step import tokens_like_text
 
 PROGRAM = ("train.py", "model.py", "configurator.py")
 LINE = re.compile(r"^iter (\d+): loss ([\d.]+|nan), time ([\d.]+)ms", re.MULTILINE)
@@ -83,7 +84,7 @@ def prepare(folder: Path) -> None:
     ids = np.array([letters.index(chr(c)) if chr(c) in letters else 0 for c in range(128)], dtype=np.uint16)
     data = ids[np.frombuffer(text.encode("ascii"), dtype=np.uint8)]
     draw = np.random.default_rng(0)
-    many = np.minimum(50304 ** draw.random(4_000_000), 50303).astype(np.uint16)
+    many = tokens_like_text(draw, 4_000_000)
     for name, tokens in (("characters", data), ("many", many)):
         place = folder / "data" / name
         place.mkdir(parents=True)

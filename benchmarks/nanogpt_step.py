@@ -7,6 +7,8 @@ read after every step. Its rows are those that foretrain draws, so that both see
 """
 
 import contextlib
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,7 +19,7 @@ from foretrain.config.options import RunConfig
 from foretrain.data.batches import TRAIN, TokenFile, starts, train_batches
 from foretrain.data.dataset import DatasetInfo
 from foretrain.model.optimizer import learning_rate
-from foretrain.model.step import build, train_step
+from foretrain.model.step import StepResult, build, train_step
 from foretrain.predict.trace.drive import NanoGPT
 from foretrain.training.device import TORCH_DTYPES
 
@@ -28,14 +30,20 @@ class Contestant(Protocol):
     def step(self, number: int) -> float: ...
 
 
+def tokens_like_text(draw: np.random.Generator, count: int) -> np.ndarray:
+    """So many ids of a vocabulary of 50,304, uint16: their logarithms are uniform, so few are frequent and many rare."""
+    return np.minimum(50304 ** draw.random(count), 50303).astype(np.uint16)
+
+
 class Foretrain:
-    """foretrain's own step (model/step.py), fed as its trainer feeds it."""
+    """foretrain's own step (model/step.py), fed as its trainer feeds it. `take`: what does a step."""
 
     def __init__(
         self, config: RunConfig, device: torch.device, dtype: str, info: DatasetInfo, *, compiled: bool
     ) -> None:
         self.config, self.tokens = config, TokenFile(info, "train", config.vocab_size)
         self.state = build(config, device, TORCH_DTYPES[dtype], compile=compiled)
+        self.take: Callable[..., StepResult] = partial(train_step, self.state)
 
     def step(self, number: int) -> float:
         c = self.config
@@ -43,7 +51,7 @@ class Foretrain:
             self.tokens, c.seed, number, batch_size=c.batch_size, accumulation=c.gradient_accumulation_steps,
             block=c.block_size, device=self.state.device,
         )  # fmt: skip
-        return train_step(self.state, batches, learning_rate(c, number)).loss.item()
+        return self.take(batches, learning_rate(c, number)).loss.item()
 
 
 class NanoGptTraining:

@@ -66,12 +66,17 @@ def run_all(jobs: dict[str, Callable[[], dict[str, Any]]], at_once: int, deadlin
     return found
 
 
+def error_of(error: Exception) -> dict[str, Any]:
+    """The answer of a job that raised."""
+    return {"error": f"{type(error).__name__}: {str(error)[:300]}"}
+
+
 def answer_of(job: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """A job's answer, or what it raised: one failing case must not cost the others their time on the card."""
     try:
         return job()
     except Exception as error:
-        return {"error": f"{type(error).__name__}: {str(error)[:300]}"}
+        return error_of(error)
 
 
 def _fork(job: Callable[[], dict[str, Any]], out: Path) -> int:

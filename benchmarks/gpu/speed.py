@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import torch
-from at_once import import_compiler, run_all
+from at_once import error_of, import_compiler, run_all
 from cases import B1, CHARACTERS, GPT2, A, C, Case
 from common import show, versions
 
@@ -93,7 +93,7 @@ def measure(case: Case, placement: Placement) -> dict[str, Any]:
         times = step.times(STEPS)
         after_j, took_s = joules(device), time.perf_counter() - started
     except Exception as error:  # one failing case must not cost the others their time on the card
-        return {"error": f"{type(error).__name__}: {str(error)[:300]}"}
+        return error_of(error)
     finally:
         if device.type == "cuda":
             torch.cuda.empty_cache()

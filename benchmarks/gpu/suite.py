@@ -37,7 +37,7 @@ def measure_memory(case: Case, device: str) -> dict[str, Any]:
     import torch
 
     from foretrain.predict.trace.drive import Job
-    from foretrain.verification.measure import Watch, run
+    from foretrain.verification.measure import Watch, prevent_overflow, run
     from foretrain.verification.record import Case as Run
 
     one = Run(name=case.name, options=case.knobs, dtype=case.dtype, step=case.step, compiled=case.compiled)  # type: ignore[arg-type]
@@ -46,8 +46,7 @@ def measure_memory(case: Case, device: str) -> dict[str, Any]:
     if device == "cpu":
         run(one, where, watch, kind=Job)
         return {"phases": {}, "note": "a CPU has no such counters"}
-    # At its usual 65,536 the first steps of a small model overflow, and are no steps.
-    torch.amp.GradScaler = functools.partial(torch.amp.GradScaler, init_scale=1.0)
+    prevent_overflow()
     torch.cuda.init()
     torch.zeros(1, device="cuda")
     context = process_bytes() - torch.cuda.memory_reserved()

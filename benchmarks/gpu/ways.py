@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import numpy as np
-from at_once import import_compiler
+from at_once import error_of, import_compiler
 from common import show
 
 ROUNDS, WARM = 3, 3
@@ -108,33 +108,12 @@ BLOCKS = {"4 × 128": 100, "6 × 384": 50, "tiny": 3}  # steps of one, 4 where n
 
 
 def tokens(folder: Path) -> None:
-    """train.bin and val.bin: tokens of 50,304 whose logarithms are uniform, much as a text's."""
+    """train.bin and val.bin."""
+    from nanogpt_step import tokens_like_text
+
     draw = np.random.default_rng(0)
     for split, count in (("train", 8_000_000), ("val", 500_000)):
-        ids = np.minimum(50304 ** draw.random(count), 50303).astype(np.uint16)
-        ids.tofile(folder / f"{split}.bin")
-
-
-def graphed(made: Any) -> Any:
-    """foretrain's contestant, whose step is one CUDA graph."""
-    from foretrain.data.batches import train_batches
-    from foretrain.model.optimizer import learning_rate
-    from foretrain.training.graphed import GraphedStep
-
-    class Graphed(made):
-        def __init__(self, *args: Any, **more: Any) -> None:
-            super().__init__(*args, **more)
-            self.take = GraphedStep(self.state)
-
-        def step(self, number: int) -> float:
-            c = self.config
-            batches = train_batches(
-                self.tokens, c.seed, number, batch_size=c.batch_size, accumulation=c.gradient_accumulation_steps,
-                block=c.block_size, device=self.state.device,
-            )  # fmt: skip
-            return self.take(batches, learning_rate(c, number)).loss.item()
-
-    return Graphed
+        tokens_like_text(draw, count).tofile(folder / f"{split}.bin")
 
 
 class Trainer:
@@ -146,16 +125,17 @@ class Trainer:
 
         from foretrain.config.options import RunConfig
         from foretrain.data.dataset import read_info
+        from foretrain.training.graphed import GraphedStep
 
         config = RunConfig.model_validate(
             {**way.knobs, "device": device, "dataset": str(folder), "compile": way.compiled}
         )
         made: Any = NanoGptTraining if way.step == "nanogpt" else Foretrain
-        if way.step == "graphed":
-            made = graphed(Foretrain)
         self.on_card = device == "cuda"
         self.torch, self.number, self.config = torch, 0, config
         self.own = made(config, torch.device(device), way.dtype, read_info(folder), compiled=way.compiled)
+        if way.step == "graphed":
+            self.own.take = GraphedStep(self.own.state)
 
     def block(self, count: int) -> dict[str, Any]:
         """Seconds a step of so many, torch's peaks, and the last loss."""
@@ -234,7 +214,7 @@ def work(way: Way, device: str, folder: Path, told: Connection) -> None:
     except EOFError:
         pass
     except Exception as error:  # one failing way must not cost the others their time on the card
-        told.send({"error": f"{type(error).__name__}: {str(error)[:300]}"})
+        told.send(error_of(error))
     os._exit(0)
 
 

@@ -101,7 +101,6 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "…"
 
 
-_OWN_GRAPHS = ("reduce-overhead", "max-autotune")
 # Rules over several knobs that are neither a technique's (model/techniques) nor a family's (config/families).
 _RULES: tuple[Rule, ...] = (
     (("n_embd", "n_head"), lambda c: c.n_embd % c.n_head != 0, "heads_do_not_divide"),
@@ -118,9 +117,9 @@ _RULES: tuple[Rule, ...] = (
     (("eval_block_size", "block_size"), lambda c: c.eval_block > c.block_size, "eval_block_beyond"),
     (("compile_mode", "compile"), lambda c: c.compile_mode != "default" and not c.compile, "mode_without_compile"),
     (("compile_blocks", "compile"), lambda c: c.compile_blocks and not c.compile, "blocks_without_compile"),
-    (  # a step that asks the card something, or has graphs of its own, cannot be recorded
+    (
         ("cuda_graph", "optimizer", "optimizer_offload", "compile_mode"),
-        lambda c: c.cuda_graph and (c.optimizer != "adamw" or c.optimizer_offload or c.compile_mode in _OWN_GRAPHS),
+        lambda c: c.cuda_graph and not c.is_recordable,
         "not_recordable",
     ),
 )

@@ -459,6 +459,16 @@ class RunConfig(Record):
         return "it has no dropout" if self.dropout else ""
 
     @property
+    def makes_graphs(self) -> bool:
+        """Whether torch.compile's mode replays each pass as a CUDA graph of its own."""
+        return self.compile_mode in ("reduce-overhead", "max-autotune")
+
+    @property
+    def is_recordable(self) -> bool:
+        """Whether `cuda_graph` can record the step: nothing in it asks the card something, or has graphs of its own."""
+        return self.optimizer == "adamw" and not self.optimizer_offload and not self.makes_graphs
+
+    @property
     def eval_batch(self) -> int:
         """Sequences of an evaluation's micro-batch."""
         return self.eval_batch_size or self.batch_size

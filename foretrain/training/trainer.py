@@ -280,7 +280,7 @@ class Trainer:
         """Steps are to be one graph, where the config asks for it and nothing in them is the host's: their first ones
         run as always. What was recorded of other sizes is dropped."""
         self.graphed = None
-        if not self.config.cuda_graph or self.placement.device.type != "cuda" or not hasattr(self, "state"):
+        if not self.config.cuda_graph or self.placement.device.type != "cuda":
             return
         if self.together.several or (self.config.dropout and self.together.by_number):
             self._note("not_recorded", reason="several ranks share the run")

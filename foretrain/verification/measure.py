@@ -94,13 +94,18 @@ def run(case: Case, device: torch.device, watch: Any, *, kind: type[drive.Job] =
     drive.RUNS[case.step](job)
 
 
+def prevent_overflow() -> None:
+    """Let gradient scalers of this process begin at 1. At their usual 65,536 the first steps of a small model overflow,
+    and are no steps."""
+    torch.amp.GradScaler = functools.partial(torch.amp.GradScaler, init_scale=1.0)
+
+
 def _prepare(case: Case, device: torch.device) -> None:
     """As a real run has it, and so that it does what was traced: all micro-steps, and steps enough to be timed."""
     drive.MICRO_STEPS = 1_000_000
     drive.STEPS = 3 + UNTIMED + MOST_STEPS
     torch.set_float32_matmul_precision("high")  # TF32, as both trainers set it
-    # At its usual 65,536 the first steps of a small model overflow, and are no steps.
-    torch.amp.GradScaler = functools.partial(torch.amp.GradScaler, init_scale=1.0)
+    prevent_overflow()
     if case.compiled:
         from torch._inductor import config as inductor
 

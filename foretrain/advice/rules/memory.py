@@ -31,10 +31,10 @@ def compile_idle(state: State) -> str:
 
 
 def one_graph(state: State) -> Sequence[Change]:
-    """AdamW's step on one card, unless the compiler makes graphs of its own."""
+    """On a card, where it can be recorded; modes of the compiler other than default have no forecast."""
     c = state.effective
-    able = state.gpu.kind == "cuda" and c.optimizer == "adamw" and not c.optimizer_offload
-    return [Change({"cuda_graph": True})] if able and not c.cuda_graph and c.compile_mode == "default" else []
+    able = state.gpu.kind == "cuda" and c.is_recordable and c.compile_mode == "default"
+    return [Change({"cuda_graph": True})] if able and not c.cuda_graph else []
 
 
 def half_precision(state: State) -> Sequence[Change]:

@@ -3,7 +3,7 @@
 Bytes and FLOPs come from the kernels that the model's own code runs (program.py); rates are those of speed/rates.py.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from foretrain.config.finetune.options import FineTune, Optim
@@ -126,19 +126,20 @@ def step_s(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> tuple[Range, int] | N
     work_s, sums_s = busy_s(work.micro, rates), busy_s(work.accumulation(), rates) * (tune.grad_accum - 1)
     host_s = sum(op.runs for op in work.micro) * rates.launch_s(compiled=tune.compile) + rates.python_s
 
+    update_s = _optimizer_s(work, rates)
+
     def time_s(slower: float, host: float) -> float:
         micro_s = max(slower * work_s, host * host_s)
-        rest_s = slower * (sums_s + TRAINER_S) + _optimizer_s(work, rates, slower, host)
-        return tune.grad_accum * micro_s + rest_s
+        return tune.grad_accum * micro_s + slower * (sums_s + TRAINER_S) + update_s(slower, host)
 
     return range_between(time_s, gpu, as_nanogpt=False), tune.grad_accum * flops(work.micro)
 
 
-def _optimizer_s(work: StepWork, rates: Rates, slower: float, host: float) -> float:
+def _optimizer_s(work: StepWork, rates: Rates) -> Callable[[float, float], float]:
     """Clipping and the update, on a device and a host that take so many times as long: of many small kernels the longer
     of running and launching them."""
     kernels = work.optimizer()
     each = LAUNCHES.get(work.tune.optim, 0) * sum(op.name == "optimizer" for op in kernels)
-    work_s = slower * busy_s(kernels, rates)
-    launching_s = host * (FUSED_LAUNCHES + each) * rates.launch_s(compiled=False)
-    return max(work_s, launching_s) if each else work_s + launching_s
+    work_s, launching_s = busy_s(kernels, rates), (FUSED_LAUNCHES + each) * rates.launch_s(compiled=False)
+    together = max if each else lambda a, b: a + b
+    return lambda slower, host: together(slower * work_s, host * launching_s)

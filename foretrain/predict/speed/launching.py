@@ -21,7 +21,6 @@ MICRO_BATCH_LAUNCHES = 40
 # on the EPYC, 1.8 times on the H100's host.
 CHAIN_LAUNCHES = 2.0
 NARROW = 128  # calibrated steps of models this narrow are bound by launching on any card
-GRAPHS = ("reduce-overhead", "max-autotune")  # modes of torch.compile that replay a pass as one CUDA graph
 
 
 # Of a step that is one graph (training/graphed.py): a micro-batch's two tensors are copied to where it reads them; then
@@ -51,8 +50,7 @@ def launches_of(way: Way, operations: list[Operation]) -> Launches:
     of all tensors in Python, at about a launch for each."""
     if is_one_graph(way):
         return Launches(COPIES, 0, REPLAY)
-    graphed = way.compiled and way.config.compile_mode in GRAPHS
-    micro = (2 if way.train else 1) if graphed else sum(op.runs for op in operations)
+    micro = (2 if way.train else 1) if way.compiled and way.config.makes_graphs else sum(op.runs for op in operations)
     sums = sum(op.runs for op in accumulation(way)) if way.train else 0
     return Launches(micro, sums, optimizer_launches(way) + tensor_count(way))
 

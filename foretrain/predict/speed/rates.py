@@ -44,13 +44,12 @@ UNALIGNED_SHARE = 0.60  # where a dimension is no multiple of 8, tensor cores ne
 # 1792 GB/s 1565; where nothing is published, the lowest of these.
 BANDWIDTH_SHARE = {"Ampere": 0.86, "Ada": 0.91, "Blackwell": 0.87}
 LEAST_BANDWIDTH_SHARE = 0.84
-# One eager kernel of a training step as Python, autograd and the driver launch it, on an average host: the geometric
+# One kernel of a training step as Python, autograd and the driver launch it, on an average host: the geometric
 # mean of an EPYC (6 us, and 2 assumed for a driver), an A100's host (25 us: published_rates.json, host_bound_inference)
 # and an H100's host (29 us). A compiled kernel costs about the same: 0.8 times as much on the EPYC, 1.2 on the H100's.
 LAUNCH_S = 18e-6
-COMPILED_LAUNCH_S = 18e-6
-# The same with torch 2.0: languini-kitchen's nine steps with one row (three models, three cards) took 67 to 85 us for
-# each kernel of theirs, whatever the card.
+# Of a compiled one with torch 2.0: languini-kitchen's nine steps with one row (three models, three cards) took 67 to
+# 85 us for each kernel of theirs, whatever the card.
 COMPILED_LAUNCH_2_0_S = 76e-6
 CPU_LAUNCH_S = 5e-6
 PYTHON_S = 0.3e-3  # one micro-batch on what is no card: its Python, the batch's copy, the scaler
@@ -176,9 +175,7 @@ class CatalogueRates:
     def launch_s(self, *, compiled: bool) -> float:
         if self.gpu.kind != "cuda":
             return CPU_LAUNCH_S
-        if not compiled:
-            return LAUNCH_S
-        return COMPILED_LAUNCH_S if self.torch.fast_launches else COMPILED_LAUNCH_2_0_S
+        return COMPILED_LAUNCH_2_0_S if compiled and not self.torch.fast_launches else LAUNCH_S
 
     @property
     def python_s(self) -> float:

@@ -35,6 +35,7 @@ CASES = (
     ("case-c", 4.0, "4 GiB, evaluation included"),
     ("gpt2-350m", 11.0, "11 GiB with AdamW"),
     ("gpt2-774m", 11.0, "11 GiB with low-bit states"),
+    ("gpt2-xl", 11.0, "11 GiB, AdamW and gradients on the host"),
 )
 GIB = 2**30
 

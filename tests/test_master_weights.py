@@ -47,6 +47,38 @@ def test_gradients_of_micro_batches_are_summed_in_fp32() -> None:
     assert float(train_step(state, learnable_batches(config, 0), 0.0).grad_norm) == pytest.approx(float(norm), rel=2e-3)
 
 
+def test_fp32_gradients_that_go_to_the_twin_one_by_one_are_the_same_bits() -> None:
+    """Sums over micro-batches are in fp32 either way."""
+    late = tiny(gradient_accumulation_steps=5, optimizer_offload=True)
+    (expected, losses), (found, own) = (
+        run(late.model_copy(update={"gradient_offload": early}), torch.bfloat16, 4) for early in (False, True)
+    )
+    assert own == losses
+    for a, b in zip(found.trained.parameters(), expected.trained.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_half_precision_gradients_that_go_to_the_twin_differ_by_their_rounding() -> None:
+    """What is made in fp32 (a tied weight's sum, a norm's gradient) is rounded once more on its way."""
+    late = tiny(gradient_accumulation_steps=5, optimizer_offload=True, master_weights=True)
+    losses, own = (
+        run(late.model_copy(update={"gradient_offload": early}), torch.bfloat16, 60)[1] for early in (False, True)
+    )
+    assert own == pytest.approx(losses, rel=0.01)
+    assert own[-1] < 0.6 * own[0]
+
+
+def test_a_gradient_that_has_gone_to_the_twin_is_forgotten_with_the_others() -> None:
+    """As after a micro-batch that ran out of memory, whose step begins anew."""
+    state = build(tiny(optimizer_offload=True, gradient_offload=True), CPU, torch.float32, compile=False)
+    assert state.masters is not None
+    state.call(*learnable_batches(state.config, 0)[0]).backward()
+    assert all(p.grad is None for p in state.model.parameters())
+    assert all(p.grad is not None for p in state.trained.parameters())
+    state.masters.drop_gradients()
+    assert all(p.grad is None for p in state.trained.parameters())
+
+
 def test_fp32_has_no_masters() -> None:
     state, _ = run(tiny(master_weights=True), torch.float32, 1)
     assert state.masters is None

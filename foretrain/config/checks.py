@@ -116,7 +116,6 @@ _RULES: tuple[Rule, ...] = (
     ),
     (("eval_block_size", "block_size"), lambda c: c.eval_block > c.block_size, "eval_block_beyond"),
     (("compile_mode", "compile"), lambda c: c.compile_mode != "default" and not c.compile, "mode_without_compile"),
-    (("compile_blocks", "compile"), lambda c: c.compile_blocks and not c.compile, "blocks_without_compile"),
     (
         ("cuda_graph", "optimizer", "optimizer_offload", "compile_mode"),
         lambda c: c.cuda_graph and not c.is_recordable,

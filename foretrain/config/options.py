@@ -249,6 +249,11 @@ class RunConfig(Record):
         group="optimizer", nanogpt="cannot", affects=COST, on_resume="rounding",
         idle=(("cpu", "the optimizer of a run on the CPU is in the computer's memory already"),),
     )
+    gradient_offload: bool = option(
+        False, "move each gradient to host memory as soon as it is computed; with optimizer_offload; slower still",
+        group="optimizer", nanogpt="cannot", needs=("optimizer_offload", True), affects=COST, on_resume="rounding",
+        idle=(("cpu", "the gradients of a run on the CPU are in the computer's memory already"),),
+    )
 
     eval_interval: int = option(
         2000, "steps between evaluations; each one also saves",
@@ -339,7 +344,7 @@ class RunConfig(Record):
     )
     compile_blocks: bool = option(
         False,
-        "torch.compile one block that all share, instead of the whole model: starts faster; memory has no forecast",
+        "torch.compile one block that all share, instead of the whole model: starts sooner, takes less memory",
         group="system", nanogpt="cannot", needs=("compile", True), affects=COST, on_resume="rounding",
     )
     cuda_graph: bool = option(

@@ -4,10 +4,12 @@ Two techniques are made of it. With weights in half precision (Micikevicius et a
 the model runs without autocast: the residual stream and what norms save are half precision too, and no weight is cast
 in a forward pass. Gradients of each micro-batch are made in half precision, as autocast's are, and summed in fp32.
 With the optimizer off the device (ZeRO-Offload, Ren et al. 2021, arXiv:2101.06840) the twin and its moments are in the
-computer's memory, and the step is done there.
+computer's memory, and the step is done there. Gradients go there when a step's micro-batches are done, or, as in that
+paper, each as soon as the backward pass has made it, in its own dtype; then they are summed there, in fp32.
 """
 
 import copy
+from functools import partial
 from itertools import chain
 
 import torch
@@ -16,10 +18,17 @@ from torch import Tensor, nn
 
 class Masters:
     """The fp32 twin of a model; it never runs. `dtype`: what the model's own weights become; None: they stay.
-    `device`: where the twin is; None: beside the model."""
+    `device`: where the twin is; None: beside the model. `sends`: each gradient goes to the twin as soon as it is there."""
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype | None = None, device: torch.device | None = None) -> None:
-        self.dtype = dtype
+    def __init__(
+        self,
+        model: nn.Module,
+        dtype: torch.dtype | None = None,
+        device: torch.device | None = None,
+        *,
+        sends: bool = False,
+    ) -> None:
+        self.dtype, self.sends = dtype, sends
         self.model = copy.deepcopy(model)
         if device is not None:
             self.model = self.model.to(device)
@@ -27,11 +36,16 @@ class Masters:
             model._apply(lambda tensor: tensor.to(dtype) if isinstance(tensor, nn.Parameter) else tensor)
         self._own = list(model.parameters())
         self._full = list(self.model.parameters())
-        for own in self._own:
-            own.grad_dtype = torch.float32  # so that autograd sums micro-batches in fp32
+        for own, full in zip(self._own, self._full, strict=True):
+            if sends:
+                own.register_post_accumulate_grad_hook(partial(_send, full))
+            else:
+                own.grad_dtype = torch.float32  # so that autograd sums micro-batches in fp32
 
     def take_gradients(self) -> None:
         """Hand the gradients over to the twin; on one device nothing is copied."""
+        if self.sends:
+            return
         for own, full in zip(self._own, self._full, strict=True):
             gradient, own.grad = own.grad, None
             full.grad = None if gradient is None else gradient.to(full.device)
@@ -46,3 +60,15 @@ class Masters:
         """Round the twin's weights into the model's."""
         own: list[Tensor] = [parameter.detach() for parameter in self._own]
         torch._foreach_copy_(own, [p.detach() for p in self._full])  # type: ignore[attr-defined]
+
+
+@torch.no_grad()
+def _send(full: Tensor, own: Tensor) -> None:
+    """Add the gradient of a micro-batch to the twin's, and let the model's go."""
+    gradient, own.grad = own.grad, None
+    assert gradient is not None
+    moved = gradient.to(full.device)
+    if full.grad is None:
+        full.grad = moved.float()
+    else:
+        full.grad += moved

@@ -279,6 +279,12 @@ def available(config: RunConfig, gpu: Gpu, used_by_others_bytes: int) -> tuple[i
     return (max(0, free), "memory") if free is not None else (None, "unknown")
 
 
+def _host_bytes(config: RunConfig) -> int:
+    """Of an optimizer on the host: the fp32 twin (model/master.py), its gradients, and the moments."""
+    shape = ModelShape.of(config)
+    return 8 * shape.n_params + optimizer_of(config).moments_bytes(shape.numels)
+
+
 def _notes(
     config: RunConfig, gpu: Gpu, dtype: Dtype, used_by_others_bytes: int, dataset_tokens: int | None
 ) -> list[Note]:
@@ -298,10 +304,11 @@ def _notes(
     if config.vocab_size % 8 and config.compile:
         note("vocab_unaligned", vocab_size=config.vocab_size)
     unmodelled = [f"compile_mode = {config.compile_mode}"] if config.compile_mode != "default" else []
-    unmodelled += ["compile_blocks"] if config.compile_blocks else []
     unmodelled += [said for technique in TECHNIQUES if (said := technique.not_estimated(config))]
     if config.cuda_graph and gpu.kind == "cuda":
         note("graph_not_modelled")
+    if config.optimizer_offload and gpu.kind == "cuda":
+        note("offload_host", size=_host_bytes(config))
     if config.compile and unmodelled:
         note("compile_not_modelled", settings=" and ".join(unmodelled))
     if config.compile and (rough := family_of(config).roughly_compiled(config)):

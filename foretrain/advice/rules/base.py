@@ -121,7 +121,7 @@ def rule_of(technique: Technique, covers: tuple[str, ...]) -> Rule:
         t.rule or t.id, t.kind, t.exactness, t.source,
         lambda state: [Change(dict(knobs)) for knobs in t.changes(state.effective, state.gpu, state.half)],
         lambda state: t.idle(state.effective, state.gpu, state.half),
-        covers, ours=True, traced=t.needs_compile,
+        covers, ours=True, traced=t.needs_trace,
         usual=lambda found: t.usual([change.knobs for change in found]),
         saves=t.saves, costs=t.costs,
         dear=t.dear, doubtful=t.doubtful, instead_of=t.instead_of, quick=t.quick, lets_grow=t.lets_grow, place=t.place,

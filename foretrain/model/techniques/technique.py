@@ -53,6 +53,11 @@ class Technique:
         """Set what Inductor is told before a model is compiled, for every config, as the settings are the process's."""
 
     @property
+    def needs_trace(self) -> bool:
+        """Whether neither the estimate nor the catalogue knows its effect, so that advice asks a trace."""
+        return self.needs_compile
+
+    @property
     def switches(self) -> tuple[str, ...]:
         """Options that decide which kernels a pass runs; layers and tokens are counted, and need not be here."""
         changes = type(self).change is not Technique.change

@@ -67,6 +67,21 @@ class Alone:
         return gradients[:count]
 
 
+class Machine(m.Machine):
+    """A gradient goes to the host in the dtype in which it was made."""
+
+    wide_gradients = False
+
+    def accumulate(self, parameter: Any, gradient: Any) -> None:
+        """The hook of model/master.py lets go of it."""
+
+
+class Sends(Alone):
+    """One card that keeps no gradient."""
+
+    key, machine = "sends", Machine
+
+
 class Buckets(Alone):
     """DDP, with gradients beside its buckets."""
 

@@ -82,18 +82,25 @@ def divided(t: Recorder, v: Variant, *, saving: bool) -> list[int]:
     return [whole, weight]
 
 
-def add_head(t: Recorder, v: Variant, head: int, tables: Sequence[int]) -> None:
-    """The gradient of the head's weight becomes .grad; that of the embedding, if it is the same weight, is added."""
+def halved(t: Recorder, head: int) -> int:
+    """The gradient of the head's weight, cast to half precision, as autograd gives it to a weight of that dtype."""
+    cast = t.birth("temporaries", 1, (), (2, "V", "C"), ours=False)
+    t.death(head)
+    return cast
+
+
+def add_head(t: Recorder, v: Variant, head: int, tables: Sequence[int], *, wide: bool) -> int:
+    """The gradient of the head's weight, to which that of the embedding, if it is the same weight, is added. `wide`:
+    it is fp32 where the weight is half precision."""
     if v.chunked:
         for table in tables:
-            if v.wide == 2:
+            if v.wide == 2 and wide:
                 t.death(t.birth("temporaries", 4, t.births[table].shape, ours=False))
             t.death(table)
-        t.take(head)
-        return
+        return head
     if not v.half:  # the sum is written over it
         t.death(head)
     total = t.birth("gradients", 1, (), (4, "V", "C"), ours=False)
     for serial in (*tables, *([head] if v.half else [])):
         t.death(serial)
-    t.take(total)
+    return total

@@ -7,12 +7,13 @@ from foretrain.predict.abstract import autograd
 from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.dims import Dim
 from foretrain.predict.abstract.passage import OUTSIDE, Recorder
+from foretrain.predict.abstract.ranks import Sends
 from foretrain.predict.abstract.programs import Loader
 from foretrain.predict.abstract.step import EagerProgram, Lettered, State
 from foretrain.predict.compiled import attention, operations
 from foretrain.predict.compiled.graph import Compiler, Node, compiler
 from foretrain.predict.compiled.halves import Graphs, forward_only, joint
-from foretrain.predict.compiled.head import add_head, chunked, divided, divides
+from foretrain.predict.compiled.head import add_head, chunked, divided, divides, halved
 from foretrain.predict.compiled.lives import Lives
 from foretrain.predict.compiled.passes import backward, with_tangent
 from foretrain.predict.compiled.timing import Walk, first_walk
@@ -139,20 +140,28 @@ class CompiledProgram(EagerProgram):
 
     def _backward(self, lives: Lives, graphs: Graphs, logits: Node | None, waiting: list[int]) -> None:
         """The backward graph. All gradients are there when it ends; then they become .grad one by one."""
-        t, half = lives.t, self.v.wide == 2
+        t, half, sends = lives.t, self.v.wide == 2, isinstance(self.ranks, Sends)
+        weight = self.model.lm_head.weight
+        tied = [node.base for parameter, node in lives.machine.gradients if parameter is weight] if waiting else []
         if waiting:
             lives.alive.update(dict.fromkeys(graphs.tangents, waiting[0]))
+            if sends and half:
+                waiting[1] = halved(t, waiting[1])
+            if sends and not tied:  # no other gradient is awaited
+                t.death(waiting.pop())
         stays = frozenset(() if logits is None else (logits,))
-        gradients = backward(lives, graphs, "temporaries" if half else "gradients", stays)
+        gradients = backward(lives, graphs, "temporaries" if half or sends else "gradients", stays)
         taken = [lives.alive[node] for node in gradients]
-        if waiting:
-            weight = self.model.lm_head.weight
-            tied = [node.base for parameter, node in lives.machine.gradients if parameter is weight]
+        if len(waiting) > 1:
             tables = [lives.alive[node] for node in tied]
-            add_head(t, self.v, waiting[1], tables)
+            head = add_head(t, self.v, waiting[1], tables, wide=not sends)
+            (t.death if sends else t.take)(head)
             taken = [serial for serial in taken if serial not in tables]
         for serial in taken:
-            t.take(_in_fp32(t, serial) if half else serial)
+            if sends:
+                t.death(serial)
+            else:
+                t.take(_in_fp32(t, serial) if half else serial)
 
 
 def _in_fp32(t: Recorder, half: int) -> int:

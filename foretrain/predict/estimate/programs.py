@@ -2,6 +2,7 @@
 
 from foretrain.model.shape import ModelShape
 from foretrain.predict.abstract.fully_shard import passes_of
+from foretrain.predict.abstract.ranks import Sends
 from foretrain.predict.abstract.step import EagerProgram
 from foretrain.predict.abstract.tensors import bfloat16, float16
 from foretrain.predict.compiled.blocks import BlocksProgram
@@ -15,7 +16,9 @@ LOWS = {"float16": float16, "bfloat16": bfloat16}
 def program_of(spec: StepSpec, t: Timeline) -> EagerProgram:
     """The one of a step, which writes into `t`."""
     shapes = [p.shape for p in ModelShape.of(spec.config).parameters()]
-    ranks = passes_of(spec.sharing, shapes, half=spec.half)
-    compiled = CompiledProgram if spec.sharing is None else BlocksProgram  # as model/step.py compiles it
+    sends = spec.offloads and spec.config.gradient_offload
+    ranks = Sends() if sends else passes_of(spec.sharing, shapes, half=spec.half)
+    blocks = spec.sharing is not None or spec.config.compile_blocks  # as model/step.py compiles it
+    compiled = BlocksProgram if blocks else CompiledProgram
     program = compiled if spec.compiled else EagerProgram
     return program(t, spec.variant, spec.config, LOWS.get(spec.dtype), ranks=ranks)

@@ -19,7 +19,11 @@ def accumulation(way: Way) -> list[Operation]:
     """What a micro-batch after the first adds: each gradient is added to `.grad`, fp32."""
     ops = OperationList(way, "accumulate")
     for numel, count in _tensors(way):
-        ops.traffic("gradients", "accumulate", numel, 8, 4, count)
+        if way.config.gradient_offload:  # as each does, the first, too (optimizer)
+            ops.traffic("offload", "transfer", numel, way.wide, 0, count)
+            ops.traffic("gradients", "host", numel, 4 + way.wide, 4, count)
+        else:
+            ops.traffic("gradients", "accumulate", numel, 8, 4, count)
     return ops.found
 
 
@@ -43,7 +47,8 @@ def optimizer(way: Way) -> list[Operation]:
             ops.traffic("unscale", "clip", numel, 4, 4, count)
         off = way.config.optimizer_offload
         if off:
-            ops.traffic("offload", "transfer", numel, 4, way.wide, count)  # gradients there, weights back
+            there = way.wide if way.config.gradient_offload else 4  # gradients of the last micro-batch, or their sums
+            ops.traffic("offload", "transfer", numel, there, way.wide, count)  # and weights back
         ops.traffic("norm of gradients", "host" if off else "gradient_norm", numel, 4, 0, count)
         ops.traffic("clipping", "host" if off else "clip", numel, 4, 4, count)
         if way.wide == 2:

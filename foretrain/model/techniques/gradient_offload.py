@@ -1,0 +1,43 @@
+"""Gradients in the computer's memory, each as soon as it is there (model/master.py). No torch."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from foretrain.config.options import RunConfig
+from foretrain.hardware.catalogue import Gpu
+from foretrain.model.techniques.technique import Options, Technique
+
+
+class GradientOffload(Technique):
+    """ZeRO-Offload's way with gradients: only those that the backward pass has just made are on the card."""
+
+    id = "gradient_offload"
+    options: Mapping[str, Any] = {"optimizer_offload": True, "gradient_offload": True}
+    saves = "all gradients; of a model that is compiled as a whole, their fp32 sums only"
+    costs = "the gradients of every micro-batch cross the bus and are summed by the CPU: for few, large micro-batches"
+    exactness = "rounding"  # with master_weights, of what autograd makes in fp32: a tied weight's sum, a norm's gradient
+    source = "Ren et al. 2021, arXiv:2101.06840, section 4"
+    refuses = (
+        (
+            ("gradient_offload", "optimizer_offload"),
+            lambda c: c.gradient_offload and not c.optimizer_offload,
+            "gradients_without_optimizer",
+        ),
+    )
+    place, dear = 135, 110
+
+    def twin(self, config: RunConfig, dtype: Any) -> dict[str, Any]:
+        return {"sends": True} if config.gradient_offload else {}
+
+    def changes(self, c: RunConfig, gpu: Gpu, half: bool) -> Sequence[Options]:
+        """On a card."""
+        return [] if c.gradient_offload or gpu.kind == "cpu" else [self.options]
+
+    def idle(self, c: RunConfig, gpu: Gpu, half: bool) -> str:
+        return "on_cpu" if gpu.kind == "cpu" else "already_on"
+
+    def undone(self, c: RunConfig) -> Sequence[Options]:
+        return [{"gradient_offload": False}] if c.gradient_offload else []
+
+
+TECHNIQUES = (GradientOffload(),)

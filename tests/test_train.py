@@ -712,3 +712,16 @@ def test_the_record_names_damaged_checkpoints_that_a_resume_passed_over(own_dire
     assert skipped.startswith(f"{newest.name}: ")
     assert RunDirectory(Path("r")).read_record().skipped_checkpoints == record.skipped_checkpoints
     assert train(tiny(max_iters=12, **keep), resume=True).skipped_checkpoints == ()
+
+
+def test_a_run_that_compiles_nothing_does_not_import_the_compiler(own_directory: Path) -> None:
+    """It would take 0.6 s and 70 MB: the decorators of torch.optim import it, and torch.profiler does."""
+    from tests.kit.command import REPO
+
+    code = (
+        f"import sys; sys.path.insert(0, {str(REPO)!r})\n"
+        "from tests.kit.tiny import tiny; from tests.kit.training import train\n"
+        "assert train(tiny()).status == 'finished'; print('torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout.split()[-1:], done.returncode) == (["False"], 0), done.stderr

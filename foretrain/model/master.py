@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 class Masters:
     """The fp32 twin of a model; it never runs. `dtype`: what the model's own weights become; None: they stay.
-    `device`: where the twin is; None: beside the model. `sends`: each gradient goes to the twin as soon as it is there."""
+    `device`: where the twin is; None: beside the model. `sends`: each gradient goes to it as soon as it is there."""
 
     def __init__(
         self,

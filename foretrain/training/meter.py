@@ -14,7 +14,7 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler announces itself
 
 import torch
 from torch._C._profiler import _EventType
-from torch.profiler import ProfilerActivity, profile
+from torch.autograd.profiler import profile  # that of torch.profiler imports Inductor
 
 from foretrain.base.process_memory import peak_bytes, resident_bytes
 from foretrain.model.allocated import storage_bytes
@@ -32,10 +32,12 @@ def _reset_process_peak() -> bool:
     return True
 
 
-def allocator_peak(run: profile) -> int:
-    """Highest sum of the CPU allocator's blocks that were made while the profiler ran, from its event tree."""
+def allocator_peak(run: Any) -> int:
+    """Highest sum of the CPU allocator's blocks that were made while the profiler ran, from its event tree. `run`: this
+    module's profile, or torch.profiler's."""
     events: list[tuple[int, int]] = []
-    stack = list(run.profiler.kineto_results.experimental_event_tree())  # type: ignore[union-attr]
+    own: Any = run if isinstance(run, profile) else run.profiler
+    stack = list(own.kineto_results.experimental_event_tree())
     while stack:
         node = stack.pop()
         stack.extend(node.children)
@@ -88,7 +90,7 @@ class Meter:
         else:
             standing = self.weights(state) + self.optimizer(state)
             can_reset = _reset_process_peak()
-            with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run:
+            with profile(profile_memory=True) as run:
                 yield
             self.phases[name] = MeasuredPhase(
                 phase=name,

@@ -16,7 +16,7 @@ class ActivationMemoryBudget(Technique):
     saves = "what Inductor's partitioner finds cheapest to recompute; below 0.5 the peak can rise, so measure"
     costs = "about a tenth of the step at 0.7"
     source = "torch._functorch.config.activation_memory_budget"
-    needs_compile = True
+    needs_compile = needs_trace = True
     refuses = (
         (
             ("activation_memory_budget", "compile"),

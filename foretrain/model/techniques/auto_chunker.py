@@ -16,7 +16,7 @@ class AutoChunker(Technique):
     saves = "the same as chunked_loss, if Inductor finds the head's pattern"
     costs = "longer compilation"
     source = "pytorch/pytorch pull request 136702"
-    needs_compile = True
+    needs_compile = needs_trace = True
     refuses = (
         (("auto_chunker", "compile"), lambda c: c.auto_chunker and not c.compile, "auto_chunker_without_compile"),
         (("auto_chunker", "loss_chunk_size"), lambda c: c.auto_chunker and c.loss_chunk_size > 0, "two_chunkers"),

@@ -16,10 +16,8 @@ class CompileBlocks(Technique):
     saves = "the half-precision gradients of all blocks at once, and the copies of all weights that autocast makes"
     costs = "no fusion across blocks; compiling takes less time"
     source = "docs.pytorch.org/tutorials/recipes/regional_compilation.html"
-    refuses = (
-        (("compile_blocks", "compile"), lambda c: c.compile_blocks and not c.compile, "blocks_without_compile"),
-    )
-    needs_compile, needs_trace = True, False
+    refuses = ((("compile_blocks", "compile"), lambda c: c.compile_blocks and not c.compile, "blocks_without_compile"),)
+    needs_compile = True
     place, dear, quick = 45, 15, True
 
     def not_estimated(self, config: RunConfig) -> str:

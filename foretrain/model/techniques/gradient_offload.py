@@ -15,7 +15,7 @@ class GradientOffload(Technique):
     options: Mapping[str, Any] = {"optimizer_offload": True, "gradient_offload": True}
     saves = "all gradients; of a model that is compiled as a whole, their fp32 sums only"
     costs = "the gradients of every micro-batch cross the bus and are summed by the CPU: for few, large micro-batches"
-    exactness = "rounding"  # with master_weights, of what autograd makes in fp32: a tied weight's sum, a norm's gradient
+    exactness = "rounding"  # with master_weights, of what is made in fp32: a tied weight's sum, a norm's gradient
     source = "Ren et al. 2021, arXiv:2101.06840, section 4"
     refuses = (
         (

@@ -34,6 +34,7 @@ class Technique:
     source: str
     reference: Mapping[str, Any] = {}  # options of the config that the contract test traces
     needs_compile = False
+    needs_trace = False  # neither the estimate nor the catalogue knows its effect, so advice asks a trace
     refuses: tuple[Rule, ...] = ()  # configs that are refused
 
     def applied(self, config: RunConfig) -> RunConfig:
@@ -51,11 +52,6 @@ class Technique:
 
     def tell_compiler(self, config: RunConfig) -> None:
         """Set what Inductor is told before a model is compiled, for every config, as the settings are the process's."""
-
-    @property
-    def needs_trace(self) -> bool:
-        """Whether neither the estimate nor the catalogue knows its effect, so that advice asks a trace."""
-        return self.needs_compile
 
     @property
     def switches(self) -> tuple[str, ...]:
@@ -142,10 +138,10 @@ class Optimizer(Technique):
 
     def make(self, named: Sequence[tuple[str, Any]], config: RunConfig, device_type: str) -> Any:
         """The optimizer of these parameters with their names."""
-        import torch
+        from foretrain.model.update import AdamW
 
         groups, betas = by_dimensions([p for _, p in named], config), (config.beta1, config.beta2)
-        return torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, fused=device_type in ("cuda", "cpu"))
+        return AdamW(groups, lr=config.learning_rate, betas=betas, fused=device_type in ("cuda", "cpu"))
 
 
 def by_dimensions(parameters: Sequence[Any], config: RunConfig) -> list[dict[str, Any]]:

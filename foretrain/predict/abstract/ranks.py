@@ -30,9 +30,11 @@ FRESH = State()
 
 
 class Alone:
-    """One card. Gradients stay until the step is done; `key`: what decides a pass besides its state."""
+    """One card. Gradients stay until the step is done, unless it `sends` them; `key`: what decides a pass besides its
+    state."""
 
     key: Any = None
+    sends = False
     machine: type[m.Machine] = m.Machine
     leaves: tuple[str, ...] = ()  # components of what passes leave besides gradients
 
@@ -79,7 +81,7 @@ class Machine(m.Machine):
 class Sends(Alone):
     """One card that keeps no gradient."""
 
-    key, machine = "sends", Machine
+    key, sends, machine = "sends", True, Machine
 
 
 class Buckets(Alone):

@@ -7,7 +7,6 @@ from foretrain.predict.abstract import autograd
 from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.dims import Dim
 from foretrain.predict.abstract.passage import OUTSIDE, Recorder
-from foretrain.predict.abstract.ranks import Sends
 from foretrain.predict.abstract.programs import Loader
 from foretrain.predict.abstract.step import EagerProgram, Lettered, State
 from foretrain.predict.compiled import attention, operations
@@ -140,7 +139,7 @@ class CompiledProgram(EagerProgram):
 
     def _backward(self, lives: Lives, graphs: Graphs, logits: Node | None, waiting: list[int]) -> None:
         """The backward graph. All gradients are there when it ends; then they become .grad one by one."""
-        t, half, sends = lives.t, self.v.wide == 2, isinstance(self.ranks, Sends)
+        t, half, sends = lives.t, self.v.wide == 2, self.ranks.sends
         weight = self.model.lm_head.weight
         tied = [node.base for parameter, node in lives.machine.gradients if parameter is weight] if waiting else []
         if waiting:

@@ -181,4 +181,4 @@ def test_flops_of_the_step_are_those_of_flop_counter_mode(recipe: str) -> None:
 
 def test_adamw_alone_is_torchs_own() -> None:
     config = RunConfig.model_validate(tiny().model_dump())
-    assert type(make_optimizer(GPT(config), config, "cpu")) is torch.optim.AdamW
+    assert isinstance(make_optimizer(GPT(config), config, "cpu"), torch.optim.AdamW)

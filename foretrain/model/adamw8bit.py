@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from foretrain.model.adamw8bit_sizes import BLOCK, CHUNK, is_quantised, n_blocks
-from foretrain.model.update import held_back
+from foretrain.model.update import Uncompiled, held_back
 
 EPS = 1e-8  # torch.optim.AdamW's
 CODES, SCALES = ("exp_avg", "exp_avg_sq_root"), ("exp_avg_scale", "exp_avg_sq_root_scale")
@@ -88,7 +88,7 @@ def _by_block(x: Tensor, scales: Tensor, apply_: Callable[[Tensor, Tensor], Any]
     return x
 
 
-class AdamW8bit(torch.optim.Optimizer):
+class AdamW8bit(Uncompiled):
     """AdamW as torch.optim.AdamW computes it, with moments as above for tensors of 4096 elements or more."""
 
     def __init__(self, params: Iterable[Any], lr: float, betas: tuple[float, float]) -> None:

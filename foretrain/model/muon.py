@@ -14,7 +14,7 @@ from torch.optim.adamw import adamw
 
 from foretrain.hardware.cpu import cpu_has_bf16
 from foretrain.model.shape import NS_BATCH_ELEMENTS, NS_STEPS
-from foretrain.model.update import held_back
+from foretrain.model.update import Uncompiled, held_back
 
 # p(s) = a·s + b·s³ + c·s⁵ moves every singular value s of (0, 1] to 0.7 … 1.2 in five iterations: the coefficients of
 # Keller Jordan's Muon (MIT), those of torch.optim.Muon too. A steep start at 0 counts for more than exactly 1.
@@ -54,7 +54,7 @@ def update_scale(rows: int, columns: int) -> float:
     return max(1.0, rows / columns) ** 0.5
 
 
-class MuonAdamW(torch.optim.Optimizer):
+class MuonAdamW(Uncompiled):
     """Two kinds of parameter groups: those with `muon` true take Muon's step, the others AdamW's, fused.
 
     A Muon group has `params` (matrices), `lr`, `momentum`, `weight_decay`; the others have `betas` and `eps` instead of

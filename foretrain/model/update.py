@@ -51,15 +51,20 @@ def undecorated(method: Any) -> Any:
     return getattr(method, "__wrapped__", method)
 
 
-class AdamW(torch.optim.AdamW):
-    """torch.optim.AdamW without the decorators that import torch's compiler, which are for optimizer steps that are
-    compiled (torch/_compile.py, _disable_dynamo). A run that compiles nothing starts 0.6 s sooner and has 70 MB more.
+class Uncompiled(torch.optim.Optimizer):
+    """An optimizer without the decorators that import torch's compiler. They are for optimizer steps that are compiled
+    (torch/_compile.py, _disable_dynamo). A run that compiles nothing starts sooner without, and has 70 MB more.
     """
 
-    add_param_group = undecorated(torch.optim.AdamW.add_param_group)
-    state_dict = undecorated(torch.optim.AdamW.state_dict)
-    load_state_dict = undecorated(torch.optim.AdamW.load_state_dict)
-    zero_grad = undecorated(torch.optim.AdamW.zero_grad)
+    add_param_group = undecorated(torch.optim.Optimizer.add_param_group)
+    state_dict = undecorated(torch.optim.Optimizer.state_dict)
+    load_state_dict = undecorated(torch.optim.Optimizer.load_state_dict)
+    zero_grad = undecorated(torch.optim.Optimizer.zero_grad)
+
+
+class AdamW(Uncompiled, torch.optim.AdamW):
+    """torch.optim.AdamW."""
+
     _own_step: ClassVar[Any] = undecorated(torch.optim.AdamW.step)
 
     @torch.no_grad()

@@ -387,7 +387,7 @@ def put_weights(tensors: Iterable[tuple[str, Rows]], model: torch.nn.Module, sou
 def put_moments(moments: Iterable[tuple[str, dict[str, torch.Tensor]]], state: TrainState) -> None:
     """AdamW's step counts and moments, by parameter: those of this rank. Raises ValueError for other optimizers."""
     optimizer = states_of(state.optimizer)
-    if type(optimizer) is not torch.optim.AdamW:
+    if not isinstance(optimizer, torch.optim.AdamW):
         raise ValueError("its moments are plain AdamW's, which the optimizer of this config has not")
     own = _parameters(optimizer)
     for name, kinds in moments:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from foretrain.base.errors import UserError
 from foretrain.data import corpus
 from foretrain.data.prepare.engine import Outcome, prepare
 from foretrain.data.prepare.options import PrepareOptions
@@ -154,15 +155,23 @@ class InlineWorkers:
         self.encoder = encoder_of(ByteTokenizer())
 
     def encode(self, keep: np.ndarray, lengths: np.ndarray, text: memoryview) -> Any:
+        return self._answer({"documents": len(keep)}, b"".join((keep.tobytes(), lengths.tobytes(), text)))
+
+    def read(self, part: dict[str, Any]) -> Any:
+        return self._answer({"range": part}, b"")
+
+    def _answer(self, header: dict[str, Any], payload: bytes) -> Any:
         from concurrent.futures import Future
 
-        from foretrain.data.prepare.encode import encode_batch
+        from foretrain.data.prepare.encode import answer
         from foretrain.data.prepare.pool import Encoded
 
-        ends = np.cumsum(lengths).tolist()
-        documents = [bytes(text[a:b]) for a, b in zip([0, *ends], ends, strict=False)]
         future: Future[Any] = Future()
-        future.set_result(Encoded(*encode_batch(self.encoder, 0, "<u2", keep, documents)))
+        try:
+            head, *parts = answer(self.encoder, 0, "<u2", header, payload)
+            future.set_result(Encoded.of(head, b"".join(parts), np.dtype("<u2")))
+        except UserError as error:
+            future.set_exception(error)
         return future
 
     def end(self) -> None:
@@ -175,6 +184,14 @@ def in_one_process(monkeypatch: Any) -> None:
 
     monkeypatch.setattr(preparation, "Reader", InlineReader)
     monkeypatch.setattr(preparation, "Workers", InlineWorkers)
+
+
+def small_ranges(monkeypatch: Any, size: int = 3000) -> None:
+    """What one worker reads at a time is a few lines."""
+    from foretrain.data.prepare import ranges
+
+    monkeypatch.setattr(ranges, "BUFFER", size)
+    monkeypatch.setattr(ranges, "_TAIL_BYTES", size // 2)
 
 
 class Killed(BaseException):

@@ -5,6 +5,7 @@ import hashlib
 import json
 import random
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -147,7 +148,7 @@ class InlineReader:
 class InlineWorkers:
     """The byte tokenizer without processes."""
 
-    def __init__(self, count: int, folder: Path, name: str, dtype: str) -> None:
+    def __init__(self, children: list[Any], folder: Path, name: str, dtype: str) -> None:
         from foretrain.data.prepare.encode import encoder_of
         from foretrain.data.tokenizer import ByteTokenizer
 
@@ -180,8 +181,9 @@ class InlineWorkers:
 
 def in_one_process(monkeypatch: Any) -> None:
     """The engine as it is, without processes around it."""
-    from foretrain.data.prepare import preparation
+    from foretrain.data.prepare import engine, preparation
 
+    monkeypatch.setattr(engine, "started", lambda count: nullcontext([]))
     monkeypatch.setattr(preparation, "Reader", InlineReader)
     monkeypatch.setattr(preparation, "Workers", InlineWorkers)
 
@@ -191,7 +193,7 @@ def small_ranges(monkeypatch: Any, size: int = 3000) -> None:
     from foretrain.data.prepare import ranges
 
     monkeypatch.setattr(ranges, "BUFFER", size)
-    monkeypatch.setattr(ranges, "_TAIL_BYTES", size // 2)
+    monkeypatch.setattr(ranges, "TAIL_BYTES", size // 2)
 
 
 class Killed(BaseException):

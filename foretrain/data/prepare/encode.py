@@ -143,16 +143,18 @@ def answer(encode: Encode, separator: int, dtype: str, header: dict[str, Any], p
     return head, lengths.data, tokens.astype("<u4").data, ids.data, keep.data
 
 
-def main(folder: str, name: str, dtype: str) -> None:
-    """Answer frames until the pipe ends."""
+def main() -> None:
+    """Load the tokenizer that the first frame names, and answer frames until the pipe ends."""
     ignore_interrupts()
     source, pipe = sys.stdin.buffer, sys.stdout.buffer
     try:
-        tokenizer = tokenizers.load(Path(folder), name)
+        if (first := receive(source)) is None:
+            return
+        tokenizer = tokenizers.load(Path(first[0]["folder"]), first[0]["name"])
         assert tokenizer is not None
-        encode, kind = encoder_of(tokenizer), f"<{dtype[0]}{int(dtype[4:]) // 8}"
+        encode = encoder_of(tokenizer)
         while (frame := receive(source)) is not None:
-            send(pipe, *answer(encode, tokenizer.separator, kind, *frame))
+            send(pipe, *answer(encode, tokenizer.separator, first[0]["dtype"], *frame))
     except UserError as error:
         send(pipe, error_frame(error))
     except MemoryError:

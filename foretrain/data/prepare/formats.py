@@ -168,7 +168,7 @@ def _lines_of_json(stream: BinaryIO, file: SourceFile, format: Format, start: Pl
             while format.skip_bad and line and not line.endswith(b"\n"):
                 line = stream.readline(cap + 1)
                 offset += len(line)
-        elif line.strip():
+        elif not line.isspace():  # which looks no further than it must, and copies nothing
             try:
                 text, replaced = _text_of_line(line, file, format, records)
             except UserError as error:
@@ -218,4 +218,4 @@ def _text_of_line(line: bytes, file: SourceFile, format: Format, number: int) ->
         text, replaced = value.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode(), True
     if len(text) > format.max_document_bytes:
         raise _too_long(file, format, "line", number)
-    return (text if text.strip() else None), replaced
+    return (None if not text or text.isspace() else text), replaced

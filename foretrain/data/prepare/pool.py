@@ -1,10 +1,12 @@
 """The reader process with its frames in a queue, and the tokenizing workers with a thread each."""
 
+import contextlib
 import json
 import queue
 import subprocess
 import tempfile
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from foretrain.base.errors import UserError
-from foretrain.data.prepare.ipc import Child
+from foretrain.data.prepare.ipc import Child, send
 from foretrain.data.prepare.reader import HASH_BYTES, Job, Position
 
 _QUEUED = 2
@@ -120,16 +122,30 @@ class Encoded:
         )  # fmt: skip
 
 
-class Workers:
-    """`count` tokenizing processes; `encode` and `read` answer with a Future."""
+@contextlib.contextmanager
+def started(count: int) -> Iterator[list[Child]]:
+    """Processes that will be workers: they import while their tokenizer is found, and end with this."""
+    children = [Child("encode") for _ in range(count)]
+    try:
+        yield children
+    finally:
+        for child in children:
+            child.process.kill()
+            child.end()
 
-    def __init__(self, count: int, folder: Path, name: str, dtype: str) -> None:
-        self.dtype = np.dtype(f"<{dtype[0]}{int(dtype[4:]) // 8}")
-        self.children = [Child("encode", str(folder), name, dtype) for _ in range(count)]
+
+class Workers:
+    """Tokenizing processes, with the tokenizer that is saved in `folder`; `encode` and `read` answer with a Future."""
+
+    def __init__(self, children: list[Child], folder: Path, name: str, dtype: str) -> None:
+        self.dtype, self.children = np.dtype(f"<{dtype[0]}{int(dtype[4:]) // 8}"), children
         self._idle: queue.SimpleQueue[Child] = queue.SimpleQueue()
-        for child in self.children:
+        for child in children:
+            assert child.process.stdin is not None
+            with contextlib.suppress(OSError):  # one that has died is told where it is asked
+                send(child.process.stdin, {"folder": str(folder), "name": name, "dtype": self.dtype.str})  # type: ignore[arg-type]
             self._idle.put(child)
-        self._threads = ThreadPoolExecutor(count)
+        self._threads = ThreadPoolExecutor(len(children))
 
     def encode(self, keep: np.ndarray, lengths: np.ndarray, text: memoryview) -> "Future[Encoded]":
         """Ask one of them. keep, lengths: (n); the result raises UserError where that worker failed."""

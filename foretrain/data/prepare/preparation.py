@@ -93,12 +93,12 @@ class Preparation:
         try:
             if not self.at.finished:
                 self.workers = Workers(
-                    self.options.workers, self.folder / PROGRESS / vocabulary.FOLDER,
+                    self.run_.children, self.folder / PROGRESS / vocabulary.FOLDER,
                     self.at.identity.tokenizer.name, self.dtype,
                 )  # fmt: skip
                 start = Position() if self.replaying else self.at.position
                 job = self.options.job(self.run_.sources, start)
-                self.ranges = can_serve(job) and not self.options.dedup  # of which the hashes must be known before
+                self.ranges = can_serve(job, dedup=self.options.dedup)
                 self.reader = Ranges(job, self.options.val_share) if self.ranges else Reader(job)
                 if signal := self._read_and_write():
                     self._snapshot()

@@ -15,7 +15,7 @@ from foretrain.data.prepare.opened import BUFFER, Format, OpenFile, Place, reaso
 from foretrain.data.prepare.reader import MEMORY_BYTES, Job, Position
 from foretrain.data.prepare.source_file import SourceFile
 
-_TAIL_BYTES = 2**16
+TAIL_BYTES = 2**16
 
 
 class Range(Record):
@@ -38,10 +38,13 @@ class Range(Record):
         return Format(self.text_column, self.split_documents, self.max_document_bytes, self.skip_bad)
 
 
-def can_serve(job: Job) -> bool:
-    """Whether workers can read this source: plain JSON lines on this machine, in their own order."""
+def can_serve(job: Job, *, dedup: bool) -> bool:
+    """Whether workers can read this source: plain JSON lines on this machine, in their own order.
+
+    Which texts are duplicates must be known in the order of the documents, before they are tokenized.
+    """
     plain = all(file.kind == "jsonl" and not file.compression and not file.remote for file in job.files)
-    return plain and not job.shuffle_buffer
+    return plain and not job.shuffle_buffer and not dedup
 
 
 class Ranges:
@@ -97,10 +100,10 @@ def _end_of_line(raw: Any, wanted: int, size: int) -> int:
     """A place shortly before `wanted` where a line ends; the first one behind it where none is near."""
     if wanted >= size:
         return size
-    raw.seek(wanted - _TAIL_BYTES)
-    tail = raw.read(_TAIL_BYTES)
+    raw.seek(wanted - TAIL_BYTES)
+    tail = raw.read(TAIL_BYTES)
     if (at := tail.rfind(b"\n")) >= 0:
-        return wanted - _TAIL_BYTES + at + 1
+        return wanted - TAIL_BYTES + at + 1
     raw.seek(wanted)
     while piece := raw.read(BUFFER):
         if (at := piece.find(b"\n")) >= 0:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from foretrain.data.prepare.estimate import PreparePlan
+from foretrain.data.prepare.ipc import Child
 from foretrain.data.prepare.options import PrepareOptions
 from foretrain.data.prepare.sources import SourceList
 from foretrain.data.prepare.state import Identity
@@ -44,6 +45,7 @@ class Run:
     sources: SourceList
     identity: Identity
     vocab_size: int
+    children: list[Child]  # its workers to be
     should_stop: Callable[[], str]
     listen: Callable[[Status], None]
     plan: PreparePlan | None = None

@@ -8,17 +8,27 @@ lines. All ways use the same GPT-2-sized BPE of it, trained once, through tiktok
 - foretrain: `foretrain prepare`, its processes together.
 - nanogpt: data/openwebtext/prepare.py re-enacted without its libraries: every document's ids kept as a Python list,
   then written into one memmap of train.bin (the list is what `datasets` holds in Arrow; it maps in num_proc processes).
-- build-nanogpt: fineweb.py re-enacted: pool.imap over documents one by one, shards of 100 M tokens.
+- llm.c: dev/data/fineweb.py re-enacted, which is build-nanogpt's too: pool.imap over documents in chunks of 16, into
+  one array of a shard (here 100 M tokens) in the main process. Both scripts leave two cores free; this one none.
+- datatrove: its own JsonlReader and DocumentTokenizer (with its shuffle), a task for each core, each with its part of
+  the source (datatrove and orjson may lie in a Python of their own); documents in batches of 1,000, since 10,000 of
+  this source do not fit into memory. Its tokenizer is the same vocabulary in Hugging Face's tokenizers. Its merge into
+  one file is left out.
 
-    python benchmarks/prepare.py --size 1GB --size 4GB       what the project asks for; each part is kept and resumed
-    python benchmarks/prepare.py --size 100MB --only foretrain bare
+Ways take turns, a round of all after the other. What others take of the processor meanwhile (busy or stolen time that
+is not ours) is kept with each; a round with more than 5 % of it counts for memory and processor time alone.
+
+    python benchmarks/prepare.py --size 256MB                one more round of all; rounds are kept and add up
+    python benchmarks/prepare.py --size 1GB --only bare foretrain --rounds 2
 """
 
 import argparse
 import json
 import os
 import random
+import resource
 import shutil
+import statistics
 import subprocess
 import sys
 import sysconfig
@@ -35,7 +45,8 @@ import numpy as np
 from foretrain.base.quantities import parse_bytes
 from foretrain.base.units import format_bytes
 
-WAYS = ("bare", "foretrain", "nanogpt", "build-nanogpt")
+WAYS = ("bare", "foretrain", "nanogpt", "llm.c", "datatrove")
+MOST_OUTSIDE = 0.05
 SHARD_TOKENS = 100_000_000
 _DOCS = Path("/usr/share/doc")
 _encoding: Any = None
@@ -93,22 +104,26 @@ def load_encoding(folder: str) -> None:
     _encoding = TiktokenTokenizer.load(Path(folder), "bench")._encoding
 
 
-def bare(source: str, part: int, parts: int, folder: str) -> tuple[int, float]:
-    """(tokens, seconds) of tokenizing every parts-th document; reading is not counted."""
+def bare(source: str, part: int, parts: int, folder: str) -> tuple[int, float, float]:
+    """(tokens, seconds, processor seconds) of tokenizing every parts-th document; reading is not counted."""
     load_encoding(folder)
-    tokens, spent = 0, 0.0
+    tokens, spent, processor = 0, 0.0, 0.0
     held: list[str] = []
+
+    def tokenize() -> None:
+        nonlocal tokens, spent, processor
+        start, before = time.perf_counter(), time.process_time()
+        tokens += sum(len(_encoding.encode_to_numpy(text, disallowed_special=())) for text in held)
+        spent, processor = spent + time.perf_counter() - start, processor + time.process_time() - before
+        held.clear()
+
     for number, text in enumerate(documents(Path(source))):
         if number % parts == part:
             held.append(text)
         if len(held) == 500:
-            start = time.perf_counter()
-            tokens += sum(len(_encoding.encode_to_numpy(text, disallowed_special=())) for text in held)
-            spent += time.perf_counter() - start
-            held.clear()
-    start = time.perf_counter()
-    tokens += sum(len(_encoding.encode_to_numpy(text, disallowed_special=())) for text in held)
-    return tokens, spent + time.perf_counter() - start
+            tokenize()
+    tokenize()
+    return tokens, spent, processor
 
 
 def ids_of(text: str) -> list[int]:
@@ -117,7 +132,7 @@ def ids_of(text: str) -> list[int]:
 
 
 def array_of(text: str) -> np.ndarray:
-    """build-nanogpt's worker: uint16 ids of a document."""
+    """its worker: uint16 ids of a document."""
     ids = np.array(ids_of(text))
     assert (ids >= 0).all()
     assert (ids < 2**16).all()
@@ -138,8 +153,8 @@ def nanogpt(source: Path, out: Path, folder: str, cores: int) -> int:
     return total
 
 
-def build_nanogpt(source: Path, out: Path, folder: str, cores: int) -> int:
-    """One document at a time from a pool, into shards."""
+def llm_c(source: Path, out: Path, folder: str, cores: int) -> int:
+    """One document at a time from a pool, into an array of a shard."""
     held, filled, shards, total = np.empty(SHARD_TOKENS, dtype=np.uint16), 0, 0, 0
     with get_context("spawn").Pool(cores, load_encoding, (folder,)) as pool:
         for ids in pool.imap(array_of, documents(source), chunksize=16):
@@ -149,10 +164,40 @@ def build_nanogpt(source: Path, out: Path, folder: str, cores: int) -> int:
                 held[filled : filled + room] = ids[:room]
                 filled, ids = filled + room, ids[room:]
                 if filled == SHARD_TOKENS:
-                    np.save(out / f"shard_{shards:06d}", held)
+                    llm_c_file(out / f"shard_{shards:06d}.bin", held)
                     shards, filled = shards + 1, 0
-    np.save(out / f"shard_{shards:06d}", held[:filled])
+    llm_c_file(out / f"shard_{shards:06d}.bin", held[:filled])
     return total
+
+
+def llm_c_file(path: Path, ids: np.ndarray) -> None:
+    """A header of 256 int32, then the ids."""
+    header = np.zeros(256, dtype=np.int32)
+    header[:3] = 20240520, 1, len(ids)
+    with path.open("wb") as file:
+        file.write(header.tobytes())
+        file.write(ids.tobytes())
+
+
+def make_parts(source: Path, parts: int) -> None:
+    """The source as one file for each of datatrove's tasks."""
+    folder = source.with_suffix(".parts")
+    if folder.exists():
+        return
+    staging = source.with_suffix(".parts-new")
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir()
+    size, part, written = source.stat().st_size, 0, 0
+    with source.open("rb") as lines:
+        file = (staging / "0.jsonl").open("wb")
+        for line in lines:
+            if written >= (part + 1) * size / parts:
+                file.close()
+                part += 1
+                file = (staging / f"{part}.jsonl").open("wb")
+            written += file.write(line)
+        file.close()
+    staging.rename(folder)
 
 
 # -- measuring ---------------------------------------------------------------------------------------------
@@ -178,10 +223,18 @@ def tree_rss_bytes(root: int) -> int:
     return total
 
 
-def watched(command: list[str]) -> tuple[str, float, int]:
+def processor_s() -> tuple[float, float]:
+    """(seconds that all cores were busy or taken away, seconds of what was started here and has ended)."""
+    user, nice, system, _, _, irq, soft, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+    own = resource.getrusage(resource.RUSAGE_CHILDREN)
+    busy = (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK")
+    return busy, own.ru_utime + own.ru_stime
+
+
+def watched(command: list[str], stdin: Any = None) -> tuple[str, float, int]:
     """(stdout, seconds, peak bytes of the process tree, asked ten times a second)."""
     start, peak, over = time.perf_counter(), 0, threading.Event()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, text=True)
 
     def watch() -> None:
         nonlocal peak
@@ -206,24 +259,23 @@ def one(way: str, source: Path, work: Path, cores: int) -> None:
     if way == "bare":
         with get_context("spawn").Pool(cores) as pool:
             parts = pool.starmap(bare, [(str(source), part, cores, folder) for part in range(cores)])
-        result = {"tokens": sum(tokens for tokens, _ in parts), "wall_s": max(seconds for _, seconds in parts)}
+        tokens, seconds, processor = zip(*parts, strict=True)
+        result = {"tokens": sum(tokens), "wall_s": max(seconds), "processor_s": sum(processor)}
     else:
         start = time.perf_counter()
-        run: Callable[..., int] = nanogpt if way == "nanogpt" else build_nanogpt
-        tokens = run(source, out, folder, cores)
+        run: dict[str, Callable[..., int]] = {"nanogpt": nanogpt, "llm.c": llm_c}
+        tokens = run[way](source, out, folder, cores)
         result = {"tokens": tokens, "wall_s": time.perf_counter() - start}
     print(json.dumps(result))
     shutil.rmtree(out)
 
 
-def foretrain_run(source: Path, work: Path, cores: int) -> dict[str, Any]:
+def foretrain_run(source: str, work: Path, cores: int, tokenizer: str = "bench", stdin: Any = None) -> dict[str, Any]:
     """`foretrain prepare` from its start to its index."""
     out = work / "out-foretrain"
     shutil.rmtree(out, ignore_errors=True)
-    command = [
-        sys.executable, "-c", RUN, str(source), str(out), str(work / "tokenizer"), str(cores),
-    ]  # fmt: skip
-    output, wall_s, peak = watched(command)
+    command = [sys.executable, "-c", RUN, source, str(out), str(work / "tokenizer"), str(cores), tokenizer]
+    output, wall_s, peak = watched(command, stdin)
     shutil.rmtree(out)
     return {"tokens": json.loads(output)["tokens"], "wall_s": wall_s, "peak_bytes": peak}
 
@@ -235,31 +287,63 @@ from pathlib import Path
 from foretrain.data.tokenizer import TiktokenTokenizer
 from foretrain.data.prepare.engine import prepare
 from foretrain.data.prepare.options import PrepareOptions
-source, out, folder, cores = sys.argv[1:]
-tiktoken.registry.ENCODINGS["bench"] = TiktokenTokenizer.load(Path(folder), "bench")._encoding
-done = prepare(PrepareOptions(sources=(source,), out=out, tokenizer="bench", workers=int(cores)))
+source, out, folder, cores, tokenizer = sys.argv[1:]
+if tokenizer == "bench":
+    tiktoken.registry.ENCODINGS["bench"] = TiktokenTokenizer.load(Path(folder), "bench")._encoding
+done = prepare(PrepareOptions(sources=(source,), out=out, tokenizer=tokenizer, workers=int(cores)))
 print(json.dumps({"tokens": done.tokens}))
 """
 
 
-def measure(way: str, source: Path, work: Path, cores: int) -> dict[str, Any]:
-    """tokens, wall_s and peak_bytes of a way."""
+# datatrove's own reader and tokenizer in its own local executor, in a Python that need not have foretrain.
+DATATROVE = """
+import json, sys, time
+from pathlib import Path
+from datatrove.executor import LocalPipelineExecutor
+from datatrove.pipeline.readers import JsonlReader
+from datatrove.pipeline.tokens import DocumentTokenizer
+if __name__ == "__main__":
+    parts, out, tokenizer, cores = sys.argv[1:]
+    tokens = DocumentTokenizer(out, tokenizer, eos_token="<|endoftext|>", batch_size=1000, seed=0)
+    start = time.perf_counter()
+    LocalPipelineExecutor(
+        [JsonlReader(parts), tokens], tasks=int(cores), workers=int(cores), logging_dir=out + "/logs",
+    ).run()
+    made = sum(path.stat().st_size for path in Path(out).glob("*.ds")) // 2
+    print(json.dumps({"tokens": made, "wall_s": time.perf_counter() - start}))
+"""
+
+
+def measure(way: str, source: Path, work: Path, cores: int, datatrove: str) -> dict[str, Any]:
+    """tokens, wall_s, processor_s, peak_bytes, and which share of all cores others had meanwhile."""
+    start, (busy, own) = time.perf_counter(), processor_s()
     if way == "foretrain":
-        return foretrain_run(source, work, cores)
-    command = [
-        sys.executable,
-        __file__,
-        "--run",
-        way,
-        "--work",
-        str(work),
-        "--source",
-        str(source),
-        "--cores",
-        str(cores),
-    ]
-    output, _, peak = watched(command)
-    return {**json.loads(output), "peak_bytes": peak}
+        found = foretrain_run(str(source), work, cores)
+    else:
+        command = [
+            sys.executable,
+            __file__,
+            "--run",
+            way,
+            "--work",
+            str(work),
+            "--source",
+            str(source),
+            "--cores",
+            str(cores),
+        ]
+        out = work / "out-datatrove"
+        if way == "datatrove":
+            parts, tokenizer = source.with_suffix(".parts"), work / "tokenizer" / "tokenizer.json"
+            command = [datatrove, "-c", DATATROVE, str(parts), str(out), str(tokenizer), str(cores)]
+        shutil.rmtree(out, ignore_errors=True)
+        output, _, peak = watched(command)
+        shutil.rmtree(out, ignore_errors=True)
+        found = {**json.loads(output.splitlines()[-1]), "peak_bytes": peak}
+    later_busy, later_own = processor_s()
+    found.setdefault("processor_s", later_own - own)  # of all its processes, from start to end
+    others = later_busy - busy - (later_own - own)
+    return {**found, "outside": others / (time.perf_counter() - start) / (os.cpu_count() or 1)}
 
 
 def make_tokenizer(work: Path, source: Path) -> None:
@@ -277,7 +361,8 @@ def make_tokenizer(work: Path, source: Path) -> None:
             if left < 0:
                 return
 
-    vocabulary = json.loads(BpeTokenizer.train(sample(), 50257).text)["model"]["vocab"]
+    trained = BpeTokenizer.train(sample(), 50257)
+    vocabulary = json.loads(trained.text)["model"]["vocab"]
     bytes_of = {character: byte for byte, character in byte_characters().items()}
     tokens = sorted((id, token) for token, id in vocabulary.items() if token != BpeTokenizer.SEPARATOR)
     ranks = {bytes(bytes_of[c] for c in token): rank for rank, (_, token) in enumerate(tokens)}
@@ -288,16 +373,47 @@ def make_tokenizer(work: Path, source: Path) -> None:
     staging = work / "tokenizer.part"
     staging.mkdir(exist_ok=True)
     TiktokenTokenizer("bench", encoding).save(staging)
+    (staging / "tokenizer.json").write_text(trained.text, "utf-8")
     staging.rename(work / "tokenizer")
+
+
+def summary(rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For each size and way: median and range, of tokens/s in quiet rounds, and against bare in the same round.
+
+    Processor time does not depend on who else waits for the cores, so all rounds count there.
+    """
+    results = []
+    known = {(r["size"], r["round"], r["way"]): r for r in rounds}
+    keys = sorted({(r["size"], r["way"]) for r in rounds}, key=lambda k: (parse_bytes(k[0]), WAYS.index(k[1])))
+    for size, way in keys:
+        own = [r for r in rounds if (r["size"], r["way"]) == (size, way)]
+        pairs = [(r, known[size, r["round"], "bare"]) for r in own if (size, r["round"], "bare") in known]
+        quiet = [(r, bare) for r, bare in pairs if max(r["outside"], bare["outside"]) <= MOST_OUTSIDE]
+        results.append({
+            "size": size, "way": way, "cores": own[0]["cores"], "tokens": own[0]["tokens"], "rounds": len(own),
+            "quiet_rounds": len(quiet),
+            "tokens_per_s": spread_of([r["tokens"] / r["wall_s"] for r in own if r["outside"] <= MOST_OUTSIDE]),
+            "of_bare": spread_of([r["tokens"] / r["wall_s"] * b["wall_s"] / b["tokens"] for r, b in quiet]),
+            "of_bare_processor": spread_of([b["processor_s"] / r["processor_s"] for r, b in pairs]),
+            "peak_bytes": max(r["peak_bytes"] for r in own),
+        })  # fmt: skip
+    return results
+
+
+def spread_of(values: list[float]) -> list[float] | None:
+    """[median, smallest, largest]."""
+    return [statistics.median(values), min(values), max(values)] if values else None
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", action="append", help="of the source, such as 1GB; several may be given")
+    parser.add_argument("--size", default="256MB", help="of the source")
     parser.add_argument("--only", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--rounds", type=int, default=1, help="more of them")
     parser.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--work", type=Path, default=Path("bench-prepare"), help="sources and unfinished results")
+    parser.add_argument("--work", type=Path, default=Path("bench-prepare"), help="sources, and what was measured")
     parser.add_argument("--out", type=Path, default=common.RESULTS / "prepare.json")
+    parser.add_argument("--datatrove-python", default=sys.executable, help="a Python that has datatrove and orjson")
     parser.add_argument("--run", choices=WAYS, help=argparse.SUPPRESS)
     parser.add_argument("--source", type=Path, help=argparse.SUPPRESS)
     words = parser.parse_args()
@@ -305,31 +421,34 @@ def main() -> None:
         one(words.run, words.source, words.work, words.cores)
         return
     words.work.mkdir(parents=True, exist_ok=True)
-    for size in words.size or ["1GB", "4GB"]:
-        source = words.work / f"{size}.jsonl"
-        if not source.exists():
-            make_source(source, parse_bytes(size))
-        if not (words.work / "tokenizer").exists():
-            make_tokenizer(words.work, source)
-        for way in words.only:
-            kept = words.work / f"{size}-{way}-{words.cores}.json"
-            if not kept.exists():
-                found = measure(way, source, words.work, words.cores)
-                kept.write_text(json.dumps({"size": size, "way": way, "cores": words.cores, **found}), "utf-8")
-    # All that was ever measured in this folder, not the sizes of this call alone.
-    parts = [json.loads(p.read_text("utf-8")) for p in words.work.glob(f"*-{words.cores}.json")]
-    results = sorted(parts, key=lambda part: (parse_bytes(part["size"]), WAYS.index(part["way"])))
+    source = words.work / f"{words.size}.jsonl"
+    if not source.exists():
+        make_source(source, parse_bytes(words.size))
+    if not (words.work / "tokenizer").exists():
+        make_tokenizer(words.work, source)
+    make_parts(source, words.cores)
+    kept = words.work / f"rounds-{words.cores}.jsonl"
+    for _ in range(words.rounds):
+        number = sum(1 for _ in kept.open()) if kept.exists() else 0
+        for way in words.only if number % 2 else reversed(words.only):
+            found = measure(way, source, words.work, words.cores, words.datatrove_python)
+            line = {"size": words.size, "way": way, "cores": words.cores, "round": number, **found}
+            with kept.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+            print(line, flush=True)
+    rounds = [json.loads(line) for line in kept.read_text("utf-8").splitlines()]
+    results = summary(rounds)
     rows = []
-    for result in results:
-        rate = result["tokens"] / result["wall_s"]
-        base = next((r for r in results if r["size"] == result["size"] and r["way"] == "bare"), None)
-        share = f"{rate / (base['tokens'] / base['wall_s']):.1%}" if base else "–"
+    for r in results:
+        speed, share = r["tokens_per_s"], r["of_bare"]
         rows.append([
-            f"{result['size']} {result['way']}", f"{result['tokens']:,}", f"{rate:,.0f}", share, f"{result['wall_s']:.1f} s",
-            format_bytes(result["peak_bytes"]),
+            f"{r['size']} {r['way']}", f"{speed[0]:,.0f}" if speed else "–",
+            f"{share[0]:.1%} ({share[1]:.1%} – {share[2]:.1%})" if share else "–",
+            f"{r['quiet_rounds']} of {r['rounds']}", f"{r['of_bare_processor'][0]:.1%}" if r["of_bare_processor"] else "–",
+            format_bytes(r["peak_bytes"]),
         ])  # fmt: skip
-    columns = ["source, way", "tokens", "tokens/s", "of bare", "wall", "peak of the tree"]
-    common.report(words.out, "Preparing text", columns, rows, {"results": results})
+    columns = ["source, way", "tokens/s", "of bare", "quiet rounds", "of its processor time", "peak of the tree"]
+    common.report(words.out, "Preparing text", columns, rows, {"results": results, "rounds": rounds})
 
 
 if __name__ == "__main__":

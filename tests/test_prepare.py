@@ -1,5 +1,6 @@
 """`foretrain prepare`: shards against the plain way of making them, whatever the source, order and number of workers."""
 
+import gzip
 import hashlib
 import io
 import json
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.cli.commands import prepare as cli
 from foretrain.data import tokenizer as tokenizers
-from foretrain.data.prepare import engine, formats
+from foretrain.data.prepare import engine, formats, ranges
 from foretrain.data.prepare.dedup import SeenHashes
 from foretrain.data.prepare.encode import KEEP_TRAIN, KEEP_VAL, encode_batch, encoder_of, pieces
 from foretrain.data.prepare.estimate import peak_bytes
@@ -144,6 +145,87 @@ def test_reading_goes_on_at_every_position(
         rest = frames_of(path, Position.from_json(json.dumps(position.to_json())), **changes)
         assert [t for batch, _ in rest for t in batch] == [t for batch, _ in whole[number + 1 :] for t in batch]
         assert rest[-1][1].empty == 2
+
+
+def test_workers_read_what_the_reader_reads(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain JSON lines are read by the workers, compressed ones by the reader: the same shards, counts and lines."""
+    kit.in_one_process(monkeypatch)
+    kit.small_ranges(monkeypatch)
+    rows = [*ROWS[:30], "", "wide " * 2000, *ROWS[30:], "  "]  # one line is longer than a range
+    lines = [json.dumps({"text": row}).encode() for row in rows]
+    lines[9:9] = [b'{"text": "half \\ud800"}', b'{"text": "no \xff UTF-8"}', b"", b'{"text": null}']
+    found = {}
+    for name, end in (("a", b""), ("b", b"\n")):
+        Path(name).mkdir()
+        for part, own in (("1", lines[:50]), ("2", lines[50:])):
+            text = b"\xef\xbb\xbf" * (part == "2") + b"\n".join(own) + end
+            Path(name, f"{part}.jsonl").write_bytes(text)
+            Path(f"{name}z").mkdir(exist_ok=True)
+            Path(f"{name}z", f"{part}.jsonl.gz").write_bytes(gzip.compress(text))
+        for folder in (name, f"{name}z"):
+            index = kit.run(folder, out=f"out-{folder}", shard_tokens=20_000).index
+            assert index is not None
+            assert (index.counts.empty, index.counts.replaced_utf8) == (4, 2)
+            found[folder] = index.splits, index.counts
+    assert all(other == found["a"] for other in found.values())
+    with Path("a/2.jsonl").open("ab") as file:
+        file.write(b"\n{torn\n")
+    number = len(lines) - 50 + 1
+    with pytest.raises(UserError, match=f"2.jsonl, line {number}:"):
+        kit.run("a", out="torn")
+
+
+def test_ranges_go_on_at_every_position(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From each position the ranges that follow are the rest, and their documents are all documents in order."""
+    kit.small_ranges(monkeypatch)
+    source = kit.write_jsonl(Path("a.jsonl"), ROWS)
+
+    def ranges_of(position: Position) -> list[tuple[Any, Position]]:
+        source_ranges = ranges.Ranges(kit.options(source).job(expand([str(source)]), position), 0.1)
+        frames = list(iter(lambda: source_ranges.next(0)[0], {"type": "end"}))
+        source_ranges.end()
+        return [(frame["range"], Position.model_validate(frame["position"])) for frame in frames]
+
+    whole = ranges_of(Position())
+    assert len(whole) > 5
+    texts = [text for part, _ in whole for text in ranges.read(ranges.Range.model_validate(part)).documents]
+    assert [text.decode() for text in texts] == ROWS
+    for number, (_, position) in enumerate(whole):
+        assert ranges_of(position) == whole[number + 1 :]
+
+
+FRAGMENTS = [b"\\u00e9", b"\\ud83d\\ude00", b"\\ud800", b"\\udc00x", b"\\n", b"\t", b"\0", b"\x7f", b"\xc3\xa9", b"\xff", b"\\",
+             b'"', b"ab", b'", "text": "', b'"}', b'", "n": NaN, "m": "', b'", "n": 01, "m": "', b"\xe2\x80\xa8"]  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(FRAGMENTS), max_size=6))
+def test_lines_are_read_as_json_reads_them(tmp_path_factory: pytest.TempPathFactory, parts: list[bytes]) -> None:
+    """The quick parser beside Python's own, of text that is UTF-8 and of what is mended to it."""
+    line = b'{"text": "' + b"".join(parts) + b'"}'
+    try:
+        wanted: str | None = json.loads(line.decode("utf-8", "replace"))["text"]
+        wanted = wanted.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    except ValueError:
+        wanted = None
+    path = tmp_path_factory.mktemp("line") / "a.jsonl"
+    path.write_bytes(line + b"\n")
+    opened = OpenFile(expand([str(path)]).files[0])
+    found = list(documents(opened, Format("text", "file", 2**20, True), Place()))
+    opened.close()
+    assert len(found) == 1
+    assert found[0].bad == (wanted is None)
+    assert found[0].text == (wanted.encode() if wanted and wanted.encode().strip() else None)
+
+
+def test_a_file_that_is_cut_while_workers_read(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kit.in_one_process(monkeypatch)
+    kit.small_ranges(monkeypatch)
+    source = kit.write_jsonl(Path("a.jsonl"), ROWS)
+    lines = ranges.Ranges(kit.options(source).job(expand([str(source)]), Position()), 0.1)
+    part = ranges.Range.model_validate(lines.next(0)[0]["range"])
+    os.truncate(source, source.read_bytes().index(b"\n") + 1)
+    assert problem(ranges.read, part).id == "data.source_changed"
+    assert problem(lambda: [lines.next(0) for _ in range(1000)]).id == "data.source_changed"
 
 
 def test_shuffling_depends_on_the_seed_alone(own_directory: Path) -> None:

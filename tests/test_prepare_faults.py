@@ -52,6 +52,22 @@ def test_killed_at_any_operation_on_the_disk(
     Snapshots after each batch, and only with each shard; among the fast tests every 17th and every 5th operation.
     """
     monkeypatch.setattr(preparation, "SNAPSHOT_S", -1.0 if every_batch else 1e9)
+    killed_everywhere(monkeypatch, reference, step, SETTINGS)
+
+
+@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.slow)])
+def test_killed_where_workers_read(step: int, reference: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same without a reader: its workers are given small ranges of the file."""
+    monkeypatch.setattr(preparation, "SNAPSHOT_S", -1.0)
+    kit.small_ranges(monkeypatch)
+    settings = {"shard_tokens": 6_000}
+    kit.run("a.jsonl", out="by-workers", **settings)
+    killed_everywhere(monkeypatch, kit.digests("by-workers"), step, settings)
+
+
+def killed_everywhere(
+    monkeypatch: pytest.MonkeyPatch, reference: dict[str, str], step: int, settings: dict[str, Any]
+) -> None:
     at, finished = 1, False
     while not finished:
         shutil.rmtree("out", ignore_errors=True)
@@ -59,7 +75,7 @@ def test_killed_at_any_operation_on_the_disk(
             with monkeypatch.context() as patch:
                 Disk(patch, kill_at=kill_at)
                 try:
-                    kit.run("a.jsonl", **SETTINGS)
+                    kit.run("a.jsonl", **settings)
                     finished = kill_at == at
                     break
                 except Killed:

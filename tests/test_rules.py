@@ -70,7 +70,6 @@ MORE_IMPORTS = {
     "advice/first_answer.py": 13,
     "app/exact.py": 13,
     "cli/cluster.py": 16,
-    "data/prepare/preparation.py": 13,
     "predict/trace/session.py": 13,
     "training/nonfinite.py": 13,
     "web/calls.py": 13,

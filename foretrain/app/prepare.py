@@ -10,7 +10,7 @@ from foretrain.base.errors import UserError
 from foretrain.data.prepare import engine
 from foretrain.data.prepare.estimate import PreparePlan
 from foretrain.data.prepare.options import PrepareOptions
-from foretrain.data.prepare.preparation import Outcome, Status
+from foretrain.data.prepare.run import Outcome, Status
 
 
 def prepare(

@@ -5,12 +5,14 @@ import hashlib
 import json
 import random
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from foretrain.base.errors import UserError
 from foretrain.data import corpus
 from foretrain.data.prepare.engine import Outcome, prepare
 from foretrain.data.prepare.options import PrepareOptions
@@ -146,7 +148,7 @@ class InlineReader:
 class InlineWorkers:
     """The byte tokenizer without processes."""
 
-    def __init__(self, count: int, folder: Path, name: str, dtype: str) -> None:
+    def __init__(self, children: list[Any], folder: Path, name: str, dtype: str) -> None:
         from foretrain.data.prepare.encode import encoder_of
         from foretrain.data.tokenizer import ByteTokenizer
 
@@ -154,15 +156,23 @@ class InlineWorkers:
         self.encoder = encoder_of(ByteTokenizer())
 
     def encode(self, keep: np.ndarray, lengths: np.ndarray, text: memoryview) -> Any:
+        return self._answer({"documents": len(keep)}, b"".join((keep.tobytes(), lengths.tobytes(), text)))
+
+    def read(self, part: dict[str, Any]) -> Any:
+        return self._answer({"range": part}, b"")
+
+    def _answer(self, header: dict[str, Any], payload: bytes) -> Any:
         from concurrent.futures import Future
 
-        from foretrain.data.prepare.encode import encode_batch
+        from foretrain.data.prepare.encode import answer
         from foretrain.data.prepare.pool import Encoded
 
-        ends = np.cumsum(lengths).tolist()
-        documents = [bytes(text[a:b]) for a, b in zip([0, *ends], ends, strict=False)]
         future: Future[Any] = Future()
-        future.set_result(Encoded(*encode_batch(self.encoder, 0, "<u2", keep, documents)))
+        try:
+            head, *parts = answer(self.encoder, 0, "<u2", header, payload)
+            future.set_result(Encoded.of(head, b"".join(parts), np.dtype("<u2")))
+        except UserError as error:
+            future.set_exception(error)
         return future
 
     def end(self) -> None:
@@ -171,10 +181,19 @@ class InlineWorkers:
 
 def in_one_process(monkeypatch: Any) -> None:
     """The engine as it is, without processes around it."""
-    from foretrain.data.prepare import preparation
+    from foretrain.data.prepare import engine, preparation
 
+    monkeypatch.setattr(engine, "started", lambda count: nullcontext([]))
     monkeypatch.setattr(preparation, "Reader", InlineReader)
     monkeypatch.setattr(preparation, "Workers", InlineWorkers)
+
+
+def small_ranges(monkeypatch: Any, size: int = 3000) -> None:
+    """What one worker reads at a time is a few lines."""
+    from foretrain.data.prepare import ranges
+
+    monkeypatch.setattr(ranges, "BUFFER", size)
+    monkeypatch.setattr(ranges, "TAIL_BYTES", size // 2)
 
 
 class Killed(BaseException):

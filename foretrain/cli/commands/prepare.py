@@ -22,7 +22,7 @@ from foretrain.training.signals import StopFlag
 
 if TYPE_CHECKING:
     from foretrain.data.prepare.options import PrepareOptions
-    from foretrain.data.prepare.preparation import Outcome, Status
+    from foretrain.data.prepare.run import Outcome, Status
 
 EPILOG = """Examples:
 

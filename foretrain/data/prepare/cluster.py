@@ -25,8 +25,9 @@ from foretrain.base.records import Record
 from foretrain.base.safe_read import read_text
 from foretrain.data import tokenizer as tokenizers
 from foretrain.data.prepare import disk, vocabulary
-from foretrain.data.prepare.encode import KEEP_TRAIN, KEEP_VAL, encode_batch, encoder_of
+from foretrain.data.prepare.encode import KEEP_TRAIN, KEEP_VAL, encode_batch, encoder_of, keep_of
 from foretrain.data.prepare.options import DEFAULT_DOCUMENT_BYTES, PrepareOptions
+from foretrain.data.prepare.reader import hashes_of
 from foretrain.data.prepare.sources import SourceList
 from foretrain.data.prepare.writer import SplitState, SplitWriter
 from foretrain.data.shards import (
@@ -90,7 +91,7 @@ class Tokens(PipelineStep):
         own = folder / f"tokenizer-{rank:05d}"
         own.mkdir(exist_ok=True)
         options = PrepareOptions(sources=(), out=self.out, tokenizer=self.tokenizer, val_share=self.val_share)
-        info = vocabulary.make(options, SourceList(files=(), fingerprint="", description=""), own)
+        info, _ = vocabulary.make(options, SourceList(files=(), fingerprint="", description=""), own)
         words = tokenizers.load(own / vocabulary.FOLDER, info.name)
         assert words is not None
         dtype = dtype_for(words.vocab_size - 1)
@@ -100,9 +101,8 @@ class Tokens(PipelineStep):
 
         def flush() -> None:
             texts = [text for text in batch if text]
-            seconds = b"".join(hashlib.sha256(text).digest()[8:16] for text in texts)
-            keep = np.where(np.frombuffer(seconds, "<u8") / 2.0**64 < self.val_share, KEEP_VAL, KEEP_TRAIN)
-            ids, lengths, _ = encode_batch(encode, words.separator, dtype, keep.astype(np.uint8), texts)
+            keep = keep_of(hashes_of(texts), self.val_share)
+            ids, lengths, _ = encode_batch(encode, words.separator, dtype, keep, texts)
             start = 0
             for split in SPLITS:
                 mine = keep == _KEEP[split]

@@ -5,7 +5,7 @@ The tokenizer is loaded from a folder where the parent saved it, so no worker ne
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,10 @@ import numpy as np
 
 from foretrain.base.errors import UserError
 from foretrain.data import tokenizer as tokenizers
+from foretrain.data.prepare import ranges
 from foretrain.data.prepare.ipc import error_frame, ignore_interrupts, receive, send
+from foretrain.data.prepare.ranges import Lines
+from foretrain.data.prepare.reader import hashes_of
 from foretrain.data.tokenizer import BpeTokenizer, ByteTokenizer, JsonTokenizer, TiktokenTokenizer, Tokenizer
 
 KEEP_TRAIN, KEEP_VAL = 1, 2
@@ -23,7 +26,7 @@ _SAFE = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])")
 # Of those patterns the texts begin alike; others are encoded whole.
 _CUTTABLE = ("'(?:[sdmt]|ll|ve|re)", "'(?i:[sdmt]|ll|ve|re)", r"[^\r\n\p{L}\p{N}]?")
 
-Encode = Callable[[list[bytes]], list[np.ndarray]]
+Encode = Callable[[list[bytes]], Iterable[np.ndarray]]
 
 
 def pieces(text: str, size: int = _PIECE_CHARACTERS) -> list[str]:
@@ -48,7 +51,7 @@ def encoder_of(tokenizer: Tokenizer) -> Encode:
             made = [encoding.encode_to_numpy(part, disallowed_special=()) for part in parts]
             return made[0] if len(made) == 1 else np.concatenate(made)
 
-        return lambda documents: [encode(document.decode()) for document in documents]
+        return lambda documents: (encode(document.decode()) for document in documents)
     if isinstance(tokenizer, JsonTokenizer):
         return lambda documents: _encode_json(tokenizer, documents, cuttable=isinstance(tokenizer, BpeTokenizer))
     return lambda documents: [np.array(tokenizer.encode(document), dtype=np.int64) for document in documents]
@@ -92,48 +95,66 @@ def encode_batch(
     then those of the validation documents. Raises UserError 'data.id_overflow' for an id that the dtype cannot hold.
     """
     limit = int(np.iinfo(np.dtype(dtype)).max)
-    made: dict[int, np.ndarray] = {}
-    chosen = np.flatnonzero(keep)
-    made = dict(zip(chosen.tolist(), encode([documents[i] for i in chosen]), strict=True))
+    order = [i for split in (KEEP_TRAIN, KEEP_VAL) for i in np.flatnonzero(keep == split).tolist()]
     lengths = np.zeros(len(documents), dtype=np.uint32)
-    inside = 0
+    end, inside = np.array([separator], dtype=dtype), 0
     parts: list[np.ndarray] = []
-    end = np.array([separator], dtype=np.result_type(np.min_scalar_type(separator), *(made[i].dtype for i in made)))
-    for split in (KEEP_TRAIN, KEEP_VAL):
-        for i in np.flatnonzero(keep == split).tolist():
-            ids = made[i]
-            lengths[i] = len(ids) + 1
-            parts += [ids, end]
-    if not parts:
-        return np.zeros(0, dtype=dtype), lengths, 0
-    wide = np.concatenate(parts)
-    low, high = int(wide.min()), int(wide.max())
-    if low < 0 or high > limit:
-        worst = high if high > limit else low
-        raise UserError("data.id_overflow", id=worst, dtype=dtype, limit=limit)
-    if int((wide == separator).sum()) > len(made):
-        inside = sum(bool((ids == separator).any()) for ids in made.values())
-    return wide.astype(dtype), lengths, inside
+    # One document after the other, so that what it takes is in the processor's cache, and is given back.
+    for i, ids in zip(order, encode([documents[i] for i in order]), strict=True):
+        lengths[i] = len(ids) + 1
+        if len(ids):
+            low, high = int(ids.min()), int(ids.max())
+            if low < 0 or high > limit:
+                raise UserError("data.id_overflow", id=high if high > limit else low, dtype=dtype, limit=limit)
+            inside += low <= separator <= high and bool((ids == separator).any())
+        parts += [ids.astype(dtype), end]
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=dtype), lengths, inside
 
 
-def main(folder: str, name: str, dtype: str) -> None:
-    """Answer frames until the pipe ends: keep, lengths, texts in; lengths of documents and ids out."""
+def keep_of(hashes: np.ndarray, val_share: float) -> np.ndarray:
+    """Which split each document is of. hashes: (n, 2), those of `reader.hashes_of`."""
+    # The second half of a hash decides, so equal texts are always in the same one.
+    return np.where(hashes[:, 1] / 2.0**64 < val_share, KEEP_VAL, KEEP_TRAIN).astype(np.uint8)
+
+
+def _asked(header: dict[str, Any], payload: bytes) -> tuple[Lines, np.ndarray]:
+    """The documents that a frame holds or names, and what is to be kept of them."""
+    if "range" in header:
+        part = ranges.Range.model_validate(header["range"])
+        lines = ranges.read(part)
+        return lines, keep_of(hashes_of(lines.documents), part.val_share)
+    count, view = header["documents"], memoryview(payload)
+    documents, at = [], 5 * count
+    for length in np.frombuffer(view[count : 5 * count], "<u4").tolist():
+        documents.append(bytes(view[at : at + length]))
+        at += length
+    return Lines(documents), np.frombuffer(view[:count], np.uint8)
+
+
+def answer(encode: Encode, separator: int, dtype: str, header: dict[str, Any], payload: bytes) -> tuple[Any, ...]:
+    """What a worker says to a frame: a header, then lengths in bytes, in tokens, ids, keep. Raises UserError."""
+    lines, keep = _asked(header, payload)
+    ids, tokens, inside = encode_batch(encode, separator, dtype, keep, lines.documents)
+    lengths = np.array([len(document) for document in lines.documents], "<u4")
+    head = {
+        "type": "ids", "documents": len(keep), "separators": inside, "records": lines.records,
+        "empty": lines.empty, "bad": lines.bad, "replaced": lines.replaced,
+    }  # fmt: skip
+    return head, lengths.data, tokens.astype("<u4").data, ids.data, keep.data
+
+
+def main() -> None:
+    """Load the tokenizer that the first frame names, and answer frames until the pipe ends."""
     ignore_interrupts()
     source, pipe = sys.stdin.buffer, sys.stdout.buffer
     try:
-        tokenizer = tokenizers.load(Path(folder), name)
+        if (first := receive(source)) is None:
+            return
+        tokenizer = tokenizers.load(Path(first[0]["folder"]), first[0]["name"])
         assert tokenizer is not None
-        encode, separator = encoder_of(tokenizer), tokenizer.separator
+        encode = encoder_of(tokenizer)
         while (frame := receive(source)) is not None:
-            count, payload = frame[0]["documents"], memoryview(frame[1])
-            keep = np.frombuffer(payload[:count], np.uint8)
-            lengths = np.frombuffer(payload[count : 5 * count], "<u4").tolist()
-            documents, at = [], 5 * count
-            for length in lengths:
-                documents.append(bytes(payload[at : at + length]))
-                at += length
-            ids, tokens, inside = encode_batch(encode, separator, f"<{dtype[0]}{int(dtype[4:]) // 8}", keep, documents)
-            send(pipe, {"type": "ids", "inside": inside}, tokens.astype("<u4").tobytes(), ids.tobytes())
+            send(pipe, *answer(encode, tokenizer.separator, first[0]["dtype"], *frame))
     except UserError as error:
         send(pipe, error_frame(error))
     except MemoryError:

@@ -2,6 +2,8 @@
 
 reader process ─ batches in order ─> this process ─> worker processes ─> this process ─> shards, snapshots
                                      (split, dedup)   (tokenizer)         (in order)
+
+Plain JSON lines need no reader: this process gives the workers ranges of the file, which they read by themselves.
 """
 
 import tempfile
@@ -15,8 +17,9 @@ from foretrain.base.errors import UserError
 from foretrain.data.prepare import disk, state, vocabulary
 from foretrain.data.prepare.estimate import PreparePlan, estimate
 from foretrain.data.prepare.options import PrepareOptions
-from foretrain.data.prepare.preparation import Outcome, Preparation, Run, Status
-from foretrain.data.prepare.reader import Position
+from foretrain.data.prepare.pool import started
+from foretrain.data.prepare.preparation import Preparation
+from foretrain.data.prepare.run import Outcome, Run, Status
 from foretrain.data.prepare.sources import SourceList, expand
 from foretrain.data.prepare.state import Identity, Snapshot
 from foretrain.data.shards import INDEX, ITEM_BYTES, PROGRESS, SPLITS, TokenizerInfo
@@ -29,9 +32,9 @@ def plan(options: PrepareOptions) -> PreparePlan:
     """What preparing would take; nothing is written in `out`. Raises UserError."""
     sources = _found(options)
     with tempfile.TemporaryDirectory(prefix="foretrain-") as place:
-        info = vocabulary.make(options, sources, Path(place), plan=True)
+        info, size = vocabulary.make(options, sources, Path(place), plan=True)
         saved = Path(place) / vocabulary.FOLDER
-        return estimate(options, sources, saved, info.name, vocabulary.vocab_size(saved, info.name))
+        return estimate(options, sources, saved, info.name, size)
 
 
 def prepare(
@@ -95,19 +98,20 @@ def _prepare_locked(
         return Outcome(index, resumed=False, existed=True, tokens=index.tokens)
     (folder / PROGRESS).mkdir(exist_ok=True)
     sync_folder(folder)
-    snapshot = state.read(folder)
-    if snapshot is None or snapshot.position == Position():
-        snapshot = None  # nothing was written yet, so nothing has to be as it was
-        vocabulary.forget_other(options.request, folder / PROGRESS)
-    info = vocabulary.make(options, sources, folder / PROGRESS)
-    _check_request(options, folder, info)
-    identity = _identity(options, sources, info)
-    if snapshot is not None:
-        state.check_same(folder, identity, snapshot.identity)
-    saved = folder / PROGRESS / vocabulary.FOLDER
-    run = Run(options, folder, sources, identity, vocabulary.vocab_size(saved, info.name), should_stop, listen)
-    _check_room(run, saved, snapshot)
-    return Preparation(run, snapshot).run()
+    with started(options.workers) as children:
+        snapshot = state.read(folder)
+        if snapshot is None or snapshot.is_empty:
+            snapshot = None  # nothing was written yet, so nothing has to be as it was
+            vocabulary.forget_other(options.request, folder / PROGRESS)
+        info, size = vocabulary.make(options, sources, folder / PROGRESS)
+        _check_request(options, folder, info)
+        identity = _identity(options, sources, info)
+        if snapshot is not None:
+            state.check_same(folder, identity, snapshot.identity)
+        saved = folder / PROGRESS / vocabulary.FOLDER
+        run = Run(options, folder, sources, identity, size, children, should_stop, listen)
+        _check_room(run, saved, snapshot)
+        return Preparation(run, snapshot).run()
 
 
 def _check_request(options: PrepareOptions, folder: Path, info: TokenizerInfo) -> None:

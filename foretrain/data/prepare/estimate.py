@@ -15,7 +15,8 @@ from foretrain.base.records import Record
 from foretrain.data.prepare.disk import free_bytes
 from foretrain.data.prepare.encode import KEEP_TRAIN
 from foretrain.data.prepare.options import PrepareOptions
-from foretrain.data.prepare.pool import Reader, Workers
+from foretrain.data.prepare.pool import Reader, Workers, started
+from foretrain.data.prepare.ranges import can_serve
 from foretrain.data.prepare.reader import MOST_BYTES, WINDOW_BYTES, FileSample, Position
 from foretrain.data.prepare.sources import SourceList
 from foretrain.data.shards import ITEM_BYTES, dtype_for
@@ -74,20 +75,21 @@ def estimate(options: PrepareOptions, sources: SourceList, tokenizer: Path, name
         "tokenizer": options.request, "workers": options.workers, "free_bytes": free_bytes(Path(options.out)),
         "left_out": sources.left_out,
     }  # fmt: skip
-    workers = Workers(1, tokenizer, name, dtype)
-    try:
-        if sources.total_bytes is None:
-            workers.encode(*_batch([b"a"])).result()  # so that it is loaded
-            memory = _memory(options, peak_bytes(workers.children[0].process.pid), _UNKNOWN_PROCESS_BYTES, 0)
-            blank = dict.fromkeys(
-                ("read_bytes", "text_bytes", "documents", "tokens", "tokens_in_source", "bytes_per_token",
-                 "output_bytes", "shards", "tokens_per_s", "duration_s")
-            )  # fmt: skip
-            return PreparePlan(**common, **blank, memory_bytes=memory, sampled_documents=0, sampled_bytes=0)
-        found = _sample(options, sources, workers)
-        worker_bytes = peak_bytes(workers.children[0].process.pid)
-    finally:
-        workers.end()
+    with started(1) as children:
+        workers = Workers(children, tokenizer, name, dtype)
+        try:
+            if sources.total_bytes is None:
+                workers.encode(*_batch([b"a"])).result()  # so that it is loaded
+                memory = _memory(options, peak_bytes(workers.children[0].process.pid), _UNKNOWN_PROCESS_BYTES, 0)
+                blank = dict.fromkeys(
+                    ("read_bytes", "text_bytes", "documents", "tokens", "tokens_in_source", "bytes_per_token",
+                     "output_bytes", "shards", "tokens_per_s", "duration_s")
+                )  # fmt: skip
+                return PreparePlan(**common, **blank, memory_bytes=memory, sampled_documents=0, sampled_bytes=0)
+            found = _sample(options, sources, workers)
+            worker_bytes = peak_bytes(workers.children[0].process.pid)
+        finally:
+            workers.end()
     return _scaled(options, sources, common, found, worker_bytes)
 
 
@@ -146,6 +148,7 @@ def _scaled(
     tokens = tokens_in_source * share
     rate = found.tokens / max(found.busy_s, 1e-6) * options.workers
     item = ITEM_BYTES[common["dtype"]]
+    by_workers = can_serve(options.job(sources, Position()), dedup=options.dedup)  # without a reader process
     return PreparePlan(
         **common,
         read_bytes=round(read * share), text_bytes=round(text * share), documents=round(documents * share),
@@ -153,7 +156,9 @@ def _scaled(
         bytes_per_token=found.text_bytes / found.tokens, output_bytes=round(tokens * item),
         shards=math.ceil(tokens * (1 - options.val_share) / options.shard_tokens)
         + (math.ceil(tokens * options.val_share / options.shard_tokens)),
-        memory_bytes=_memory(options, worker_bytes, found.reader_bytes, round(documents * share)),
+        memory_bytes=_memory(
+            options, worker_bytes, 0 if by_workers else found.reader_bytes, round(documents * share)
+        ),
         tokens_per_s=rate, duration_s=tokens / rate, sampled_documents=found.documents,
         sampled_bytes=found.text_bytes,
     )  # fmt: skip

@@ -11,6 +11,7 @@ import signal
 import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,8 +20,9 @@ from foretrain.base.errors import UserError
 
 try:
     import fcntl
+    import resource
 except ImportError:  # Windows
-    fcntl = None
+    fcntl = resource = None
 
 _F_SETPIPE_SZ, _PIPE_BYTES = 1031, 2**20  # a batch goes through at once instead of in sixteen turns (Linux)
 _HEAD = struct.Struct("<II")
@@ -114,9 +116,30 @@ def error_frame(error: UserError) -> dict[str, Any]:
 
 def limit_memory(more_bytes: int) -> None:
     """This process may take `more_bytes` more address space than it has; then it gets a MemoryError."""
+    if now := _address_space_bytes():
+        apart.limit(memory_bytes=now + more_bytes)
+
+
+@contextlib.contextmanager
+def limited_memory(more_bytes: int) -> Iterator[None]:
+    """The same for a while."""
+    now = _address_space_bytes()
+    if resource is None or not now:
+        yield
+        return
+    before, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = min(limit for limit in (now + more_bytes, before, hard) if limit != resource.RLIM_INFINITY)
+    resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (before, hard))
+
+
+def _address_space_bytes() -> int:
+    """Of this process; 0 where the system does not say: the caps on cells, lines and ratios still hold."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
-        now = pages * os.sysconf("SC_PAGE_SIZE")
+        return pages * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):
-        return  # not Linux: the caps on cells, lines and ratios still hold
-    apart.limit(memory_bytes=now + more_bytes)
+        return 0

@@ -1,10 +1,12 @@
 """The reader process with its frames in a queue, and the tokenizing workers with a thread each."""
 
+import contextlib
 import json
 import queue
 import subprocess
 import tempfile
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from foretrain.base.errors import UserError
-from foretrain.data.prepare.ipc import Child
+from foretrain.data.prepare.ipc import Child, send
 from foretrain.data.prepare.reader import HASH_BYTES, Job, Position
 
 _QUEUED = 2
@@ -95,40 +97,74 @@ class Reader:
 
 @dataclass
 class Encoded:
-    """ids of the kept documents, those of train first; tokens (n) of each document, 0 where it is left out."""
+    """Documents as ids: those of the train documents, then those of validation.
 
-    ids: np.ndarray
+    (n) of each document: lengths in bytes, tokens (0 where it is left out), keep (its split, 0 where it is left out).
+    """
+
+    lengths: np.ndarray
     tokens: np.ndarray
-    separators: int
+    ids: np.ndarray
+    keep: np.ndarray
+    separators: int  # documents that hold the separator as text
+    records: int = 0  # lines of a range, and how many of them hold no document
+    empty: int = 0
+    bad: int = 0
+    replaced: int = 0
+
+    @classmethod
+    def of(cls, header: dict[str, Any], payload: bytes, dtype: np.dtype) -> "Encoded":
+        n, view = header["documents"], memoryview(payload)
+        return cls(
+            lengths=np.frombuffer(view[: 4 * n], "<u4"), tokens=np.frombuffer(view[4 * n : 8 * n], "<u4"),
+            ids=np.frombuffer(view[8 * n : len(view) - n], dtype), keep=np.frombuffer(view[len(view) - n :], np.uint8),
+            **{name: header[name] for name in ("separators", "records", "empty", "bad", "replaced")},
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def started(count: int) -> Iterator[list[Child]]:
+    """Processes that will be workers: they import while their tokenizer is found, and end with this."""
+    children = [Child("encode") for _ in range(count)]
+    try:
+        yield children
+    finally:
+        for child in children:
+            child.process.kill()
+            child.end()
 
 
 class Workers:
-    """`count` tokenizing processes; `encode` answers with a Future."""
+    """Tokenizing processes, with the tokenizer that is saved in `folder`; `encode` and `read` answer with a Future."""
 
-    def __init__(self, count: int, folder: Path, name: str, dtype: str) -> None:
-        self.dtype = np.dtype(f"<{dtype[0]}{int(dtype[4:]) // 8}")
-        self.children = [Child("encode", str(folder), name, dtype) for _ in range(count)]
+    def __init__(self, children: list[Child], folder: Path, name: str, dtype: str) -> None:
+        self.dtype, self.children = np.dtype(f"<{dtype[0]}{int(dtype[4:]) // 8}"), children
         self._idle: queue.SimpleQueue[Child] = queue.SimpleQueue()
-        for child in self.children:
+        for child in children:
+            assert child.process.stdin is not None
+            with contextlib.suppress(OSError):  # one that has died is told where it is asked
+                send(child.process.stdin, {"folder": str(folder), "name": name, "dtype": self.dtype.str})  # type: ignore[arg-type]
             self._idle.put(child)
-        self._threads = ThreadPoolExecutor(count)
+        self._threads = ThreadPoolExecutor(len(children))
 
     def encode(self, keep: np.ndarray, lengths: np.ndarray, text: memoryview) -> "Future[Encoded]":
         """Ask one of them. keep, lengths: (n); the result raises UserError where that worker failed."""
-        return self._threads.submit(self._ask, keep, lengths, text)
+        keep = keep.astype(np.uint8)
+        return self._threads.submit(self._ask, {"documents": len(keep)}, keep.tobytes(), lengths.tobytes(), text)
 
-    def _ask(self, keep: np.ndarray, lengths: np.ndarray, text: memoryview) -> Encoded:
+    def read(self, part: dict[str, Any]) -> "Future[Encoded]":
+        """Let one of them read a Range, and encode it; the result raises UserError also where the file is bad."""
+        return self._threads.submit(self._ask, {"range": part})
+
+    def _ask(self, header: dict[str, Any], *parts: bytes | memoryview) -> Encoded:
         child = self._idle.get()
-        count = len(keep)
         try:
-            answer = child.ask({"documents": count}, keep.astype(np.uint8).tobytes(), lengths.tobytes(), text)
+            answer = child.ask(header, *parts)
             if answer is None:
                 raise UserError("data.worker_died", code=child.process.wait())
         finally:
             self._idle.put(child)  # a dead one too: who asks it next must not wait for ever
-        header, payload = answer
-        tokens = np.frombuffer(memoryview(payload)[: 4 * count], "<u4")
-        return Encoded(np.frombuffer(memoryview(payload)[4 * count :], self.dtype), tokens, header["inside"])
+        return Encoded.of(*answer, self.dtype)
 
     def end(self) -> None:
         """Stop them all; what they work on is lost."""

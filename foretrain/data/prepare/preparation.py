@@ -8,11 +8,9 @@ import hashlib
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import Future, TimeoutError
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
@@ -20,13 +18,12 @@ import numpy as np
 from foretrain.base.errors import UserError
 from foretrain.data.prepare import disk, state, vocabulary
 from foretrain.data.prepare.dedup import SeenFile, SeenHashes
-from foretrain.data.prepare.encode import KEEP_TRAIN, KEEP_VAL
-from foretrain.data.prepare.estimate import PreparePlan
-from foretrain.data.prepare.options import PrepareOptions
+from foretrain.data.prepare.encode import KEEP_TRAIN, KEEP_VAL, keep_of
 from foretrain.data.prepare.pool import Batch, Encoded, Reader, Workers
+from foretrain.data.prepare.ranges import Ranges, can_serve, counted
 from foretrain.data.prepare.reader import Position
-from foretrain.data.prepare.sources import SourceList
-from foretrain.data.prepare.state import Identity, Snapshot
+from foretrain.data.prepare.run import Outcome, Run, Status
+from foretrain.data.prepare.state import Snapshot
 from foretrain.data.prepare.writer import SplitWriter
 from foretrain.data.shards import (
     INDEX,
@@ -45,54 +42,16 @@ _WAIT_S = 0.2
 _USUAL_BYTES_PER_TOKEN = 4.0
 
 
-@dataclass(frozen=True)
-class Status:
-    """Where it stands, for the live line."""
-
-    documents: int
-    tokens: int
-    read_bytes: int
-    total_bytes: int | None
-    elapsed_s: float
-    shards: int
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How it ended: the index, or None and the signal that stopped it."""
-
-    index: DatasetIndex | None
-    resumed: bool
-    existed: bool = False
-    signal: str = ""
-    tokens: int = 0
-    elapsed_s: float = 0.0
-
-
 @dataclass
 class _Pending:
     """A batch at a worker, and what the snapshot says once it is written."""
 
-    batch: Batch
-    keep: np.ndarray
     future: "Future[Encoded]"
+    position: Position
+    read_bytes: int
     seen: int
     duplicates: int
     digest: str
-
-
-@dataclass
-class Run:
-    """What the steps of one preparation share."""
-
-    options: PrepareOptions
-    folder: Path
-    sources: SourceList
-    identity: Identity
-    vocab_size: int
-    should_stop: Callable[[], str]
-    listen: Callable[[Status], None]
-    plan: PreparePlan | None = None
 
 
 class Preparation:
@@ -119,7 +78,8 @@ class Preparation:
         self.pending: deque[_Pending] = deque()
         self.read_bytes, self.started_s, self.earlier_s = 0, time.monotonic(), self.at.elapsed_s
         self.next_snapshot_s = self.started_s + SNAPSHOT_S
-        self.reader: Reader | None = None
+        self.reader: Reader | Ranges | None = None
+        self.ranges = False  # whether the workers read
         self.workers: Workers | None = None
 
     def _open_seen(self) -> SeenFile:
@@ -133,11 +93,13 @@ class Preparation:
         try:
             if not self.at.finished:
                 self.workers = Workers(
-                    self.options.workers, self.folder / PROGRESS / vocabulary.FOLDER,
+                    self.run_.children, self.folder / PROGRESS / vocabulary.FOLDER,
                     self.at.identity.tokenizer.name, self.dtype,
                 )  # fmt: skip
                 start = Position() if self.replaying else self.at.position
-                self.reader = Reader(self.options.job(self.run_.sources, start))
+                job = self.options.job(self.run_.sources, start)
+                self.ranges = can_serve(job, dedup=self.options.dedup)
+                self.reader = Ranges(job, self.options.val_share) if self.ranges else Reader(job)
                 if signal := self._read_and_write():
                     self._snapshot()
                     return Outcome(
@@ -164,7 +126,7 @@ class Preparation:
 
     def _read_and_write(self) -> str:
         """Until all is written; the name of the signal that stopped it, or ''."""
-        ended, most = False, 2 * self.options.workers + 2
+        ended, most = False, (8 if self.ranges else 2) * self.options.workers + 2  # a range that waits takes nothing
         while self.pending or not ended:
             if signal := self.run_.should_stop():
                 return signal
@@ -175,6 +137,8 @@ class Preparation:
                     made = self.pending[0].future.result(timeout=_WAIT_S)
                 except TimeoutError:
                     continue
+                except UserError as error:
+                    raise counted(error, self._lines_before(self.pending[0])) from None
                 if self._store(self.pending.popleft(), made):
                     return ""
         if self.replaying:
@@ -195,6 +159,10 @@ class Preparation:
             return False
         if frame[0]["type"] == "end":
             return True
+        if self.ranges:
+            header = frame[0]
+            self._wait_for(self.workers.read(header["range"]), Position(**header["position"]), header["read_bytes"])
+            return False
         batch = Batch.of(*frame)
         if any(file.kind == "stdin" for file in self.run_.sources.files):
             self.digest = _chained(self.digest, batch)
@@ -205,16 +173,17 @@ class Preparation:
                 self.replaying = False
             return False
         keep = self._keep_of(batch)
-        future = self.workers.encode(keep, batch.lengths, batch.text)
-        self.pending.append(_Pending(batch, keep, future, self.seen.count, self.duplicates, self.digest))
+        self._wait_for(self.workers.encode(keep, batch.lengths, batch.text), batch.position, batch.read_bytes)
         return False
+
+    def _wait_for(self, future: "Future[Encoded]", position: Position, read_bytes: int) -> None:
+        self.pending.append(
+            _Pending(future, position, read_bytes, self.seen.count, self.duplicates, self.digest)
+        )  # fmt: skip
 
     def _keep_of(self, batch: Batch) -> np.ndarray:
         """(n) by the document's hash: which split it is of, or 0 for a text that was there before."""
-        # The second half of the hash decides the split, so equal texts are always in the same one.
-        share = batch.hashes[:, 1].astype("<u8") / 2.0**64
-        chosen = (share < self.options.val_share) & (not self.is_one)
-        keep = np.where(chosen, KEEP_VAL, KEEP_TRAIN).astype(np.uint8)
+        keep = keep_of(batch.hashes, 0.0 if self.is_one else self.options.val_share)
         if self.seen_file is not None and len(keep):
             new = self.seen.add(batch.hashes)
             self.seen_file.append(batch.hashes[new])
@@ -224,7 +193,7 @@ class Preparation:
 
     def _store(self, done: _Pending, made: Encoded) -> bool:
         """Write a batch's ids; whether there are as many tokens as were wanted."""
-        keep, tokens = done.keep, made.tokens
+        keep, tokens = made.keep, made.tokens
         left = None if self.options.max_tokens is None else self.options.max_tokens - self.tokens
         reached = left is not None and int(tokens.sum(dtype=np.int64)) >= left
         last = len(keep)
@@ -237,17 +206,17 @@ class Preparation:
             mine[last:] = False
             wanted = tokens[mine]
             ids = made.ids[start : start + int(wanted.sum(dtype=np.int64))]
-            source_bytes = int(done.batch.lengths[mine].sum(dtype=np.int64))
+            source_bytes = int(made.lengths[mine].sum(dtype=np.int64))
             if self.is_one and split == "train":
                 committed += self._append_cut(ids, source_bytes)
             else:
                 committed += self.writers[split].append(ids, wanted, source_bytes)
             start += count
         beyond = int((keep[last:] == 0).sum())  # duplicates that were found after the last document
-        self.read_bytes = done.batch.read_bytes
+        self.read_bytes = done.read_bytes
         self.at = self.at.model_copy(
             update={
-                "position": done.batch.position, "duplicates": done.duplicates - beyond, "seen": done.seen,
+                "position": self._position(done, made), "duplicates": done.duplicates - beyond, "seen": done.seen,
                 "digest": done.digest, "separators": self.at.separators + made.separators, "finished": reached,
             }
         )  # fmt: skip
@@ -255,6 +224,18 @@ class Preparation:
             self._snapshot()
         self._tell()
         return reached
+
+    def _lines_before(self, done: _Pending) -> int:
+        """Lines of a range's file that come before it."""
+        return self.at.position.records if self.ranges and self.at.position.file == done.position.file else 0
+
+    def _position(self, done: _Pending, made: Encoded) -> Position:
+        """The place after a batch. What the lines of a range were is known when they were read, so here."""
+        if not self.ranges:
+            return done.position
+        before = self.at.position
+        counts = {name: getattr(before, name) + getattr(made, name) for name in ("empty", "bad", "replaced")}
+        return done.position.model_copy(update={**counts, "records": self._lines_before(done) + made.records})
 
     def _append_cut(self, ids: np.ndarray, source_bytes: int) -> int:
         """The one document: its last tokens are for validation, as nanoGPT cuts a text. Returns shards completed."""

@@ -153,16 +153,21 @@ def _batches(job: Job, walk: _Walk) -> Iterator[tuple[list[bytes], Position]]:
             yield [], after
 
 
+def hashes_of(texts: list[bytes]) -> np.ndarray:
+    """(n, 2): the first 16 bytes of the SHA-256 of each."""
+    made = b"".join(hashlib.sha256(text).digest()[:HASH_BYTES] for text in texts)
+    return np.frombuffer(made, "<u8").reshape(len(texts), 2)
+
+
 def serve(job: Job, pipe: BinaryIO) -> None:
     """Send all batches: {type, documents, position, read_bytes} and lengths, hashes, texts."""
     walk = _Walk(job, pipe)
     for batch, position in _batches(job, walk):
         lengths = np.array([len(text) for text in batch], dtype="<u4")
-        hashes = b"".join(hashlib.sha256(text).digest()[:HASH_BYTES] for text in batch)
         header = {
             "type": "batch", "documents": len(batch), "position": position.to_json(), "read_bytes": walk.read_bytes,
         }  # fmt: skip
-        send(pipe, header, lengths.tobytes(), hashes, b"".join(batch))
+        send(pipe, header, lengths.tobytes(), hashes_of(batch).tobytes(), b"".join(batch))
     send(pipe, {"type": "end"})
 
 

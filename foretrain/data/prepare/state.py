@@ -52,6 +52,11 @@ class Snapshot(Record):
     finished: bool = False
     elapsed_s: float = 0.0
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was written yet."""
+        return self.position == Position()
+
 
 def write(folder: Path, snapshot: Snapshot) -> None:
     """The snapshot, there as a whole or as it was."""

@@ -37,8 +37,12 @@ _LEAST_PIECE = 256 * 2**10
 _TRAINING_BYTES = 3 * 2**30
 
 
-def make(options: PrepareOptions, sources: SourceList, folder: Path, *, plan: bool = False) -> TokenizerInfo:
-    """The tokenizer, saved as a folder; one that is there for the same request is taken as it is.
+def make(
+    options: PrepareOptions, sources: SourceList, folder: Path, *, plan: bool = False
+) -> tuple[TokenizerInfo, int]:
+    """(what the index says of it, one more than its largest id) of the tokenizer, saved as a folder.
+
+    One that is there for the same request is taken as it is.
 
     Raises UserError 'environment.no_vocabulary', 'data.bad_tokenizer', 'usage.tokenizer' and what training can meet.
     """
@@ -58,7 +62,7 @@ def make(options: PrepareOptions, sources: SourceList, folder: Path, *, plan: bo
             sync_folder(folder)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
-    return info_of(saved)
+    return _about(saved)
 
 
 def forget_other(request: str, folder: Path) -> None:
@@ -71,21 +75,14 @@ def forget_other(request: str, folder: Path) -> None:
     shutil.rmtree(folder / FOLDER, ignore_errors=True)
 
 
-def info_of(saved: Path) -> TokenizerInfo:
-    """What the index says about a saved tokenizer."""
+def _about(saved: Path) -> tuple[TokenizerInfo, int]:
     about = json.loads((saved / REQUEST).read_text("utf-8"))
     tokenizer = tokenizers.load(saved, about["name"])
     assert tokenizer is not None
-    return TokenizerInfo(
+    info = TokenizerInfo(
         name=tokenizer.name, sha256=digest_of(tokenizer), separator=tokenizer.separator, request=about["request"]
     )
-
-
-def vocab_size(saved: Path, name: str) -> int:
-    """One more than the largest id."""
-    tokenizer = tokenizers.load(saved, name)
-    assert tokenizer is not None
-    return tokenizer.vocab_size
+    return info, tokenizer.vocab_size
 
 
 def publish(folder: Path) -> None:

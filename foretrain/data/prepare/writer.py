@@ -120,7 +120,7 @@ class SplitWriter:
         return done
 
     def _write(self, ids: np.ndarray, documents: int) -> None:
-        data = memoryview(ids.tobytes())
+        data = ids.data.cast("B")
         write_all(self._handle, data)
         self._digest(data)
         self.part_tokens += len(ids)

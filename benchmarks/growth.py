@@ -12,7 +12,7 @@ What is done is kept in the result after each round.
   by PyTorch's CPU allocator as in ledger_against_allocator.py. Theory: the FLOPs of the plan, and its memory.
 - plan: `foretrain plan` from its start to its end, over the sizes of GPT-2. Theory: the births and deaths of tensors in
   the step that it simulates.
-- prepare: `foretrain prepare`, its processes together. Theory: what `prepare --plan` says of the same source.
+- prepare: `foretrain prepare`, its processes together. Theory: tokens and memory as `prepare --plan` says of them.
 - resume: `foretrain train --resume auto` from its start until the checkpoint is loaded, and the loading alone. Theory:
   the bytes, each of which is read, verified and copied once.
 """
@@ -133,7 +133,7 @@ def plan_part() -> Part:
     for name in PLANNED:
         config, card = from_values(dict(PRESETS[name])).config, find("RTX 4070")
         spec = StepSpec.of(config, card, compiled=config.compile)
-        parameters = plan(config, card).counts.parameters
+        parameters = plan(config, card).counts.n_params
         points.append({"x": parameters, "name": name, "events": step_moments(spec).events})
 
     def once() -> Iterator[dict[str, float]]:
@@ -156,7 +156,7 @@ from foretrain.data.prepare.options import PrepareOptions
 source, out, folder, cores = sys.argv[1:]
 tiktoken.registry.ENCODINGS["bench"] = TiktokenTokenizer.load(Path(folder), "bench")._encoding
 found = plan(PrepareOptions(sources=(source,), out=out, tokenizer="bench", workers=int(cores)))
-print(json.dumps({"planned_s": found.duration_s, "planned_bytes": found.memory_bytes}))
+print(json.dumps({"planned_tokens": found.tokens, "planned_bytes": found.memory_bytes}))
 """
 
 
@@ -173,7 +173,7 @@ def prepare_part() -> Part:
         if not (work / "tokenizer").exists():
             prepare.make_tokenizer(work, sources[-1])
         for source, point in zip(sources, points, strict=True):
-            if "planned_s" not in point:
+            if "planned_tokens" not in point:
                 words = [PLAN_OF_PREPARE, str(source), str(work / "out"), str(work / "tokenizer"), str(cores)]
                 said = subprocess.run([sys.executable, "-c", *words], check=True, capture_output=True, text=True)
                 point.update(json.loads(said.stdout))
@@ -185,7 +185,7 @@ def prepare_part() -> Part:
 
         return once
 
-    return Part(points, start, {"seconds": "planned_s", "peak_bytes": "planned_bytes"}, ROUNDS["prepare"])
+    return Part(points, start, {"seconds": "planned_tokens", "peak_bytes": "planned_bytes"}, ROUNDS["prepare"])
 
 
 LOAD = """

@@ -116,8 +116,7 @@ def replay(
         lifetimes, Allocator(settings, limit_bytes, physical=physical, cap_bytes=cap_bytes, addresses=addresses)
     )
     allocator, events, emptied = player.allocator, lifetimes.events, set(lifetimes.emptied)
-    play, malloc, free = player.play, allocator.malloc, allocator.free
-    blocks, sizes, plain = player.blocks, lifetimes.sizes, not (lifetimes.streams or lifetimes.used_on)
+    play = player.play
     peaks: dict[str, PhasePeak] = {}
     whole = (0, 0, 0)
     death = error = None
@@ -138,14 +137,7 @@ def replay(
             for position in range(start, end):
                 if emptied and position in emptied:
                     empty(position)
-                event = events[position]
-                if plain:  # as Player.play, without its call
-                    if event < 0:
-                        free(block := blocks.pop(~event))
-                    else:
-                        block = blocks[event] = malloc(sizes[event])
-                else:
-                    block = play(event)
+                block = play(events[position])
                 if allocator.allocated_bytes > highest:
                     highest, highest_at = allocator.allocated_bytes, position
                 if watch is not None:
@@ -187,9 +179,13 @@ class Tried:
     and the least that was refused, as they would have said the same each time; so few are made."""
 
     def __init__(
-        self, lifetimes: Lifetimes, settings: Settings | None = None, *, physical: bool = False,
+        self,
+        lifetimes: Lifetimes,
+        settings: Settings | None = None,
+        *,
+        physical: bool = False,
         cap_bytes: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.lifetimes, self.settings, self.physical, self.cap_bytes = lifetimes, settings, physical, cap_bytes
         self._made: list[Replay] = []
 

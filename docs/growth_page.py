@@ -41,6 +41,8 @@ def size(value: float) -> str:
 
 
 def number(value: float) -> str:
+    if value < 100_000:
+        return f"{value:,.0f}"
     for unit, letter in UNITS:
         if value >= unit:
             return f"{value / unit:.3g}{letter}"
@@ -165,13 +167,10 @@ def steps() -> str:
 
 
 def memory() -> str:
-    worst = max(
-        abs(point["estimated_bytes"] / median(point["peak_bytes"]) - 1)
-        for axis in STEP for point in result("growth")["parts"][axis]["points"]
-    )  # fmt: skip
-    points = sum(len(result("growth")["parts"][axis]["points"]) for axis in STEP)
+    points = [point for axis in STEP for point in result("growth")["parts"][axis]["points"]]
+    furthest = max(abs(point["estimated_bytes"] - median(point["peak_bytes"])) for point in points)
     rows = _table([(axis, "peak_bytes", axis) for axis in STEP])
-    return f"{rows}\n\nOf {points} points the furthest estimate is {worst * 100:.4f} % from what was measured."
+    return f"{rows}\n\nOf {len(points)} points the furthest estimate is {furthest:,.0f} bytes from what was measured."
 
 
 def tools() -> str:

@@ -6,7 +6,7 @@
 
 Exact plans are cold with an empty cache, and cached right after. A slider is one answer of `foretrain serve` over HTTP,
 from the change to the last byte, over all stops of all sliders. A run beside which other programs used a tenth of the
-cores is done again. The static site needs Chromium: its row is that of static_site.py.
+cores is done again, once. The static site needs Chromium: its row is that of static_site.py.
 """
 
 import argparse
@@ -33,7 +33,7 @@ EAGER = ["plan", "gpt2-124m", "--compile=false", *CARD, "--exact", "--json"]
 COMPILED = ["plan", "gpt2-124m", *CARD, "--exact", "--json"]
 LORA = ["plan", "qwen3-8b", "--method", "lora", "--seq-len", "1024", "--batch-size", "2", "--gradient-checkpointing",
         "--gpu", "4090", "--exact", "--json"]  # fmt: skip
-DISTURBED = 3  # runs that are thrown away before one counts all the same
+DISTURBED = 1  # runs that are thrown away before one counts all the same
 
 
 @dataclass

@@ -185,21 +185,25 @@ def machine() -> str:
     found = result("growth")
     parts = found["parts"].values()
     rounds, disturbed = sum(part["rounds"] for part in parts), sum(part["disturbed"] for part in parts)
-    versions = found["versions"]
+    quiet = [name for name, part in found["parts"].items() if part.get("others_share", 0) <= 0.1]
+    busy = [f"{name} {part['others_share']:.0%}" for name, part in found["parts"].items() if name not in quiet]
+    beside = f"; other programs used at most, of both cores: {', '.join(busy)}" if busy else ""
     return (
-        f"{found['machine']['cpu']}, torch {versions['torch']}, {found['date']}: {rounds} rounds; {disturbed} more, beside "
-        "which other programs used a tenth of the cores, were done again (`python benchmarks/growth.py`)."
+        f"{found['machine']['cpu']}, torch {found['versions']['torch']}, {found['date']}: {rounds} rounds, {disturbed} more "
+        f"thrown away because other programs used a tenth of the cores{beside} (`python benchmarks/growth.py`)."
     )
 
 
 def speed() -> str:
     """What was asked of the tools, and what they take (benchmarks/tool_speed.py)."""
     found = result("tool_speed")
-    lines = ["| | asked | median | range | runs | reached |", "| --- | ---: | ---: | --- | ---: | --- |"]
+    lines = [
+        "| | asked | median | range | runs | others used | reached |", "| --- | ---: | ---: | --- | ---: | ---: | --- |",
+    ]  # fmt: skip
     for row in found["figures"].values():
         lines.append(
             f"| {row['name']} | {seconds(row['asked_s'])} | {seconds(row['median_s'])} | {seconds(row['low_s'])} to "
-            f"{seconds(row['high_s'])} | {row['runs']} | {'yes' if row['median_s'] <= row['asked_s'] else 'no'} |"
+            f"{seconds(row['high_s'])} | {row['runs']} | {row['others_share']:.0%} | {'yes' if row['median_s'] <= row['asked_s'] else 'no'} |"
         )
     lines += ["", f"{found['machine']['cpu']}, torch {found['versions']['torch']}, {found['date']} "
               "(`python benchmarks/tool_speed.py`)."]  # fmt: skip

@@ -14,6 +14,13 @@ TEXT = "#767676"  # four and a half to one against white, and against black
 MEASURED, THEORY = "#c2410c", "#3b82c4"
 UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 STEP = ("layers", "width", "context", "batch", "vocabulary")
+TOOLS = (
+    ("plan", "seconds", "plan: seconds", "`plan`"),
+    ("prepare", "seconds", "prepare: seconds", "`prepare`"),
+    ("prepare", "peak_bytes", "prepare: peak memory", "`prepare`, memory"),
+    ("resume", "seconds", "resume: seconds", "`train --resume auto`"),
+    ("resume", "load_s", "resume: loading alone", "loading alone"),
+)
 AXES = {
     "layers": "n_layer", "width": "n_embd", "context": "block_size", "batch": "batch_size", "vocabulary": "vocab_size",
     "plan": "parameters", "prepare": "bytes of text", "resume": "bytes of the checkpoint",
@@ -127,11 +134,7 @@ def pictures() -> dict[str, str]:
     """SVG files by name, readable on white and on black."""
     steps = [panel(axis, "seconds", f"{axis}: seconds a step") for axis in STEP]
     peaks = [panel(axis, "peak_bytes", f"{axis}: peak memory") for axis in STEP]
-    tools = [
-        panel("plan", "seconds", "plan: seconds"), panel("prepare", "seconds", "prepare: seconds"),
-        panel("prepare", "peak_bytes", "prepare: peak memory"), panel("resume", "seconds", "resume: seconds"),
-        panel("resume", "load_s", "resume: loading alone"),
-    ]  # fmt: skip
+    tools = [panel(part, name, title) for part, name, title, _ in TOOLS if part in result("growth")["parts"]]
     return {
         "growth-step.svg": _svg("Seconds of a step over five sizes", steps, "FLOPs of the plan, moved to the middle"),
         "growth-memory.svg": _svg("Peak memory of a step over five sizes", peaks, "the estimate"),
@@ -174,10 +177,9 @@ def memory() -> str:
 
 
 def tools() -> str:
-    return _table([
-        ("plan", "seconds", "`plan`"), ("prepare", "seconds", "`prepare`"), ("prepare", "peak_bytes", "`prepare`, memory"),
-        ("resume", "seconds", "`train --resume auto`"), ("resume", "load_s", "loading alone"),
-    ])  # fmt: skip
+    """Those that are measured."""
+    found = result("growth")["parts"]
+    return _table([(part, name, label) for part, name, _, label in TOOLS if part in found])
 
 
 def machine() -> str:

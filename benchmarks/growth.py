@@ -286,12 +286,13 @@ def asked() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--again", nargs="+", choices=PARTS, default=[], help="forget what is kept of these")
     parser.add_argument("--seconds", type=float, default=180, help="start no round after this long")
+    parser.add_argument("--busy", action="store_true", help="count rounds whatever other programs use, and say so")
     parser.add_argument("--work", type=Path, help="sources and runs; kept for the next call")
     parser.add_argument("--out", type=Path, default=RESULTS / "growth.json")
     return parser.parse_args()
 
 
-def measured(name: str, kept: dict[str, Any], until: float, work: Path) -> Iterator[dict[str, Any]]:
+def measured(name: str, kept: dict[str, Any], until: float, work: Path, most_tries: int) -> Iterator[dict[str, Any]]:
     """What is to be kept of a part after each round."""
     part, tries = PARTS[name](), 0
     disturbed, others = kept.get("disturbed", 0), kept.get("others_share", 0.0)
@@ -311,7 +312,7 @@ def measured(name: str, kept: dict[str, Any], until: float, work: Path) -> Itera
         if share > OUTSIDE:
             disturbed, tries = disturbed + 1, tries + 1
             print(f"{name}: others used {share:.0%}", file=sys.stderr, flush=True)
-            if tries <= MOST_TRIES:
+            if tries <= most_tries:
                 continue
         done, tries, others = done + 1, 0, max(others, share)
         for point, values in zip(part.points, found, strict=True):
@@ -331,7 +332,7 @@ def main() -> None:
         work = options.work or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         work.mkdir(parents=True, exist_ok=True)
         for name in options.only:
-            for found in measured(name, parts.get(name, {}), until, work):
+            for found in measured(name, parts.get(name, {}), until, work, 0 if options.busy else MOST_TRIES):
                 parts[name] = found
                 options.out.write_text(json.dumps(data) + "\n", "utf-8")
     rows = [

@@ -318,8 +318,10 @@ def measured(name: str, kept: dict[str, Any], until: float, work: Path, most_tri
         for point, values in zip(part.points, found, strict=True):
             for key, value in values.items():
                 point.setdefault(key, []).append(value)
-        yield {"date": date.today().isoformat(), "theory": part.theory, "rounds": done, "whole": done >= part.rounds,
-               "disturbed": disturbed, "others_share": round(others, 2), "slopes": slopes(part), "points": part.points}  # fmt: skip
+        yield {
+            "date": date.today().isoformat(), "theory": part.theory, "rounds": done, "whole": done >= part.rounds,
+            "disturbed": disturbed, "others_share": round(others, 2), "slopes": slopes(part), "points": part.points,
+        }  # fmt: skip
 
 
 def main() -> None:

@@ -6,10 +6,12 @@ from html import escape
 from statistics import median
 from typing import NamedTuple
 
-from results import result
+from results import RESULTS, result
 
 WIDTH, HEIGHT, ACROSS = 250, 190, 3
 LEFT, RIGHT, TOP, BOTTOM = 54, 12, 26, 30
+QUIET = 0.1  # of the cores, that other programs may use
+NOT_YET = "Not measured on a quiet machine yet: `python benchmarks/tool_speed.py`."
 TEXT = "#767676"  # four and a half to one against white, and against black
 MEASURED, THEORY = "#c2410c", "#3b82c4"
 UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -159,8 +161,8 @@ def _table(rows: list[tuple[str, str, str]]) -> str:
         rounds = f" ({s['low']:.2f} to {s['high']:.2f})" if len(first[name]) > 1 else ""
         lines.append(
             f"| {label} | {number(first['x'])}, {number(last['x'])} {AXES[part]} | "
-            f"{said(median(first[name]))}, {said(median(last[name]))} | {s['measured']:.2f}{rounds} | {s['theory']:.2f} | "
-            f"{s['measured_at_end']:.2f} | {s['theory_at_end']:.2f} |"
+            f"{said(median(first[name]))}, {said(median(last[name]))} | {s['measured']:.2f}{rounds} | "
+            f"{s['theory']:.2f} | {s['measured_at_end']:.2f} | {s['theory_at_end']:.2f} |"
         )
     return "\n".join(lines).replace("-0.00", "0.00")
 
@@ -177,9 +179,15 @@ def memory() -> str:
 
 
 def tools() -> str:
-    """Those that are measured."""
+    """Those that are measured, and which are not."""
     found = result("growth")["parts"]
-    return _table([(part, name, label) for part, name, _, label in TOOLS if part in found])
+    shown = _table([(part, name, label) for part, name, _, label in TOOLS if part in found])
+    missing = list(dict.fromkeys(part for part, *_ in TOOLS if part not in found))
+    if missing:
+        parts = " ".join(missing)
+        how = f"`python benchmarks/growth.py --only {parts}`"
+        shown += f"\n\nNot measured on a quiet machine yet: {', '.join(missing)} ({how})."
+    return shown
 
 
 def machine() -> str:
@@ -187,25 +195,30 @@ def machine() -> str:
     found = result("growth")
     parts = found["parts"].values()
     rounds, disturbed = sum(part["rounds"] for part in parts), sum(part["disturbed"] for part in parts)
-    quiet = [name for name, part in found["parts"].items() if part.get("others_share", 0) <= 0.1]
+    quiet = [name for name, part in found["parts"].items() if part.get("others_share", 0) <= QUIET]
     busy = [f"{name} {part['others_share']:.0%}" for name, part in found["parts"].items() if name not in quiet]
     beside = f"; other programs used at most, of both cores: {', '.join(busy)}" if busy else ""
     return (
-        f"{found['machine']['cpu']}, torch {found['versions']['torch']}, {found['date']}: {rounds} rounds, {disturbed} more "
-        f"thrown away because other programs used a tenth of the cores{beside} (`python benchmarks/growth.py`)."
+        f"{found['machine']['cpu']}, torch {found['versions']['torch']}, {found['date']}: {rounds} rounds, "
+        f"{disturbed} more thrown away because other programs used a tenth of the cores{beside} "
+        "(`python benchmarks/growth.py`)."
     )
 
 
 def speed() -> str:
-    """What was asked of the tools, and what they take (benchmarks/tool_speed.py)."""
+    """What was asked of the tools, and what they take (benchmarks/tool_speed.py), where the machine was quiet."""
+    if not (RESULTS / "tool_speed.json").is_file():
+        return NOT_YET
     found = result("tool_speed")
-    lines = [
-        "| | asked | median | range | runs | others used | reached |", "| --- | ---: | ---: | --- | ---: | ---: | --- |",
-    ]  # fmt: skip
-    for row in found["figures"].values():
+    quiet = [row for row in found["figures"].values() if row["others_share"] <= QUIET]
+    if not quiet:
+        return NOT_YET
+    lines = ["| | asked | median | range | runs | reached |", "| --- | ---: | ---: | --- | ---: | --- |"]
+    for row in quiet:
+        reached = "yes" if row["median_s"] <= row["asked_s"] else "no"
         lines.append(
             f"| {row['name']} | {seconds(row['asked_s'])} | {seconds(row['median_s'])} | {seconds(row['low_s'])} to "
-            f"{seconds(row['high_s'])} | {row['runs']} | {row['others_share']:.0%} | {'yes' if row['median_s'] <= row['asked_s'] else 'no'} |"
+            f"{seconds(row['high_s'])} | {row['runs']} | {reached} |"
         )
     lines += ["", f"{found['machine']['cpu']}, torch {found['versions']['torch']}, {found['date']} "
               "(`python benchmarks/tool_speed.py`)."]  # fmt: skip

@@ -30,7 +30,9 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "reliability",
     ),
     "Look back": ("explain", "compare", "report"),
-    "How far to trust it": ("trust", "accuracy", "contributed", "memory", "cuda-truth", "time", "before-and-after"),
+    "How far to trust it": (
+        "trust", "accuracy", "contributed", "memory", "cuda-truth", "time", "growth", "before-and-after",
+    ),
     "Reference": ("python", "commands", "options", "exit-codes", "schemas", "languages"),
     "Take part": ("extend", "contributing", "changelog"),
 }  # fmt: skip

@@ -21,6 +21,7 @@ import cuda_truth_tables
 import fault_tables
 import finetune_tables
 import gpu_tables
+import growth_page
 import json_schemas
 import page_parts
 import precision_tables
@@ -497,6 +498,11 @@ PARTS: dict[str, Callable[[], str]] = {
     "fault-catalogue": fault_tables.catalogue,
     "soak": fault_tables.soak,
     "resume-keys": fault_tables.resume,
+    "growth-steps": growth_page.steps,
+    "growth-memory": growth_page.memory,
+    "growth-tools": growth_page.tools,
+    "growth-machine": growth_page.machine,
+    "tool-speed": growth_page.speed,
     "hopper-summary": gpu_tables.summary,
     "hopper-finetuning": gpu_tables.finetuning,
     "hopper-ways": gpu_tables.ways,
@@ -530,7 +536,9 @@ def fill(page: str) -> str:
 
 def main() -> int:
     check = "--check" in sys.argv
-    wanted = {ROOT / "docs" / "pictures" / "plan.svg": picture_of_plan(), **json_schemas.files()}
+    pictures = ROOT / "docs" / "pictures"
+    wanted = {pictures / "plan.svg": picture_of_plan(), **json_schemas.files()}
+    wanted |= {pictures / name: drawn for name, drawn in growth_page.pictures().items()}
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         wanted[page] = fill(page.read_text("utf-8"))
     stale = [path for path, content in wanted.items() if not path.is_file() or path.read_text("utf-8") != content]

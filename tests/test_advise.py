@@ -545,7 +545,7 @@ def test_goals_that_need_what_is_not_known_are_refused() -> None:
 @pytest.fixture
 def traced_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Traces are made in this process: the same ones, without a second start of torch for each."""
-    monkeypatch.setattr(service, "traces", lambda requests, listen: [self_test.trace(r.job()) for r in requests])
+    monkeypatch.setattr(service, "traces", lambda requests, *_: [self_test.trace(r.job()) for r in requests])
 
 
 def test_exact_confirms_or_denies(traced_here: None) -> None:

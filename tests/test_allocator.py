@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from foretrain.predict.allocator.addresses import Falling, Rising
 from foretrain.predict.allocator.blocks import Block
+from foretrain.predict.allocator.replay import Tried, replay
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.allocator.simulator import Allocator, OutOfMemory
-from tests.kit.lifetimes import Event, Played, played, replayed
+from tests.kit.lifetimes import Event, Played, lifetimes_of, played, replayed
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 EXPANDABLE = Settings(expandable_segments=True)
@@ -584,6 +585,20 @@ def test_a_limit_that_is_never_reached_changes_nothing(program: list[int], way: 
     assert facts(played(events, way, limit_bytes, physical=True)) == facts(free)
     if not way.expandable_segments:  # a cap is asked in segments where pages would be mapped, so it may bite earlier
         assert facts(played(events, way, limit_bytes)) == facts(free)
+
+
+@settings(deadline=None)
+@given(
+    programs, st.one_of(ways, st.just(collecting)), st.lists(st.integers(0, 300 * MIB), min_size=2, max_size=12),
+    st.booleans(),
+)  # fmt: skip
+def test_what_one_limit_tells_of_others_is_what_their_own_replays_say(
+    program: list[int], way: Settings, limits: list[int], physical: bool
+) -> None:
+    lifetimes, _ = lifetimes_of(events_of(program))
+    tried = Tried(lifetimes, way, physical=physical)
+    for limit_bytes in limits:
+        assert tried.death(limit_bytes) == replay(lifetimes, way, limit_bytes, physical=physical).death
 
 
 @settings(deadline=None)

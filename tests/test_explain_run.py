@@ -423,7 +423,7 @@ def test_whoever_waits_sees_what_it_does(monkeypatch: pytest.MonkeyPatch, tmp_pa
     case = ("explain", "examples/logs/c-out-of-memory.log", "--config", "examples/real-cases/c.py", "--gpu", "4070")
     assert "looking for changes that fit" in watched(*case)
 
-    def tells(requests: object, listen: Any) -> None:
+    def tells(requests: object, listen: Any, *_: object) -> None:
         listen("1/2 · 3 s")
         raise service.TraceUnavailable("no torch")
 

@@ -4,9 +4,9 @@ Memory does not depend on what other programs use, and on the card only by its k
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 from foretrain.advice.rules.base import Change, State
 from foretrain.base.errors import UserError
@@ -21,15 +21,20 @@ class Outcome:
     """What a run takes in one state."""
 
     state: State
-    found: Ledger | StepMemory  # a ledger is judged when its phases are first asked for
+    found: Callable[[], Ledger] | StepMemory  # an estimate is made, and judged, when it is first asked for
     available_bytes: int | None
+
+    @cached_property
+    def _ledger(self) -> Ledger | None:
+        return None if isinstance(self.found, StepMemory) else self.found()
 
     @cached_property
     def memory(self) -> StepMemory:
         """Its phases, with verdicts."""
         if isinstance(self.found, StepMemory):
             return self.found
-        return self.found.judged(self.available_bytes, self.state.gpu.memory_bytes)
+        assert self._ledger is not None
+        return self._ledger.judged(self.available_bytes, self.state.gpu.memory_bytes)
 
     @cached_property
     def verdict(self) -> Verdict | None:
@@ -38,9 +43,9 @@ class Outcome:
     @cached_property
     def fits(self) -> bool:
         """With the plan's margin; where nobody knows how much memory there is, nothing is refused."""
-        if isinstance(self.found, StepMemory):
+        if self._ledger is None:
             return self.verdict in ("fits", None)
-        return self.found.fits(self.available_bytes, self.state.gpu.memory_bytes)
+        return self._ledger.fits(self.available_bytes, self.state.gpu.memory_bytes)
 
     @property
     def needed_bytes(self) -> int:
@@ -104,9 +109,12 @@ class Planner:
         except UserError:
             return None
         room, _ = available(config, state.gpu, state.used_by_others_bytes)
+        return Outcome(state, partial(self._estimated, spec), room)
+
+    def _estimated(self, spec: StepSpec) -> Ledger:
         ledger = estimated(spec)
         self._asked.add(ledger.key)
-        return Outcome(state, ledger, room)
+        return ledger
 
     def mildest(self, state: State, changes: Sequence[Change]) -> tuple[Change, Outcome] | None:
         """The first change that fits, of changes that need less and less; the last one where none does.
@@ -138,7 +146,7 @@ class Planner:
         return best
 
     def quickest(self, state: State, changes: Sequence[Change]) -> tuple[Change, Outcome] | None:
-        """The one with the shortest run, of those that fit."""
-        found = [(change, made) for change in changes if (made := self.outcome(change.applied(state))) and made.fits]
+        """The one with the shortest run, of those that fit: the shorter ones' memory is asked for first."""
+        found = [(change, made) for change in changes if (made := self.outcome(change.applied(state)))]
         timed = [pair for pair in found if pair[1].total_s is not None]
-        return min(timed, key=lambda pair: pair[1].total_s or 0.0) if timed else None
+        return next((pair for pair in sorted(timed, key=lambda pair: pair[1].total_s or 0.0) if pair[1].fits), None)

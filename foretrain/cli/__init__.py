@@ -6,13 +6,16 @@ import os
 import sys
 from typing import Annotated, TextIO
 
-import typer
+from foretrain.base.garbage import collected_later
 
-from foretrain.base import bugs, languages
-from foretrain.base.errors import ExitCode, UserError
-from foretrain.cli.common import OUT, own_words, print_error
-from foretrain.cli.language import Group, from_environment
-from foretrain.hardware.catalogue import GPU_FILE_VARIABLE
+with collected_later():  # a fifth of what importing takes
+    import typer
+
+    from foretrain.base import bugs, languages
+    from foretrain.base.errors import ExitCode, UserError
+    from foretrain.cli.common import OUT, own_words, print_error
+    from foretrain.cli.language import Group, from_environment
+    from foretrain.hardware.catalogue import GPU_FILE_VARIABLE
 
 EPILOG = """Examples:
 

@@ -23,7 +23,7 @@ from foretrain.base.units import MIB
 from foretrain.config.options import RunConfig, named
 from foretrain.hardware.context import Context
 from foretrain.predict.allocator.lifetimes import Lifetimes
-from foretrain.predict.allocator.replay import PhasePeak, replay
+from foretrain.predict.allocator.replay import PhasePeak, Tried, replay
 from foretrain.predict.allocator.settings import Settings, of_run
 from foretrain.predict.estimate.simulated_run import SimulatedRun, resume, staged_bytes
 from foretrain.predict.spec import StepName, StepSpec
@@ -169,6 +169,7 @@ class Fit:
         self.events, self.settings, self.context, self.compiled = events, settings, context, compiled
         self.names = names
         self._deaths: dict[int, str | None] = {}  # by limit
+        self._tried = Tried(events, settings, physical=True)
 
     def limits(self, available_bytes: int, card_bytes: int | None, context: Context | None = None) -> tuple[int, int]:
         """(leniently, strictly): what the allocator may take, with the smallest and with the expected context, which is
@@ -210,7 +211,7 @@ class Fit:
             return None
         too_much = next((phase.phase for phase in phases if phase.tensors_bytes > limit_bytes), None)
         if too_much is None:
-            death = replay(self.events, self.settings, limit_bytes, physical=True).death
+            death = self._tried.death(limit_bytes)
             # What dies while the model is built reaches no phase: it never gets into the first one.
             too_much = None if death is None else self.names[0] if death.phase == "build" else death.phase
         return too_much if too_much in self.names else None  # eval_only never comes to training

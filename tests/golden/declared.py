@@ -4,6 +4,7 @@ from .compare import Declared
 
 RANKS = "several ranks can share a step: new options, and what a run on several has"
 SPLIT = "what a split gives is no view to the partition of a compiled step, so another tensor of that size may be kept"
+LAZY = "advice estimates memory only of what it may take, so fewer estimates are counted"
 DECLARED: tuple[Declared, ...] = (
     Declared(
         "", r"\.(world|per_node|ranks|worlds|cards|card_tokens_per_s|scalings|dropout_by_number|seconds_before)$",
@@ -15,5 +16,6 @@ DECLARED: tuple[Declared, ...] = (
     Declared("^serve (start|forms|advice)", "", f"{RANKS}; the page has fields for them"),
     Declared("compare run and watched", "stdout:(9|43)", f"{RANKS}; a watched log says nothing of them"),
     Declared("plan drawn 30 ", "", "Inductor takes tangents to stay, which picks another order of kernels"),
+    Declared("advise|^plan|python advise", r"\.planned$", LAZY),
     Declared("modern|plan drawn (2|71|76) |^serve plans|advise quality json", "", SPLIT),
 )  # fmt: skip

@@ -3,12 +3,15 @@
 So a module imports what it needs at its head, and `foretrain plan` does not wait for what `foretrain tune` needs.
 """
 
+import gc
 from collections.abc import Callable, Iterator, MutableMapping
 from importlib import import_module
 from typing import Any
 
 import typer
 import typer.main
+
+from foretrain.base.garbage import collected_later
 
 # What `foretrain --help` says of each, in its order, without importing any; a command's own help begins with it.
 SUMMARIES = {
@@ -45,7 +48,9 @@ class Commands(MutableMapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         if self._made[name] is None:
             own = typer.Typer(rich_markup_mode="rich")
-            import_module(f"foretrain.cli.commands.{name}").add_to(own)
+            with collected_later():
+                import_module(f"foretrain.cli.commands.{name}").add_to(own)
+            gc.freeze()  # modules stay, so that nobody need look for cycles in them
             self._made[name] = typer.main.get_group(own).commands[name]
             self._finish(self._made[name])
         return self._made[name]

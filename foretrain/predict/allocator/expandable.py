@@ -7,7 +7,7 @@ map_block, unmap_block, release_expandable_segment. Standard library only.
 from bisect import bisect_left, bisect_right, insort
 from typing import Protocol
 
-from foretrain.predict.allocator.blocks import Block, Pool
+from foretrain.predict.allocator.blocks import LOW, Block, Pool
 from foretrain.predict.allocator.settings import Settings
 
 SMALL_PAGE_BYTES = 2 << 20  # kSmallBuffer; the large pool's pages are as large as a large segment
@@ -27,6 +27,12 @@ class Maps(Protocol):
     def new_address(self, nbytes: int) -> int: ...
     def reserve(self, nbytes: int) -> bool: ...
     def merge(self, block: Block, other: Block | None) -> None: ...
+
+
+def _reach(block: Block) -> int:
+    """What a block can grow to: the unmapped one behind it counts."""
+    after = block.next
+    return block.size if after is None or after.mapped else block.size + after.size
 
 
 class ExpandableSegments:
@@ -55,16 +61,15 @@ class ExpandableSegments:
     def prefer(self, pool: Pool, position: int) -> Block:
         """get_free_block: best fit by what a block can grow to, so a larger one with less room behind goes first."""
 
-        def reach(block: Block) -> int:
-            after = block.next
-            return block.size + (after.size if after is not None and not after.mapped else 0)
-
-        block = pool.at(position)
-        for following_position in range(position + 1, len(pool.order)):
-            following = pool.at(following_position)
-            if following.stream != block.stream or reach(following) >= reach(block):
+        order, blocks = pool.order, pool.blocks
+        block = blocks[order[position] & LOW]
+        reach = _reach(block)
+        for following_position in range(position + 1, len(order)):
+            following = blocks[order[following_position] & LOW]
+            further = _reach(following)
+            if following.stream != block.stream or further >= reach:
                 break
-            block = following
+            block, reach = following, further
         return block
 
     def take(self, pool: Pool, size: int, stream: int) -> Block | None:

@@ -116,6 +116,7 @@ def replay(
         lifetimes, Allocator(settings, limit_bytes, physical=physical, cap_bytes=cap_bytes, addresses=addresses)
     )
     allocator, events, emptied = player.allocator, lifetimes.events, set(lifetimes.emptied)
+    play = player.play
     peaks: dict[str, PhasePeak] = {}
     whole = (0, 0, 0)
     death = error = None
@@ -131,18 +132,18 @@ def replay(
             empty(start)
         allocator.reset_peak()
         highest, highest_at = allocator.allocated_bytes, start - 1
-        for position in range(start, end):
-            if emptied and position in emptied:
-                empty(position)
-            try:
-                block = player.play(events[position])
-            except OutOfMemory as refused:
-                error, death = refused, _death(lifetimes, position, refused)
-                break
-            if allocator.allocated_bytes > highest:
-                highest, highest_at = allocator.allocated_bytes, position
-            if watch is not None:
-                watch(position, allocator, block)
+        position = start
+        try:
+            for position in range(start, end):
+                if emptied and position in emptied:
+                    empty(position)
+                block = play(events[position])
+                if allocator.allocated_bytes > highest:
+                    highest, highest_at = allocator.allocated_bytes, position
+                if watch is not None:
+                    watch(position, allocator, block)
+        except OutOfMemory as refused:
+            error, death = refused, _death(lifetimes, position, refused)
         a = allocator
         now = a.peak_allocated_bytes, a.peak_reserved_bytes, a.peak_requested_bytes
         whole = tuple(map(max, whole, now))
@@ -173,6 +174,40 @@ def _death(lifetimes: Lifetimes, position: int, error: OutOfMemory) -> Death:
     )  # fmt: skip
 
 
+class Tried:
+    """Replays of lifetimes under one limit after another. One holds for all limits between the most that was granted
+    and the least that was refused, as they would have said the same each time; so few are made."""
+
+    def __init__(
+        self,
+        lifetimes: Lifetimes,
+        settings: Settings | None = None,
+        *,
+        physical: bool = False,
+        cap_bytes: int | None = None,
+    ) -> None:
+        self.lifetimes, self.settings, self.physical, self.cap_bytes = lifetimes, settings, physical, cap_bytes
+        self._made: list[Replay] = []
+
+    def death(self, limit_bytes: int) -> Death | None:
+        """Where it dies under a limit; None where it lives."""
+        death = self._like(limit_bytes).death
+        if death is None or death.limit_bytes == limit_bytes or self.cap_bytes is not None:
+            return death
+        return death.model_copy(update={"limit_bytes": limit_bytes})
+
+    def _like(self, limit_bytes: int) -> Replay:
+        """A replay that goes as it would under this limit."""
+        for made in self._made:
+            if made.allocator.granted_bytes <= limit_bytes < made.allocator.refused_bytes:
+                return made
+        made = replay(self.lifetimes, self.settings, limit_bytes, physical=self.physical, cap_bytes=self.cap_bytes)
+        # Garbage collection counts from the limit itself, and a second limit has a say of its own.
+        if self.cap_bytes is None and not made.allocator.collects:
+            self._made.append(made)
+        return made
+
+
 def smallest_limit_bytes(
     lifetimes: Lifetimes,
     settings: Settings | None = None,
@@ -180,19 +215,21 @@ def smallest_limit_bytes(
     physical: bool = False,
     step_bytes: int = MIB,
     free: Replay | None = None,
+    tried: Tried | None = None,
 ) -> int:
     """The least memory under which all requests are served, to a step: between allocated peak and reserved peak.
 
-    `free`: their replay under no limit, where the caller has it.
+    `free`: their replay under no limit, `tried`: those under limits, where the caller has them.
     """
     free = free or replay(lifetimes, settings)
+    tried = tried or Tried(lifetimes, settings, physical=physical)
     low, high = max(free.peak_allocated_bytes // 2, 0), -(-free.peak_reserved_bytes // MIB) * MIB
     least = _least_bytes(lifetimes, settings or Settings(), physical=physical)
     while high - low > step_bytes:
         middle = (low + high) // 2 // MIB * MIB
         if middle in (low, high):
             break
-        if middle >= least and replay(lifetimes, settings, middle, physical=physical).survives:
+        if middle >= least and tried.death(middle) is None:
             high = middle
         else:
             low = middle

@@ -27,6 +27,7 @@ MIN_BLOCK_BYTES = 512  # kMinBlockSize: every size is rounded up to it
 SMALL_BYTES = 1 << 20  # kSmallSize: up to here a request is served by the small pool
 SMALL_SEGMENT_BYTES = 2 << 20  # kSmallBuffer
 SEGMENT_ROUNDING_BYTES = 2 << 20  # kRoundLarge
+NO_LIMIT_BYTES = 1 << 63
 
 
 class OutOfMemory(MemoryError):
@@ -88,12 +89,17 @@ class Allocator:
         self.num_alloc_retries = self.num_ooms = self.num_oom_rejections = 0
         self.num_device_alloc = self.num_device_free = 0
         self.segments: list[tuple[str, int, int, int]] = []
+        # Of what the limits were asked for, all bytes together: the most that was granted, the least that was refused.
+        # Limits between these two would have said the same each time.
+        self.granted_bytes, self.refused_bytes = 0, NO_LIMIT_BYTES
         self._pending: list[Block] = []  # freed, while other streams may still use them (cuda_events)
         self._active_at_reset_bytes = 0
         self._addresses = addresses or Rising()
         self._cap_bytes = _lowest(cap_bytes, None if physical else limit_bytes)
-        self._collects = self.settings.garbage_collection_threshold > 0 and self._cap_bytes is not None
+        self.collects = self.settings.garbage_collection_threshold > 0 and self._cap_bytes is not None
         self._expandable = ExpandableSegments(self) if self.settings.expandable_segments else None
+        self._rounds_plainly = not self.settings.roundup_power2_divisions
+        self._finds_plainly = self.settings.max_split_is_unlimited and self._expandable is None and not self.collects
 
     # -- asking and giving back ----------------------------------------------------------------------------
 
@@ -108,9 +114,10 @@ class Allocator:
             return None
         if self._pending:
             self._process_events()
-        size = self.round(nbytes)
+        size = -(-nbytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES if self._rounds_plainly else self.round(nbytes)
         pool = self.small if size <= SMALL_BYTES else self.large
-        block = self._find(pool, size, stream)
+        # As `_find` does where no setting has a say; a replay makes hundreds of thousands of these.
+        block = pool.take(size, stream) if self._finds_plainly else self._find(pool, size, stream)
         if block is None:
             block = self._obtain(pool, size, stream, nbytes)
         if block.size > size and self._should_split(block, size):  # alloc_found_block
@@ -160,12 +167,15 @@ class Allocator:
         """free_block: it joins its free neighbours."""
         self.requested_bytes -= block.requested
         block.used, block.requested = False, 0
-        before, after = block.prev, block.next
-        if before is not None and not before.used:
-            self.merge(block, before)
-        if after is not None and not after.used:
-            self.merge(block, after)
-        block.pool.add(block)
+        pool, before, after = block.pool, block.prev, block.next
+        # `merge` of neighbours of one segment, which are of one pool.
+        if before is not None and not before.used and before.mapped:
+            pool.remove(before)
+            block.absorb(before)
+        if after is not None and not after.used and after.mapped:
+            pool.remove(after)
+            block.absorb(after)
+        pool.add(block)
 
     def _process_events(self) -> None:
         """process_events: no other stream uses what is pending any more."""
@@ -258,7 +268,7 @@ class Allocator:
 
     def _find(self, pool: Pool, size: int, stream: int) -> Block | None:
         """get_free_block: the stream's smallest free block that is large enough, the lowest address among equals."""
-        if self._collects:
+        if self.collects:
             pool.searches += 1
         position = pool.at_least(size, stream)
         if position is None:
@@ -274,7 +284,7 @@ class Allocator:
 
     def _obtain(self, pool: Pool, size: int, stream: int, nbytes: int) -> Block:
         """malloc() where no free block was found: a new segment, if need be after giving back what is cached."""
-        if self._collects:
+        if self.collects:
             self._collect_garbage()
         if self.settings.throw_on_cudamalloc_oom and self._passes_cap(self.segment_bytes(size)):
             self.num_oom_rejections += 1
@@ -305,7 +315,16 @@ class Allocator:
         return block
 
     def _passes_cap(self, nbytes: int) -> bool:
-        return self._cap_bytes is not None and self.reserved_bytes + nbytes > self._cap_bytes
+        return self._cap_bytes is not None and not self._granted(nbytes, self._cap_bytes)
+
+    def _granted(self, nbytes: int, limit_bytes: int) -> bool:
+        """Whether a limit allows so many bytes more."""
+        asked = self.reserved_bytes + nbytes
+        if asked > limit_bytes:
+            self.refused_bytes = min(self.refused_bytes, asked)
+            return False
+        self.granted_bytes = max(self.granted_bytes, asked)
+        return True
 
     def _out_of_memory(self, size: int, nbytes: int) -> OutOfMemory:
         limit_bytes = _lowest(self.limit_bytes, self._cap_bytes) or 0
@@ -317,7 +336,7 @@ class Allocator:
 
     def reserve(self, nbytes: int) -> bool:
         """Count bytes that the driver gives (cudaMalloc, cuMemCreate); False where it has no more."""
-        if self.physical and self.limit_bytes is not None and self.reserved_bytes + nbytes > self.limit_bytes:
+        if self.physical and self.limit_bytes is not None and not self._granted(nbytes, self.limit_bytes):
             return False
         self.reserved_bytes += nbytes
         self.num_device_alloc += 1

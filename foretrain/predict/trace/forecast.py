@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -122,18 +121,24 @@ def answers_for(
 
 
 def answered(questions: Sequence[Question], listen: Listener) -> list[Exact]:
-    """The answers, those that are known from the cache. Raises TraceUnavailable."""
-    made: list[Trace] = []
+    """The answers, those that are known from the cache; one whose traces are there is made while others are traced.
+    Raises TraceUnavailable."""
+    answers = {number: service.recalled(each.key(), Exact) for number, each in enumerate(questions)}
+    asked = [(n, request) for n, each in enumerate(questions) if answers[n] is None for request in each.requests]
+    there: dict[int, dict[int, Trace]] = {}  # of each question, by the place of the request
 
-    def make(number: int) -> Exact:
-        if not made:  # all of them at once, when the first answer is not known yet
-            made.extend(service.traces([request for each in questions for request in each.requests], listen))
-        start = sum(len(each.requests) for each in questions[:number])
-        return questions[number].answer(made[start : start + len(questions[number].requests)])
+    def ready(place: int, trace: Trace) -> None:
+        number, question = asked[place][0], questions[asked[place][0]]
+        own = there.setdefault(number, {})
+        own[place] = trace
+        if len(own) == len(question.requests):
+            answers[number] = service.keep(question.key(), question.answer([own[at] for at in sorted(own)]))
 
-    return [
-        service.remembered(question.key(), Exact, partial(make, number)) for number, question in enumerate(questions)
-    ]
+    if asked:
+        for place, trace in enumerate(service.traces([request for _, request in asked], listen, ready)):
+            if answers[asked[place][0]] is None:  # whoever made them did not say so before
+                ready(place, trace)
+    return [answer for answer in answers.values() if answer is not None]
 
 
 # -- a step that several ranks share -------------------------------------------------------------------------

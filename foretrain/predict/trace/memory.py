@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from foretrain.base.records import Record
 from foretrain.predict.abstract.modules import KINDS
-from foretrain.predict.allocator.replay import Death, Replay, replay, smallest_limit_bytes
+from foretrain.predict.allocator.replay import Death, Replay, Tried, replay, smallest_limit_bytes
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.estimate.simulated_run import EARLY_GRADIENTS
 from foretrain.predict.memory import (
@@ -118,6 +118,7 @@ def exact(
     # The trainer's own call of set_per_process_memory_fraction takes the place of the setting.
     cap_bytes = None if capped or device_bytes is None else (settings or Settings()).cap_bytes(device_bytes)
     runs = [_with_room(trace, settings, cap_bytes) for trace in traces]
+    tried = [Tried(trace, settings, physical=not capped, cap_bytes=cap_bytes) for trace in traces]
     worst = max(range(len(traces)), key=lambda i: (runs[i].peak_reserved_bytes, runs[i].peak_allocated_bytes))
     trace, run = traces[worst], runs[worst]
     names = {peak.phase for peak in run.phases}
@@ -127,7 +128,9 @@ def exact(
     if available_bytes is not None:
         leniently = available_bytes - ledger.context.low_bytes
         strictly = available_bytes - ledger.context.expected_bytes - MARGIN_BYTES
-        ends = [[_ends(t, limit, settings, capped, cap_bytes) for t in traces] for limit in (leniently, strictly)]
+        ends = [
+            [_ends(each, limit, run) for each, run in zip(tried, runs, strict=True)] for limit in (leniently, strictly)
+        ]
         dies, risks = ([end for end in each if end is not None] for each in ends)
         death = dies[0] if dies else risks[0] if risks else None
         # A run that dies while the model is built reaches no phase of the table: it never gets into the first one.
@@ -139,7 +142,16 @@ def exact(
     )  # fmt: skip
     return Exact(
         memory=memory,
-        smallest_limit_bytes=max(smallest_limit_bytes(t, settings, physical=not capped) for t in traces),
+        smallest_limit_bytes=max(
+            smallest_limit_bytes(
+                t,
+                settings,
+                physical=not capped,
+                free=r if cap_bytes is None else None,
+                tried=each if cap_bytes is None else None,
+            )
+            for t, r, each in zip(traces, runs, tried, strict=True)
+        ),
         smallest_limit_expandable_bytes=max(
             smallest_limit_bytes(t, replace(settings or Settings(), expandable_segments=True), physical=not capped)
             for t in traces
@@ -156,10 +168,11 @@ def _with_room(trace: Trace, settings: Settings | None, cap_bytes: int | None) -
     return run if run.survives else replay(trace, settings)
 
 
-def _ends(
-    trace: Trace, limit_bytes: int, settings: Settings | None, capped: bool, cap_bytes: int | None
-) -> Death | None:
-    return replay(trace, settings, max(0, limit_bytes), physical=not capped, cap_bytes=cap_bytes).death
+def _ends(tried: Tried, limit_bytes: int, run: Replay) -> Death | None:
+    """Where it dies under a limit. `run`: its replay with room: the driver refuses nothing below what that reserves."""
+    if tried.physical and tried.cap_bytes is None and run.peak_reserved_bytes <= limit_bytes:
+        return None
+    return tried.death(max(0, limit_bytes))
 
 
 def saved_bytes(trace: Trace) -> int:

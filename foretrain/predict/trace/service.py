@@ -185,28 +185,37 @@ def why_not() -> str:
     return ""
 
 
-def traces(requests: Sequence[Traceable], listen: Callable[[str], None] = lambda text: None) -> list[Trace]:
-    """A trace for each request, made side by side where it is not kept. `listen` hears how far it is.
+def traces(
+    requests: Sequence[Traceable],
+    listen: Callable[[str], None] = lambda text: None,
+    ready: Callable[[int, Trace], None] = lambda number, trace: None,
+) -> list[Trace]:
+    """A trace for each request, made side by side where it is not kept. `listen` hears how far it is; `ready` gets the
+    trace of a request as soon as it is there, while others are made.
 
     Raises TraceUnavailable with a sentence when one cannot be made.
     """
-    found: dict[str, Trace] = {}
-    wanted: dict[str, Traceable] = {}
     for request in requests:
-        card = request.gpu
-        if card.kind != "cuda":
-            raise TraceUnavailable(f"traces are made for CUDA cards; {card.name} is none")
-        key = request.key()
-        kept = _read(TRACES.path(key))
-        if kept is not None:
-            found[key] = kept
-        else:
-            wanted[key] = request
-    if wanted:
+        if request.gpu.kind != "cuda":
+            raise TraceUnavailable(f"traces are made for CUDA cards; {request.gpu.name} is none")
+    keys = [request.key() for request in requests]
+    whole: dict[int, Trace] = {}
+
+    def there(key: str, trace: Trace) -> None:
+        for number, request in enumerate(requests):
+            if keys[number] == key:
+                whole[number] = request.whole(trace)
+                ready(number, whole[number])
+
+    asked = dict(zip(keys, requests, strict=True))
+    kept = {key: trace for key in asked if (trace := _read(TRACES.path(key))) is not None}
+    if wanted := {key: request for key, request in asked.items() if key not in kept}:
         if reason := why_not() or next(filter(None, (request.why_not() for request in wanted.values())), ""):
             raise TraceUnavailable(reason)
-        found |= _make(wanted, listen)
-    return [request.whole(found[request.key()]) for request in requests]
+        _make(wanted, listen, there)
+    for key, trace in kept.items():
+        there(key, trace)
+    return [whole[number] for number in range(len(requests))]
 
 
 def _read(path: Path) -> Trace | None:
@@ -219,12 +228,22 @@ def _read(path: Path) -> Trace | None:
 
 def remembered(what: dict[str, Any], kind: type[Answer], make: Callable[[], Answer]) -> Answer:
     """The answer to a question, kept under the question and the code; made anew where it is not there or damaged."""
-    path = ANSWERS.path({**what, "code": code_digest()})
-    answer = ANSWERS.record(path, kind)
-    if answer is None:
-        answer = make()
-        ANSWERS.keep(path, answer.model_dump_json())
+    return recalled(what, kind) or keep(what, make())
+
+
+def recalled(what: dict[str, Any], kind: type[Answer]) -> Answer | None:
+    """The answer to a question, where it is kept."""
+    return ANSWERS.record(_answer_path(what), kind)
+
+
+def keep(what: dict[str, Any], answer: Answer) -> Answer:
+    """Keep the answer to a question, and return it."""
+    ANSWERS.keep(_answer_path(what), answer.model_dump_json())
     return answer
+
+
+def _answer_path(what: dict[str, Any]) -> Path:
+    return ANSWERS.path({**what, "code": code_digest()})
 
 
 @contextlib.contextmanager
@@ -248,10 +267,11 @@ def _deferred_signals() -> Iterator[list[int]]:
             signal.raise_signal(received[0])
 
 
-def _make(wanted: dict[str, Traceable], listen: Callable[[str], None]) -> dict[str, Trace]:
-    """By worker processes, `AT_ONCE` of them; all are stopped when one fails or somebody ends this process."""
+def _make(wanted: dict[str, Traceable], listen: Callable[[str], None], there: Callable[[str, Trace], None]) -> None:
+    """By worker processes, `AT_ONCE` of them; all are stopped when one fails or somebody ends this process. `there`
+    gets each trace with its key."""
     with _deferred_signals() as received, tempfile.TemporaryDirectory(prefix="foretrain-") as folder:
-        outs, found = {key: Path(folder) / key for key in wanted}, dict[str, Trace]()
+        outs, found = {key: Path(folder) / key for key in wanted}, set[str]()
         started = time.monotonic()
         host = start_worker([(request, outs[key]) for key, request in wanted.items()], Path(folder))
         try:
@@ -260,12 +280,12 @@ def _make(wanted: dict[str, Traceable], listen: Callable[[str], None]) -> dict[s
                 for key, out in outs.items():
                     code = _exit_code(out)
                     if key not in found and (code is not None or ended is not None):
-                        found[key] = _finish(ended or 0 if code is None else code, out, TRACES.path(key))
+                        found.add(key)
+                        there(key, _finish(ended or 0 if code is None else code, out, TRACES.path(key)))
                 listen(f"{len(found)}/{len(wanted)} · {time.monotonic() - started:.0f} s")
                 time.sleep(0.02)
         finally:
             apart.end(host)  # its workers are in its group
-    return found
 
 
 def _exit_code(out: Path) -> int | None:

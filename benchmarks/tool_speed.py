@@ -1,0 +1,148 @@
+"""How quick the tools answer: seconds asked for and measured, whole processes from start to end, in one table.
+
+    python benchmarks/tool_speed.py                    what is not whole yet, for three minutes; call it again
+    python benchmarks/tool_speed.py --only advise best
+    python benchmarks/tool_speed.py --again advise     measure it anew
+
+Exact plans are cold with an empty cache, and cached right after. A slider is one answer of `foretrain serve` over HTTP,
+from the change to the last byte, over all stops of all sliders. A run beside which other programs used a tenth of the
+cores is done again, once. The static site needs Chromium: its row is that of static_site.py.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from against_nanogpt import OUTSIDE, Load
+from common import RESULTS, report
+from page_speed import Client, drag, start
+
+FORETRAIN = [sys.executable, "-c", "from foretrain.cli import main; main()"]
+CARD = ["--gpu", "4070"]
+EAGER = ["plan", "gpt2-124m", "--compile=false", *CARD, "--exact", "--json"]
+COMPILED = ["plan", "gpt2-124m", *CARD, "--exact", "--json"]
+LORA = ["plan", "qwen3-8b", "--method", "lora", "--seq-len", "1024", "--batch-size", "2", "--gradient-checkpointing",
+        "--gpu", "4090", "--exact", "--json"]  # fmt: skip
+DISTURBED = 1  # runs that are thrown away before one counts all the same
+
+
+@dataclass
+class Figure:
+    """A line of the table. `seconds`: measures once, in a folder that is the cache's; several, where it gives some."""
+
+    name: str
+    asked_s: float
+    seconds: Callable[[Path], list[float]]
+    runs: int = 5
+
+
+def timed(words: list[str], cache: Path) -> float:
+    began = time.perf_counter()
+    environment = {**os.environ, "FORETRAIN_CACHE": str(cache)}
+    subprocess.run([*FORETRAIN, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=True, env=environment)
+    return time.perf_counter() - began
+
+
+def cold(words: list[str]) -> Callable[[Path], list[float]]:
+    """With an empty cache, which is filled then."""
+
+    def once(cache: Path) -> list[float]:
+        with tempfile.TemporaryDirectory(dir=cache) as empty:
+            return [timed(words, Path(empty))]
+
+    return once
+
+
+def cached(words: list[str]) -> Callable[[Path], list[float]]:
+    """Three times after the first, in one cache."""
+
+    def once(cache: Path) -> list[float]:
+        timed(words, cache)
+        return [timed(words, cache) for _ in range(3)]
+
+    return once
+
+
+def slider(_: Path) -> list[float]:
+    with tempfile.TemporaryDirectory() as folder:
+        process, port, token = start(folder)
+        try:
+            client = Client(port, token)
+            client.ask("POST", "/api/plan", {"preset": "gpt2-124m"})
+            return drag(client, "gpt2-124m")[0]
+        finally:
+            process.terminate()
+            process.wait()
+
+
+FIGURES = {
+    "eager": Figure("exact plan, 124M, eager", 4.0, cold(EAGER), 3),
+    "compiled": Figure("exact plan, 124M, compiled", 20.0, cold(COMPILED), 2),
+    "eager_cached": Figure("the same again, eager", 0.3, cached(EAGER), 1),
+    "compiled_cached": Figure("the same again, compiled", 0.3, cached(COMPILED), 1),
+    "lora": Figure("exact plan, Qwen3 8B, LoRA", 20.0, cold(LORA), 2),
+    "plan": Figure("plan, 124M", 0.5, cold(["plan", "gpt2-124m", *CARD])),
+    "advise": Figure("advise, 124M", 0.5, cold(["advise", "gpt2-124m", *CARD])),
+    "best": Figure("plan --best --within 20h", 1.0, cold(["plan", "gpt2-124m", *CARD, "--best", "--within", "20h"])),
+    "slider": Figure("a slider of the page, 124M", 0.016, slider, 1),
+}
+
+
+def measured(figure: Figure, until: float) -> dict[str, Any]:
+    """As many runs as there is time for; nothing where there is none."""
+    runs: list[float] = []
+    done, disturbed, outside = 0, 0, 0.0
+    with tempfile.TemporaryDirectory() as cache:
+        while done < figure.runs and time.monotonic() < until:
+            load = Load()
+            found = figure.seconds(Path(cache))
+            outside = load.outside()
+            if outside > OUTSIDE and disturbed < DISTURBED:
+                disturbed += 1
+                continue
+            runs, done = runs + found, done + 1
+    if not runs:
+        return {}
+    return {
+        "name": figure.name, "asked_s": figure.asked_s,
+        "median_s": median(runs), "low_s": min(runs), "high_s": max(runs),
+        "p95_s": sorted(runs)[int(0.95 * (len(runs) - 1))], "runs": len(runs), "others_share": round(outside, 2),
+        "date": date.today().isoformat(), "seconds": runs if len(runs) < 20 else None,
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=FIGURES, default=list(FIGURES))
+    parser.add_argument("--again", nargs="+", choices=FIGURES, default=[], help="forget what is kept of these")
+    parser.add_argument("--seconds", type=float, default=150, help="start no run after this long")
+    parser.add_argument("--out", type=Path, default=RESULTS / "tool_speed.json")
+    options = parser.parse_args()
+    until = time.monotonic() + options.seconds
+    before = json.loads(options.out.read_text("utf-8"))["figures"] if options.out.exists() else {}
+    figures: dict[str, Any] = {key: row for key, row in before.items() if key not in options.again}
+    for key in options.only:
+        if key not in figures and (found := measured(FIGURES[key], until)):
+            figures[key] = found
+    figures = {key: figures[key] for key in FIGURES if key in figures}
+    rows = [
+        [row["name"], f"{row['asked_s']:g}", f"{row['median_s']:.3g}", f"{row['low_s']:.3g} to {row['high_s']:.3g}",
+         str(row["runs"]), f"{row['others_share']:.0%}", "yes" if row["median_s"] <= row["asked_s"] else "no"]
+        for row in figures.values()
+    ]  # fmt: skip
+    data = {"what": (__doc__ or "").splitlines()[0], "figures": figures}
+    report(options.out, "The tools", ["", "asked s", "median s", "range", "runs", "others", "reached"], rows, data)
+
+
+if __name__ == "__main__":
+    main()

@@ -26,6 +26,7 @@ from foretrain.training.device import place
 from foretrain.training.host_memory import keep_memory
 from foretrain.tuning import calibrate as module
 from foretrain.tuning import calibrated_kernels as kernels
+from foretrain.tuning import peaks
 from tests.kit.calibrations import hasty  # noqa: F401
 from tests.kit.tiny import tiny
 
@@ -101,11 +102,11 @@ def test_command_keeps_it_and_plan_uses_it(cli: Cli, hasty: Path) -> None:
 
 def test_every_row_of_a_calibration_has_a_label_of_its_own(cli: Cli, hasty: Path) -> None:
     """The small and the large step of one dtype and mode were told apart by nothing."""
-    found = module.calibrate(place(RunConfig(device="cpu", compile=False)), ["float32", "bfloat16"], [False], ignore)
-    (section,) = calibration_view.document(found, cpu_device(), kept=True).sections
-    (table,) = (block for block in section.blocks if isinstance(block, Table))
-    labels = [row[0].text() for row in table.rows if isinstance(row[0], Message)]
-    assert len(labels) == len(set(labels)) == len(table.rows)
+    found = peaks.calibrated(place(RunConfig(device="cpu", compile=False)), ["float32", "bfloat16"], [False], ignore)
+    sections = calibration_view.document(found, cpu_device(), kept=True).sections
+    rows = [row for section in sections for block in section.blocks if isinstance(block, Table) for row in block.rows]
+    labels = [row[0].text() for row in rows if isinstance(row[0], Message)]
+    assert len(labels) == len(set(labels)) == len(rows)
 
 
 def test_a_cpu_is_measured_in_every_way_that_train_chooses_among() -> None:

@@ -7,6 +7,7 @@ from foretrain.advice.remedies import Remedy, remedies
 from foretrain.analysis.forecast_check import Row
 from foretrain.analysis.measured_step import measured, step_lines
 from foretrain.analysis.ranks import RanksExplained, ranks_of
+from foretrain.analysis.run_limit import RunLimit, calibration_here, limit_of_run
 from foretrain.analysis.run_pace import RunPace, logged_steps, pace_of
 from foretrain.base.records import Note, Record
 from foretrain.predict.plan import Plan
@@ -77,7 +78,8 @@ class RunExplanation(Record):
 
     `steps_logged` of `steps_to_log`: what metrics.jsonl still tells of, and what such a run writes. `process`: the
     memory of the whole process, where that was measured; `step`: the steady step. Each has the forecast's. `ranks`: of
-    several; `memory` and `phases` are the first one's.
+    several; `memory` and `phases` are the first one's. `limit`: how near the steady step is to what the device can do;
+    `calibrate_first`: that is not known, as nobody calibrated the device here.
     """
 
     run_id: str
@@ -106,6 +108,8 @@ class RunExplanation(Record):
     failures: tuple[OutOfMemory, ...]
     survived: int
     remedies: tuple[Remedy, ...]
+    limit: RunLimit | None = None
+    calibrate_first: bool = False
 
 
 def explain_run(
@@ -119,6 +123,7 @@ def explain_run(
     memory = plan.memory_of("foretrain")
     phase = _phase(record)
     logged, to_log = logged_steps(record, metrics)
+    calibration = calibration_here(record.gpu)
     pieces = _memory(plan, record, phase)
     return RunExplanation(
         run_id=record.id, name=record.name, status=record.status, reason=record.reason, steps_done=record.steps_done,
@@ -131,6 +136,8 @@ def explain_run(
         notes=_notes(record, metrics), machine=record.machine, failures=failures,
         ranks=ranks_of(record, plan, pace.steady_s if pace else None),
         survived=sum(not failure.fatal for failure in failures), remedies=_remedies(record, failures),
+        limit=limit_of_run(record, pace.steady_s, calibration) if pace and calibration else None,
+        calibrate_first=pace is not None and calibration is None and record.world == 1,
     )  # fmt: skip
 
 

@@ -32,14 +32,14 @@ def calibrate(
     Raises UserError: no torch, no such device or a measurement that fails 4.
     """
     placement = _placed(device)
-    from foretrain.tuning import calibrate as measuring
+    from foretrain.tuning.peaks import calibrated, calibrating
 
     if placement.device.type == "cpu":
         keep_memory()  # as the trainer does
-    wanted = list(dtypes or measuring.usual_dtypes(placement.device, quick=quick))
-    modes = [False] if quick else measuring.modes_for(placement)
+    wanted = list(dtypes or calibrating.usual_dtypes(placement.device, quick=quick))
+    modes = [False] if quick else calibrating.modes_for(placement)
     try:
-        found = measuring.calibrate(placement, wanted, modes, listen)
+        found = calibrated(placement, wanted, modes, listen)
     except (RuntimeError, MemoryError) as error:  # torch.AcceleratorError and OutOfMemoryError are RuntimeErrors
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError("environment.calibration_failed", device=placement.gpu.name, reason=reason) from None

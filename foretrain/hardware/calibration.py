@@ -10,6 +10,7 @@ from pathlib import Path
 from foretrain.base.cache import Cache
 from foretrain.base.installation import installed_torch
 from foretrain.base.records import Record
+from foretrain.hardware.peaks import Peaks
 
 KEPT = Cache("calibrations")
 SCHEMA = "foretrain.calibration/2"
@@ -65,6 +66,7 @@ class Calibration(Record):
     context_bytes: int | None = None
     clock_ghz: float | None = None
     power_w: float | None = None
+    peaks: Peaks | None = None  # None: of an older version
     tuned: tuple[StepTime, ...] = ()  # steps that `foretrain tune` timed here (predict/tuned_steps.py)
 
     @property

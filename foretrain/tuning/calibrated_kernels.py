@@ -50,10 +50,11 @@ def numbers(shape: tuple[int, ...], device: torch.device, dtype: str) -> torch.T
 def products(device: torch.device, dtype: str, *, large: bool) -> Iterator[Kernel]:
     """Each linear layer's product forward and both of its backward pass."""
     for m, wide, narrow in product_shapes(large=large):
-        yield from _product(device, dtype, m, wide, narrow)
+        yield from product(device, dtype, m, wide, narrow)
 
 
-def _product(device: torch.device, dtype: str, m: int, wide: int, narrow: int) -> Iterator[Kernel]:
+def product(device: torch.device, dtype: str, m: int, wide: int, narrow: int) -> Iterator[Kernel]:
+    """A linear layer's matmul forward, the gradient of its input and that of its weight."""
     x, weight, dy = (numbers(shape, device, dtype) for shape in ((m, narrow), (wide, narrow), (m, wide)))
     yield Kernel("matmul", dtype, (m, wide, narrow), lambda: F.linear(x, weight))
     yield Kernel("matmul_input", dtype, (m, narrow, wide), lambda: dy @ weight)

@@ -10,6 +10,7 @@ from foretrain.hardware.calibration import Calibration, KernelTime, StepTime
 from foretrain.hardware.cpu import nominal_cpu
 from foretrain.tuning import calibrate as module
 from foretrain.tuning import calibrated_kernels as kernels
+from foretrain.tuning import peaks
 
 
 @pytest.fixture
@@ -25,6 +26,9 @@ def hasty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     small = {"n_layer": 1, "n_embd": 32, "block_size": 16, "batch_size": 2}
     monkeypatch.setattr(module, "SMALL_REFERENCE", {**module.SMALL_REFERENCE, **small})
     monkeypatch.setattr(kernels, "product_shapes", lambda large: [(64, 96, 32), (128, 64, 64)])
+    for name, value in (("ENOUGH_S", 0.0), ("FEWEST", 1), ("SHAPES", ((64, 96, 32),)), ("HEADS", ((2, 16, 8),)),
+                        ("SMALLEST_BYTES", 4096), ("SIZES", 3), ("PAGES_BYTES", 1 << 20), ("LAUNCHES", 5)):  # fmt: skip
+        monkeypatch.setattr(peaks, name, value)
     monkeypatch.setattr(module, "modes_for", lambda placement: [False])  # a C++ compiler takes half a minute
     monkeypatch.setattr(module, "usual_dtypes", lambda device, quick: ["float32", "bfloat16"])
     monkeypatch.setenv("FORETRAIN_CACHE", str(tmp_path))

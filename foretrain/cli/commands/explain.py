@@ -21,6 +21,8 @@ EPILOG = """Examples:
 
 foretrain explain out-baby              (a run, or a watched run)
 
+foretrain explain out-baby --limit      (how near the machine's limit, operation by operation)
+
 foretrain explain snapshot.pickle       (torch.cuda.memory._dump_snapshot of any program; read as data, never run)
 
 foretrain explain train.log
@@ -58,6 +60,9 @@ def explain_command(
         typer.Option(help="Config of the run: a preset, TOML or nanoGPT config/*.py.", metavar="CONFIG"),
     ] = None,
     gpu: Annotated[str, typer.Option(help="Card of the run; auto: the one the log names, or this machine's.")] = "auto",
+    limit: Annotated[
+        bool, typer.Option("--limit", help="Of a run: what this machine could do, operation by operation.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Explain a run, a log or a memory snapshot: where memory and time went, why it ran out, what to change."""
@@ -69,12 +74,12 @@ def explain_command(
     if as_json:
         print_json(found.to_json(schema=SCHEMAS[type(found)]))
     else:
-        text.render(_document(found), OUT)
+        text.render(_document(found, limit), OUT)
 
 
-def _document(found: Explanation) -> Document:
+def _document(found: Explanation, limit: bool) -> Document:
     if isinstance(found, RunExplanation):
-        return run_explain.document(found)
+        return run_explain.document(found, limit=limit)
     if isinstance(found, SnapshotAnalysis):
         return snapshot.document(found)
     if isinstance(found, TrainerRunExplanation):

@@ -230,7 +230,7 @@ class MeasuredRates:
         return self.host.python_s if self.host else PYTHON_S
 
 
-def _flops(kernel: KernelTime) -> float:
+def kernel_flops(kernel: KernelTime) -> float:
     """The causal FLOPs that a measured kernel stands for, as in `Operation.causal_flops`."""
     if kernel.kind.startswith("attention"):
         batch, heads, tokens, width = kernel.shape
@@ -249,7 +249,7 @@ def _by_shape(op: Operation, measured: list[KernelTime]) -> float:
         )
         weight = 1 / (distance + 0.02) ** 2
         weights += weight
-        rates += weight * math.log(_flops(kernel) / kernel.time_s)
+        rates += weight * math.log(kernel_flops(kernel) / kernel.time_s)
     return op.causal_flops / math.exp(rates / weights)
 
 

@@ -1,13 +1,17 @@
 """What a calibration found, as a document."""
 
+from collections.abc import Iterator
+from typing import Any
+
 from foretrain.base.messages import listed
 from foretrain.hardware.calibration import Calibration, KernelTime, StepTime
 from foretrain.hardware.catalogue import Gpu
+from foretrain.hardware.peaks import Peaks
 from foretrain.reports.document import Cell, Document, Message, Paragraph, Section, Table
 
 
 def document(found: Calibration, gpu: Gpu, kept: bool) -> Document:
-    """The best and the usual product of each dtype, bandwidth, overheads; and what is not known."""
+    """What it reaches in practice first; the products of each dtype, overheads; and what is not known."""
     rows: list[tuple[Cell, ...]] = []
     for dtype in dict.fromkeys(kernel.dtype for kernel in found.kernels):
         products = [_flop_per_s(k) for k in found.kernels if k.kind == "matmul" and k.dtype == dtype]
@@ -17,14 +21,8 @@ def document(found: Calibration, gpu: Gpu, kept: bool) -> Document:
         if peak:
             shares = {"share": max(products) / peak, "peak": peak}
             rows.append((Message("row.of_peak", {"dtype": dtype}), Message("calibration.of_peak", shares)))
-    copies = [k.shape[0] / k.time_s for k in found.kernels if k.kind in ("add", "join") and k.dtype == "float32"]
-    rows.append(
-        (
-            Message("row.bandwidth"),
-            Message("calibration.bandwidth", {"low": min(copies) / 1e9, "high": max(copies) / 1e9}),
-        )
-    )
-    rows.append((Message("row.launch"), Message("calibration.launch", {"each": found.launch_s * 1e6})))
+    if found.peaks is None:
+        rows += _without_peaks(found)
     for step in found.steps:
         values = {"dtype": step.dtype, "how": listed(_how(step)), **_sizes(step)}
         rows.append((Message("row.reference", values), Message("calibration.step", {"time": step.time_s})))
@@ -39,8 +37,50 @@ def document(found: Calibration, gpu: Gpu, kept: bool) -> Document:
     blocks = [Table((), tuple(rows)), Paragraph(note)]
     if found.disturbed:
         blocks.insert(0, Paragraph(Message("calibration.disturbed", {"share": found.unsteadiness})))
-    section = Section(Message("calibration.section"), tuple(blocks))
-    return Document(Message("calibration.title", {"device": found.device}), subtitle, [section])
+    sections = [Section(Message("calibration.section"), tuple(blocks))]
+    if found.peaks is not None:
+        sections.insert(0, Section(Message("calibration.peaks"), (Table((), tuple(_peaks(found.peaks))),)))
+    return Document(Message("calibration.title", {"device": found.device}), subtitle, sections)
+
+
+def _peaks(peaks: Peaks) -> Iterator[tuple[Cell, ...]]:
+    """The best of each kind of work."""
+    for dtype in peaks.dtypes:
+        kinds = {"forward": "matmul", "input": "matmul_input", "weight": "matmul_weight", "attention": "attention"}
+        values: dict[str, Any] = {name: _rate(peaks, dtype, kind) for name, kind in kinds.items()}
+        values["best"] = peaks.flop_per_s(dtype)
+        yield Message("row.peak_products", {"dtype": dtype}), Message("calibration.peak_products", values)
+    moved = {
+        "memory": peaks.memory_bytes_per_s(), "cache": peaks.cache_bytes_per_s(),
+        "memory_in_place": peaks.memory_bytes_per_s(in_place=True),
+        "cache_in_place": peaks.cache_bytes_per_s(in_place=True),
+    }  # fmt: skip
+    values = {name: (rate or 0.0) / 1e9 for name, rate in moved.items()}
+    yield Message("row.peak_memory"), Message("calibration.peak_memory", values)
+    if peaks.page_s is not None and peaks.page_bytes:
+        page = {"each": peaks.page_s * 1e9, "size": peaks.page_bytes}
+        yield Message("row.peak_page"), Message("calibration.peak_page", page)
+    launch = {"each": peaks.launch_s * 1e6, "both": peaks.autograd_launch_s * 1e6}
+    yield Message("row.peak_launch"), Message("calibration.peak_launch", launch)
+
+
+def _rate(peaks: Peaks, dtype: str, kind: Any) -> float:
+    found = peaks.best(dtype, kind)
+    return found.flop_per_s if found else 0.0
+
+
+def _without_peaks(found: Calibration) -> list[tuple[Cell, ...]]:
+    """Bandwidth and launches as an older version measured them."""
+    rows: list[tuple[Cell, ...]] = []
+    copies = [k.shape[0] / k.time_s for k in found.kernels if k.kind in ("add", "join") and k.dtype == "float32"]
+    rows.append(
+        (
+            Message("row.bandwidth"),
+            Message("calibration.bandwidth", {"low": min(copies) / 1e9, "high": max(copies) / 1e9}),
+        )
+    )
+    rows.append((Message("row.launch"), Message("calibration.launch", {"each": found.launch_s * 1e6})))
+    return rows
 
 
 def _how(step: StepTime) -> list[str]:

@@ -3,6 +3,7 @@
 from foretrain.advice.remedies import Remedy
 from foretrain.analysis.forecast_check import Row
 from foretrain.analysis.run import OutOfMemory, Piece, RunExplanation, TimePiece
+from foretrain.analysis.run_limit import RunLimit
 from foretrain.analysis.run_pace import RunPace, Slower, much_is_lost
 from foretrain.base.units import rounds_to_zero
 from foretrain.reports.document import (
@@ -22,11 +23,12 @@ Rows = list[tuple[Cell, ...]]
 MATTERS = 0.05  # of the peak: a piece that is farther off than this is named
 
 
-def document(found: RunExplanation) -> Document:
-    """Memory that ran out first, then where memory and time went."""
+def document(found: RunExplanation, *, limit: bool = False) -> Document:
+    """Memory that ran out first, then where memory and time went. `limit`: and the machine's limit by operation."""
     sections = [
         *endings(found), *rank_sections(found), Section(Message("run_explain.memory"), _memory(found)),
         *time_sections(found),
+        *([_limit_section(found.limit)] if limit and found.limit else []),
     ]  # fmt: skip
     values = {"status": Message(f"status.{found.status}"), "steps": found.steps_done, "gpu": found.gpu_name}
     subtitle = Message("run_explain.subtitle", values | {"mode": Message(_mode(found))})
@@ -56,7 +58,7 @@ def time_sections(found: RunExplanation) -> list[Section]:
     if found.pace is not None:
         notes = (Paragraph(Message(f"run_note.{note.id}", note.values), "warn") for note in found.notes)
         level = _level(found.step, found.time_source)
-        blocks = (*load_paragraphs(found.machine), *_slower(found.pace), *level, *notes)
+        blocks = (*load_paragraphs(found.machine), *_slower(found.pace), *level, *_limit_line(found), *notes)
         sections.append(Section(Message("run_explain.slower"), blocks))
     return sections
 
@@ -226,6 +228,40 @@ def load_paragraphs(machine: MachineLoad | None) -> tuple[Paragraph, ...]:
     if machine.stalls:
         found.append(Message("compare.machine_stalled", {"stalls": machine.stalls, "lost": machine.stalled_s}))
     return tuple(Paragraph(message, "warn") for message in found)
+
+
+# -- the machine's limit -------------------------------------------------------------------------------------
+
+
+def _limit_line(found: RunExplanation) -> tuple[Block, ...]:
+    """The share; or the command that makes it known."""
+    if found.limit is not None:
+        values = {"share": found.limit.share, "limit": found.limit.step.limit_s, "step": found.limit.step_s}
+        return (Paragraph(Message("run_limit.share", values)),)
+    if found.calibrate_first:
+        return (Paragraph(Message("run_limit.calibrate", {"gpu": found.gpu_name})),)
+    return ()
+
+
+def _limit_section(found: RunLimit) -> Section:
+    """Each group of operations at the limit, and as its kernels were calibrated."""
+    rows: list[tuple[Cell, ...]] = [
+        (Message(f"run_limit.{each.group}"), _duration(each.limit_s), _duration(each.kernels_s))
+        for each in found.step.groups
+    ]
+    kernels = None if found.rest_s is None else found.step_s - found.rest_s
+    rows.append((Message("run_limit.together"), _duration(found.step.limit_s), _duration(kernels)))
+    if found.rest_s is not None and found.rest_s > 0:
+        rows.append((Message("run_limit.rest"), "", _duration(found.rest_s)))
+    rows.append((Message("run_limit.step"), "", _duration(found.step_s)))
+    columns = tuple(Message(f"run_limit.{name}") for name in ("operations", "limit", "kernels"))
+    values = {"date": found.calibrated[:10], "dtype": found.step.dtype}
+    blocks = (Paragraph(Message("run_limit.intro", values)), Table(columns, tuple(rows), frozenset({1, 2})))
+    return Section(Message("run_limit.section"), blocks)
+
+
+def _duration(seconds: float | None) -> Cell:
+    return "" if seconds is None else Quantity(seconds, "duration")
 
 
 # -- out of memory -----------------------------------------------------------------------------------------

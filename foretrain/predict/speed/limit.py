@@ -1,0 +1,156 @@
+"""The limit of a step: each operation at the best that this device was measured to do, and none waiting for another.
+
+A roofline (Williams, Waterman and Patterson 2009) of measured peaks instead of a data sheet's: an operation takes the
+longer of its FLOPs at the peak of its dtype and its bytes at the bandwidth for their number. The operations are those
+of a compiled step with fused attention, which move the fewest bytes, whatever way a run has taken: the limit depends on
+the model, the dtype and the machine. FLOPs are the causal ones. Launching, Python and fresh pages are no part of it.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any, Literal, get_args
+
+from foretrain.base.records import Record
+from foretrain.hardware.calibration import Calibration, KernelTime
+from foretrain.hardware.peaks import Bandwidth, Peaks, ProductPeak, best_of
+from foretrain.predict.spec import StepSpec
+from foretrain.predict.speed.ops import Operation
+from foretrain.predict.speed.rates import COLD, MeasuredRates, kernel_flops
+from foretrain.predict.speed.step_ops import step as step_operations
+from foretrain.predict.speed.time import known_rates, way_of
+
+Group = Literal["forward", "input_gradient", "weight_gradient", "attention", "pointwise", "loss", "optimizer"]
+GROUPS: tuple[Group, ...] = get_args(Group)
+OF_KIND: dict[str, Group] = {
+    "matmul": "forward", "matmul_input": "input_gradient", "matmul_weight": "weight_gradient",
+    "attention": "attention", "attention_backward": "attention", "attention_bmm": "attention",
+    "attention_bmm_backward": "attention",
+}  # fmt: skip
+IN_PLACE = frozenset({"adamw", "clip", "accumulate"})
+# One pass over all weights or gradients: the first of them have left the cache before the last are touched.
+PASSES = COLD | {"cast"}
+ELSEWHERE = frozenset({"transfer", "host"})  # between card and computer: not measured
+
+
+class OperationLimit(Record):
+    """All runs of one operation in a step. `bound`: what its time at the limit is made of."""
+
+    group: Group
+    name: str
+    kind: str
+    part: str
+    runs: int
+    shape: tuple[int, ...]
+    total_flops: int
+    total_bytes: int
+    limit_s: float
+    bound: Literal["compute", "memory"]
+
+
+class GroupLimit(Record):
+    """Operations of one group. `kernels_s`: what its kernels take as they were calibrated one by one, in the way that
+    the run takes; None where they were not."""
+
+    group: Group
+    total_flops: int
+    total_bytes: int
+    limit_s: float
+    kernels_s: float | None = None
+
+
+class StepLimit(Record):
+    """The limit of one step in a dtype, and of what it is made; groups in the order of a step."""
+
+    dtype: str
+    limit_s: float
+    groups: tuple[GroupLimit, ...]
+    operations: tuple[OperationLimit, ...]
+
+
+def group_of(op: Operation) -> Group:
+    """Where an operation belongs."""
+    if op.part in ("optimizer", "accumulate"):
+        return "optimizer"
+    return OF_KIND.get(op.kind) or ("loss" if op.name == "loss" else "pointwise")
+
+
+def peaks_of(calibration: Calibration) -> Peaks:
+    """The peaks of a calibration: those that it measured as such, and what its single kernels reached."""
+    products, bandwidths = list[ProductPeak](), list[Bandwidth]()
+    for kernel in calibration.kernels:
+        if len(kernel.shape) == 1:
+            access: Any = "in_place" if kernel.kind in IN_PLACE else "copy"
+            rate = kernel.shape[0] / kernel.time_s
+            bandwidths.append(Bandwidth(access=access, moved_bytes=kernel.shape[0], bytes_per_s=rate))
+        else:
+            products.append(_product(kernel))
+    each_s = calibration.launch_s
+    found = Peaks(products=tuple(products), bandwidths=tuple(bandwidths), launch_s=each_s, autograd_launch_s=2 * each_s)
+    return best_of(calibration.peaks, found) if calibration.peaks else best_of(found)
+
+
+def _product(kernel: KernelTime) -> ProductPeak:
+    kind: Any = "attention" if kernel.kind.startswith("attention") else kernel.kind
+    rate = kernel_flops(kernel) / kernel.time_s
+    return ProductPeak(kind=kind, dtype=kernel.dtype, shape=kernel.shape, flop_per_s=rate)
+
+
+def limit_of(spec: StepSpec, peaks: Peaks) -> StepLimit | None:
+    """The limit of this step in its dtype; None where no peak was measured of something that it does."""
+    fused = spec.config.model_copy(update={"attention": "sdpa"})
+    way = way_of(StepSpec.of(fused, spec.gpu, spec.step, dtype=spec.dtype, compiled=True))
+    operations = step_operations(way)
+    if any(op.arithmetic != "dtype" or op.kind in ELSEWHERE for op in operations):
+        return None
+    if peaks.flop_per_s(spec.dtype) is None or peaks.memory_bytes_per_s() is None:
+        return None
+    return _limit(operations, peaks, spec.dtype)
+
+
+def _limit(operations: Iterable[Operation], peaks: Peaks, dtype: str) -> StepLimit:
+    operations = list(operations)
+    passes: dict[tuple[str, str], int] = defaultdict(int)
+    for op in operations:
+        passes[op.kind, op.part] += op.runs * op.nbytes
+    found = tuple(
+        _operation(op, peaks, passes[op.kind, op.part] if op.kind in PASSES else op.nbytes) for op in operations
+    )
+    groups = []
+    for group in GROUPS:
+        own = [each for each in found if each.group == group]
+        groups.append(
+            GroupLimit(
+                group=group, total_flops=sum(each.total_flops for each in own),
+                total_bytes=sum(each.total_bytes for each in own), limit_s=math.fsum(each.limit_s for each in own),
+            )
+        )  # fmt: skip
+    total_s = math.fsum(group.limit_s for group in groups)
+    return StepLimit(dtype=dtype, limit_s=total_s, groups=tuple(groups), operations=found)
+
+
+def _operation(op: Operation, peaks: Peaks, set_bytes: int) -> OperationLimit:
+    """`set_bytes`: what is moved before anything of it comes again."""
+    peak = peaks.flop_per_s(op.dtype, attention=op.kind.startswith("attention")) if op.flops else None
+    bandwidth = peaks.bytes_per_s(set_bytes, in_place=op.kind in IN_PLACE)
+    assert bandwidth
+    compute_s = op.causal_flops / peak if peak else 0.0
+    memory_s = op.nbytes / bandwidth
+    return OperationLimit(
+        group=group_of(op), name=op.name, kind=op.kind, part=op.part, runs=op.runs, shape=op.shape,
+        total_flops=op.runs * op.causal_flops, total_bytes=op.runs * op.nbytes,
+        limit_s=op.runs * max(compute_s, memory_s), bound="compute" if compute_s >= memory_s else "memory",
+    )  # fmt: skip
+
+
+def with_kernels(limit: StepLimit, spec: StepSpec) -> StepLimit:
+    """The limit with what each group's kernels were calibrated to take in this very step; as it is without."""
+    way = way_of(spec)
+    rates = known_rates(way)
+    if not isinstance(rates, MeasuredRates):
+        return limit
+    spent: dict[str, float] = defaultdict(float)
+    for op in step_operations(way):
+        spent[group_of(op)] += op.runs * rates.time_s(op)
+    groups = tuple(each.model_copy(update={"kernels_s": spent[each.group]}) for each in limit.groups)
+    return limit.model_copy(update={"groups": groups})

@@ -1,0 +1,210 @@
+"""How near training steps come to what this machine can do: nanoGPT's and foretrain's, against a limit of measured peaks.
+
+    python benchmarks/limit.py                        (all three models: some ten minutes on two cores)
+    python benchmarks/limit.py --only 6x384
+    python benchmarks/limit.py --cards                (only the cards, from recorded calibrations: no measurement)
+
+The contestants train in alternating blocks, as in against_nanogpt.py, and then some steps each under torch.profiler,
+whose operations are grouped as the limit's. The peaks are measured before and after; of both the better counts. A
+group that was quicker than its limit would mean that a peak was badly measured: such groups are named in the result.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, replace
+from datetime import date
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from against_nanogpt import MODELS, RECIPE, TINY, Entry, Model, alternate, entries, machine, results
+from common import RESULTS, show, versions
+from step_operations import StepOperations, profiled, show_compiled_kernels
+
+from foretrain.config.options import RunConfig
+from foretrain.data.builtin import prepare_built_in
+from foretrain.hardware.calibration import Calibration
+from foretrain.hardware.catalogue import Dtype, find
+from foretrain.hardware.cpu import usable_cores
+from foretrain.hardware.peaks import Peaks, best_of
+from foretrain.model.shape import ModelShape
+from foretrain.predict.spec import StepSpec
+from foretrain.predict.speed.limit import GROUPS, StepLimit, limit_of, peaks_of
+from foretrain.training import choices
+from foretrain.training.choices import Chosen
+from foretrain.training.device import Placement, place
+from foretrain.training.host_memory import keep_memory
+from foretrain.tuning import calibrate, peaks
+
+SKIP = {"124M": "nanoGPT compiled"}  # half a minute more for each step, and not quicker here
+ROUNDS = {"4x128": 8, "6x384": 6, "124M": 2}
+PROFILED_STEPS = {"4x128": 20, "6x384": 4, "124M": 1}
+
+
+def measured_peaks(placement: Placement) -> Peaks:
+    """Of this device, in the dtypes that it is calibrated for."""
+    dtypes = calibrate.usual_dtypes(placement.device, quick=False)
+    return peaks.measure(placement.device, dtypes, calibrate.timer(placement.device))
+
+
+def tell(what: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
+
+
+def shares(row: dict[str, Any], found: StepOperations, limits: dict[str, StepLimit]) -> dict[str, Any]:
+    """What a contestant's step is of its limits, and its groups beside theirs."""
+    own, step_s = limits[row["dtype"]], row["step_s"]
+    best = min(limits.values(), key=lambda limit: limit.limit_s)
+    at_limit = {group.group: group.limit_s for group in own.groups}
+    return {
+        "share": own.limit_s / step_s, "share_of_machine": best.limit_s / step_s, "limit_s": own.limit_s,
+        "groups": [
+            {"group": group, "limit_s": at_limit[group], "measured_s": found.groups.get(group, 0.0)} for group in GROUPS
+        ],
+        "rest_s": found.rest_s(step_s),
+        "quicker_than_limit": [group for group in GROUPS if 0 < found.groups.get(group, 0.0) < at_limit[group]],
+        "profile": asdict(found),
+    }  # fmt: skip
+
+
+def as_trained(config: RunConfig, placement: Placement, row: dict[str, Any]) -> bool:
+    """Would `foretrain train` run it so? Short runs are not compiled."""
+    return row["name"] == "foretrain" and row["compiled"] == (
+        choices.spared_compiling(Chosen(config, placement), set()).placement.compiled
+    )
+
+
+def one_model(model: Model, end: float) -> dict[str, Any]:
+    """Every contestant of one model."""
+    config = RunConfig.model_validate({**RECIPE, **model.knobs, "device": "cpu"})
+    placement, info = place(config), prepare_built_in(config)
+    long = config.model_copy(update={"max_iters": 10**7})  # so that foretrain measures what to choose
+    tell(f"{model.name}: peaks")
+    before = measured_peaks(placement)
+    all = [
+        entry
+        for entry in entries(long, placement, info, ["float32"], patched=False)
+        if SKIP.get(model.name, "-") not in entry.label
+    ]
+    torch.set_num_threads(usable_cores())
+    tell(", ".join(entry.label for entry in all))
+    alternate(all, replace(model, rounds=ROUNDS.get(model.name, model.rounds)), usable_cores(), end)
+    shapes = [parameter.shape for parameter in ModelShape.of(config).parameters()]
+    tell("profiles")
+    profiles = [_profiled(entry, PROFILED_STEPS.get(model.name, 2), shapes) for entry in all]
+    found = best_of(before, measured_peaks(placement))
+    dtypes: Any = found.dtypes
+    limits = {dtype: limit for dtype in dtypes if (limit := _limit(config, placement, dtype, found))}
+    rows = []
+    for row, profile in zip(results(all, config, placement), profiles, strict=True):
+        del row["losses"]
+        if "step_s" in row:
+            row |= shares(row, profile, limits) | {"as_trained": as_trained(config, placement, row)}
+        rows.append(row)
+    told = {dtype: limit.to_json() for dtype, limit in limits.items()}
+    return {"model": model.name, "knobs": model.knobs, "threads": usable_cores(), "peaks": found.to_json(),
+            "limits": told, "contestants": rows}  # fmt: skip
+
+
+def _profiled(entry: Entry, steps: int, shapes: list[tuple[int, ...]]) -> StepOperations:
+    return profiled(lambda: entry.train(1), steps, shapes)
+
+
+def _limit(config: RunConfig, placement: Placement, dtype: Dtype, found: Peaks) -> StepLimit | None:
+    return limit_of(StepSpec.of(config, placement.gpu, dtype=dtype), found)
+
+
+def cards() -> list[dict[str, Any]]:
+    """Runs on cards whose calibration was recorded, against its limit."""
+    speed = json.loads((RESULTS / "gpu_h100_speed.json").read_text("utf-8"))
+    gpu = find(speed["gpu"])
+    found = peaks_of(Calibration.model_validate(speed["calibration"]))
+    timed = [
+        row | {"step_s": row["measured"]["step_s"]} for row in speed["rows"] if "step_s" in row.get("measured", {})
+    ]
+    ways = json.loads((RESULTS / "gpu_h100_ways.json").read_text("utf-8"))
+    timed += [
+        row | {"step_s": median(block["step_s"] for block in row["blocks"])}
+        for row in ways["rows"]
+        if row.get("blocks")
+    ]
+    rows = [_card_row(row, gpu, found) for row in timed]
+    _add_ratios(rows)
+    return [{"gpu": gpu.name, "date": speed["date"], "peaks": found.to_json(), "rows": rows}]
+
+
+def _card_row(row: dict[str, Any], gpu: Any, found: Peaks) -> dict[str, Any]:
+    """One of them; without a limit where the recorded calibration has no peak for it."""
+    config = RunConfig.model_validate(row["knobs"])
+    limit = limit_of(StepSpec.of(config, gpu, dtype=row["dtype"], compiled=row["compiled"]), found)
+    kept = {key: row[key] for key in ("name", "knobs", "dtype", "step", "compiled", "step_s")}
+    kept["model"] = row.get("model", row["name"])
+    if limit is None:
+        return kept
+    groups = [{"group": group.group, "limit_s": group.limit_s} for group in limit.groups]
+    return kept | {"limit_s": limit.limit_s, "share": limit.limit_s / row["step_s"], "groups": groups}
+
+
+def _add_ratios(rows: Iterable[dict[str, Any]]) -> None:
+    """How often each is as quick as nanoGPT's step of the same model, where that was timed; per token."""
+    rows = list(rows)
+
+    def token_s(row: dict[str, Any]) -> float:
+        config = RunConfig.model_validate(row["knobs"])
+        return row["step_s"] / (config.tokens_per_step or 1)
+
+    for row in rows:
+        base = [token_s(other) for other in rows if other["model"] == row["model"] and other["step"] == "nanogpt"]
+        if base:
+            row["ratio"] = min(base) / token_s(row)
+
+
+def table(found: dict[str, Any]) -> None:
+    """What a model's contestants came to."""
+    columns = ["contestant", "ms a step", "times nanoGPT", "limit ms", "share", "of the machine", *GROUPS, "rest"]
+    rows = []
+    for row in found["contestants"]:
+        if "share" not in row:
+            continue
+        parts = [f"{each['limit_s'] * 1e3:.2f}/{each['measured_s'] * 1e3:.2f}" for each in row["groups"]]
+        rows.append([
+            row["label"], f"{row['step_s'] * 1e3:.1f}", f"{row.get('ratio', 0):.2f}", f"{row['limit_s'] * 1e3:.1f}",
+            f"{row['share']:.0%}", f"{row['share_of_machine']:.0%}", *parts, f"{row['rest_s'] * 1e3:.2f}",
+        ])  # fmt: skip
+    show(f"{found['model']}: ms at the limit / measured", columns, rows)
+    for row in found["contestants"]:
+        if row.get("quicker_than_limit"):
+            print(f"{row['label']}: quicker than the limit: {', '.join(row['quicker_than_limit'])}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=RESULTS / "limit.json")
+    parser.add_argument("--only", help="one model: " + ", ".join(m.name for m in [*MODELS, TINY]))
+    parser.add_argument("--cards", action="store_true", help="only the cards, from recorded calibrations")
+    args = parser.parse_args()
+    known = json.loads(args.out.read_text("utf-8")) if args.out.exists() else {"models": []}
+    known["cards"] = cards()
+    if not args.cards:
+        os.environ["FORETRAIN_CACHE"] = tempfile.mkdtemp()  # what foretrain chooses is measured here and now
+        keep_memory()  # as `foretrain train` does; it serves both sides
+        show_compiled_kernels()
+        wanted = [m for m in [*MODELS, TINY] if m.name == args.only or (not args.only and m is not TINY)]
+        for model in wanted:
+            found = one_model(model, time.monotonic() + 600)
+            found |= {"date": date.today().isoformat(), "machine": machine("cpu"), "versions": versions()}
+            known["models"] = [each for each in known["models"] if each["model"] != model.name] + [found]
+            table(found)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps({"what": (__doc__ or "").splitlines()[0], **known}, indent=1) + "\n", "utf-8")
+    print(f"wrote {args.out}")
+
+
+if __name__ == "__main__":
+    main()

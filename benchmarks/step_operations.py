@@ -1,0 +1,115 @@
+"""Where the time of a real step goes, by torch.profiler: seconds of each group of operations, as predict/speed/limit.py
+groups them.
+
+What an operation does itself counts for its group; views, allocations, wrappers, the autograd engine and Python are
+no operation of a step. Compiled kernels show with Inductor's `cpp.enable_kernel_profile`.
+"""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from foretrain.predict.speed.limit import Group
+
+LONGEST = 20
+STEP, ENGINE, OPTIMIZER = "one step", "autograd::engine::evaluate_function", "Optimizer."
+WORK = re.compile(r"^(aten::|mkldnn::|onednn::|graph_\d+_cpp_|cpp_fused|foretrain::)")
+# What makes or looks at a tensor and touches none of its elements, and Python functions registered as operations.
+NO_WORK = re.compile(
+    r"^aten::(empty\w*|new_empty\w*|view\w*|_unsafe_view|_reshape_alias|t|transpose|permute|as_strided\w*|slice|select|"
+    r"narrow|split\w*|unbind|expand\w*|unsqueeze|squeeze|alias|detach\w*|chunk|resize_|set_|lift_fresh|resolve_conj|"
+    r"resolve_neg|result_type|is_nonzero|item|_local_scalar_dense|to|_to_copy|reshape|contiguous|clone|linear|matmul|"
+    r"_foreach_\w+|random_|empty_like|zeros|zeros_like|ones_like|stack|layer_norm|embedding|"
+    r"scaled_dot_product_attention|zero_|log_softmax|softmax|nll_loss|nll_loss_nd|cross_entropy_loss|embedding_backward)$|^foretrain::"
+)
+MATMULS = re.compile(r"^(aten::(mm|addmm|bmm|baddbmm|_addmm_activation)|mkldnn::_linear_pointwise\w*)$")
+LOSS = re.compile(r"log_?softmax|nll_loss|cross_entropy|logsumexp")
+ATTENTION = re.compile(r"attention", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class StepOperations:
+    """Seconds and number of operations of a step in each group, and the profiled step's own time."""
+
+    groups: dict[Group, float]
+    operations: dict[Group, int]
+    profiled_step_s: float
+    longest: dict[str, float]  # seconds by the operation's name
+
+    def rest_s(self, step_s: float) -> float:
+        """What of a step no operation accounts for: launching, Python, the autograd engine."""
+        return step_s - sum(self.groups.values())
+
+
+def profiled(step: Callable[[], Any], steps: int, weights: Iterable[tuple[int, ...]]) -> StepOperations:
+    """The mean of so many steps. `weights`: the shapes of the model's matrices, which tell the gradient of a weight."""
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True, acc_events=True) as found:
+        for _ in range(steps):
+            with record_function(STEP):
+                step()
+    events: Any = found.events()
+    shapes = {frozenset(shape) for shape in weights if len(shape) == 2}
+    groups: dict[Group, float] = defaultdict(float)
+    names: dict[str, float] = defaultdict(float)
+    counts: Counter[Group] = Counter()
+    spans = [e for e in events if e.name == STEP]
+    for span in spans:
+        inside = [
+            e for e in events if e.time_range.start >= span.time_range.start and e.time_range.end <= span.time_range.end
+        ]
+        engine = [e.time_range for e in inside if e.name.startswith(ENGINE)]
+        begin, end = (min(t.start for t in engine), max(t.end for t in engine)) if engine else (float("inf"),) * 2
+        for event in inside:
+            if is_work(event):
+                group, seconds = _group(event, begin, end, shapes), event.self_cpu_time_total / 1e6
+                counts[group] += 1
+                groups[group] += seconds / len(spans)
+                names[event.name] += seconds / len(spans)
+    longest = sorted(names.items(), key=lambda pair: -pair[1])[:LONGEST]
+    return StepOperations(
+        dict(groups), {group: round(count / len(spans)) for group, count in counts.items()},
+        sum(s.time_range.elapsed_us() for s in spans) / 1e6 / len(spans),
+        dict(longest),
+    )  # fmt: skip
+
+
+def is_work(event: Any) -> bool:
+    """Does it touch elements itself?"""
+    return bool(WORK.match(event.name)) and not NO_WORK.match(event.name)
+
+
+def _group(event: Any, begin: float, end: float, weights: set[frozenset[int]]) -> Group:
+    ancestors = [event.name]
+    parent = event.cpu_parent
+    while parent is not None and parent.name != STEP:
+        ancestors.append(parent.name)
+        parent = parent.cpu_parent
+    if any(ATTENTION.search(name) for name in ancestors):
+        return "attention"
+    if event.time_range.start >= end or any(name.startswith(OPTIMIZER) for name in ancestors):
+        return "optimizer"
+    if MATMULS.match(event.name):
+        if result_of(event) in weights:
+            return "weight_gradient"
+        return "input_gradient" if event.time_range.start >= begin else "forward"
+    return "loss" if LOSS.search(event.name) else "pointwise"
+
+
+def result_of(event: Any) -> frozenset[int]:
+    """Rows and columns of a matmul's result; of the last two of its arguments that are matrices."""
+    matrices = [shape for shape in event.input_shapes if len(shape) == 2]
+    if len(matrices) < 2:
+        return frozenset()
+    left, right = matrices[-2:]
+    return frozenset((left[0], right[1]))
+
+
+def show_compiled_kernels() -> None:
+    """Let kernels of Inductor tell the profiler of themselves. Before anything is compiled."""
+    import torch._inductor.config as inductor
+
+    inductor.cpp.enable_kernel_profile = True

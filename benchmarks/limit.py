@@ -15,7 +15,6 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
 from dataclasses import asdict, replace
 from datetime import date
 from pathlib import Path
@@ -42,9 +41,9 @@ from foretrain.training.device import Placement, place
 from foretrain.training.host_memory import keep_memory
 from foretrain.tuning import calibrate, peaks
 
-SKIP = {"124M": "nanoGPT compiled"}  # half a minute more for each step, and not quicker here
-ROUNDS = {"4x128": 8, "6x384": 6, "124M": 2}
-PROFILED_STEPS = {"4x128": 20, "6x384": 4, "124M": 1}
+SKIP = dict.fromkeys(("6x384", "124M"), "nanoGPT compiled")  # not quicker there (against_nanogpt.py)
+ROUNDS = {"4x128": 8, "6x384": 5, "124M": 2}
+PROFILED_STEPS = {"4x128": 10, "6x384": 3, "124M": 1}
 
 
 def measured_peaks(placement: Placement) -> Peaks:
@@ -96,7 +95,7 @@ def one_model(model: Model, end: float) -> dict[str, Any]:
     tell(", ".join(entry.label for entry in all))
     alternate(all, replace(model, rounds=ROUNDS.get(model.name, model.rounds)), usable_cores(), end)
     shapes = [parameter.shape for parameter in ModelShape.of(config).parameters()]
-    tell("profiles")
+    tell("; ".join(f"{entry.label} {entry.first_s:.0f} s, {entry.block_s}" for entry in all))
     profiles = [_profiled(entry, PROFILED_STEPS.get(model.name, 2), shapes) for entry in all]
     found = best_of(before, measured_peaks(placement))
     dtypes: Any = found.dtypes
@@ -135,7 +134,6 @@ def cards() -> list[dict[str, Any]]:
         if row.get("blocks")
     ]
     rows = [_card_row(row, gpu, found) for row in timed]
-    _add_ratios(rows)
     return [{"gpu": gpu.name, "date": speed["date"], "peaks": found.to_json(), "rows": rows}]
 
 
@@ -144,25 +142,11 @@ def _card_row(row: dict[str, Any], gpu: Any, found: Peaks) -> dict[str, Any]:
     config = RunConfig.model_validate(row["knobs"])
     limit = limit_of(StepSpec.of(config, gpu, dtype=row["dtype"], compiled=row["compiled"]), found)
     kept = {key: row[key] for key in ("name", "knobs", "dtype", "step", "compiled", "step_s")}
-    kept["model"] = row.get("model", row["name"])
+    kept |= {"title": row.get("title", row["name"]), "ratio": row.get("ratio")}  # the first have no nanoGPT beside them
     if limit is None:
         return kept
     groups = [{"group": group.group, "limit_s": group.limit_s} for group in limit.groups]
     return kept | {"limit_s": limit.limit_s, "share": limit.limit_s / row["step_s"], "groups": groups}
-
-
-def _add_ratios(rows: Iterable[dict[str, Any]]) -> None:
-    """How often each is as quick as nanoGPT's step of the same model, where that was timed; per token."""
-    rows = list(rows)
-
-    def token_s(row: dict[str, Any]) -> float:
-        config = RunConfig.model_validate(row["knobs"])
-        return row["step_s"] / (config.tokens_per_step or 1)
-
-    for row in rows:
-        base = [token_s(other) for other in rows if other["model"] == row["model"] and other["step"] == "nanogpt"]
-        if base:
-            row["ratio"] = min(base) / token_s(row)
 
 
 def table(found: dict[str, Any]) -> None:
@@ -186,7 +170,8 @@ def table(found: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=RESULTS / "limit.json")
-    parser.add_argument("--only", help="one model: " + ", ".join(m.name for m in [*MODELS, TINY]))
+    names = [model.name for model in [*MODELS, TINY]]
+    parser.add_argument("--only", nargs="+", choices=names, default=names[:-1], help="these models")
     parser.add_argument("--cards", action="store_true", help="only the cards, from recorded calibrations")
     args = parser.parse_args()
     known = json.loads(args.out.read_text("utf-8")) if args.out.exists() else {"models": []}
@@ -195,15 +180,21 @@ def main() -> None:
         os.environ["FORETRAIN_CACHE"] = tempfile.mkdtemp()  # what foretrain chooses is measured here and now
         keep_memory()  # as `foretrain train` does; it serves both sides
         show_compiled_kernels()
-        wanted = [m for m in [*MODELS, TINY] if m.name == args.only or (not args.only and m is not TINY)]
-        for model in wanted:
+        for model in (model for model in [*MODELS, TINY] if model.name in args.only):
             found = one_model(model, time.monotonic() + 600)
             found |= {"date": date.today().isoformat(), "machine": machine("cpu"), "versions": versions()}
             known["models"] = [each for each in known["models"] if each["model"] != model.name] + [found]
             table(found)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps({"what": (__doc__ or "").splitlines()[0], **known}, indent=1) + "\n", "utf-8")
-    print(f"wrote {args.out}")
+            keep(args.out, known)
+    keep(args.out, known)
+
+
+def keep(path: Path, known: dict[str, Any]) -> None:
+    """All that is known, in the order of the models."""
+    order = [model.name for model in [*MODELS, TINY]]
+    known["models"].sort(key=lambda each: order.index(each["model"]))
+    path.write_text(json.dumps({"what": (__doc__ or "").splitlines()[0], **known}, indent=1) + "\n", "utf-8")
+    print(f"wrote {path}")
 
 
 if __name__ == "__main__":

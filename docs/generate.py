@@ -23,6 +23,7 @@ import finetune_tables
 import gpu_tables
 import growth_page
 import json_schemas
+import limit_tables
 import page_parts
 import precision_tables
 import prepare_tables
@@ -454,6 +455,7 @@ PARTS: dict[str, Callable[[], str]] = {
     **cluster_tables.PARTS,
     **cuda_truth_tables.PARTS,
     **finetune_tables.PARTS,
+    **limit_tables.PARTS,
     "contributed": contributed_tables.contributed,
     "first-screen": start_screen,
     "schemas": json_schemas.table,
@@ -539,6 +541,7 @@ def main() -> int:
     pictures = ROOT / "docs" / "pictures"
     wanted = {pictures / "plan.svg": picture_of_plan(), **json_schemas.files()}
     wanted |= {pictures / name: drawn for name, drawn in growth_page.pictures().items()}
+    wanted[pictures / "limit.svg"] = limit_tables.picture()
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         wanted[page] = fill(page.read_text("utf-8"))
     stale = [path for path, content in wanted.items() if not path.is_file() or path.read_text("utf-8") != content]

@@ -117,9 +117,10 @@ def finetuning() -> str:
 def ways() -> str:
     """Steps of each way to run a model, beside nanoGPT's compiled one."""
     found = result("gpu_h100_ways")
+    shares = {row["title"]: row["share"] for card in result("limit")["cards"] for row in card["rows"] if "share" in row}
     lines = [
-        "| model and way | ms a step | tokens/s | times nanoGPT (range) | kernels ran | allocated GiB | reserved GiB |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| model and way | ms a step | tokens/s | times nanoGPT (range) | share of the limit | kernels ran | allocated GiB | reserved GiB |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for row in found["rows"]:
         if not row.get("blocks"):
@@ -127,9 +128,10 @@ def ways() -> str:
         profile = row.get("profile") or {}
         busy = f"{profile['busy_s'] / row['step_s']:.0%}" if profile.get("busy_s") else "–"
         low, high = row["ratio_range"]
+        share = f"{shares[row['title']]:.0%}" if row["title"] in shares else "not measured"
         lines.append(
             f"| {row['title']} | {row['step_s'] * 1e3:,.1f} | {row['tokens_per_s']:,.0f} | {row['ratio']:.2f} ({low:.2f} to "
-            f"{high:.2f}) | {busy} | {row['allocated_bytes'] / GIB:.2f} | {row['reserved_bytes'] / GIB:.2f} |"
+            f"{high:.2f}) | {share} | {busy} | {row['allocated_bytes'] / GIB:.2f} | {row['reserved_bytes'] / GIB:.2f} |"
         )
     return "\n".join(lines)
 

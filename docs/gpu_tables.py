@@ -128,7 +128,7 @@ def ways() -> str:
         profile = row.get("profile") or {}
         busy = f"{profile['busy_s'] / row['step_s']:.0%}" if profile.get("busy_s") else "–"
         low, high = row["ratio_range"]
-        share = f"{shares[row['title']]:.0%}" if row["title"] in shares else "not measured"
+        share = f"{shares[row['title']] * 100:.0f} %" if row["title"] in shares else "not measured"
         lines.append(
             f"| {row['title']} | {row['step_s'] * 1e3:,.1f} | {row['tokens_per_s']:,.0f} | {row['ratio']:.2f} ({low:.2f} to "
             f"{high:.2f}) | {share} | {busy} | {row['allocated_bytes'] / GIB:.2f} | {row['reserved_bytes'] / GIB:.2f} |"

@@ -21,6 +21,10 @@ def _rows(model: dict[str, Any]) -> list[dict[str, Any]]:
     return [row for row in model["contestants"] if "share" in row]
 
 
+def _percent(share: float) -> str:
+    return f"{share * 100:.0f} %" if share >= 0.1 else f"{share * 100:.1f} %"
+
+
 def _who(row: dict[str, Any]) -> str:
     trained = ", as `foretrain train` runs it" if row.get("as_trained") else ""
     return f"{row['name']}, {'compiled' if row['compiled'] else 'eager'}, {row['dtype']}{trained}"
@@ -76,7 +80,7 @@ def steps() -> str:
             ratio = f"{row['ratio']:.2f} ({row['lowest_ratio']:.2f} to {row['highest_ratio']:.2f})"
             lines.append(
                 f"| {model['model']} | {_who(row)} | {row['step_s'] * 1e3:,.1f} | {ratio} | {row['limit_s'] * 1e3:,.1f} | "
-                f"{row['share']:.0%} | {row['share_of_machine']:.0%} |"
+                f"{_percent(row['share'])} | {_percent(row['share_of_machine'])} |"
             )
     return "\n".join(lines)
 
@@ -135,7 +139,7 @@ def cards() -> str:
             ratio = f"{row['ratio']:.2f}" if row["ratio"] else "not measured"
             limit, share = "not measured", "not measured"
             if "share" in row:
-                limit, share = f"{row['limit_s'] * 1e3:,.1f}", f"{row['share'] * 100:.0f} %"
+                limit, share = f"{row['limit_s'] * 1e3:,.1f}", _percent(row["share"])
             lines.append(
                 f"| {row['title']} | {mode} | {row['dtype']} | {row['step_s'] * 1e3:,.1f} | {ratio} | {limit} | {share} |"
             )
@@ -154,7 +158,7 @@ def picture() -> str:
         for row in sides:
             limits = [each["limit_s"] for each in row["groups"]]
             measured = [*(each["measured_s"] for each in row["groups"]), max(0.0, row["rest_s"])]
-            share = f"{row['limit_s'] * 1e3:,.1f} ms, {row['share']:.0%}"
+            share = f"{row['limit_s'] * 1e3:,.1f} ms, {_percent(row['share'])}"
             parts += _bar(y, f"{row['name']}, {row['dtype']}: the limit", limits, scale, share)
             y += BAR + 2
             parts += _bar(

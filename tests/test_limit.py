@@ -279,6 +279,15 @@ def test_explain_says_the_share_and_the_table_is_one_option_away(a_run: Path) ->
     assert say("run_limit.weight_gradient") in long
 
 
+def test_a_step_that_beats_its_limit_says_that_the_peaks_are_wrong(a_run: Path) -> None:
+    slow = made_up_calibration(flop_per_s=1.0, bytes_per_s=1.0)  # a FLOP and a byte a second
+    save(slow)
+    assert json.loads(explained("--json"))["limit"]["share"] > 1
+    said = explained()
+    assert "of what this machine can do" not in said
+    assert "So the peaks were measured too low" in said
+
+
 def test_without_a_calibration_explain_names_the_command(a_run: Path) -> None:
     assert say("run_limit.calibrate", gpu=cpu_device().name) in explained()
     found = json.loads(explained("--json"))

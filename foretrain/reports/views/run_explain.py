@@ -237,6 +237,8 @@ def _limit_line(found: RunExplanation) -> tuple[Block, ...]:
     """The share; or the command that makes it known."""
     if found.limit is not None:
         values = {"share": found.limit.share, "limit": found.limit.step.limit_s, "step": found.limit.step_s}
+        if found.limit.share > 1:
+            return (Paragraph(Message("run_limit.beyond", values), "warn"),)
         return (Paragraph(Message("run_limit.share", values)),)
     if found.calibrate_first:
         return (Paragraph(Message("run_limit.calibrate", {"gpu": found.gpu_name})),)

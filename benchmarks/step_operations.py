@@ -62,10 +62,10 @@ def profiled(step: Callable[[], Any], steps: int, weights: Iterable[tuple[int, .
             e for e in events if e.time_range.start >= span.time_range.start and e.time_range.end <= span.time_range.end
         ]
         engine = [e.time_range for e in inside if e.name.startswith(ENGINE)]
-        begin, end = (min(t.start for t in engine), max(t.end for t in engine)) if engine else (float("inf"),) * 2
+        end = max((t.end for t in engine), default=float("inf"))
         for event in inside:
             if is_work(event):
-                group, seconds = _group(event, begin, end, shapes), event.self_cpu_time_total / 1e6
+                group, seconds = _group(event, end, shapes), event.self_cpu_time_total / 1e6
                 counts[group] += 1
                 groups[group] += seconds / len(spans)
                 names[event.name] += seconds / len(spans)
@@ -82,7 +82,7 @@ def is_work(event: Any) -> bool:
     return bool(WORK.match(event.name)) and not NO_WORK.match(event.name)
 
 
-def _group(event: Any, begin: float, end: float, weights: set[frozenset[int]]) -> Group:
+def _group(event: Any, end: float, weights: set[frozenset[int]]) -> Group:
     ancestors = [event.name]
     parent = event.cpu_parent
     while parent is not None and parent.name != STEP:
@@ -95,7 +95,8 @@ def _group(event: Any, begin: float, end: float, weights: set[frozenset[int]]) -
     if MATMULS.match(event.name):
         if result_of(event) in weights:
             return "weight_gradient"
-        return "input_gradient" if event.time_range.start >= begin else "forward"
+        backward = any(name.startswith(ENGINE) for name in ancestors)
+        return "input_gradient" if backward else "forward"
     return "loss" if LOSS.search(event.name) else "pointwise"
 
 

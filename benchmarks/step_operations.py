@@ -101,11 +101,11 @@ def _group(event: Any, end: float, weights: set[frozenset[int]]) -> Group:
 
 
 def result_of(event: Any) -> frozenset[int]:
-    """Rows and columns of a matmul's result; of the last two of its arguments that are matrices."""
-    matrices = [shape for shape in event.input_shapes if len(shape) == 2]
-    if len(matrices) < 2:
+    """Rows and columns of a matmul's result. Before its two matrices stands what is added, behind them its `out`."""
+    first = 1 if "addmm" in event.name else 0
+    left, right = [*event.input_shapes[first : first + 2], (), ()][:2]
+    if len(left) != 2 or len(right) != 2:
         return frozenset()
-    left, right = matrices[-2:]
     return frozenset((left[0], right[1]))
 
 

@@ -358,6 +358,8 @@ def test_views_and_wrappers_are_no_work() -> None:
 
 
 def test_the_result_of_a_matmul_is_its_rows_and_columns() -> None:
-    assert result_of(SimpleNamespace(input_shapes=[[3, 5], [5, 7]])) == {3, 7}
-    assert result_of(SimpleNamespace(input_shapes=[[7], [3, 5], [5, 7], [], []])) == {3, 7}
-    assert result_of(SimpleNamespace(input_shapes=[[2, 3, 5], [2, 5, 7]])) == set()
+    mm, addmm, bmm = "aten::mm", "aten::addmm", "aten::bmm"
+    assert result_of(SimpleNamespace(name=mm, input_shapes=[[3, 5], [5, 7]])) == {3, 7}
+    assert result_of(SimpleNamespace(name=mm, input_shapes=[[3, 5], [5, 7], [3, 7]])) == {3, 7}  # compiled: with `out`
+    assert result_of(SimpleNamespace(name=addmm, input_shapes=[[7], [3, 5], [5, 7], [], []])) == {3, 7}
+    assert result_of(SimpleNamespace(name=bmm, input_shapes=[[2, 3, 5], [2, 5, 7]])) == set()

@@ -287,8 +287,6 @@ def table(data: dict[str, Any]) -> list[dict[str, Any]]:
         }  # fmt: skip
         if len(found) > 1:
             row["sd"] = stdev(found)
-        if all(run.get("bits_per_byte") for run in own):
-            row["bits_per_byte"] = mean(run["bits_per_byte"] for run in own)
         if model in data["steps_s"]:
             kind = "bpe_ratio" if "BPE" in name else "ratio"
             ratio = data["steps_s"][model][kind] if name.startswith("modern") else 1.0

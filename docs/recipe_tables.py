@@ -65,22 +65,32 @@ def sentence() -> str:
 
 def tokenizer() -> str:
     """What a tokenizer of the run's own corpus gains."""
-    words = []
-    rows = {(row["model"], row["run"]): row for row in result("time_to_loss")["table"]}
-    for (model, name), row in rows.items():
-        plain = rows.get((model, name.removesuffix(", BPE of 1,024")))
-        if "BPE" in name and plain and "bits_per_byte" in plain:
-            time = f" in {row['wall_share'] / plain['wall_share']:.2f} times the time" if "wall_share" in row else ""
-            words.append(
-                f"At {model.replace('x', ' × ')} a BPE of 1,024 tokens, trained on the corpus (`tokenizer = bpe`), ends at "
-                f"{row['bits_per_byte']:.3f} bits a byte instead of {plain['bits_per_byte']:.3f} after as many steps{time}; "
-                "both over the whole validation split."
-            )
+    data, words = result("time_to_loss"), []
+    rows = {(row["model"], row["run"]): row for row in data["table"]}
+    bits: dict[tuple[str, str], dict[int, float]] = {}
+    for run in data["runs"]:
+        if run.get("bits_per_byte"):
+            bits.setdefault((run["model"], run["run"]), {})[run["seed"]] = run["bits_per_byte"]
+    for (model, name), own in bits.items():
+        same = (model, name.removesuffix(", BPE of 1,024"))
+        seeds = sorted(own.keys() & bits.get(same, {}).keys())
+        if "BPE" not in name or not seeds:
+            continue
+        after, before = (mean(found[seed] for seed in seeds) for found in (own, bits[same]))
+        shares = [rows[key].get("wall_share") for key in ((model, name), same)]
+        time = f" in {shares[0] / shares[1]:.2f} times the time" if all(shares) else ""
+        words.append(
+            f"At {model.replace('x', ' × ')} a BPE of 1,024 tokens, trained on the corpus (`tokenizer = bpe`), ends at "
+            f"{after:.3f} bits a byte instead of {before:.3f} after as many steps{time}; both over the whole validation "
+            f"split, {'seed' if len(seeds) == 1 else 'mean of seeds'} {', '.join(map(str, seeds))}."
+        )
     return "\n".join(words)
 
 
 def step_seconds() -> str:
     """Seconds a step of both."""
+    if not result("time_to_loss")["steps_s"]:
+        return "Not measured yet."
     lines = ["| model | nanoGPT, ms a step | modern, ms a step | ratio | threads |", "| --- " * 5 + "|"]
     for model, own in result("time_to_loss")["steps_s"].items():
         lines.append(
@@ -97,6 +107,8 @@ def _noise(row: dict[str, Any]) -> str:
 
 
 def _table(rows: list[dict[str, Any]], first: str) -> str:
+    if not rows:
+        return ""
     lines = [f"| {first} | seeds | loss | against all parts |", "| --- " * 4 + "|"]
     for row in rows:
         seeds = ", ".join(map(str, row["seeds"]))

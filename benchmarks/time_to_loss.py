@@ -1,290 +1,323 @@
 """Steps and time to a loss on a CPU: nanoGPT's recipe, the same with a tuned learning rate, and `recipe = modern`.
 
-    python benchmarks/time_to_loss.py            (three seeds; about half an hour of one core)
-    python benchmarks/time_to_loss.py --sweep    (the learning rates of the tuned baseline, one seed; ten minutes)
-    python benchmarks/time_to_loss.py --parts    (the modern recipe without one part at a time; ten minutes)
+    python benchmarks/time_to_loss.py                  (4 x 128: the runs that are missing; about ten minutes of one core)
+    python benchmarks/time_to_loss.py --model 6x384    (two hours of one core)
+    python benchmarks/time_to_loss.py --sweep          (the learning rates of the tuned baseline, one seed; three minutes)
+    python benchmarks/time_to_loss.py --times          (seconds a step at 4 x 128; two minutes, leave the machine idle)
 
-The config is that of nanoGPT's README for a CPU (4 layers, 4 heads, 128 wide, context 64, batch 12, 2000 steps) on the
-built-in corpus in bytes. The modern recipe runs a quarter and a third of the steps, each a whole schedule of its own.
-One thread; the runs of a seed take turns in one process, 25 steps each, so that what disturbs one disturbs all. Seconds
-are those of training steps alone, on the clock and of the processor. Each loss is over the same 800 rows of the
-validation split.
+4 x 128 is the config of nanoGPT's README for a CPU (context 64, batch 12, 2000 steps), 6 x 384 that of its baby GPT
+(context 256, batch 8). Both train on the built-in corpus in bytes; each loss is over the same 51,200 bytes of the
+validation split. The modern recipe runs a share of the steps, with as many tokens a step and a schedule of its own
+length; once also with a tokenizer of this corpus, whose loss is that of the whole split in nats a byte. Its rates and parts were chosen on another corpus with other seeds (recipe_parts.py).
+
+Losses and seconds are measured apart, since a loss does not depend on what else the machine does. A run's time is its
+steps times the seconds of one, without evaluations. Seconds are those of nanoGPT's own step (nanogpt_step.py: eager,
+float32) and of foretrain's step of the modern recipe in the dtype that `train` takes, in turns in one process, with as
+many threads as PyTorch uses by itself. At 6 x 384 the losses of both are those of bfloat16 products, so that a run
+takes half as long; nanoGPT's seconds stay those of float32.
+
+Each run is kept in the JSON when it is done, and not done again as long as its config is the same. `--minutes 5` stops
+after so many; the run that is not done then goes on where it was at the next call.
 """
 
+import argparse
+import fcntl
+import hashlib
 import json
-import sys
+import math
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import date
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median, stdev
 from typing import Any
 
+import numpy as np
 import torch
-import torch.nn.functional as F
-from common import RESULTS, arguments, report, show
+from common import RESULTS, report
+from nanogpt_step import Contestant, Foretrain, NanoGptTraining
 
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import from_values
 from foretrain.data.batches import TokenFile, evaluation_batches, train_batches
 from foretrain.data.builtin import prepare_built_in
-from foretrain.model import modern
+from foretrain.data.dataset import DatasetInfo
 from foretrain.model.optimizer import learning_rate
 from foretrain.model.step import build, evaluation_loss, train_step
+from foretrain.training.device import TORCH_DTYPES
 from foretrain.training.host_memory import keep_memory
 
-STEPS, SEEDS, TURN = 2000, (1, 2, 3), 25
-README: dict[str, Any] = {
-    "n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64, "batch_size": 12, "gradient_accumulation_steps": 1,
-    "vocab_size": 256, "dropout": 0.0, "dataset": "python-stdlib", "tokenizer": "byte", "device": "cpu",
-    "compile": False,
+STEPS, SEEDS = 2000, (1, 2, 3)
+SHARED: dict[str, Any] = {
+    "gradient_accumulation_steps": 1, "vocab_size": 256, "dropout": 0.0, "dataset": "python-stdlib",
+    "tokenizer": "byte", "device": "cpu", "compile": False,
 }  # fmt: skip
+MODELS: dict[str, dict[str, Any]] = {
+    "4x128": {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64, "batch_size": 12},
+    "6x384": {"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 256, "batch_size": 8},
+}
 NANOGPT = {"learning_rate": 1e-3, "min_lr": 1e-4, "beta2": 0.99, "warmup_iters": 100}
-TUNED_RATE = 4e-3  # the best of SWEEP
-SWEEP = (2e-3, 4e-3, 8e-3)
-SWEEP_STEPS, PART_STEPS = 600, 300
+TUNED_RATE = 4e-3  # the best of SWEEP at 4 x 128 (--sweep)
+SWEEP, SWEEP_STEPS = (2e-3, 4e-3, 8e-3), 600
+TUNED = {"learning_rate": TUNED_RATE, "min_lr": TUNED_RATE / 10}
+PARTS = {"4x128": (4, 6, 8, 10), "6x384": (6, 8, 10)}  # the modern recipe runs one of so many parts of the steps
+BPE = {"tokenizer": "bpe", "vocab_size": 1024}  # trained on the training split; the runs are named after it
+DTYPE = {"4x128": "float32", "6x384": "bfloat16"}  # that of `train` for the modern recipe; losses of both are of it
+TURNS = {"4x128": (7, 10), "6x384": (4, 2)}  # of the measurement of seconds: how many, and steps in each
+VALIDATION_BYTES = 51_200
 CPU = torch.device("cpu")
 
 
-def config_of(recipe: str, steps: int, seed: int, **changes: Any) -> RunConfig:
-    """nanoGPT's README config under a recipe, with a schedule over `steps`."""
-    knobs = {**README, "seed": seed, "max_iters": steps, "lr_decay_iters": steps, **changes}
-    return from_values(knobs | ({"recipe": "modern"} if recipe == "modern" else {**NANOGPT, **changes})).config
+def config_of(model: str, recipe: str, steps: int, seed: int, **changes: Any) -> RunConfig:
+    """A model under a recipe, with a schedule over `steps`."""
+    knobs = {**SHARED, **MODELS[model], "seed": seed, "max_iters": steps, "lr_decay_iters": steps}
+    own = {"recipe": "modern"} if recipe == "modern" else NANOGPT
+    return from_values({**knobs, **own, **changes}).config
+
+
+def validation_batches(info: DatasetInfo, config: RunConfig) -> list[Any]:
+    """The same bytes for every run of a model."""
+    rows = VALIDATION_BYTES // config.block_size
+    options: dict[str, Any] = {"rows": rows, "batch_size": rows // 20, "block": config.block_size, "device": CPU}
+    return list(evaluation_batches(TokenFile(info, "val", config.vocab_size), 0, "val", **options))
 
 
 class Run:
-    """One training run that goes on turn by turn."""
+    """One training run."""
 
-    def __init__(self, name: str, config: RunConfig, every: int) -> None:
-        self.name, self.config, self.every = name, config, every
-        info = prepare_built_in(config)
+    def __init__(self, config: RunConfig, dtype: str, info: DatasetInfo) -> None:
+        self.config, self.step = config, 0
         self.tokens = TokenFile(info, "train", config.vocab_size)
-        val = TokenFile(info, "val", config.vocab_size)
-        options: dict[str, Any] = {"rows": 800, "batch_size": 40, "block": config.block_size, "device": CPU}
-        self.validation = list(evaluation_batches(val, 0, "val", **options))
-        self.state = build(config, CPU, torch.float32, compile=False)
-        self.step, self.wall_s, self.cpu_s = 0, 0.0, 0.0
+        self.validation = validation_batches(info, config)
+        self.state = build(config, CPU, TORCH_DTYPES[dtype], compile=False)
         self.curve: list[dict[str, float]] = []
 
-    @property
-    def finished(self) -> bool:
-        return self.step == self.config.max_iters
+    def loss(self) -> float:
+        return mean(float(evaluation_loss(self.state, batch)) for batch in self.validation)
 
-    def turn(self, count: int = TURN) -> None:
-        """`count` steps, and an evaluation where one is due."""
+    def finish(self, every: int, until: float = float("inf")) -> float | None:
+        """All steps, with an evaluation after every so many; the last loss. None where the clock is at `until` before."""
         c = self.config
-        for _ in range(min(count, c.max_iters - self.step)):
-            batches = list(
-                train_batches(
-                    self.tokens, c.seed, self.step, batch_size=c.batch_size, accumulation=1, block=c.block_size,
-                    device=CPU,
-                )
+        while self.step < c.max_iters:
+            if time.monotonic() > until:
+                return None
+            batches = train_batches(
+                self.tokens, c.seed, self.step, batch_size=c.batch_size, accumulation=1, block=c.block_size,
+                device=CPU, order=c.data_order,
             )  # fmt: skip
-            wall, cpu = time.perf_counter(), time.process_time()
             train_step(self.state, batches, learning_rate(c, self.step))
-            self.wall_s += time.perf_counter() - wall
-            self.cpu_s += time.process_time() - cpu
             self.step += 1
-            if self.step % self.every == 0 or self.finished:
-                loss = mean(float(evaluation_loss(self.state, batch)) for batch in self.validation)
-                self.curve.append({"step": self.step, "val_loss": loss, "wall_s": self.wall_s, "cpu_s": self.cpu_s})
+            if self.step % every == 0 or self.step == c.max_iters:
+                self.curve.append({"step": self.step, "val_loss": self.loss()})
+        return self.curve[-1]["val_loss"]
 
-    @property
-    def record(self) -> dict[str, Any]:
-        last = self.curve[-1]
-        return {"run": self.name, "seed": self.config.seed, **last, "curve": self.curve}
+    @torch.no_grad()
+    def nats_per_byte(self, info: DatasetInfo) -> float:
+        """Over the whole validation split, window after window, whatever its tokens are."""
+        split = json.loads((Path(info.path) / "meta.json").read_text("utf-8"))["splits"]["val"]
+        tokens, block = TokenFile(info, "val", self.config.vocab_size), self.config.block_size
+        starts, total = np.arange(0, tokens.tokens - block, block), 0.0
+        for rows in np.array_split(starts, len(starts) // 40):
+            total += float(evaluation_loss(self.state, tokens.batch(rows, block, CPU))) * len(rows) * block
+        return total / (len(starts) * block) * split["tokens"] / split["source_bytes"]
 
+    def save(self, path: Path) -> None:
+        state = {"model": self.state.model.state_dict(), "optimizer": self.state.optimizer.state_dict()}
+        torch.save({**state, "step": self.step, "curve": self.curve}, path.with_suffix(".new"))
+        path.with_suffix(".new").replace(path)
 
-def together(runs: list[Run]) -> list[dict[str, Any]]:
-    """All runs to their ends, in turns."""
-    while waiting := [run for run in runs if not run.finished]:
-        for run in waiting:
-            run.turn()
-    for run in runs:
-        last = run.curve[-1]
-        print(f"{run.name}, seed {run.config.seed}: {last['val_loss']:.4f} in {run.cpu_s:.0f} s", file=sys.stderr)
-    return [run.record for run in runs]
-
-
-def race(out: Path) -> None:
-    """The claim: nanoGPT's loss in a quarter of the steps, the tuned one's in a third, and the time that they take."""
-    records = []
-    for seed in SEEDS:
-        quarter, third = (config_of("modern", -(-STEPS // part), seed) for part in (4, 3))
-        records += together(
-            [
-                Run("nanogpt", config_of("nanogpt", STEPS, seed), 100),
-                Run("nanogpt tuned", config_of("nanogpt", STEPS, seed, learning_rate=TUNED_RATE, min_lr=TUNED_RATE / 10), 100),
-                Run("modern, 1/4 of the steps", quarter, 50),
-                Run("modern, 1/3 of the steps", third, 50),
-            ]
-        )  # fmt: skip
-        _report(out, records)  # what is done stays, should the machine be needed
+    def load(self, path: Path) -> None:
+        found = torch.load(path, weights_only=True)
+        self.state.model.load_state_dict(found["model"])
+        self.state.optimizer.load_state_dict(found["optimizer"])
+        self.step, self.curve = found["step"], found["curve"]
 
 
-def _report(out: Path, records: list[dict[str, Any]]) -> None:
-    rows = [
-        [r["run"], str(r["seed"]), f"{r['step']:,}", f"{r['val_loss']:.4f}", f"{r['cpu_s']:.1f}", f"{r['wall_s']:.1f}"]
-        for r in records
-    ]
-    margins = [
-        _margins([r for r in records if r["seed"] == seed]) for seed in dict.fromkeys(r["seed"] for r in records)
-    ]
-    data = {"what": (__doc__ or "").splitlines()[0], "tuned_learning_rate": TUNED_RATE, "margins": margins}
-    title = "Validation loss in nats a byte, and seconds of training"
-    report(out, title, ["run", "seed", "steps", "val loss", "CPU s", "wall s"], rows, {**data, "runs": records})
-    columns = ["seed", *(f"{part} {what}" for part in ("1/4", "1/3") for what in ("nanoGPT", "tuned", "CPU", "wall"))]
-    show(
-        "Modern: how much lower its loss is than each, and its share of their time",
-        columns,
-        [_shares(m) for m in margins],
-    )
+# -- losses ------------------------------------------------------------------------------------------------
 
 
-def _margins(runs: list[dict[str, Any]]) -> dict[str, float]:
-    """How much lower the modern recipe's losses are, and its time as a share of the mean of both baselines'; one seed."""
-    base, tuned, quarter, third = runs
-    found = {"seed": base["seed"]}
-    for part, short in (("quarter", quarter), ("third", third)):
-        for name, long in (("nanogpt", base), ("tuned", tuned)):
-            found[f"{part}_below_{name}"] = long["val_loss"] - short["val_loss"]
-        found[f"{part}_cpu_share"] = short["cpu_s"] / (base["cpu_s"] / 2 + tuned["cpu_s"] / 2)
-        found[f"{part}_wall_share"] = short["wall_s"] / (base["wall_s"] / 2 + tuned["wall_s"] / 2)
-    return found
+def contestants(model: str) -> Iterator[tuple[str, str, int, dict[str, Any]]]:
+    """What runs at a size: name, recipe, steps, and what it changes."""
+    yield "nanogpt", "nanogpt", STEPS, {}
+    for part in PARTS[model]:
+        yield f"modern, 1/{part} of the steps", "modern", STEPS // part, {}
+    yield "modern, 1/6 of the steps, BPE of 1,024", "modern", STEPS // 6, BPE
+    if model == "4x128":
+        yield "nanogpt tuned", "nanogpt", STEPS, TUNED
 
 
-def _shares(margins: dict[str, float]) -> list[str]:
-    seed, *rest = margins.values()
-    return [f"{seed:.0f}", *(f"{value:.3f}" for value in rest)]
-
-
-# -- the recipe without one part ---------------------------------------------------------------------------
-
-
-def _learned_positions() -> None:
-    """nanoGPT's: a table added to the embedding."""
-    made = modern.ModernGPT.__init__
-
-    def init(self: Any, config: RunConfig) -> None:
-        made(self, config)
-        self.position = torch.nn.Parameter(torch.randn(config.block_size, config.n_embd) * 0.02)
-
-    def hidden(self: Any, idx: torch.Tensor) -> torch.Tensor:
-        x = x0 = modern.norm(self.embedding(idx) + self.position[: idx.shape[1]], torch.float32)
-        for block in self.blocks:
-            x = block(x, x0, self.cos, self.sin)
-        return modern.norm(x, torch.float32)
-
-    modern.ModernGPT.__init__, modern.ModernGPT.hidden = init, hidden
-    modern.rotate = lambda x, cos, sin: x
-
-
-def _tied() -> None:
-    made = modern.ModernGPT.__init__
-
-    def init(self: Any, config: RunConfig) -> None:
-        made(self, config)
-        self.lm_head.weight = self.embedding.weight
-
-    modern.ModernGPT.__init__ = init
-
-
-def _drawn_projections(run: Run) -> None:
-    """GPT-2's initialisation of what adds to the residual stream."""
-    for name, weight in run.state.model.named_parameters():
-        if name.endswith(("out.weight", "down.weight")):
-            torch.nn.init.normal_(weight, std=0.02 / (2 * run.config.n_layer) ** 0.5)
-
-
-def _no_skip(run: Run) -> None:
-    for name, weight in run.state.model.named_parameters():
-        if name.endswith("skip"):
-            weight.register_hook(torch.zeros_like)
-
-
-def _patch(module: Any, name: str, value: Any) -> Callable[[], None]:
-    return lambda: setattr(module, name, value)
-
-
-_plain_norm = modern.norm
-PARTS: dict[str, tuple[Callable[[], None], Callable[[Run], None], dict[str, Any]]] = {
-    "all parts": (lambda: None, lambda run: None, {}),
-    "learned positions for RoPE": (_learned_positions, lambda run: None, {}),
-    "no QK-norm": (
-        _patch(modern, "norm", lambda x, dtype: x if x.dim() == 4 else _plain_norm(x, dtype)), lambda run: None, {},
-    ),
-    "attention scale of 1": (_patch(modern, "QK_SCALE", 1.0), lambda run: None, {}),
-    "GELU for ReLU²": (_patch(modern, "squared_relu", F.gelu), lambda run: None, {}),
-    "LayerNorm for RMSNorm": (
-        _patch(
-            modern, "norm", lambda x, dtype: F.layer_norm(x, x.shape[-1:]) if x.dim() == 3 else _plain_norm(x, dtype)
-        ),
-        lambda run: None, {},
-    ),
-    "drawn projections for zeros": (lambda: None, _drawn_projections, {}),
-    "tied head": (_tied, lambda run: None, {}),
-    "no skip from the embedding": (lambda: None, _no_skip, {}),
-    "AdamW 1e-3 for Muon": (lambda: None, lambda run: None, {"optimizer": "adamw", "learning_rate": 1e-3, "min_lr": 0.0}),
-    "AdamW 3e-3 for Muon": (lambda: None, lambda run: None, {"optimizer": "adamw", "learning_rate": 3e-3, "min_lr": 0.0}),
-    "cosine for linear": (lambda: None, lambda run: None, {"lr_schedule": "cosine"}),
-}  # fmt: skip
-
-
-def parts(out: Path) -> None:
-    """Each part of the recipe left out, one at a time, in a process of its own."""
-    import subprocess
-
-    rows, records = [], []
-    for seed in SEEDS[:2]:
-        for name in PARTS:
-            words = [sys.executable, __file__, "--one", name, str(seed)]
-            done = subprocess.run(words, capture_output=True, text=True, check=True)
-            records.append(json.loads(done.stdout.splitlines()[-1]))
-            print(name, seed, records[-1]["val_loss"], file=sys.stderr, flush=True)
-    for name in PARTS:
-        losses = [record["val_loss"] for record in records if record["run"] == name]
-        rows.append([name, *(f"{loss:.4f}" for loss in losses)])
-    data = {"what": "The modern recipe without one part", "steps": PART_STEPS, "runs": records}
-    report(out, f"Validation loss after {PART_STEPS} steps", ["recipe", "seed 1", "seed 2"], rows, data)
-
-
-def one(name: str, seed: int) -> None:
-    """One run of `parts`; its record goes to stdout."""
-    before, after, knobs = PARTS[name]
-    before()
-    run = Run(name, config_of("modern", PART_STEPS, seed, **knobs), 100)
-    after(run)
-    run.turn(PART_STEPS)
-    print(json.dumps(run.record))
+def losses(out: Path, model: str, seeds: tuple[int, ...], until: float, only: str) -> None:
+    """Every run that the file does not have, as far as the clock allows."""
+    for seed in seeds:
+        for name, recipe, steps, changes in contestants(model):
+            config = config_of(model, recipe, steps, seed, **changes)
+            if only not in name or _known(out, model, name, seed, config):
+                continue
+            info, kept = prepare_built_in(config), _kept(config)
+            run = Run(config, DTYPE[model], info)
+            if kept.exists():
+                run.load(kept)
+            loss = run.finish(every=250 if steps == STEPS else 50, until=until)
+            if loss is None:
+                run.save(kept)
+                print(f"{model} {name}, seed {seed}: step {run.step}", flush=True)
+                return
+            kept.unlink(missing_ok=True)
+            whole = run.nats_per_byte(info) if recipe == "modern" else None
+            loss = loss if config.tokenizer == "byte" or whole is None else whole
+            record = {
+                "model": model, "run": name, "seed": seed, "step": steps, "val_loss": loss, "dtype": DTYPE[model],
+                "bits_per_byte": whole / math.log(2) if whole else None,
+                "date": date.today().isoformat(), "config": fingerprint(config), "curve": run.curve,
+            }  # fmt: skip
+            print(f"{model} {name}, seed {seed}: {loss:.4f}", flush=True)
+            with changed_file(out) as data:
+                others = [r for r in data["runs"] if (r["model"], r["run"], r["seed"]) != (model, name, seed)]
+                data["runs"] = [*others, record]
 
 
 def sweep(out: Path) -> None:
-    """The baseline at other learning rates, one seed."""
-    records = together(
-        [
-            Run(f"{rate:g}", config_of("nanogpt", SWEEP_STEPS, 1, learning_rate=rate, min_lr=rate / 10), 200)
-            for rate in SWEEP
-        ]
-    )
+    """nanoGPT's recipe at other learning rates, one seed."""
+    records = []
+    for rate in SWEEP:
+        config = config_of("4x128", "nanogpt", SWEEP_STEPS, 1, learning_rate=rate, min_lr=rate / 10)
+        run = Run(config, "float32", prepare_built_in(config))
+        loss = run.finish(every=200)
+        records.append({"run": f"{rate:g}", "seed": 1, "step": run.step, "val_loss": loss, "curve": run.curve})
     rows = [[r["run"], f"{r['val_loss']:.4f}"] for r in records]
     data = {"what": "nanoGPT's recipe at other learning rates", "steps": SWEEP_STEPS, "runs": records}
     report(out, f"nanoGPT's recipe, {SWEEP_STEPS} steps, seed 1", ["learning rate", "val loss"], rows, data)
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    keep_memory()  # as the trainer does
-    if sys.argv[1:2] == ["--one"]:
-        one(sys.argv[2], int(sys.argv[3]))
-        return
-    options = arguments(
-        "time_to_loss", __doc__ or "", sweep="the baseline's learning rates", parts="the recipe without a part"
+def fingerprint(config: RunConfig) -> str:
+    return hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:12]
+
+
+def _kept(config: RunConfig) -> Path:
+    """Where a run that is not done yet waits."""
+    return Path(tempfile.gettempdir()) / f"time-to-loss-{fingerprint(config)}.pt"
+
+
+def _known(out: Path, model: str, name: str, seed: int, config: RunConfig) -> bool:
+    wanted = (model, name, seed, fingerprint(config))
+    return any((r["model"], r["run"], r["seed"], r["config"]) == wanted for r in read(out)["runs"])
+
+
+def read(out: Path) -> dict[str, Any]:
+    empty: dict[str, Any] = {"runs": [], "steps_s": {}}
+    return {**empty, **json.loads(out.read_text("utf-8"))} if out.exists() else empty
+
+
+@contextmanager
+def changed_file(out: Path) -> Iterator[dict[str, Any]]:
+    """The file's contents to change, written back with the table; one process at a time."""
+    with (out.parent / f".{out.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        data = read(out)
+        yield data
+        order = {(m, name): i for i, (m, name) in enumerate((m, c[0]) for m in MODELS for c in contestants(m))}
+        data["runs"].sort(key=lambda r: (order.get((r["model"], r["run"]), 99), r["seed"]))
+        _report(out, data)
+    Path(lock.name).unlink(missing_ok=True)
+
+
+# -- seconds -----------------------------------------------------------------------------------------------
+
+
+def seconds(model: str, *, rounds: int, steps: int) -> dict[str, Any]:
+    """Seconds a step of nanoGPT's own step and of the modern recipe's, `rounds` turns of `steps` steps each."""
+    plain, ours = config_of(model, "nanogpt", STEPS, 1), config_of(model, "modern", STEPS, 1)
+    bpe = config_of(model, "modern", STEPS, 1, **BPE)
+    all_three: tuple[Contestant, ...] = (
+        NanoGptTraining(plain, CPU, "float32", prepare_built_in(plain), compiled=False),
+        *(Foretrain(c, CPU, DTYPE[model], prepare_built_in(c), compiled=False) for c in (ours, bpe)),
     )
+    number = 0
+    found: tuple[list[float], ...] = ([], [], [])
+    for _ in range(rounds + 1):
+        for contestant, times in zip(all_three, found, strict=True):
+            started = time.perf_counter()
+            for step in range(number, number + steps):
+                contestant.step(step)
+            times.append((time.perf_counter() - started) / steps)
+        number += steps
+    nanogpt, modern, of_bpe = (times[1:] for times in found)  # the first turn warms up
+    ratios = [b / a for a, b in zip(nanogpt, modern, strict=True)]
+    return {
+        "threads": torch.get_num_threads(), "steps_a_turn": steps, "modern_dtype": DTYPE[model],
+        "nanogpt_step_s": median(nanogpt), "modern_step_s": median(modern), "bpe_step_s": median(of_bpe),
+        "nanogpt_turns_s": nanogpt, "modern_turns_s": modern, "bpe_turns_s": of_bpe,
+        "ratio": median(ratios), "lowest_ratio": min(ratios), "highest_ratio": max(ratios),
+        "bpe_ratio": median(b / a for a, b in zip(nanogpt, of_bpe, strict=True)),
+    }  # fmt: skip
+
+
+# -- the table ---------------------------------------------------------------------------------------------
+
+
+def _report(out: Path, data: dict[str, Any]) -> None:
+    rows = []
+    for row in table(data):
+        spread = f" ± {row['sd']:.3f}" if "sd" in row else ""
+        rows.append(
+            [row["model"], row["run"], f"{row['steps']:,}", " ".join(f"{loss:.3f}" for loss in row["losses"]),
+             f"{row['mean']:.3f}{spread}", f"{row['steps_share']:.1%}",
+             f"{row['wall_share']:.1%}" if "wall_share" in row else ""]
+        )  # fmt: skip
+    columns = ["model", "recipe", "steps", "loss of each seed", "mean", "of the steps", "of the wall time"]
+    kept = {key: data[key] for key in ("steps_s", "runs")}
+    what = (__doc__ or "").splitlines()[0]
+    title = "Validation loss in nats a byte, and shares of nanoGPT's steps and time"
+    report(out, title, columns, rows, {"what": what, "tuned_learning_rate": TUNED_RATE, "table": table(data), **kept})
+
+
+def table(data: dict[str, Any]) -> list[dict[str, Any]]:
+    """A row for each recipe at each size: losses by seed, mean and standard deviation, shares of steps and of time."""
+    rows: list[dict[str, Any]] = []
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for run in data["runs"]:
+        groups.setdefault((run["model"], run["run"]), []).append(run)
+    for (model, name), own in groups.items():
+        found, steps = [run["val_loss"] for run in own], own[0]["step"]
+        row = {
+            "model": model, "run": name, "steps": steps, "seeds": [run["seed"] for run in own], "losses": found,
+            "mean": mean(found), "steps_share": steps / STEPS,
+        }  # fmt: skip
+        if len(found) > 1:
+            row["sd"] = stdev(found)
+        if model in data["steps_s"]:
+            kind = "bpe_ratio" if "BPE" in name else "ratio"
+            ratio = data["steps_s"][model][kind] if name.startswith("modern") else 1.0
+            row["wall_share"] = steps / STEPS * ratio
+        rows.append(row)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=RESULTS / "time_to_loss.json", help="where to write the JSON")
+    parser.add_argument("--model", choices=MODELS, default="4x128")
+    parser.add_argument("--seeds", type=int, nargs="*", default=SEEDS)
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after so many")
+    parser.add_argument("--only", default="", help="runs whose names have this in them")
+    parser.add_argument("--sweep", action="store_true", help="the baseline's learning rates")
+    parser.add_argument("--times", action="store_true", help="seconds a step")
+    options = parser.parse_args()
+    keep_memory()  # as the trainer does
+    if options.times:
+        rounds, steps = TURNS[options.model]
+        found = seconds(options.model, rounds=rounds, steps=steps)
+        with changed_file(options.out) as data:
+            data["steps_s"][options.model] = found
+        return
+    torch.set_num_threads(1)
     if options.sweep:
         sweep(RESULTS / "time_to_loss_sweep.json")
-    elif options.parts:
-        parts(RESULTS / "time_to_loss_parts.json")
     else:
-        race(options.out)
+        until = time.monotonic() + 60 * options.minutes
+        losses(options.out, options.model, tuple(options.seeds), until, options.only)
 
 
 if __name__ == "__main__":

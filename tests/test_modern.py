@@ -71,7 +71,8 @@ def reference_loss(w: dict[str, torch.Tensor], c: RunConfig, idx: torch.Tensor, 
         return torch.cat((z.real, z.imag), -1)
 
     mask = torch.full((T, T), float("-inf")).triu(1)
-    x = x0 = rms(w["embedding.weight"][idx])
+    e = w["embedding.weight"][idx]
+    x = x0 = rms(e + w["smear"] * torch.cat((torch.zeros(B, 1, c.n_embd), e[:, :-1]), 1))
     for i in range(c.n_layer):
         b = f"blocks.{i}."
         x = x + w[b + "skip"] * x0
@@ -130,11 +131,13 @@ def test_no_token_sees_the_future_and_positions_count() -> None:
     model = make_model(small()).eval()
     stirred(model)
     idx, _ = batch()
-    changed = idx.clone()
-    changed[:, 10] = (changed[:, 10] + 1) % 96
-    a, b = model.hidden(idx), model.hidden(changed)
-    assert torch.equal(a[:, :10], b[:, :10])
-    assert not torch.equal(a[:, 10:], b[:, 10:])
+    a = model.hidden(idx)
+    for position in (10, 15):
+        changed = idx.clone()
+        changed[:, position] = (changed[:, position] + 1) % 96
+        b = model.hidden(changed)
+        assert torch.equal(a[:, :position], b[:, :position])
+        assert not torch.equal(a[:, position:], b[:, position:])
     swapped = idx[:, [1, 0, *range(2, 16)]]
     assert not torch.allclose(model.hidden(swapped)[:, 15], a[:, 15])
 
@@ -238,7 +241,7 @@ def test_a_plan_is_of_this_model_and_nanogpts_step_of_nanogpts() -> None:
     gpu = find("RTX 4070")
     changed = plan(resolve(["gpt2-124m", "--recipe=modern"]).config, gpu)
     plain = plan(resolve(["gpt2-124m"]).config, gpu)
-    assert changed.counts.n_params == 2 * 50304 * 768 + 12 * (12 * 768**2 + 1)
+    assert changed.counts.n_params == (2 * 50304 + 1) * 768 + 12 * (12 * 768**2 + 1)
     assert changed.memory[1] == plain.memory[1]
     assert changed.nanogpt_timing
     assert plain.nanogpt_timing

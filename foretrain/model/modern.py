@@ -2,7 +2,8 @@
 
 The forward pass, op by op (eager; N tokens a micro-batch, `low` the dtype that autocast gives to matrix products):
 
-    x = x0 = norm(embedding(idx))                       N x C, fp32: the residual stream stays fp32
+    e = embedding(idx)                                  N x C, fp32: the residual stream stays fp32
+    x = x0 = norm(e + smear·e one token before)         `smear`: a learned number a channel
     each block: x = x + skip·x0                         addcmul, `skip` a learned scalar
                 h = norm(x)                             low
                 qk = norm(rotate(h·Wqkᵀ)), v = h·Wvᵀ    low; one mul, one roll, one addcmul rotate q and k together
@@ -13,8 +14,9 @@ The forward pass, op by op (eager; N tokens a micro-batch, `low` the dtype that 
 
 What is kept for backward, each once. Per block in `low`: h (N·C), q and k (2·N·C), v (N·C), attention's output (N·C),
 h (N·C), the squared ReLU (4·N·C), and the copies of the five weights; in fp32: attention's logsumexp (N·H) and a
-number a row of each norm (N + 2·N·H + N). Once: x0 (N·C, fp32), the last norm's result (N·C, low), their numbers (2·N),
-the token ids. The residual stream and the inputs of norms are kept nowhere.
+number a row of each norm (N + 2·N·H + N). Once: e one token before and x0 (2·N·C, fp32), `smear` for each position
+(T·C), the last norm's result (N·C, low), the numbers of two norms (2·N), the token ids. The residual stream and the
+inputs of norms are kept nowhere.
 
 Shapes: B micro-batch, T context, C width, H heads, D = C / H, V vocabulary.
 """
@@ -94,9 +96,13 @@ class ModernGPT(RotaryModel):
         super().__init__(config)
         c = config
         self.embedding = TokenEmbedding(c.vocab_size, c.n_embd)
+        self.smear = nn.Parameter(torch.zeros(c.n_embd))
         self.blocks = nn.ModuleList([Block(c.n_embd, c.n_head) for _ in range(c.n_layer)])
         self.lm_head = nn.Linear(c.n_embd, c.vocab_size, bias=False)
         self.keep_tables(c.n_embd // c.n_head, ROPE_BASE)
+        follows = torch.ones(c.block_size, 1)
+        follows[0] = 0  # the first token follows none
+        self.register_buffer("follows", follows, persistent=False)
         self.apply(_init)
         nn.init.zeros_(self.lm_head.weight)
 
@@ -104,7 +110,10 @@ class ModernGPT(RotaryModel):
         return self.blocks
 
     def embed(self, idx: Tensor) -> Tensor:
-        return self.embedding(idx)
+        """With a share of the token before: attention in one layer then finds what followed the same token earlier."""
+        x, follows = self.embedding(idx), self.follows
+        assert isinstance(follows, Tensor)
+        return x + x.roll(1, 1) * (self.smear * follows[: idx.shape[1]])
 
     def enter(self, x: Tensor) -> tuple[Tensor, ...]:
         """x0 twice: every block adds a share of it."""

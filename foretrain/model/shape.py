@@ -15,7 +15,7 @@ from typing import Any
 from foretrain.config.families import family_of
 from foretrain.config.options import RunConfig, named
 
-NS_STEPS = 5  # Newton-Schulz iterations of Muon (model/muon.py), here because they are FLOPs to predict
+NS_STEPS = 4  # Newton-Schulz iterations of Muon (model/muon.py), here because they are FLOPs to predict
 # Elements that Muon iterates at one time: enough to fill a large GPU, and bounds what its step takes for a moment.
 NS_BATCH_ELEMENTS = 2**24
 # What the tensors of a model follow from.

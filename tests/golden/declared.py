@@ -3,6 +3,7 @@
 from .compare import Declared
 
 RANKS = "several ranks can share a step: new options, and what a run on several has"
+MODERN = "recipe = modern: a share of the token before, a momentum of 0.85; Muon iterates four times"
 SPLIT = "what a split gives is no view to the partition of a compiled step, so another tensor of that size may be kept"
 LAZY = "advice estimates memory only of what it may take, so fewer estimates are counted"
 DECLARED: tuple[Declared, ...] = (
@@ -18,4 +19,5 @@ DECLARED: tuple[Declared, ...] = (
     Declared("plan drawn 30 ", "", "Inductor takes tangents to stay, which picks another order of kernels"),
     Declared("advise|^plan|python advise", r"\.planned$", LAZY),
     Declared("modern|plan drawn (2|71|76) |^serve plans|advise quality json", "", SPLIT),
+    Declared("modern|muon|nanochat", "", MODERN),
 )  # fmt: skip

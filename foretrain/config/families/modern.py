@@ -29,7 +29,9 @@ class Modern(Family):
         "optimizer": "muon", "lr_schedule": "linear", "warmup_iters": 0, "dropout": 0.0, "bias": False,
     }  # fmt: skip
     # The rates are those of Muon and of AdamW beside it; with AdamW alone they would not hold.
-    rates: Mapping[str, Any] = {"learning_rate": 0.005, "min_lr": 0.0, "weight_decay": 0.0, "beta1": 0.9, "beta2": 0.95}
+    rates: Mapping[str, Any] = {
+        "learning_rate": 0.005, "muon_momentum": 0.85, "min_lr": 0.0, "weight_decay": 0.0, "beta1": 0.9, "beta2": 0.95,
+    }  # fmt: skip
     rules = (
         NO_DROPOUT,
         NO_BIAS,
@@ -38,6 +40,7 @@ class Modern(Family):
     )
 
     def before(self, c: RunConfig) -> Named:
+        yield "smear", (c.n_embd,)
         yield "embedding.weight", (c.vocab_size, c.n_embd)
 
     def block(self, c: RunConfig) -> Named:
@@ -49,8 +52,9 @@ class Modern(Family):
         yield "lm_head.weight", (c.vocab_size, c.n_embd)
 
     def buffers(self, c: RunConfig) -> Iterator[Shape]:
-        """Cosines and sines of the rotary positions."""
+        """Cosines and sines of the rotary positions, and which positions follow another."""
         yield from [(c.block_size, self.head_dim(c))] * 2
+        yield (c.block_size, 1)
 
     def roughly_compiled(self, c: RunConfig) -> str:
         """Small models took 8 % less."""

@@ -36,6 +36,7 @@ class Muon(Optimizer):
                 ops.traffic("weight decay", "clip", numel, 4, 4, count)
             ops.traffic("matrices together", "add", numel, 4, 4, count)
             ops.traffic("matrices together", "add", numel, 4 + 2 * low, 2 * low, count)  # cast, length and division
+            ops.traffic("matrices together", "add", numel, low, low, count)  # divided once more, by the nearer bound
             for m, n, k in ((rows, rows, columns), (rows, rows, rows), (rows, columns, rows)):
                 ops.matmul("newton-schulz", m, n, k, NS_STEPS * count, dtype)
             ops.traffic("update", "add", numel, low + 8, 8, count)

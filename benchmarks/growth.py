@@ -181,7 +181,7 @@ def prepare_part() -> Part:
 
         def once() -> Iterator[dict[str, float]]:
             for source in sources:
-                found = prepare.foretrain_run(source, work, cores)
+                found = prepare.foretrain_run(str(source), work, cores)
                 yield {"seconds": found["wall_s"], "peak_bytes": found["peak_bytes"]}
 
         return once

@@ -205,6 +205,8 @@ def test_one_card_is_not_one_of_many():
         ("ddp", {"master_weights": True}, "config.sharing_master_weights"),
         ("fsdp", {"master_weights": True}, "config.sharing_master_weights"),
         ("fsdp_no_reshard", {"optimizer_offload": True}, "config.sharing_offload"),
+        ("ddp", {"optimizer_offload": True, "gradient_offload": True}, "config.sharing_gradients"),
+        ("ddp", {"optimizer_offload": True}, None),
         ("ddp", {"optimizer": "muon"}, None),
         ("zero1", {"optimizer": "adamw8bit"}, None),
         ("fsdp", {"loss_chunk_size": 64, "activation_checkpointing": True}, None),

@@ -111,6 +111,8 @@ def sharing_problem(config: RunConfig, sharing: Sharing) -> UserError | None:
         return UserError("config.sharing_master_weights", **values)
     if config.optimizer_offload and sharing.strategy != "ddp":
         return UserError("config.sharing_offload", **values)
+    if config.gradient_offload:  # model/master.py takes a gradient before DDP has summed it
+        return UserError("config.sharing_gradients", **values)
     return None
 
 

@@ -72,7 +72,7 @@ def peaks() -> str:
 def steps() -> str:
     """Every contestant: how often as quick as nanoGPT, and what share of the limit."""
     lines = [
-        "| model | who | ms a step | times nanoGPT (range) | limit ms | share of the limit | of the quickest dtype's |",
+        "| model | who | ms a step | times nanoGPT (range) | limit ms | share of the limit | of the fastest dtype's |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for model in result("limit")["models"]:

@@ -252,7 +252,7 @@ def test_explain_says_that_the_machine_was_busy(busy_run: RunDirectory) -> None:
     found = explain_run(record, plan(record.config, record.gpu), metrics, events)
     shown = " ".join(shown_of(run_explain_view.document(found)).split())
     assert "other programs used 60.0 % of the processor" in shown
-    assert "foretrain calibrate" not in shown
+    assert shown.count("foretrain calibrate") == 1  # for the machine's limit, and not because the forecast was missed
 
 
 def test_lines_beside_more_of_others_are_slow_for_their_sake() -> None:

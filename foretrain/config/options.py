@@ -98,8 +98,8 @@ class RunConfig(Record):
     )
     init_from: str = option(
         "scratch",
-        "scratch, resume, gpt2, gpt2-medium, gpt2-large, gpt2-xl, or the path (with a slash) of nanoGPT's ckpt.pt, of "
-        "safetensors, of a folder with a GPT-2, Llama, Qwen3 or nanochat, or of a run",
+        "scratch, resume, gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a path with a slash: nanoGPT's ckpt.pt, "
+        "safetensors, a folder with a GPT-2, Llama, Qwen3 or nanochat, a run",
         group="model", pattern=_INIT_FROM, affects=LEARNING, on_resume="free",
     )
     init_optimizer: bool = option(
@@ -108,12 +108,12 @@ class RunConfig(Record):
     )
 
     dataset: str = option(
-        "openwebtext", "folder of prepared tokens, or its name under data/; a mixture (mix.toml); an address such as "
-        "s3://bucket/set; or python-stdlib (docs/data-sets.md)",
+        "openwebtext", "folder of prepared tokens, or its name under data/; a mixture (mix.toml); an address "
+        "(s3://bucket/set); or python-stdlib (docs/data-sets.md)",
         group="data", pattern=_A_PATH, affects=LEARNING, on_resume="refuses",
     )
     data_order: Literal["random", "epochs"] = option(
-        "random", "random: draw rows with replacement, as nanoGPT does; epochs: each window once before any repeats",
+        "random", "random: rows with replacement, as nanoGPT; epochs: each window once before any repeats",
         group="data", nanogpt="lacks", affects=LEARNING, on_resume="refuses",
     )
     verify_data: bool = option(
@@ -151,7 +151,7 @@ class RunConfig(Record):
         affects=NOTHING, on_resume="free", compared=False,
     )
     auto_batch_size: bool = option(
-        False, "pick the micro-batch for the memory at hand, with the same tokens per step; as batch_size = auto",
+        False, "pick the micro-batch that fits, with the same tokens per step; as batch_size = auto",
         group="batch", nanogpt="cannot", affects=NOTHING, on_resume="free", compared=False,
     )
     activation_checkpointing: bool = option(
@@ -217,7 +217,7 @@ class RunConfig(Record):
     )
     on_nonfinite: Literal["stop", "skip"] = option(
         "stop", "if a loss or gradient is not finite, its update is never applied. stop: end with a failure report; "
-        "skip: continue with the next step, at most ten times in a thousand steps",
+        "skip: take the next step, at most ten times in a thousand",
         group="optimizer", nanogpt="lacks", affects=NOTHING, on_resume="free",
     )
     decay_lr: bool = option(
@@ -250,9 +250,9 @@ class RunConfig(Record):
         idle=(("cpu", "the optimizer of a run on the CPU is in the computer's memory already"),),
     )
     gradient_offload: bool = option(
-        False, "move each gradient to host memory as soon as it is computed; with optimizer_offload; slower still",
+        False, "move each gradient to host memory at once; needs optimizer_offload; slower",
         group="optimizer", nanogpt="cannot", needs=("optimizer_offload", True), affects=COST, on_resume="rounding",
-        idle=(("cpu", "the gradients of a run on the CPU are in the computer's memory already"),),
+        idle=(("cpu", "it is for GPUs"),),
     )
 
     eval_interval: int = option(
@@ -308,8 +308,8 @@ class RunConfig(Record):
         affects=COST, on_resume="rounding", compared=False, by_effect=True, reference="other",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
-        "auto", "precision of the matmuls; auto: bfloat16 if the card has it, else float16; on a CPU whichever "
-        "measures faster", group="system",
+        "auto", "precision of the matmuls; auto: bfloat16 if the card has it, else float16; on a CPU the "
+        "faster one", group="system",
         affects=EVERYTHING, on_resume="refuses", by_effect=True, reference="other", chosen_on_cpu=True,
         tuned=Tuned(spread=0.30, paired=True), basic=9,
     )
@@ -324,7 +324,7 @@ class RunConfig(Record):
     )
     master_weights: bool = option(
         False,
-        "keep weights and residual stream in dtype, with fp32 master copies in the optimizer, instead of autocast",
+        "keep weights and residual stream in dtype, with fp32 masters in the optimizer",
         group="system", nanogpt="cannot", affects=EVERYTHING, on_resume="refuses", chosen_on_cpu=True,
         idle=(("float32", "in float32 the weights are their own masters; set dtype to bfloat16"),),
     )
@@ -344,7 +344,7 @@ class RunConfig(Record):
     )
     compile_blocks: bool = option(
         False,
-        "torch.compile one block that all share, instead of the whole model: starts sooner, takes less memory",
+        "torch.compile one block for all: starts sooner, less memory",
         group="system", nanogpt="cannot", needs=("compile", True), affects=COST, on_resume="rounding",
     )
     cuda_graph: bool = option(
@@ -355,12 +355,12 @@ class RunConfig(Record):
     )
     attention: Literal["auto", "sdpa", "bmm"] = option(
         "auto", "attention kernels. sdpa: PyTorch's own; bmm: batched matmuls, for CPUs and without dropout; "
-        "auto: sdpa on GPUs, whichever measures faster on CPUs",
+        "auto: sdpa on GPUs, the faster one on CPUs",
         group="system", nanogpt="cannot", affects=COST, on_resume="rounding", chosen_on_cpu=True,
         tuned=Tuned(spread=0.25, paired=True),
     )
     cpu_threads: int = option(
-        0, "threads of a run on a CPU; 0: PyTorch's number, or fewer if they measure faster",
+        0, "threads of a run on a CPU; 0: PyTorch's number, or fewer if faster",
         group="system", least=0, most=4096, nanogpt="lacks",
         affects=("speed",), on_resume="rounding", chosen_on_cpu=True, tuned=Tuned(spread=0.30, paired=True),
         idle=(("cuda", _ON_A_CARD), ("mps", _ON_A_CARD)),
@@ -373,14 +373,14 @@ class RunConfig(Record):
     )
     strategy: StrategyName = option(
         "ddp",
-        "how several ranks share a step. ddp: each has all weights; zero1: the optimizer states are sharded; fsdp: "
-        "weights, gradients and optimizer states; fsdp_no_reshard: gathered once a step; hsdp: sharded within a node",
+        "how ranks share a step. ddp: each has all weights; zero1: shards optimizer states; fsdp: weights and "
+        "gradients, too; fsdp_no_reshard: gathered once a step; hsdp: sharded within a node",
         group="system", nanogpt="cannot", affects=COST, on_resume="rounding", by_effect=True, reference="other",
         tuned=Tuned(spread=0.30),
     )
     hold_gradients: bool = option(
         False,
-        "with fsdp: keep whole gradients until the last micro-batch, then send them: less to send, more memory",
+        "with fsdp: send gradients after the last micro-batch only: less to send, more memory",
         group="system", nanogpt="cannot", affects=COST, on_resume="rounding", by_effect=True, reference="other",
         tuned=Tuned(spread=0.20),
     )

@@ -113,7 +113,7 @@ class ModernGPT(RotaryModel):
         """With a share of the token before: attention in one layer then finds what followed the same token earlier."""
         x, follows = self.embedding(idx), self.follows
         assert isinstance(follows, Tensor)
-        return x + x.roll(1, 1) * (self.smear * follows[: idx.shape[1]])
+        return x + x.roll(1, 1) * (self.smear * follows[: idx.shape[1]].to(x.dtype))
 
     def enter(self, x: Tensor) -> tuple[Tensor, ...]:
         """x0 twice: every block adds a share of it."""

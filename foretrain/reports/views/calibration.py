@@ -58,7 +58,7 @@ def _peaks(peaks: Peaks) -> Iterator[tuple[Cell, ...]]:
     values = {name: (rate or 0.0) / 1e9 for name, rate in moved.items()}
     yield Message("row.peak_memory"), Message("calibration.peak_memory", values)
     if peaks.page_s is not None and peaks.page_bytes:
-        page = {"each": peaks.page_s * 1e9, "size": peaks.page_bytes}
+        page = {"each": peaks.page_s * 1e6, "size": peaks.page_bytes}
         yield Message("row.peak_page"), Message("calibration.peak_page", page)
     launch = {"each": peaks.launch_s * 1e6, "both": peaks.autograd_launch_s * 1e6}
     yield Message("row.peak_launch"), Message("calibration.peak_launch", launch)

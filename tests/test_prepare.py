@@ -200,7 +200,7 @@ FRAGMENTS = [b"\\u00e9", b"\\ud83d\\ude00", b"\\ud800", b"\\udc00x", b"\\n", b"\
 
 @given(st.lists(st.sampled_from(FRAGMENTS), max_size=6))
 def test_lines_are_read_as_json_reads_them(tmp_path_factory: pytest.TempPathFactory, parts: list[bytes]) -> None:
-    """The quick parser beside Python's own, of text that is UTF-8 and of what is mended to it."""
+    """The fast parser against Python's own, on valid UTF-8 and on text with replaced bytes."""
     line = b'{"text": "' + b"".join(parts) + b'"}'
     try:
         wanted: str | None = json.loads(line.decode("utf-8", "replace"))["text"]

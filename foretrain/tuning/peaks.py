@@ -46,13 +46,12 @@ def measure(device: torch.device, dtypes: list[str], timed: Timer, listen: Liste
     listen("bandwidth", 0.8)
     rates = [_bandwidth(*each, timed) for each in accesses(device)]
     listen("launch", 0.95)
-    host = time.perf_counter
-    launch_s, autograd_launch_s = (_best_s(run, lambda f: _clocked(f, host)) for run in _launches(device))
+    launch_s, autograd_launch_s = (_best_s(run, _clocked) for run in _launches(device))
     on_cpu = device.type == "cpu"
     return Peaks(
         products=tuple(products), bandwidths=tuple(rates), launch_s=launch_s / LAUNCHES,
         autograd_launch_s=autograd_launch_s / LAUNCHES, page_s=page_time() if on_cpu else None,
-        page_bytes=mmap.PAGESIZE if on_cpu else None, took_s=host() - started,
+        page_bytes=mmap.PAGESIZE if on_cpu else None, took_s=time.perf_counter() - started,
     )  # fmt: skip
 
 
@@ -64,10 +63,11 @@ def calibrated(placement: Placement, dtypes: list[str], modes: list[bool], liste
     return found.model_copy(update={"peaks": best, "took_s": found.took_s + best.took_s})
 
 
-def _clocked(run: Callable[[], Any], clock: Callable[[], float]) -> float:
-    began = clock()
+def _clocked(run: Callable[[], Any]) -> float:
+    """Seconds of a call on the host's clock."""
+    began = time.perf_counter()
     run()
-    return clock() - began
+    return time.perf_counter() - began
 
 
 def _best_s(run: Callable[[], Any], timed: Timer) -> float:
@@ -156,7 +156,7 @@ def page_time() -> float:
             def touch(pages: np.ndarray = pages) -> None:
                 pages[:] = 1
 
-            first_s, again_s = (_clocked(touch, time.perf_counter) for _ in range(2))
+            first_s, again_s = (_clocked(touch) for _ in range(2))
             found.append((first_s - again_s) / len(pages))
             del pages, touch
     return max(0.0, min(found))

@@ -179,7 +179,7 @@ def _lines_of_json(stream: BinaryIO, file: SourceFile, format: Format, start: Pl
 
 
 def _parsed(line: bytes, file: SourceFile, number: int) -> tuple[Any, bool]:
-    """The value of a line, and whether it was mended. Raises UserError 'data.source_line'."""
+    """The parsed value of a line, and whether bytes in it were replaced. Raises UserError 'data.source_line'."""
     if len(line) <= _QUICK_BYTES:
         try:
             return from_json(line, cache_strings="keys"), False

@@ -114,7 +114,7 @@ def _end_of_line(raw: Any, wanted: int, size: int) -> int:
 
 @dataclass
 class Lines:
-    """What a range holds: its documents, of how many lines, and how many of these held none or were mended."""
+    """The documents of a range, the number of its lines, and how many of these were empty, bad or had text replaced."""
 
     documents: list[bytes]
     records: int = 0

@@ -1,14 +1,13 @@
 """Gradients in the computer's memory, each as soon as it is there (model/master.py). No torch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from foretrain.config.options import RunConfig
-from foretrain.hardware.catalogue import Gpu
-from foretrain.model.techniques.technique import Options, Technique
+from foretrain.model.techniques.optimizer_offload import OptimizerOffload
 
 
-class GradientOffload(Technique):
+class GradientOffload(OptimizerOffload):
     """ZeRO-Offload's way with gradients: only those that the backward pass has just made are on the card."""
 
     id = "gradient_offload"
@@ -24,20 +23,10 @@ class GradientOffload(Technique):
             "gradients_without_optimizer",
         ),
     )
-    place, dear = 135, 110
+    place, dear, quick = 135, 110, False
 
     def twin(self, config: RunConfig, dtype: Any) -> dict[str, Any]:
         return {"sends": True} if config.gradient_offload else {}
-
-    def changes(self, c: RunConfig, gpu: Gpu, half: bool) -> Sequence[Options]:
-        """On a card."""
-        return [] if c.gradient_offload or gpu.kind == "cpu" else [self.options]
-
-    def idle(self, c: RunConfig, gpu: Gpu, half: bool) -> str:
-        return "on_cpu" if gpu.kind == "cpu" else "already_on"
-
-    def undone(self, c: RunConfig) -> Sequence[Options]:
-        return [{"gradient_offload": False}] if c.gradient_offload else []
 
 
 TECHNIQUES = (GradientOffload(),)

@@ -25,13 +25,13 @@ class OptimizerOffload(Technique):
 
     def changes(self, c: RunConfig, gpu: Gpu, half: bool) -> Sequence[Options]:
         """On a card."""
-        return [] if c.optimizer_offload or gpu.kind == "cpu" else [self.options]
+        return [] if getattr(c, self.id) or gpu.kind == "cpu" else [self.options]
 
     def idle(self, c: RunConfig, gpu: Gpu, half: bool) -> str:
         return "on_cpu" if gpu.kind == "cpu" else "already_on"
 
     def undone(self, c: RunConfig) -> Sequence[Options]:
-        return [{"optimizer_offload": False}] if c.optimizer_offload else []
+        return [{self.id: False}] if getattr(c, self.id) else []
 
 
 TECHNIQUES = (OptimizerOffload(),)

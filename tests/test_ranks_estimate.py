@@ -206,6 +206,7 @@ def test_one_card_is_not_one_of_many():
         ("fsdp", {"master_weights": True}, "config.sharing_master_weights"),
         ("fsdp_no_reshard", {"optimizer_offload": True}, "config.sharing_offload"),
         ("ddp", {"optimizer_offload": True, "gradient_offload": True}, "config.sharing_gradients"),
+        ("ddp", {"activation_checkpointing": True, "checkpoint_offload": True}, "config.sharing_checkpoints"),
         ("ddp", {"optimizer_offload": True}, None),
         ("ddp", {"optimizer": "muon"}, None),
         ("zero1", {"optimizer": "adamw8bit"}, None),

@@ -64,7 +64,9 @@ APART = {
     ("chunked_loss", "auto_chunker"): "config.two_chunkers",
     ("auto_chunker", "master_weights"): "config.auto_chunker_with_masters",
     ("recompute_norm_gelu", "activation_checkpointing"): "config.recomputed_twice",
+    ("recompute_norm_gelu", "checkpoint_offload"): "config.recomputed_twice",
     ("activation_checkpointing", "checkpointed_blocks"): None,
+    ("activation_checkpointing", "checkpoint_offload"): None,
     ("optimizer_offload", "gradient_offload"): None,
     ("adamw8bit", "muon"): None,
 }

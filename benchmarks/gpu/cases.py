@@ -20,6 +20,7 @@ GPT2 = {"batch_size": 8, "gradient_accumulation_steps": 4}
 CHARACTERS = {"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 256, "batch_size": 64, "vocab_size": 65}
 
 SENDS = {"optimizer_offload": True, "gradient_offload": True}
+MOVED = {"activation_checkpointing": True, "checkpoint_offload": True}
 LOW = {**GPT2, "master_weights": True, "loss_chunk_size": 1024}  # half-precision weights beside a chunked loss
 LLAMA = {**GPT2, "recipe": "llama", "n_kv_head": 4, "vocab_size": 32000}
 NANOCHAT = {**GPT2, "recipe": "nanochat", "optimizer": "muon", "batch_size": 4, "vocab_size": 65536}
@@ -69,6 +70,8 @@ CASES = [
     Case("124M offload", {**GPT2, "optimizer_offload": True}, "bfloat16", "foretrain", False),
     Case("124M gradients offloaded", {**LOW, **SENDS}, "bfloat16", "foretrain", False),
     Case("124M gradients offloaded, blocks", {**LOW, **SENDS, "compile_blocks": True}, "bfloat16", "foretrain", True),
+    Case("124M checkpoints offloaded", {**LOW, **MOVED}, "bfloat16", "foretrain", False),
+    Case("124M checkpoints offloaded", {**LOW, **MOVED}, "bfloat16", "foretrain", True),
     Case("124M blocks", {**LOW, "compile_blocks": True}, "bfloat16", "foretrain", True),
     Case("124M auto chunker", {**GPT2, "auto_chunker": True}, "bfloat16", "foretrain", True),
     Case("124M budget", {**GPT2, "activation_memory_budget": 0.7}, "bfloat16", "foretrain", True),

@@ -164,6 +164,11 @@ class RunConfig(Record):
         group="batch", unit="blocks", least=0, most=256, nanogpt="cannot", needs=("activation_checkpointing", True),
         affects=COST, on_resume="rounding", reference="other", slider=(0, 64, "each"),
     )
+    checkpoint_offload: bool = option(
+        False, "keep the inputs of checkpointed blocks in host memory",
+        group="batch", nanogpt="cannot", needs=("activation_checkpointing", True), affects=COST, on_resume="rounding",
+        idle=(("cpu", "it is for GPUs"),),
+    )
     recompute_norm_gelu: bool = option(
         False, "recompute the outputs of norms and GELU in the backward pass instead of saving them",
         group="batch", nanogpt="cannot", affects=COST, on_resume="rounding", tuned=Tuned(spread=0.05),
@@ -451,6 +456,17 @@ class RunConfig(Record):
     def checkpointed(self) -> int:
         """How many blocks are checkpointed: the first ones, since the last one's activations are needed at once."""
         return min(self.checkpointed_blocks or self.n_layer, self.n_layer) if self.activation_checkpointing else 0
+
+    @property
+    def elements_on_host(self) -> int:
+        """Of a micro-batch's block inputs that checkpoint_offload moves: of all checkpointed blocks but the last."""
+        count = max(0, self.checkpointed - 1) if self.checkpoint_offload else 0
+        return count * self.batch_size * self.block_size * self.n_embd
+
+    @property
+    def compiles_blocks(self) -> bool:
+        """Whether a compiled model is compiled block by block: also where copies to the host run between blocks."""
+        return self.compile_blocks or self.checkpoint_offload
 
     def as_nanogpt(self) -> "RunConfig":
         """What nanoGPT would run of it: none of foretrain's own ways, and evaluation at the sizes of training."""

@@ -11,6 +11,7 @@ from typing import Literal
 from foretrain.base.records import Record
 
 WHERE_UNKNOWN, NETWORK_UNKNOWN = "pcie4x16", "tcp-10"
+PINNED_SHARE = 0.8  # assumed, not measured: of the wire, by one large copy between a card and pinned host memory
 
 
 class Link(Record):
@@ -102,6 +103,13 @@ def link_of(card: str) -> CardLink:
         if card in link.cards:
             return CardLink(link=link)
     return CardLink(link=links()[WHERE_UNKNOWN], assumed=True)
+
+
+def pinned_bytes_per_s(card: str) -> float:
+    """What copies between this card and pinned host memory reach: a share of its PCIe link; an SXM card's is PCIe too,
+    which links.toml does not list."""
+    own = link_of(card).link
+    return PINNED_SHARE * (own if own.kind == "pcie" else links()[WHERE_UNKNOWN]).wire_gb_per_s * 1e9
 
 
 def network_of(card: str) -> CardLink:

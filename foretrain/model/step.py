@@ -124,7 +124,7 @@ def _compiled(model: LanguageModel, config: RunConfig, *, blocks: bool) -> Calla
     options: dict[str, Any] = {"dynamic": False}
     if config.compile_mode != "default":
         options["mode"] = config.compile_mode
-    if config.compile_blocks or blocks:
+    if config.compiles_blocks or blocks:
         model.compile_blocks(options)
     elif model.chunked_loss is None:
         return torch.compile(model, **options)

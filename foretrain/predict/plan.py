@@ -309,6 +309,9 @@ def _notes(
         note("graph_not_modelled")
     if config.optimizer_offload and gpu.kind == "cuda":
         note("offload_host", size=_host_bytes(config))
+    if config.elements_on_host and gpu.kind == "cuda":
+        wide = 2 if config.master_weights and dtype != "float32" else 4
+        note("checkpoints_host", size=wide * config.elements_on_host)
     if config.compile and unmodelled:
         note("compile_not_modelled", settings=" and ".join(unmodelled))
     if config.compile and (rough := family_of(config).roughly_compiled(config)):

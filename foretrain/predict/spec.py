@@ -146,7 +146,7 @@ class StepSpec:
         return Variant(
             half=self.half, cuda=self.cuda, keeps_logits=self.keeps_logits, checkpointed=c.checkpointed,
             dropout=c.dropout > 0, bias=c.bias, chunked=c.loss_chunk_size > 0, master=c.master_weights or self.shards,
-            pieces=c.compile_blocks, auto_chunker=c.auto_chunker, attention=learning, evaluation_attention=evaluating,
+            pieces=c.compiles_blocks, auto_chunker=c.auto_chunker, attention=learning, evaluation_attention=evaluating,
         )  # fmt: skip
 
 

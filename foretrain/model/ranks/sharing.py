@@ -100,7 +100,8 @@ def sharing_problem(config: RunConfig, sharing: Sharing) -> UserError | None:
 
     Each was tried with model/step.py. Muon's matrices and the blocks of 8-bit moments are whole tensors (and ZeRO-1
     makes optimizers by AdamW's arguments). The fp32 masters of model/master.py are made before DDP and FSDP change the
-    weights that run, and DDP's buckets have the dtype of these.
+    weights that run, and DDP's buckets have the dtype of these. Copies of block inputs to the host were tried on one
+    card alone.
     """
     values = {"strategy": sharing.strategy}
     if sharing.way.replicates and sharing.world % sharing.per_node:
@@ -113,6 +114,8 @@ def sharing_problem(config: RunConfig, sharing: Sharing) -> UserError | None:
         return UserError("config.sharing_offload", **values)
     if config.gradient_offload:  # model/master.py takes a gradient before DDP has summed it
         return UserError("config.sharing_gradients", **values)
+    if config.checkpoint_offload:
+        return UserError("config.sharing_checkpoints", **values)
     return None
 
 

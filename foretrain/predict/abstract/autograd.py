@@ -251,6 +251,7 @@ class Checkpoint:
     def __init__(self, call: Callable[..., Any], args: tuple[Any, ...], *, whole: bool) -> None:
         self.call, self.args, self.whole = call, args, whole
         self.result = self.gradient = None
+        self.arriving: Callable[[Checkpoint], Tensor] | None = None  # brings back a first argument that has left the device
         self.places: list[ref[Holder]] = []
         self.remade = None
         self.autocasting = m.machine.autocasting
@@ -264,6 +265,13 @@ class Checkpoint:
         place = Holder(self, len(self.places))
         self.places.append(ref(place))
         return place
+
+    def leave(self) -> None:
+        """The first argument is not on the device from here on."""
+        x = self.args[0]
+        away = Tensor(x.shape, x.strides, x.dtype, None)
+        away.requires_grad = x.requires_grad
+        self.args = (away, *self.args[1:])
 
     def entered(self, result: Tensor) -> Tensor:
         """The result of the call, whose gradient starts the second run."""
@@ -284,7 +292,9 @@ class Checkpoint:
         before = machine.grad, machine.kind, machine.name, machine.t.moment, machine.packing
         machine.grad, machine.packing, machine.again = True, [again], True
         machine.kind, machine.t.moment = self.kind, self.moment
-        args = [a.detach() if isinstance(a, Tensor) else a for a in self.args]
+        given = self.args if self.arriving is None else (self.arriving(self), *self.args[1:])
+        args = [a.detach() if isinstance(a, Tensor) else a for a in given]
+        del given
         for a, original in zip(args, self.args, strict=True):
             if isinstance(a, Tensor) and original.requires_grad:
                 leaf(a).node.leaf = self.whole or is_leaf(original)  # the reentrant kind makes leaves of its arguments
@@ -338,30 +348,31 @@ def is_leaf(x: Tensor) -> bool:
 
 def checkpoint(call: Callable[..., Any], *args: Any, use_reentrant: bool = False, **_: Any) -> Any:
     """call(*args), of which backward keeps the arguments alone."""
-    return _checkpointed(call, args, whole=use_reentrant, offloads=False)
+    return checkpointed(call, args, whole=use_reentrant)[0]
 
 
 def offloaded(call: Callable[..., Any], *args: Any) -> Any:
     """The same, with the first argument on the host until backward has it in a place that is there all the time."""
-    return _checkpointed(call, args, whole=True, offloads=True)
+    result, frame = checkpointed(call, args, whole=True)
+    if frame is not None:
+        frame.leave()
+    return result
 
 
-def _checkpointed(call: Callable[..., Any], args: tuple[Any, ...], *, whole: bool, offloads: bool) -> Any:
+def checkpointed(
+    call: Callable[..., Any], args: tuple[Any, ...], *, whole: bool
+) -> tuple[Any, Checkpoint | None]:
+    """(call(*args), the checkpoint that it is; None without a graph)."""
     machine = m.machine
     if not machine.grad:
-        return call(*args)
+        return call(*args), None
     frame = Checkpoint(call, args, whole=whole)
     machine.packing = [*machine.packing, frame]
     try:
         result = call(*args)
     finally:
         machine.packing = machine.packing[:-1]
-    if offloads:
-        x = args[0]
-        away = Tensor(x.shape, x.strides, x.dtype, None)
-        away.requires_grad = x.requires_grad
-        frame.args = (away, *args[1:])
-    return frame.entered(result) if whole and result.requires_grad else result
+    return (frame.entered(result) if whole and result.requires_grad else result), frame
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any
 
-from foretrain.predict.abstract import attention, autograd, methods, modules, routing
+from foretrain.predict.abstract import attention, autograd, methods, modules, on_host, routing
 from foretrain.predict.abstract import functional as eager
 from foretrain.predict.abstract import tensors as m
 
@@ -106,6 +106,7 @@ class Loader:
             "torch.nn": nn,
             "torch.nn.functional": functional,
             "torch.utils.checkpoint": again,
+            "foretrain.model.host.checkpoints": _namespace("checkpoints", {"Inputs": on_host.Inputs}),
             "foretrain.model.attention": _namespace("attention", {"causal_attention": own_attention}),
             "foretrain.model.hub.kernels": _namespace("kernels", {
                 "launch": m.ran, "processors": lambda device: m.machine.card.processors,

@@ -18,7 +18,7 @@ def program_of(spec: StepSpec, t: Timeline) -> EagerProgram:
     shapes = [p.shape for p in ModelShape.of(spec.config).parameters()]
     sends = spec.offloads and spec.config.gradient_offload
     ranks = Sends() if sends else passes_of(spec.sharing, shapes, half=spec.half)
-    blocks = spec.sharing is not None or spec.config.compile_blocks  # as model/step.py compiles it
+    blocks = spec.sharing is not None or spec.config.compiles_blocks  # as model/step.py compiles it
     compiled = BlocksProgram if blocks else CompiledProgram
     program = compiled if spec.compiled else EagerProgram
     return program(t, spec.variant, spec.config, LOWS.get(spec.dtype), ranks=ranks)

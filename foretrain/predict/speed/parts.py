@@ -7,6 +7,7 @@ take longer, Python is ahead when it comes to the optimizer. A CPU does both its
 from dataclasses import dataclass
 
 from foretrain.predict.speed.launching import GAP_S, Launches, is_one_graph, launches_of
+from foretrain.predict.speed.on_host import waits_s
 from foretrain.predict.speed.ops import Way
 from foretrain.predict.speed.rates import Rates, busy_s
 from foretrain.predict.speed.step_ops import FUSED_LAUNCHES, accumulation, micro_batch, optimizer, optimizer_launches
@@ -66,7 +67,8 @@ def step_load(way: Way, rates: Rates, more_launches: int = 0) -> StepLoad:
     own."""
     operations = micro_batch(way)
     each_s, cuda = rates.launch_s(compiled=False), way.spec.cuda
-    work_s, host_s = busy_s(operations, rates), more_launches * each_s + rates.python_s
+    work_s = busy_s(operations, rates) + waits_s(way, operations, rates)
+    host_s = more_launches * each_s + rates.python_s
     fixed = optimizer_launches(way)
     if is_one_graph(way):
         found, fixed = launches_of(way, operations), 0

@@ -200,3 +200,30 @@ def test_the_command_records_what_it_chose(own_directory: Path) -> None:
     config = Path("out/config.toml").read_text()
     assert 'dtype = "float32"' in config
     assert 'attention = "sdpa"' in config
+
+
+WIDE = {"vocab_size": 50304, "block_size": 512, "batch_size": 8}  # 786 MiB of logits
+
+
+def test_large_logits_are_made_in_chunks_and_that_is_said() -> None:
+    config = tiny(**WIDE, max_iters=1)
+    found = choices.decide(config, on_cpu(config), set())
+    assert found.config.loss_chunk_size == choices.CHUNK
+    (values,) = [values for id, values in found.placement.notes if id == "loss_in_chunks"]
+    assert values == {"chunk": 1024, "size": 4 * 50304 * 512 * 8}
+
+
+@pytest.mark.parametrize(
+    ("options", "given", "kept"),
+    [
+        ({**WIDE, "vocab_size": 256}, set(), 0), (WIDE, {"loss_chunk_size"}, 0),
+        ({**WIDE, "loss_chunk_size": 512}, {"loss_chunk_size"}, 512), ({**WIDE, "recipe": "nanochat"}, set(), 0),
+        ({**WIDE, "auto_chunker": True, "compile": True}, set(), 0),
+    ],
+    ids=["small", "whole on purpose", "other chunks", "a recipe that cannot", "another chunker"],
+)  # fmt: skip
+def test_the_loss_stays_as_it_is(options: dict[str, Any], given: set[str], kept: int) -> None:
+    config = tiny(**options, max_iters=1)
+    found = choices.decide(config, on_cpu(config), given)
+    assert found.config.loss_chunk_size == kept
+    assert not [id for id, _ in found.placement.notes if id == "loss_in_chunks"]

@@ -120,6 +120,45 @@ def test_threads_sleep_beside_others_and_spin_again_after_a_quiet_while() -> Non
     assert watch.threads == 2
 
 
+def ways(watch: Contention, machine: Machine, wall_s: float, spinning_s: float, sleeping_s: float) -> list[bool]:
+    """Whether threads slept in each step beside others, where one takes so long in either way."""
+    found: list[bool] = []
+    while wall_s > 0:
+        found.append(watch.gives_way)
+        took_s = sleeping_s if watch.gives_way else spinning_s
+        steps(watch, machine, 1, took_s, 1.0, 0.9)
+        wall_s -= took_s
+    return found
+
+
+def test_threads_wait_in_the_way_that_makes_steps_shorter() -> None:
+    """A neighbour of a virtual machine that takes a little of it all the time, and two programs that take it all."""
+    for spinning_s, sleeping_s in ((0.028, 0.042), (2.2, 0.07)):
+        machine = Machine()
+        watch = Contention(2, clock=machine.clock)
+        found = ways(watch, machine, 10.0, spinning_s, sleeping_s)
+        assert (found[0], True in found) == (False, True)  # both were tried
+        assert set(ways(watch, machine, 200.0, spinning_s, sleeping_s)) == {sleeping_s < spinning_s}
+
+
+def test_the_other_way_is_tried_again_after_a_while_and_when_steps_get_longer() -> None:
+    machine = Machine()
+    watch = Contention(2, clock=machine.clock)
+    found = ways(watch, machine, 400.0, 0.03, 0.06)
+    tries = [n for n in range(1, len(found)) if found[n] and not found[n - 1]]
+    assert len(tries) == 2  # once more after five minutes
+    assert 0.03 * (tries[1] - tries[0]) == pytest.approx(300, rel=0.03)
+    assert sum(found) * 0.06 < 7  # seconds asleep
+    assert ways(watch, machine, 20.0, 0.6, 0.06)[-1]  # others take more than before
+
+
+def test_a_little_noise_changes_nothing() -> None:
+    machine = Machine()
+    watch = Contention(2, clock=machine.clock)
+    ways(watch, machine, 10.0, 0.03, 0.0301)
+    assert len(set(ways(watch, machine, 100.0, 0.0302, 0.0301))) == 1
+
+
 def test_stalls_are_counted_beside_others_only() -> None:
     machine = Machine()
     watch = Contention(2, clock=machine.clock)

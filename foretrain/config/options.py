@@ -181,7 +181,7 @@ class RunConfig(Record):
     loss_chunk_size: int = option(
         0, "tokens whose logits exist at one time, in the head and the loss; 0: the whole micro-batch",
         group="batch", unit="tokens", least=0, most=10**9, nanogpt="cannot",
-        letter="n", affects=COST, on_resume="rounding", reference="other", tuned=Tuned(spread=0.08),
+        letter="n", affects=COST, on_resume="rounding", reference="other", tuned=Tuned(spread=0.08), chosen_on_cpu=True,
         basic=12, slider=(0, 16_384, "doubling"),
     )
 

@@ -15,6 +15,8 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
+from foretrain.model.host.gradients import Gradients
+
 
 class Masters:
     """The fp32 twin of a model; it never runs. `dtype`: what the model's own weights become; None: they stay.
@@ -28,7 +30,8 @@ class Masters:
         *,
         sends: bool = False,
     ) -> None:
-        self.dtype, self.sends = dtype, sends
+        self.dtype = dtype
+        self.sent = Gradients() if sends else None
         self.model = copy.deepcopy(model)
         if device is not None:
             self.model = self.model.to(device)
@@ -37,21 +40,29 @@ class Masters:
         self._own = list(model.parameters())
         self._full = list(self.model.parameters())
         for own, full in zip(self._own, self._full, strict=True):
-            if sends:
-                own.register_post_accumulate_grad_hook(partial(_send, full))
+            if self.sent:
+                own.register_post_accumulate_grad_hook(partial(self.sent.send, full))
             else:
                 own.grad_dtype = torch.float32  # so that autograd sums micro-batches in fp32
 
     def take_gradients(self) -> None:
         """Hand the gradients over to the twin; on one device nothing is copied."""
-        if self.sends:
+        if self.sent:
+            self.sent.finish()
             return
         for own, full in zip(self._own, self._full, strict=True):
             gradient, own.grad = own.grad, None
             full.grad = None if gradient is None else gradient.to(full.device)
 
+    def settle(self) -> None:
+        """A micro-batch's backward pass is through."""
+        if self.sent:
+            self.sent.settle()
+
     def drop_gradients(self) -> None:
         """Forget what micro-batches have summed so far."""
+        if self.sent:
+            self.sent.finish()
         for parameter in chain(self._own, self._full):
             parameter.grad = None
 
@@ -60,15 +71,3 @@ class Masters:
         """Round the twin's weights into the model's."""
         own: list[Tensor] = [parameter.detach() for parameter in self._own]
         torch._foreach_copy_(own, [p.detach() for p in self._full])  # type: ignore[attr-defined]
-
-
-@torch.no_grad()
-def _send(full: Tensor, own: Tensor) -> None:
-    """Add the gradient of a micro-batch to the twin's, and let the model's go."""
-    gradient, own.grad = own.grad, None
-    assert gradient is not None
-    moved = gradient.to(full.device)
-    if full.grad is None:
-        full.grad = moved.float()
-    else:
-        full.grad += moved

@@ -154,6 +154,8 @@ def train_step(state: TrainState, batches: "Iterable[Batch]", learning_rate: flo
                 state.parallel.backward(state.scaler.scale(loss / count), last=number == count)
             else:
                 state.scaler.scale(loss / count).backward()
+            if state.masters:
+                state.masters.settle()
     if state.masters:
         state.masters.take_gradients()
     state.scaler.unscale_(state.optimizer)

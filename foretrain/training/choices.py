@@ -17,6 +17,8 @@ import torch
 from foretrain.base.cache import Cache
 from foretrain.base.installation import installed_torch
 from foretrain.base.records import Record
+from foretrain.base.units import MIB
+from foretrain.config.checks import check
 from foretrain.config.options import RunConfig, named, step_options
 from foretrain.hardware.catalogue import Dtype
 from foretrain.hardware.cpu import physical_cores, usable_cores
@@ -34,7 +36,10 @@ LEAST_GAIN = 0.05  # what is not faster by this share is not worth other kernels
 LAGS = 1.5  # a candidate that is slower by this factor is not timed again
 KEPT = Cache("choices")
 CHOSEN = named(lambda option: option.chosen_on_cpu)
-OPEN = ("auto", 0)  # leaves the choice to us, also where it is written down in the config
+OPEN = {"dtype": "auto", "attention": "auto", "cpu_threads": 0}  # leaves the choice to us, where it is given, too
+# Logits of a micro-batch beyond this are made in chunks. On two CPUs that took as long (0.94 to 1.0 of a step of two
+# blocks of GPT-2 124M at 8 x 512, float32 and bfloat16), and a third of the memory.
+LARGE_LOGITS_BYTES, CHUNK = 256 * MIB, 1024
 SMALL_STEP_S = 0.005  # of a step that one thread may do as fast as several
 _SLICE_FLOPS = 8e9  # of one step: 25 to 100 ms on two cores
 
@@ -70,7 +75,7 @@ class Chosen:
 def recall(config: RunConfig, placement: Placement, record: RunRecord, given: set[str]) -> Chosen:
     """A resumed run goes on as it was recorded, bit for bit, except for what the user now asks for otherwise."""
     old = record.config
-    is_open = {key for key in CHOSEN if key not in given or getattr(config, key) in OPEN}
+    is_open = {key for key in CHOSEN if key not in given or getattr(config, key) == OPEN.get(key)}
     update = {key: getattr(old, key) for key in is_open}
     if "cpu_threads" in update:  # the machine may be another one
         update["cpu_threads"] = min(update["cpu_threads"], usable_cores())
@@ -88,6 +93,7 @@ def decide(config: RunConfig, placement: Placement, given: set[str]) -> Chosen:
     """Measure what is open, or look it up. `given`: the knobs that the user set. On a card nothing is open."""
     if placement.device.type != "cpu":
         return Chosen(config, placement)
+    config, placement = _in_chunks(config, placement, given)
     ways = candidates(config, given)
     if len(ways) == 1 or _is_short(config, placement):
         return _apply(_plain(config, placement), placement, ())
@@ -111,6 +117,19 @@ def decide(config: RunConfig, placement: Placement, given: set[str]) -> Chosen:
     }  # fmt: skip
     id = "chosen_plain" if best == first else "chosen_known" if known else "chosen"
     return _apply(config.model_copy(update=update), placement, ((id, note),))
+
+
+def _in_chunks(config: RunConfig, placement: Placement, given: set[str]) -> tuple[RunConfig, Placement]:
+    """With a chunked loss, where its logits are large and nobody said how it is computed."""
+    logits_bytes = 4 * config.vocab_size * config.batch_size * config.block_size
+    decided = "loss_chunk_size" in given or config.loss_chunk_size or config.auto_chunker
+    if decided or logits_bytes < LARGE_LOGITS_BYTES:
+        return config, placement
+    chunked = config.model_copy(update={"loss_chunk_size": CHUNK})
+    if check(chunked.model_dump(), {})[0] is None:  # some recipes cap their logits
+        return config, placement
+    note = ("loss_in_chunks", {"chunk": CHUNK, "size": logits_bytes})
+    return chunked, replace(placement, notes=(*placement.notes, note))
 
 
 def spared_compiling(chosen: Chosen, given: set[str]) -> Chosen:

@@ -20,6 +20,7 @@ LEAST_S, WINDOW_S = 1.0, 3.0  # jiffies are 10 ms, and a second of somebody's br
 QUIET_S, TOLD_EVERY_S = 20.0, 300.0
 STALL_FACTOR, STALL_S = 4.0, 0.1  # a step so many times the median, and so much beyond it, is a stall
 LEAST_STEPS, RECENT = 5, 50  # steps that the median is of
+SHORTER, TRIED_AGAIN_S = 0.95, 300.0  # a way to wait takes over at this share of a step, and is tried again so late
 
 Told = tuple[str, dict[str, Any]]
 
@@ -79,7 +80,9 @@ class Clock:
 class Contention:
     """Of one process's run, on as many `threads` as it wants; `since`: from when on to look.
 
-    `gives_way`: others use the cores, so threads that wait for each other had better sleep (waiting.py).
+    `gives_way`: others use the cores, so threads that wait for each other sleep (cpu_threads.py). Beside programs that
+    take whole cores, steps are many times shorter that way; beside a little, as on a virtual machine whose neighbours
+    take a tenth, they are longer. So both ways are tried, and the one with the shorter steps is kept.
     """
 
     def __init__(self, threads: int, *, clock: Clock | None = None, since: Reading | None = None) -> None:
@@ -90,6 +93,8 @@ class Contention:
         self._before = since or self.clock.read()
         self._whole, self._window, self._line = Sums(), Sums(), Sums()
         self._recent: list[float] = []
+        self._steps: list[float] = []  # of the window
+        self._took: dict[bool, tuple[float, float]] = {}  # by `gives_way`: a step beside others, and when it was so
         self._told, self._quiet_s, self._told_s = False, 0.0, float("-inf")
 
     def begin(self) -> list[Told]:
@@ -98,18 +103,22 @@ class Contention:
         if self._window.wall_s < LEAST_S:
             return []
         window, self._window = self._window, Sums()
-        return self._busy_now(window) if self._is_crowded(window) else []
+        self.gives_way = self._is_crowded(window)
+        return self._busy_now(window) if self.gives_way else []
 
     def step(self, took_s: float) -> list[Told]:
         """One step is done: what is to be told, as (event id, values)."""
         self._window.add_step(took_s, median(self._recent) if len(self._recent) >= LEAST_STEPS else None)
         self._recent = [*self._recent[-RECENT + 1 :], took_s]
+        self._steps.append(took_s)
         if self.clock.wall() - self._before.at_s + self._window.wall_s < WINDOW_S:
             return []
         self._look()
         window, self._window = self._window, Sums()
+        steps, self._steps = self._steps, []
         if not self._is_crowded(window):
             return self._quiet(window)
+        self._choose(median(steps))
         # Without other programs a slow step is something else: a disk, a page fault.
         self._whole.stalls, self._whole.stalled_s = (
             self._whole.stalls + window.stalls, self._whole.stalled_s + window.stalled_s,
@@ -140,8 +149,16 @@ class Contention:
     def _is_crowded(self, window: "Sums") -> bool:
         return crowded(window.others_s / window.wall_s, self.cores, self.threads)
 
+    def _choose(self, took_s: float) -> None:
+        """Wait in the other way from now on, where that is not known or made steps shorter."""
+        now = self.clock.wall()
+        self._took[self.gives_way] = took_s, now
+        other_s, at = self._took.get(not self.gives_way, (0.0, now))
+        if other_s < SHORTER * took_s or now - at > TRIED_AGAIN_S:
+            self.gives_way = not self.gives_way
+
     def _busy_now(self, window: "Sums") -> list[Told]:
-        self.gives_way, self._quiet_s = True, 0.0
+        self._quiet_s = 0.0
         if self._told or self.clock.wall() - self._told_s < TOLD_EVERY_S:
             return []
         self._told, self._told_s = True, self.clock.wall()
@@ -151,7 +168,7 @@ class Contention:
         self._quiet_s += window.wall_s
         if self._quiet_s < QUIET_S:
             return []
-        self.gives_way = False
+        self.gives_way, self._took = False, {}
         if not self._told:
             return []
         self._told = False

@@ -2,9 +2,8 @@
 
 A checkpointed block saves its input alone (Chen et al. 2016, arXiv:1604.06174). In a deep model these inputs are most
 of what is left, and one is needed only when the backward pass comes to its block. So each goes to the host while its
-block runs, and comes back while the block after it is recomputed. Copies have a stream of their own. What decides when
-memory is free is the order of Python and two waits of the main stream, never how fast the bus is: an input leaves the
-card when the next block begins, and the place that it comes back to is taken one block before it is needed.
+block runs, and leaves the card when the next block begins. Its place on the card is taken again, and filled, while the
+block after it is recomputed.
 
 PyTorch saves a checkpoint's inputs through the hooks that are open around it (torch/utils/checkpoint.py), so random
 states, autocast and the end of the recomputation are its own.
@@ -18,6 +17,8 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
+from foretrain.model.host.leaving import Leaving, host_place
+
 
 class Inputs:
     """Calls checkpointed blocks, the first `count` of a model. The input of the last one stays on the device, since
@@ -25,29 +26,28 @@ class Inputs:
 
     def __init__(self, count: int) -> None:
         self.count = count
+        self._leaving = Leaving()
         self._host: dict[int, Tensor] = {}  # by block; the places are used again in each micro-batch
-        self._leaving: tuple[Tensor, Any] | None = None  # an input that is being copied, and when it is there
         self._coming: dict[int, tuple[Tensor, Any]] = {}  # places on the device by block, and when they are filled
-        self._stream: Any = None
 
     def call(self, i: int, block: Callable[..., Tensor], x: Tensor, *others: Tensor) -> Tensor:
         """What block i makes of x."""
         if i == 0:  # a pass that was broken off may have left something
             self._coming.clear()
-        storage = x.untyped_storage()._cdata
+        storage, device = x.untyped_storage()._cdata, x.device
 
-        def pack(saved: Tensor) -> Tensor | torch.Size:
+        def pack(saved: Tensor) -> Tensor | None:
             if saved.untyped_storage()._cdata != storage:
                 return saved  # what blocks share stays
-            self._let_go()
             if i == self.count - 1:
+                self._leaving.settle()
                 return saved
             self._send(i, saved)
-            return saved.shape
+            return None
 
-        def unpack(held: Tensor | torch.Size) -> Tensor:
-            found = held if isinstance(held, Tensor) else self._taken(i)
-            self._fetch(i - 1)
+        def unpack(held: Tensor | None) -> Tensor:
+            found = held if held is not None else self._taken(i, device)
+            self._fetch(i - 1, device)
             return found
 
         with saved_tensors_hooks(pack, unpack):
@@ -55,54 +55,21 @@ class Inputs:
         return result
 
     def _send(self, i: int, x: Tensor) -> None:
+        self._leaving.settle()
         place = self._host.get(i)
         if place is None or place.shape != x.shape:
-            own = self._copies_of(x) is not None
-            place = self._host[i] = torch.empty(x.shape, dtype=x.dtype, device="cpu", pin_memory=own)
-        self._leaving = x, self._copied(x, place, x)
+            place = self._host[i] = host_place(x, pinned=self._leaving.runs_beside(x))
+        self._leaving.hold(x, self._leaving.copy(x, place, x))
 
-    def _let_go(self) -> None:
-        """The input that left last is not needed on the device from here on."""
-        if self._leaving is not None:
-            self._wait(self._leaving[1])
-            self._leaving = None
-
-    def _fetch(self, i: int) -> None:
+    def _fetch(self, i: int, device: torch.device) -> None:
         """Take a place for block i's input, and begin to fill it."""
-        if i < 0 or i in self._coming:
-            return
-        host = self._host[i]
-        place = torch.empty(host.shape, dtype=host.dtype, device=self._device)
-        self._coming[i] = place, self._copied(place, place, host)
+        if i >= 0 and i not in self._coming:
+            host = self._host[i]
+            place = torch.empty(host.shape, dtype=host.dtype, device=device)
+            self._coming[i] = place, self._leaving.copy(place, place, host)
 
-    def _taken(self, i: int) -> Tensor:
-        self._fetch(i)
+    def _taken(self, i: int, device: torch.device) -> Tensor:
+        self._fetch(i, device)
         place, filled = self._coming.pop(i)
-        self._wait(filled)
+        self._leaving.wait(filled)
         return place
-
-    # -- streams: none on a CPU, nor for tensors that are traced without a card ---------------------------------
-
-    def _copies_of(self, x: Tensor) -> Any:
-        """The stream of copies of a tensor on a card."""
-        self._device = x.device
-        if type(x) is not Tensor or not x.is_cuda:
-            return None
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(x.device)
-        return self._stream
-
-    def _copied(self, on_device: Tensor, to: Tensor, source: Tensor) -> Any:
-        """Begin a copy; what tells that it is done."""
-        stream = self._copies_of(on_device)
-        if stream is None:
-            to.copy_(source)
-            return None
-        stream.wait_stream(torch.cuda.current_stream(on_device.device))  # which made it, or had the place before
-        with torch.cuda.stream(stream):
-            to.copy_(source, non_blocking=True)
-            return stream.record_event()
-
-    def _wait(self, event: Any) -> None:
-        if event is not None:
-            torch.cuda.current_stream(self._device).wait_event(event)

@@ -251,7 +251,9 @@ class Checkpoint:
     def __init__(self, call: Callable[..., Any], args: tuple[Any, ...], *, whole: bool) -> None:
         self.call, self.args, self.whole = call, args, whole
         self.result = self.gradient = None
-        self.arriving: Callable[[Checkpoint], Tensor] | None = None  # brings back a first argument that has left the device
+        self.arriving: Callable[[Checkpoint], Tensor] | None = (
+            None  # brings back a first argument that has left the device
+        )
         self.places: list[ref[Holder]] = []
         self.remade = None
         self.autocasting = m.machine.autocasting
@@ -359,9 +361,7 @@ def offloaded(call: Callable[..., Any], *args: Any) -> Any:
     return result
 
 
-def checkpointed(
-    call: Callable[..., Any], args: tuple[Any, ...], *, whole: bool
-) -> tuple[Any, Checkpoint | None]:
+def checkpointed(call: Callable[..., Any], args: tuple[Any, ...], *, whole: bool) -> tuple[Any, Checkpoint | None]:
     """(call(*args), the checkpoint that it is; None without a graph)."""
     machine = m.machine
     if not machine.grad:

@@ -73,15 +73,24 @@ class Machine(m.Machine):
     """A gradient goes to the host in the dtype in which it was made."""
 
     wide_gradients = False
+    leaving: Any = None
 
     def accumulate(self, parameter: Any, gradient: Any) -> None:
-        """The hook of model/master.py lets go of it."""
+        """It is held until the next one leaves (model/host/gradients.py)."""
+        self.leaving = gradient
 
 
 class Sends(Alone):
     """One card that keeps no gradient."""
 
     key, sends, machine = "sends", True, Machine
+    on: Any = None
+
+    def wrap(self, model: Any, machine: m.Machine) -> None:
+        self.on = machine
+
+    def end(self) -> None:
+        self.on.leaving = None
 
 
 class Buckets(Alone):

@@ -16,14 +16,11 @@ FOREACH_BYTES, FOREACH_LAUNCHES = (56.0, 36.0), 9
 
 
 def accumulation(way: Way) -> list[Operation]:
-    """What a micro-batch after the first adds: each gradient is added to `.grad`, fp32."""
+    """What a micro-batch after the first adds: each gradient is added to `.grad`, fp32; on the host beside other work
+    (on_host.py)."""
     ops = OperationList(way, "accumulate")
-    for numel, count in _tensors(way):
-        if way.config.gradient_offload:  # as each does, the first, too (optimizer)
-            ops.traffic("offload", "transfer", numel, way.wide, 0, count)
-            ops.traffic("gradients", "host", numel, 4 + way.wide, 4, count)
-        else:
-            ops.traffic("gradients", "accumulate", numel, 8, 4, count)
+    for numel, count in [] if way.config.gradient_offload else _tensors(way):
+        ops.traffic("gradients", "accumulate", numel, 8, 4, count)
     return ops.found
 
 
@@ -47,7 +44,7 @@ def optimizer(way: Way) -> list[Operation]:
             ops.traffic("unscale", "clip", numel, 4, 4, count)
         off = way.config.optimizer_offload
         if off:
-            there = way.wide if way.config.gradient_offload else 4  # gradients of the last micro-batch, or their sums
+            there = 0 if way.config.gradient_offload else 4  # sums of gradients, unless they went there already
             ops.traffic("offload", "transfer", numel, there, way.wide, count)  # and weights back
         ops.traffic("norm of gradients", "host" if off else "gradient_norm", numel, 4, 0, count)
         ops.traffic("clipping", "host" if off else "clip", numel, 4, 4, count)

@@ -16,6 +16,7 @@ SIZES: dict[str, Any] = {
     "compile": True, "compile_blocks": True,
 }  # fmt: skip
 SENT = {"optimizer_offload": True, "gradient_offload": True}
+MOVED = {"activation_checkpointing": True, "checkpoint_offload": True}
 WAYS: list[dict[str, Any]] = [
     {}, {"master_weights": True}, {"loss_chunk_size": 256}, {"activation_checkpointing": True},
     {"activation_checkpointing": True, "checkpointed_blocks": 2}, {"recompute_norm_gelu": True},
@@ -25,6 +26,8 @@ WAYS: list[dict[str, Any]] = [
     {**SENT, "compile_blocks": False}, {**SENT, "compile_blocks": False, "master_weights": True, "loss_chunk_size": 256},
     {**SENT, "compile_blocks": False, "recipe": "llama", "loss_chunk_size": 256, "master_weights": True},
     {**SENT, "compile_blocks": False, "auto_chunker": True},
+    MOVED, {**MOVED, "compile_blocks": False}, {**MOVED, "checkpointed_blocks": 3, "master_weights": True},
+    {**MOVED, **SENT, "loss_chunk_size": 256, "master_weights": True}, {**MOVED, "recipe": "modern"},
 ]  # fmt: skip
 
 

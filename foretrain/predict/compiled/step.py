@@ -142,15 +142,16 @@ class CompiledProgram(EagerProgram):
         t, half, sends = lives.t, self.v.wide == 2, self.ranks.sends
         weight = self.model.lm_head.weight
         tied = [node.base for parameter, node in lives.machine.gradients if parameter is weight] if waiting else []
+        leaving: list[int] = []  # of the head alone: it is held until the next gradient leaves (model/host/gradients.py)
         if waiting:
             lives.alive.update(dict.fromkeys(graphs.tangents, waiting[0]))
             if sends and half:
                 waiting[1] = halved(t, waiting[1])
-            if sends and not tied:  # no other gradient is awaited
-                t.death(waiting.pop())
+            if sends and not tied:
+                leaving.append(waiting.pop())
         stays = frozenset(() if logits is None else (logits,))
         gradients = backward(lives, graphs, "temporaries" if half or sends else "gradients", stays)
-        taken = [lives.alive[node] for node in gradients]
+        taken = leaving + [lives.alive[node] for node in gradients]
         if len(waiting) > 1:
             tables = [lives.alive[node] for node in tied]
             head = add_head(t, self.v, waiting[1], tables, wide=not sends)

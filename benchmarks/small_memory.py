@@ -2,12 +2,15 @@
 run for real on the CPU's allocator.
 
 python benchmarks/small_memory.py [--cpu] [--out FILE]
+python benchmarks/small_memory.py --only gpt2-xl          (the others stay as they were)
 
 `peak`: the highest sum of tensors (torch.cuda.max_memory_allocated). `needs`: what nvidia-smi would show, the
 allocator's reserve and 300 MiB of CUDA context included. `time`: the predicted step against nanoGPT's compiled one of
 the same model and tokens (catalogue rates; not measured on a GPU).
 """
 
+import argparse
+import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +19,7 @@ from typing import Any
 from foretrain.predict.spec import StepSpec
 
 sys.path.insert(0, str(Path(__file__).parent))
-from common import arguments, report
+from common import RESULTS, report
 
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import resolve
@@ -32,6 +35,7 @@ FOLDER = Path(__file__).parent.parent / "examples" / "small-memory"
 CASES = (
     ("gpt2-124m", 12.86 / 4, "a quarter of nanoGPT's eager peak"),
     ("gpt2-124m-half", None, "half of nanoGPT's compiled peak"),
+    ("gpt2-124m-least", 1.0, "1 GiB, with a host of 4 GB"),
     ("case-c", 4.0, "4 GiB, evaluation included"),
     ("gpt2-350m", 11.0, "11 GiB with AdamW"),
     ("gpt2-774m", 11.0, "11 GiB with low-bit states"),
@@ -85,11 +89,23 @@ def on_cpu(name: str) -> dict[str, Any]:
     return {"config": name, "traced_bytes": truth.traced_bytes, "real_bytes": truth.real_bytes}
 
 
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cpu", action="store_true", help="also run 124M for real on the CPU (about 5 GB, minutes)")
+    parser.add_argument("--only", nargs="+", choices=[name for name, _, _ in CASES], help="these configs")
+    parser.add_argument("--out", type=Path, default=RESULTS / "small_memory.json", help="where to write the JSON")
+    return parser.parse_args()
+
+
 def main() -> None:
-    args = arguments("small_memory", __doc__ or "", cpu="also run 124M for real on the CPU (about 5 GB, minutes)")
-    cases = [case(name) for name, _, _ in CASES]
+    args = arguments()
+    before = json.loads(args.out.read_text("utf-8")) if args.out.exists() else {"cases": []}
+    kept = {found["config"]: found for found in before["cases"] if args.only and found["config"] not in args.only}
+    cases = [kept.get(name) or case(name) for name, _, _ in CASES if name in kept or not args.only or name in args.only]
+    asked = {name: (limit, of) for name, limit, of in CASES}
     rows = []
-    for found, (_, limit, of) in zip(cases, CASES, strict=True):
+    for found in cases:
+        limit, of = asked[found["config"]]
         eager, compiled = (found["nanogpt"][way]["peak_bytes"] for way in ("eager", "compiled"))
         rows.append(
             [
@@ -99,7 +115,7 @@ def main() -> None:
                 of if limit is None else f"{of} ({limit:.2f})",
             ]
         )  # fmt: skip
-    data: dict[str, Any] = {"gpu": GPU.name, "cases": cases}
+    data: dict[str, Any] = {"gpu": GPU.name, "cases": cases, **({"cpu": before["cpu"]} if "cpu" in before else {})}
     if args.cpu:
         data["cpu"] = on_cpu("gpt2-124m")
         print(

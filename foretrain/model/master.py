@@ -5,7 +5,8 @@ the model runs without autocast: the residual stream and what norms save are hal
 in a forward pass. Gradients of each micro-batch are made in half precision, as autocast's are, and summed in fp32.
 With the optimizer off the device (ZeRO-Offload, Ren et al. 2021, arXiv:2101.06840) the twin and its moments are in the
 computer's memory, and the step is done there. Gradients go there when a step's micro-batches are done, or, as in that
-paper, each as soon as the backward pass has made it, in its own dtype; then they are summed there, in fp32.
+paper, each as soon as the backward pass has made it, in its own dtype; then they are summed there, in fp32
+(model/host/gradients.py).
 """
 
 import copy

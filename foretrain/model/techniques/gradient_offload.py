@@ -1,4 +1,4 @@
-"""Gradients in the computer's memory, each as soon as it is there (model/master.py). No torch."""
+"""Gradients in the computer's memory, each as soon as it is there (model/host/gradients.py). No torch."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ class GradientOffload(OptimizerOffload):
     id = "gradient_offload"
     options: Mapping[str, Any] = {"optimizer_offload": True, "gradient_offload": True}
     saves = "all gradients; of a model that is compiled as a whole, their fp32 sums only"
-    costs = "the gradients of every micro-batch cross the bus and are summed by the CPU: for few, large micro-batches"
+    costs = "copies and sums on the host run beside the backward pass; of small micro-batches they take longer than it"
     exactness = "rounding"  # with master_weights, of what is made in fp32: a tied weight's sum, a norm's gradient
     source = "Ren et al. 2021, arXiv:2101.06840, section 4"
     refuses = (

@@ -154,7 +154,7 @@ new = next(each for each in TECHNIQUES if each.id == "recompute_mlp")
 chunks = next(each for each in TECHNIQUES if each.id == "chunked_loss")
 assert techniques.combinable(new, chunks)
 assert [each.id for each in TECHNIQUES if not techniques.combinable(each, new)] == [
-    "recompute_norm_gelu", "activation_checkpointing", "checkpointed_blocks", "recompute_mlp"
+    "recompute_norm_gelu", "activation_checkpointing", "checkpointed_blocks", "checkpoint_offload", "recompute_mlp"
 ]
 techniques.assert_the_traced_peak_falls(new)
 techniques.assert_the_ledger_knows_it(new)

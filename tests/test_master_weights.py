@@ -6,8 +6,13 @@ import pytest
 import torch
 
 from foretrain.config.options import RunConfig
+from foretrain.hardware.catalogue import find
 from foretrain.model.embedding import TokenEmbedding
+from foretrain.model.shape import ModelShape
 from foretrain.model.step import TrainState, build, evaluation_loss, train_step
+from foretrain.predict.spec import StepSpec
+from foretrain.predict.trace import self_test
+from foretrain.predict.trace.service import Request
 from foretrain.training import checkpoint
 from foretrain.training.checkpoint import Progress
 from tests.kit.kernels import learnable_batches
@@ -120,3 +125,10 @@ def test_embedding_gradients_of_frequent_tokens_are_whole() -> None:
     table(torch.zeros(2, 2048, dtype=torch.int64)).sum().backward()
     assert weight.grad is not None
     assert weight.grad[0].tolist() == [4096.0] * 4
+
+
+def test_what_stays_on_the_host_is_never_on_the_card() -> None:
+    """A card that holds the weights alone can take them: the fp32 twin is made on the host."""
+    config = tiny(n_embd=256, vocab_size=4096, n_layer=4, master_weights=True, optimizer_offload=True)
+    trace = self_test.trace(Request(StepSpec.of(config, find("RTX 4070"), dtype="bfloat16", compiled=False)).job())
+    assert trace.peaks()["build"][0] == pytest.approx(2 * ModelShape.of(config).n_params, rel=0.01)

@@ -67,7 +67,8 @@ class Attributes:
     # predict/tuned_steps.py says.
     reference: Literal["same", "near", "other"] = "same"
     from_weights: bool = False  # the weights that a run starts from bring it
-    chosen_on_cpu: bool = False  # a run on a CPU measures what is fastest, where it is left open
+    # A run on a CPU chooses it where nobody gave it, or gave this value; None: it does not.
+    chosen_on_cpu: Any = None
     tuned: Tuned | None = None
     largest: tuple[int, int] | None = None  # (granule, highest) of the search for the largest value that fits
     basic: int = 0  # the place among the first on the page; 0: folded by group

@@ -181,7 +181,8 @@ class RunConfig(Record):
     loss_chunk_size: int = option(
         0, "tokens whose logits exist at one time, in the head and the loss; 0: the whole micro-batch",
         group="batch", unit="tokens", least=0, most=10**9, nanogpt="cannot",
-        letter="n", affects=COST, on_resume="rounding", reference="other", tuned=Tuned(spread=0.08), chosen_on_cpu=True,
+        letter="n", affects=COST, on_resume="rounding", reference="other", tuned=Tuned(spread=0.08),
+        chosen_on_cpu="not given",
         basic=12, slider=(0, 16_384, "doubling"),
     )
 
@@ -315,7 +316,7 @@ class RunConfig(Record):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto", "precision of the matmuls; auto: bfloat16 if the card has it, else float16; on a CPU the "
         "faster one", group="system",
-        affects=EVERYTHING, on_resume="refuses", by_effect=True, reference="other", chosen_on_cpu=True,
+        affects=EVERYTHING, on_resume="refuses", by_effect=True, reference="other", chosen_on_cpu="auto",
         tuned=Tuned(spread=0.30, paired=True), basic=9,
     )
     auto_chunker: bool = option(
@@ -330,7 +331,7 @@ class RunConfig(Record):
     master_weights: bool = option(
         False,
         "keep weights and residual stream in dtype, with fp32 masters in the optimizer",
-        group="system", nanogpt="cannot", affects=EVERYTHING, on_resume="refuses", chosen_on_cpu=True,
+        group="system", nanogpt="cannot", affects=EVERYTHING, on_resume="refuses", chosen_on_cpu="not given",
         idle=(("float32", "in float32 the weights are their own masters; set dtype to bfloat16"),),
     )
     torch_version: str = option(
@@ -361,13 +362,13 @@ class RunConfig(Record):
     attention: Literal["auto", "sdpa", "bmm"] = option(
         "auto", "attention kernels. sdpa: PyTorch's own; bmm: batched matmuls, for CPUs and without dropout; "
         "auto: sdpa on GPUs, the faster one on CPUs",
-        group="system", nanogpt="cannot", affects=COST, on_resume="rounding", chosen_on_cpu=True,
+        group="system", nanogpt="cannot", affects=COST, on_resume="rounding", chosen_on_cpu="auto",
         tuned=Tuned(spread=0.25, paired=True),
     )
     cpu_threads: int = option(
         0, "threads of a run on a CPU; 0: PyTorch's number, or fewer if faster",
         group="system", least=0, most=4096, nanogpt="lacks",
-        affects=("speed",), on_resume="rounding", chosen_on_cpu=True, tuned=Tuned(spread=0.30, paired=True),
+        affects=("speed",), on_resume="rounding", chosen_on_cpu=0, tuned=Tuned(spread=0.30, paired=True),
         idle=(("cuda", _ON_A_CARD), ("mps", _ON_A_CARD)),
     )
     allocator_settings: str = option(

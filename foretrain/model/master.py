@@ -31,13 +31,15 @@ class Masters:
         *,
         sends: bool = False,
     ) -> None:
-        self.dtype = dtype
+        self.dtype, self._device = dtype, device
         self.sent = Gradients() if sends else None
         self.model = copy.deepcopy(model)
-        if device is not None:
-            self.model = self.model.to(device)
         if dtype is not None:
             model._apply(lambda tensor: tensor.to(dtype) if isinstance(tensor, nn.Parameter) else tensor)
+
+    def place(self, model: nn.Module, device: torch.device) -> None:
+        """The model is where it runs: bring the twin to its place, and let gradients find it."""
+        self.model = self.model.to(self._device or device)
         self._own = list(model.parameters())
         self._full = list(self.model.parameters())
         for own, full in zip(self._own, self._full, strict=True):

@@ -79,12 +79,14 @@ def build(
     """
     torch.manual_seed(config.seed)
     model = make_model(config)
-    if share is None or not share.moves:
-        model = model.to(device)
     unconverted = convert(model.layers(), config.matmul) if config.matmul in EIGHT_BITS else []
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32 for what stays fp32, as nanoGPT sets it
-    masters = _masters(model, config, dtype)
+    masters = _masters(model, config, dtype)  # on the host, so that what does not stay on a card never is there
+    if share is None or not share.moves:
+        model = model.to(device)
+    if masters:
+        masters.place(model, device)
     trained = masters.model if masters else model
     call: Callable[..., Tensor] = _compiled(model, config, blocks=share is not None) if compile else model
     parallel = share(model, device, dtype) if share else None

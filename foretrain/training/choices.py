@@ -19,7 +19,7 @@ from foretrain.base.installation import installed_torch
 from foretrain.base.records import Record
 from foretrain.base.units import MIB
 from foretrain.config.checks import check
-from foretrain.config.options import RunConfig, named, step_options
+from foretrain.config.options import OPTIONS, RunConfig, named, step_options
 from foretrain.hardware.catalogue import Dtype
 from foretrain.hardware.cpu import physical_cores, usable_cores
 from foretrain.model.shape import ModelShape
@@ -35,8 +35,7 @@ BUDGET_S = 2.0
 LEAST_GAIN = 0.05  # what is not faster by this share is not worth other kernels
 LAGS = 1.5  # a candidate that is slower by this factor is not timed again
 KEPT = Cache("choices")
-CHOSEN = named(lambda option: option.chosen_on_cpu)
-OPEN = {"dtype": "auto", "attention": "auto", "cpu_threads": 0}  # leaves the choice to us, where it is given, too
+CHOSEN = named(lambda option: option.chosen_on_cpu is not None)
 # Logits of a micro-batch beyond this are made in chunks. On two CPUs that took as long (0.94 to 1.0 of a step of two
 # blocks of GPT-2 124M at 8 x 512, float32 and bfloat16), and a third of the memory.
 LARGE_LOGITS_BYTES, CHUNK = 256 * MIB, 1024
@@ -75,7 +74,7 @@ class Chosen:
 def recall(config: RunConfig, placement: Placement, record: RunRecord, given: set[str]) -> Chosen:
     """A resumed run goes on as it was recorded, bit for bit, except for what the user now asks for otherwise."""
     old = record.config
-    is_open = {key for key in CHOSEN if key not in given or getattr(config, key) == OPEN.get(key)}
+    is_open = {key for key in CHOSEN if key not in given or getattr(config, key) == OPTIONS[key].chosen_on_cpu}
     update = {key: getattr(old, key) for key in is_open}
     if "cpu_threads" in update:  # the machine may be another one
         update["cpu_threads"] = min(update["cpu_threads"], usable_cores())

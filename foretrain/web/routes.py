@@ -22,6 +22,7 @@ from foretrain.web.guard import Guard
 from foretrain.web.language import Speaking
 from foretrain.web.telling import Telling
 
+_PACKED = {"content-encoding": "gzip", "vary": "accept-encoding"}
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
 
@@ -81,12 +82,15 @@ def _packed(path: str) -> bytes:
     return gzip.compress(files()[path][0], 9, mtime=0)
 
 
+def _takes_gzip(request: Request) -> bool:
+    return "gzip" in request.headers.get("accept-encoding", "")
+
+
 async def _file(request: Request) -> Response:
     content, kind = files()[request.url.path]
-    if "gzip" not in request.headers.get("accept-encoding", ""):
+    if not _takes_gzip(request):
         return Response(content, media_type=kind)
-    headers = {"content-encoding": "gzip", "vary": "accept-encoding"}
-    return Response(_packed(request.url.path), media_type=kind, headers=headers)
+    return Response(_packed(request.url.path), media_type=kind, headers=_PACKED)
 
 
 async def _missing(request: Request, error: Exception) -> Response:
@@ -118,7 +122,11 @@ class _Handlers:
 
     async def start(self, request: Request) -> Response:
         """Everything that the page needs once: the form, texts, devices, presets."""
-        return await _answer(lambda: (200, calls.start(jobs.why_not())))
+        found = await _answer(lambda: (200, calls.start(jobs.why_not())))
+        if not _takes_gzip(request):
+            return found
+        packed = gzip.compress(found.body, 6, mtime=0)
+        return Response(packed, found.status_code, headers=_PACKED, media_type=found.media_type)
 
     async def posted(self, request: Request) -> Response:
         """What the ledger answers (calls.py)."""

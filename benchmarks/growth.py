@@ -139,10 +139,12 @@ def plan_part() -> Part:
 
     def once() -> Iterator[dict[str, float]]:
         for name in PLANNED:
-            began = time.perf_counter()
-            words = [*FORETRAIN, "plan", name, "--gpu", "4070", "--json"]
-            subprocess.run(words, stdout=subprocess.DEVNULL, check=True)
-            yield {"seconds": time.perf_counter() - began}
+            with tempfile.TemporaryDirectory() as empty:  # an answer that is kept would be given at once
+                environment = {**os.environ, "FORETRAIN_CACHE": empty}
+                began = time.perf_counter()
+                words = [*FORETRAIN, "plan", name, "--gpu", "4070", "--json"]
+                subprocess.run(words, stdout=subprocess.DEVNULL, check=True, env=environment)
+                yield {"seconds": time.perf_counter() - began}
 
     return Part(points, lambda work: once, {"seconds": "events"}, ROUNDS["plan"])
 

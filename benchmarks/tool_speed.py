@@ -6,10 +6,12 @@
 
 Exact plans are cold with an empty cache, and cached right after. A slider is one answer of `foretrain serve` over HTTP,
 from the change to the last byte, over all stops of all sliders. A run beside which other programs used a tenth of the
-cores is done again, once. The static site needs Chromium: its row is that of static_site.py.
+cores is done again, once. Bytecode is there, as pip leaves it: without, each process would compile the package first,
+which takes longer than most answers. The static site needs Chromium: its row is that of static_site.py.
 """
 
 import argparse
+import compileall
 import json
 import os
 import subprocess
@@ -26,6 +28,8 @@ from typing import Any
 from against_nanogpt import OUTSIDE, Load
 from common import RESULTS, report
 from page_speed import Client, drag, start
+
+import foretrain
 
 FORETRAIN = [sys.executable, "-c", "from foretrain.cli import main; main()"]
 CARD = ["--gpu", "4070"]
@@ -44,6 +48,12 @@ class Figure:
     asked_s: float
     seconds: Callable[[Path], list[float]]
     runs: int = 5
+
+
+def compile_package() -> None:
+    """Have bytecode of all modules, and children that read it."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    compileall.compile_dir(Path(foretrain.__file__).parent, quiet=1)
 
 
 def timed(words: list[str], cache: Path) -> float:
@@ -128,6 +138,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=150, help="start no run after this long")
     parser.add_argument("--out", type=Path, default=RESULTS / "tool_speed.json")
     options = parser.parse_args()
+    compile_package()
     until = time.monotonic() + options.seconds
     before = json.loads(options.out.read_text("utf-8"))["figures"] if options.out.exists() else {}
     figures: dict[str, Any] = {key: row for key, row in before.items() if key not in options.again}

@@ -60,7 +60,7 @@ def test_what_public_records_can_do_is_said() -> None:
     unsaid = []
     for name in dir(library):
         kind = getattr(library, name)
-        for key, value in vars(kind).items() if inspect.isclass(kind) else ():
+        for key, value in list(vars(kind).items()) if inspect.isclass(kind) else ():  # a look can build a record
             function = inspect.unwrap(getattr(value, "fget", None) or getattr(value, "__func__", value))
             own = inspect.isfunction(function) and function.__module__ == kind.__module__
             if own and not key.startswith("_") and not function.__doc__:

@@ -92,6 +92,8 @@ class _Search:
         self.data = base.work.dataset_tokens
         self.fitted: dict[bool, int] = {}  # micro-batches that fitted the last shape, by checkpointing
         self.too_large: list[dict[str, int]] = []  # shapes that did not fit with any setting
+        # Sizes, with the micro-batch, whose tensors alone are too large, by what else decides: so are larger ones.
+        self.beyond: dict[tuple[bool, int], list[tuple[int, ...]]] = {}
         self.sequences = 8  # of one optimizer step; a first guess, by which the real one is found
         middle = {"n_layer": 8, "n_head": 8, "n_embd": 512}
         for _ in range(2):  # the guess decides how much is computed only slightly; a second round is steady
@@ -135,9 +137,19 @@ class _Search:
 
     def needed_bytes(self, config: RunConfig) -> int | None:
         """What the worst phase is expected to need, or None where one does not fit safely."""
+        room, card = self.base.available_bytes, self.gpu.memory_bytes
+        sizes = config.n_layer, config.n_head, config.n_embd, config.batch_size
+        alike = config.activation_checkpointing, min(3, config.gradient_accumulation_steps)
+        beyond = self.beyond.setdefault(alike, [])
+        larger = (all(a >= b for a, b in zip(sizes, each, strict=True)) for each in beyond)
+        if not config.auto_chunker and any(larger):  # which makes less of much
+            return None
         ledger = estimated(self.spec(config))
-        fits = ledger.fits(self.base.available_bytes, self.gpu.memory_bytes)
-        return ledger.memory.needed_bytes if fits else None
+        if ledger.fits(room, card):
+            return ledger.memory.needed_bytes
+        if ledger.spec.cuda and room is not None and ledger.is_beyond(room, card):
+            beyond.append(sizes)
+        return None
 
     def n_params(self, shape: dict[str, int]) -> int:
         """The parameters of a shape."""

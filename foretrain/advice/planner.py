@@ -11,9 +11,12 @@ from functools import cached_property, partial
 from foretrain.advice.rules.base import Change, State
 from foretrain.base.errors import UserError
 from foretrain.config.checks import check
-from foretrain.predict.memory import MARGIN_BYTES, Ledger, StepMemory, Verdict, estimated, worst_verdict
+from foretrain.config.options import RunConfig
+from foretrain.predict.memory import MARGIN_BYTES, Asked, Ledger, StepMemory, Verdict, estimated, worst_verdict
 from foretrain.predict.plan import Timing, available, timing
 from foretrain.predict.spec import StepSpec
+
+MICRO_BATCHES = 3  # of a step, that an estimate tells apart
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,17 @@ class Outcome:
     found: Callable[[], Ledger] | StepMemory  # an estimate is made, and judged, when it is first asked for
     available_bytes: int | None
 
+    @property
+    def is_known(self) -> bool:
+        """Whether an estimate has been made."""
+        return "_ledger" in vars(self) and self._ledger is not None
+
+    @property
+    def ledger(self) -> Ledger:
+        """The estimate."""
+        assert self._ledger is not None
+        return self._ledger
+
     @cached_property
     def _ledger(self) -> Ledger | None:
         return None if isinstance(self.found, StepMemory) else self.found()
@@ -33,8 +47,7 @@ class Outcome:
         """Its phases, with verdicts."""
         if isinstance(self.found, StepMemory):
             return self.found
-        assert self._ledger is not None
-        return self._ledger.judged(self.available_bytes, self.state.gpu.memory_bytes)
+        return self.ledger.judged(self.available_bytes, self.state.gpu.memory_bytes)
 
     @cached_property
     def verdict(self) -> Verdict | None:
@@ -149,4 +162,45 @@ class Planner:
         """The one with the shortest run, of those that fit: the shorter ones' memory is asked for first."""
         found = [(change, made) for change in changes if (made := self.outcome(change.applied(state)))]
         timed = [pair for pair in found if pair[1].total_s is not None]
-        return next((pair for pair in sorted(timed, key=lambda pair: pair[1].total_s or 0.0) if pair[1].fits), None)
+        timed.sort(key=lambda pair: pair[1].total_s or 0.0)
+        beyond = self._beyond(state, [made for _, made in timed])
+        for change, made in timed:
+            if beyond is not None and is_larger(made, beyond):
+                self._asked.add(Asked(made.state.spec).key)
+            elif made.fits:
+                return change, made
+        return None
+
+    def _beyond(self, start: State, found: Sequence[Outcome]) -> Outcome | None:
+        """One whose tensors alone are too large, so that those of every larger micro-batch are, too: the least of which
+        a line through what is known of the start says so."""
+        now = self._outcomes.get(start)
+        if now is None or not now.is_known or now.available_bytes is None or start.gpu.kind != "cuda":
+            return None
+        alike = sorted((o for o in found if is_larger(o, now)), key=lambda o: o.state.config.batch_size)
+        tensors, fixed = now.ledger.tensors_bytes, now.ledger.peaks["resume"].nbytes
+        for each in alike:
+            times = each.state.config.batch_size / start.config.batch_size
+            if fixed + (tensors - fixed) * times > now.available_bytes:
+                beyond = estimated(each.state.spec).is_beyond(now.available_bytes, start.gpu.memory_bytes)
+                return each if beyond else None
+        return None
+
+
+def is_larger(one: Outcome, other: Outcome) -> bool:
+    """Whether it is the same run with a larger micro-batch, whose every tensor is as large or larger."""
+    a, b = one.state, other.state
+    if a == b or a.spec.variant.auto_chunker or (a.gpu, a.step) != (b.gpu, b.step):
+        return a == b
+    larger = a.config.batch_size >= b.config.batch_size and a.config.eval_batch >= b.config.eval_batch
+    return larger and one.available_bytes == other.available_bytes and _uncut(a.config) == _uncut(b.config)
+
+
+def _uncut(config: RunConfig) -> RunConfig:
+    """The config without what a micro-batch is."""
+    accumulation = min(MICRO_BATCHES, config.gradient_accumulation_steps)
+    uncut = {
+        "batch_size": 0, "eval_batch_size": 0, "eval_iters": 0, "eval_sequences": 0, "total_batch_size": 0,
+        "gradient_accumulation_steps": accumulation,
+    }  # fmt: skip
+    return config.model_copy(update=uncut)

@@ -2,18 +2,26 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from foretrain.advice.advisor import advise as advise_plan
-from foretrain.advice.confirm import confirm
 from foretrain.advice.record import Advices
 from foretrain.advice.rules.base import Goal
-from foretrain.app.exact import settings_of
 from foretrain.app.limits import Limits, make_plans, priced, rents
 from foretrain.app.plan import Config, resolved_of, targets
 from foretrain.base.errors import UserError
+from foretrain.base.later import Later
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.predict.plan import Plan
-from foretrain.predict.trace.service import TraceUnavailable
+from foretrain.predict.plan import plan as predict_plan
+
+if TYPE_CHECKING:
+    from foretrain.advice import confirm
+    from foretrain.app import exact
+    from foretrain.predict.trace import service
+else:  # advice without traces does not wait for what they add
+    confirm, exact = Later("foretrain.advice.confirm"), Later("foretrain.app.exact")
+    service = Later("foretrain.predict.trace.service")
 
 
 def advise(
@@ -41,9 +49,16 @@ def advise(
 
 
 def base_plan(
-    resolved: ResolvedConfig, gpu: str, used_by_others: str, price: str | None, option: str = "--used-by-others"
+    resolved: ResolvedConfig,
+    gpu: str,
+    used_by_others: str,
+    price: str | None,
+    option: str = "--used-by-others",
+    *,
+    by: Callable[..., Plan] = predict_plan,
 ) -> Plan:
-    """The plan of the run as it is, on the one card that was named. Raises UserError."""
+    """The plan of the run as it is, on the one card that was named. `by`: as in `app.plan.make_plan`. Raises
+    UserError."""
     found = targets(gpu, used_by_others, resolved.config, option)
     if len(found) > 1:
         raise UserError("usage.one_card_advise", count=len(found))
@@ -52,7 +67,7 @@ def base_plan(
     own = rents(price, resolved.config).get(found[0].gpu.name)
     if own is not None:
         resolved = replace(resolved, config=resolved.config.model_copy(update={"price_per_hour": own}))
-    return make_plans(resolved, found, Limits())[0]
+    return make_plans(resolved, found, Limits(), by=by)[0]
 
 
 def advices(base: Plan, goal: Goal | None, price: str | None = None) -> Advices:
@@ -65,6 +80,6 @@ def confirmed(
 ) -> Advices:  # fmt: skip
     """With what traces say of the first `count` changes. Raises UserError where nothing can be traced."""
     try:
-        return confirm(found, base, settings_of, count, listen)
-    except TraceUnavailable as error:
+        return confirm.confirm(found, base, exact.settings_of, count, listen)
+    except service.TraceUnavailable as error:
         raise UserError("environment.no_trace", reason=str(error)) from None

@@ -15,6 +15,7 @@ from foretrain.config.writer import check_writable
 from foretrain.hardware.catalogue import Gpu, find
 from foretrain.hardware.devices import Target
 from foretrain.predict.plan import Plan
+from foretrain.predict.plan import plan as predict_plan
 from foretrain.predict.spec import StepName
 from foretrain.predict.within import Within, within
 
@@ -137,14 +138,14 @@ def rents(price: str | None, config: RunConfig) -> dict[str, float]:
 
 def make_plans(
     resolved: ResolvedConfig, found: Sequence[Target], limits: Limits, step_time: float | None = None,
-    logged_mfu: float | None = None,
+    logged_mfu: float | None = None, by: Callable[..., Plan] = predict_plan,
 ) -> list[Plan]:  # fmt: skip
-    """A plan for each target, with its own rent where one is given for it."""
+    """A plan for each target, with its own rent where one is given for it. `by`: as in `make_plan`."""
     prices = prices_of(limits, resolved.config, [target.gpu for target in found])
     plans = []
     for target, rent in zip(found, prices, strict=True):
         own = replace(resolved, config=resolved.config.model_copy(update={"price_per_hour": rent}))
-        plans.append(make_plan(own, target, step_time, logged_mfu))
+        plans.append(make_plan(own, target, step_time, logged_mfu, by=by))
     return plans
 
 

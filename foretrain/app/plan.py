@@ -102,10 +102,10 @@ def target_of(
 
 def make_plan(
     resolved: ResolvedConfig, target: Target, step_time: float | None = None, logged_mfu: float | None = None,
-    data: ConfigData | None = None,
+    data: ConfigData | None = None, by: Callable[..., Plan] = predict_plan,
 ) -> Plan:  # fmt: skip
     """The plan of a resolved config on a target, with the dataset of this machine where it is there. `data`: what is
-    known of the dataset already."""
+    known of the dataset already; `by`: what plans (app/kept has another)."""
     data = data or of_config(resolved)
     config = data.config
     if step_time is not None and logged_mfu is not None:
@@ -119,7 +119,7 @@ def make_plan(
     if step_time is not None:
         _check_speed(config, target.gpu, step_time, logged_mfu)
     decided = auto_batch(config, target, resolved.step) if config.auto_batch_size else None
-    made = predict_plan(
+    made = by(
         decided.config if decided else config, target.gpu, name=resolved.name,
         used_by_others_bytes=target.used_by_others_bytes,
         dataset_tokens=data.tokens, dataset_source=data.source, logged_step_s=step_time,

@@ -6,6 +6,7 @@ A file that is damaged counts as none. One that cannot be written costs time the
 import contextlib
 import hashlib
 import json
+import os
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +23,13 @@ _GZIP = 31  # zlib's window of 32 KiB within gzip's header and checksum
 
 @dataclass(frozen=True)
 class Cache:
-    """Answers of one kind, in a folder of their own. `compressed`: by gzip. `most_bytes`: of one that is read."""
+    """Answers of one kind, in a folder of their own. `compressed`: by gzip. `most_bytes`: of one that is read.
+    `most_files`: so many stay, the newest; 0: all."""
 
     folder: str
     compressed: bool = False
     most_bytes: int = RECORD_BYTES
+    most_files: int = 0
 
     def path(self, question: object) -> Path:
         """Where the answer lies: a text stands for itself, anything else is written as JSON."""
@@ -62,6 +65,21 @@ class Cache:
         data = zlib.compress(text.encode(), 3, wbits=_GZIP) if self.compressed else text.encode()
         path.parent.mkdir(parents=True, exist_ok=True)
         replace(path, data, sync=False)
+        if self.most_files:
+            self._prune(path.parent)
+
+    def _prune(self, folder: Path) -> None:
+        """Remove the oldest files beyond so many, which another process may be doing, too."""
+        with os.scandir(folder) as entries:
+            files = [entry.path for entry in entries]
+        if len(files) <= self.most_files:
+            return
+        ages: list[tuple[float, str]] = []
+        for file in files:
+            with contextlib.suppress(FileNotFoundError):
+                ages.append((Path(file).stat().st_mtime, file))
+        for _, file in sorted(ages)[: -self.most_files]:
+            Path(file).unlink(missing_ok=True)
 
     def keep(self, path: Path, text: str) -> None:
         """As `write`, where that is possible."""

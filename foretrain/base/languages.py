@@ -8,7 +8,6 @@ of it.
 """
 
 import re
-import tomllib
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -17,19 +16,18 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from foretrain.base import plain_toml
+
 ENGLISH = "en"
 _FOLDER = resources.files("foretrain") / "locales"
 _ID = re.compile(r"[a-z]{2,3}(-[a-z0-9]{2,8})*")
-# What is typed, printed by a program or filled in: the same in every language.
-_TYPED = re.compile(
-    r"""`[^`]*`
+# What is typed, printed by a program or filled in: the same in every language. Compiled where translations are counted.
+_TYPED = r"""`[^`]*`
     | [“«"][\x20-\x7e…]*[”»"]                                 # a quotation that is all in English: a line of a log
     | \w+://\S+ | [\w.-]+/[\w./*{}-]*[.*{][\w./*{}:!-]* | \w+/(?![\w.])
     | (?:foretrain|pip|python|nvidia-smi)[ ]-?[a-z]+ | '?\w+\[[\w{},]+\]'?   # commands
     | (?<![A-Za-z0-9_-])[A-Za-z_][\w-]+[ ]?=[ ]?(?:\{[^{}]*\}|[\w.:/'-])*     # settings
-    | --[A-Za-z][\w-]* | \{[^{}]*\} | (?<![\w)])\.[a-z]+""",
-    re.VERBOSE,
-)
+    | --[A-Za-z][\w-]* | \{[^{}]*\} | (?<![\w)])\.[a-z]+"""
 _RUN = re.compile(r"[A-Za-z0-9_.\-]*[A-Za-z][A-Za-z0-9_.\-]*")
 
 
@@ -70,15 +68,7 @@ def file_of(id: str) -> dict[str, Any]:
     """A language's file as {dotted id: text}, read when somebody speaks it. Raises KeyError where there is none."""
     if id not in ids_of():
         raise KeyError(id)
-    return flat(tomllib.loads((_FOLDER / f"{id}.toml").read_text("utf-8")))
-
-
-def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as {dotted id: text}."""
-    found: dict[str, Any] = {}
-    for key, value in table.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return found
+    return plain_toml.read((_FOLDER / f"{id}.toml").read_text("utf-8"))
 
 
 def texts_of(id: str) -> dict[str, str]:
@@ -176,7 +166,7 @@ def english_words(text: str, kept: frozenset[str]) -> tuple[str, ...]:
     with a capital inside (GPU, GiB, nanoGPT), or of one letter (units, the sizes of a formula).
     """
     found: dict[str, None] = {}
-    for run in _RUN.findall(_TYPED.sub(" ", text)):
+    for run in _RUN.findall(re.sub(_TYPED, " ", text, flags=re.VERBOSE)):
         word = run.lstrip("0123456789.-_").rstrip(".-_")
         if (
             len(word) > 1

@@ -13,7 +13,7 @@ class Record(BaseModel):
     `print(record)` and a notebook show what SHOWN says for its class, else pydantic's text of all fields.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     def __str__(self) -> str:
         shown = _shown(type(self))

@@ -22,7 +22,7 @@ from foretrain.reports.views.cluster import screen as screen_view
 from foretrain.reports.views.cluster import whole as whole_view
 
 OTHERS = "--used-by-others"
-OWN = ("gpus", "link", "network", "write_job")  # options of `plan` that only a plan for several cards has
+CARDS = ("gpus", "link", "network")  # options that name them
 # Those that such a plan cannot have.
 ALONE = (
     "step_time", "logged_mfu", "explain", "observed", "process", "largest", "snapshot", "alloc_conf", "within",
@@ -30,11 +30,9 @@ ALONE = (
 )  # fmt: skip
 
 
-def answered(context: typer.Context, words: list[str]) -> bool:
-    """Whether several cards that train together were asked about; then it is answered. Raises UserError."""
+def answer_command(context: typer.Context, words: list[str]) -> None:
+    """Answer what was asked of several cards that train together. Raises UserError."""
     given = context.params
-    if not is_asked(context):
-        return False
     check_options(context, ALONE)
     if given["write_job"]:
         need_one_of("--write-job", given["write_job"], JOB_KINDS)
@@ -42,7 +40,7 @@ def answered(context: typer.Context, words: list[str]) -> bool:
     print_notes(resolved.notes, quiet=given["quiet"])
     if given["show_config"]:
         show_config_of(resolved, given["as_json"])
-        return True
+        return
     plan = answer(resolved, cards_of(context), Limits(given["price"], given["co2"], data_tokens=given["data_tokens"]))
     if given["exact"] or given["python"]:
         with progress(given["quiet"]) as listen:
@@ -52,17 +50,6 @@ def answered(context: typer.Context, words: list[str]) -> bool:
         tell_written(write_job(given["write_job"], plan, words), quiet=given["quiet"])
     if given["check"]:
         _check(plan)
-    return True
-
-
-def is_asked(context: typer.Context) -> bool:
-    """Whether --gpus was given. Raises UserError for what needs it."""
-    if not context.params["gpus"]:
-        for name in OWN:
-            if context.params.get(name):
-                raise UserError("usage.needs_gpus", option=f"--{name.replace('_', '-')}")
-        return False
-    return True
 
 
 def cards_of(context: typer.Context) -> Cards:
@@ -90,7 +77,7 @@ def check_options(context: typer.Context, alone: tuple[str, ...]) -> None:
 def asked_of(context: typer.Context, words: list[str], command: str = "plan") -> Asked:
     """What was typed, for the next command."""
     given = context.params
-    cards = tuple(word for name in OWN[:3] if given[name] for word in (f"--{name}", given[name]))
+    cards = tuple(word for name in CARDS if given[name] for word in (f"--{name}", given[name]))
     return Asked(
         command=command, words=tuple(words), gpu=given["gpu"], cards=cards, others=given["others"],
         quiet=given["quiet"], price=given["price"] or "",

@@ -6,7 +6,7 @@ from foretrain.advice.ranks.record import SCHEMA
 from foretrain.app.limits import Limits
 from foretrain.app.ranks.advise import advices
 from foretrain.app.ranks.plan import answer
-from foretrain.cli.cluster import asked_of, cards_of, check_options, is_asked
+from foretrain.cli.cluster import asked_of, cards_of, check_options
 from foretrain.cli.commands.plan_print import document, screen
 from foretrain.cli.common import print_json, print_notes
 from foretrain.config.resolve import resolve
@@ -16,15 +16,8 @@ ALONE = ("exact", "apply", "write")  # options of `advise` that advice for sever
 LISTED = 10  # changes with --full and --json where --top does not say
 
 
-def answered(context: typer.Context, words: list[str]) -> bool:
-    """Whether several cards that train together were asked about; then it is answered. Raises UserError."""
-    asked = is_asked(context)
-    if asked:
-        _answer(context, words)
-    return asked
-
-
-def _answer(context: typer.Context, words: list[str]) -> None:
+def answer_command(context: typer.Context, words: list[str]) -> None:
+    """Answer what was asked of several cards that train together. Raises UserError."""
     given, top = context.params, context.params["top"]
     check_options(context, ALONE)
     resolved = resolve(words)

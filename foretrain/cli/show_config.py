@@ -1,12 +1,16 @@
 """`--show-config`: every option of a resolved config, with where its value is from."""
 
-from foretrain.app.finetuning.question import FineTuneQuestion
+from typing import TYPE_CHECKING
+
 from foretrain.base.messages import knob_help, knob_unit
 from foretrain.cli.common import OUT, print_json
 from foretrain.config.options import OPTIONS
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.reports import text
 from foretrain.reports.document import Document, Message, Section, Table
+
+if TYPE_CHECKING:
+    from foretrain.app.finetuning.question import FineTuneQuestion
 
 
 def show_config_of(resolved: ResolvedConfig, as_json: bool) -> None:
@@ -32,7 +36,7 @@ def show_config_of(resolved: ResolvedConfig, as_json: bool) -> None:
     text.render(Document(Message("config.title", {"name": resolved.name}), Message("config.subtitle"), [section]), OUT)
 
 
-def show_finetune(asked: FineTuneQuestion, as_json: bool) -> None:
+def show_finetune(asked: "FineTuneQuestion", as_json: bool) -> None:
     """The same of a fine-tuning run."""
     values = asked.tune.model_dump(mode="json")
     sources = {name: asked.origins.get(name, "default") for name in values}

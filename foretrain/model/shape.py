@@ -83,7 +83,11 @@ class ModelShape:
     @cached_property
     def numels(self) -> Counter[int]:
         """{elements: how many tensors of the model have so many}, in the model's order."""
-        return Counter(p.numel for p in self.parameters())
+        found = Counter(p.numel for p in self._outside(self.family.before))
+        for numel in self.block_numels:  # all blocks have the same
+            found[numel] += self.n_layer
+        found.update(p.numel for p in self._outside(self.family.after))
+        return found
 
     @cached_property
     def block_numels(self) -> tuple[int, ...]:

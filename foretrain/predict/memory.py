@@ -14,7 +14,7 @@ runs on tensors without values (`predict/abstract`) or is traced into the graph 
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from foretrain.base.errors import UserError
 from foretrain.base.garbage import collected_later
@@ -156,20 +156,16 @@ def components(peak: Peak, n_params: int, most_terms: int | None = 5) -> tuple[C
     return tuple(sorted(found, key=lambda row: -row.size_bytes))
 
 
-class Fit:
-    """Whether a run's events live under limits. `names`: the phases that it comes to; `roughly`: how far what is
-    reserved can be from the replay; `capped`: a cap of the trainer's own takes the place of the allocator's setting."""
+class Room:
+    """What the allocator may take beside a context. `roughly`: how far what is reserved can be from the replay;
+    `capped`: a cap of the trainer's own takes the place of the allocator's setting."""
 
-    roughly = EXACTLY
     capped = False
 
     def __init__(
-        self, events: Lifetimes, settings: Settings, context: Context, names: Sequence[str], *, compiled: bool = False
+        self, settings: Settings, context: Context, roughly: Roughly = EXACTLY, *, compiled: bool = False
     ) -> None:
-        self.events, self.settings, self.context, self.compiled = events, settings, context, compiled
-        self.names = names
-        self._deaths: dict[int, str | None] = {}  # by limit
-        self._tried = Tried(events, settings, physical=True)
+        self.settings, self.context, self.roughly, self.compiled = settings, context, roughly, compiled
 
     def limits(self, available_bytes: int, card_bytes: int | None, context: Context | None = None) -> tuple[int, int]:
         """(leniently, strictly): what the allocator may take, with the smallest and with the expected context, which is
@@ -182,6 +178,15 @@ class Fit:
         cap = None if self.capped or card_bytes is None else self.settings.cap_bytes(card_bytes)
         return (leniently, strictly) if cap is None else (min(leniently, cap), min(strictly, cap))
 
+
+class Fit:
+    """Whether a run's events live in a room. `names`: the phases that it comes to."""
+
+    def __init__(self, events: Lifetimes, room: Room, names: Sequence[str]) -> None:
+        self.events, self.room, self.names = events, room, names
+        self._deaths: dict[int, str | None] = {}  # by limit
+        self._tried = Tried(events, room.settings, physical=True)
+
     def judged(
         self,
         phases: Sequence[PhaseMemory],
@@ -193,7 +198,7 @@ class Fit:
     ) -> tuple[PhaseMemory, ...]:
         """The phases with verdicts; `training`: those of one process, in their order. `at_best`: that of a run which
         takes less where the card is in time; what lives then is not certain to die."""
-        leniently, strictly = limits = self.limits(available_bytes, card_bytes, context)
+        leniently, strictly = limits = self.room.limits(available_bytes, card_bytes, context)
         dead = [self.dies_in(limit, training) for limit in limits]
         if dead[0] and at_best and at_best[0].dies_in(leniently, at_best[1]) is None:
             dead[0] = None
@@ -217,27 +222,78 @@ class Fit:
         return too_much if too_much in self.names else None  # eval_only never comes to training
 
 
+class _Simulated(NamedTuple):
+    """What a simulated run comes to."""
+
+    peaks: dict[str, Peak]
+    events: Lifetimes
+    resumed: Lifetimes
+    n_params: int
+    saved_bytes: int
+    staged_bytes: int
+
+
 class Ledger:
     """The memory of one way to run the step; made once, judged for any card of its kind with `judged`.
 
-    `key`: everything that it depends on.
+    `key`: everything that it depends on. The run is simulated when somebody asks for what it comes to.
     """
 
     def __init__(self, asked: "Asked") -> None:
         spec = asked.spec
         self.key, self.spec = asked.key, spec
-        self.context, self.capped = Context.of(spec.gpu), spec.config.memory_limit_bytes is not None
-        run = SimulatedRun(spec, keeps=asked.keeps)
-        self._keeps = asked.keeps
-        with collected_later():
-            self.peaks = run.peaks() | (resumed := resume(run)).peaks
-        self.events, self.settings = run.t.packed(), _settings_of(spec.config)
-        self._resumed, self._n_params, self._saved_bytes = resumed, run.symbols["P"], run.saved_bytes
-        self.roughly = ROUGHLY if spec.compiled and run.writes_scores else EXACTLY
-        self.staged_bytes = staged_bytes(run) if asked.saves else 0
+        self._keeps, self._saves = asked.keeps, asked.saves
+        self.context, self.settings = Context.of(spec.gpu), _settings_of(spec.config)
+        scores = "math" in (spec.variant.attention, spec.variant.evaluation_attention)
+        self.roughly = ROUGHLY if spec.compiled and scores else EXACTLY
+        self.room = Room(self.settings, self.context, self.roughly, compiled=spec.compiled)
+        self.room.capped = spec.config.memory_limit_bytes is not None
         self._names = [name for name in PHASES if not (spec.config.eval_only and name != "evaluate_first")]
-        self.fit = Fit(self.events, self.settings, self.context, self._names, compiled=spec.compiled)
-        self.fit.roughly, self.fit.capped = self.roughly, self.capped
+        self._begun: SimulatedRun | None = None  # one whose first evaluation is done
+        self._first_bytes: int | None = None  # the tensors at the highest moment of that
+
+    def _begin(self) -> SimulatedRun:
+        run = SimulatedRun(self.spec, keeps=self._keeps)
+        with collected_later():
+            run.begin()
+        return run
+
+    @cached_property
+    def _run(self) -> _Simulated:
+        run, self._begun = self._begun or self._begin(), None
+        with collected_later():
+            peaks = run.finish() | (resumed := resume(run)).peaks
+        staged = staged_bytes(run) if self._saves else 0
+        return _Simulated(peaks, run.t.packed(), resumed, run.symbols["P"], run.saved_bytes, staged)
+
+    def _begins_within(self, limit_bytes: int) -> bool:
+        """Whether the tensors of the first evaluation do, which is known before the rest is simulated."""
+        if self._first_bytes is None:
+            run = self._begin()
+            self._first_bytes = run.t.peaks["evaluate_first"].nbytes
+            if self._first_bytes <= limit_bytes:  # else nobody is likely to ask on, and it takes memory
+                self._begun = run
+        return self._first_bytes <= limit_bytes
+
+    @property
+    def peaks(self) -> dict[str, Peak]:
+        """The highest moment of each phase."""
+        return self._run.peaks
+
+    @property
+    def events(self) -> Lifetimes:
+        """Births and deaths of all tensors of the process that trains."""
+        return self._run.events
+
+    @property
+    def tensors_bytes(self) -> int:
+        """The tensors themselves at the highest moment of all phases."""
+        return max(self.peaks[name].nbytes for name in self._names)
+
+    @cached_property
+    def fit(self) -> Fit:
+        """Whether these live under limits."""
+        return Fit(self.events, self.room, self._names)
 
     @cached_property
     def _at_best(self) -> "Ledger | None":
@@ -249,28 +305,34 @@ class Ledger:
     @cached_property
     def memory(self) -> StepMemory:
         """Without verdicts. What the allocator holds is replayed when it is first asked for."""
-        events = () if not self.spec.cuda else (self.events, self._resumed)
+        events = () if not self.spec.cuda else (self.events, self._run.resumed)
         blocks = {peak.phase: peak for part in events for peak in replay(part, self.settings).phases}
-        phases = tuple(self._phase(name, blocks.get(name), self._n_params) for name in self._names)
+        phases = tuple(self._phase(name, blocks.get(name), self._run.n_params) for name in self._names)
         return StepMemory(
             step=self.spec.step,
             compiled=self.spec.compiled,
             phases=phases,
-            saved_bytes=self._saved_bytes,
+            saved_bytes=self._run.saved_bytes,
             context=self.context,
         )
 
     def fits(self, available_bytes: int | None, card_bytes: int | None = None) -> bool:
         """Whether `judged` finds that every phase fits, or cannot judge: a search asks this much more often.
 
-        Where the tensors alone are too large, nothing is replayed.
+        Where the tensors alone are too large, nothing is replayed; where those of the first evaluation are, the rest is
+        not simulated.
         """
         if not self.spec.cuda or available_bytes is None:
             return worst_verdict(self.judged(available_bytes, card_bytes)) in ("fits", None)
-        limits = self.fit.limits(available_bytes, card_bytes)
-        if max(self.peaks[name].nbytes for name in self._names) > min(limits):
+        if self.is_beyond(available_bytes, card_bytes):
             return False
+        limits = self.room.limits(available_bytes, card_bytes)
         return all(self.fit.dies_in(limit, self._training) is None for limit in reversed(limits))
+
+    def is_beyond(self, available_bytes: int, card_bytes: int | None) -> bool:
+        """Whether the tensors alone are more than what is there with the plan's margin."""
+        least = min(self.room.limits(available_bytes, card_bytes))
+        return not self._begins_within(least) or self.tensors_bytes > least
 
     @property
     def _training(self) -> tuple[PhaseMemory, ...]:
@@ -325,7 +387,7 @@ class Ledger:
 
     def _with_copy(self, phase: PhaseMemory, available_bytes: int | None) -> PhaseMemory:
         """Later steps beside the copy that a save makes, if there is room for it; a run without room makes none."""
-        copy = self.staged_bytes if phase.phase == "steady_step" else 0
+        copy = self._run.staged_bytes if phase.phase == "steady_step" else 0
         expected = phase.needed_expected_bytes
         if available_bytes is None or expected + round(STAGING_SPARE * copy) <= available_bytes:
             expected += copy

@@ -6,7 +6,8 @@ time, energy and MFU *measured (log)*.
 
 import json
 import math
-from typing import Any, Literal, Self
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 from foretrain.base.errors import UserError
 from foretrain.base.records import Note, Record
@@ -31,6 +32,8 @@ from foretrain.predict.speed.time import Range, compile_time, evaluation_time, i
 from foretrain.predict.trace.memory import Exact
 
 SCHEMA = "foretrain.plan/2"
+Reading = Literal["low", "expected", "high"]
+READINGS: tuple[Reading, ...] = get_args(Reading)
 TimingSource = Literal["estimated", "calibrated", "measured (log)"]
 # Bytes a second at which a checkpoint is hashed and written: SHA-256 does about 1.2 GB/s on one EPYC core, a cloud
 # disk took 0.2, a home NVMe waits for the hash.
@@ -214,11 +217,11 @@ def _work(config: RunConfig, shape: ModelShape, dataset_tokens: int | None, sour
     )
 
 
-def n_evaluations(config: RunConfig) -> int:
-    """One before the first step, one each interval, and one at the end."""
+def n_evaluations(config: RunConfig, steps: int | None = None) -> int:
+    """One before the first step, one each interval, and one at the end. `steps`: in the place of max_iters."""
     if config.eval_only:
         return 1
-    return math.ceil(config.max_iters / config.eval_interval) + 1
+    return math.ceil((config.max_iters if steps is None else steps) / config.eval_interval) + 1
 
 
 def save_time(config: RunConfig) -> Range:
@@ -253,11 +256,9 @@ def whole_run(
     config, gpu = spec.config, spec.gpu
     steps, evaluations = (0 if config.eval_only else config.max_iters), n_evaluations(config)
     saves = save_time(config)
-    total = step_s.scaled(steps).plus(compile_s).plus(saves.scaled(evaluations - 1))
-    if evaluation_s is not None:
-        total = total.plus(evaluation_s.scaled(evaluations))
-    if source == "calibrated" and (start_s := gpu.calibration.start_s if gpu.calibration else None) is not None:
-        total = total.plus(Range(low_s=0.0, expected_s=start_s, high_s=START_HIGH * start_s))
+    parts = _Parts(step_s, compile_s, saves, evaluation_s, _start(gpu) if source == "calibrated" else None)
+    low, expected, high = (parts.total_s(reading, steps, evaluations) for reading in READINGS)
+    total = Range(low_s=low, expected_s=expected, high_s=high)
     tokens_per_s = config.tokens_per_step / step_s.expected_s
     flop_per_s = tokens_per_s * ModelShape.of(config).flops_per_token
     peak = gpu.peak_flop_per_s(spec.dtype)
@@ -268,6 +269,44 @@ def whole_run(
         compile_s=compile_s, total_s=total, tokens_per_s=tokens_per_s, flop_per_s=flop_per_s, mfu=mfu,
         nanogpt_mfu=flop_per_s / NANOGPT_PEAK_FLOP_PER_S, torch=torch, **dict(spending(config, gpu, mfu, total, cards)),
     )  # fmt: skip
+
+
+class _Parts(NamedTuple):
+    """The times that a run's is made of."""
+
+    step_s: Range
+    compile_s: Range
+    save_s: Range
+    evaluation_s: Range | None
+    start_s: Range | None
+
+    def total_s(self, reading: Reading, steps: int, evaluations: int) -> float:
+        """The low, expected or high end of all together."""
+        name = f"{reading}_s"
+        total = getattr(self.step_s, name) * steps + getattr(self.compile_s, name)
+        total += getattr(self.save_s, name) * (evaluations - 1)
+        if self.evaluation_s is not None:
+            total += getattr(self.evaluation_s, name) * evaluations
+        if self.start_s is not None:
+            total += getattr(self.start_s, name)
+        return total
+
+
+def _start(gpu: Gpu) -> Range | None:
+    """What a run takes before its first step, where that was measured."""
+    start_s = gpu.calibration.start_s if gpu.calibration else None
+    return None if start_s is None else Range(low_s=0.0, expected_s=start_s, high_s=START_HIGH * start_s)
+
+
+def seconds_by_steps(timing: Timing, spec: StepSpec, reading: Reading) -> Callable[[int], float]:
+    """How long the run of a timing takes with other numbers of steps, as `whole_run` says of one card."""
+    config, start_s = spec.config, _start(spec.gpu) if timing.source == "calibrated" else None
+    parts = _Parts(timing.step_s, timing.compile_s, save_time(config), timing.evaluation_s, start_s)
+
+    def seconds(steps: int) -> float:
+        return parts.total_s(reading, 0 if config.eval_only else steps, n_evaluations(config, steps))
+
+    return seconds
 
 
 def available(config: RunConfig, gpu: Gpu, used_by_others_bytes: int) -> tuple[int | None, str]:

@@ -4,22 +4,19 @@ The answer is the largest max_iters whose whole run, as `plan` counts it (steps,
 checkpoint), stays within the limit. It is searched by halving, since each of these only grows with the steps.
 """
 
-from typing import Literal
-
 from foretrain.base.errors import UserError
 from foretrain.base.quantities import Limit, currency_code
 from foretrain.base.records import Record
 from foretrain.config.options import RunConfig
 from foretrain.predict.energy import Spending
 from foretrain.predict.memory import Verdict
-from foretrain.predict.plan import Plan, Timing, no_time, whole_run
+from foretrain.predict.plan import READINGS, Plan, Reading, Timing, no_time, seconds_by_steps, whole_run
 from foretrain.predict.search import largest_count
 from foretrain.predict.spec import StepName, StepSpec
 from foretrain.predict.speed.time import Range
 
 MOST_STEPS = 10**10  # as many as the knob allows
 MOST_WARMUP = 1 / 20  # of a run
-Reading = Literal["low", "expected", "high"]
 
 
 class Within(Record):
@@ -56,7 +53,7 @@ def amount_of(timing: Timing, limit: Limit, reading: Reading) -> float:
 
 def spent_of(total: Range, timing: Spending, limit: Limit, reading: Reading) -> float:
     """The same of any run that takes so long and spends so much."""
-    place = ("low", "expected", "high").index(reading)
+    place = READINGS.index(reading)
     if limit.kind == "time":
         return (total.low_s, total.expected_s, total.high_s)[place]
     if limit.kind == "energy":
@@ -74,6 +71,10 @@ def largest_steps(timing: Timing, spec: StepSpec, limit: Limit, reading: Reading
     """The largest max_iters that stays within the limit; 0 where not even one step does."""
     if limit.kind == "tokens":
         return min(MOST_STEPS, int(limit.amount) // spec.config.tokens_per_step)
+
+    if limit.kind == "time":
+        seconds = seconds_by_steps(timing, spec, reading)
+        return largest_count(lambda steps: seconds(steps) <= limit.amount, MOST_STEPS)
 
     def fits(steps: int) -> bool:
         return amount_of(with_steps(timing, spec, steps), limit, reading) <= limit.amount

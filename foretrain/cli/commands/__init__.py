@@ -3,7 +3,6 @@
 So a module imports what it needs at its head, and `foretrain plan` does not wait for what `foretrain tune` needs.
 """
 
-import gc
 from collections.abc import Callable, Iterator, MutableMapping
 from importlib import import_module
 from typing import Any
@@ -48,11 +47,10 @@ class Commands(MutableMapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         if self._made[name] is None:
             own = typer.Typer(rich_markup_mode="rich")
-            with collected_later():
+            with collected_later(stays=True):
                 import_module(f"foretrain.cli.commands.{name}").add_to(own)
-            gc.freeze()  # modules stay, so that nobody need look for cycles in them
-            self._made[name] = typer.main.get_group(own).commands[name]
-            self._finish(self._made[name])
+                self._made[name] = typer.main.get_group(own).commands[name]
+                self._finish(self._made[name])
         return self._made[name]
 
     def __contains__(self, name: object) -> bool:

@@ -12,10 +12,11 @@ from foretrain.advice.candidates import to_set, with_settings
 from foretrain.advice.first_answer import changed_command
 from foretrain.advice.record import Advice, Advices
 from foretrain.advice.rules.base import Goal
-from foretrain.app.advise import advices, base_plan, confirmed
+from foretrain.app.advise import confirmed
+from foretrain.app.kept import advice as kept_advice
 from foretrain.base.errors import UserError
 from foretrain.base.messages import listed, say
-from foretrain.cli import changed_nanogpt, cluster_advise, finetune_advise
+from foretrain.cli import asked_elsewhere, changed_nanogpt
 from foretrain.cli.commands import plan_exact, plan_limits
 from foretrain.cli.commands import plan_options as o
 from foretrain.cli.commands.plan_exact import Depth
@@ -120,16 +121,16 @@ def advise_command(
     quiet: Quiet = False,
 ) -> None:
     """Find what to change: every option and technique, planned for your run and ranked by gain and cost."""
-    if finetune_advise.answered(context, words or []):
+    if asked_elsewhere.finetuning(context, words or []):
         return
     _check_options(goal, exact, apply, write)
-    if cluster_advise.answered(context, words or []):
+    if asked_elsewhere.cluster(context, words or []):
         return
     resolved = plan_exact.with_trainer(resolve(words or []), trainer)
     print_notes(resolved.notes, quiet=quiet)
-    base = base_plan(resolved, gpu, others, price, typed("--used-by-others"))
+    base = kept_advice.base_plan(resolved, gpu, others, price, typed("--used-by-others"))
     with _progress(quiet or goal != "quality"):
-        found = advices(base, goal or None, price)  # type: ignore[arg-type]
+        found = kept_advice.advices(base, goal or None, price)
     count = max(apply, top or TRACED)
     if exact:
         plan_exact.check_depth(Depth(exact=True, quiet=quiet), ())

@@ -3,10 +3,11 @@
 import typer
 
 from foretrain.advice.asked import Asked
+from foretrain.app.kept import plans as kept
 from foretrain.app.limits import Limits, check_limits, make_plans, priced
 from foretrain.app.plan import Target, targets
 from foretrain.base.errors import UserError
-from foretrain.cli import cluster, finetune
+from foretrain.cli import asked_elsewhere
 from foretrain.cli.commands import plan_exact, plan_limits, plan_print
 from foretrain.cli.commands import plan_options as o
 from foretrain.cli.commands.plan_exact import Depth
@@ -96,7 +97,7 @@ def plan_command(
     quiet: Quiet = False,
 ) -> None:
     """Plan a run: does it fit, how long, what does it cost, what limits it. Needs no GPU and no torch."""
-    if finetune.answered(context, words or []) or cluster.answered(context, words or []):
+    if asked_elsewhere.finetuning(context, words or []) or asked_elsewhere.cluster(context, words or []):
         return
     config = plan_exact.with_trainer(resolve(words or []), trainer)
     limits = Limits(price, co2, within, tokens, best, data_tokens, write, frozenset(config.sources))
@@ -111,13 +112,13 @@ def plan_command(
     plan_exact.check_depth(depth, resolved.files)
     found = targets(gpu, others, resolved.config, typed("--used-by-others"))
     _check_targets(found, depth, limits, step_time, logged_mfu)
-    plans = make_plans(resolved, found, limits, step_time, logged_mfu)
+    plans = make_plans(resolved, found, limits, step_time, logged_mfu, kept.plan)
     if largest and not limits.asks:
         with interpreter.using(python):
             plan_exact.largest_command(plans[0], step, depth, as_json=as_json, check=check)
         return
     if limits.asks:
-        plan_limits.answer(plans[0], step, limits, form)
+        plan_limits.answer(plans[0], limits, form)
     else:
         plans = _deepened(plans, depth, form, python)
     plan_print.check(plans if check and not best else [])

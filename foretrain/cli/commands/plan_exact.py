@@ -5,11 +5,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
+from typing import TYPE_CHECKING
 
 import typer
 
 from foretrain.base.errors import UserError
+from foretrain.base.later import Later
 from foretrain.base.messages import say
 from foretrain.cli.common import ERR, OUT, need_one_of, print_error, print_json, print_notes, working
 from foretrain.config.resolve import ResolvedConfig
@@ -18,7 +19,12 @@ from foretrain.predict.allocator.settings import driver_backend
 from foretrain.predict.plan import Plan
 from foretrain.predict.spec import StepName
 from foretrain.reports import text
-from foretrain.reports.views import explain as explain_view
+
+if TYPE_CHECKING:
+    from foretrain.app import exact
+    from foretrain.reports.views import explain as explain_view
+else:  # a plan without traces does not wait for what they add
+    exact, explain_view = Later("foretrain.app.exact"), Later("foretrain.reports.views.explain")
 
 EXPLAIN_SCHEMA = "foretrain.explanation/2"
 LARGEST_SCHEMA = "foretrain.largest/2"
@@ -42,13 +48,6 @@ class Depth:
         return self.exact or self.explain or self.snapshot is not None
 
 
-def _exact() -> ModuleType:
-    """What traces add; a plan without them does not wait for its import."""
-    from foretrain.app import exact
-
-    return exact
-
-
 @contextmanager
 def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
     """A line on stderr that moves while workers trace; nothing where nobody watches."""
@@ -60,7 +59,7 @@ def check_depth(depth: Depth, configs: Iterable[Path]) -> None:
     """What can be wrong with these options, before anything is traced. Raises UserError. `configs`: files that were
     read."""
     if depth.wants_trace or depth.alloc_conf:
-        _exact().settings_of(alloc_conf=depth.alloc_conf)
+        exact.settings_of(alloc_conf=depth.alloc_conf)
     variable = driver_backend(os.environ)
     if variable and not depth.alloc_conf:
         print_notes((UserError("config.native_allocator", variable=variable),), quiet=depth.quiet)
@@ -69,13 +68,13 @@ def check_depth(depth: Depth, configs: Iterable[Path]) -> None:
     if depth.largest and (depth.explain or depth.snapshot is not None):
         raise UserError("usage.largest_alone", option="--explain" if depth.explain else "--snapshot")
     if depth.snapshot is not None:
-        _exact().check_snapshot(depth.snapshot, configs)
+        exact.check_snapshot(depth.snapshot, configs)
 
 
 def check_readings(depth: Depth, gpus: Sequence[Gpu]) -> None:
     """Whether --observed and --process can be true together, on these cards. Raises UserError."""
     if depth.observed or depth.process:
-        _exact().check_readings(size_of(depth.observed, "--observed"), size_of(depth.process, "--process"), gpus)
+        exact.check_readings(size_of(depth.observed, "--observed"), size_of(depth.process, "--process"), gpus)
 
 
 def deepen(plan: Plan, depth: Depth) -> Plan:
@@ -83,14 +82,14 @@ def deepen(plan: Plan, depth: Depth) -> Plan:
     if not depth.wants_trace:
         return plan
     with progress(depth.quiet) as listen:
-        return _exact().traced_plan(plan, listen, depth.alloc_conf)
+        return exact.traced_plan(plan, listen, depth.alloc_conf)
 
 
 def look_deeper(plan: Plan, step: StepName, depth: Depth, *, as_json: bool) -> None:
     """What --snapshot and --explain ask for beside the plan."""
     if depth.snapshot is not None:
         with working(say("working.writing", path=str(depth.snapshot)), quiet=depth.quiet):
-            _exact().write_snapshot(plan, step, depth.snapshot, lambda state: None, depth.alloc_conf)
+            exact.write_snapshot(plan, step, depth.snapshot, lambda state: None, depth.alloc_conf)
         if not depth.quiet:
             ERR.print(say("exact.snapshot", path=str(depth.snapshot)), soft_wrap=True)
     if depth.explain:
@@ -100,7 +99,7 @@ def look_deeper(plan: Plan, step: StepName, depth: Depth, *, as_json: bool) -> N
 def explain_command(plan: Plan, step: StepName, depth: Depth, *, as_json: bool) -> None:
     """Print the explanation of a plan."""
     with progress(depth.quiet) as listen:
-        explanation = _exact().explained(
+        explanation = exact.explained(
             plan, step, listen, depth.alloc_conf, observed_bytes=size_of(depth.observed, "--observed"),
             process_bytes=size_of(depth.process, "--process"),
         )  # fmt: skip
@@ -119,9 +118,9 @@ def largest_command(plan: Plan, step: StepName, depth: Depth, *, as_json: bool, 
     """Search and print the largest value of a knob that fits; `check`: exit with 3 where none does."""
     if depth.exact:
         with progress(depth.quiet) as listen:
-            found = _exact().largest(plan, depth.largest, step, listen, depth.alloc_conf)
+            found = exact.largest(plan, depth.largest, step, listen, depth.alloc_conf)
     else:
-        found = _exact().largest(plan, depth.largest, step)
+        found = exact.largest(plan, depth.largest, step)
     if as_json:
         print_json(found.to_json(schema=LARGEST_SCHEMA))
     else:

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from foretrain.advice.asked import Asked
-from foretrain.app import limits as limits_of
+from foretrain.app.kept import advice as kept_advice
 from foretrain.app.limits import Limits
 from foretrain.base.messages import printable, say
 from foretrain.cli.commands import plan_print
@@ -16,7 +16,6 @@ from foretrain.cli.common import ERR
 from foretrain.config import writer as config_writer
 from foretrain.config.options import RunConfig
 from foretrain.predict.plan import Plan
-from foretrain.predict.spec import StepName
 from foretrain.predict.within import Within
 
 
@@ -48,10 +47,10 @@ def _progress(quiet: bool) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, of: status.update(say("best.searching", share=done / of))
 
 
-def answer(plan: Plan, step: StepName, limits: Limits, form: Form) -> None:
+def answer(plan: Plan, limits: Limits, form: Form) -> None:
     """Answer the inverse question that was asked."""
     with _progress(form.asked.quiet) as listen:
-        found = limits_of.answer(plan, step, limits, listen)
+        found = kept_advice.answer(plan, limits, listen)
     if not isinstance(found, Within):
         if limits.write is not None:
             write_config(found.candidates[0].config, limits.write, form.asked)

@@ -7,24 +7,26 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from foretrain.advice.advisor import short_list
 from foretrain.advice.asked import Asked
 from foretrain.advice.cards import choose
-from foretrain.advice.first_answer import first_answer
+from foretrain.app.kept import advice as kept_advice
 from foretrain.base.errors import UserError
+from foretrain.base.later import Later
 from foretrain.base.messages import printable
 from foretrain.cli.common import OUT, print_error, print_json
 from foretrain.predict.plan import SCHEMA, Plan
 from foretrain.reports import text
 from foretrain.reports.document import Document, Message, Screen
-from foretrain.reports.views import cards as cards_view
 from foretrain.reports.views import first as first_view
 from foretrain.reports.views import limits as limits_view
-from foretrain.reports.views import plan as plan_view
 
 if TYPE_CHECKING:
     from foretrain.advice.best import Best
     from foretrain.predict.within import Within
+    from foretrain.reports.views import cards as cards_view
+    from foretrain.reports.views import plan as plan_view
+else:
+    cards_view, plan_view = Later("foretrain.reports.views.cards"), Later("foretrain.reports.views.plan")
 
 WITHIN_SCHEMA = "foretrain.within/2"
 BEST_SCHEMA = "foretrain.best/2"
@@ -77,9 +79,9 @@ def plans(found: list[Plan], form: Form) -> None:
 
 def _one(plan: Plan, form: Form) -> None:
     if not (form.full or form.as_json):
-        screen(first_view.screen(plan, first_answer(plan, form.asked), form.asked))
+        screen(first_view.screen(plan, kept_advice.first(plan, form.asked), form.asked))
         return
-    advice = short_list(plan, plan.step)
+    advice = kept_advice.short_list(plan)
     if form.as_json:
         print_json({**plan.to_json(schema=SCHEMA), "advice": advice.model_dump(mode="json") if advice else None})
         return

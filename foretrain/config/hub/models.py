@@ -20,9 +20,14 @@ class ModelPreset(Record):
 
 
 @cache
+def _text() -> str:
+    return Path(__file__).with_name("models.toml").read_text("utf-8")
+
+
+@cache
 def models() -> Mapping[str, ModelPreset]:
     """The presets by name, in the order of models.toml."""
-    found = tomllib.loads(Path(__file__).with_name("models.toml").read_text("utf-8"))
+    found = tomllib.loads(_text())
     return {
         name: ModelPreset.model_validate({"name": name, **table, "config": _nulls(table["config"])})
         for name, table in found.items()
@@ -48,5 +53,7 @@ def _spellings() -> Mapping[str, str]:
 
 def model_named(word: str) -> ModelPreset | None:
     """The preset of this name or repository, in any case; None where there is none."""
+    if word.lower() not in _text().lower():  # most words are presets of ours, for whom nothing need be parsed
+        return None
     name = _spellings().get(word.lower())
     return models()[name] if name else None

@@ -20,12 +20,12 @@ RULES: tuple[Rule, ...] = tuple(rule for technique in TECHNIQUES for rule in tec
 SWITCHES = tuple(name for technique in TECHNIQUES for name in technique.switches)
 
 
-_OPTIMIZERS = {each.options["optimizer"]: each for each in (Optimizer(), *TECHNIQUES) if isinstance(each, Optimizer)}
+OPTIMIZERS = {each.options["optimizer"]: each for each in (Optimizer(), *TECHNIQUES) if isinstance(each, Optimizer)}
 
 
 def optimizer_of(config: RunConfig) -> Optimizer:
     """What is known of a config's optimizer."""
-    return _OPTIMIZERS[config.optimizer]
+    return OPTIMIZERS[config.optimizer]
 
 
 def change(model: Any, config: RunConfig) -> None:

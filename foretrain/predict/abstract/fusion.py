@@ -6,11 +6,11 @@ itself and writes what others read. Sums over all rows are kernels of their own.
 saved, or recomputed from what is saved anyway, whichever moves fewer bytes.
 """
 
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 
 from foretrain.predict.abstract.kernels import Kernel
+from foretrain.predict.abstract.tensors import elements
 
 KEPT = ("matmul", "attention", "scatter", "accumulate", "triton")
 SHOWN = ("softmax_backward", "softmax", "gelu_backward", "gelu")  # kinds that a group is known by
@@ -24,10 +24,14 @@ def fused(kernels: Sequence[Kernel], outputs: set[int], softmax_reads: int, alon
 
 
 class _Fusion:
-    """`group`: of each kernel, by its first one; `stored`: values that are in memory."""
+    """`group`: of each kernel, by its first one; `stored`: values that are in memory. `stays`, `sums`, `apart`: of each
+    kernel, whether it stays as it is, sums rows, and is joined with no other."""
 
     def __init__(self, kernels: Sequence[Kernel], outputs: set[int], softmax_reads: int, alone: str) -> None:
-        self.all, self.softmax_reads, self.alone = kernels, softmax_reads, alone
+        self.all, self.softmax_reads = kernels, softmax_reads
+        self.stays = [each.kind.startswith(KEPT) or (alone != "" and each.name == alone) for each in kernels]
+        self.sums = [_sums_rows(each) for each in kernels]
+        self.apart = [a or b or _turns(each) for a, b, each in zip(self.stays, self.sums, kernels, strict=True)]
         self.size: dict[int, tuple[int, tuple[int, ...]]] = {}
         self.inputs: list[list[Value]] = []
         self.readers: dict[Value, list[int]] = defaultdict(list)
@@ -38,8 +42,8 @@ class _Fusion:
         for value, readers in self.readers.items():
             j = value[1]
             others = [i for i in readers if self.group[i] != self.group[j] and self.all[i].part == self.all[j].part]
-            others = [] if self.constant[j] else [i for i in others if not _sums_rows(self.all[i])]
-            if self.stays(j) or others or any(self.stays(i) or self.all[i].kind == "range" for i in readers):
+            others = [] if self.constant[j] else [i for i in others if not self.sums[i]]
+            if self.stays[j] or others or any(self.stays[i] or self.all[i].kind == "range" for i in readers):
                 self.stored.add(value)
 
     def _grouped(self, last: dict[int, int]) -> list[int]:
@@ -58,24 +62,17 @@ class _Fusion:
             self.inputs.append(own)
             makers = [j for _, j in own if j >= 0 and not self.constant[j]]
             alone = all(j >= 0 and self.constant[j] for _, j in own)
-            self.constant.append(kernel.kind == "fill" or (alone and not self.stays(i)))
-            levels.append(max((levels[j] + self.stays(j) for j in makers), default=0))
+            self.constant.append(kernel.kind == "fill" or (alone and not self.stays[i]))
+            levels.append(max([levels[j] + self.stays[j] for j in makers], default=0))
             for value in own:
                 if value[1] >= 0:
                     self.readers[value].append(i)
             for j in makers:
-                if levels[i] == levels[j] and self._joins(i, j) and not self.constant[i]:
+                joins = kernel.part == self.all[j].part and not (self.apart[i] or self.apart[j])
+                if levels[i] == levels[j] and joins and not self.constant[i]:
                     parent[_root(parent, i)] = _root(parent, j)
             last.update(dict.fromkeys(kernel.write_ids, i))
         return [_root(parent, i) for i in range(len(parent))]
-
-    def stays(self, i: int) -> bool:
-        return self.all[i].kind.startswith(KEPT) or (self.alone != "" and self.all[i].name == self.alone)
-
-    def _joins(self, i: int, j: int) -> bool:
-        a, b = self.all[i], self.all[j]
-        apart = any(self.stays(k) or _sums_rows(self.all[k]) or _turns(self.all[k]) for k in (i, j))
-        return a.part == b.part and not apart
 
     def _from_memory(self, value: Value, own: int) -> set[int]:
         """The tensors that a group reads for a value of another one."""
@@ -123,7 +120,7 @@ class _Fusion:
 
     def _merged(self, members: list[int], reads: set[int]) -> Kernel:
         first = self.all[members[0]]
-        if self.stays(members[0]):
+        if self.stays[members[0]]:
             return first
         kinds = [self.all[i].kind for i in members]
         kind = next((kind for kind in SHOWN if kind in kinds), kinds[0] if len(members) == 1 else "fused")
@@ -142,7 +139,7 @@ class _Fusion:
 
 
 def _nbytes(tensor: tuple[int, tuple[int, ...]]) -> int:
-    return tensor[0] * math.prod(map(int, tensor[1]))
+    return tensor[0] * elements(tensor[1])
 
 
 def _root(parent: list[int], i: int) -> int:

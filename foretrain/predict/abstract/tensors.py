@@ -7,6 +7,7 @@ the same births and deaths as on real ones, wherever the functions below know wh
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from foretrain.predict.abstract.kernels import Kernel
@@ -185,6 +186,17 @@ class Tensor:
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """Strides of a tensor that lies in memory row by row."""
+    return _by_rows(tuple(shape))
+
+
+@lru_cache(maxsize=4096)  # a model has few shapes
+def elements(shape: tuple[int, ...]) -> int:
+    """How many there are, as a plain number."""
+    return math.prod(map(int, shape))
+
+
+@lru_cache(maxsize=4096)
+def _by_rows(shape: tuple[int, ...]) -> tuple[int, ...]:
     found, step = [], 1
     for size in reversed(shape):
         found.append(step)

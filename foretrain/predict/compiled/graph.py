@@ -4,13 +4,12 @@ A model's code runs on `Traced` tensors, which stand for a node of the graph. Wh
 torch/_functorch/compile_utils.py, fx_graph_cse.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.autograd import Parameter
-from foretrain.predict.abstract.tensors import DType, Tensor, contiguous_strides
+from foretrain.predict.abstract.tensors import DType, Tensor, contiguous_strides, elements
 
 # What a node is: given from outside, a gradient that comes in, one element at a time, a sum or the like, the same
 # memory seen otherwise, a place among several results, random numbers, or a kernel that is not written by Inductor.
@@ -33,7 +32,7 @@ class Node:
 
     def __init__(self, name: str, kind: int, inputs: tuple["Node", ...], shape: tuple[int, ...], dtype: DType) -> None:
         self.name, self.kind, self.inputs, self.shape, self.dtype = name, kind, inputs, shape, dtype
-        self.nbytes = dtype.itemsize * math.prod(map(int, shape))
+        self.nbytes = dtype.itemsize * elements(shape)
         self.users: list[Node] = []
         self.index = 0
         self.layer, self.moment, self.component = -1, "", ""

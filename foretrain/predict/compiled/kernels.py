@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from foretrain.predict.abstract.tensors import elements
 from foretrain.predict.compiled.graph import EXTERN, INPUT, ITEM, RANDOM, REDUCTION, TANGENT, VIEW, Node
 
 # Of a sum over so few columns Inductor tries several ways to run it (triton_heuristics.py, persistent_reduction: of one
@@ -274,10 +275,7 @@ class Half:
 
 
 def _size(node: Node) -> int:
-    size = 1
-    for each in node.shape:
-        size *= int(each)
-    return size
+    return elements(node.shape)
 
 
 def _over_rows(node: Node) -> bool:

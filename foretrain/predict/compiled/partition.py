@@ -63,10 +63,10 @@ class Partition:
         """Steps from each node to the backward pass."""
         self.distance: dict[Node, int] = {}
         for node in reversed(self.nodes):
-            if node not in self.forward:
-                self.distance[node] = 0
-            else:
-                self.distance[node] = min((self.distance[u] + 1 for u in node.users if u in self.distance), default=FAR)
+            least = FAR if node in self.forward else 0
+            for user in node.users if least else ():
+                least = min(least, self.distance.get(user, FAR) + 1)
+            self.distance[node] = least
 
     # -- what is not recomputed ----------------------------------------------------------------------------
 
@@ -236,16 +236,18 @@ class Network:
         return found
 
     def _levels(self, source: int, sink: int) -> list[int] | None:
-        level = [-1] * len(self.edges)
-        level[source] = 0
+        edges, to, room = self.edges, self.to, self.room
+        level = [-1] * len(edges)
+        level[source] = depth = 0
         row = [source]
         while row:
             following = []
+            depth += 1
             for at in row:
-                for edge in self.edges[at]:
-                    if self.room[edge] > 0 and level[self.to[edge]] < 0:
-                        level[self.to[edge]] = level[at] + 1
-                        following.append(self.to[edge])
+                for edge in edges[at]:
+                    if room[edge] > 0 and level[to[edge]] < 0:
+                        level[to[edge]] = depth
+                        following.append(to[edge])
             if level[sink] >= 0:
                 return level
             row = following
@@ -253,30 +255,40 @@ class Network:
 
     def _block(self, source: int, sink: int, level: list[int]) -> None:
         """Fill all shortest ways."""
+        to, room = self.to, self.room
         tried = [0] * len(self.edges)
         way: list[int] = []
-        at = source
+        at, below = source, 1
         while True:
-            if at == sink:
-                room = min(self.room[edge] for edge in way)
-                for edge in way:
-                    self.room[edge] -= room
-                    self.room[edge ^ 1] += room
-                full = next(i for i, edge in enumerate(way) if not self.room[edge])
-                at = self.to[way[full] ^ 1]
-                del way[full:]
-                continue
-            edges = self.edges[at]
-            while tried[at] < len(edges):
-                edge = edges[tried[at]]
-                if self.room[edge] > 0 and level[self.to[edge]] == level[at] + 1:
-                    break
-                tried[at] += 1
+            edges, i = self.edges[at], tried[at]
+            count = len(edges)
+            while i < count and not (level[to[edges[i]]] == below and room[edges[i]] > 0):
+                i += 1
+            tried[at] = i
+            if i < count:
+                way.append(edges[i])
+                at = to[edges[i]]
+                below += 1
+                if at == sink:
+                    at = self._fill(way)
+                    below = level[at] + 1
+            elif at == source:
+                return
             else:
-                if at == source:
-                    return
-                at = self.to[way.pop() ^ 1]
+                at = to[way.pop() ^ 1]
                 tried[at] += 1
-                continue
-            way.append(edge)
-            at = self.to[edge]
+                below -= 1
+
+    def _fill(self, way: list[int]) -> int:
+        """Let as much flow as can along a way to the sink; where it is full, and its edges before that."""
+        to, room = self.to, self.room
+        most = min([room[edge] for edge in way])
+        full = -1
+        for i, edge in enumerate(way):
+            room[edge] -= most
+            room[edge ^ 1] += most
+            if full < 0 and not room[edge]:
+                full = i
+        at = to[way[full] ^ 1]
+        del way[full:]
+        return at

@@ -196,6 +196,12 @@ class SimulatedRun:
         return [size for numel in self.beside_muon for size in self.optimizer.tensors(numel)]
 
     def peaks(self) -> dict[str, Peak]:
+        """The highest moment of each phase."""
+        self.begin()
+        return self.finish()
+
+    def begin(self) -> None:
+        """Up to the end of the first evaluation, which is a fifth of the work."""
         self.t.at("build")
         self.t.phase("build")
         self.rank.built(self.t, weight_widths(self.spec))
@@ -205,6 +211,9 @@ class SimulatedRun:
         if self.spec.keeps_logits:
             self.batch = self.new_batch()
         self.evaluate("evaluate_first")
+
+    def finish(self) -> dict[str, Peak]:
+        """All that follows `begin`; the highest moment of each phase."""
         self.train("first_step")
         self.t.phase("steady_step")
         self.step.left += self.rank.rebuilt(self.t, keeps=self.keeps)

@@ -11,7 +11,7 @@ from foretrain.hardware.context import Context
 from foretrain.predict.allocator.replay import PhasePeak, replay
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.finetune.simulated import PHASES, SimulatedFineTuning
-from foretrain.predict.memory import Component, Fit, Phased, PhaseMemory, carried, components, needed, on_cpu
+from foretrain.predict.memory import Component, Fit, Phased, PhaseMemory, Room, carried, components, needed, on_cpu
 from foretrain.predict.timeline import Peak
 
 MOST_KEPT = 128
@@ -39,7 +39,7 @@ class FineTuneLedger:
         events, settings = timeline.packed(), Settings()
         held = {peak.phase: peak for peak in replay(events, settings).phases}
         names = [name for name in PHASES if name in timeline.peaks]
-        self.fit = Fit(events, settings, self.context, names)
+        self.fit = Fit(events, Room(settings, self.context), names)
         self.symbols = dict(run.symbols)
         self.alive = {name: tuple(timeline.peaks[name].alive.items()) for name in names}
         self.weights, self.packed = run.program.weights, run.program.packed

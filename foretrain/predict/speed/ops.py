@@ -8,7 +8,7 @@ Bytes are those of the kernels that PyTorch runs (aten native kernels eager; Ind
 read or written once per kernel; caches are the rates' business (rates.py). Letters as in model/shape.py.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from foretrain.config.options import RunConfig
@@ -59,6 +59,7 @@ class Way:
     spec: StepSpec
     train: bool = True
     torch: Software = ASSUMED
+    found: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)  # once it was asked for
 
     @property
     def config(self) -> RunConfig:

@@ -63,8 +63,8 @@ class StepLoad:
 
 
 def step_load(way: Way, rates: Rates, more_launches: int = 0) -> StepLoad:
-    """What device and host do in a step, kernel by kernel. `more_launches`: eager ones of a micro-batch, beside its
-    own."""
+    """What device and host do in a step, kernel by kernel; of an evaluation, which has no more, in a micro-batch.
+    `more_launches`: eager ones of a micro-batch, beside its own."""
     operations = micro_batch(way)
     each_s, cuda = rates.launch_s(compiled=False), way.spec.cuda
     work_s = busy_s(operations, rates) + waits_s(way, operations, rates)
@@ -79,6 +79,8 @@ def step_load(way: Way, rates: Rates, more_launches: int = 0) -> StepLoad:
     else:
         found = Launches(0, 0, fixed)
         host_s += sum(op.runs for op in operations) * rates.launch_s(compiled=way.compiled)
+    if not way.train:
+        return StepLoad(1, cuda, work_s, host_s, 0.0, 0.0, 0.0, 0.0, 0.0)
     many = cuda and fixed > FUSED_LAUNCHES  # small kernels: the longer of running and launching
     return StepLoad(
         micro_batches=way.config.gradient_accumulation_steps, behind=cuda, work_s=work_s,

@@ -23,6 +23,14 @@ NOTHING = dict.fromkeys(("kept", "flash", "split", "sums1", "sums2", "sums3", "s
 def micro_batch(way: Way, make: Make | None = None, attention: str = "") -> list[Operation]:
     """Forward and, in training, backward pass of a micro-batch; `make`, `attention`: where they are not the recipe's
     and the device's."""
+    if make is not None or attention:
+        return _micro_batch(way, make, attention)
+    if "micro_batch" not in way.found:
+        way.found["micro_batch"] = _micro_batch(way, None, "")
+    return way.found["micro_batch"]
+
+
+def _micro_batch(way: Way, make: Make | None, attention: str) -> list[Operation]:
     config = way.config
     symbols = letters_of(config, *way.batch) | NOTHING
     kind: Any = attention or way.attention

@@ -1,11 +1,13 @@
 """The whole step as operations: one micro-batch, the sum of gradients over micro-batches, the optimizer."""
 
 from collections import Counter
+from functools import lru_cache
 
 from foretrain.hardware.catalogue import Dtype
 from foretrain.hardware.cpu import cpu_has_bf16
 from foretrain.model.shape import ModelShape
-from foretrain.model.techniques import optimizer_of
+from foretrain.model.techniques import OPTIMIZERS, optimizer_of
+from foretrain.model.techniques.technique import Optimizer
 from foretrain.predict.speed.ops import Operation, OperationList, Way
 from foretrain.predict.speed.recorded_ops import micro_batch
 
@@ -31,8 +33,16 @@ def _tensors(way: Way) -> list[tuple[int, int]]:
 
 def _elementwise(way: Way) -> list[tuple[int, int]]:
     """The same of the parameters that are updated element by element."""
-    taken, found = optimizer_of(way.config).takes, ModelShape.of(way.config).parameters()
-    return list(Counter(p.numel for p in found if not taken(p.name, p.shape)).items())
+    return _beside(ModelShape.of(way.config), way.config.optimizer)
+
+
+@lru_cache(maxsize=256)
+def _beside(shape: ModelShape, optimizer: str) -> list[tuple[int, int]]:
+    """(elements, how many) of a model's parameters that an optimizer of this name leaves to AdamW."""
+    if type(OPTIMIZERS[optimizer]).takes is Optimizer.takes:  # of AdamW itself, and what differs in its states alone
+        return list(shape.numels.items())
+    taken = OPTIMIZERS[optimizer].takes
+    return list(Counter(p.numel for p in shape.parameters() if not taken(p.name, p.shape)).items())
 
 
 def optimizer(way: Way) -> list[Operation]:

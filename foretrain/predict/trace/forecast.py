@@ -91,12 +91,54 @@ class Question:
             "ledger": self.ledger.model_dump(mode="json"),
         }  # fmt: skip
 
+    def asked(self) -> list[Request]:
+        """Its requests; of one alone the worker that traces it answers the question, beside other workers."""
+        if len(self.requests) != 1:
+            return [*self.requests]
+        settings = self.settings or Settings()
+        one = self.requests[0]
+        asking = Asking(one.spec, one.pads, one.rank, one.keeps, self)
+        return [asking if Settings.parse(settings.text()) == settings else one]
+
+    def told(self) -> dict[str, Any]:
+        """The question as a worker reads it (memory.py, answer)."""
+        return {
+            "traced": service.MICRO_BATCHES, "micro_batches": self.spec.config.gradient_accumulation_steps,
+            "ledger": self.ledger.model_dump(mode="json"), "available_bytes": self.available_bytes,
+            "settings": (self.settings or Settings()).text(), "capped": self.capped,
+            "device_bytes": self.spec.gpu.memory_bytes,
+        }  # fmt: skip
+
     def answer(self, traces: Sequence[Trace]) -> Exact:
         """Its answer from its traces."""
         return exact(
             traces, self.ledger, available_bytes=self.available_bytes, settings=self.settings, capped=self.capped,
             device_bytes=self.spec.gpu.memory_bytes,
         )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Asking(Request):
+    """A request with a question about its trace, which takes a second to answer."""
+
+    question: "Question | None" = None
+
+    @property
+    def plain(self) -> Request:
+        """The request alone."""
+        return Request(self.spec, self.pads, self.rank, self.keeps)
+
+    def job(self) -> dict[str, Any]:
+        """As the worker reads it."""
+        return {**super().job(), "question": self.question.told() if self.question else {}}
+
+    def key(self) -> str:
+        """The hash that the trace is kept under, which the question does not change."""
+        return self.plain.key()
+
+    def whole(self, trace: Trace) -> Trace:
+        """As of the request, where nobody has answered."""
+        return trace if trace.answer else super().whole(trace)
 
 
 def answers_for(
@@ -124,11 +166,16 @@ def answered(questions: Sequence[Question], listen: Listener) -> list[Exact]:
     """The answers, those that are known from the cache; one whose traces are there is made while others are traced.
     Raises TraceUnavailable."""
     answers = {number: service.recalled(each.key(), Exact) for number, each in enumerate(questions)}
-    asked = [(n, request) for n, each in enumerate(questions) if answers[n] is None for request in each.requests]
+    asked = [(n, request) for n, each in enumerate(questions) if answers[n] is None for request in each.asked()]
+    if len({request.key() for _, request in asked}) < len(asked):  # several questions about one trace
+        asked = [(n, each.plain if isinstance(each, Asking) else each) for n, each in asked]
     there: dict[int, dict[int, Trace]] = {}  # of each question, by the place of the request
 
     def ready(place: int, trace: Trace) -> None:
         number, question = asked[place][0], questions[asked[place][0]]
+        if trace.answer:
+            answers[number] = service.keep(question.key(), Exact.from_json(trace.answer))
+            return
         own = there.setdefault(number, {})
         own[place] = trace
         if len(own) == len(question.requests):

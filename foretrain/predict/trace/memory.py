@@ -8,6 +8,7 @@ traces are replayed: the need is a range over them and the verdict is that of th
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from foretrain.base.records import Record
 from foretrain.predict.abstract.modules import KINDS
@@ -23,6 +24,7 @@ from foretrain.predict.memory import (
     judged,
 )
 from foretrain.predict.trace.record import Allocation, Trace, moment_id
+from foretrain.predict.trace.repeats import with_all_micro_batches
 
 
 class Exact(Record):
@@ -160,6 +162,15 @@ def exact(
         torch=trace.facts.get("torch", ""),
         pads_unknown=len({each.facts.get("pads") for each in traces}) > 1,
     )
+
+
+def answer(question: dict[str, Any], trace: Trace) -> Exact:
+    """`exact` of one trace, as plain values ask for it (forecast.py, Question.told)."""
+    whole = with_all_micro_batches(trace, question["traced"], question["micro_batches"])
+    return exact(
+        [whole], StepMemory.model_validate(question["ledger"]), available_bytes=question["available_bytes"],
+        settings=Settings.parse(question["settings"]), capped=question["capped"], device_bytes=question["device_bytes"],
+    )  # fmt: skip
 
 
 def _with_room(trace: Trace, settings: Settings | None, cap_bytes: int | None) -> Replay:

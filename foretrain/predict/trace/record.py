@@ -47,8 +47,11 @@ class Head(NamedTuple):
 class Trace(Lifetimes):
     """A finished trace: lifetimes, what each storage is, and the moments of the step.
 
-    `facts` are what was asserted in it: torch version, attention kernels, dtypes, scaler.
+    `facts` are what was asserted in it: torch version, attention kernels, dtypes, scaler. `answer`: what its worker
+    said of it, where its job had a question; no part of the record.
     """
+
+    answer = ""
 
     def __init__(
         self,

@@ -63,7 +63,8 @@ class Traceable(Protocol):
         ...
 
     def job(self) -> dict[str, Any]:
-        """As the worker reads it: plain values. "by" names the module whose trace(job) makes the trace."""
+        """As the worker reads it: plain values. "by" names the module whose trace(job) makes the trace; "question",
+        where there is one, is what memory.py answers of it."""
         ...
 
     def key(self) -> str:
@@ -326,7 +327,10 @@ def _finish(code: int, out: Path, keep: Path) -> Trace:
     if "reason" in data:
         raise TraceUnavailable(f"the trace failed: {data['reason']}")
     TRACES.keep(keep, text)
-    return Trace.from_json(data)
+    found = Trace.from_json(data)
+    with contextlib.suppress(OSError):
+        found.answer = out.with_suffix(".answer").read_text("utf-8")
+    return found
 
 
 def _last_line(logs: Sequence[Path], code: int) -> str:

@@ -41,8 +41,19 @@ def work(job: dict[str, Any]) -> int:
         out.write_text(json.dumps({"reason": f"torch {installed_torch()} raised {type(error).__name__}: {first}"}))
         return CANNOT
     record.facts["peak_rss_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    out.write_text(json.dumps(record.to_json()))
+    text = json.dumps(record.to_json())
+    out.write_text(text)
+    if "question" in job:
+        out.with_suffix(".answer").write_text(_answer(job["question"], text))
     return 0
+
+
+def _answer(question: dict[str, Any], text: str) -> str:
+    """What there is to say of a trace, beside other workers that do the same of theirs."""
+    from foretrain.predict.trace import memory
+
+    gc.enable()  # replays leave cycles behind
+    return memory.answer(question, Trace.from_json(json.loads(text))).model_dump_json()
 
 
 def _import_torch(jobs: list[dict[str, Any]]) -> None:

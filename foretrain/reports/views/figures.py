@@ -1,14 +1,17 @@
 """The numbers that people look for first, in a row: how they are put together, and those of a plan."""
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from foretrain.base.messages import format_value
 from foretrain.base.units import Span
 from foretrain.predict.energy import Spending
-from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.plan import Plan, Timing
 from foretrain.predict.speed.time import Range
 from foretrain.reports.document import Cell, Figure, Figures, Message, Quantity
+
+if TYPE_CHECKING:
+    from foretrain.predict.finetune.plan import FineTunePlan
 
 
 def row(items: Iterable[tuple[str, Cell | None, Cell]]) -> Figures:
@@ -54,7 +57,7 @@ def _per_step(value: float, step_s: Span) -> Span:
     return value * expected / high, value, value * expected / low
 
 
-def of_finetune(plan: FineTunePlan) -> Figures:
+def of_finetune(plan: "FineTunePlan") -> Figures:
     """Those of a fine-tuning plan; of its cost where it is known how many steps there are."""
     found = [_ranged("memory_needed", plan.memory.neediest.needed_span, "bytes", plan.memory.source)]
     if plan.available_bytes is not None:

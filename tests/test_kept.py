@@ -1,0 +1,201 @@
+"""Answers that are kept on disk, and what makes the planner quick without another answer."""
+
+import json
+import os
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from foretrain.advice import planner as planning
+from foretrain.advice.advisor import start_of
+from foretrain.advice.planner import Outcome, Planner
+from foretrain.advice.rules import BY_ID
+from foretrain.app.kept import advice as kept_advice
+from foretrain.app.kept import plans as kept
+from foretrain.app.plan import plan
+from foretrain.base import plain_toml
+from foretrain.base.cache import Cache
+from foretrain.base.later import Later
+from foretrain.base.quantities import parse_limit
+from foretrain.config.finetune.asked import how_chosen, is_asked
+from foretrain.config.options import RunConfig
+from foretrain.config.presets import PRESET_ALIASES, PRESETS
+from foretrain.config.pretraining import is_surely_asked
+from foretrain.hardware.catalogue import find
+from foretrain.predict.memory import Asked, Ledger, estimated
+from foretrain.predict.plan import READINGS, seconds_by_steps
+from foretrain.predict.spec import StepSpec
+from foretrain.predict.within import largest_steps, with_steps
+from tests.kit.command import REPO, foretrain
+
+SMALL = ("--n_layer=2", "--n_head=2", "--n_embd=128", "--block_size=64", "--vocab_size=1024", "--batch_size=4")
+QUESTIONS = (
+    ("plan", *SMALL, "--gpu", "4070", "--json"),
+    ("plan", *SMALL, "--gpu", "4070"),
+    ("advise", *SMALL, "--gpu", "4070", "--json"),
+    ("plan", *SMALL, "--gpu", "4070", "--best", "--within", "1h", "--json"),
+)
+
+
+@pytest.fixture
+def cache(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where answers are kept, with none yet."""
+    monkeypatch.setenv("FORETRAIN_CACHE", str(own_directory / "kept"))
+    return own_directory / "kept" / "plans"
+
+
+def _no_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object, **__: object) -> None:
+        raise AssertionError("it is computed again")
+
+    for module, name in (
+        (kept, "predict_plan"), (kept_advice, "first_answer"), (kept_advice, "shortened"),
+        (kept_advice.advise, "advices"), (kept_advice.limits, "answer"),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, none)
+
+
+@pytest.mark.parametrize("words", QUESTIONS, ids=["plan", "screen", "advise", "best"])
+def test_an_answer_is_given_again_without_computing(
+    words: tuple[str, ...], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = foretrain(*words)
+    assert first.returncode == 0, first.stderr
+    _no_answers(monkeypatch)
+    again = foretrain(*words)
+    assert (again.stdout, again.returncode) == (first.stdout, 0)
+
+
+def test_an_answer_of_other_code_or_a_damaged_one_is_not_read(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = foretrain(*QUESTIONS[0])
+    (one, *_) = files = sorted(cache.iterdir())
+    one.write_bytes(b"no gzip")
+    assert foretrain(*QUESTIONS[0]).stdout == first.stdout
+    monkeypatch.setattr(kept, "code", lambda: "another version")
+    assert foretrain(*QUESTIONS[0]).stdout == first.stdout
+    assert len(list(cache.iterdir())) == 2 * len(files)
+    _no_answers(monkeypatch)
+    monkeypatch.setattr(kept, "code", lambda: "a third version")
+    assert foretrain(*QUESTIONS[0]).returncode != 0
+
+
+def test_what_depends_on_the_machine_is_not_kept(cache: Path) -> None:
+    assert foretrain("plan", *SMALL, "--gpu", "cpu", "--json").returncode == 0
+    assert not cache.exists()
+
+
+def test_all_rooms_that_decide_an_answer_are_hashed() -> None:
+    text = (REPO / "ARCHITECTURE.md").read_text("utf-8")
+    rooms = re.findall(r"^\| `(\w+)/` \|", text, re.MULTILINE)
+    (without,) = re.findall(r"^\| `advice/` \|[^|]+\| all above but ([\w, ]+) \|$", text, re.MULTILINE)
+    assert set(kept.ROOMS) == set(rooms[: rooms.index("advice") + 1]) - set(without.split(", "))
+
+
+def test_a_cache_keeps_the_newest(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORETRAIN_CACHE", str(own_directory))
+    few = Cache("few", most_files=3)
+    for number in range(5):
+        path = few.path(f"question {number}")
+        few.write(path, str(number))
+        os.utime(path, (number + 1, number + 1))
+    assert [few.value(few.path(f"question {number}")) for number in range(5)] == [None, None, 2, 3, 4]
+
+
+# -- what is quick ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (REPO / "foretrain" / "locales").glob("*.toml")))
+def test_locales_are_read_as_tomllib_reads_them(name: str) -> None:
+    text = (REPO / "foretrain" / "locales" / name).read_text("utf-8")
+    assert plain_toml.read(text) == plain_toml.flat(tomllib.loads(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[a]\nx = "1"\n\n[b.c]\n"d e" = "say \\"so\\"\\n"  # why\n',
+        '[a]\nx = 1\n[b]\ny = """\n[c]\nz = "1"\n"""\n',
+        "[a]\n[b]\nx = 'C:\\\\'\ny.z = \"1\"\n",
+        'top = "1"\n',
+        "",
+    ],
+)
+def test_other_toml_is_read_too(text: str) -> None:
+    assert plain_toml.read(text) == plain_toml.flat(tomllib.loads(text))
+
+
+def test_what_is_surely_pretraining_is_no_fine_tuning(own_directory: Path) -> None:
+    (own_directory / "my.toml").write_text("n_layer = 2\n")
+    first = [*PRESETS, *PRESET_ALIASES, "my.toml", "missing.toml", "-", "--batch_size=8", "hf:a/b", "a/b", "gpt2", "."]
+    sure = 0
+    for words in [[]] + [[word, *more] for word in first for more in ([], ["--method=lora"])]:
+        if is_surely_asked(words):
+            sure += 1
+            assert not is_asked(words)
+            assert not how_chosen(words)
+    assert sure > len(PRESETS)
+    assert is_surely_asked(["gpt2-124m"])
+    assert is_surely_asked(["my.toml"])
+    assert not is_surely_asked(["qwen3-0.6b"])
+
+
+def test_a_module_is_imported_when_it_is_used() -> None:
+    assert Later("json").loads("[1]") == json.loads("[1]")
+    assert repr(Later("no.such.module")) == "Later('no.such.module')"
+
+
+def test_the_time_of_other_steps_is_that_of_the_whole_run() -> None:
+    made = plan("gpt2-124m", "4070")
+    spec, timing = made.spec(), made.timing
+    assert timing is not None
+    for reading in READINGS:
+        seconds = seconds_by_steps(timing, spec, reading)
+        for steps in (1, 999, 1000, 1001, 19_073, 10**9):
+            assert seconds(steps) == getattr(with_steps(timing, spec, steps).total_s, f"{reading}_s")
+        found = largest_steps(timing, spec, parse_limit("20h"), reading)
+        assert seconds(found) <= 20 * 3600 < seconds(found + 1)
+
+
+def test_a_run_whose_first_evaluation_is_too_large_is_not_simulated_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = RunConfig(batch_size=128, gradient_accumulation_steps=4)
+    ledger = Ledger(Asked(StepSpec.of(config, find("4070"))))
+    assert not ledger.fits(12 << 30, 12 << 30)
+    assert "_run" not in vars(ledger)
+    assert ledger.memory == Ledger(Asked(ledger.spec)).memory
+    assert ledger.tensors_bytes > 12 << 30
+    assert ledger.is_beyond(12 << 30, 12 << 30)
+
+
+@pytest.mark.parametrize("card", ["3060", "4070", "4090", "H100-SXM"])
+@pytest.mark.parametrize("name", ["gpt2-124m", "baby", "llama-124m"])
+def test_the_quickest_micro_batch_is_found_with_fewer_estimates(name: str, card: str) -> None:
+    start = start_of(plan(name, card), "foretrain")
+    options = BY_ID["larger_micro_batch"].options(start)
+    planner, one_by_one = Planner(), Planner()
+    for each in (planner, one_by_one):
+        now = each.outcome(start)
+        assert now is not None
+        assert now.memory
+    found = planner.quickest(start, options)
+    made = [(change, one_by_one.outcome(change.applied(start))) for change in options]
+    timed = sorted((pair for pair in made if pair[1]), key=lambda pair: pair[1].total_s)  # type: ignore[union-attr]
+    expected = next((pair[0] for pair in timed if pair[1] and pair[1].fits), None)
+    assert (found and found[0], planner.planned) == (expected, one_by_one.planned)
+
+
+def test_larger_is_larger_in_everything() -> None:
+    start = start_of(plan("gpt2-124m", "4070"), "foretrain")
+
+    def outcome(**options: object) -> Outcome:
+        state = planning.State(start.config.model_copy(update=options), start.gpu, start.step, 0)
+        return Outcome(state, lambda: estimated(state.spec), 12 << 30)
+
+    own = outcome()
+    assert planning.is_larger(outcome(batch_size=16, gradient_accumulation_steps=32), own)
+    assert not planning.is_larger(outcome(batch_size=4), own)
+    assert not planning.is_larger(outcome(batch_size=512, gradient_accumulation_steps=1), own)  # nothing is summed
+    assert not planning.is_larger(outcome(batch_size=16, loss_chunk_size=1024), own)
+    assert not planning.is_larger(outcome(batch_size=16, eval_batch_size=4), own)
+    assert not planning.is_larger(outcome(batch_size=16, auto_chunker=True), outcome(auto_chunker=True))

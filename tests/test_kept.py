@@ -23,6 +23,7 @@ from foretrain.config.finetune.asked import how_chosen, is_asked
 from foretrain.config.options import RunConfig
 from foretrain.config.presets import PRESET_ALIASES, PRESETS
 from foretrain.config.pretraining import is_surely_asked
+from foretrain.hardware.calibration import Calibration
 from foretrain.hardware.catalogue import find
 from foretrain.predict.memory import Asked, Ledger, estimated
 from foretrain.predict.plan import READINGS, seconds_by_steps
@@ -84,6 +85,25 @@ def test_an_answer_of_other_code_or_a_damaged_one_is_not_read(cache: Path, monke
 def test_what_depends_on_the_machine_is_not_kept(cache: Path) -> None:
     assert foretrain("plan", *SMALL, "--gpu", "cpu", "--json").returncode == 0
     assert not cache.exists()
+
+
+def test_what_a_calibrated_card_does_is_not_kept(cache: Path) -> None:
+    """Its measurements are in no record of a plan: an answer that is read back would be of the data sheet."""
+    measured = Calibration(
+        device="RTX 4070",
+        driver="1",
+        torch_version="2",
+        threads=1,
+        date="2026-11-27",
+        took_s=1.0,
+        kernels=(),
+        launch_s=1e-5,
+    )
+    config = RunConfig(n_layer=2, n_head=2, n_embd=128)
+    kept.plan(config, find("RTX 4070").model_copy(update={"calibration": measured}))
+    assert not cache.exists()
+    kept.plan(config, find("RTX 4070"))
+    assert len(list(cache.iterdir())) == 1
 
 
 def test_all_rooms_that_decide_an_answer_are_hashed() -> None:

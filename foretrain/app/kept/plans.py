@@ -2,7 +2,7 @@
 
 An answer is kept under a hash of all that decides it: what was asked, the torch that it is for, the user's own cards,
 and all code that it comes from. So the answer of another version is never read. What a CPU does depends on the machine
-as it is now, and is not kept. The page keeps its answers in memory; those with advice are in advice.py.
+as it is now, and what a calibrated card does on what was measured here: neither is kept. The page keeps its answers in memory; those with advice are in advice.py.
 """
 
 import hashlib
@@ -46,7 +46,8 @@ def answer(
     what: str, question: dict[str, Any], gpu: Gpu, config: RunConfig, kind: type[Kept], make: Callable[[], Kept]
 ) -> Kept:
     """The answer to a question about a config on a card, made where it is not kept. Raises what `make` raises."""
-    if gpu.kind != "cuda" or config.init_from not in ("scratch", *GPT2_SHAPES):  # a file of weights can change
+    changes = config.init_from not in ("scratch", *GPT2_SHAPES)  # a file of weights can
+    if gpu.kind != "cuda" or gpu.calibration is not None or changes:  # nor is what was measured here in its record
         return make()
     own = [card.model_dump(mode="json") for card in catalogue().values()] if os.environ.get(GPU_FILE_VARIABLE) else []
     path = PLANS.path({"what": what, **question, "torch": str(software.installed()), "cards": own, "code": code()})

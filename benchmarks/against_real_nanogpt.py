@@ -235,6 +235,11 @@ def verdict(found: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _place(found: dict[str, Any]) -> tuple[str, str]:
+    """Where a contest stands in the results: each machine keeps its own."""
+    return found["run"], found["machine"]["device"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nanogpt", type=Path, required=True, help="a clone of karpathy/nanoGPT at 3adf61e1")
@@ -259,7 +264,8 @@ def main() -> None:
                 continue
             found = contest(run, home, args.device, args.rounds, folder)
             found |= {"date": date.today().isoformat(), "machine": machine(args.device), "versions": versions()}
-            document["runs"] = [each for each in document["runs"] if each["run"] != run.name] + [found]
+            others = [each for each in document["runs"] if _place(each) != _place(found)]
+            document["runs"] = sorted([*others, found], key=lambda each: each["machine"]["device"])
             document["what"] = (__doc__ or "").splitlines()[0]
             args.out.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
     table = [

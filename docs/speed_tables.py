@@ -34,23 +34,28 @@ def against() -> str:
 
 
 def real() -> str:
-    """nanoGPT's own train.py, whole processes."""
-    found = result("against_real_nanogpt")["runs"]
+    """nanoGPT's own train.py, whole processes, a table for each machine."""
+    runs = result("against_real_nanogpt")["runs"]
+    return "\n\n".join(_real_on(device, runs) for device in dict.fromkeys(run["machine"]["device"] for run in runs))
+
+
+def _real_on(device: str, runs: list[dict[str, Any]]) -> str:
     lines = [
-        "| run | nanoGPT s | foretrain s (range) | times nanoGPT | first start s | ms a step | times nanoGPT | resident MB, nanoGPT's |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| run | dtype | nanoGPT s | foretrain s (range) | times nanoGPT | first start s | ms a step | times nanoGPT | resident MB, nanoGPT's |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for run in found:
+    own = [run for run in runs if run["machine"]["device"] == device]
+    for run in own:
         walls = [row["wall_s"] for row in run["foretrain"]]
         lines.append(
-            f"| {run['run']} steps | {run['nanogpt_wall_s']:.1f} | {run['foretrain_wall_s']:.1f} ({min(walls):.1f} to {max(walls):.1f}) | "
-            f"{run['wall_ratio']:.2f} | {run['first_start']['wall_s']:.1f} | {run['foretrain_step_s'] * 1e3:.1f} | {run['step_ratio']:.2f} | "
+            f"| {run['run']} steps | {run['foretrain'][0]['dtype']} | {run['nanogpt_wall_s']:.1f} | "
+            f"{run['foretrain_wall_s']:.1f} ({min(walls):.1f} to {max(walls):.1f}) | "
+            f"{run['wall_ratio']:.2f} | {run['first_start']['wall_s']:.1f} | {run['foretrain_step_s'] * 1e3:,.1f} | {run['step_ratio']:.2f} | "
             f"{run['foretrain_resident_bytes'] / 1e6:,.0f}, {run['nanogpt_resident_bytes'] / 1e6:,.0f} |"
         )
-    first = found[0]
-    flags = ", ".join(first["machine"]["flags"])
-    lines += ["", f"{first['machine']['device']} with {flags}; torch {first['versions']['torch']}; {first['date']}."]
-    return "\n".join(lines)
+    flags, versions = ", ".join(own[0]["machine"]["flags"]), own[0]["versions"]
+    dates = " and ".join(sorted({run["date"] for run in own}))
+    return "\n".join([*lines, "", f"{device} with {flags}; torch {versions['torch']}; {dates}."])
 
 
 def machine() -> str:

@@ -68,7 +68,9 @@ APART = {
     ("activation_checkpointing", "checkpointed_blocks"): None,
     ("activation_checkpointing", "checkpoint_offload"): None,
     ("optimizer_offload", "gradient_offload"): None,
+    ("adamw8bit", "adamw4bit"): None,
     ("adamw8bit", "muon"): None,
+    ("adamw4bit", "muon"): None,
 }
 
 

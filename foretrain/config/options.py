@@ -186,8 +186,8 @@ class RunConfig(Record):
         basic=12, slider=(0, 16_384, "doubling"),
     )
 
-    optimizer: Literal["adamw", "adamw8bit", "muon"] = option(
-        "adamw", "adamw; adamw8bit: AdamW with moments in 8 bits; muon: Muon for matrices, AdamW for the rest",
+    optimizer: Literal["adamw", "adamw8bit", "adamw4bit", "muon"] = option(
+        "adamw", "adamw; adamw8bit, adamw4bit: moments in 8 or 4 bits; muon: Muon for matrices, AdamW for the rest",
         group="optimizer", nanogpt="cannot", affects=EVERYTHING, on_resume="refuses", basic=13,
     )
     learning_rate: float = option(

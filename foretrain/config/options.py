@@ -260,6 +260,10 @@ class RunConfig(Record):
         group="optimizer", nanogpt="cannot", needs=("optimizer_offload", True), affects=COST, on_resume="rounding",
         idle=(("cpu", "it is for GPUs"),),
     )
+    optimizer_in_backward: bool = option(
+        False, "update each weight once its gradient is there, and free it; no accumulation or clipping",
+        group="optimizer", nanogpt="cannot", affects=COST, on_resume="rounding",
+    )
 
     eval_interval: int = option(
         2000, "steps between evaluations; each one also saves",

@@ -101,8 +101,8 @@ def sharing_problem(config: RunConfig, sharing: Sharing) -> UserError | None:
 
     Each was tried with model/step.py. Muon's matrices and the blocks of 8-bit and 4-bit moments are whole tensors (and
     ZeRO-1 makes optimizers by AdamW's arguments). The fp32 masters of model/master.py are made before DDP and FSDP
-    change the weights that run, and DDP's buckets have the dtype of these. Copies of block inputs to the
-    host were tried on one card alone.
+    change the weights that run, and DDP's buckets have the dtype of these. Copies of block inputs to the host were
+    tried on one card alone.
     """
     values = {"strategy": sharing.strategy}
     if sharing.way.replicates and sharing.world % sharing.per_node:
@@ -117,6 +117,8 @@ def sharing_problem(config: RunConfig, sharing: Sharing) -> UserError | None:
         return UserError("config.sharing_gradients", **values)
     if config.checkpoint_offload:
         return UserError("config.sharing_checkpoints", **values)
+    if config.optimizer_in_backward:  # so does model/in_backward.py, and updates its weight
+        return UserError("config.sharing_in_backward", **values)
     return None
 
 

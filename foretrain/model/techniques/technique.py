@@ -33,6 +33,7 @@ class Technique:
     exactness: Exactness = "exact"
     source: str
     reference: Mapping[str, Any] = {}  # options of the config that the contract test traces
+    beside: Mapping[str, Any] = {}  # options of other subjects that it cannot do without
     needs_compile = False
     needs_trace = False  # neither the estimate nor the catalogue knows its effect, so advice asks a trace
     refuses: tuple[Rule, ...] = ()  # configs that are refused

@@ -510,6 +510,7 @@ LISTS_OF_OPTIONS = {
     ("tuning/calibrate.py", "NARROW_REFERENCE"): "a run with its values",
     ("model/techniques/recompute_norm_gelu.py", "refuses"): "the options of a conflict",
     ("model/techniques/optimizer_in_backward.py", "refuses"): "the options of a conflict",
+    ("model/techniques/optimizer_in_backward.py", "reference"): "the run that is traced",
     ("model/techniques/optimizer_in_backward.py", "beside"): "what must be set with it",
     ("advice/combine.py", "_smaller_models"): "ids of advice rules",
     ("predict/speed/ops.py", "Kind"): "kinds of operations",

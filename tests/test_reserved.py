@@ -35,6 +35,8 @@ def test_every_tensor_dies_once_and_sums_are_the_peaks() -> None:
         RunConfig(optimizer="muon"),
         RunConfig(optimizer="adamw8bit"),
         RunConfig(optimizer="adamw4bit"),
+        RunConfig(optimizer_in_backward=True, gradient_accumulation_steps=1, grad_clip=0.0, compile=False),
+        RunConfig(optimizer_in_backward=True, gradient_accumulation_steps=1, grad_clip=0.0, compile_blocks=True),
     ):
         t = events_of(config, "foretrain").t
         alive, now, top = set(), 0, 0

@@ -31,7 +31,7 @@ def test_the_large_tier_covers_what_changes_allocation() -> None:
     assert {c.gradient_accumulation_steps for c in configs} >= {1, 2, 3, 4, 5, 8}
     assert {c.vocab_size for c in configs} >= {256, 1013, 4096, 50257, 50304}
     assert {c.recipe for c in configs} == FAMILIES.keys()
-    assert {c.optimizer for c in configs} == {"adamw", "adamw8bit", "muon"}
+    assert {c.optimizer for c in configs} == {"adamw", "adamw8bit", "adamw4bit", "muon"}
     for knob in ("optimizer_offload", "master_weights", "recompute_norm_gelu", "bias", "eval_only", "auto_chunker"):
         assert {getattr(c, knob) for c in configs} == {True, False}, knob
     for knob in ("eval_batch_size", "eval_block_size", "loss_chunk_size", "checkpointed_blocks", "dropout"):

@@ -56,8 +56,9 @@ def test_the_failure_report_names_the_tensor_and_the_tokens(own_directory: Path)
 )  # fmt: skip
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize(
-    "changes", [{}, {"optimizer": "muon"}, {"optimizer": "adamw8bit", "n_embd": 64}, {"dtype": "bfloat16", "master_weights": True}],
-    ids=["adamw", "muon", "adamw8bit", "masters"],
+    "changes", [{}, {"optimizer": "muon"}, {"optimizer": "adamw8bit", "n_embd": 64},
+     {"optimizer": "adamw4bit", "n_embd": 64}, {"dtype": "bfloat16", "master_weights": True}],
+    ids=["adamw", "muon", "adamw8bit", "adamw4bit", "masters"],
 )  # fmt: skip
 @pytest.mark.parametrize("step", [0, 3])
 def test_a_skipped_step_is_as_if_it_had_not_been(

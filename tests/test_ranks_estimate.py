@@ -202,6 +202,7 @@ def test_one_card_is_not_one_of_many():
         ("zero1", {"optimizer": "muon"}, "config.sharing_optimizer"),
         ("fsdp", {"optimizer": "muon"}, "config.sharing_optimizer"),
         ("fsdp", {"optimizer": "adamw8bit"}, "config.sharing_optimizer"),
+        ("fsdp", {"optimizer": "adamw4bit"}, "config.sharing_optimizer"),
         ("ddp", {"master_weights": True}, "config.sharing_master_weights"),
         ("fsdp", {"master_weights": True}, "config.sharing_master_weights"),
         ("fsdp_no_reshard", {"optimizer_offload": True}, "config.sharing_offload"),
@@ -210,6 +211,7 @@ def test_one_card_is_not_one_of_many():
         ("ddp", {"optimizer_offload": True}, None),
         ("ddp", {"optimizer": "muon"}, None),
         ("zero1", {"optimizer": "adamw8bit"}, None),
+        ("zero1", {"optimizer": "adamw4bit"}, None),
         ("fsdp", {"loss_chunk_size": 64, "activation_checkpointing": True}, None),
     ],
 )

@@ -34,6 +34,9 @@ def test_every_tensor_dies_once_and_sums_are_the_peaks() -> None:
         RunConfig(compile=False),
         RunConfig(optimizer="muon"),
         RunConfig(optimizer="adamw8bit"),
+        RunConfig(optimizer="adamw4bit"),
+        RunConfig(optimizer_in_backward=True, gradient_accumulation_steps=1, grad_clip=0.0, compile=False),
+        RunConfig(optimizer_in_backward=True, gradient_accumulation_steps=1, grad_clip=0.0, compile_blocks=True),
     ):
         t = events_of(config, "foretrain").t
         alive, now, top = set(), 0, 0
@@ -54,7 +57,7 @@ def test_every_tensor_dies_once_and_sums_are_the_peaks() -> None:
     st.fixed_dictionaries(
         {}, optional={
             "activation_checkpointing": st.just(True), "loss_chunk_size": st.sampled_from([200, 1024]),
-            "optimizer": st.sampled_from(["adamw8bit", "muon"]), "optimizer_offload": st.just(True), "dropout": st.just(0.1),
+            "optimizer": st.sampled_from(["adamw8bit", "adamw4bit", "muon"]), "optimizer_offload": st.just(True), "dropout": st.just(0.1),
         },
     ),
 )  # fmt: skip

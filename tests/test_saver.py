@@ -295,7 +295,7 @@ def test_a_copy_that_the_plan_knows_of() -> None:
     from foretrain.predict.memory import STAGING_SPARE, predict
     from foretrain.training.tensor_files import live
 
-    for optimizer in ("adamw", "adamw8bit", "muon"):
+    for optimizer in ("adamw", "adamw8bit", "adamw4bit", "muon"):
         config = tiny(n_embd=128, optimizer=optimizer)
         state = build(config, torch.device("cpu"), torch.float32, compile=False)
         idx = torch.arange(16).repeat(4, 1)

@@ -17,6 +17,7 @@ from tests.kit.techniques import (
     assert_the_ledger_knows_it,
     assert_the_traced_peak_falls,
     combinable,
+    reference,
     traced_peak,
 )
 from tests.kit.tiny import tiny
@@ -32,7 +33,7 @@ def by_id(technique: Technique) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("technique", TECHNIQUES, ids=by_id)
 def test_the_traced_peak_falls_compiled(technique: Technique) -> None:
-    base = REFERENCE.model_copy(update=technique.reference)
+    base = reference(technique)
     assert traced_peak(technique.applied(base), compiled=True) < 0.99 * traced_peak(base, compiled=True)
 
 
@@ -61,6 +62,12 @@ def test_the_ledger_knows_it(technique: Technique) -> None:
 
 # Pairs that cannot be switched on together, and the rule that says so; None: one option has one value.
 APART = {
+    ("optimizer_in_backward", "master_weights"): "config.excluded",
+    ("optimizer_in_backward", "adamw8bit"): "config.in_backward_step",
+    ("optimizer_in_backward", "adamw4bit"): "config.in_backward_step",
+    ("optimizer_in_backward", "muon"): "config.in_backward_step",
+    ("optimizer_in_backward", "optimizer_offload"): "config.excluded",
+    ("optimizer_in_backward", "gradient_offload"): "config.excluded",
     ("chunked_loss", "auto_chunker"): "config.two_chunkers",
     ("auto_chunker", "master_weights"): "config.auto_chunker_with_masters",
     ("recompute_norm_gelu", "activation_checkpointing"): "config.recomputed_twice",
@@ -68,14 +75,16 @@ APART = {
     ("activation_checkpointing", "checkpointed_blocks"): None,
     ("activation_checkpointing", "checkpoint_offload"): None,
     ("optimizer_offload", "gradient_offload"): None,
+    ("adamw8bit", "adamw4bit"): None,
     ("adamw8bit", "muon"): None,
+    ("adamw4bit", "muon"): None,
 }
 
 
 def test_what_cannot_go_together_is_refused_with_a_sentence() -> None:
     assert {(a.id, b.id) for a, b in combinations(TECHNIQUES, 2) if not combinable(a, b)} == APART.keys()
     for a, b in combinations(TECHNIQUES, 2):
-        _, problems = check({**a.options, **b.options}, {})
+        _, problems = check({**a.beside, **b.beside, **a.options, **b.options}, {})
         refusal = APART.get((a.id, b.id))
         assert [problem.id for problem in problems] == ([refusal] if refusal else []), (a.id, b.id)
 

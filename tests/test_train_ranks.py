@@ -183,7 +183,7 @@ def test_what_a_strategy_cannot_share_is_refused(strategy: str, optimizer: str, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["muon", "adamw8bit"])
+@pytest.mark.parametrize("optimizer", ["muon", "adamw8bit", "adamw4bit"])
 def test_other_optimizers_share_steps_by_ddp(optimizer: str, tmp_path: Path) -> None:
     kit.prepared(tmp_path, kit.config(optimizer=optimizer))
     assert kit.run(tmp_path, 2, "--out_dir=two") == [0, 0]

@@ -120,7 +120,7 @@ def reduced(search: Search, prefix: tuple[str, ...], start: State, members: tupl
     keep(members)
     for rule in members:
         without = tuple(member for member in members if member != rule)
-        for weaker in BY_ID[rule].instead_of if BY_ID[rule].exactness == "exact" else ():
+        for weaker in BY_ID[rule].instead_of if BY_ID[rule].exactness == "exact" else BY_ID[rule].milder:
             if keep((*without, weaker)):
                 members = (*without, weaker)
                 without = tuple(member for member in members if member != weaker)

@@ -7,7 +7,7 @@ from foretrain.advice.micro_batch import choose
 from foretrain.base.cache import Cache
 from foretrain.base.errors import UserError
 from foretrain.base.installation import installed_torch
-from foretrain.config.microbatches import cut, sequences_of, shrunk, split_of
+from foretrain.config.microbatches import cut, in_parts, sequences_of, shrunk, split_of
 from foretrain.config.options import RunConfig, step_options
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.hardware.devices import used_here_bytes
@@ -44,7 +44,7 @@ def chosen(resolved: ResolvedConfig, placement: Placement, *, trial: bool, liste
     config = config.model_copy(update=split_of(choice.config))
     if trial:
         config = tried(config, placement, room, listen)
-    final = resolved.config.model_copy(update=split_of(config))
+    final = in_parts(resolved.config.model_copy(update=split_of(config)))
     sources = {**resolved.sources, **dict.fromkeys(split_of(config), "batch_size = auto")}
     return replace(resolved, config=final, sources=sources)
 

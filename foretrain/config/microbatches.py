@@ -45,12 +45,20 @@ def cut(config: RunConfig, batch_size: int) -> RunConfig:
     """
     sequences = sequences_of(config)
     assert sequences % batch_size == 0
-    return config.model_copy(
+    made = config.model_copy(
         update={
             "batch_size": batch_size, "gradient_accumulation_steps": sequences // batch_size,
             "eval_sequences": config.eval_rows, "auto_batch_size": False,
         }
     )  # fmt: skip
+    return in_parts(made)
+
+
+def in_parts(config: RunConfig) -> RunConfig:
+    """The config, without updates in the backward pass where gradients of several micro-batches have to be summed."""
+    if not config.optimizer_in_backward or config.gradient_accumulation_steps == 1:
+        return config
+    return config.model_copy(update={"optimizer_in_backward": False})
 
 
 def accumulations(config: RunConfig, most: int) -> Iterator[dict[str, int]]:

@@ -186,8 +186,8 @@ class RunConfig(Record):
         basic=12, slider=(0, 16_384, "doubling"),
     )
 
-    optimizer: Literal["adamw", "adamw8bit", "muon"] = option(
-        "adamw", "adamw; adamw8bit: AdamW with moments in 8 bits; muon: Muon for matrices, AdamW for the rest",
+    optimizer: Literal["adamw", "adamw8bit", "adamw4bit", "muon"] = option(
+        "adamw", "adamw; adamw8bit, adamw4bit: moments in 8 or 4 bits; muon: Muon for matrices, AdamW for the rest",
         group="optimizer", nanogpt="cannot", affects=EVERYTHING, on_resume="refuses", basic=13,
     )
     learning_rate: float = option(
@@ -259,6 +259,10 @@ class RunConfig(Record):
         False, "move each gradient to host memory at once; needs optimizer_offload; slower",
         group="optimizer", nanogpt="cannot", needs=("optimizer_offload", True), affects=COST, on_resume="rounding",
         idle=(("cpu", "it is for GPUs"),),
+    )
+    optimizer_in_backward: bool = option(
+        False, "update each weight once its gradient is there, and free it; no accumulation or clipping",
+        group="optimizer", nanogpt="cannot", affects=COST, on_resume="rounding",
     )
 
     eval_interval: int = option(

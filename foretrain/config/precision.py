@@ -17,6 +17,13 @@ LACKING: dict[MatmulMode, str] = {
 EIGHT_BITS = ("fp8", "int8")
 
 
+def check_precision(config: RunConfig, gpu: Gpu, dtype: Dtype) -> None:
+    """Raise UserError where a device, or the dtype that it leads to, does not allow what the config asks for."""
+    if config.optimizer_in_backward and dtype == "float16":  # gradients are unscaled when all are there
+        raise UserError("config.in_backward_dtype", gpu=gpu.name)
+    check_matmul(config, gpu, dtype)
+
+
 def check_matmul(config: RunConfig, gpu: Gpu, dtype: Dtype) -> None:
     """Raise UserError where `matmul` asks for what the device or the sizes of the model do not allow."""
     mode = config.matmul

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from foretrain.config.options import RunConfig
 from foretrain.config.precision import EIGHT_BITS
+from foretrain.model.in_backward import BackwardUpdates
 from foretrain.model.language_model import LanguageModel, make_model
 from foretrain.model.low_precision import convert
 from foretrain.model.master import Masters
@@ -43,6 +44,7 @@ class TrainState:
     latch: Tensor | None = None
     unconverted: tuple[str, ...] = ()  # linear layers whose sizes the mode of `matmul` does not take
     parallel: "Parallel | None" = None  # how several ranks share the step; None: there is one
+    early: BackwardUpdates | None = None  # what updates each parameter in the backward pass; None: all do at the end
 
     @property
     def trained(self) -> nn.Module:
@@ -100,6 +102,7 @@ def build(
         model=model,
         masters=masters,
         optimizer=parallel.optimizer(optimizer) if parallel else optimizer,
+        early=BackwardUpdates(trained, optimizer) if config.optimizer_in_backward else None,
         scaler=torch.amp.GradScaler(device.type, enabled=dtype == torch.float16),
         device=device,
         dtype=dtype,
@@ -139,9 +142,11 @@ def train_step(state: TrainState, batches: "Iterable[Batch]", learning_rate: flo
     """One optimizer step over `gradient_accumulation_steps` micro-batches.
 
     The loss of each is divided by their number, so the gradient is that of the mean over all tokens. Where loss or
-    gradient are not finite nothing is changed; the result tells.
+    gradient are not finite nothing is changed (less is held back in the backward pass, see model/in_backward.py); the
+    result tells.
     """
     count = state.config.gradient_accumulation_steps
+    early = state.early if state.config.optimizer_in_backward and count == 1 else None
     for group in state.optimizer.param_groups:
         group["lr"] = learning_rate * group.get("lr_multiple", 1.0)
     total = torch.zeros((), device=state.device)
@@ -155,9 +160,12 @@ def train_step(state: TrainState, batches: "Iterable[Batch]", learning_rate: flo
             if state.parallel:
                 state.parallel.backward(state.scaler.scale(loss / count), last=number == count)
             else:
-                state.scaler.scale(loss / count).backward()
+                with early.updating(total, state.latch) if early else contextlib.nullcontext():
+                    state.scaler.scale(loss / count).backward()
             if state.masters:
                 state.masters.settle()
+    if early:
+        return StepResult(total, early.norm(), early.held)
     if state.masters:
         state.masters.take_gradients()
     state.scaler.unscale_(state.optimizer)

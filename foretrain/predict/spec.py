@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from foretrain.config.options import RunConfig
-from foretrain.config.precision import check_matmul
+from foretrain.config.precision import check_precision
 from foretrain.config.ranks import of_rank
 from foretrain.hardware.catalogue import Dtype, Gpu, MatmulMode
 from foretrain.model.ranks.sharing import Sharing
@@ -94,8 +94,8 @@ class StepSpec:
 
     @classmethod
     def checked(cls, config: RunConfig, gpu: Gpu, step: StepName = "foretrain") -> "StepSpec":
-        """As `of`. Raises UserError where the device cannot do what `matmul` asks for."""
-        check_matmul(config, gpu, choose_dtype(config, gpu)[0])
+        """As `of`. Raises UserError where the device cannot do what the config asks for."""
+        check_precision(config, gpu, choose_dtype(config, gpu)[0])
         return cls.of(config, gpu, step)
 
     def but(self, **options: Any) -> "StepSpec":
@@ -126,6 +126,14 @@ class StepSpec:
     def offloads(self) -> bool:
         """Whether the optimizer is on the host; what is offloaded stays in the memory of a CPU."""
         return self.config.optimizer_offload and self.cuda
+
+    @property
+    def updates_in_backward(self) -> bool:
+        """Whether each parameter is updated in the backward pass (model/in_backward.py)."""
+        c = self.config
+        return (
+            c.optimizer_in_backward and c.gradient_accumulation_steps == 1 and (c.compiles_blocks or not self.compiled)
+        )
 
     @property
     def bmm_attention(self) -> bool:

@@ -48,7 +48,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @dataclass(frozen=True)
 class NotCompiled:
-    """Why there are no compiled kernels. `sent`: what other ranks wait for cannot be done again."""
+    """Why there are no compiled kernels. `sent`: what other ranks wait for, or has changed weights, cannot be done
+    again."""
 
     reason: str
     sent: bool = False
@@ -143,7 +144,10 @@ def attempt(
         else:
             raise
     # Here the exception is gone, and with it the frames that held activations.
-    if watched.used_up:
+    changed = state.early is not None and state.early.changed
+    if changed and isinstance(outcome, NotCompiled):
+        return replace(outcome, sent=True)
+    if watched.used_up or changed:
         return "optimizer"
     if state.parallel and not state.parallel.broken_off():
         return replace(outcome, sent=True) if isinstance(outcome, NotCompiled) else "sent"

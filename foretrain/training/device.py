@@ -12,7 +12,7 @@ import torch
 from foretrain.base.errors import UserError
 from foretrain.config.inactive import idle
 from foretrain.config.options import RunConfig
-from foretrain.config.precision import check_matmul
+from foretrain.config.precision import check_precision
 from foretrain.hardware.card import Cards
 from foretrain.hardware.catalogue import Dtype, Gpu, detect
 from foretrain.hardware.cpu import cpu_device
@@ -37,7 +37,7 @@ def place(config: RunConfig) -> Placement:
     device = _device(config.device)
     gpu = _gpu(device)
     dtype = _dtype(config, device)
-    check_matmul(config, gpu, dtype)
+    check_precision(config, gpu, dtype)
     notes: list[tuple[str, dict[str, Any]]] = []
     compiled = config.compile
     if compiled and (obstacle := obstacle_to_compile(device)):

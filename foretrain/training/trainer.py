@@ -385,7 +385,8 @@ class Trainer:
 
     def _go_eager(self, failed: NotCompiled) -> None:
         if failed.sent:
-            raise UserError("environment.rank_not_compiled", reason=failed.reason)
+            id = "rank_not_compiled" if self.together.several else "step_not_compiled"
+            raise UserError(f"environment.{id}", reason=failed.reason)
         self.placement = replace(self.placement, compiled=False)
         go_eager(self.state)
         self._record_anew()

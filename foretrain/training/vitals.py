@@ -31,7 +31,7 @@ _SAMPLES, _TOLD_EVERY_S = 5, 600.0
 MAX_MESSAGE = 400
 # Where in a step memory ran out: the first of these that a frame of the traceback shows, from the innermost out.
 _MOMENTS = (
-    ("batch", ("foretrain/data/batches.py",)), ("optimizer", ("torch/optim/", "model/adamw8bit", "model/muon.py",
+    ("batch", ("foretrain/data/batches.py",)), ("optimizer", ("torch/optim/", "model/low_bit_adamw", "model/muon.py",
     "model/master.py", "clip_grad.py", "grad_scaler")), ("backward", ("torch/autograd/", "torch/_tensor.py")), ("loss",
     ("foretrain/model/loss.py",)), ("saving", ("training/checkpoint.py",)), ("forward", ("foretrain/model/",
     "torch/nn/", "torch/_dynamo/", "torch/_inductor/")),

@@ -24,7 +24,7 @@ def _field(option: Option) -> dict[str, Any]:
         "name": option.name, "group": option.group, "help": knob_help(option.name, option.help),
         "unit": knob_unit(option.unit), "type": option.type,
         "default": option.default, "limits": option.limits if option.limits != option.help else "",
-        "ours": option.ours, "choices": list(option.choices), "basic": option.basic > 0, "stops": stops(option),
+        "choices": list(option.choices), "basic": option.basic > 0, "stops": stops(option),
         **{end: value for end, value in ends.items() if value is not None},
     }  # fmt: skip
 

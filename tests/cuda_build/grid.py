@@ -105,7 +105,27 @@ def cases(tier: Tier) -> list[Any]:
     """All cases of a tier, in the order in which they are run. A name is a case's for good: tiers share them."""
     eager, compiled = COUNTS[tier]
     drawn = [*_first(eager, compiled=False), *_first(compiled, compiled=True)]
-    return [*_named([*SUITE.CASES, *ONCE_WRONG, *FAMILIES]), *drawn]
+    return [*_named([*SUITE.CASES, *ONCE_WRONG, *FAMILIES, *TECHNIQUES]), *drawn]
+
+
+# Techniques that came after the draws.
+SMALL_GPT2 = {
+    "n_layer": 3, "n_head": 4, "n_embd": 256, "block_size": 256, "batch_size": 4, "gradient_accumulation_steps": 2,
+    "vocab_size": 4096,
+}  # fmt: skip
+IN_BACKWARD = {"optimizer_in_backward": True, "gradient_accumulation_steps": 1, "grad_clip": 0.0}
+TECHNIQUES = [
+    Case("technique: adamw4bit", {**SMALL_GPT2, "optimizer": "adamw4bit"}, dtype, "foretrain", compiled)
+    for dtype, compiled in (("bfloat16", False), ("float16", False), ("bfloat16", True))
+] + [
+    Case(f"technique: in backward{name}", {**SMALL_GPT2, **IN_BACKWARD, **knobs}, dtype, "foretrain", compiled)
+    for name, knobs, dtype, compiled in (
+        ("", {}, "bfloat16", False),
+        ("", {}, "float32", False),
+        (", checkpointing", {"activation_checkpointing": True, "loss_chunk_size": 256}, "bfloat16", False),
+        ("", {"compile_blocks": True}, "bfloat16", True),
+    )
+]
 
 
 def _named(suite: list[Any]) -> Iterator[Any]:

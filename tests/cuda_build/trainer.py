@@ -24,6 +24,8 @@ CASES: dict[str, dict[str, Any]] = {
     "fp32, dropout, bias": {"dtype": "float32", "dropout": 0.1, "bias": True},
     "checkpointing, loss by 512": {"activation_checkpointing": True, "loss_chunk_size": 512},
     "adamw8bit": {"optimizer": "adamw8bit"},
+    "adamw4bit": {"optimizer": "adamw4bit"},
+    "optimizer in backward": {"optimizer_in_backward": True, "gradient_accumulation_steps": 1, "grad_clip": 0.0},
     "modern, muon": {"recipe": "modern", "optimizer": "muon"},
     "offload": {"optimizer_offload": True},
     "compiled": {"compile": True},

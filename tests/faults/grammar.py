@@ -31,7 +31,7 @@ NUMBERS = (
 TEXTS = (
     "", " ", "true", "false", "True", "False", "yes", "None", "null", "auto", "AUTO", "nanogpt", "modern", "scratch",
     "resume", "gpt2", "gpt2-xl", "gpt3", "cuda", "cuda:0", "cuda:999", "cuda:9999", "cpu", "mps", "tpu", "float16",
-    "bfloat16", "float32", "float64", "int8", "fp8", "fp16_accumulation", "adamw8bit", "muon", "sgd", "linear", "bmm",
+    "bfloat16", "float32", "float64", "int8", "fp8", "fp16_accumulation", "adamw8bit", "adamw4bit", "muon", "sgd", "linear", "bmm",
     "epochs", "toy", "data/toy", "python-stdlib", "openwebtext", "missing", "/", ".", "..", "~", "/dev/zero", "/proc/self",
     "/nonexistent/x", "out", "a/b", "x.pt", "/dev/null", "/etc/passwd", "[]", "{}", "[1, 2]", "{'a': 1}", "(1,)", "'x'",
     '"x"', "'", '"', "\\", "#", "=", "==", "a=b", "$HOME", "`id`", "$(id)", "%s%n", "{0}", "{key}", "{size:bytes}",

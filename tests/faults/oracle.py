@@ -30,7 +30,7 @@ SHARES = ("dropout", "beta1", "beta2", "muon_momentum")  # from 0, below 1
 SWITCHES = ("bias", "compile", "decay_lr", "eval_only", "always_save_checkpoint", "master_weights")
 WORDS = {
     "dtype": ("auto", "float32", "bfloat16", "float16"), "recipe": ("nanogpt", "modern", "llama", "nanochat"),
-    "optimizer": ("adamw", "adamw8bit", "muon"), "on_nonfinite": ("stop", "skip"), "lr_schedule": ("cosine", "linear"),
+    "optimizer": ("adamw", "adamw8bit", "adamw4bit", "muon"), "on_nonfinite": ("stop", "skip"), "lr_schedule": ("cosine", "linear"),
     "data_order": ("random", "epochs"),
 }  # fmt: skip
 # karpathy/nanoGPT train.py, as far as the rules over several knobs need them.

@@ -27,7 +27,7 @@ def combinable(a: Technique, b: Technique) -> bool:
     both = {**a.options, **b.options}
     if both != {**b.options, **a.options} or both in (a.options, b.options):
         return False
-    return not check(both, {})[1]
+    return not check({**a.beside, **b.beside, **both}, {})[1]
 
 
 def traced_peak(config: RunConfig, *, compiled: bool) -> int:
@@ -40,18 +40,24 @@ def losses(config: RunConfig, dtype: torch.dtype = torch.float32, steps: int = 4
     return [float(train_step(state, learnable_batches(config, step), 3e-3).loss) for step in range(steps)]
 
 
+def reference(technique: Technique) -> RunConfig:
+    """The config that it is traced in, without it."""
+    return REFERENCE.model_copy(update={**technique.reference, **technique.beside})
+
+
 def assert_the_traced_peak_falls(technique: Technique) -> None:
-    base = REFERENCE.model_copy(update=technique.reference)
+    base = reference(technique)
     assert traced_peak(technique.applied(base), compiled=False) < 0.99 * traced_peak(base, compiled=False)
 
 
 def assert_losses_are_unchanged_where_it_says_so(technique: Technique) -> None:
-    plain, found = losses(tiny()), losses(technique.applied(tiny()))
+    base = tiny(**technique.beside)
+    plain, found = losses(base), losses(technique.applied(base))
     if technique.exactness == "exact":
         assert found == pytest.approx(plain, rel=1e-6)
     elif technique.exactness == "rounding":
         assert found == plain  # in fp32 there is nothing to round
-        half = losses(technique.applied(tiny()), torch.bfloat16)
+        half = losses(technique.applied(base), torch.bfloat16)
         assert half == pytest.approx(plain, rel=0.01)
     else:
         assert found[0] == plain[0]
@@ -59,15 +65,15 @@ def assert_losses_are_unchanged_where_it_says_so(technique: Technique) -> None:
 
 
 def assert_it_works_with_every_other(pair: tuple[Technique, Technique]) -> None:
-    config = pair[1].applied(pair[0].applied(tiny()))
-    found = losses(config, steps=2)
+    base = tiny(**{**pair[0].beside, **pair[1].beside})
+    found = losses(pair[1].applied(pair[0].applied(base)), steps=2)
     exact = [technique for technique in pair if technique.exactness != "other optimizer"]
-    alone = losses(tiny() if len(exact) == 2 else next(t for t in pair if t not in exact).applied(tiny()), steps=2)
+    alone = losses(base if len(exact) == 2 else next(t for t in pair if t not in exact).applied(base), steps=2)
     assert found == pytest.approx(alone, rel=1e-5)
 
 
 def assert_the_ledger_knows_it(technique: Technique) -> None:
-    config = technique.applied(REFERENCE.model_copy(update=technique.reference))
+    config = technique.applied(reference(technique))
     ledger = predict(StepSpec.of(config, GPU, dtype="bfloat16", compiled=False))
     peak = max(phase.tensors_bytes for phase in ledger.phases if phase.phase != "resume")
     assert peak == pytest.approx(traced_peak(config, compiled=False), rel=0.005)

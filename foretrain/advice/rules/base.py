@@ -103,6 +103,7 @@ class Rule:
     dear: int = 0
     doubtful: int = 0
     instead_of: tuple[str, ...] = ()
+    milder: tuple[str, ...] = ()
     quick: bool = False
     lets_grow: bool = False
     place: int = 0
@@ -124,7 +125,8 @@ def rule_of(technique: Technique, covers: tuple[str, ...]) -> Rule:
         covers, ours=True, traced=t.needs_trace,
         usual=lambda found: t.usual([change.knobs for change in found]),
         saves=t.saves, costs=t.costs,
-        dear=t.dear, doubtful=t.doubtful, instead_of=t.instead_of, quick=t.quick, lets_grow=t.lets_grow, place=t.place,
+        dear=t.dear, doubtful=t.doubtful, instead_of=t.instead_of, milder=t.milder, quick=t.quick,
+        lets_grow=t.lets_grow, place=t.place,
     )  # fmt: skip
 
 

@@ -92,16 +92,17 @@ class Sharing:
 
 
 # Options whose optimizer works on weights that are whole.
-_WHOLE = {"muon": ("zero1", "fsdp", "fsdp_no_reshard", "hsdp"), "adamw8bit": ("fsdp", "fsdp_no_reshard", "hsdp")}
+_SHARDED = ("fsdp", "fsdp_no_reshard", "hsdp")
+_WHOLE = {"muon": ("zero1", *_SHARDED), "adamw8bit": _SHARDED, "adamw4bit": _SHARDED}
 
 
 def sharing_problem(config: RunConfig, sharing: Sharing) -> UserError | None:
     """Why a step of this config cannot be shared so; None where it can.
 
-    Each was tried with model/step.py. Muon's matrices and the blocks of 8-bit moments are whole tensors (and ZeRO-1
-    makes optimizers by AdamW's arguments). The fp32 masters of model/master.py are made before DDP and FSDP change the
-    weights that run, and DDP's buckets have the dtype of these. Copies of block inputs to the host were tried on one
-    card alone.
+    Each was tried with model/step.py. Muon's matrices and the blocks of 8-bit and 4-bit moments are whole tensors (and
+    ZeRO-1 makes optimizers by AdamW's arguments). The fp32 masters of model/master.py are made before DDP and FSDP
+    change the weights that run, and DDP's buckets have the dtype of these. Copies of block inputs to the host were
+    tried on one card alone.
     """
     values = {"strategy": sharing.strategy}
     if sharing.way.replicates and sharing.world % sharing.per_node:
@@ -116,6 +117,8 @@ def sharing_problem(config: RunConfig, sharing: Sharing) -> UserError | None:
         return UserError("config.sharing_gradients", **values)
     if config.checkpoint_offload:
         return UserError("config.sharing_checkpoints", **values)
+    if config.optimizer_in_backward:  # so does model/in_backward.py, and updates its weight
+        return UserError("config.sharing_in_backward", **values)
     return None
 
 

@@ -1,14 +1,13 @@
-"""AdamW with moments in 8 bits (model/adamw8bit.py). No torch."""
+"""AdamW with moments in 8 bits (model/low_bit_adamw.py). No torch."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from foretrain.config.options import RunConfig
-from foretrain.model import adamw8bit_sizes
+from foretrain.hardware.catalogue import Gpu
 from foretrain.model.shape import ModelShape
-from foretrain.model.techniques.technique import Optimizer, by_dimensions
-
-LAUNCHES = 36  # of kernels for a chunk; tests/test_adamw8bit.py counts a real step's
+from foretrain.model.techniques.low_bits import EIGHT, is_quantised, n_chunks
+from foretrain.model.techniques.technique import Optimizer, Options, by_dimensions
 
 
 class AdamW8bit(Optimizer):
@@ -23,29 +22,37 @@ class AdamW8bit(Optimizer):
     moments = ((1, "moments"),)
     passing = "chunk"
     counts_on_device = False
+    form = EIGHT
+    chunk_launches = 36  # kernels of a chunk; tests/test_low_bit_adamw.py counts a real step's
+    chunk_traffic = (116.0, 100.0)  # bytes an element that they read and write
+    stronger: tuple[str, ...] = ("adamw4bit",)  # optimizers with fewer bytes
 
     def letters(self, shape: ModelShape, granule: int) -> dict[str, int]:
         """moments: all of them; chunk: what is fp32 of them at one time."""
-        chunk = adamw8bit_sizes.temporary_bytes(max(shape.numels))
-        return {"moments": adamw8bit_sizes.moments_bytes(shape.numels, granule), "chunk": chunk}
+        chunk = self.form.temporary_bytes(max(shape.numels))
+        return {"moments": self.form.moments_bytes(shape.numels, granule), "chunk": chunk}
 
     def tensors(self, numel: int) -> tuple[int, ...]:
-        return adamw8bit_sizes.moment_sizes(numel)
+        return self.form.moment_sizes(numel)
 
     def traffic(self, numel: int) -> tuple[float, float]:
-        return (116.0, 100.0) if adamw8bit_sizes.is_quantised(numel) else (48.0, 32.0)
+        return self.chunk_traffic if is_quantised(numel) else (48.0, 32.0)
 
     def launches(self, numel: int) -> int:
-        return LAUNCHES * adamw8bit_sizes.n_chunks(numel)
+        return self.chunk_launches * n_chunks(numel)
 
     def moments_bytes(self, numels: Mapping[int, int]) -> int:
-        return adamw8bit_sizes.moments_bytes(numels)
+        return self.form.moments_bytes(numels)
 
     def make(self, named: Sequence[tuple[str, Any]], config: RunConfig, device_type: str) -> Any:
-        from foretrain.model.adamw8bit import AdamW8bit
+        from foretrain.model.low_bit_adamw import AdamW4bit, AdamW8bit
 
-        groups = by_dimensions([p for _, p in named], config)
-        return AdamW8bit(groups, config.learning_rate, (config.beta1, config.beta2))
+        made = next(each for each in (AdamW4bit, AdamW8bit) if each.form == self.form)
+        return made(by_dimensions([p for _, p in named], config), config.learning_rate, (config.beta1, config.beta2))
+
+    def changes(self, c: RunConfig, gpu: Gpu, half: bool) -> Sequence[Options]:
+        """Unless the optimizer has fewer bytes already."""
+        return [] if c.optimizer in self.stronger else super().changes(c, gpu, half)
 
 
 TECHNIQUES = (AdamW8bit(),)

@@ -33,6 +33,7 @@ class Technique:
     exactness: Exactness = "exact"
     source: str
     reference: Mapping[str, Any] = {}  # options of the config that the contract test traces
+    beside: Mapping[str, Any] = {}  # options of other subjects that it cannot do without
     needs_compile = False
     needs_trace = False  # neither the estimate nor the catalogue knows its effect, so advice asks a trace
     refuses: tuple[Rule, ...] = ()  # configs that are refused
@@ -73,6 +74,7 @@ class Technique:
     dear = 0
     doubtful = 0  # it can need more memory than it saves, and is tried with and without, in this order; 0: it cannot
     instead_of: tuple[str, ...] = ()  # weaker rules that have nothing left to do beside it
+    milder: tuple[str, ...] = ()  # of these, another optimizer's, what is tried in its place where less is enough
     quick = False  # whether a plan's short list looks at it
     lets_grow = False  # what it saves is worth a larger micro-batch, so it is tried where speed is wanted, too
 

@@ -13,7 +13,7 @@ from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.passage import Recorder, Structure
 from foretrain.predict.timeline import Passage, Tensor, Timeline
 
-BUCKETS = "buckets"
+BUCKETS, MOMENTS = "buckets", "optimizer"
 FIRST_BUCKET_BYTES = 1 * MIB  # torch/nn/parallel/distributed.py, dist._DEFAULT_FIRST_BUCKET_BYTES
 
 
@@ -91,6 +91,38 @@ class Sends(Alone):
 
     def end(self) -> None:
         self.on.leaving = None
+
+
+class UpdatingMachine(m.Machine):
+    """A gradient ends when its parameter is updated. `first`: what AdamW keeps of the parameter comes then."""
+
+    first = False
+
+    def accumulate(self, parameter: Any, gradient: Any) -> None:
+        """The hook of model/in_backward.py."""
+        if self.first:
+            self.t.birth(MOMENTS, 4, ())
+            for _ in range(2):
+                self.t.birth(MOMENTS, 4, parameter.shape)
+
+
+class Updates(Alone):
+    """One card that updates each parameter in the backward pass. Its first pass leaves the optimizer's states."""
+
+    key, sends, machine, leaves = "updates", True, UpdatingMachine, (MOMENTS,)
+
+    def state(self, gradients: list[Tensor], left: list[Tensor], *, last: bool, saving: bool) -> State:
+        return State(left=1 if saving and left else 0)
+
+    def recorder(self, recorded: Callable[[State], Recorder], state: State) -> Recorder:
+        return recorded(state)
+
+    def wrap(self, model: Any, machine: m.Machine) -> None:
+        assert isinstance(machine, UpdatingMachine)
+        self._on = machine
+
+    def begin(self, t: Recorder, state: State, *, saving: bool) -> None:
+        self._on.first = not state.left
 
 
 class Buckets(Alone):

@@ -2,7 +2,7 @@
 
 from foretrain.model.shape import ModelShape
 from foretrain.predict.abstract.fully_shard import passes_of
-from foretrain.predict.abstract.ranks import Sends
+from foretrain.predict.abstract.ranks import Alone, Sends, Updates
 from foretrain.predict.abstract.step import EagerProgram
 from foretrain.predict.abstract.tensors import bfloat16, float16
 from foretrain.predict.compiled.blocks import BlocksProgram
@@ -15,10 +15,15 @@ LOWS = {"float16": float16, "bfloat16": bfloat16}
 
 def program_of(spec: StepSpec, t: Timeline) -> EagerProgram:
     """The one of a step, which writes into `t`."""
-    shapes = [p.shape for p in ModelShape.of(spec.config).parameters()]
-    sends = spec.offloads and spec.config.gradient_offload
-    ranks = Sends() if sends else passes_of(spec.sharing, shapes, half=spec.half)
     blocks = spec.sharing is not None or spec.config.compiles_blocks  # as model/step.py compiles it
     compiled = BlocksProgram if blocks else CompiledProgram
     program = compiled if spec.compiled else EagerProgram
-    return program(t, spec.variant, spec.config, LOWS.get(spec.dtype), ranks=ranks)
+    return program(t, spec.variant, spec.config, LOWS.get(spec.dtype), ranks=_passes(spec))
+
+
+def _passes(spec: StepSpec) -> Alone:
+    if spec.offloads and spec.config.gradient_offload:
+        return Sends()
+    if spec.updates_in_backward:
+        return Updates()
+    return passes_of(spec.sharing, [p.shape for p in ModelShape.of(spec.config).parameters()], half=spec.half)

@@ -177,7 +177,7 @@ class SimulatedRun:
 
     def optimize(self, *, first: bool) -> None:
         """The optimizer's states, which appear in its first step, and what each step takes for a moment."""
-        if first:
+        if first and not self.spec.updates_in_backward:  # whose passes make them
             self.moments()
         if self.optimizer.passing:
             self.t.free(self.t.alloc("temporaries", self.t.size(1, self.optimizer.passing)))

@@ -12,6 +12,8 @@ from foretrain.predict.speed.ops import Operation, OperationList, Way
 from foretrain.predict.speed.recorded_ops import micro_batch
 
 FUSED_LAUNCHES = 40
+# Of a parameter that is updated in the backward pass; tests/test_in_backward.py counts a real step's.
+UPDATE_LAUNCHES = 8
 # torch.optim.AdamW by lists of tensors (foreach), each of its nine kernels reading and writing whole tensors: decay,
 # two moments in two kernels each, square root, bias correction, eps, addcdiv.
 FOREACH_BYTES, FOREACH_LAUNCHES = (56.0, 36.0), 9
@@ -57,7 +59,8 @@ def optimizer(way: Way) -> list[Operation]:
             there = 0 if way.config.gradient_offload else 4  # sums of gradients, unless they went there already
             ops.traffic("offload", "transfer", numel, there, way.wide, count)  # and weights back
         ops.traffic("norm of gradients", "host" if off else "gradient_norm", numel, 4, 0, count)
-        ops.traffic("clipping", "host" if off else "clip", numel, 4, 4, count)
+        if not way.spec.updates_in_backward:
+            ops.traffic("clipping", "host" if off else "clip", numel, 4, 4, count)
         if way.wide == 2:
             ops.traffic("weights", "host" if off else "cast", numel, 4, 2, count)
     for numel, count in _elementwise(way):
@@ -80,6 +83,8 @@ def optimizer_launches(way: Way) -> int:
     """Kernels of the optimizer step. Foreach and fused ones take many tensors at once; 8-bit AdamW goes by chunks."""
     if way.spec.cuda and not way.torch.fused_adamw:  # torch 1.13 goes from tensor to tensor
         return FUSED_LAUNCHES + FOREACH_LAUNCHES * tensor_count(way)
+    if way.spec.updates_in_backward:
+        return UPDATE_LAUNCHES * tensor_count(way)
     return FUSED_LAUNCHES + sum(count * optimizer_of(way.config).launches(numel) for numel, count in _tensors(way))
 
 

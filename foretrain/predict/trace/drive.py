@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Dtype
+from foretrain.model.in_backward import BackwardUpdates
 from foretrain.model.master import Masters
 from foretrain.model.nanogpt import NanoGPT
 from foretrain.model.optimizer import make_optimizer
@@ -79,6 +80,8 @@ def foretrain_run(job: Job) -> bool:
     if state.masters:
         job.names.learn(state.masters.model)
         _name_gradients(job, state, state.masters)
+    if state.early:
+        _name_updates(job, state, state.early)
 
     def evaluate(phase: str) -> None:
         job.tracer.enter(phase)
@@ -109,6 +112,21 @@ def _name_gradients(job: Job, state: TrainState, masters: Masters) -> None:
         take()
 
     masters.take_gradients = tagged
+
+
+def _name_updates(job: Job, state: TrainState, early: BackwardUpdates) -> None:
+    """The gradients and states of updates in the backward pass, for which no optimizer's step is called."""
+    update = early.update
+
+    def tagged(parameter: Tensor) -> None:
+        name = job.names.parameter_names.get(id(parameter), "")
+        if parameter.grad is not None:
+            job.tracer.tag(parameter.grad, "gradients", name)
+        update(parameter)
+        for key, value in state.optimizer.state[parameter].items():
+            job.tracer.tag(value, "optimizer", f"{name}.{key}")
+
+    early.update = tagged
 
 
 def _save(job: Job, state: TrainState) -> None:

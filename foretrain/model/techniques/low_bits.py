@@ -1,0 +1,59 @@
+"""What AdamW with moments of 8 or 4 bits stores, in numbers that a plan can use. No torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+LEAST = 4096  # tensors with fewer elements keep fp32 moments: they weigh nothing, and biases and norms are few
+CHUNK = 2**20  # elements that are widened to fp32 at one time
+
+
+def is_quantised(numel: int) -> bool:
+    """Are the moments of a parameter with so many elements in few bits?"""
+    return numel >= LEAST
+
+
+def n_chunks(numel: int) -> int:
+    """Rounds of a parameter's update."""
+    return -(-numel // CHUNK) if is_quantised(numel) else 1
+
+
+@dataclass(frozen=True)
+class LowBits:
+    """How moments are stored: `bits` of a code, and elements of a `block`, which share a scale. `at_once_bytes`: what
+    an element takes in the highest moment of its update."""
+
+    bits: int
+    block: int
+    at_once_bytes: int
+
+    def temporary_bytes(self, largest: int) -> int:
+        """What an update takes for a moment, where the largest parameter has so many elements: fp32 moments, their fp32
+        products and int32 codes of one chunk (tests/test_low_bit_adamw.py)."""
+        return self.at_once_bytes * min(CHUNK, largest)
+
+    def n_blocks(self, numel: int) -> int:
+        """Scales of one moment; the last block may be short."""
+        return -(-numel // self.block)
+
+    def n_bytes(self, numel: int) -> int:
+        """Bytes of the codes of one moment; the last may be half empty."""
+        return -(-numel * self.bits // 8)
+
+    def moment_sizes(self, numel: int) -> tuple[int, ...]:
+        """Bytes of each tensor that a parameter's two moments are stored in."""
+        if not is_quantised(numel):
+            return (4 * numel, 4 * numel)
+        codes, scales = self.n_bytes(numel), 4 * self.n_blocks(numel)
+        return (codes, codes, scales, scales)
+
+    def moments_bytes(self, numels: Mapping[int, int], granule: int = 1) -> int:
+        """Bytes of all moments of {elements: how many parameters}, each tensor rounded up to the granule."""
+        return sum(
+            count * -(-size // granule) * granule
+            for numel, count in numels.items()
+            for size in self.moment_sizes(numel)
+        )
+
+
+EIGHT = LowBits(bits=8, block=256, at_once_bytes=20)
+FOUR = LowBits(bits=4, block=128, at_once_bytes=18)

@@ -2,7 +2,8 @@
 
 An answer is kept under a hash of all that decides it: what was asked, the torch that it is for, the user's own cards,
 and all code that it comes from. So the answer of another version is never read. What a CPU does depends on the machine
-as it is now, and what a calibrated card does on what was measured here: neither is kept. The page keeps its answers in memory; those with advice are in advice.py.
+as it is now, and what a calibrated card does on what was measured here: neither is kept. The page keeps its answers in
+memory; those with advice are in advice.py.
 """
 
 import hashlib

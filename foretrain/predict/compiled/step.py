@@ -142,7 +142,7 @@ class CompiledProgram(EagerProgram):
         t, half, sends = lives.t, self.v.wide == 2, self.ranks.sends
         weight = self.model.lm_head.weight
         tied = [node.base for parameter, node in lives.machine.gradients if parameter is weight] if waiting else []
-        leaving: list[int] = []  # of the head alone: it is held until the next gradient leaves (model/host/gradients.py)
+        leaving: list[int] = []  # the head's gradient: held until the next one leaves (model/host/gradients.py)
         if waiting:
             lives.alive.update(dict.fromkeys(graphs.tangents, waiting[0]))
             if sends and half:

@@ -38,6 +38,7 @@ CASES = (
     ("gpt2-124m-least", 1.0, "1 GiB, with a host of 4 GB"),
     ("case-c", 4.0, "4 GiB, evaluation included"),
     ("gpt2-350m", 11.0, "11 GiB with AdamW"),
+    ("gpt2-350m-16", 11.0, "11 GiB at 16 x 1024"),
     ("gpt2-774m", 11.0, "11 GiB with low-bit states"),
     ("gpt2-xl", 11.0, "11 GiB, AdamW and gradients on the host"),
 )

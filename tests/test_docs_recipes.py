@@ -100,7 +100,7 @@ def test_adding_an_option(package: Path) -> None:
     (package / "examples" / "nanogpt.py").write_text("n_layer = 2\n", "utf-8")
     found = json.loads(python(package, "-c", ASKED_OF_A_NEW_OPTION, str(REPO / "docs")))
     page = found.pop("page")
-    assert (page["least"], page["most"], page["stops"][1], page["ours"]) == (0, 1, 0.1, True)
+    assert (page["least"], page["most"], page["stops"][1]) == (0, 1, 0.1)
     assert f'"{page["help"]}"' in block
     assert found.pop("docs").startswith("| `z_loss` ¹ | `0.0` |  | ≥ 0, ≤ 1 | weight of")
     assert found == {

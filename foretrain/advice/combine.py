@@ -61,12 +61,20 @@ def smallest(search: Search, state: State) -> Outcome | None:
     return search.planner.outcome(options[-1].applied(state) if options else state)
 
 
+def whole(search: Search, prefix: tuple[str, ...], members: tuple[str, ...], state: State) -> Candidate | None:
+    """A set as advice, with the micro-batch as it is; None where that does not fit."""
+    found = search.planner.outcome(state)
+    if found is None or not found.fits or not (prefix or members):
+        return None
+    return search.of(prefix + tuple(rule for rule in BY_ID if rule in members), found)
+
+
 def grown(search: Search, prefix: tuple[str, ...], members: tuple[str, ...], state: State) -> Candidate | None:
     """A set as advice: with the micro-batch as it is where that fits, else with the largest that does."""
+    found = whole(search, prefix, members, state)
+    if found is not None:
+        return found
     order = tuple(rule for rule in BY_ID if rule in members)
-    found = search.planner.outcome(state)
-    if found is not None and found.fits and (prefix or members):
-        return search.of(prefix + order, found)
     best = search.planner.mildest(state, BY_ID["micro_batch"].options(state))
     if best is None or not best[1].fits:
         return None
@@ -106,26 +114,31 @@ def _least(search: Search, start: State, members: tuple[str, ...]) -> tuple[tupl
 
 
 def reduced(search: Search, prefix: tuple[str, ...], start: State, members: tuple[str, ...]) -> list[Candidate]:
-    """The sets on the way down from one that fits, each with its micro-batch."""
+    """The sets on the way down from one that fits, each with its micro-batch; where the whole one fits with the
+    micro-batch as it is, first those that do, too: a smaller one may be slower than what is left out."""
     found: list[Candidate] = []
 
-    def keep(tried: tuple[str, ...]) -> bool:
+    def keep(tried: tuple[str, ...], *, cut: bool) -> bool:
         state = build(tried, start)
-        candidate = grown(search, prefix, tried, state) if state else None
+        candidate = (grown if cut else whole)(search, prefix, tried, state) if state else None
         if candidate is None:
             return False
         found.append(candidate)
         return True
 
-    keep(members)
-    for rule in members:
-        without = tuple(member for member in members if member != rule)
-        for weaker in BY_ID[rule].instead_of if BY_ID[rule].exactness == "exact" else BY_ID[rule].milder:
-            if keep((*without, weaker)):
-                members = (*without, weaker)
-                without = tuple(member for member in members if member != weaker)
-        if keep(without):
-            members = without
+    keep(members, cut=True)
+    for cut in (False, True):
+        left = members
+        for rule in members:
+            if rule not in left:
+                continue
+            without = tuple(member for member in left if member != rule)
+            for weaker in BY_ID[rule].instead_of if BY_ID[rule].exactness == "exact" else BY_ID[rule].milder:
+                if keep((*without, weaker), cut=cut):
+                    left = (*without, weaker)
+                    without = tuple(member for member in left if member != weaker)
+            if keep(without, cut=cut):
+                left = without
     return found
 
 

@@ -70,6 +70,8 @@ def _own(event: str, words: tuple[Any, ...]) -> bool:
     """What foretrain does by itself: its isolated reader of checkpoints, its cache, a look at the C library."""
     if event == "subprocess.Popen":
         return list(words[1])[:4] == [sys.executable, "-P", "-m", "foretrain.config.nanogpt_checkpoint"]
+    if event == "open" and isinstance(words[0], int):  # of a descriptor, whose own opening was seen
+        return True
     path = str(words[0])
     return path in ("None", "/dev/null") or path.startswith(os.environ["FORETRAIN_CACHE"])
 

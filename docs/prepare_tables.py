@@ -5,19 +5,26 @@ from results import result
 from foretrain.base.units import format_bytes
 
 NAMES = {"bare": "the bare tokenizer, ids thrown away", "foretrain": "`foretrain prepare`",
-         "nanogpt": "nanoGPT's way, re-enacted", "build-nanogpt": "build-nanogpt's way, re-enacted"}  # fmt: skip
+         "nanogpt": "nanoGPT's way, re-enacted", "llm.c": "llm.c's and build-nanogpt's way, re-enacted",
+         "datatrove": "datatrove's JsonlReader and DocumentTokenizer"}  # fmt: skip
 
 
 def prepare() -> str:
-    """A row for each source and way; rates only where the bare tokenizer ran on the same source in the same state."""
+    """A row for each source and way: the median of its quiet rounds and their range, each against the tokenizer's of
+    the same round."""
     found = result("prepare")
-    bare = {r["size"]: r["tokens"] / r["wall_s"] for r in found["results"] if r["way"] == "bare"}
-    lines = ["| source | way | tokens/s | of bare | peak of all processes |", "| --- | --- | ---: | ---: | ---: |"]
+    lines = ["| source | way | rounds | tokens/s | of bare (range) | peak of all processes |", "| --- | --- | ---: | ---: | ---: | ---: |"]  # fmt: skip
     for r in found["results"]:
-        rate = r["tokens"] / r["wall_s"]
-        speed = (f"{rate:,.0f}", f"{rate / bare[r['size']]:.0%}") if r["size"] in bare else ("–", "–")
-        lines.append(f"| {r['size']} | {NAMES[r['way']]} | {speed[0]} | {speed[1]} | {format_bytes(r['peak_bytes'])} |")
+        if r["tokens_per_s"] is None:
+            rounds = [one for one in found["rounds"] if (one["size"], one["way"]) == (r["size"], r["way"])]
+            speed, of = f"{max(one['tokens'] / one['wall_s'] for one in rounds):,.0f} ¹", "–"
+        else:
+            speed, (share, low, high) = f"{r['tokens_per_s'][0]:,.0f}", r["of_bare"]
+            of = f"{share:.0%}" if low == high else f"{share:.0%} ({low:.0%} to {high:.0%})"
+        lines.append(
+            f"| {r['size']} | {NAMES[r['way']]} | {r['rounds']} | {speed} | {of} | {format_bytes(r['peak_bytes'])} |"
+        )
     cores = found["results"][0]["cores"]
-    lines += ["", f"{found['machine']['cpu']}, {cores} tokenizing processes, a BPE of 50,257 in tiktoken, {found['date']}. A dash: memory "
-              "alone was looked at, beside other work on the machine (`python benchmarks/prepare.py`)."]  # fmt: skip
+    lines += ["", f"{found['machine']['cpu']}, {cores} tokenizing processes, a BPE of 50,257, {found['date']} (`python benchmarks/prepare.py`). "
+              "¹ The benchmark could not tell the way's own processes from other programs'."]  # fmt: skip
     return "\n".join(lines)

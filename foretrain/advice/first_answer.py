@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MOST_FLAGS = 4  # more settings than that are written to a file
+MOST_WORDS = 9  # of a command that is shown: the user's, and the change's; a longer one takes half of a screen
 
 START: dict[StepName, tuple[str, ...]] = {"foretrain": ("foretrain", "train"), "nanogpt": ("python", "train.py")}
 
@@ -63,7 +64,8 @@ def first_answer(plan: Plan, asked: Asked) -> FirstAnswer:
         command = (*START[plan.step], *_words(asked, plan, plan.step))
         return FirstAnswer(bottleneck=slow, next="train", command=command, advice=gain)
     changed = _changed(plan, best) if best is not None else None
-    if best is None or not is_one_command(plan, best):
+    changes = to_set(best.settings) if best is not None else ()
+    if best is None or not is_one_command(plan, best) or len(asked.words) + len(changes) > MOST_WORDS:
         command = ("foretrain", "advise", *asked.words, *asked.card_options())
         return FirstAnswer(bottleneck=slow, next="advise", command=command, advice=best, changed=changed)
     command = changed_command(plan, best, asked)

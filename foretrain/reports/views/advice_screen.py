@@ -13,7 +13,8 @@ from foretrain.reports.views.shared import taken_bytes, verdict_word
 
 LINES = 15
 LEAST, MOST = 3, 5  # changes; what is not enough alone fills up where few are
-ROOM, WIDE = 8, 26  # lines for them, and about how many columns one has for its name
+ROOM, WIDE = 8, 24  # lines for them, and about how many columns one has for its name
+COMMAND = 68  # columns of a line of the command
 ASSUMED = 2  # lines of what had to be guessed, which always stand there
 
 
@@ -22,7 +23,8 @@ def screen(plan: Plan, found: Advices, asked: Asked, count: int | None = None) -
     advised = found.advised[: count or MOST]
     partial = found.partial[: max(0, LEAST - len(advised))]
     if count is None:
-        advised = _that_fit_the_screen(plan, advised, ROOM - ASSUMED if plan.assumptions else ROOM)
+        taken = ASSUMED * bool(plan.assumptions) + bool(plan.used_by_others_bytes) + _more_lines(plan, found, asked)
+        advised = _that_fit_the_screen(plan, advised, ROOM - taken)
     values = {
         "name": found.name, "gpu": plan.gpu.name, "goal": Message(f"goal.{found.goal}"),
         "sources": first_view.sources_of(plan, found.step),
@@ -35,6 +37,12 @@ def screen(plan: Plan, found: Advices, asked: Asked, count: int | None = None) -
     assumed = [replace(row, optional=optional) for row in first_view.assumed_rows(plan, found.step)]
     table = _table(plan, found, advised, partial) if advised or partial else None
     return Screen(Message("advice.screen_title", values), tuple(lead), table, (*rows, *assumed), LINES)
+
+
+def _more_lines(plan: Plan, found: Advices, asked: Asked) -> int:
+    """Lines of the command after its first."""
+    command = next((row.command for row in _next(plan, found, asked) if row.command), ())
+    return len(" ".join(command)) // COMMAND
 
 
 def _that_fit_the_screen(plan: Plan, advised: tuple[Advice, ...], room: int) -> tuple[Advice, ...]:

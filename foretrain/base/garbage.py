@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def collected_later(*, stays: bool = False) -> Iterator[None]:
-    """While it lasts Python does not look for cycles, which would go over all that was made again and again. `stays`:
-    nor later in what there is at its end, such as modules."""
+    """Python's search for reference cycles is off while it lasts: it would visit everything that was made, many times.
+    `stays`: it never visits what is there at the end, such as modules."""
     was = gc.isenabled()
     gc.disable()
     try:

@@ -251,9 +251,8 @@ class Checkpoint:
     def __init__(self, call: Callable[..., Any], args: tuple[Any, ...], *, whole: bool) -> None:
         self.call, self.args, self.whole = call, args, whole
         self.result = self.gradient = None
-        self.arriving: Callable[[Checkpoint], Tensor] | None = (
-            None  # brings back a first argument that has left the device
-        )
+        # What brings back a first argument that has left the device.
+        self.arriving: Callable[[Checkpoint], Tensor] | None = None
         self.places: list[ref[Holder]] = []
         self.remade = None
         self.autocasting = m.machine.autocasting

@@ -36,6 +36,7 @@ class Alone:
     key: Any = None
     sends = False
     machine: type[m.Machine] = m.Machine
+    on: Any = None  # the machine, once a model is built
     leaves: tuple[str, ...] = ()  # components of what passes leave besides gradients
 
     def state(self, gradients: list[Tensor], left: list[Tensor], *, last: bool, saving: bool) -> State:
@@ -55,7 +56,8 @@ class Alone:
         return structure.sized(t)
 
     def wrap(self, model: Any, machine: m.Machine) -> None:
-        """Change a model that was just built."""
+        """Change a model that was just built, which runs on this machine."""
+        self.on = machine
 
     def begin(self, t: Recorder, state: State, *, saving: bool) -> None:
         """A pass is about to be recorded. What it finds and ends comes to life at first; the recorder's `given` tells
@@ -84,10 +86,6 @@ class Sends(Alone):
     """One card that keeps no gradient."""
 
     key, sends, machine = "sends", True, Machine
-    on: Any = None
-
-    def wrap(self, model: Any, machine: m.Machine) -> None:
-        self.on = machine
 
     def end(self) -> None:
         self.on.leaving = None
@@ -117,12 +115,8 @@ class Updates(Alone):
     def recorder(self, recorded: Callable[[State], Recorder], state: State) -> Recorder:
         return recorded(state)
 
-    def wrap(self, model: Any, machine: m.Machine) -> None:
-        assert isinstance(machine, UpdatingMachine)
-        self._on = machine
-
     def begin(self, t: Recorder, state: State, *, saving: bool) -> None:
-        self._on.first = not state.left
+        self.on.first = not state.left
 
 
 class Buckets(Alone):

@@ -22,8 +22,9 @@ def screen(plan: Plan, found: Advices, asked: Asked, count: int | None = None) -
     """The best changes. `count`: how many were asked for."""
     advised = found.advised[: count or MOST]
     partial = found.partial[: max(0, LEAST - len(advised))]
+    following = _next(plan, found, asked)
     if count is None:
-        taken = ASSUMED * bool(plan.assumptions) + bool(plan.used_by_others_bytes) + _more_lines(plan, found, asked)
+        taken = ASSUMED * bool(plan.assumptions) + bool(plan.used_by_others_bytes) + _more_lines(following)
         advised = _that_fit_the_screen(plan, advised, ROOM - taken)
     values = {
         "name": found.name, "gpu": plan.gpu.name, "goal": Message(f"goal.{found.goal}"),
@@ -32,17 +33,16 @@ def screen(plan: Plan, found: Advices, asked: Asked, count: int | None = None) -
     lead = first_view.lead_of(plan, asked)[:1]
     if not advised:
         lead.append(Paragraph(Message("advice.nothing" if found.nothing_fits else "advice.nothing_better"), "warn"))
-    rows = [] if asked.quiet else [*_next(plan, found, asked), *_more(len(found.advised) - len(advised), advised)]
+    rows = [] if asked.quiet else [*following, *_more(len(found.advised) - len(advised), advised)]
     optional = 0 if plan.assumptions else 1
     assumed = [replace(row, optional=optional) for row in first_view.assumed_rows(plan, found.step)]
     table = _table(plan, found, advised, partial) if advised or partial else None
     return Screen(Message("advice.screen_title", values), tuple(lead), table, (*rows, *assumed), LINES)
 
 
-def _more_lines(plan: Plan, found: Advices, asked: Asked) -> int:
+def _more_lines(following: list[Row]) -> int:
     """Lines of the command after its first."""
-    command = next((row.command for row in _next(plan, found, asked) if row.command), ())
-    return len(" ".join(command)) // COMMAND
+    return sum(len(" ".join(row.command)) // COMMAND for row in following)
 
 
 def _that_fit_the_screen(plan: Plan, advised: tuple[Advice, ...], room: int) -> tuple[Advice, ...]:

@@ -1,5 +1,7 @@
 """The catalogue: every figure derivable a second way; names; detection; unknown cards."""
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ from foretrain.base.errors import UserError
 from foretrain.base.units import GIB
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import Gpu, catalogue, detect, find, match, nearest
-from foretrain.hardware.cpu import cpu_device
+from foretrain.hardware.cpu import cpu_device, nominal_cpu
 from foretrain.predict.plan import plan
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.time import step_time
@@ -252,3 +254,15 @@ def test_gpus_command() -> None:
     result = foretrain("gpus", "4071")
     assert result.returncode == 2
     assert "RTX 4070" in result.stderr
+
+
+def test_cpus_of_one_model_with_and_without_amx_have_two_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with_amx = json.loads(machines.FILES["intel-amx"].read_text("utf-8"))
+    without = with_amx | {"cpuinfo": re.sub(r" amx_\w+", "", with_amx["cpuinfo"])}
+    names = []
+    for description in (with_amx, without):
+        path = tmp_path / "machine.json"
+        path.write_text(json.dumps(description), "utf-8")
+        monkeypatch.setenv(machines.VARIABLE, str(path))
+        names.append(nominal_cpu().name)
+    assert names == ["CPU (Intel(R) Xeon(R) Processor, AMX, 8 cores)", "CPU (Intel(R) Xeon(R) Processor, 8 cores)"]

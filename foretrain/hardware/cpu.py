@@ -111,8 +111,10 @@ def nominal_cpu() -> Gpu:
         cores * 2048 * clock_ghz / 1e3 if "amx_bf16" in flags else fp32_tflops * (2 if "avx512_bf16" in flags else 1)
     )
     model = _first(r"^model name\s*:\s*(.*)$", here.cpuinfo) or here.processor or here.architecture
+    # Virtual machines give CPUs with AMX and without it one name; calibrations and choices are kept by name.
+    model = re.sub(r"[^ -~]", "", model)[:60] + (", AMX" if "amx_bf16" in flags else "")
     return Gpu(
-        name=f"CPU ({re.sub(r'[^ -~]', '', model)[:60]}, {cores} core{'s' if cores != 1 else ''})",
+        name=f"CPU ({model}, {cores} core{'s' if cores != 1 else ''})",
         kind="cpu",
         architecture=here.architecture,
         sm_count=cores,

@@ -1,6 +1,7 @@
 """Plans for several cards: what is asked, what each strategy takes, and whether more cards pay."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -348,6 +349,20 @@ def test_the_first_screen_says_which_fits_how_long_and_whether_it_pays() -> None
         assert f"\n  {label} " in result.stdout
     assert "foretrain train gpt2-124m --gpus 2" in said
     assert "estimated range" in said
+
+
+def test_what_fits_is_never_said_to_need_more_than_a_card_has() -> None:
+    """FSDP that holds gradients back would use more than 24 GiB, and fits: the allocator frees what it only keeps."""
+    words = ("plan", "gpt2-1558m", "--gpus", "2 x RTX 3090", "--batch_size=2")
+    shown = foretrain(*words).stdout
+    assert "runs in the 24.00 GiB of a card" in shown
+    rows = re.findall(
+        r"^  (?:DDP|ZeRO|FSDP).*? (fits|tight|does not fit) +([\d.]+) of ([\d.]+) GiB", shown, re.MULTILINE
+    )
+    assert len(rows) == 4
+    for verdict, needs, free in rows:
+        assert (float(needs) <= float(free)) == (verdict != "does not fit")
+    assert "24 GiB (with more memory 25 GiB)" in foretrain(*words, "--oneline").stdout
 
 
 @pytest.mark.parametrize("form", ["--full", "--oneline", "--json"])

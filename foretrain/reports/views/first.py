@@ -13,14 +13,14 @@ from foretrain.advice.first_answer import Changed, FirstAnswer
 from foretrain.advice.record import Advice
 from foretrain.base.messages import has, listed
 from foretrain.base.units import rounds_to_zero
-from foretrain.predict.memory import PhaseMemory, Verdict
+from foretrain.predict.memory import PhaseMemory
 from foretrain.predict.plan import Plan, Timing
 from foretrain.predict.spec import StepName
 from foretrain.predict.within import Within
 from foretrain.reports.document import Cell, Message, Paragraph, Quantity, Row, Screen, Table
 from foretrain.reports.views.advice import short
 from foretrain.reports.views.limits import warmup
-from foretrain.reports.views.shared import TONES, best_cards, cost_of, grouped, verdict_word
+from foretrain.reports.views.shared import TONES, best_cards, cost_of, grouped, needs_of_free, verdict_id, verdict_word
 
 MOST_CARDS = 5  # of a comparison; --full has all
 DIES = {"tight": "tight_exact", "does_not_fit": "does_not_fit_exact", "fits": "fits_exact"}
@@ -126,7 +126,7 @@ def line(plan: Plan, step: StepName, version: str, timing: Timing | None = None,
     verdict = plan.verdict_of(step)
     needed = plan.memory_of(step).needed_bytes
     values = {"needed": needed, "available": plan.available_bytes or 0}
-    parts = [Message(f"first.line_memory.{_verdict_id(verdict, needed, plan.available_bytes)}", values).text()]
+    parts = [Message(f"first.line_memory.{verdict_id(verdict, needed, plan.available_bytes)}", values).text()]
     if steps is not None:
         parts.append(Message("first.line_steps", {"steps": steps}).text())
     if verdict != "does_not_fit" and timing is not None:
@@ -178,13 +178,6 @@ def _sources(plan: Plan, step: StepName, timing: Timing | None) -> Message:
     return Message("first.sources", {"memory": memory, "time": timing.source})
 
 
-def _verdict_id(verdict: Verdict | None, needed_bytes: int, available_bytes: int | None) -> str:
-    """The verdict, or that a run lives which would use more: the allocator frees what it only keeps."""
-    beyond = available_bytes is not None and needed_bytes > available_bytes
-    at_limit = {"fits": "fits_at_limit", "tight": "tight_at_limit"}
-    return at_limit[verdict] if beyond and verdict in at_limit else verdict or "unknown"
-
-
 def _where(phase: PhaseMemory) -> Message:
     part = phase.moment.partition(".")[0]
     return Message(f"first.where.{'evaluation' if phase.phase.startswith('evaluate') else part}")
@@ -201,7 +194,7 @@ def room(plan: Plan, how: str = "room") -> Message:
 def lead_of(plan: Plan, asked: Asked, *, others: bool = True) -> list[Paragraph]:
     """The verdict, and what the other way to run the step would give where that is another answer."""
     verdict, memory = plan.verdict_of(plan.step), plan.memory_of(plan.step)
-    phase, id = memory.neediest, _verdict_id(verdict, memory.needed_bytes, plan.available_bytes)
+    phase, id = memory.neediest, verdict_id(verdict, memory.needed_bytes, plan.available_bytes)
     values: dict[str, Any] = {
         "peak": phase.needed_span, "room": room(plan), "short": room(plan, "short"), "where": _where(phase),
         "gpu": plan.gpu.name,
@@ -334,7 +327,7 @@ def _change(plan: Plan, advice: Advice, changed: Changed | None, *, brief: bool 
     effect = advice.effect
     span = changed.memory.neediest.needed_span if changed else (effect.needed_bytes,) * 3
     values = {"change": short(plan, advice), "needed": span, "available": effect.available_bytes or 0}
-    id = _verdict_id(effect.verdict, effect.needed_bytes, effect.available_bytes)
+    id = verdict_id(effect.verdict, effect.needed_bytes, effect.available_bytes)
     said, slower = [Message(f"first.changed.{id}", values).text()], effect.slower
     if slower is not None and not rounds_to_zero(slower) and not brief:
         said.append(Message("first.more_time" if slower > 0 else "first.less_time", {"share": abs(slower)}).text())
@@ -349,8 +342,7 @@ def _written(asked: Asked) -> Row:
 
 def _card(plan: Plan, step: StepName) -> tuple[Cell, ...]:
     timing, verdict = plan.timing_of(step), plan.verdict_of(step)
-    needed = plan.memory_of(step).needed_bytes
-    needs = Message("value.of_free", {"needed": needed, "available": plan.available_bytes or 0})
+    needs = needs_of_free(plan.memory_of(step).needed_bytes, verdict, plan.available_bytes)
     word: Cell = verdict_word(verdict)
     if timing is None or verdict == "does_not_fit":
         return plan.gpu.name, word, needs, "–", "–"

@@ -80,6 +80,19 @@ def taken_bytes(needed_bytes: int, verdict: Verdict | None, available_bytes: int
     return min(needed_bytes, available_bytes)
 
 
+def needs_of_free(needed_bytes: int, verdict: Verdict | None, available_bytes: int | None) -> Message:
+    """'7.56 of 24.00 GiB'."""
+    taken = taken_bytes(needed_bytes, verdict, available_bytes)
+    return Message("value.of_free", {"needed": taken, "available": available_bytes or 0})
+
+
+def verdict_id(verdict: Verdict | None, needed_bytes: int, available_bytes: int | None) -> str:
+    """The verdict, or that a run fits which would use more: before the allocator fails, it frees what it only keeps."""
+    beyond = available_bytes is not None and needed_bytes > available_bytes
+    at_limit = {"fits": "fits_at_limit", "tight": "tight_at_limit"}
+    return at_limit[verdict] if beyond and verdict in at_limit else verdict or "unknown"
+
+
 def best_cards(choice: Choice) -> Cell:
     """The cards that are best at something, each with what at."""
     if choice.fastest is None:

@@ -5,7 +5,7 @@ from foretrain.base.messages import has, listed
 from foretrain.predict.ranks.record import ClusterPlan, RankPlan
 from foretrain.reports.document import Cell, Message, Paragraph, Quantity, Row, Screen, Table
 from foretrain.reports.views.cluster import words
-from foretrain.reports.views.shared import TONES, cost_of, verdict_word
+from foretrain.reports.views.shared import TONES, cost_of, needs_of_free, verdict_id, verdict_word
 
 MOST_LINES = 17
 
@@ -25,8 +25,12 @@ def line(plan: ClusterPlan, version: str) -> Message:
     """The whole answer in one line, to be pasted."""
     best = plan.best
     rank = best or plan.least
-    needed = {"needed": rank.memory.needed_bytes, "available": plan.one_card.available_bytes or 0}
-    parts = [words.strategy(rank).text(), Message(f"first.line_memory.{rank.verdict or 'unknown'}", needed).text()]
+    needed, available = rank.memory.needed_bytes, plan.one_card.available_bytes
+    memory = Message(
+        f"first.line_memory.{verdict_id(rank.verdict, needed, available)}",
+        {"needed": needed, "available": available or 0},
+    )
+    parts = [words.strategy(rank).text(), memory.text()]
     if best is not None and best.timing is not None and best.speed_up is not None:
         total, money = best.timing.total_s, best.timing.money()
         parts.append(Quantity((total.low_s, total.expected_s, total.high_s), "rough_duration_span").text())
@@ -76,9 +80,7 @@ def _tone(rank: RankPlan) -> str:
 
 
 def _row(plan: ClusterPlan, rank: RankPlan) -> tuple[Cell, ...]:
-    needs = Message(
-        "value.of_free", {"needed": rank.memory.needed_bytes, "available": plan.one_card.available_bytes or 0}
-    )
+    needs = needs_of_free(rank.memory.needed_bytes, rank.verdict, plan.one_card.available_bytes)
     first = words.strategy(rank), verdict_word(rank.verdict), needs
     if rank.time is None or rank.timing is None:
         return *first, "–", "–", "–", "–"

@@ -6,6 +6,7 @@ from foretrain.model.ranks.sharing import StrategyName, of_one_strategy
 from foretrain.predict.memory import PhaseMemory
 from foretrain.predict.ranks.record import Change, ClusterPlan, Factor, RankPlan
 from foretrain.reports.document import Cell, Message
+from foretrain.reports.views.shared import verdict_id
 
 GB = 1e9
 
@@ -51,14 +52,14 @@ def verdict(plan: ClusterPlan) -> Message:
     """Whether it fits, with which strategy, and why that one."""
     best = plan.best
     rank = best or plan.least
-    phase = rank.memory.neediest
+    phase, available = rank.memory.neediest, plan.one_card.available_bytes
     values = {
         "strategy": strategy(rank), "peak": phase.needed_span, "where": where(phase),
-        "available": plan.one_card.available_bytes or 0, "count": len(plan.ranks), "others": "",
+        "available": available or 0, "count": len(plan.ranks), "others": "",
     }  # fmt: skip
     if best is None:
         return Message("cluster.verdict.none", values)
-    said = Message(f"cluster.verdict.{best.verdict or 'unknown'}", values).text()
+    said = Message(f"cluster.verdict.{verdict_id(best.verdict, rank.memory.needed_bytes, available)}", values).text()
     return Message("first.two", {"one": said, "other": _why(plan, best)})
 
 

@@ -6,7 +6,7 @@ from foretrain.config.finetune.words import changed_words
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.reports.document import Cell, Document, Message, Paragraph, Quantity, Row, Screen, Section, Table
 from foretrain.reports.views.finetune.screen import assumed_rows, batch_rows, title_of_cards
-from foretrain.reports.views.shared import TONES, best_cards, verdict_word
+from foretrain.reports.views.shared import TONES, best_cards, needs_of_free, verdict_word
 
 MOST_CARDS = 5  # of the first screen; --full has all
 
@@ -76,7 +76,7 @@ def _table(found: FineTuneCards, most: int) -> Table:
 
 def _card(card: FineTuneCard, found: FineTuneCards, names: list[str]) -> tuple[Cell, ...]:
     fits = card.verdict != "does_not_fit"
-    needs = Message("value.of_free", {"needed": card.needed_bytes, "available": card.available_bytes or 0})
+    needs = needs_of_free(card.needed_bytes, card.verdict, card.available_bytes)
     cells: dict[str, Cell] = {
         "gpu": card.name, "verdict": verdict_word(card.verdict), "needs_of_free": needs,
         "epochs": f"{card.epochs:,.2f}" if fits and card.epochs is not None else "–",

@@ -23,7 +23,9 @@ STAGE = ROOT / "build" / "docs"
 # The navigation: names of pages under their heading. A page that is not here comes by itself: under the heading that its
 # first line names, `<!-- section: Train -->`, or else under the last one.
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "Start": ("index", "start-gpu", "start-no-gpu", "nanogpt", "questions", "what-it-answers"),
+    "Start": ("index", "start-gpu", "start-no-gpu", "nanogpt"),
+    "Tutorials": ("tutorial-fine-tuning", "tutorial-two-cards"),
+    "Questions": ("gallery", "questions", "what-it-answers"),
     "Plan": ("advice", "budget", "several-cards", "page", "planner"),
     "Train": (
         "data", "data-sets", "runs", "tune", "techniques", "speed", "recipes", "precision", "compatibility",

@@ -3,7 +3,8 @@
     make docs                        write them, and build the site
     python docs/generate.py --check  say what is out of date, exit with 1
 
-A generated part stands between `<!-- generated: NAME -->` and `<!-- end -->`.
+A generated part stands between `<!-- generated: NAME -->` and `<!-- end -->`. The part `console` is a block that begins
+with `$ foretrain …`: that command is run, and what it prints follows.
 """
 
 import io
@@ -31,6 +32,7 @@ import recipe_tables
 import speed_tables
 import technique_tables
 import tune_tables
+from consoles import WIDTH, block, shown
 from results import ROOT, result
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
@@ -65,7 +67,6 @@ from foretrain.reports.views import plan as plan_view
 from foretrain.reports.views import snapshot as snapshot_view
 
 CASES = ROOT / "examples" / "real-cases"
-WIDTH = 90  # what a page of the site shows without scrolling at 1280 pixels
 
 
 def case(name: str, *, others: str = "", step_s: float | None = None) -> Plan:
@@ -89,10 +90,6 @@ def rendered(document: Document, sections: tuple[str, ...] = ()) -> str:
     if sections:
         shown = shown.rstrip() + "\n…"
     return "\n".join(line.rstrip() for line in shown.rstrip().splitlines())
-
-
-def block(command: str, output: str) -> str:
-    return f"```console\n$ {command}\n{output}\n```"
 
 
 def first_screen(command: str, made: Plan, asked: Asked) -> str:
@@ -534,12 +531,20 @@ PARTS: dict[str, Callable[[], str]] = {
     "tune-benchmark": tune_tables.against_everything,
     "tune-console": tune_tables.console,
 }
-_PART = re.compile(r"(<!-- generated: (?P<name>[a-z-]+) -->).*?(<!-- end -->)", re.DOTALL)
+_PART = re.compile(r"(<!-- generated: (?P<name>[a-z-]+) -->)(?P<old>.*?)(<!-- end -->)", re.DOTALL)
+_COMMAND = re.compile(r"^\$ (foretrain .+)$", re.MULTILINE)
 
 
 def fill(page: str) -> str:
     """The page with each generated part made anew."""
-    return _PART.sub(lambda m: f"{m[1]}\n{PARTS[m['name']]()}\n{m[3]}", page)
+    return _PART.sub(lambda m: f"{m[1]}\n{_made(m['name'], m['old'])}\n{m[4]}", page)
+
+
+def _made(name: str, old: str) -> str:
+    if name != "console":
+        return PARTS[name]()
+    command = _COMMAND.findall(old)[0]
+    return block(command, shown(command))
 
 
 def main() -> int:

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import FrameType
 
+from foretrain.base import apart
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.base.messages import say
 from foretrain.cli.commands.keep_going import PIPE
@@ -87,8 +88,8 @@ def own_words(words: list[str]) -> list[str]:
 def run(start: Start) -> int:
     """Start the ranks and wait for them; the exit code. Raises UserError where one died and the first said nothing."""
     reader, writer = os.pipe()
-    environ = _environment(start) | {PIPE: str(reader)}
-    command = [sys.executable, "-m", "foretrain", *own_words(sys.argv[1:])]
+    environ = _environment(start) | ({PIPE: str(reader)} if os.name == "posix" else {})
+    command = apart.command("foretrain", *own_words(sys.argv[1:]))
     children: list[subprocess.Popen[bytes]] = []
     sent: list[int] = []
 
@@ -102,7 +103,7 @@ def run(start: Start) -> int:
     try:
         for local in range(start.local):
             own = environ | {"RANK": str(start.node * start.local + local), "LOCAL_RANK": str(local)}
-            children.append(subprocess.Popen(command, pass_fds=(reader,), start_new_session=True, env=own))
+            children.append(subprocess.Popen(command, env=own, **apart.heeding(reader)))
             if sent:
                 children[-1].send_signal(sent[0])
         os.close(reader)
@@ -120,7 +121,7 @@ def run(start: Start) -> int:
 
 def _environment(start: Start) -> dict[str, str]:
     """As torchrun sets it. Threads are shared among the ranks, as each would take all cores."""
-    environ = dict(os.environ)
+    environ = apart.variables()
     environ.setdefault("OMP_NUM_THREADS", str(cores_each(start.local)))
     environ.setdefault("MASTER_PORT", SKYPILOT_PORT if start.nodes > 1 else str(_free_port()))
     environ["MASTER_ADDR"] = environ.get("MASTER_ADDR") or start.address

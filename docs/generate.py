@@ -24,12 +24,14 @@ import gpu_tables
 import growth_page
 import json_schemas
 import limit_tables
+import man_page
 import page_parts
 import precision_tables
 import prepare_tables
 import recipe_tables
 import speed_tables
 import technique_tables
+import toml_schemas
 import tune_tables
 from results import ROOT, result
 from rich._export_format import CONSOLE_SVG_FORMAT
@@ -545,7 +547,12 @@ def fill(page: str) -> str:
 def main() -> int:
     check = "--check" in sys.argv
     pictures = ROOT / "docs" / "pictures"
-    wanted = {pictures / "plan.svg": picture_of_plan(), **json_schemas.files()}
+    wanted = {
+        pictures / "plan.svg": picture_of_plan(),
+        **json_schemas.files(),
+        **toml_schemas.files(),
+        **man_page.files(),
+    }
     wanted |= {pictures / name: drawn for name, drawn in growth_page.pictures().items()}
     wanted[pictures / "limit.svg"] = limit_tables.picture()
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):

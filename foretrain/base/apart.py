@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from foretrain.base.errors import UserError
+
 try:
     import resource
 except ImportError:  # Windows has no such limits
@@ -15,6 +17,12 @@ except ImportError:  # Windows has no such limits
 
 SOURCE = str(Path(__file__).parents[2])
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
+
+
+def need_fork(what: str) -> None:
+    """Raises UserError 'environment.no_fork' on Windows, where processes cannot be forked nor grouped."""
+    if not hasattr(os, "fork"):
+        raise UserError("environment.no_fork", what=what)
 
 
 def search_path() -> str:

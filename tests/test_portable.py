@@ -65,6 +65,10 @@ def hook(event, arguments):
 
 sys.addaudithook(hook)
 sys.platform = asked["platform"]
+if sys.platform == "win32":  # psutil says this of Windows alone
+    from types import SimpleNamespace
+    memory_info = psutil.Process.memory_info
+    psutil.Process.memory_info = lambda self: SimpleNamespace(**memory_info(self)._asdict(), peak_wset=memory_info(self).rss)
 import contextlib, io, importlib
 for name in asked["imported"]:
     importlib.import_module(name)

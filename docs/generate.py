@@ -22,6 +22,7 @@ import fault_tables
 import finetune_tables
 import gpu_tables
 import growth_page
+import install_tables
 import json_schemas
 import limit_tables
 import man_page
@@ -461,6 +462,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "contributed": contributed_tables.contributed,
     "first-screen": start_screen,
     "schemas": json_schemas.table,
+    "base-install": install_tables.base_install,
+    "pull-request": install_tables.pull_request,
     "first-case-c": first_case_c,
     "plan-case-c": plan_case_c,
     "plan-case-d": plan_case_d,

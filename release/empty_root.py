@@ -9,6 +9,7 @@ added, and `demo` has to train a small GPT on the CPU to a lower loss. On Linux 
 """
 
 import argparse
+import datetime
 import json
 import os
 import platform
@@ -124,7 +125,8 @@ def main() -> int:
     wheel = str((next(given.glob("*.whl")) if given.is_dir() else given).resolve())
     with tempfile.TemporaryDirectory() as name:
         root = Root(Path(name).resolve())
-        found = {"system": f"{platform.system()} {platform.machine()}", **base(root, wheel)}
+        system = f"{platform.system()} {platform.machine()}"
+        found = {"system": system, "date": datetime.date.today().isoformat(), **base(root, wheel)}
         if options.train:
             found["train"] = train(root, wheel)
     print(json.dumps(found, indent=1))

@@ -46,10 +46,10 @@ def answer(path: Path, words: Sequence[str]) -> Answer:
         return Answer(problem=(done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
     if not str(value.get("schema")).startswith(("foretrain.plan/", "foretrain.finetune/")):
         return Answer(problem=str(value.get("message", value.get("schema"))))
-    return _in_short(value)
+    return in_short(value)
 
 
-def _in_short(value: dict[str, Any]) -> Answer:
+def in_short(value: dict[str, Any]) -> Answer:
     """The figures of the step that the answer is about: of a plan there are two, of fine-tuning one."""
     step, memory, timing = value.get("step"), value["memory"], value.get("timing")
     if isinstance(memory, list):

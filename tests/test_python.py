@@ -174,7 +174,7 @@ def test_the_shell_is_answered(line: str, offered: str) -> None:
     asked = {"_FORETRAIN_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
     code = "from foretrain.cli import main; main()"
     run = subprocess.run(
-        [sys.executable, "-c", "import sys; sys.argv = ['foretrain']; " + code],
+        [sys.executable, "-c", "import sys; sys.argv = ['foretrain']; sys.modules['click'] = None; " + code],
         env={**os.environ, **asked}, capture_output=True, text=True, cwd=REPO,
     )  # fmt: skip
     assert offered in run.stdout.split("\n")

@@ -130,7 +130,7 @@ def test_nothing_changed_and_no_git_are_sentences(base: str, capsys: pytest.Capt
     assert "No training config changed." in capsys.readouterr().out
     assert pull_request.main(["--base=--output=canary", "--configs", "*.toml"]) == 4
     assert pull_request.main(["--base", "nowhere", "--configs", "*.toml"]) == 4
-    assert "git cannot say what changed" in capsys.readouterr().err
+    assert "`git` cannot say what changed" in capsys.readouterr().err
     assert not Path("canary").exists()
 
 

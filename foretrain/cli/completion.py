@@ -9,7 +9,7 @@ from foretrain.cli.commands import SUMMARIES
 
 
 class Item(NamedTuple):
-    """A word that is offered, as the framework's own: it brings click along in some versions, and needs it in others."""
+    """A word that is offered; of the framework's own kind it is only in some versions, and click's in others."""
 
     value: str
     type: str = "plain"

@@ -118,7 +118,7 @@ def markdown(rows: Sequence[Change], words: Sequence[str]) -> str:
     titles = [say("pull_request.config"), *(say(f"pull_request.{name}") for name in COLUMNS)]
     lines = [f"| {' | '.join(titles)} |", f"|{' --- |' * len(titles)}"]
     lines += [f"| {' | '.join([safe(row.path), *cells(row)])} |" for row in rows]
-    command = safe(" ".join(["foretrain plan …", *words]))
+    command = f"<code>{safe(' '.join(['foretrain plan …', *words]))}</code>"
     return "\n".join([*head, *lines, "", say("pull_request.by", version=version("foretrain"), command=command), ""])
 
 

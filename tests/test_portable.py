@@ -20,6 +20,8 @@ from tests.kit.command import REPO
 from tests.kit.runs import write_measured_run
 from tests.kit.tiny import TINY, write_dataset
 
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux stands in for the others")
+
 LACKS: dict[str, dict[str, list[str]]] = {
     "darwin": {
         "os": ["sched_getaffinity", "sched_setaffinity", "posix_fadvise", "posix_fallocate", "memfd_create", "pipe2"],

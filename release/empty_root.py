@@ -101,7 +101,7 @@ def base(root: Root, wheel: str) -> dict[str, Any]:
     return {
         "version": version.split()[-1], "packages": packages, "size_bytes": root.size_bytes(),
         "first_plan_s": round(first_s, 2), "second_plan_s": round(again_s, 2), "first_line": first.splitlines()[0],
-        "network": not _without_network(),
+        "network": not _without_network(), "load": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,
     }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any
 
 from foretrain.base import apart
 from foretrain.base.errors import ExitCode, UserError
@@ -90,7 +91,7 @@ def run(start: Start) -> int:
     reader, writer = os.pipe()
     environ = _environment(start) | ({PIPE: str(reader)} if os.name == "posix" else {})
     command = apart.command("foretrain", *own_words(sys.argv[1:]))
-    children: list[subprocess.Popen[bytes]] = []
+    children: list[subprocess.Popen[Any]] = []
     sent: list[int] = []
 
     def hand_on(number: int, frame: FrameType | None) -> None:
@@ -134,7 +135,7 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _wait(children: list[subprocess.Popen[bytes]]) -> int | None:
+def _wait(children: list[subprocess.Popen[Any]]) -> int | None:
     """Until all have ended; the number of the first that ended badly."""
     first, since = None, 0.0
     while any(child.poll() is None for child in children):

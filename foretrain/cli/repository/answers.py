@@ -55,9 +55,8 @@ def in_short(value: dict[str, Any]) -> Answer:
     if isinstance(memory, list):
         memory = next(each for each in memory if each["step"] == step)
         timing = timing if step == "foretrain" else value.get("nanogpt_timing")
-    known = [phase.get("verdict") for phase in memory["phases"]]
-    prices = value.get("config") or (timing or {}).get("prices") or {}
-    total = (timing or {}).get("total_s")
+    known, timing = [phase.get("verdict") for phase in memory["phases"]], timing or {}
+    prices, total = value.get("config") or timing.get("prices") or {}, timing.get("total_s")
     return Answer(
         verdict=next(verdict for verdict in VERDICTS if verdict in known),
         needed_bytes=max(phase["needed_expected_bytes"] for phase in memory["phases"]),

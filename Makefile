@@ -6,7 +6,9 @@ STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
 DOCS_STAMP := $(VENV)/.installed-docs
 
-.PHONY: help demo test cuda-truth torch-versions test-machines faults faults-long golden soak slow check fix docs docs-serve site site-of-docs picture clean
+RELEASE := build/release
+
+.PHONY: help demo test cuda-truth torch-versions test-machines faults faults-long fuzz golden soak slow check fix docs docs-serve site site-of-docs picture release-check audit clean
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
@@ -47,6 +49,9 @@ faults: $(STAMP) ## inject hundreds of faults into runs: kills, signals, full di
 faults-long: $(STAMP) ## the same with thousands
 	$(BIN)/python -m tests.faults --tier nightly
 
+fuzz: $(STAMP) ## damaged files for every reader of foreign files: MINUTES=5 SEED=1 (ONLY="log tokenizer"; COVERAGE=1 with atheris)
+	$(BIN)/python -m tests.faults.fuzz --minutes $(or $(MINUTES),5) --seed $(or $(SEED),1) $(if $(ONLY),--only $(ONLY)) $(if $(COVERAGE),--coverage)
+
 golden: $(STAMP) ## every answer of this tree against those of a commit: BASE=main (eight minutes; QUICK=1 for a fifth)
 	$(BIN)/python -m tests.golden $(or $(BASE),HEAD) $(if $(QUICK),--quick) $(if $(ONLY),--only "$(ONLY)")
 
@@ -84,6 +89,22 @@ picture: $(DEMO_STAMP) ## docs/pictures/report.png: the demo's report as Chromiu
 	chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1000,1560 --virtual-time-budget=4000 \
 		--screenshot=docs/pictures/report.png "file://$(CURDIR)/out-picture/report.html"
 	rm -rf out-picture
+
+$(RELEASE)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/python -m pip install --quiet --upgrade pip
+	$(RELEASE)/bin/python -m pip install --quiet --group release
+	@touch $@
+
+release-check: $(RELEASE)/.installed ## build twice and compare, check the metadata, list what it brings, run it where nothing is (TRAIN=1: with torch)
+	$(RELEASE)/bin/python release/reproducible.py --out dist
+	$(RELEASE)/bin/python -m twine check --strict dist/*
+	$(RELEASE)/bin/python release/sbom.py dist --out build/foretrain.cdx.json
+	$(PYTHON) release/empty_root.py dist $(if $(TRAIN),--train)
+
+audit: $(RELEASE)/.installed ## known vulnerabilities of what is installed, and the workflows
+	$(RELEASE)/bin/python -m pip_audit .
+	$(RELEASE)/bin/zizmor --offline .github action.yml
 
 clean: ## remove what the commands made
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis

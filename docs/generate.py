@@ -23,14 +23,17 @@ import fault_tables
 import finetune_tables
 import gpu_tables
 import growth_page
+import install_tables
 import json_schemas
 import limit_tables
+import man_page
 import page_parts
 import precision_tables
 import prepare_tables
 import recipe_tables
 import speed_tables
 import technique_tables
+import toml_schemas
 import tune_tables
 from consoles import WIDTH, block, shown
 from results import ROOT, result
@@ -456,6 +459,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "contributed": contributed_tables.contributed,
     "first-screen": start_screen,
     "schemas": json_schemas.table,
+    "base-install": install_tables.base_install,
+    "pull-request": install_tables.pull_request,
     "first-case-c": first_case_c,
     "plan-case-c": plan_case_c,
     "plan-case-d": plan_case_d,
@@ -550,7 +555,12 @@ def _made(name: str, old: str) -> str:
 def main() -> int:
     check = "--check" in sys.argv
     pictures = ROOT / "docs" / "pictures"
-    wanted = {pictures / "plan.svg": picture_of_plan(), **json_schemas.files()}
+    wanted = {
+        pictures / "plan.svg": picture_of_plan(),
+        **json_schemas.files(),
+        **toml_schemas.files(),
+        **man_page.files(),
+    }
     wanted |= {pictures / name: drawn for name, drawn in growth_page.pictures().items()}
     wanted[pictures / "limit.svg"] = limit_tables.picture()
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):

@@ -174,10 +174,25 @@ def test_the_shell_is_answered(line: str, offered: str) -> None:
     asked = {"_FORETRAIN_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
     code = "from foretrain.cli import main; main()"
     run = subprocess.run(
-        [sys.executable, "-c", "import sys; sys.argv = ['foretrain']; " + code],
+        [sys.executable, "-c", "import sys; sys.argv = ['foretrain']; sys.modules['click'] = None; " + code],
         env={**os.environ, **asked}, capture_output=True, text=True, cwd=REPO,
     )  # fmt: skip
     assert offered in run.stdout.split("\n")
+
+
+def test_completing_the_name_of_a_command_imports_no_command() -> None:
+    asked = {"_FORETRAIN_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": "foretrain pr"}
+    code = (
+        "import atexit, sys; sys.argv = ['foretrain']; from foretrain.cli import main; "
+        "atexit.register(lambda: print(*(m for m in sys.modules if m.startswith('foretrain.cli.commands.')), file=sys.stderr)); "
+        "main()"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **asked}, capture_output=True, text=True, cwd=REPO
+    )
+    assert "prepare" in run.stdout
+    assert "token shards" in run.stdout
+    assert not run.stderr.split()
 
 
 def test_from_text_to_files_for_others() -> None:

@@ -1,10 +1,12 @@
 """What `foretrain demo` trains: a small GPT on the built-in corpus, as this machine trains it best."""
 
+import subprocess
 from dataclasses import replace
 
 import torch
 
 from foretrain.app.training.data import prepare_data
+from foretrain.base import apart
 from foretrain.config.resolve import ResolvedConfig, resolve
 from foretrain.training import choices
 from foretrain.training.device import place
@@ -32,3 +34,10 @@ def to_calibrate(resolved: ResolvedConfig) -> list[str]:
     if known is None or known.disturbed or not all(known.steps_of(dtype, compiled=False) for dtype in dtypes):
         return dtypes
     return []
+
+
+def measure(dtypes: list[str], *, quiet: bool) -> int:
+    """The exit code of a calibration in a process of its own, so that what it leaves in memory is not the run's."""
+    words = ["calibrate", "--device=cpu", "--quick", *(f"--dtype={dtype}" for dtype in dtypes)]
+    command = apart.command("foretrain", *words, *(["--quiet"] if quiet else []))
+    return subprocess.run(command, env=apart.variables(), stdout=subprocess.DEVNULL, check=False).returncode

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from foretrain.base.errors import UserError
+
 try:
     import resource
 except ImportError:  # Windows has no such limits
@@ -17,27 +19,45 @@ SOURCE = str(Path(__file__).parents[2])
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 
 
+def need_fork(what: str) -> None:
+    """Raises UserError 'environment.no_fork' on Windows, where processes cannot be forked nor grouped."""
+    if not hasattr(os, "fork"):
+        raise UserError("environment.no_fork", what=what)
+
+
 def search_path() -> str:
     """PYTHONPATH for a process that shall find this foretrain."""
     return os.pathsep.join(filter(None, (SOURCE, os.environ.get("PYTHONPATH"))))
 
 
-def _command(module: str, words: tuple[str, ...]) -> list[str]:
-    return [sys.executable, "-P", "-m", module, *words]  # -P keeps the working directory out of what is imported
+def command(module: str, *words: str) -> list[str]:
+    """Runs a module of this foretrain. -P: what lies in the working directory is not imported, whatever its name."""
+    return [sys.executable, "-P", "-m", module, *words]
+
+
+def variables() -> dict[str, str]:
+    """This process's variables, with which such a process finds this foretrain."""
+    return {**os.environ, "PYTHONPATH": search_path()}
+
+
+def heeding(reader: int) -> dict[str, Any]:
+    """How a child is started that ends when the other side of this pipe closes, and that a Ctrl-C reaches through us
+    alone. Windows hands no pipes on, so a child there outlives a parent that is killed."""
+    return {"pass_fds": (reader,), "start_new_session": True} if os.name == "posix" else {}
 
 
 def start(module: str, *words: str, env: dict[str, str] | None = None, **streams: Any) -> subprocess.Popen[Any]:
     """A module that runs in a process group of its own. `env`: its variables, this process's where not given."""
     own = {**(os.environ if env is None else env), "PYTHONPATH": search_path()}
-    return subprocess.Popen(_command(module, words), env=own, start_new_session=True, **streams)
+    return subprocess.Popen(command(module, *words), env=own, start_new_session=True, **streams)
 
 
 def finished(module: str, *words: str, most_s: float) -> subprocess.CompletedProcess[bytes]:
     """What a module prints, which reads a file of others'. Raises subprocess.TimeoutExpired."""
-    env = {**os.environ, "PYTHONPATH": search_path()}
     return subprocess.run(
-        _command(module, words), stdin=subprocess.DEVNULL, capture_output=True, timeout=most_s, check=False, env=env
-    )
+        command(module, *words), stdin=subprocess.DEVNULL, capture_output=True, timeout=most_s, check=False,
+        env=variables(),
+    )  # fmt: skip
 
 
 def send(process: subprocess.Popen[Any], number: int) -> None:

@@ -1,8 +1,19 @@
-"""Shell completion of what typer cannot know: cards after --gpu, and options of the config on every command that takes
-them."""
+"""Shell completion of what typer cannot know: cards after --gpu, options of the config on every command that takes
+them, and the names of commands without importing the commands."""
 
 from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
+
+from foretrain.base import languages
+from foretrain.cli.commands import SUMMARIES
+
+
+class Item(NamedTuple):
+    """A word that is offered; of the framework's own kind it is only in some versions, and click's in others."""
+
+    value: str
+    type: str = "plain"
+    help: str | None = None
 
 
 def cards(incomplete: str) -> list[str]:
@@ -24,6 +35,13 @@ def config_options(incomplete: str) -> list[str]:
     return [f"--{name}=" for name in OPTIONS if f"--{name}".startswith(written)]
 
 
+def commands(incomplete: str) -> list[Any]:
+    """Commands that begin with this, each with its summary. Importing all of them would take as long as a plan."""
+    said = languages.texts(languages.current().id)
+    begun = [name for name in SUMMARIES if name.startswith(incomplete)]
+    return [Item(name, help=said.get(f"cli_help.{name}.summary", SUMMARIES[name])) for name in begun]
+
+
 def complete(command: Any) -> None:
     """Have a command complete --gpu, and the config's options where it takes them."""
     for parameter in command.params:
@@ -40,6 +58,4 @@ def complete(command: Any) -> None:
 
 
 def _items(words: list[str]) -> list[Any]:
-    from click.shell_completion import CompletionItem
-
-    return [CompletionItem(word) for word in words]
+    return [Item(word) for word in words]

@@ -35,6 +35,12 @@ class Group(TyperGroup):
         with wrong_usage.told(self, _speak_typed):
             return super().make_context(*args, **kwargs)
 
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        if not isinstance(self.commands, Commands):
+            return super().shell_complete(ctx, incomplete)
+        options = super(TyperGroup, self).shell_complete(ctx, incomplete)
+        return [*completion.commands(incomplete), *options]
+
     def invoke(self, ctx: Any) -> Any:
         with wrong_usage.told(self, _speak_typed):
             return super().invoke(ctx)

@@ -14,7 +14,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any
 
+from foretrain.base import apart
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.base.messages import say
 from foretrain.cli.commands.keep_going import PIPE
@@ -87,9 +89,9 @@ def own_words(words: list[str]) -> list[str]:
 def run(start: Start) -> int:
     """Start the ranks and wait for them; the exit code. Raises UserError where one died and the first said nothing."""
     reader, writer = os.pipe()
-    environ = _environment(start) | {PIPE: str(reader)}
-    command = [sys.executable, "-m", "foretrain", *own_words(sys.argv[1:])]
-    children: list[subprocess.Popen[bytes]] = []
+    environ = _environment(start) | ({PIPE: str(reader)} if os.name == "posix" else {})
+    command = apart.command("foretrain", *own_words(sys.argv[1:]))
+    children: list[subprocess.Popen[Any]] = []
     sent: list[int] = []
 
     def hand_on(number: int, frame: FrameType | None) -> None:
@@ -102,7 +104,7 @@ def run(start: Start) -> int:
     try:
         for local in range(start.local):
             own = environ | {"RANK": str(start.node * start.local + local), "LOCAL_RANK": str(local)}
-            children.append(subprocess.Popen(command, pass_fds=(reader,), start_new_session=True, env=own))
+            children.append(subprocess.Popen(command, env=own, **apart.heeding(reader)))
             if sent:
                 children[-1].send_signal(sent[0])
         os.close(reader)
@@ -120,7 +122,7 @@ def run(start: Start) -> int:
 
 def _environment(start: Start) -> dict[str, str]:
     """As torchrun sets it. Threads are shared among the ranks, as each would take all cores."""
-    environ = dict(os.environ)
+    environ = apart.variables()
     environ.setdefault("OMP_NUM_THREADS", str(cores_each(start.local)))
     environ.setdefault("MASTER_PORT", SKYPILOT_PORT if start.nodes > 1 else str(_free_port()))
     environ["MASTER_ADDR"] = environ.get("MASTER_ADDR") or start.address
@@ -133,7 +135,7 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _wait(children: list[subprocess.Popen[bytes]]) -> int | None:
+def _wait(children: list[subprocess.Popen[Any]]) -> int | None:
     """Until all have ended; the number of the first that ended badly."""
     first, since = None, 0.0
     while any(child.poll() is None for child in children):

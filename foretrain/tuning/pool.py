@@ -125,6 +125,7 @@ class Pool:
         self.started = 0
 
     def __enter__(self) -> Self:
+        apart.need_fork("foretrain tune")  # its children are waited for by `select`, and ended as a group
         self.scratch = tempfile.mkdtemp(prefix="foretrain-tune-")
         return self
 

@@ -45,7 +45,7 @@ class Forked:
                         continue
             os.environ.clear()
             os.environ.update(env)
-            return command_line(command[3:])
+            return command_line(command[command.index("foretrain") + 1 :])
 
         self.pid = fork(child)
 

@@ -1,7 +1,5 @@
 """`foretrain demo`: plan, train a small GPT on the built-in corpus, sample, compare, report: about three minutes."""
 
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -110,7 +108,7 @@ def calibrate_once(resolved: ResolvedConfig, *, busy: list[Any], quiet: bool) ->
 
     A busy machine is not measured: its figures would be of the other programs too, and would be kept.
     """
-    from foretrain.app.demo import to_calibrate
+    from foretrain.app.demo import measure, to_calibrate
 
     if not (dtypes := to_calibrate(resolved)):
         return
@@ -120,14 +118,7 @@ def calibrate_once(resolved: ResolvedConfig, *, busy: list[Any], quiet: bool) ->
         return
     if not quiet:
         _heading("demo.calibrate")
-    _measure(dtypes, quiet=quiet)
-
-
-def _measure(dtypes: list[str], *, quiet: bool) -> None:
-    """Calibrate in a process of its own: what that leaves in memory would be counted as the run's."""
-    words = ["calibrate", "--device=cpu", "--quick", *(f"--dtype={dtype}" for dtype in dtypes)]
-    command = [sys.executable, "-m", "foretrain", *words, *(["--quiet"] if quiet else [])]
-    if code := subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:
+    if code := measure(dtypes, quiet=quiet):
         raise typer.Exit(code)  # it has said why
 
 

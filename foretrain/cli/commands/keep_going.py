@@ -18,6 +18,7 @@ from types import FrameType
 
 from rich.text import Text
 
+from foretrain.base import apart
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.base.messages import say
 from foretrain.cli.common import ERR
@@ -117,10 +118,8 @@ def one_attempt(words: list[str]) -> tuple[int, bool]:
     """(the child's exit code, whether a signal was passed on to it)."""
     reader, writer = os.pipe()
     passed: list[int] = []
-    child = subprocess.Popen(
-        [sys.executable, "-m", "foretrain", *words], pass_fds=(reader,), env={**os.environ, PIPE: str(reader)},
-        start_new_session=True,  # so that a Ctrl-C comes once, through us
-    )  # fmt: skip
+    variables = apart.variables() | ({PIPE: str(reader)} if os.name == "posix" else {})
+    child = subprocess.Popen(apart.command("foretrain", *words), env=variables, **apart.heeding(reader))
     os.close(reader)
 
     def hand_on(number: int, frame: FrameType | None) -> None:

@@ -97,7 +97,8 @@ def found(path: str) -> Interpreter:
         raise UserError("usage.python_missing", path=path)
     try:
         ask = [at, "-c", PROBE, *FINE_TUNING]
-        done = subprocess.run(ask, capture_output=True, text=True, timeout=PROBE_S, check=True)
+        # -c imports from the working directory first, so that is one in which nothing of the user's lies.
+        done = subprocess.run(ask, cwd=at.parent, capture_output=True, text=True, timeout=PROBE_S, check=True)
         told = json.loads(done.stdout)
         major, minor = told["python"]
         version, torch, lacks = (int(major), int(minor)), str(told["torch"]), bool(told["lacks"])

@@ -1,0 +1,67 @@
+"""What `foretrain plan` says of one config file, asked of a process of its own: a bad one does not end the others."""
+
+import json
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from foretrain.base import apart
+from foretrain.base.errors import UserError
+from foretrain.predict.memory import VERDICTS
+
+MOST_S = 300  # a plan takes a second; of what is too large to be planned in this time nothing is said
+
+
+class Answer(NamedTuple):
+    """A plan in short. None: it is not known. `problem`: the sentence, where the config cannot be planned."""
+
+    verdict: str | None = None
+    needed_bytes: int | None = None
+    available_bytes: int | None = None
+    total_s: float | None = None
+    cost: float | None = None
+    currency: str = ""
+    problem: str = ""
+
+
+def asked(path: Path, words: Sequence[str], *more: str) -> subprocess.CompletedProcess[str]:
+    """`foretrain plan` with a file and options, ended. Raises UserError where it takes too long."""
+    command = apart.command("foretrain", "plan", str(path), *words, *more)
+    try:
+        return subprocess.run(
+            command, env=apart.variables(), stdin=subprocess.DEVNULL, capture_output=True, text=True, encoding="utf-8",
+            timeout=MOST_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise UserError("environment.plan_too_long", path=str(path), seconds=MOST_S) from None
+
+
+def answer(path: Path, words: Sequence[str]) -> Answer:
+    """The plan of a config with these options, in short."""
+    done = asked(path, words, "--json", "--quiet")
+    try:
+        value = json.loads(done.stdout)
+    except ValueError:
+        return Answer(problem=(done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
+    if not str(value.get("schema")).startswith(("foretrain.plan/", "foretrain.finetune/")):
+        return Answer(problem=str(value.get("message", value.get("schema"))))
+    return in_short(value)
+
+
+def in_short(value: dict[str, Any]) -> Answer:
+    """The figures of the step that the answer is about: of a plan there are two, of fine-tuning one."""
+    step, memory, timing = value.get("step"), value["memory"], value.get("timing")
+    if isinstance(memory, list):
+        memory = next(each for each in memory if each["step"] == step)
+        timing = timing if step == "foretrain" else value.get("nanogpt_timing")
+    known, timing = [phase.get("verdict") for phase in memory["phases"]], timing or {}
+    prices, total = value.get("config") or timing.get("prices") or {}, timing.get("total_s")
+    return Answer(
+        verdict=next(verdict for verdict in VERDICTS if verdict in known),
+        needed_bytes=max(phase["needed_expected_bytes"] for phase in memory["phases"]),
+        available_bytes=value.get("available_bytes"),
+        total_s=total["expected_s"] if total else None,
+        cost=timing["cost_expected"] if total else None,
+        currency=prices.get("currency", ""),
+    )

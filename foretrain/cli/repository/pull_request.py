@@ -1,0 +1,152 @@
+"""What a pull request changes of the training configs in a repository, as Markdown: fits, memory, time, cost.
+
+    python -m foretrain.cli.repository.pull_request --base main "--gpu=RTX 4070" --configs "config/*.py" "config/*.toml"
+
+`action.yml` puts it on the pull request. Names and sentences come from the repository and may be written by anybody, so
+none of them can become markup, a link or a mention. Configs are parsed and never run.
+"""
+
+import argparse
+import html
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from foretrain.base.errors import ExitCode, UserError
+from foretrain.base.messages import printable, say
+from foretrain.cli.repository.answers import Answer, answer
+
+MARK = "<!-- foretrain -->"  # by which the comment is found and replaced
+MOST_CONFIGS, LONGEST = 50, 300  # a comment has room for 65,536 characters
+COLUMNS = ("verdict", "memory", "time", "cost")
+
+
+class Change(NamedTuple):
+    """A config before and after; None where it was not there."""
+
+    path: str
+    before: Answer | None
+    after: Answer | None
+
+
+def git(*words: str) -> str:
+    """What git prints. Raises UserError 'environment.git' with what it says."""
+    try:
+        done = subprocess.run(["git", *words], capture_output=True, text=True, encoding="utf-8", check=False)
+    except OSError as error:
+        raise UserError("environment.git", reason=error.strerror or str(error)) from None
+    if done.returncode:
+        raise UserError("environment.git", reason=(done.stderr.strip().splitlines() or ["?"])[-1][:LONGEST])
+    return done.stdout
+
+
+def changed(base: str, patterns: Sequence[str]) -> list[tuple[str, str]]:
+    """[(A, M or D; path)] of the configs that differ from where this branch left `base`; below the current folder."""
+    words = ["--no-renames", "--name-status", "-z", "--relative", "--end-of-options", f"{base}...HEAD", "--"]
+    listed = git("diff", *words).split("\0")
+    pairs = zip(listed[::2], listed[1::2], strict=False)
+    return [(kind, path) for kind, path in pairs if any(PurePosixPath(path).match(each) for each in patterns)]
+
+
+def changes(base: str, patterns: Sequence[str], words: Sequence[str]) -> Iterator[Change]:
+    """Each changed config, planned before and after."""
+    left = git("merge-base", "--end-of-options", base, "HEAD").strip()
+    with tempfile.TemporaryDirectory() as folder:
+        for kind, path in changed(base, patterns)[:MOST_CONFIGS]:
+            before = None
+            if kind != "A":
+                old = Path(folder) / path
+                old.parent.mkdir(parents=True, exist_ok=True)
+                old.write_text(git("show", f"{left}:./{path}"), "utf-8")
+                before = answer(old, words)
+            after = None if kind == "D" else answer(Path(path), words)
+            yield Change(path, before, after)
+
+
+def safe(text: str) -> str:
+    """A text that is only a text in a cell of a Markdown table."""
+    escaped = html.escape(printable(text).replace("\n", " ")[:LONGEST])
+    return "".join(f"&#{ord(c)};" if c in "|`*_[]()@#\\~:!" else c for c in escaped)
+
+
+def cells(row: Change) -> list[str]:
+    """What changed in each column, and what is as it was once."""
+    if row.after is None:
+        return [say("pull_request.removed"), *("" for _ in COLUMNS[1:])]
+    if row.after.problem:
+        return [f"**{safe(row.after.problem)}**", *("" for _ in COLUMNS[1:])]
+    before = None if row.before is None or row.before.problem else row.before
+    return [_cell(shown, before, row.after) for shown in (_verdict, _memory, _time, _cost)]
+
+
+def _cell(shown: Callable[[Answer], str], before: Answer | None, after: Answer) -> str:
+    now = shown(after)
+    was = now if before is None else shown(before)
+    return now if was == now else say("pull_request.changed", before=was, after=now)
+
+
+def _verdict(found: Answer) -> str:
+    word = say(f"word.{found.verdict}") if found.verdict else say("unit.unknown")
+    return f"**{word}**" if found.verdict == "does_not_fit" else word
+
+
+def _memory(found: Answer) -> str:
+    if found.available_bytes is None:
+        return say("pull_request.needs", needed=found.needed_bytes)
+    return say("pull_request.needs_of", needed=found.needed_bytes, available=found.available_bytes)
+
+
+def _time(found: Answer) -> str:
+    return say("unit.unknown") if found.total_s is None else say("pull_request.takes", total=found.total_s)
+
+
+def _cost(found: Answer) -> str:
+    if found.cost is None:
+        return say("unit.unknown")
+    return say("pull_request.costs", cost=found.cost, currency=safe(found.currency))
+
+
+def markdown(rows: Sequence[Change], words: Sequence[str]) -> str:
+    """The comment."""
+    head = [MARK, f"### {say('pull_request.title')}", ""]
+    if not rows:
+        return "\n".join([*head, say("pull_request.none"), ""])
+    titles = [say("pull_request.config"), *(say(f"pull_request.{name}") for name in COLUMNS)]
+    lines = [f"| {' | '.join(titles)} |", f"|{' --- |' * len(titles)}"]
+    lines += [f"| {' | '.join([safe(row.path), *cells(row)])} |" for row in rows]
+    command = f"<code>{safe(' '.join(['foretrain plan …', *words]))}</code>"
+    return "\n".join([*head, *lines, "", say("pull_request.by", version=version("foretrain"), command=command), ""])
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the comment; 3 with --check where a config does not fit, 2 where one is wrong."""
+    parser = argparse.ArgumentParser(
+        prog="pull_request", description=(__doc__ or "").partition("\n")[0], allow_abbrev=False
+    )
+    parser.add_argument("--base", required=True, help="the branch or commit to compare with")
+    parser.add_argument("--configs", nargs="+", required=True, help="patterns of their paths, such as 'config/*.toml'")
+    parser.add_argument("--out", type=Path, help="the file to write; otherwise stdout")
+    parser.add_argument("--check", action="store_true", help="exit code 3 where one does not fit, 2 where one is wrong")
+    options, words = parser.parse_known_args(arguments)
+    try:
+        rows = list(changes(options.base, options.configs, words))
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return int(error.exit_code)
+    text = markdown(rows, words)
+    if options.out:
+        options.out.write_text(text, "utf-8")
+    else:
+        print(text, end="")
+    after = [row.after for row in rows if row.after is not None]
+    if options.check and any(each.problem for each in after):
+        return int(ExitCode.USAGE)
+    return int(ExitCode.CHECK_FAILED if options.check and any(e.verdict == "does_not_fit" for e in after) else 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,224 @@
+"""The pre-commit hook and the comment on a pull request: in a git repository, with the shell scripts that GitHub runs."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from foretrain.cli.repository import pull_request
+from foretrain.cli.repository.answers import answer
+from foretrain.cli.repository.pre_commit import main as pre_commit
+from foretrain.cli.repository.pull_request import Answer, Change, changed, markdown, safe
+from foretrain.predict.plan import Plan
+from tests.kit.command import REPO, foretrain
+
+SMALL = 'preset = "baby"\nmax_iters = 2000\n'
+HUGE = 'preset = "gpt2-124m"\nbatch_size = 64\n'
+CARD = "--gpu=RTX 4070"
+ACTION: dict[str, Any] = yaml.safe_load((REPO / "action.yml").read_text("utf-8"))
+
+
+def git(*words: str) -> str:
+    who = dict.fromkeys(("GIT_AUTHOR_NAME", "GIT_COMMITTER_NAME", "GIT_AUTHOR_EMAIL", "GIT_COMMITTER_EMAIL"), "a")
+    nobody = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+    done = subprocess.run(
+        ["git", *words], env={**os.environ, **who, **nobody}, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+def commit(**files: str | None) -> str:
+    """The hash of a commit with these files of config/; None removes one."""
+    Path("config").mkdir(exist_ok=True)
+    for name, text in files.items():
+        path = Path("config", f"{name}.toml")
+        path.unlink() if text is None else path.write_text(text)
+    git("add", "--all")
+    git("commit", "--quiet", "--message", "x")
+    return git("rev-parse", "HEAD")
+
+
+@pytest.fixture
+def base(own_directory: Path) -> str:
+    """A repository with three configs; the hash of its first commit."""
+    git("init", "--quiet", "--initial-branch=main", ".")
+    Path("pyproject.toml").write_text("[project]\n")
+    return commit(same=SMALL, grown=SMALL, gone=SMALL)
+
+
+# -- the hook ------------------------------------------------------------------------------------------------
+
+
+def test_the_hook_says_what_plan_says_and_ends_as_the_worst(
+    own_directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in (("small.toml", SMALL), ("huge.toml", HUGE), ("wrong.toml", "n_layer = -1\n")):
+        Path(name).write_text(text)
+    assert pre_commit([CARD, "small.toml"]) == 0
+    plain = foretrain("plan", "small.toml", CARD, "--oneline", "--quiet").stdout.strip()
+    assert capsys.readouterr().out == f"small.toml: {plain}\n"
+    assert pre_commit([CARD, "huge.toml", "small.toml"]) == 3
+    assert "does not fit the RTX 4070" in capsys.readouterr().out
+    assert pre_commit([CARD, "huge.toml", "wrong.toml", "small.toml"]) == 2
+    assert "n_layer" in capsys.readouterr().out
+
+
+def test_the_hook_is_what_pre_commit_reads() -> None:
+    (hook,) = yaml.safe_load((REPO / ".pre-commit-hooks.yaml").read_text("utf-8"))
+    assert hook["entry"].split() == ["python", "-m", pre_commit.__module__]
+    assert re.search(hook["files"], "nanogpt/config/train.py")
+    assert re.search(hook["files"], "configs/a.toml")
+    assert not re.search(hook["files"], "pyproject.toml")
+
+
+# -- the comment ---------------------------------------------------------------------------------------------
+
+
+def test_a_change_is_told_before_and_after(base: str, capsys: pytest.CaptureFixture[str]) -> None:
+    commit(grown=HUGE, gone=None, new=SMALL, bad="n_layer = 'x'\n")
+    words = ["--base", base, CARD, "--configs", "config/*.toml"]
+    assert pull_request.main(words) == 0
+    text = capsys.readouterr().out
+    rows = {line.split(" | ")[0].strip("| "): line for line in text.splitlines() if line.startswith("| ")}
+    rows.pop("---")
+    assert list(rows) == ["config", *(safe(f"config/{name}.toml") for name in ("bad", "gone", "grown", "new"))]
+    grown = rows[safe("config/grown.toml")]
+    assert "fits → **does not fit**" in grown
+    assert re.search(r"[\d.]+ of 12\.00 GiB → [\d.]+ of 12\.00 GiB", grown)
+    assert "→" not in rows[safe("config/new.toml")]
+    assert "removed" in rows[safe("config/gone.toml")]
+    assert "n&#95;layer" in rows[safe("config/bad.toml")]
+    assert text.startswith(pull_request.MARK)
+    assert pull_request.main([*words, "--check"]) == 2
+
+
+def test_the_figures_are_the_plans(base: str) -> None:
+    found = answer(Path("config/same.toml"), [CARD])
+    plan = Plan.from_json(foretrain("plan", "config/same.toml", CARD, "--json").stdout)
+    assert (found.verdict, found.available_bytes, found.currency) == (plan.verdict, plan.available_bytes, "EUR")
+    assert found.needed_bytes == plan.memory_of(plan.step).neediest.needed_expected_bytes
+    timing = plan.timing_of(plan.step)
+    assert timing is not None
+    assert (found.total_s, found.cost) == (timing.total_s.expected_s, timing.cost_expected)
+
+
+def test_fine_tuning_has_a_row_as_well(own_directory: Path) -> None:
+    found = answer(Path("smollm2-135m"), ["--method=lora", "--seq-len=128", "--batch-size=1", "--max-steps=100", CARD])
+    assert found.verdict in ("fits", "tight")
+    assert found.total_s
+    assert found.needed_bytes
+
+
+def test_only_what_differs_from_the_base_and_matches_is_planned(base: str) -> None:
+    git("checkout", "--quiet", "-b", "branch")
+    commit(new=SMALL)
+    git("checkout", "--quiet", "main")
+    commit(later=SMALL)  # of the base branch, and none of this change
+    git("checkout", "--quiet", "branch")
+    Path("pyproject.toml").write_text("[project]\nname = 'x'\n")
+    git("commit", "--all", "--quiet", "--message", "x")
+    assert changed("main", ["config/*.toml"]) == [("A", "config/new.toml")]
+
+
+def test_nothing_changed_and_no_git_are_sentences(base: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert pull_request.main(["--base", base, "--configs", "config/*.toml"]) == 0
+    assert "No training config changed." in capsys.readouterr().out
+    assert pull_request.main(["--base=--output=canary", "--configs", "*.toml"]) == 4
+    assert pull_request.main(["--base", "nowhere", "--configs", "*.toml"]) == 4
+    assert "`git` cannot say what changed" in capsys.readouterr().err
+    assert not Path("canary").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a|b",
+        "<script>",
+        "![x](https://evil)",
+        "@everyone",
+        "[x](y)",
+        "`id`",
+        "**x**",
+        "#1",
+        "a\nb",
+        "\x1b[2J",
+        "https://x",
+    ],
+)
+def test_names_and_sentences_stay_text(text: str) -> None:
+    rows = [Change(text, None, Answer(problem=text)), Change(text, None, Answer("fits", 1, 2, 3.0, 4.0, text))]
+    lines = markdown(rows, [text]).splitlines()
+    assert len(lines) == len(markdown([rows[0]], ["x"]).splitlines()) + 1
+    for line in lines[5:7]:
+        cells = line.replace("**", "")
+        assert cells.count("|") == 6
+        assert not re.search(r"[<>`@\[\]\x1b]|https:", re.sub(r"&#?\w+;", "", cells))
+
+
+# -- the action ----------------------------------------------------------------------------------------------
+
+GH = """#!/bin/sh
+printf '%s\\n' "$*" >> "$GH_LOG"
+case "$*" in *--jq*) cat "$GH_FOUND";; esac
+"""
+
+
+def step(name: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A step of the action as GitHub runs it, with these variables in the place of its own."""
+    found = next(each for each in ACTION["runs"]["steps"] if each.get("name") == name)
+    assert not re.search(r"\$\{\{", found["run"])  # an input within a script would be run
+    assert set(found["env"]) <= set(variables) | {"GH_TOKEN"}
+    path = os.pathsep.join([str(Path("bin").absolute()), os.environ["PATH"]])
+    return subprocess.run(
+        ["bash", "-eo", "pipefail", "-c", found["run"]], env={**os.environ, **variables, "PATH": path},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def runner(base: str, own_directory: Path) -> dict[str, str]:
+    """The variables of a runner on which `python` is this one and `gh` writes down what it was asked."""
+    names = {"GITHUB_STEP_SUMMARY": "summary", "GITHUB_OUTPUT": "output", "GH_LOG": "log", "GH_FOUND": "found"}
+    Path("bin").mkdir()
+    Path("bin/gh").write_text(GH)
+    Path("bin/python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    for tool in ("gh", "python"):
+        Path("bin", tool).chmod(0o755)
+    for file in names.values():
+        Path(file).touch()
+    git("config", "core.excludesFile", "/dev/null")
+    return {
+        **{name: str(own_directory / file) for name, file in names.items()}, "RUNNER_TEMP": str(own_directory),
+        "PYTHONPATH": str(REPO), "BASE": base, "GPU": "RTX 4070", "CONFIGS": "config/*.toml\n\n", "ARGUMENTS": "",
+        "CHECK": "false", "REPOSITORY": "o/n", "NUMBER": "7", "CODE": "0",
+    }  # fmt: skip
+
+
+@pytest.mark.skipif(os.name != "posix", reason="GitHub's runners run these steps by bash")
+def test_the_steps_of_the_action_plan_and_comment(runner: dict[str, str]) -> None:
+    commit(grown=HUGE)
+    done = step("Plan the changed configs", **runner)
+    assert done.returncode == 0, done.stderr
+    assert "does not fit" in Path("summary").read_text()
+    assert Path("output").read_text() == "code=0\n"
+    step("Comment", **runner)
+    assert Path("log").read_text().splitlines()[-1].split()[:5] == ["api", "--silent", "--method", "POST", "repos/o/n/issues/7/comments"]  # fmt: skip
+    Path("found").write_text("123\n456\n")
+    step("Comment", **runner)
+    assert "PATCH repos/o/n/issues/comments/123" in Path("log").read_text().splitlines()[-1]
+    step("Plan the changed configs", **{**runner, "CHECK": "true"})
+    assert Path("output").read_text().endswith("code=3\n")
+    assert step("Fail where a config does not fit", **{**runner, "CODE": "3"}).returncode == 3
+
+
+@pytest.mark.skipif(os.name != "posix", reason="GitHub's runners run these steps by bash")
+def test_no_input_of_the_action_is_run(runner: dict[str, str]) -> None:
+    commit(grown=HUGE)
+    for name in ("GPU", "CONFIGS", "ARGUMENTS", "BASE"):
+        step("Plan the changed configs", **{**runner, name: '$(touch canary)"; touch canary; `touch canary`'})
+    assert not Path("canary").exists()

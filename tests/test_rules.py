@@ -272,7 +272,6 @@ SKIPPED = {
     "reports/views/snapshot.py": 1,
     "training/attempts.py": 1,
     "training/contention.py": 1,
-    "training/export.py": 1,
     "training/feed.py": 1,
     "training/memory_limit.py": 1,
     "training/vitals.py": 1,

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -54,7 +54,11 @@ def test_a_card_tells_the_run(tmp_path: Path) -> None:
     assert {result.metric_type for result in data.eval_results} == {"loss", "perplexity"}
     assert data.eval_results[0].metric_value == pytest.approx(last["val_loss"], rel=1e-5)
     assert (data.eval_results[0].dataset_name, data.model_name) == ("toy", "tiny")
-    assert (data.library_name, data.pipeline_tag, data.tags) == ("transformers", "text-generation", ["foretrain", "gpt2"])
+    assert (data.library_name, data.pipeline_tag, data.tags) == (
+        "transformers",
+        "text-generation",
+        ["foretrain", "gpt2"],
+    )
     assert (data.license, data.base_model, data.datasets) == (None, None, None)  # not known, so not said
     told = figures(found)
     assert told["Tokens seen"][0] == "5,760 (2.88 epochs)"  # 45 steps of 4 x 2 x 16 tokens, of 2,000
@@ -112,7 +116,9 @@ def test_names_that_mean_something_stay_names(tmp_path: Path) -> None:
         {"html_block", "html_inline", "image", "link_open", "strong_open", "em_open", "code_inline", "hr"}
     )
     title = next(token for i, token in enumerate(tokens) if tokens[i - 1].type == "heading_open")
-    assert "".join(child.content for child in title.children or ()).startswith("a --- license: mit --- | <script>alert(1)")
+    assert "".join(child.content for child in title.children or ()).startswith(
+        "a --- license: mit --- | <script>alert(1)"
+    )
     cells = sum(token.type == "td_open" for token in tokens)
     assert cells == 3 * len(found.figures)
     assert not any(line.startswith(("---", "license")) for line in body.splitlines())
@@ -139,7 +145,13 @@ def test_what_a_run_started_from_and_the_data_of_the_hub_are_named(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("name", "shown"),
-    [("my-gpt_2", "my-gpt_2"), ("_a_", "&#95;a&#95;"), ("", "&#45;"), ("a\tb\x1b[31m", "a b &#91;31m"), ("- x", "&#45; x")],
+    [
+        ("my-gpt_2", "my-gpt_2"),
+        ("_a_", "&#95;a&#95;"),
+        ("", "&#45;"),
+        ("a\tb\x1b[31m", "a b &#91;31m"),
+        ("- x", "&#45; x"),
+    ],
 )
 def test_plain_names_are_left_alone(name: str, shown: str) -> None:
     assert plain(name) == shown
@@ -161,7 +173,7 @@ def test_an_export_has_a_card(own_directory: Path) -> None:
 class FakeHub(BaseHTTPRequestHandler):
     """The Hub's paths that an upload of small files needs; keeps what it was sent."""
 
-    asked: list[tuple[str, Any]] = []
+    asked: ClassVar[list[tuple[str, Any]]] = []
     status = 200
 
     def do_POST(self) -> None:
@@ -172,10 +184,16 @@ class FakeHub(BaseHTTPRequestHandler):
         if self.path == "/api/repos/create":
             answer = {"url": "https://huggingface.co/me/mine", "name": "me/mine"}
         elif self.path.endswith("/preupload/main"):
-            files = [{"path": each["path"], "uploadMode": "regular", "shouldIgnore": False} for each in lines[0]["files"]]
+            files = [
+                {"path": each["path"], "uploadMode": "regular", "shouldIgnore": False} for each in lines[0]["files"]
+            ]
             answer = {"files": files}
         elif self.path.endswith("/commit/main"):
-            answer = {"commitUrl": "https://huggingface.co/me/mine/commit/1", "commitOid": "1" * 40, "pullRequestUrl": None}
+            answer = {
+                "commitUrl": "https://huggingface.co/me/mine/commit/1",
+                "commitOid": "1" * 40,
+                "pullRequestUrl": None,
+            }
         self.answer(type(self).status, answer)
 
     def do_GET(self) -> None:
@@ -225,7 +243,9 @@ def test_a_push_sends_the_files_of_the_export_and_no_others(fake_hub: type[FakeH
     assert (created["name"], created["organization"]) == ("mine", "me")
     assert created.get("private") is True or created.get("visibility") == "private"
     sent = next(lines for path, lines in fake_hub.asked if path == "/api/models/me/mine/commit/main")
-    files = {each["value"]["path"]: base64.b64decode(each["value"]["content"]) for each in sent if each["key"] == "file"}
+    files = {
+        each["value"]["path"]: base64.b64decode(each["value"]["content"]) for each in sent if each["key"] == "file"
+    }
     assert set(files) == {"README.md", "config.json", "generation_config.json", "model.safetensors"}
     for name, data in files.items():
         assert Path("mine", name).read_bytes() == data
@@ -271,7 +291,11 @@ def test_an_export_that_is_not_pushed_asks_nobody(fake_hub: type[FakeHub]) -> No
 
 def test_a_push_that_cannot_be_meant_is_refused_before_anything_is_written(own_directory: Path) -> None:
     train(tiny(max_iters=1))
-    for form, name, id in (("gguf", "me/mine", "push_form"), ("hf", "mine", "push_name"), ("hf", "a/../b", "push_name")):
+    for form, name, id in (
+        ("gguf", "me/mine", "push_form"),
+        ("hf", "mine", "push_name"),
+        ("hf", "a/../b", "push_name"),
+    ):
         with pytest.raises(UserError) as caught:
             export("out", form, push=name)  # type: ignore[arg-type]
         assert caught.value.id == f"usage.{id}"

@@ -54,7 +54,7 @@ def name_in_gguf(name: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a short run of each config."""
     folder = tmp_path_factory.mktemp("runs")
     with contextlib.chdir(folder):
@@ -62,7 +62,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         Path("data/toy/meta.json").write_text(json.dumps({"dtype": "uint16", "tokenizer": "byte", "vocab_size": 90}))
         for name, changes in CONFIGS.items():
             train(tiny(vocab_size=260, max_iters=2, eval_interval=2, out_dir=name, **changes))
-    yield folder
+    return folder
 
 
 @pytest.fixture
@@ -140,7 +140,9 @@ def test_q8_0_is_within_half_a_step_and_narrow_rows_are_f16(here: None, tmp_path
 def test_sizes_are_those_that_llama_cpp_asks_for(here: None, tmp_path: Path) -> None:
     def said(run: str) -> dict[str, Any]:
         export(run, "gguf", tmp_path / run)
-        return {key: field.contents() for key, field in gguf.GGUFReader(tmp_path / run / "model-f16.gguf").fields.items()}
+        return {
+            key: field.contents() for key, field in gguf.GGUFReader(tmp_path / run / "model-f16.gguf").fields.items()
+        }
 
     found = said("gpt2")
     assert (found["general.architecture"], found["general.file_type"]) == ("gpt2", int(gguf.LlamaFileType.MOSTLY_F16))

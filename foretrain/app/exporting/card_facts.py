@@ -90,11 +90,12 @@ def facts_of(record: RunRecord, progress: Progress, lines: Sequence[dict[str, An
         Figure(name="Time", value=format_duration(progress.elapsed_s), how="wall clock up to this checkpoint"),
         *spent,
     ]  # fmt: skip
-    parts = [record.dataset.remote, *(part.dataset.remote for part in record.dataset.parts)]
+    remotes = [record.dataset.remote, *(part.dataset.remote for part in record.dataset.parts)]
+    matches = [_ON_THE_HUB.fullmatch(remote) for remote in remotes if remote]
     return CardFacts(
         name=record.name, model_type=shape.family.write_config(config, None)["model_type"],
         dataset=record.dataset.name, hardware=hardware, loss=loss, figures=tuple(figures), co2_g=co2_g,
-        hub_datasets=tuple(dict.fromkeys(found[1] for part in parts if part and (found := _ON_THE_HUB.fullmatch(part)))),
+        hub_datasets=tuple(dict.fromkeys(match[1] for match in matches if match)),
         base_model=f"openai-community/{config.init_from}" if config.init_from in GPT2_SHAPES else "",
         co2_how=co2_how, config=_learning(config), has_tokenizer=tokenizer,
     )  # fmt: skip
@@ -126,9 +127,11 @@ def _loss(lines: Sequence[dict[str, Any]], step: int) -> Loss | None:
 def _loss_figures(config: RunConfig, loss: Loss | None) -> list[Figure]:
     if loss is None:
         return [Figure(name="Validation loss", value="not measured", how="the run was not evaluated")]
-    how = f"mean of {config.eval_iters:,} batches of {config.batch_size:,} x {config.block_size:,} after {loss.step:,} steps"
+    batch = f"{config.batch_size:,} x {config.block_size:,}"
+    how = f"mean of {config.eval_iters:,} batches of {batch} after {loss.step:,} steps"
+    val = f"{loss.val:.4f} nats a token (perplexity {loss.perplexity:.4g})"
     return [
-        Figure(name="Validation loss", value=f"{loss.val:.4f} nats a token (perplexity {loss.perplexity:.4g})", how=how),
+        Figure(name="Validation loss", value=val, how=how),
         Figure(name="Training loss", value=f"{loss.train:.4f} nats a token", how=how),
     ]
 
@@ -155,7 +158,8 @@ def _spent(
         figures.append(Figure(name="Energy", value=f"{format_energy(joules)}{span}", how=how))
     if joules is not None and config.co2_per_kwh:
         co2_g = joules / JOULES_PER_KWH * config.co2_per_kwh
-        co2_how = f"{'measured' if meter else 'estimated'} energy times {config.co2_per_kwh:g} g/kWh, as the run's config says"
+        source = "measured" if meter else "estimated"
+        co2_how = f"{source} energy times {config.co2_per_kwh:g} g/kWh, as the run's config says"
         figures.append(Figure(name="CO2", value=format_mass(co2_g), how=co2_how))
     if config.price_per_hour:
         rent = record.devices * elapsed_s / 3600 * config.price_per_hour

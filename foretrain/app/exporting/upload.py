@@ -28,15 +28,16 @@ def upload(name: str, folder: Path, files: Sequence[str], message: str) -> str:
         hub: Any = importlib.import_module("huggingface_hub")
     except ImportError:
         raise UserError("environment.missing_extra", package="huggingface-hub", extra="export") from None
+    kept = shlex.quote(str(folder))
     if not hub.get_token():
-        raise UserError("environment.push_no_token", name=name, path=shlex.quote(str(folder)))
+        raise UserError("environment.push_no_token", name=name, path=kept)
     api = hub.HfApi()
     try:
         address = api.create_repo(name, private=True, exist_ok=True)
         operations = [hub.CommitOperationAdd(path_in_repo=each, path_or_fileobj=folder / each) for each in files]
         api.create_commit(name, operations, commit_message=message)
     except Exception as error:  # of the network, of rights, of names: the library has a class for each
-        raise UserError("environment.push_failed", name=name, path=shlex.quote(str(folder)), reason=_reason(error)) from None
+        raise UserError("environment.push_failed", name=name, path=kept, reason=_reason(error)) from None
     return str(address)
 
 

@@ -18,6 +18,7 @@ import cluster_tables
 import compare_tables
 import contributed_tables
 import cuda_truth_tables
+import export_tables
 import fault_tables
 import finetune_tables
 import gpu_tables
@@ -533,6 +534,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "precision-moments": precision_tables.moments,
     "tune-benchmark": tune_tables.against_everything,
     "tune-console": tune_tables.console,
+    "llama-cpp": export_tables.llama_cpp,
 }
 _PART = re.compile(r"(<!-- generated: (?P<name>[a-z-]+) -->).*?(<!-- end -->)", re.DOTALL)
 

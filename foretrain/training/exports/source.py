@@ -28,11 +28,8 @@ class Source:
         for parameter in self.shape.parameters():
             found = self.weights.get(parameter.name)
             if found is None or tuple(found.shape) != parameter.shape:
-                has = None if found is None else tuple(found.shape)
-                raise UserError(
-                    "checkpoint.other_model", path=str(path), tensor=parameter.name, has=str(has),
-                    needs=str(parameter.shape),
-                )  # fmt: skip
+                shapes = {"has": str(None if found is None else tuple(found.shape)), "needs": str(parameter.shape)}
+                raise UserError("checkpoint.other_model", path=str(path), tensor=parameter.name, **shapes)
 
     def tokenizer(self) -> Tokenizer | None:
         """The dataset's tokenizer, where its files are still there and say it."""

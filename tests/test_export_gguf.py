@@ -371,3 +371,13 @@ def test_a_weight_beyond_f16_is_refused(own_directory: Path, monkeypatch: pytest
     assert not Path("out/export-gguf").exists()
     export("out", "gguf", gguf_type="bf16")
     assert gguf_file.refusal(tiny()) is None
+
+
+@pytest.mark.parametrize("kept", [None, 3000, 5])
+def test_a_gguf_file_is_no_start_of_a_run(kept: int | None, here: None, tmp_path: Path) -> None:
+    """Whole or damaged: nothing in it is read."""
+    path = Path(export("gpt2", "gguf", tmp_path).path) / "model-f16.gguf"
+    path.write_bytes(path.read_bytes()[:kept])
+    done = foretrain("plan", "baby", "--gpu", "4070", f"--init_from={path}")
+    assert (done.returncode, done.stdout) == (ExitCode.USAGE, "")
+    assert "it is a GGUF file" in done.stderr

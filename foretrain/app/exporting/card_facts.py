@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from foretrain.base.records import Record
-from foretrain.base.units import format_duration, format_energy, format_mass, format_money
+from foretrain.base.units import format_duration, format_energy, format_mass, format_money, format_percent
 from foretrain.comparison.loss_axes import meter_of
 from foretrain.config.options import OPTIONS, RunConfig
 from foretrain.config.presets import GPT2_SHAPES
@@ -88,6 +88,7 @@ def facts_of(record: RunRecord, progress: Progress, lines: Sequence[dict[str, An
             value=record.dtype + (", compiled by torch.compile" if record.compiled else ""),
         ),
         Figure(name="Time", value=format_duration(progress.elapsed_s), how="wall clock up to this checkpoint"),
+        *_speed(record),
         *spent,
     ]  # fmt: skip
     remotes = [record.dataset.remote, *(part.dataset.remote for part in record.dataset.parts)]
@@ -136,6 +137,13 @@ def _loss_figures(config: RunConfig, loss: Loss | None) -> list[Figure]:
     ]
 
 
+def _speed(record: RunRecord) -> list[Figure]:
+    if record.tokens_per_s is None:
+        return []
+    mfu = f", {format_percent(record.mfu)} MFU" if record.mfu is not None else ""
+    return [Figure(name="Speed", value=f"{record.tokens_per_s:,.0f} tokens/s{mfu}", how="mean of the run's steps")]
+
+
 def _spent(
     record: RunRecord, progress: Progress, lines: Sequence[dict[str, Any]]
 ) -> tuple[list[Figure], float | None, str]:
@@ -151,7 +159,8 @@ def _spent(
         how = "measured: the card's power readings over time (NVML); the rest of the machine is not in it"
     else:
         joules, low, high = guessed.energy_expected_j, guessed.energy_low_j, guessed.energy_high_j
-        how = "estimated from the device's board power and MFU over time; the rest of the machine is not in it"
+        drawn = "what a busy core draws" if record.gpu.kind == "cpu" else "the card's board power and the run's MFU"
+        how = f"estimated from {drawn}, over time; the rest of the machine is not in it"
     figures, co2_g, co2_how = [], None, ""
     if joules is not None:
         span = f" ({format_energy(low)} to {format_energy(high)})" if low is not None and high is not None else ""

@@ -5,6 +5,7 @@ none of them is read as YAML, Markdown or HTML.
 """
 
 import importlib
+import math
 import re
 from typing import Any
 
@@ -42,12 +43,9 @@ def _metadata(hub: Any, facts: CardFacts) -> str:
             ("loss", facts.loss.val, "Validation loss, nats a token"),
             ("perplexity", facts.loss.perplexity, "Validation perplexity"),
         ):
-            rounded = float(f"{value:.6g}")
-            results.append(
-                hub.EvalResult(
-                    **task, metric_type=metric, metric_value=rounded, metric_name=shown, dataset_split="validation"
-                )
-            )
+            if math.isfinite(value):
+                told = {"metric_type": metric, "metric_value": float(f"{value:.6g}"), "metric_name": shown}
+                results.append(hub.EvalResult(**task, **told, dataset_split="validation"))
     more: dict[str, Any] = {}
     if facts.co2_g is not None:
         more["co2_eq_emissions"] = {

@@ -562,8 +562,8 @@ def test_export_says_what_it_did(own_directory: Path) -> None:
     assert "step-0000000002 (step 2) → out/export-hf: config.json" in done.stdout
     again = foretrain("export", "out", "--force", "--json")
     assert json.loads(again.stdout)["notes"] == ["zero_biases", "no_tokenizer"]
-    assert foretrain("export", "out", "--to", "onnx").returncode == ExitCode.USAGE
-    assert not Path("out/export-onnx").exists()
+    assert foretrain("export", "out", "--to", "tflite").returncode == ExitCode.USAGE
+    assert not Path("out/export-tflite").exists()
 
 
 # -- tokenizers ----------------------------------------------------------------------------------------------

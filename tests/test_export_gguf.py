@@ -28,7 +28,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gpt2": {"bias": True},
     "gpt2-bare": {"bias": False},
     "llama": {"recipe": "llama", "n_head": 4, "n_kv_head": 2, "head_dim": 12, "rope_theta": 5000.0, "norm_eps": 1e-5},
-    "qwen3": {"recipe": "llama", "n_head": 4, "n_kv_head": 1, "qk_norm": True, "tied_embeddings": True},
+    "qwen3": {
+        "recipe": "llama",
+        "n_head": 4,
+        "n_kv_head": 1,
+        "head_dim": 128,
+        "qk_norm": True,
+        "tied_embeddings": True,
+    },
 }
 BLOCKS = {
     "ln_1": "attn_norm", "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output", "ln_2": "ffn_norm",
@@ -163,10 +170,15 @@ def test_sizes_are_those_that_llama_cpp_asks_for(here: None, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("run", CONFIGS)
 def test_transformers_reads_the_same_model(run: str, here: None, tmp_path: Path) -> None:
-    """Its reader turns queries and keys back, and has llama.cpp's tanh formula of GELU for GPT-2."""
+    """Its reader turns queries and keys back, and has llama.cpp's tanh formula of GELU for GPT-2.
+
+    It leaves out GPT-2's context and Qwen3's width of a head, which must be the usual ones or be said.
+    """
     transformers = pytest.importorskip("transformers")
     export(run, "gguf", tmp_path, gguf_type="f32")
-    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model-f32.gguf").eval()
+    said = transformers.AutoConfig.from_pretrained(tmp_path, gguf_file="model-f32.gguf")
+    said.n_positions = 16
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model-f32.gguf", config=said).eval()
     config = RunDirectory(Path(run)).read_record().config
     ours = make_model(config).eval()
     checkpoint.load_model(checkpoint.newest_valid(Path(run) / "checkpoints")[0], ours)  # type: ignore[arg-type]

@@ -27,7 +27,8 @@ def export(
     """What was written, and from which checkpoint: `foretrain.export("out", "hf").path`.
 
     `run`: a run, or one of its checkpoints. `to`: "hf" for transformers, with the tokenizer and a model card; "gguf"
-    for llama.cpp; "nanogpt" for a ckpt.pt that nanoGPT resumes; "safetensors" for the weights under nanoGPT's names.
+    for llama.cpp; "onnx" for ONNX Runtime; "nanogpt" for a ckpt.pt that nanoGPT resumes; "safetensors" for the weights
+    under nanoGPT's names.
     `out`: a folder, by default in the run. `best`: the checkpoint of lowest validation loss instead of the newest.
     `force`: into a folder that is not empty. `gguf_type`: how GGUF stores matrices, f16 by default. `push`:
     owner/name on the Hub to upload the "hf" folder to. Raises UserError: nothing to export, or a folder that is taken

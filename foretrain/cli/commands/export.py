@@ -35,7 +35,8 @@ def export_command(
         str,
         typer.Option(
             help="hf: a folder for transformers, with the tokenizer and a model card; gguf: one file for llama.cpp; "
-            "nanogpt: a ckpt.pt that nanoGPT resumes; safetensors: the weights under nanoGPT's names."
+            "onnx: a graph for ONNX Runtime; nanogpt: a ckpt.pt that nanoGPT resumes; "
+            "safetensors: the weights under nanoGPT's names."
         ),
     ] = "hf",
     out: Annotated[Path | None, typer.Option(help="Folder to write. Default: RUN/export-….")] = None,

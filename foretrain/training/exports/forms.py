@@ -14,10 +14,11 @@ from foretrain.base.errors import UserError
 from foretrain.base.records import Record
 from foretrain.config.options import RunConfig
 
-Form = Literal["hf", "gguf", "nanogpt", "safetensors"]
+Form = Literal["hf", "gguf", "onnx", "nanogpt", "safetensors"]
 FORMS: dict[Form, str] = {
     "hf": "foretrain.training.exports.hugging_face",
     "gguf": "foretrain.training.exports.gguf_file",
+    "onnx": "foretrain.training.exports.onnx_file",
     "nanogpt": "foretrain.training.exports.nanogpt",
     "safetensors": "foretrain.training.exports.plain",
 }

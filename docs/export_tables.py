@@ -1,11 +1,11 @@
-"""The generated part of docs/export.md: GGUF files in llama.cpp, from the result of benchmarks/llama_cpp.py."""
+"""The generated part of docs/export.md: GGUF files in llama.cpp, from the result of benchmarks/gguf_in_llama_cpp.py."""
 
 from results import result
 
 
 def llama_cpp() -> str:
     """How far logits are apart, and what else is the same."""
-    found = result("llama_cpp")
+    found = result("gguf_in_llama_cpp")
     kinds = ("f32", "f16", "bf16", "q8_0", "Q4_K_M, of f16")
     lines = [
         f"| model | spread of logits | {' | '.join(kinds)} |",
@@ -30,5 +30,5 @@ def llama_cpp() -> str:
         f"With the tanh formula in foretrain, too, GPT-2's f32 files differ by {tanh:.2g} at most. 64 greedy tokens are the same in {same} of {len(runs)}",
         f"models with f32. Of {texts} texts, hard ones included, {other} get other tokens in these models. With other rules, texts with other tokens",
         f"of {runs[0]['texts']}: {rules}.",
-        f"(`python benchmarks/llama_cpp.py`, llama-cpp-python {found['packages']['llama_cpp_python']}, {found['date']})",
+        f"(`python benchmarks/gguf_in_llama_cpp.py`, llama-cpp-python {found['packages']['llama_cpp_python']}, {found['date']})",
     ])  # fmt: skip

@@ -1,7 +1,7 @@
 """Exported GGUF files in llama.cpp itself: its logits and tokens against those of the model that was exported.
 
     pip install 'foretrain[train,data,export]' llama-cpp-python      (the last one compiles llama.cpp)
-    python benchmarks/llama_cpp.py      (about three minutes)
+    python benchmarks/gguf_in_llama_cpp.py      (about three minutes)
 
 Short runs on the Python standard library's source, one of each architecture. Every type of file is loaded, and three
 contexts of held-out text go through both programs, the KV cache of llama.cpp in fp32. GPT-2 is compared with its tanh
@@ -10,6 +10,7 @@ made to be hard to cut. `llama_model_quantize`, which the command llama-quantize
 """
 
 import contextlib
+import importlib
 import json
 import os
 import tempfile
@@ -18,23 +19,25 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import gguf
-import llama_cpp
 import numpy as np
 import torch
 from common import arguments, report
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from torch import nn
 
 import foretrain
 from foretrain.data.batches import TokenFile
 from foretrain.data.gguf_tokenizer import keys_of
-from foretrain.data.tokenizer import JsonTokenizer
+from foretrain.data.tokenizer import CharTokenizer, JsonTokenizer
 from foretrain.data.tokenizer_check import tokenizer_of
 from foretrain.model.language_model import make_model
 from foretrain.training import checkpoint
 from foretrain.training.exports.forms import GGUF_TYPES
 from foretrain.training.store import RunDirectory
+
+# No part of the development set: what compiles for minutes, and what may not be there yet.
+llama_cpp: Any = importlib.import_module("llama_cpp")
+gguf: Any = importlib.import_module("gguf")
 
 CONTEXT = 128
 SMALL: dict[str, Any] = {
@@ -63,14 +66,14 @@ def logits_of(model: Any, idx: torch.Tensor) -> np.ndarray:
         return model.lm_head(model.hidden(idx)).numpy()
 
 
-def theirs(path: Path) -> llama_cpp.Llama:
+def theirs(path: Path) -> Any:
     return llama_cpp.Llama(
         str(path), n_ctx=CONTEXT, n_batch=CONTEXT, logits_all=True, verbose=False, n_threads=1, n_threads_batch=1,
         type_k=llama_cpp.GGML_TYPE_F32, type_v=llama_cpp.GGML_TYPE_F32,
     )  # fmt: skip
 
 
-def run_through(model: llama_cpp.Llama, rows: torch.Tensor) -> np.ndarray:
+def run_through(model: Any, rows: torch.Tensor) -> np.ndarray:
     found = []
     for row in rows.tolist():
         model.reset()
@@ -93,9 +96,9 @@ def texts() -> list[str]:
     return [*HARD, *(source[at : at + 500] for at in range(0, 40_000, 500))]
 
 
-def other_tokens(model: llama_cpp.Llama, words: Any) -> list[str]:
-    """Texts that llama.cpp cuts into other tokens."""
-    return [t for t in texts() if model.tokenize(t.encode(), add_bos=True) != list(words.encode(t.encode()))]
+def other_tokens(model: Any, words: Any, wanted: list[str]) -> list[str]:
+    """Those of the texts that llama.cpp cuts into other tokens."""
+    return [t for t in wanted if model.tokenize(t.encode(), add_bos=True) != list(words.encode(t.encode()))]
 
 
 def of_run(name: str, changes: dict[str, Any]) -> dict[str, Any]:
@@ -124,13 +127,13 @@ def of_run(name: str, changes: dict[str, Any]) -> dict[str, Any]:
                         module.approximate = "tanh"
                 made["f32_with_tanh_gelu"] = compared(run_through(model, rows), logits_of(tanh, rows))
             made["texts"] = len(texts())
-            made["texts_with_other_tokens"] = other_tokens(model, words)
+            made["texts_with_other_tokens"] = other_tokens(model, words, texts())
             made["greedy_tokens_the_same"] = greedy(model, ours, rows[0, :32].tolist())
     made["types"]["Q4_K_M, of f16"] = compared(run_through(theirs(quantized(Path(f"{out}-gguf"))), rows), expected)
     return made
 
 
-def greedy(model: llama_cpp.Llama, ours: Any, begin: list[int]) -> bool:
+def greedy(model: Any, ours: Any, begin: list[int]) -> bool:
     """Whether 64 tokens, each the most probable one, are the same; llama.cpp with its KV cache, ours without one."""
     left, right = list(begin), list(begin)
     model.reset()
@@ -173,8 +176,30 @@ def rule(cuts: list[Any], own: bool, whole_words: bool) -> Tokenizer:
     return made
 
 
+def pieces() -> JsonTokenizer:
+    """A BPE with bytes to fall back on, in which every way to make a token is a merge, as Llama 2's."""
+    made = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    single = [f"<0x{byte:02X}>" for byte in range(256)]
+    trainer = trainers.BpeTrainer(
+        vocab_size=1500, special_tokens=["<unk>", "</s>", *single], show_progress=False, max_token_length=16
+    )
+    made.train_from_iterator(Path(os.__file__).read_text("utf-8").replace("\n", " \n ").split("\n"), trainer)
+    document = json.loads(made.to_str())
+    document["added_tokens"] = [each for each in document["added_tokens"] if each["content"] in ("<unk>", "</s>")]
+    vocabulary = document["model"]["vocab"]
+    inside = vocabulary.keys() - {"<unk>", "</s>", *single}
+    document["model"]["merges"] = [
+        [token[:at], token[at:]]
+        for token in sorted(inside, key=vocabulary.get)
+        for at in range(1, len(token))
+        if inside.issuperset((token[:at], token[at:]))
+    ]
+    return JsonTokenizer(json.dumps(document))
+
+
 def rules() -> dict[str, list[str]]:
-    """{llama.cpp's name of a rule: texts that it cuts into other tokens than Hugging Face's library}."""
+    """{llama.cpp's name of a rule or of a kind of vocabulary: texts that it cuts into other tokens than ours}."""
 
     def split(pattern: str) -> Any:
         return pre_tokenizers.Split(Regex(pattern), "isolated")
@@ -186,10 +211,11 @@ def rules() -> dict[str, list[str]]:
         rule([pre_tokenizers.Digits(individual_digits=True)], own=True, whole_words=False),
         rule([], own=True, whole_words=False),
     ]
+    characters = CharTokenizer(dict(enumerate(sorted({*map(chr, range(32, 127)), "\n", "\t", "\r"}))))
     found = {}
-    for each in made:
-        words = JsonTokenizer(each.to_str())
-        keys = keys_of(words, words.vocab_size, words.separator)
+    for words in [*(JsonTokenizer(each.to_str()) for each in made), pieces(), characters]:
+        ends = None if words is characters else words.separator
+        keys = keys_of(words, words.vocab_size, ends)
         assert keys is not None
         writer = gguf.GGUFWriter("vocabulary.gguf", "llama")
         adders = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string, list: writer.add_array}
@@ -200,12 +226,13 @@ def rules() -> dict[str, list[str]]:
         writer.write_tensors_to_file()
         writer.close()
         model = llama_cpp.Llama("vocabulary.gguf", vocab_only=True, verbose=False)
-        found[str(keys["tokenizer.ggml.pre"])] = other_tokens(model, words)
+        name = str(keys.get("tokenizer.ggml.pre", keys["tokenizer.ggml.model"]))
+        found[name] = other_tokens(model, words, [t for t in texts() if words is not characters or t.isascii()])
     return found
 
 
 def main() -> None:
-    wanted = arguments("llama_cpp", __doc__ or "")
+    wanted = arguments("gguf_in_llama_cpp", __doc__ or "")
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         found = {name: of_run(name, changes) for name, changes in RUNS.items()}
         other = rules()

@@ -8,7 +8,7 @@ def llama_cpp() -> str:
     found = result("gguf_in_llama_cpp")
     kinds = ("f32", "f16", "bf16", "q8_0", "Q4_K_M, of f16")
     lines = [
-        f"| model | spread of logits | {' | '.join(kinds)} |",
+        f"| model | deviation | {' | '.join(kinds)} |",
         "| --- | ---: | " + " | ".join(["---:"] * len(kinds)) + " |",
     ]
     for name, run in found["runs"].items():
@@ -22,13 +22,13 @@ def llama_cpp() -> str:
     wrong = {name: len(texts) for name, texts in found["rules_with_other_tokens"].items()}
     rules = ", ".join(f"`{name}` {count}" for name, count in wrong.items())
     return "\n".join([
-        "The largest difference of a logit between foretrain and llama.cpp, on three contexts of 128 tokens, and the standard deviation of",
-        "the logits beside it:",
+        "The largest difference between a logit of foretrain and the same one of llama.cpp, over three contexts of 128 tokens. The second",
+        "column is the standard deviation of the logits.",
         "",
         *lines,
         "",
-        f"With the tanh formula in foretrain, too, GPT-2's f32 files differ by {tanh:.2g} at most. 64 greedy tokens are the same in {same} of {len(runs)}",
-        f"models with f32. Of {texts} texts, hard ones included, {other} get other tokens in these models. With other rules, texts with other tokens",
-        f"of {runs[0]['texts']}: {rules}.",
+        f"With the tanh formula in foretrain as well, the f32 files of GPT-2 differ by {tanh:.2g} at most. From f32 files, {same} of the {len(runs)} models",
+        f"generate the same 64 most probable tokens. Of {texts} texts that these models' tokenizers encoded, {other} had other tokens in llama.cpp.",
+        f"Of {runs[0]['texts']} texts for each rule and kind of vocabulary alone: {rules}.",
         f"(`python benchmarks/gguf_in_llama_cpp.py`, llama-cpp-python {found['packages']['llama_cpp_python']}, {found['date']})",
     ])  # fmt: skip

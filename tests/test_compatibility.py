@@ -559,7 +559,7 @@ def test_export_says_what_it_did(own_directory: Path) -> None:
     train(tiny(max_iters=2))
     done = foretrain("export", "out")
     assert (done.returncode, done.stderr.count("note:")) == (0, 2)
-    assert "step-0000000002 (step 2) → out/export-hf: config.json" in done.stdout
+    assert "step-0000000002 (step 2) → out/export-hf: README.md, config.json" in done.stdout
     again = foretrain("export", "out", "--force", "--json")
     assert json.loads(again.stdout)["notes"] == ["zero_biases", "no_tokenizer"]
     assert foretrain("export", "out", "--to", "tflite").returncode == ExitCode.USAGE

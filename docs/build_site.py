@@ -29,7 +29,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Plan": ("advice", "budget", "several-cards", "page", "planner"),
     "Train": (
         "data", "data-sets", "runs", "tune", "techniques", "speed", "recipes", "precision", "compatibility",
-        "reliability",
+        "export", "reliability",
     ),
     "Look back": ("explain", "compare", "report"),
     "How far to trust it": (

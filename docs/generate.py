@@ -19,6 +19,7 @@ import cluster_tables
 import compare_tables
 import contributed_tables
 import cuda_truth_tables
+import export_tables
 import fault_tables
 import finetune_tables
 import gpu_tables
@@ -535,6 +536,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "precision-moments": precision_tables.moments,
     "tune-benchmark": tune_tables.against_everything,
     "tune-console": tune_tables.console,
+    "llama-cpp": export_tables.llama_cpp,
 }
 _PART = re.compile(r"(<!-- generated: (?P<name>[a-z-]+) -->)(?P<old>.*?)(<!-- end -->)", re.DOTALL)
 _COMMAND = re.compile(r"^\$ (foretrain .+)$", re.MULTILINE)

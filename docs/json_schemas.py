@@ -37,7 +37,7 @@ from foretrain.predict.finetune.within import FineTuneWithin
 from foretrain.predict.plan import Plan
 from foretrain.predict.ranks.record import ClusterPlan
 from foretrain.predict.trace.largest import Largest
-from foretrain.training.export import Exported
+from foretrain.training.exports.forms import Exported
 from foretrain.training.store import RunRecord
 from foretrain.tuning import record as tuning
 from foretrain.verification import record as verification

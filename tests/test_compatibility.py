@@ -29,7 +29,7 @@ from foretrain.model.optimizer import learning_rate
 from foretrain.model.shape import ModelShape
 from foretrain.model.step import evaluation_loss
 from foretrain.training import checkpoint, starting
-from foretrain.training.export import export
+from foretrain.training.exports.exporting import export
 from foretrain.training.store import RunDirectory
 from tests.kit.command import foretrain
 from tests.kit.nanogpt import held_by_nanogpt, reference_loss, trained_model, write_ckpt
@@ -528,7 +528,7 @@ def test_export_refuses_and_says_why(own_directory: Path, monkeypatch: Any) -> N
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("foretrain.training.export.save_file", full)
+        patch.setattr("foretrain.training.exports.hugging_face.save_file", full)
         assert id_of(Path("out"), "hf", Path("later")) == "disk.full_export"
     assert not Path("later").exists()
     assert not list(Path().glob(".later-*"))
@@ -559,11 +559,11 @@ def test_export_says_what_it_did(own_directory: Path) -> None:
     train(tiny(max_iters=2))
     done = foretrain("export", "out")
     assert (done.returncode, done.stderr.count("note:")) == (0, 2)
-    assert "step-0000000002 (step 2) → out/export-hf: config.json" in done.stdout
+    assert "step-0000000002 (step 2) → out/export-hf: README.md, config.json" in done.stdout
     again = foretrain("export", "out", "--force", "--json")
     assert json.loads(again.stdout)["notes"] == ["zero_biases", "no_tokenizer"]
-    assert foretrain("export", "out", "--to", "onnx").returncode == ExitCode.USAGE
-    assert not Path("out/export-onnx").exists()
+    assert foretrain("export", "out", "--to", "tflite").returncode == ExitCode.USAGE
+    assert not Path("out/export-tflite").exists()
 
 
 # -- tokenizers ----------------------------------------------------------------------------------------------

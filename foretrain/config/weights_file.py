@@ -13,7 +13,7 @@ from typing import Any, Literal
 from foretrain.base import apart
 from foretrain.base.errors import UserError
 from foretrain.base.records import Record
-from foretrain.base.safe_read import read_text
+from foretrain.base.safe_read import head, read_text
 from foretrain.config.families import FAMILIES
 from foretrain.config.nanogpt_checkpoint import Refused, shape_of
 from foretrain.config.presets import GPT2_SHAPES
@@ -90,6 +90,8 @@ def read_nanogpt(path: Path, folder: Path | None = None, *, moments: bool = Fals
 
 def _nanogpt(path: Path) -> WeightsFile:
     _need_file(path)
+    if head(path, 4) == b"GGUF":
+        raise Refused("it is a GGUF file, made to run a model; give the run or the folder that it was made from")
     held = read_nanogpt(path)
     return WeightsFile(
         kind="nanogpt", path=str(path), files=(str(path),), shape=held["shape"], step=held["iter_num"],

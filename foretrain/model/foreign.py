@@ -71,19 +71,25 @@ def _checked(name: str, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     return tensor
 
 
-def to_hugging_face(weights: dict[str, Tensor], shape: ModelShape) -> dict[str, Tensor]:
-    """Weights as transformers' model of the family names and turns them; zeros for biases that GPT-2 has not here."""
-    made = {}
+def with_biases(weights: dict[str, Tensor], shape: ModelShape) -> Iterator[tuple[str, Tensor]]:
+    """(name, fp32 tensor) of each parameter, in the order of the model that has biases where its family knows them:
+    zeros for those that are not here."""
     biased = ModelShape.of(shape.config.model_copy(update={"bias": True}))
     for parameter in biased.parameters():
-        name = parameter.name
-        if name in weights:
-            tensor = weights[name].float()
+        if parameter.name in weights:
+            yield parameter.name, weights[parameter.name].float()
         else:
-            assert name.endswith(".bias")
-            tensor = torch.zeros(parameter.shape)
-        made[name] = (tensor.t() if name.endswith(shape.family.transposed) else tensor).contiguous()
-    return made
+            assert parameter.name.endswith(".bias")
+            yield parameter.name, torch.zeros(parameter.shape)
+
+
+def to_hugging_face(weights: dict[str, Tensor], shape: ModelShape) -> dict[str, Tensor]:
+    """Weights as transformers' model of the family names and turns them; zeros for biases that GPT-2 has not here."""
+    turned = shape.family.transposed
+    return {
+        name: (tensor.t() if name.endswith(turned) else tensor).contiguous()
+        for name, tensor in with_biases(weights, shape)
+    }
 
 
 def nanogpt_optimizer(

@@ -1,7 +1,7 @@
-"""`foretrain export`: leave with your model, for Hugging Face, nanoGPT, or as plain safetensors."""
+"""`foretrain export`: leave with your model, for Hugging Face, llama.cpp, nanoGPT, or as plain safetensors."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import Annotated, cast
 
 import typer
 from rich.text import Text
@@ -10,13 +10,15 @@ from foretrain.app.export import SCHEMA, export
 from foretrain.base.messages import printable, say
 from foretrain.cli.commands.sample import warn_of_skipped
 from foretrain.cli.common import ERR, OUT, Json, Quiet, need_one_of, noted, print_json
-
-if TYPE_CHECKING:
-    from foretrain.training.export import Form
+from foretrain.training.exports.forms import FORMS, GGUF_TYPES, Exported, Form, GgufType
 
 EPILOG = """Examples:
 
 foretrain export out-baby --to hf --out my-gpt
+
+foretrain export out-baby --to hf --push my-name/my-gpt
+
+foretrain export out-baby --to gguf --gguf-type q8_0
 
 foretrain export out-baby --to nanogpt --out nanoGPT/out --best
 
@@ -32,7 +34,8 @@ def export_command(
     to: Annotated[
         str,
         typer.Option(
-            help="hf: a folder for transformers, with the tokenizer; nanogpt: a ckpt.pt that nanoGPT resumes; "
+            help="hf: a folder for transformers, with the tokenizer and a model card; gguf: one file for llama.cpp; "
+            "onnx: a graph for ONNX Runtime; nanogpt: a ckpt.pt that nanoGPT resumes; "
             "safetensors: the weights under nanoGPT's names."
         ),
     ] = "hf",
@@ -41,6 +44,17 @@ def export_command(
         bool,
         typer.Option("--best", help="Export the checkpoint with the lowest validation loss instead of the newest."),
     ] = False,
+    gguf_type: Annotated[
+        str | None,
+        typer.Option(help="How --to gguf stores matrices: f32, f16, bf16 or q8_0. Default: f16.", metavar="TYPE"),
+    ] = None,
+    push: Annotated[
+        str | None,
+        typer.Option(
+            help="Upload the folder of --to hf to this repository on the Hugging Face Hub. A new one is private.",
+            metavar="OWNER/NAME",
+        ),
+    ] = None,
     force: Annotated[
         bool,
         typer.Option(
@@ -50,16 +64,29 @@ def export_command(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Export a trained model for Hugging Face or nanoGPT, or as safetensors."""
+    """Export a trained model for Hugging Face, llama.cpp or nanoGPT, or as safetensors."""
 
-    need_one_of("--to", to, ("hf", "nanogpt", "safetensors"))
-    made = export(run, cast("Form", to), out, best=best, force=force)
+    need_one_of("--to", to, tuple(FORMS))
+    if gguf_type is not None:
+        need_one_of("--gguf-type", gguf_type, tuple(GGUF_TYPES))
+    made = export(
+        run, cast(Form, to), out, best=best, force=force, gguf_type=cast("GgufType | None", gguf_type), push=push
+    )
     warn_of_skipped(made.checkpoint, list(made.skipped))
     if as_json:
         print_json(made.to_json(schema=SCHEMA))
     elif not quiet:
-        for note in made.notes:
-            ERR.print(noted(say(f"export.{note}")), soft_wrap=True)
-        listed = ", ".join(made.files)
-        line = say("export.done", checkpoint=made.checkpoint, step=made.step, path=made.path, files=listed)
+        _show(made)
+
+
+def _show(made: Exported) -> None:
+    for note in made.notes:
+        ERR.print(noted(say(f"export.{note}")), soft_wrap=True)
+    listed = ", ".join(made.files)
+    lines = [say("export.done", checkpoint=made.checkpoint, step=made.step, path=made.path, files=listed)]
+    if made.quantize:
+        lines.append(say("export.quantize", command=made.quantize))
+    if made.pushed:
+        lines.append(say("export.pushed", address=made.pushed))
+    for line in lines:
         OUT.print(Text(printable(line)), soft_wrap=True)

@@ -116,6 +116,18 @@ class Family:
         """config.json of Hugging Face's model that computes what this one does; `separator`: between documents."""
         raise NotImplementedError
 
+    def gguf_architecture(self, c: RunConfig) -> str:
+        """llama.cpp's name of the architecture that computes what this model does; empty: it has none."""
+        return ""
+
+    def write_gguf(self, c: RunConfig) -> dict[str, int | float]:
+        """The keys of GGUF that say the model's sizes, without the architecture's name before them."""
+        raise NotImplementedError
+
+    def gguf_rotated(self, c: RunConfig) -> Mapping[str, int]:
+        """{end of a matrix's name: its heads} where llama.cpp turns neighbouring rows of a head by the positions."""
+        return {}
+
 
 def count_layers(shapes: Mapping[str, Shape], blocks: str) -> int:
     """How many blocks tensors are named after. A number beyond that of all tensors is no block's."""

@@ -110,6 +110,22 @@ class Llama(Family):
             "bos_token_id": separator, "eos_token_id": separator, "pad_token_id": None,
         }  # fmt: skip
 
+    def gguf_architecture(self, c: RunConfig) -> str:
+        return "qwen3" if c.qk_norm else "llama"
+
+    def write_gguf(self, c: RunConfig) -> dict[str, int | float]:
+        return {
+            "block_count": c.n_layer, "context_length": c.block_size, "embedding_length": c.n_embd,
+            "feed_forward_length": c.mlp_inner, "attention.head_count": c.n_head,
+            "attention.head_count_kv": c.kv_heads, "attention.key_length": c.head_width,
+            "attention.value_length": c.head_width, "attention.layer_norm_rms_epsilon": c.norm_eps,
+            "rope.dimension_count": c.head_width, "rope.freq_base": c.rope_theta, "vocab_size": c.vocab_size,
+        }  # fmt: skip
+
+    def gguf_rotated(self, c: RunConfig) -> Mapping[str, int]:
+        """Its Qwen3 turns halves against each other, as this family does."""
+        return {} if c.qk_norm else {"self_attn.q_proj.weight": c.n_head, "self_attn.k_proj.weight": c.kv_heads}
+
 
 # Options by the words of Hugging Face's config.json, with what is meant where it does not say. (n_head says the same
 # as n_kv_head where that is left out.)

@@ -7,6 +7,8 @@ from foretrain.config.families.family import Family, Named
 from foretrain.config.nanogpt_checkpoint import BLOCK
 from foretrain.config.options import RunConfig
 
+NORM_EPS = 1e-5
+
 
 class NanoGPT(Family):
     """Learned positions, LayerNorm, GELU, a tied head; biases or none."""
@@ -51,9 +53,19 @@ class NanoGPT(Family):
             "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2",
             "n_layer": c.n_layer, "n_head": c.n_head, "n_embd": c.n_embd, "n_inner": None,
             "n_positions": c.block_size, "vocab_size": c.vocab_size,
-            "activation_function": "gelu", "layer_norm_epsilon": 1e-5, "initializer_range": 0.02,
+            "activation_function": "gelu", "layer_norm_epsilon": NORM_EPS, "initializer_range": 0.02,
             "attn_pdrop": c.dropout, "embd_pdrop": c.dropout, "resid_pdrop": c.dropout,
             "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "reorder_and_upcast_attn": False,
             "tie_word_embeddings": True, "use_cache": True, "dtype": "float32",
             "bos_token_id": separator, "eos_token_id": separator,
+        }  # fmt: skip
+
+    def gguf_architecture(self, c: RunConfig) -> str:
+        return "gpt2"
+
+    def write_gguf(self, c: RunConfig) -> dict[str, int | float]:
+        return {
+            "block_count": c.n_layer, "context_length": c.block_size, "embedding_length": c.n_embd,
+            "feed_forward_length": 4 * c.n_embd, "attention.head_count": c.n_head,
+            "attention.layer_norm_epsilon": NORM_EPS,
         }  # fmt: skip

@@ -26,6 +26,7 @@ from foretrain.config.finetune.options import FineTune
 from foretrain.config.options import RunConfig
 from foretrain.data.dataset_look import DatasetSummary
 from foretrain.data.prepare.estimate import PreparePlan
+from foretrain.evaluation.record import Evaluation
 from foretrain.hardware.calibration import Calibration
 from foretrain.hardware.catalogue import Gpu
 from foretrain.monitoring.record import WatchRecord
@@ -176,6 +177,7 @@ OUTPUTS: dict[str, Output] = {
         _object("Sample", checkpoint=(str, ...), skipped=(list[str], ...), prompt=(str, ...), text=(str, ...)),
     ),
     "foretrain.export/1": Output("export", "what was written for others", Exported),
+    "foretrain.eval/1": Output("eval", "bits per byte of texts, and metrics of lm-eval's tasks", Evaluation),
     "foretrain.prepare-plan/1": Output(
         "prepare --plan", "what preparing will take", PreparePlan, {"fits_": (bool, Field(alias="fits"))}
     ),

@@ -27,6 +27,7 @@ from foretrain.reports.document import (
 )
 from foretrain.reports.views import agreement as agreement_view
 from foretrain.reports.views import curves as curves_view
+from foretrain.reports.views.evaluation import compared
 
 WIDE = 4  # subjects that stand side by side; more of them stand one below the other
 _LABEL = 18
@@ -43,6 +44,7 @@ def document(found: Comparison) -> Document:
         Section(Message("side.settings"), _settings(found, labels)),
         Section(Message("side.figures"), _figures(found.sides)),
         Section(Message("side.verdicts"), tuple(_verdicts(found))),
+        *compared.sections(found.scores, labels),
         *_settle(found),
     ]
     title = Message("side.title_many", {"count": len(labels)})
@@ -425,6 +427,7 @@ def report(
     agreement = agreement_view.pictures(checks, sources) if checks and sources else ()
     if agreement:
         sections.append(Section(Message("report.check"), agreement))
+    sections += compared.sections(found.scores, list(order))
     sections += _settle(found)
     return Document(Message("report.compare_title", {"labels": ", ".join(order)}), Message("side.subtitle"), sections)
 

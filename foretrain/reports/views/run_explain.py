@@ -17,6 +17,7 @@ from foretrain.reports.document import (
     Table,
 )
 from foretrain.reports.views.cluster import trained
+from foretrain.reports.views.evaluation import scores
 from foretrain.training.store import MachineLoad
 
 Rows = list[tuple[Cell, ...]]
@@ -27,7 +28,7 @@ def document(found: RunExplanation, *, limit: bool = False) -> Document:
     """Memory that ran out first, then where memory and time went. `limit`: and the machine's limit by operation."""
     sections = [
         *endings(found), *rank_sections(found), Section(Message("run_explain.memory"), _memory(found)),
-        *time_sections(found),
+        *time_sections(found), *scores.sections(found.scores),
         *([_limit_section(found.limit)] if limit and found.limit else []),
     ]  # fmt: skip
     values = {"status": Message(f"status.{found.status}"), "steps": found.steps_done, "gpu": found.gpu_name}

@@ -1,0 +1,147 @@
+"""`foretrain eval`: how good a model is, on texts and on lm-eval's tasks."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from foretrain.app.evaluate import SCHEMA, evaluate
+from foretrain.base.messages import printable, say
+from foretrain.cli.commands.sample import warn_of_skipped
+from foretrain.cli.common import ERR, OUT, Json, Quiet, noted, print_json, print_said
+from foretrain.reports import text
+from foretrain.reports.views.evaluation import scores
+
+EPILOG = """Examples:
+
+foretrain eval out-baby                        (bits per byte of its validation data)
+
+foretrain eval out-baby --text notes.txt --text README.md
+
+foretrain eval out-baby --best --tasks lambada_openai,hellaswag
+
+foretrain eval out-baby --tasks my_task --include-path my-tasks   (a task of your own, without a network)
+
+foretrain eval my-hugging-face-folder --text notes.txt --json"""
+
+_LIVE_EVERY_S, _LINE_EVERY_S = 0.1, 10.0  # a log file wants fewer lines than a terminal
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("eval", epilog=EPILOG)(eval_command)
+
+
+def eval_command(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="A run, one of its checkpoints, or a Hugging Face folder.", metavar="RUN|CHECKPOINT|FOLDER"
+        ),
+    ],
+    texts: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--text", help="A UTF-8 text file, for its bits per byte; may be repeated. Default: the validation data."
+        ),
+    ] = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option(
+            help="Tasks of lm-eval, joined by commas. Their data comes from the Hugging Face Hub or its local cache."
+        ),
+    ] = None,
+    include_path: Annotated[
+        Path | None,
+        typer.Option(help="Folder with lm-eval tasks of your own (YAML). Python files that they name are run."),
+    ] = None,
+    best: Annotated[
+        bool,
+        typer.Option("--best", help="Evaluate the checkpoint with the lowest validation loss instead of the newest."),
+    ] = False,
+    stride: Annotated[
+        int | None, typer.Option(help="Tokens from one window to the next. Default: half the context.", min=1)
+    ] = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="Most tokens to score of each text. Default: all of a file, one million of the validation data.", min=1
+        ),
+    ] = None,
+    shots: Annotated[
+        int | None, typer.Option("--num-fewshot", help="Examples before each question of a task.", min=0)
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Most documents of each task, for a quick look.", min=1)] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Sequences that a task's model sees at a time. Default: 4.", min=1)
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure bits per byte of any text, and run lm-eval's tasks. Results are kept beside the run."""
+    line = _Line(quiet=quiet or as_json)
+    names = [name.strip() for name in (tasks or "").split(",") if name.strip()]
+    try:
+        found = evaluate(
+            source, tasks=names, text=texts or (), best=best, include_path=include_path, stride=stride, tokens=tokens,
+            num_fewshot=shots, limit=limit, batch_size=batch_size, device=device, quiet=line.quiet or not line.live,
+            listen=line,
+        )  # fmt: skip
+    finally:
+        line.clear()
+    if found.checkpoint:
+        warn_of_skipped(found.checkpoint, list(found.skipped))
+    print_said(found.notes, quiet=False)
+    if as_json:
+        print_json(found.to_json(schema=SCHEMA))
+    else:
+        text.render(scores.document(found), OUT)
+
+
+class _Line:
+    """Progress on stderr: one live line on a terminal, a line now and then otherwise."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self.quiet, self.live = quiet, sys.stderr.isatty()
+        self._begun_s = self._next_s = time.monotonic()
+        self._of, self._shown = "", False
+
+    def __call__(self, id: str, values: dict[str, Any]) -> None:
+        if self.quiet:
+            return
+        if id == "task_data":
+            self.clear()
+            ERR.print(noted(say("evaluating.task_data")), soft_wrap=True)
+            return
+        values = {"name": self._of, **values}
+        name = values["name"]
+        if name != self._of or id == "loading":
+            self._of, self._begun_s, self._next_s = name, time.monotonic(), 0.0
+        if time.monotonic() < self._next_s:
+            return
+        self._next_s = time.monotonic() + (_LIVE_EVERY_S if self.live else _LINE_EVERY_S)
+        self._show(printable(say(f"evaluating.{id}", **values) + self._left(values)))
+
+    def _left(self, values: dict[str, Any]) -> str:
+        """The time that is left, at the speed so far."""
+        done, total = values.get("done", 0), values.get("total", 0)
+        if not 0 < done < total:
+            return ""
+        return say("evaluating.left", time=(time.monotonic() - self._begun_s) * (total - done) / done)
+
+    def _show(self, line: str) -> None:
+        if self.live:
+            sys.stderr.write("\r\x1b[2K" + line[: max(20, ERR.width - 1)])
+            sys.stderr.flush()
+            self._shown = True
+        else:
+            ERR.print(Text(line), soft_wrap=True)
+
+    def clear(self) -> None:
+        """Take the live line away."""
+        if self._shown:
+            sys.stderr.write("\r\x1b[2K")
+            self._shown = False

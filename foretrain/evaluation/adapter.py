@@ -122,11 +122,11 @@ class OwnLM(_api.TemplateLM):
         ids = self.tok_encode(context)[-(self.max_length - most) :] or [self.prefix_token_id]
         ends = None if isinstance(self._words, CharTokenizer) else self._words.separator
         made: list[int] = []
-        for id in generate(
+        following = generate(
             self._own.model, ids, most, temperature=wanted.get("temperature") or 0.0,
-            top_k=int(wanted.get("top_k") or 0), seed=0,
-            vocab_size=min(self._words.vocab_size, self._own.vocab_size),
-        ):  # fmt: skip
+            top_k=int(wanted.get("top_k") or 0), seed=0, vocab_size=min(self._words.vocab_size, self._own.vocab_size),
+        )  # fmt: skip
+        for id in following:
             if id == ends:
                 break
             made.append(id)

@@ -82,9 +82,15 @@ def rows_at_once(context: int, vocab_size: int) -> int:
 
 
 def score(
-    model: Predictor, ids: np.ndarray, byte_counts: Sequence[int], *, stride: int, skip: int | None = None,
-    context: int | None = None, tell: Tell = lambda done, total: None,
-) -> Summed:  # fmt: skip
+    model: Predictor,
+    ids: np.ndarray,
+    byte_counts: Sequence[int],
+    *,
+    stride: int,
+    skip: int | None = None,
+    context: int | None = None,
+    tell: Tell = lambda done, total: None,
+) -> Summed:
     """The sums over `ids`, whose first one is context only. `byte_counts`: the bytes of each id's text.
 
     `skip`: an id that is never scored, such as what separates documents. `context`: of each window; by default, and at

@@ -322,6 +322,12 @@ class RunDirectory:
                 found.append(Scores.from_json(read_text(path)))
         return tuple(found)
 
+    @property
+    def bits_per_byte(self) -> float | None:
+        """Of the text that was evaluated last, by the newest checkpoint that was evaluated on any."""
+        found = [each for each in self.scores() if each.texts]
+        return max(found[-1].texts, key=lambda score: score.at).bits_per_byte if found else None
+
     def keep_scores(self, scores: Scores) -> Path:
         """The file that holds these, and what was found of the same checkpoint before. Raises OSError."""
         folder = self.path / SCORES

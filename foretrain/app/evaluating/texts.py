@@ -99,10 +99,9 @@ def _ids(subject: Subject, document: Document) -> np.ndarray:
 def _check(subject: Subject, document: Document, ids: np.ndarray) -> None:
     if len(ids) < 2:
         raise UserError("data.text_too_short", path=document.name, tokens=len(ids))
-    if (largest := int(ids.max())) >= subject.model.vocab_size:
-        raise UserError(
-            "data.id_beyond_vocab", path=document.name, id=largest, vocab_size=subject.model.vocab_size
-        )  # fmt: skip
+    largest, size = int(ids.max()), subject.model.vocab_size
+    if largest >= size:
+        raise UserError("data.id_beyond_vocab", path=document.name, id=largest, vocab_size=size)
 
 
 def _size(subject: Subject, document: Document, ids: np.ndarray, sizes: Sequence[int], whole: bool) -> int | None:

@@ -27,6 +27,47 @@ foretrain eval out-baby --tasks my_task --include-path my-tasks   (a task of you
 
 foretrain eval my-hugging-face-folder --text notes.txt --json"""
 
+Source = Annotated[
+    Path,
+    typer.Argument(help="A run, one of its checkpoints, or a Hugging Face folder.", metavar="RUN|CHECKPOINT|FOLDER"),
+]
+TextOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--text", help="A UTF-8 text file, for its bits per byte; may be repeated. Default: the validation data."
+    ),
+]
+TasksOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Tasks of lm-eval, joined by commas. Their data comes from the Hugging Face Hub or its local cache."
+    ),
+]
+IncludeOption = Annotated[
+    Path | None,
+    typer.Option(help="Folder with lm-eval tasks of your own (YAML). Python files that they name are run."),
+]
+BestOption = Annotated[
+    bool,
+    typer.Option("--best", help="Evaluate the checkpoint with the lowest validation loss instead of the newest."),
+]
+StrideOption = Annotated[
+    int | None, typer.Option(help="Tokens from one window to the next. Default: half the context.", min=1)
+]
+TokensOption = Annotated[
+    int | None,
+    typer.Option(
+        help="Most tokens to score of each text. Default: all of a file, one million of the validation data.", min=1
+    ),
+]
+ShotsOption = Annotated[
+    int | None, typer.Option("--num-fewshot", help="Examples before each question of a task.", min=0)
+]
+LimitOption = Annotated[int | None, typer.Option(help="Most documents of each task, for a quick look.", min=1)]
+BatchOption = Annotated[
+    int | None, typer.Option(help="Sequences that a task's model sees at a time. Default: 4.", min=1)
+]
+DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
 _LIVE_EVERY_S, _LINE_EVERY_S = 0.1, 10.0  # a log file wants fewer lines than a terminal
 
 
@@ -35,49 +76,17 @@ def add_to(app: typer.Typer) -> None:
 
 
 def eval_command(
-    source: Annotated[
-        Path,
-        typer.Argument(
-            help="A run, one of its checkpoints, or a Hugging Face folder.", metavar="RUN|CHECKPOINT|FOLDER"
-        ),
-    ],
-    texts: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--text", help="A UTF-8 text file, for its bits per byte; may be repeated. Default: the validation data."
-        ),
-    ] = None,
-    tasks: Annotated[
-        str | None,
-        typer.Option(
-            help="Tasks of lm-eval, joined by commas. Their data comes from the Hugging Face Hub or its local cache."
-        ),
-    ] = None,
-    include_path: Annotated[
-        Path | None,
-        typer.Option(help="Folder with lm-eval tasks of your own (YAML). Python files that they name are run."),
-    ] = None,
-    best: Annotated[
-        bool,
-        typer.Option("--best", help="Evaluate the checkpoint with the lowest validation loss instead of the newest."),
-    ] = False,
-    stride: Annotated[
-        int | None, typer.Option(help="Tokens from one window to the next. Default: half the context.", min=1)
-    ] = None,
-    tokens: Annotated[
-        int | None,
-        typer.Option(
-            help="Most tokens to score of each text. Default: all of a file, one million of the validation data.", min=1
-        ),
-    ] = None,
-    shots: Annotated[
-        int | None, typer.Option("--num-fewshot", help="Examples before each question of a task.", min=0)
-    ] = None,
-    limit: Annotated[int | None, typer.Option(help="Most documents of each task, for a quick look.", min=1)] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Sequences that a task's model sees at a time. Default: 4.", min=1)
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
+    source: Source,
+    texts: TextOption = None,
+    tasks: TasksOption = None,
+    include_path: IncludeOption = None,
+    best: BestOption = False,
+    stride: StrideOption = None,
+    tokens: TokensOption = None,
+    shots: ShotsOption = None,
+    limit: LimitOption = None,
+    batch_size: BatchOption = None,
+    device: DeviceOption = "auto",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -118,19 +127,20 @@ class _Line:
             return
         values = {"name": self._of, **values}
         name = values["name"]
-        if name != self._of or id == "loading":
+        if name != self._of or id in ("loading", "task"):
             self._of, self._begun_s, self._next_s = name, time.monotonic(), 0.0
+            if id.endswith("_progress") and not self.live:
+                self._next_s = self._begun_s + _LINE_EVERY_S
         if time.monotonic() < self._next_s:
             return
         self._next_s = time.monotonic() + (_LIVE_EVERY_S if self.live else _LINE_EVERY_S)
         self._show(printable(say(f"evaluating.{id}", **values) + self._left(values)))
 
     def _left(self, values: dict[str, Any]) -> str:
-        """The time that is left, at the speed so far."""
+        """The time that is left, at the speed so far; nothing in the first second."""
         done, total = values.get("done", 0), values.get("total", 0)
-        if not 0 < done < total:
-            return ""
-        return say("evaluating.left", time=(time.monotonic() - self._begun_s) * (total - done) / done)
+        took_s = time.monotonic() - self._begun_s
+        return say("evaluating.left", time=took_s * (total - done) / done) if done and took_s > 1 else ""
 
     def _show(self, line: str) -> None:
         if self.live:

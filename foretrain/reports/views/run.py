@@ -23,7 +23,6 @@ from foretrain.reports.views import curves as curves_view
 from foretrain.reports.views import figures, run_explain
 from foretrain.reports.views import outlook as outlook_view
 from foretrain.reports.views.cluster import trained
-from foretrain.reports.views.evaluation import scores
 from foretrain.reports.views.memory import phase_bars
 from foretrain.training.store import RunDirectory, RunRecord
 
@@ -50,7 +49,7 @@ def runs_document(records: list[tuple[RunDirectory, RunRecord]]) -> Document:
     rows: list[tuple[Cell, ...]] = []
     tones = []
     several = any(record.world > 1 for _, record in records)
-    bits = [scores.newest_bits(directory.scores()) for directory, _ in records]
+    bits = [directory.bits_per_byte for directory, _ in records]
     evaluated = any(each is not None for each in bits)
     for (directory, record), found in zip(records, bits, strict=True):
         rows.append(
@@ -59,7 +58,7 @@ def runs_document(records: list[tuple[RunDirectory, RunRecord]]) -> Document:
                 status_text(directory, record),
                 f"{record.steps_done:,} / {record.config.max_iters:,}",
                 f"{record.val_loss:.4f}" if record.val_loss is not None else "–",
-                *([Quantity(found.bits_per_byte if found else None, "digits4")] if evaluated else []),
+                *([Quantity(found, "digits4")] if evaluated else []),
                 Message("value.throughput", {"tokens_per_s": record.tokens_per_s}) if record.tokens_per_s else "–",
                 Quantity(record.mfu, "percent"),
                 *([str(record.world)] if several else []),
@@ -193,7 +192,7 @@ def report(facts: RunFacts) -> Document:
     scatter = agreement_view.pictures([(record.name, facts.check.rows)], facts.check.sources)
     sections.append(Section(Message("report.check"), (*scatter, *time.blocks)))
     sections += run_explain.time_sections(facts.explanation)
-    sections += scores.sections(facts.explanation.scores)
+    sections += run_explain.score_sections(facts.explanation)
     sections += outlook_view.sections(facts.plan, facts.outlook)
     if facts.sample:
         sections.append(Section(Message("report.sample"), (Verbatim(facts.sample),)))

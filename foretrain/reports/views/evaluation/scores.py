@@ -1,6 +1,6 @@
 """What `foretrain eval` found, as Documents: its answer, and the section of a run that was evaluated before."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from foretrain.evaluation.record import Evaluation, Scores, TaskScore, TextScore
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
@@ -37,12 +37,6 @@ def sections(scores: Sequence[Scores]) -> list[Section]:
     return [Section(Message("scores.section"), tuple(blocks))] if blocks else []
 
 
-def newest_bits(scores: Iterable[Scores]) -> TextScore | None:
-    """The bits per byte that a list of runs shows: of the newest checkpoint that has any, the text evaluated last."""
-    by_step = sorted((each for each in scores if each.texts), key=lambda each: each.step)
-    return max(by_step[-1].texts, key=lambda score: score.at) if by_step else None
-
-
 def _columns(names: Sequence[str], steps: bool) -> tuple[Message, ...]:
     return tuple(Message(f"column.{name}") for name in ([*names, "step"] if steps else names))
 
@@ -50,27 +44,24 @@ def _columns(names: Sequence[str], steps: bool) -> tuple[Message, ...]:
 def _texts(found: Sequence[tuple[int | None, TextScore]]) -> Table:
     """Names are as long as their files', so they come first; `step` only where it is not said above."""
     steps = any(step is not None for step, _ in found)
-    rows: list[tuple[Cell, ...]] = [
-        (
-            score.text, Quantity(score.bits_per_byte, "digits4"), plus_minus(score.standard_error),
-            Quantity(score.loss, "digits4"), f"{score.tokens:,}", Quantity(score.size_bytes, "bytes"),
-            *([f"{step:,}"] if steps else []),
-        )
-        for step, score in found
-    ]  # fmt: skip
+    rows: list[tuple[Cell, ...]] = []
+    for step, score in found:
+        bits, loss = Quantity(score.bits_per_byte, "digits4"), Quantity(score.loss, "digits4")
+        size = Quantity(score.size_bytes, "bytes")
+        row = (score.text, bits, plus_minus(score.standard_error), loss, f"{score.tokens:,}", size)
+        rows.append(row if step is None else (*row, f"{step:,}"))
     columns = _columns(("text", "bits_per_byte", "plus_minus", "loss", "tokens", "size"), steps)
     return Table(columns, tuple(rows), frozenset(range(1, len(columns))), optional=(5,))
 
 
 def _tasks(found: Sequence[tuple[int | None, TaskScore]]) -> Table:
     steps = any(step is not None for step, _ in found)
-    rows: list[tuple[Cell, ...]] = [
-        (
-            score.task, metric_name(score), Quantity(score.value, "digits4"), plus_minus(score.standard_error),
-            UNKNOWN if score.shots is None else str(score.shots), _documents(score), *([f"{step:,}"] if steps else []),
-        )
-        for step, score in found
-    ]  # fmt: skip
+    rows: list[tuple[Cell, ...]] = []
+    for step, score in found:
+        shots = UNKNOWN if score.shots is None else str(score.shots)
+        value, error = Quantity(score.value, "digits4"), plus_minus(score.standard_error)
+        row = (score.task, metric_name(score), value, error, shots, _documents(score))
+        rows.append(row if step is None else (*row, f"{step:,}"))
     columns = _columns(("task", "metric", "value", "plus_minus", "shots", "documents"), steps)
     return Table(columns, tuple(rows), frozenset(range(2, len(columns))), optional=(4,))
 

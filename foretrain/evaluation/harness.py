@@ -86,14 +86,33 @@ class Harness:
         groups = found.get("groups") or {}
         return [groups[name]] if name in groups else list(found["tasks"].values())
 
+    def run(
+        self, model: Any, name: str, *, shots: int | None, documents: int | None, shared: Mapping[str, Any]
+    ) -> tuple[TaskScore, ...]:
+        """The metrics of the tasks of one name. `shared`: what the records of all tasks say alike. Raises UserError."""
+        loaded = self.load(name)
+        try:
+            found = _lm_eval.simple_evaluate(
+                model=model,
+                tasks=loaded,
+                num_fewshot=shots,
+                limit=documents,
+                bootstrap_iters=RESAMPLES,
+                log_samples=False,
+                task_manager=self.manager,  # it would read its own thousands of files again
+            )
+        except (AssertionError, ValueError, KeyError, ImportError, OSError) as error:
+            raise UserError("environment.task_failed", task=name, reason=first_line(error)) from None
+        return scores_of(found, {"harness": self.version, **shared})
+
 
 def find(names: Sequence[str], include_path: Path | None) -> Harness:
     """The tasks of these names. Raises UserError for a name that lm-eval does not know, with the nearest ones.
 
-    lm-eval's own list of 15,000 files is read only where the user's own folder does not have them all.
+    lm-eval's own list of thousands of files is read only where the user's own folder does not have them all.
     """
     if include_path is not None and not include_path.is_dir():
-        raise UserError("data.no_folder", path=str(include_path))
+        raise UserError("data.no_task_folder", path=str(include_path))
     if include_path is not None:
         own = _tasks.TaskManager(include_path=str(include_path), include_defaults=False)
         if set(names) <= set(own.all_subtasks):
@@ -112,19 +131,6 @@ def hugging_face(folder: Path, device: str, batch_size: int) -> Any:
     """lm-eval's own model over a Hugging Face folder, in single precision."""
     made = {"pretrained": str(folder), "dtype": "float32", "batch_size": batch_size, "device": device}
     return _registry.get_model("hf").create_from_arg_obj(made)
-
-
-def run(
-    model: Any, name: str, loaded: Loaded, *, shots: int | None, documents: int | None, shared: Mapping[str, Any]
-) -> tuple[TaskScore, ...]:
-    """The metrics of the tasks of one name. `shared`: fields of a TaskScore that all have."""
-    try:
-        found = _lm_eval.simple_evaluate(
-            model=model, tasks=loaded, num_fewshot=shots, limit=documents, bootstrap_iters=RESAMPLES, log_samples=False
-        )
-    except (AssertionError, ValueError, KeyError, ImportError, OSError) as error:
-        raise UserError("environment.task_failed", task=name, reason=first_line(error)) from None
-    return scores_of(found, shared)
 
 
 def scores_of(found: Mapping[str, Any], shared: Mapping[str, Any]) -> tuple[TaskScore, ...]:

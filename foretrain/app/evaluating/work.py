@@ -97,15 +97,10 @@ def _run_tasks(asked: Asked, tasks: harness.Harness, run: OfRun | None, subject:
     with harness.quiet_libraries(asked.quiet), _task_model(asked, run, subject, device) as (model, through):
         for name in asked.tasks:
             asked.listen("task", {"name": name})
-            shared = {
-                "harness": tasks.version, "through": through, "device": device, "dtype": "float32", "at": now(),
-            }  # fmt: skip
+            shared = {"through": through, "device": device, "dtype": "float32", "at": now()}
             try:
-                found.add(
-                    *harness.run(
-                        model, name, tasks.load(name), shots=asked.shots, documents=asked.documents, shared=shared
-                    )
-                )
+                scores = tasks.run(model, name, shots=asked.shots, documents=asked.documents, shared=shared)
+                found.add(*scores)
             except torch.OutOfMemoryError:
                 raise UserError("memory.task", task=name, batch_size=asked.batch_size or ROWS) from None
 

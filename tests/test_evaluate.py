@@ -1,7 +1,9 @@
 """`foretrain eval`: bits per byte against transformers and by hand, and where results are kept and shown."""
 
+import io
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,12 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 import foretrain as library
 from foretrain.app.compare import compared
 from foretrain.base.errors import UserError
+from foretrain.cli.commands import eval as eval_command
 from foretrain.comparison.compare import compare
 from foretrain.data.token_bytes import token_bytes
 from foretrain.data.tokenizer import ByteTokenizer, JsonTokenizer, TiktokenTokenizer
@@ -23,7 +27,7 @@ from foretrain.evaluation.record import Evaluation, Scores, TextScore
 from foretrain.model.language_model import make_model
 from foretrain.training import checkpoint
 from foretrain.training.store import RunDirectory
-from tests.kit.command import first_screen, foretrain, watched
+from tests.kit.command import foretrain
 from tests.kit.evaluation import TEXT, bpe, characters, trained, write_tokenized
 from tests.kit.prepare import GPT2_PATTERN, bpe_text, ranks_of, texts
 from tests.kit.runs import write_measured_run
@@ -316,12 +320,13 @@ def test_runs_are_compared_by_what_they_share() -> None:
 # -- the command --------------------------------------------------------------------------------------------------
 
 
-def test_the_command_answers_on_one_screen_and_in_json(text_file: Path) -> None:
+def test_the_command_answers_on_one_screen_and_in_json(text_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained()
-    folder = str(Path.cwd() / "out")
-    lines = first_screen("eval", folder, "--text", str(text_file.absolute()), "--device=cpu", most_lines=12)
-    assert "bits/byte" in lines.stdout
-    assert "out, step 12" in lines.stdout.replace(str(Path.cwd()) + "/", "")
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = foretrain("eval", "out", "--text", "t.txt", "--device=cpu").stdout.splitlines()
+    assert len(lines) <= 12
+    assert max(map(len, lines)) <= 80
+    assert lines[0].startswith("out, step 12  cpu, float32; kept in out/scores/step-0000000012.json")
     found = json.loads(foretrain("eval", "out", "--text", "t.txt", "--device=cpu", "--json").stdout)
     assert found["schema"] == "foretrain.eval/1"
     assert found["texts"][0]["size_bytes"] == len(TEXT.encode())
@@ -332,8 +337,13 @@ def test_the_command_answers_on_one_screen_and_in_json(text_file: Path) -> None:
 
 def test_progress_is_shown_where_somebody_watches(text_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained()
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    assert "Loading out" in watched("eval", "out", "--text", "t.txt", "--device=cpu")
+    screen = io.StringIO()
+    monkeypatch.setattr(eval_command, "ERR", Console(file=screen, force_terminal=True, width=100))
+    monkeypatch.setattr(windows, "LOGITS_BYTES", 0)  # one window a batch
+    assert foretrain("eval", "out", "--text", "t.txt", "--device=cpu").returncode == 0
+    assert "Loading out" in screen.getvalue()
+    assert re.search(r"\r\x1b\[2Kt\.txt: \d+ of [\d,]+ tokens", screen.getvalue())
+    assert screen.getvalue().endswith("\r\x1b[2K")
 
 
 def test_what_was_found_before_ctrl_c_is_kept(text_file: Path) -> None:

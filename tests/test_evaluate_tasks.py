@@ -4,11 +4,13 @@ import contextlib
 import importlib.util
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import foretrain as library
+from foretrain.app.evaluating import subjects
 from foretrain.base.errors import UserError
 from foretrain.evaluation import harness
 from foretrain.evaluation.record import TaskScore
@@ -44,8 +46,21 @@ def without_a_layout(monkeypatch: pytest.MonkeyPatch) -> Any:
         yield
 
 
+def of_lm_eval(folder: str, include_path: Path) -> tuple[TaskScore, ...]:
+    """What lm-eval itself says of a Hugging Face folder, by its own front door."""
+    import lm_eval
+    from lm_eval.tasks import TaskManager
+
+    found = lm_eval.simple_evaluate(
+        model="hf", model_args={"pretrained": folder, "dtype": "float32"}, tasks=TASKS, device="cpu", batch_size=1,
+        task_manager=TaskManager(include_path=str(include_path), include_defaults=False), bootstrap_iters=1000,
+        log_samples=False,
+    )  # fmt: skip
+    return harness.scores_of(found, {"harness": "", "through": "", "device": "cpu", "dtype": "float32", "at": ""})
+
+
 @pytest.mark.parametrize("recipe", ["nanogpt", "llama", "nanochat"])
-def test_the_export_the_folder_and_the_model_itself_score_the_same(
+def test_the_export_the_folder_and_the_model_itself_score_as_lm_eval_does(
     recipe: str, own_tasks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("transformers")
@@ -58,14 +73,33 @@ def test_the_export_the_folder_and_the_model_itself_score_the_same(
     assert [{s.through for s in scores} for scores in (through_export, of_folder, own)] == [
         {"export"}, {"folder"}, {"model"},
     ]  # fmt: skip
-    expected = by_metric(of_folder)
+    expected = by_metric(of_lm_eval(folder, own_tasks))
     assert {task for task, _ in expected} == set(TASKS)
-    for found in (through_export, own):
+    for found in (through_export, of_folder, own):
         assert by_metric(found).keys() == expected.keys()
         for key, (value, error) in by_metric(found).items():
             assert value == pytest.approx(expected[key][0], rel=1e-5), key
             assert (error is None) == (expected[key][1] is None), key
             assert error is None or error == pytest.approx(expected[key][1], rel=1e-5), key
+
+
+def test_the_model_itself_writes_what_the_export_writes() -> None:
+    pytest.importorskip("transformers")
+    from foretrain.evaluation.adapter import OwnLM
+
+    run = trained()
+    subject = subjects.loaded(subjects.of_run(run, best=False), "cpu")
+    own = OwnLM(subject.model, subject.words)
+    theirs = harness.hugging_face(Path(library.export(run, "hf").path), "cpu", 1)
+    asked = [
+        SimpleNamespace(args=(prompt, {"until": until, "max_gen_toks": most}))
+        for prompt in ("import ", "def f(self):\n    return", TEXT)  # the last is longer than the context
+        for until, most in (([], 12), (["\n", " s"], 20), (["e"], 5))
+    ]
+    texts = own.generate_until(asked)
+    assert texts == theirs.generate_until(asked)
+    assert len(set(texts)) > 3
+    assert not any("e" in text for text in texts[2::3])
 
 
 @pytest.mark.parametrize(("recipe", "words"), [("modern", None), ("nanogpt", "char")])
@@ -114,6 +148,7 @@ def test_results_of_tasks_are_kept_and_shown(own_tasks: Path) -> None:
     assert "2 / 5" in shown
 
 
+@pytest.mark.slow
 def test_a_task_that_lm_eval_does_not_know_is_told_with_the_nearest(own_tasks: Path) -> None:
     trained("modern")
     result = foretrain("eval", "out", "--tasks", "own_choices,own_choises", "--include-path", "tasks")

@@ -35,7 +35,6 @@ def evaluate(
     limit: int | None = None,
     batch_size: int | None = None,
     device: str = "auto",
-    quiet: bool = True,
     listen: Listen = lambda id, values: None,
 ) -> Evaluation:
     """How well a model does: `foretrain.evaluate("out", text="notes.txt").texts[0].bits_per_byte`.
@@ -61,6 +60,6 @@ def evaluate(
     asked = Asked(
         source=Path(source), tasks=names, texts=tuple(map(Path, files)), best=best,
         include_path=None if include_path is None else Path(include_path), stride=stride, tokens=tokens,
-        shots=num_fewshot, documents=limit, batch_size=batch_size, device=device, quiet=quiet, listen=listen,
+        shots=num_fewshot, documents=limit, batch_size=batch_size, device=device, listen=listen,
     )  # fmt: skip
     return _work.carry_out(asked)

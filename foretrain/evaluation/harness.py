@@ -1,7 +1,7 @@
 """lm-eval's tasks: their names, what they need, and their metrics as records.
 
 lm-eval and datasets are others' code, loaded late. What a task lacks (a package, its data, a network) becomes one
-sentence. lm-eval itself prints and logs freely: all of that goes to stderr, where it is asked for.
+sentence. lm-eval prints and logs freely: all of that goes to stderr.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import importlib.metadata
 import importlib.util
 import logging
 import os
+import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,9 +31,10 @@ RESAMPLES = 1000
 _MOST_NEAR = 3
 _lm_eval: Any = Later("lm_eval")
 _tasks: Any = Later("lm_eval.tasks")
+_defaults: Any = Later("lm_eval.defaults")
 _registry: Any = Later("lm_eval.api.registry")
-
-Loaded = list[Any]  # lm-eval's tasks and groups of one name
+np: Any = Later("numpy")
+torch: Any = Later("torch")
 
 
 def need_harness() -> None:
@@ -42,11 +44,9 @@ def need_harness() -> None:
 
 
 @contextlib.contextmanager
-def quiet_libraries(quiet: bool) -> Iterator[None]:
-    """What lm-eval prints goes to stderr; `quiet`: only what it calls an error, and no bars. One process is enough for
-    its bootstrap: others would be forks of one that runs torch."""
-    if quiet and "tqdm" not in sys.modules:
-        os.environ["TQDM_DISABLE"] = "1"  # read when it is imported
+def quiet_libraries() -> Iterator[None]:
+    """What lm-eval prints goes to stderr, and of what it logs only errors. Its bootstrap stays in this process:
+    others would be forks of one that runs torch."""
     before = os.environ.get("DISABLE_MULTIPROC")
     os.environ["DISABLE_MULTIPROC"] = "1"
     loggers = [logging.getLogger(name) for name in (PACKAGE, "datasets", "evaluate", "transformers", "filelock")]
@@ -77,33 +77,50 @@ class Harness:
         """Of lm-eval, as in "lm_eval 0.4.13"."""
         return f"{PACKAGE} {importlib.metadata.version(PACKAGE)}"
 
-    def load(self, name: str) -> Loaded:
-        """The tasks and groups that a name stands for, with their data. Raises UserError where they cannot be had."""
+    def load(self, name: str, shots: int | None) -> Any:
+        """The tasks and groups that a name stands for, with their data, as lm-eval has them. Raises UserError where
+        they cannot be had. A task that is meant for no examples keeps none, whatever `shots`."""
+        _seed()
         try:
             found = self.manager.load([name])
+            for task in found["tasks"].values():
+                own = task.get_config("num_fewshot")
+                if own is None or (shots is not None and own != 0):
+                    task.set_config(key="num_fewshot", value=shots or 0)
+                task.set_fewshot_seed(seed=_defaults.DEFAULT_OTHER_SEED)
         except Exception as error:  # of lm-eval, datasets, huggingface_hub, or code that belongs to the task
             raise _not_loaded(name, error) from None
-        groups = found.get("groups") or {}
-        return [groups[name]] if name in groups else list(found["tasks"].values())
+        return found
 
     def run(
         self, model: Any, name: str, *, shots: int | None, documents: int | None, shared: Mapping[str, Any]
     ) -> tuple[TaskScore, ...]:
-        """The metrics of the tasks of one name. `shared`: what the records of all tasks say alike. Raises UserError."""
-        loaded = self.load(name)
+        """The metrics of the tasks of one name. `shared`: what the records of all tasks say alike. Raises UserError.
+
+        This is lm-eval's `evaluate`, with what its `simple_evaluate` sets before. That one also asks git and pip about
+        the machine for each name, which takes seconds and complains where there is no repository.
+        """
+        loaded = self.load(name, shots)
+        if hasattr(model, "logits_cache"):
+            # Of two windows in a batch that end alike and are cut at other places, lm-eval 0.4.13 scores other tokens.
+            kinds = {task.OUTPUT_TYPE for task in loaded["tasks"].values()}
+            model.logits_cache = "loglikelihood_rolling" not in kinds
         try:
-            found = _lm_eval.simple_evaluate(
-                model=model,
-                tasks=loaded,
-                num_fewshot=shots,
-                limit=documents,
-                bootstrap_iters=RESAMPLES,
-                log_samples=False,
-                task_manager=self.manager,  # it would read its own thousands of files again
+            found = _lm_eval.evaluate(
+                lm=model, task_dict=loaded, limit=documents, bootstrap_iters=RESAMPLES, log_samples=False
             )
-        except (AssertionError, ValueError, KeyError, ImportError, OSError) as error:
+        except (AssertionError, ValueError, KeyError, ImportError, OSError, RuntimeError) as error:
+            if type(error).__name__ == "OutOfMemoryError":  # torch's
+                raise
             raise UserError("environment.task_failed", task=name, reason=first_line(error)) from None
         return scores_of(found, {"harness": self.version, **shared})
+
+
+def _seed() -> None:
+    """What lm-eval's command sets before it loads tasks: some draw examples or shuffle answers."""
+    random.seed(_defaults.DEFAULT_RANDOM_SEED)
+    np.random.seed(_defaults.DEFAULT_OTHER_SEED)
+    torch.manual_seed(_defaults.DEFAULT_OTHER_SEED)
 
 
 def find(names: Sequence[str], include_path: Path | None) -> Harness:

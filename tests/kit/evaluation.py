@@ -18,7 +18,7 @@ from tests.kit.tiny import TINY
 from tests.kit.training import train
 
 # With letters of two and more bytes, so that tokens end inside of them.
-TEXT = "Grüße aus Köln 🙂. " + stdlib_texts(3)[2][:1500] + "\n日本語 naïve\n"
+TEXT = "Grüße aus Köln 🙂. " + "".join(stdlib_texts(20))[:1500] + "\n日本語 naïve\n"
 
 
 @cache
@@ -74,7 +74,7 @@ def trained(recipe: str = "nanogpt", words: Tokenizer | None = None) -> Path:
 
 QUESTIONS = [
     {"question": "The import statement", "choices": [" of a module", " of a fish", " of 12"], "answer": 0},
-    {"question": "class Error", "choices": ["(Exception):", " swims", ""], "answer": 0},
+    {"question": "class Error", "choices": ["(Exception):", " swims", " x"], "answer": 0},
     {"question": "return", "choices": [" None", " banana banana banana", "self."], "answer": 2},
     {"question": "def __init__(self", "choices": ["):", "}}}"], "answer": 0},
     {"question": "", "choices": ["import os", "zzzz"], "answer": 0},
@@ -98,7 +98,7 @@ def write_tasks(folder: Path) -> Path:
         "metric_list:\n  - metric: word_perplexity\n  - metric: byte_perplexity\n  - metric: bits_per_byte\n"
     )
     (folder / "written.yaml").write_text(
-        f'task: own_written\n{head}output_type: generate_until\ndoc_to_text: "{{{{question}}}}"\n'
+        f'task: own_written\n{head}output_type: generate_until\ndoc_to_text: "def f(): {{{{question}}}}"\n'
         'doc_to_target: "{{choices[0]}}"\ngeneration_kwargs:\n  until: ["\\n"]\n  max_gen_toks: 8\n'
         "metric_list:\n  - metric: exact_match\n    aggregation: mean\n    higher_is_better: true\n"
     )

@@ -27,5 +27,4 @@ class Asked:
     documents: int | None
     batch_size: int | None
     device: str
-    quiet: bool
     listen: Listen

@@ -94,7 +94,7 @@ def _run_tasks(asked: Asked, tasks: harness.Harness, run: OfRun | None, subject:
     device = str(subjects.device_of(asked.device))
     if not tasks.own:
         asked.listen("task_data", {})
-    with harness.quiet_libraries(asked.quiet), _task_model(asked, run, subject, device) as (model, through):
+    with harness.quiet_libraries(), _task_model(asked, run, subject, device) as (model, through):
         for name in asked.tasks:
             asked.listen("task", {"name": name})
             shared = {"through": through, "device": device, "dtype": "float32", "at": now()}

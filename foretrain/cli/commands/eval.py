@@ -1,6 +1,6 @@
 """`foretrain eval`: how good a model is, on texts and on lm-eval's tasks."""
 
-import sys
+import os
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -92,12 +92,13 @@ def eval_command(
 ) -> None:
     """Measure bits per byte of any text, and run lm-eval's tasks. Results are kept beside the run."""
     line = _Line(quiet=quiet or as_json)
+    if line.quiet or not line.live:
+        os.environ.setdefault("TQDM_DISABLE", "1")  # lm-eval's bars; tqdm reads it when it is imported
     names = [name.strip() for name in (tasks or "").split(",") if name.strip()]
     try:
         found = evaluate(
             source, tasks=names, text=texts or (), best=best, include_path=include_path, stride=stride, tokens=tokens,
-            num_fewshot=shots, limit=limit, batch_size=batch_size, device=device, quiet=line.quiet or not line.live,
-            listen=line,
+            num_fewshot=shots, limit=limit, batch_size=batch_size, device=device, listen=line,
         )  # fmt: skip
     finally:
         line.clear()
@@ -111,47 +112,45 @@ def eval_command(
 
 
 class _Line:
-    """Progress on stderr: one live line on a terminal, a line now and then otherwise."""
+    """Progress on stderr: one live line on a terminal, a line now and then otherwise; lm-eval has bars of its own."""
 
     def __init__(self, *, quiet: bool) -> None:
-        self.quiet, self.live = quiet, sys.stderr.isatty()
+        self.quiet, self.live = quiet, ERR.is_terminal
         self._begun_s = self._next_s = time.monotonic()
         self._of, self._shown = "", False
 
     def __call__(self, id: str, values: dict[str, Any]) -> None:
         if self.quiet:
             return
-        if id == "task_data":
+        name = str(values.get("name", self._of))
+        line = say(f"evaluating.{id}", **{**values, "name": name})
+        now_s = time.monotonic()
+        if not id.endswith("_progress"):
+            self._of, self._begun_s = name, now_s
             self.clear()
-            ERR.print(noted(say("evaluating.task_data")), soft_wrap=True)
+            ERR.print(noted(line), soft_wrap=True)
             return
-        values = {"name": self._of, **values}
-        name = values["name"]
-        if name != self._of or id in ("loading", "task"):
-            self._of, self._begun_s, self._next_s = name, time.monotonic(), 0.0
-            if id.endswith("_progress") and not self.live:
-                self._next_s = self._begun_s + _LINE_EVERY_S
-        if time.monotonic() < self._next_s:
-            return
-        self._next_s = time.monotonic() + (_LIVE_EVERY_S if self.live else _LINE_EVERY_S)
-        self._show(printable(say(f"evaluating.{id}", **values) + self._left(values)))
+        if name != self._of or values["done"] == values["total"]:
+            self._of, self._begun_s, self._next_s = name, now_s, now_s if self.live else now_s + _LINE_EVERY_S
+        if now_s >= self._next_s:
+            self._next_s = now_s + (_LIVE_EVERY_S if self.live else _LINE_EVERY_S)
+            self._show(printable(line + self._left(values)))
 
     def _left(self, values: dict[str, Any]) -> str:
         """The time that is left, at the speed so far; nothing in the first second."""
-        done, total = values.get("done", 0), values.get("total", 0)
-        took_s = time.monotonic() - self._begun_s
-        return say("evaluating.left", time=took_s * (total - done) / done) if done and took_s > 1 else ""
+        took_s, done = time.monotonic() - self._begun_s, values["done"]
+        return say("evaluating.left", time=took_s * (values["total"] - done) / done) if done and took_s > 1 else ""
 
     def _show(self, line: str) -> None:
-        if self.live:
-            sys.stderr.write("\r\x1b[2K" + line[: max(20, ERR.width - 1)])
-            sys.stderr.flush()
-            self._shown = True
-        else:
+        if not self.live:
             ERR.print(Text(line), soft_wrap=True)
+            return
+        ERR.file.write("\r\x1b[2K" + line[: max(20, ERR.width - 1)])
+        ERR.file.flush()
+        self._shown = True
 
     def clear(self) -> None:
         """Take the live line away."""
         if self._shown:
-            sys.stderr.write("\r\x1b[2K")
+            ERR.file.write("\r\x1b[2K")
             self._shown = False

@@ -35,6 +35,7 @@ def evaluate(
     limit: int | None = None,
     batch_size: int | None = None,
     device: str = "auto",
+    bars: bool = False,
     listen: Listen = lambda id, values: None,
 ) -> Evaluation:
     """How well a model does: `foretrain.evaluate("out", text="notes.txt").texts[0].bits_per_byte`.
@@ -45,7 +46,8 @@ def evaluate(
     files that they name are run. `stride`: tokens from one window to the next, by default half the context. `tokens`:
     the most tokens to score of each text; by default all, and a million of validation data. `num_fewshot`, `limit`
     (documents of each task) and `batch_size` are lm-eval's. Losses are in nats a token. Each result is kept in the
-    run's folder as soon as it is there, so Ctrl-C loses only the one in progress. `listen` hears the progress.
+    run's folder as soon as it is there, so Ctrl-C loses only the one in progress. `bars`: lm-eval draws its own on
+    stderr. `listen` hears the progress.
     Raises UserError: bad names 2, no torch, no lm-eval or no network 4, out of memory 5, no run, no tokenizer or
     damaged files 7.
     """
@@ -60,6 +62,6 @@ def evaluate(
     asked = Asked(
         source=Path(source), tasks=names, texts=tuple(map(Path, files)), best=best,
         include_path=None if include_path is None else Path(include_path), stride=stride, tokens=tokens,
-        shots=num_fewshot, documents=limit, batch_size=batch_size, device=device, listen=listen,
+        shots=num_fewshot, documents=limit, batch_size=batch_size, device=device, bars=bars, listen=listen,
     )  # fmt: skip
     return _work.carry_out(asked)

@@ -1,20 +1,16 @@
 """lm-eval's tasks: their names, what they need, and their metrics as records.
 
 lm-eval and datasets are others' code, loaded late. What a task lacks (a package, its data, a network) becomes one
-sentence. lm-eval prints and logs freely: all of that goes to stderr.
+sentence.
 """
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import importlib.metadata
 import importlib.util
-import logging
-import os
 import random
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,28 +37,6 @@ def need_harness() -> None:
     """Nothing; raises UserError where lm-eval is not installed."""
     if importlib.util.find_spec(PACKAGE) is None:
         raise UserError("environment.missing_lm_eval")
-
-
-@contextlib.contextmanager
-def quiet_libraries() -> Iterator[None]:
-    """What lm-eval prints goes to stderr, and of what it logs only errors. Its bootstrap stays in this process:
-    others would be forks of one that runs torch."""
-    before = os.environ.get("DISABLE_MULTIPROC")
-    os.environ["DISABLE_MULTIPROC"] = "1"
-    loggers = [logging.getLogger(name) for name in (PACKAGE, "datasets", "evaluate", "transformers", "filelock")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-        if before is None:
-            os.environ.pop("DISABLE_MULTIPROC", None)
-        else:
-            os.environ["DISABLE_MULTIPROC"] = before
 
 
 @dataclass(frozen=True)
@@ -93,14 +67,15 @@ class Harness:
         return found
 
     def run(
-        self, model: Any, name: str, *, shots: int | None, documents: int | None, shared: Mapping[str, Any]
+        self, model: Any, name: str, loaded: Any, *, documents: int | None, shared: Mapping[str, Any]
     ) -> tuple[TaskScore, ...]:
-        """The metrics of the tasks of one name. `shared`: what the records of all tasks say alike. Raises UserError.
+        """The metrics of the tasks of one name, as `load` gave them. `shared`: what the records of all tasks say alike.
+        Raises UserError.
 
         This is lm-eval's `evaluate`, with what its `simple_evaluate` sets before. That one also asks git and pip about
         the machine for each name, which takes seconds and complains where there is no repository.
         """
-        loaded = self.load(name, shots)
+        _seed()
         if hasattr(model, "logits_cache"):
             # Of two windows in a batch that end alike and are cut at other places, lm-eval 0.4.13 scores other tokens.
             kinds = {task.OUTPUT_TYPE for task in loaded["tasks"].values()}
@@ -188,9 +163,13 @@ def _not_loaded(name: str, error: Exception) -> UserError:
     while each is not None and each not in chain:
         chain.append(each)
         each = each.__cause__ or each.__context__
-    kinds = [kind.__name__ for found in chain for kind in type(found).__mro__]
     if isinstance(error, ImportError):
         return UserError("environment.task_package", task=name, reason=first_line(error))
-    if any(word in kind for kind in kinds for word in _NO_NETWORK):
-        return UserError("environment.task_network", task=name, reason=first_line(chain[-1]))
+    unreached = [found for found in chain if any(word in kind for kind in _kinds(found) for word in _NO_NETWORK)]
+    if unreached:
+        return UserError("environment.task_network", task=name, reason=first_line(unreached[0]))
     return UserError("environment.task_failed", task=name, reason=first_line(error))
+
+
+def _kinds(error: BaseException) -> list[str]:
+    return [kind.__name__ for kind in type(error).__mro__]

@@ -27,4 +27,5 @@ class Asked:
     documents: int | None
     batch_size: int | None
     device: str
+    bars: bool
     listen: Listen

@@ -18,7 +18,7 @@ from foretrain.app.export import export
 from foretrain.base.errors import UserError
 from foretrain.base.later import Later
 from foretrain.base.records import Note
-from foretrain.evaluation import harness
+from foretrain.evaluation import harness, libraries
 from foretrain.evaluation.record import Evaluation, Scores, TaskScore, TextScore
 from foretrain.training.store import now
 
@@ -86,23 +86,34 @@ def carry_out(asked: Asked) -> Evaluation:
 def _loaded(asked: Asked, run: OfRun | None) -> Subject:
     asked.listen("loading", {"path": str(asked.source)})
     if run is None:
-        return subjects.loaded_folder(asked.source, asked.device)
+        with libraries.quiet(bars=asked.bars):
+            return subjects.loaded_folder(asked.source, asked.device)
     return subjects.loaded(run, asked.device)
 
 
 def _run_tasks(asked: Asked, tasks: harness.Harness, run: OfRun | None, subject: Subject | None, found: _Found) -> None:
     device = str(subjects.device_of(asked.device))
-    if not tasks.own:
-        asked.listen("task_data", {})
-    with harness.quiet_libraries(), _task_model(asked, run, subject, device) as (model, through):
-        for name in asked.tasks:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(libraries.quiet(bars=asked.bars))
+        if not tasks.own:
+            asked.listen("task_data", {})
+            stack.enter_context(libraries.offline_without_network())
+        # All data before the model: what a task lacks is told at once.
+        loaded = {name: _task_data(asked, tasks, name) for name in asked.tasks}
+        model, through = stack.enter_context(_task_model(asked, run, subject, device))
+        for name, data in loaded.items():
             asked.listen("task", {"name": name})
             shared = {"through": through, "device": device, "dtype": "float32", "at": now()}
             try:
-                scores = tasks.run(model, name, shots=asked.shots, documents=asked.documents, shared=shared)
+                scores = tasks.run(model, name, data, documents=asked.documents, shared=shared)
                 found.add(*scores)
             except torch.OutOfMemoryError:
                 raise UserError("memory.task", task=name, batch_size=asked.batch_size or ROWS) from None
+
+
+def _task_data(asked: Asked, tasks: harness.Harness, name: str) -> Any:
+    asked.listen("loading_task", {"name": name})
+    return tasks.load(name, asked.shots)
 
 
 @contextlib.contextmanager

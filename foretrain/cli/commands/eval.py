@@ -1,6 +1,5 @@
 """`foretrain eval`: how good a model is, on texts and on lm-eval's tasks."""
 
-import os
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -92,13 +91,12 @@ def eval_command(
 ) -> None:
     """Measure bits per byte of any text, and run lm-eval's tasks. Results are kept beside the run."""
     line = _Line(quiet=quiet or as_json)
-    if line.quiet or not line.live:
-        os.environ.setdefault("TQDM_DISABLE", "1")  # lm-eval's bars; tqdm reads it when it is imported
     names = [name.strip() for name in (tasks or "").split(",") if name.strip()]
     try:
         found = evaluate(
             source, tasks=names, text=texts or (), best=best, include_path=include_path, stride=stride, tokens=tokens,
-            num_fewshot=shots, limit=limit, batch_size=batch_size, device=device, listen=line,
+            num_fewshot=shots, limit=limit, batch_size=batch_size, device=device,
+            bars=line.live and not line.quiet, listen=line,
         )  # fmt: skip
     finally:
         line.clear()

@@ -6,6 +6,7 @@ from foretrain.evaluation.record import Evaluation, Scores, TaskScore, TextScore
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
 
 UNKNOWN = "–"
+LARGE = 1000
 
 
 def document(found: Evaluation) -> Document:
@@ -59,7 +60,7 @@ def _tasks(found: Sequence[tuple[int | None, TaskScore]]) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for step, score in found:
         shots = UNKNOWN if score.shots is None else str(score.shots)
-        value, error = Quantity(score.value, "digits4"), plus_minus(score.standard_error)
+        value, error = figure(score.value), plus_minus(score.standard_error)
         row = (score.task, metric_name(score), value, error, shots, _documents(score))
         rows.append(row if step is None else (*row, f"{step:,}"))
     columns = _columns(("task", "metric", "value", "plus_minus", "shots", "documents"), steps)
@@ -71,9 +72,14 @@ def metric_name(score: TaskScore) -> str:
     return score.metric if score.filter in ("", "none") else f"{score.metric} ({score.filter})"
 
 
+def figure(value: float) -> Quantity:
+    """A metric: four decimals, but of large ones, as perplexities may be, four digits."""
+    return Quantity(value, "digits4" if abs(value) < LARGE else "number")
+
+
 def plus_minus(error: float | None) -> Cell:
     """A standard error; a dash where it is not known."""
-    return UNKNOWN if error is None else Quantity(error, "digits4")
+    return UNKNOWN if error is None else figure(error)
 
 
 def _documents(score: TaskScore) -> str:

@@ -26,6 +26,7 @@ CODES: dict[str, tuple[ExitCode, ...]] = {
     "verify": (ExitCode.ENVIRONMENT, ExitCode.DATA, ExitCode.DISK_FULL, ExitCode.STOPPED),
     "sample": (ExitCode.ENVIRONMENT, ExitCode.DATA),
     "export": (ExitCode.ENVIRONMENT, ExitCode.DATA, ExitCode.DISK_FULL),
+    "eval": (ExitCode.ENVIRONMENT, ExitCode.OUT_OF_MEMORY, ExitCode.DATA, ExitCode.DISK_FULL),
     "prepare": (ExitCode.ENVIRONMENT, ExitCode.DATA, ExitCode.DISK_FULL, ExitCode.STOPPED),
     "serve": (ExitCode.ENVIRONMENT, ExitCode.DATA),
     "demo": (ExitCode.ENVIRONMENT, ExitCode.DISK_FULL, ExitCode.STOPPED),

@@ -26,6 +26,7 @@ from foretrain.config.finetune.options import FineTune
 from foretrain.config.options import RunConfig
 from foretrain.data.dataset_look import DatasetSummary
 from foretrain.data.prepare.estimate import PreparePlan
+from foretrain.evaluation.record import Evaluation, Scores
 from foretrain.hardware.calibration import Calibration
 from foretrain.hardware.catalogue import Gpu
 from foretrain.monitoring.record import WatchRecord
@@ -76,7 +77,8 @@ _ERROR = _object(
 )  # fmt: skip
 _SCHEMA = {"schema_": (str, Field(alias="schema"))}  # a record has an attribute of that name
 _WITH_PATH = {"path": (str, ...), **_SCHEMA}
-_LISTED_RUN = create_model("ListedRun", __base__=RunRecord, **_WITH_PATH)  # type: ignore[call-overload]
+_SCORED: dict[str, Any] = {**_WITH_PATH, "scores": (list[Scores], ...)}
+_LISTED_RUN = create_model("ListedRun", __base__=RunRecord, **_SCORED)  # type: ignore[call-overload]
 _LISTED_WATCH = create_model("ListedWatch", __base__=WatchRecord, **_WITH_PATH)  # type: ignore[call-overload]
 _LISTED_TRAINER = create_model("ListedTrainerRun", __base__=TrainerRunRecord, **_WITH_PATH)  # type: ignore[call-overload]
 _FINETUNE_SCHEMA: dict[str, Any] = {"schema_": (Literal["foretrain.finetune/1"], Field(alias="schema"))}
@@ -176,6 +178,7 @@ OUTPUTS: dict[str, Output] = {
         _object("Sample", checkpoint=(str, ...), skipped=(list[str], ...), prompt=(str, ...), text=(str, ...)),
     ),
     "foretrain.export/1": Output("export", "what was written for others", Exported),
+    "foretrain.eval/1": Output("eval", "bits per byte of texts, and metrics of lm-eval's tasks", Evaluation),
     "foretrain.prepare-plan/1": Output(
         "prepare --plan", "what preparing will take", PreparePlan, {"fits_": (bool, Field(alias="fits"))}
     ),

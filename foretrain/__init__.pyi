@@ -8,6 +8,7 @@ from foretrain.analysis.snapshot_analysis import SnapshotAnalysis as SnapshotAna
 from foretrain.app.advise import advise as advise
 from foretrain.app.calibrate import calibrate as calibrate
 from foretrain.app.compare import compare as compare
+from foretrain.app.evaluate import evaluate as evaluate
 from foretrain.app.explain import LogExplanation as LogExplanation
 from foretrain.app.explain import explain as explain
 from foretrain.app.export import export as export
@@ -27,6 +28,7 @@ from foretrain.comparison.compare import Comparison as Comparison
 from foretrain.config.options import RunConfig as RunConfig
 from foretrain.config.resolve import from_values as from_values
 from foretrain.config.resolve import resolve as resolve
+from foretrain.evaluation.record import Evaluation as Evaluation
 from foretrain.hardware.calibration import Calibration as Calibration
 from foretrain.hardware.catalogue import Gpu as Gpu
 from foretrain.hardware.catalogue import find_gpu as find_gpu

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.kit.command import REPO, foretrain
+from tests.kit.evaluation import trained
 from tests.kit.tiny import write_dataset
 
 jsonschema = pytest.importorskip("jsonschema")
@@ -20,7 +21,7 @@ CARD = ("--gpu", "RTX 4070")
 # Schemas of files that foretrain writes and reads itself, and of the page's own answers.
 FILES = {
     "foretrain.dataset/1", "foretrain.dataset/2", "foretrain.prepare-state/1", "foretrain.nonfinite/1",
-    "foretrain.trace/1", "foretrain.checkpoint/1", "foretrain.page/1", "foretrain.trainer-run/1",
+    "foretrain.scores/1", "foretrain.trace/1", "foretrain.checkpoint/1", "foretrain.page/1", "foretrain.trainer-run/1",
 }  # fmt: skip
 TRAIN = (
     "train", "baby", "--device=cpu", "--n_layer=1", "--n_head=1", "--n_embd=16", "--block_size=16", "--batch_size=2",
@@ -116,6 +117,12 @@ def test_a_run_and_what_is_said_of_it(own_directory: Path) -> None:
     asked("foretrain.report/1", "report", "run")
     assert asked("foretrain.runs/1", "runs")["runs"]
     asked("foretrain.export/1", "export", "run", "--to", "safetensors")
+
+
+def test_an_evaluation_and_where_it_is_shown(own_directory: Path) -> None:
+    trained("modern")
+    assert asked("foretrain.eval/1", "eval", "out", "--device=cpu")["texts"]
+    assert asked("foretrain.explain/2", "explain", "out")["scores"]
 
 
 def test_datasets(own_directory: Path) -> None:

@@ -10,6 +10,7 @@ from foretrain.analysis.ranks import RanksExplained, ranks_of
 from foretrain.analysis.run_limit import RunLimit, calibration_here, limit_of_run
 from foretrain.analysis.run_pace import RunPace, logged_steps, pace_of
 from foretrain.base.records import Note, Record
+from foretrain.evaluation.record import Scores
 from foretrain.predict.plan import Plan
 from foretrain.training.store import MachineLoad, MeasuredPhase, RunRecord
 
@@ -79,7 +80,8 @@ class RunExplanation(Record):
     `steps_logged` of `steps_to_log`: what metrics.jsonl still tells of, and what such a run writes. `process`: the
     memory of the whole process, where that was measured; `step`: the steady step. Each has the forecast's. `ranks`: of
     several; `memory` and `phases` are the first one's. `limit`: how near the steady step is to what the device can do;
-    `calibrate_first`: that is not known, as nobody calibrated the device here.
+    `calibrate_first`: that is not known, as nobody calibrated the device here. `scores`: what `foretrain eval` found of
+    its checkpoints.
     """
 
     run_id: str
@@ -110,6 +112,7 @@ class RunExplanation(Record):
     remedies: tuple[Remedy, ...]
     limit: RunLimit | None = None
     calibrate_first: bool = False
+    scores: tuple[Scores, ...] = ()
 
 
 def explain_run(

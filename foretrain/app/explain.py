@@ -120,6 +120,7 @@ def run_of(directory: RunDirectory) -> ExplainedRun:
     record, made, check = of_directory(directory)
     metrics, current = directory.read_lines("metrics"), in_the_end(record, made)
     explanation = explain_run(record, current, metrics, directory.read_lines("events"))
+    explanation = explanation.model_copy(update={"scores": directory.scores()})
     return ExplainedRun(record, made, current, check, metrics, explanation)
 
 

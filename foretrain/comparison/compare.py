@@ -6,18 +6,18 @@ from dataclasses import replace
 from typing import Any
 
 from foretrain.base.errors import UserError
-from foretrain.base.records import Record
+from foretrain.base.records import Note, Record
 from foretrain.comparison import repeats, settings
 from foretrain.comparison.ablations import Ablation, ablation_runs
 from foretrain.comparison.comparable import brought_together
 from foretrain.comparison.questions import QUESTIONS, Pair, Question, Verdict, answer
 from foretrain.comparison.repeats import Scatter
 from foretrain.comparison.scaling import Scaling, scalings
+from foretrain.comparison.scores import Score, scores_of
 from foretrain.comparison.settings import Setting
 from foretrain.comparison.subject import Memory, Subject
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import NANOGPT_PEAK_FLOP_PER_S
-from foretrain.predict.plan import Note
 
 SCHEMA = "foretrain.compare/2"
 MOST = 32
@@ -71,7 +71,7 @@ class Comparison(Record):
 
     `losses_apart`: why losses are not compared as they are, between any two: vocab_size, tokenizer, dataset, unit.
     `scatters`: what repeats among the runs tell of the scatter from start to start, by device. `scalings`: what more
-    ranks bring, where their numbers differ.
+    ranks bring, where their numbers differ. `scores`: what `foretrain eval` found of the runs.
     """
 
     sides: tuple[Side, ...]
@@ -82,6 +82,7 @@ class Comparison(Record):
     ablations: tuple[Ablation, ...] = ()
     scatters: tuple[Scatter, ...] = ()
     scalings: tuple[Scaling, ...] = ()
+    scores: tuple[Score, ...] = ()
 
     def verdict(self, question: Question) -> Verdict:
         """The verdict on this question. Raises StopIteration where it was not asked."""
@@ -106,6 +107,7 @@ def compare(subjects: Sequence[Subject]) -> Comparison:
         sides=tuple(_side(subject) for subject in subjects), differing=differing,
         unknown=tuple(s for s in found if not s.differs), verdicts=verdicts, losses_apart=tuple(apart),
         ablations=_ablations(subjects, differing, verdicts), scatters=scatters, scalings=scalings(subjects),
+        scores=scores_of(subjects),
     )  # fmt: skip
 
 

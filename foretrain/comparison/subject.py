@@ -10,6 +10,7 @@ from typing import Any, Literal
 from foretrain.analysis.utilization import Utilization, utilization
 from foretrain.base.records import Record
 from foretrain.config.options import RunConfig
+from foretrain.evaluation.record import Scores
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.energy import JOULES_PER_KWH, power
 from foretrain.predict.plan import Note
@@ -54,8 +55,9 @@ class Subject:
     `steps_since_start`: which step after the start of its process each of them was, empty if unknown. `start_scatter`:
     deviation of its speed from start to start, as learned from repeats.
 
-    `settings`: knob -> value, with gpu, program and tokens_per_step beside the knobs. `val_unit`: of `val`. `world`:
-    ranks that share a step; `devices`: the cards that they have. Figures of memory are of one rank, all others of all.
+    `settings`: knob -> value, with gpu, program and tokens_per_step beside the knobs. `val_unit`: of `val`. `scores`:
+    what `foretrain eval` found of its checkpoints. `world`: ranks that share a step; `devices`: the cards that they
+    have. Figures of memory are of one rank, all others of all.
     """
 
     label: str
@@ -84,6 +86,7 @@ class Subject:
     printed_mfu: float | None = None
     rent_per_hour: float | None = None
     notes: tuple[Note, ...] = ()
+    scores: tuple[Scores, ...] = ()
     world: int | None = None
     devices: int = 1
 

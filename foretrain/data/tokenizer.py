@@ -94,6 +94,10 @@ class JsonTokenizer:
         except (OSError, ValueError, AttributeError) as error:
             raise UserError("data.bad_meta", path=str(folder / cls.FILE), reason=str(error)[:200]) from None
 
+    def id_of(self, token: str) -> int | None:
+        """The id of a token by its name, such as "<s>"; None where there is no such token."""
+        return self._fast.token_to_id(token)
+
     def encode(self, document: bytes) -> Sequence[int]:
         return self._fast.encode(document.decode("utf-8", "replace"), add_special_tokens=False).ids
 

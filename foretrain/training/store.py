@@ -24,6 +24,8 @@ from foretrain.base.units import MIB
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import to_toml
 from foretrain.data.dataset import DatasetInfo
+from foretrain.evaluation import record as evaluation
+from foretrain.evaluation.record import Scores
 from foretrain.hardware.catalogue import Dtype, Gpu
 
 SCHEMA = "foretrain.run/1"
@@ -32,6 +34,7 @@ BEGIN_AGAIN = (
     "environment.card_failed", "environment.ranks_lost", "environment.rank_late", "environment.collective_failed",
     "memory.optimizer_step", "memory.others_wait",
 )  # fmt: skip
+SCORES = "scores"  # folder of what `foretrain eval` found, one file a checkpoint
 WRITTEN_ONCE = ("config.toml", "environment.json", "plan.json")  # before the first step
 CROWDED = 0.1  # of the cores that training wants, taken by others: below that a forecast's range covers it
 MOST_WAITING = 10_000  # lines of a log that the disk does not take
@@ -310,6 +313,31 @@ class RunDirectory:
         if record.status == "running" and not self.is_locked():
             return record.model_copy(update={"status": "killed"})
         return record
+
+    def scores(self) -> tuple[Scores, ...]:
+        """What `foretrain eval` found of its checkpoints, by step. Files that are not such a record are left out."""
+        found = []
+        for path in sorted((self.path / SCORES).glob("step-*.json")):
+            with contextlib.suppress(OSError, ValueError, AttributeError, TypeError, RecursionError):
+                found.append(Scores.from_json(read_text(path)))
+        return tuple(found)
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        """Of the text that was evaluated last, by the newest checkpoint that was evaluated on any."""
+        found = [each for each in self.scores() if each.texts]
+        return max(found[-1].texts, key=lambda score: score.at).bits_per_byte if found else None
+
+    def keep_scores(self, scores: Scores) -> Path:
+        """The file that holds these, and what was found of the same checkpoint before. Raises OSError."""
+        folder = self.path / SCORES
+        folder.mkdir(exist_ok=True)
+        path = folder / f"step-{scores.step:010d}.json"
+        with FileLock(folder / ".lock"):
+            before = next((each for each in self.scores() if each.step == scores.step), None)
+            kept = scores if before is None else before.with_more(scores)
+            replace_text(path, json.dumps(kept.to_json(schema=evaluation.SCHEMA), indent=1) + "\n")
+        return path
 
     def append(self, name: str, record: dict[str, Any]) -> None:
         """Add a line to metrics.jsonl or events.jsonl. What the disk refuses is written with a later one."""

@@ -5,6 +5,7 @@ from .compare import Declared
 RANKS = "several ranks can share a step: new options, and what a run on several has"
 MODERN = "recipe = modern: a share of the token before, a momentum of 0.85; Muon iterates four times"
 SPLIT = "what a split gives is no view to the partition of a compiled step, so another tensor of that size may be kept"
+EVAL = "`foretrain eval` is new: a command, its texts, and what it found of a run"
 LAZY = "advice estimates memory only of what it may take, so fewer estimates are counted"
 DECLARED: tuple[Declared, ...] = (
     Declared(
@@ -14,6 +15,8 @@ DECLARED: tuple[Declared, ...] = (
     Declared("", r"\.(strategy|hold_gradients|collective_timeout)$", RANKS, old=r"^\(nothing\)$"),
     Declared("", "text:|stdout:", RANKS, new="strategy|hold_gradients|collective_timeout"),
     Declared("^help |show-config$|^languages|^python names", "stdout", RANKS),
+    Declared("", r"\.scores$", EVAL, old=r"^\(nothing\)$"),
+    Declared("^help |^languages|^python names", "stdout", EVAL),
     Declared("^serve (start|forms|advice)", "", f"{RANKS}; the page has fields for them"),
     Declared("compare run and watched", "stdout:(9|43)", f"{RANKS}; a watched log says nothing of them"),
     Declared("plan drawn 30 ", "", "Inductor takes tangents to stay, which picks another order of kernels"),

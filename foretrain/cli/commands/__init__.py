@@ -28,6 +28,7 @@ SUMMARIES = {
     "verify": "Run 24 short cases on this card and compare them with their predictions: about ten minutes.",
     "sample": "Generate text with the newest intact checkpoint of a run.",
     "export": "Export a trained model for Hugging Face, llama.cpp or nanoGPT, or as safetensors.",
+    "eval": "Measure bits per byte of any text, and run lm-eval's tasks. Results are kept beside the run.",
     "prepare": "Turn text into verified token shards, on all cores and in constant memory. Resumes after any stop.",
     "gpus": "List the known cards: memory, bandwidth, dense peaks by dtype, power, and the source of each figure.",
     "languages": "List the languages, and how much of each is translated.",

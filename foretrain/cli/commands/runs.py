@@ -61,7 +61,10 @@ def runs_command(
     for error in unreadable:
         ERR.print(noted(error), soft_wrap=True)
     if as_json:
-        runs = [{"path": str(d.path), **r.to_json(schema=store.SCHEMA)} for d, r in found]
+        runs = [
+            {"path": str(d.path), **r.to_json(schema=store.SCHEMA), "scores": [each.to_json() for each in d.scores()]}
+            for d, r in found
+        ]
         print_json(
             {
                 "schema": "foretrain.runs/1", "runs": runs,

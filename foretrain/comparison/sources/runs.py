@@ -50,6 +50,7 @@ def of(given: Given, directory: RunDirectory, metrics: list[dict[str, Any]] | No
         tokens_per_step=config.tokens_per_step, bytes_per_token=byte_share, step_times_s=times,
         steps_since_start=since, used_by_others_bytes=given.held_bytes,
         memory=_memory(record), wall_s=record.wall_s or None, world=record.world, devices=record.devices,
+        scores=directory.scores(),
         notes=_notes(record, lines), train=_curve(lines, "step", "loss"), val=_curve(lines, "evaluation", "val_loss"),
     )  # fmt: skip
     return subject.with_speed(exact(middle), "measured") if middle else replace(subject, mfu=record.mfu)

@@ -9,8 +9,6 @@ from foretrain.comparison.ablations import Ablation
 from foretrain.comparison.compare import Comparison, Side
 from foretrain.comparison.loss_axes import LossCurves
 from foretrain.comparison.questions import Pair, Verdict
-from foretrain.comparison.repeats import Scatter
-from foretrain.comparison.scaling import Scaling
 from foretrain.comparison.settings import GROUPS, Setting
 from foretrain.reports.document import (
     Axis,
@@ -27,6 +25,7 @@ from foretrain.reports.document import (
 )
 from foretrain.reports.views import agreement as agreement_view
 from foretrain.reports.views import curves as curves_view
+from foretrain.reports.views.comparison import paragraphs, scores
 
 WIDE = 4  # subjects that stand side by side; more of them stand one below the other
 _LABEL = 18
@@ -43,6 +42,7 @@ def document(found: Comparison) -> Document:
         Section(Message("side.settings"), _settings(found, labels)),
         Section(Message("side.figures"), _figures(found.sides)),
         Section(Message("side.verdicts"), tuple(_verdicts(found))),
+        *scores.sections(found.scores, labels),
         *_settle(found),
     ]
     title = Message("side.title_many", {"count": len(labels)})
@@ -251,25 +251,10 @@ def _verdicts(found: Comparison) -> list[Block]:
     blocks: list[Block] = [Table((), tuple(rows), tones=tuple(tones))]
     if len(found.sides) > 2:
         blocks += [_against_first(verdict) for verdict in found.verdicts if verdict.others]
-    blocks += [_scaling(scaling) for scaling in found.scalings]
+    blocks += [paragraphs.scaling(scaling) for scaling in found.scalings]
     blocks.append(Paragraph(Message("side.noise")))
-    blocks += [Paragraph(_learned(scatter)) for scatter in found.scatters]
+    blocks += [paragraphs.learned(scatter) for scatter in found.scatters]
     return blocks
-
-
-def _scaling(found: Scaling) -> Paragraph:
-    """What more cards brought, or why that is not told; and what of the two may be compared all the same."""
-    id = found.why or ("forecast" if found.predicted else "measured")
-    said = Message(f"scaling.{id}", found.model_dump()).text()
-    tokens = Message("scaling.same_tokens" if found.same_tokens else "scaling.other_tokens")
-    return Paragraph(Message("first.two", {"one": said, "other": tokens}), "warn" if found.why else "plain")
-
-
-def _learned(scatter: Scatter) -> Message:
-    """What repeats told."""
-    values = {"runs": "; ".join(listed(labels) for labels in scatter.runs), "device": scatter.device,
-              **{name: getattr(scatter, name) * 100 for name in ("seen", "assumed", "counted")}}  # fmt: skip
-    return Message("side.learned", values)
 
 
 def answer(verdict: Verdict) -> Message:
@@ -425,6 +410,7 @@ def report(
     agreement = agreement_view.pictures(checks, sources) if checks and sources else ()
     if agreement:
         sections.append(Section(Message("report.check"), agreement))
+    sections += scores.sections(found.scores, list(order))
     sections += _settle(found)
     return Document(Message("report.compare_title", {"labels": ", ".join(order)}), Message("side.subtitle"), sections)
 

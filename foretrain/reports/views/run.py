@@ -49,13 +49,16 @@ def runs_document(records: list[tuple[RunDirectory, RunRecord]]) -> Document:
     rows: list[tuple[Cell, ...]] = []
     tones = []
     several = any(record.world > 1 for _, record in records)
-    for directory, record in records:
+    bits = [directory.bits_per_byte for directory, _ in records]
+    evaluated = any(each is not None for each in bits)
+    for (directory, record), found in zip(records, bits, strict=True):
         rows.append(
             (
                 str(directory.path),
                 status_text(directory, record),
                 f"{record.steps_done:,} / {record.config.max_iters:,}",
                 f"{record.val_loss:.4f}" if record.val_loss is not None else "–",
+                *([Quantity(found, "digits4")] if evaluated else []),
                 Message("value.throughput", {"tokens_per_s": record.tokens_per_s}) if record.tokens_per_s else "–",
                 Quantity(record.mfu, "percent"),
                 *([str(record.world)] if several else []),
@@ -63,7 +66,8 @@ def runs_document(records: list[tuple[RunDirectory, RunRecord]]) -> Document:
             )
         )
         tones.append(STATUS_TONES.get(record.status, "plain"))
-    names = ("run", "status", "steps", "val_loss", "speed", "mfu", *(["ranks"] if several else []), "started")
+    of_eval = ["bits_per_byte"] if evaluated else []
+    names = ("run", "status", "steps", "val_loss", *of_eval, "speed", "mfu", *(["ranks"] if several else []), "started")
     columns = tuple(Message(f"column.{name}") for name in names)
     table = Table(columns, tuple(rows), frozenset(range(2, len(names) - 1)), tuple(tones))
     title = Message("runs.title", {"count": len(records)})
@@ -188,6 +192,7 @@ def report(facts: RunFacts) -> Document:
     scatter = agreement_view.pictures([(record.name, facts.check.rows)], facts.check.sources)
     sections.append(Section(Message("report.check"), (*scatter, *time.blocks)))
     sections += run_explain.time_sections(facts.explanation)
+    sections += run_explain.score_sections(facts.explanation)
     sections += outlook_view.sections(facts.plan, facts.outlook)
     if facts.sample:
         sections.append(Section(Message("report.sample"), (Verbatim(facts.sample),)))

@@ -17,6 +17,7 @@ from foretrain.reports.document import (
     Table,
 )
 from foretrain.reports.views.cluster import trained
+from foretrain.reports.views.evaluation import scores
 from foretrain.training.store import MachineLoad
 
 Rows = list[tuple[Cell, ...]]
@@ -27,7 +28,7 @@ def document(found: RunExplanation, *, limit: bool = False) -> Document:
     """Memory that ran out first, then where memory and time went. `limit`: and the machine's limit by operation."""
     sections = [
         *endings(found), *rank_sections(found), Section(Message("run_explain.memory"), _memory(found)),
-        *time_sections(found),
+        *time_sections(found), *score_sections(found),
         *([_limit_section(found.limit)] if limit and found.limit else []),
     ]  # fmt: skip
     values = {"status": Message(f"status.{found.status}"), "steps": found.steps_done, "gpu": found.gpu_name}
@@ -50,6 +51,11 @@ def endings(found: RunExplanation) -> list[Section]:
 def rank_sections(found: RunExplanation) -> list[Section]:
     """The ranks that trained it, where they were several."""
     return trained.sections(found.ranks, found.predicted_source)
+
+
+def score_sections(found: RunExplanation) -> list[Section]:
+    """What `foretrain eval` found of its checkpoints."""
+    return scores.sections(found.scores)
 
 
 def time_sections(found: RunExplanation) -> list[Section]:

@@ -1,0 +1,154 @@
+"""`foretrain eval`: how good a model is, on texts and on lm-eval's tasks."""
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from foretrain.app.evaluate import SCHEMA, evaluate
+from foretrain.base.messages import printable, say
+from foretrain.cli.commands.sample import warn_of_skipped
+from foretrain.cli.common import ERR, OUT, Json, Quiet, noted, print_json, print_said
+from foretrain.reports import text
+from foretrain.reports.views.evaluation import scores
+
+EPILOG = """Examples:
+
+foretrain eval out-baby                        (bits per byte of its validation data)
+
+foretrain eval out-baby --text notes.txt --text README.md
+
+foretrain eval out-baby --best --tasks lambada_openai,hellaswag
+
+foretrain eval out-baby --tasks my_task --include-path my-tasks   (a task of your own, without a network)
+
+foretrain eval my-hugging-face-folder --text notes.txt --json"""
+
+Source = Annotated[
+    Path,
+    typer.Argument(help="A run, one of its checkpoints, or a Hugging Face folder.", metavar="RUN|CHECKPOINT|FOLDER"),
+]
+TextOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--text", help="A UTF-8 text file, for its bits per byte; may be repeated. Default: the validation data."
+    ),
+]
+TasksOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Tasks of lm-eval, joined by commas. Their data comes from the Hugging Face Hub or its local cache."
+    ),
+]
+IncludeOption = Annotated[
+    Path | None,
+    typer.Option(help="Folder with lm-eval tasks of your own (YAML). Python files that they name are run."),
+]
+BestOption = Annotated[
+    bool,
+    typer.Option("--best", help="Evaluate the checkpoint with the lowest validation loss instead of the newest."),
+]
+StrideOption = Annotated[
+    int | None, typer.Option(help="Tokens from one window to the next. Default: half the context.", min=1)
+]
+TokensOption = Annotated[
+    int | None,
+    typer.Option(
+        help="Most tokens to score of each text. Default: all of a file, one million of the validation data.", min=1
+    ),
+]
+ShotsOption = Annotated[
+    int | None, typer.Option("--num-fewshot", help="Examples before each question of a task.", min=0)
+]
+LimitOption = Annotated[int | None, typer.Option(help="Most documents of each task, for a quick look.", min=1)]
+BatchOption = Annotated[
+    int | None, typer.Option(help="Sequences that a task's model sees at a time. Default: 4.", min=1)
+]
+DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
+_LIVE_EVERY_S, _LINE_EVERY_S = 0.1, 10.0  # a log file wants fewer lines than a terminal
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("eval", epilog=EPILOG)(eval_command)
+
+
+def eval_command(
+    source: Source,
+    texts: TextOption = None,
+    tasks: TasksOption = None,
+    include_path: IncludeOption = None,
+    best: BestOption = False,
+    stride: StrideOption = None,
+    tokens: TokensOption = None,
+    shots: ShotsOption = None,
+    limit: LimitOption = None,
+    batch_size: BatchOption = None,
+    device: DeviceOption = "auto",
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure bits per byte of any text, and run lm-eval's tasks. Results are kept beside the run."""
+    line = _Line(quiet=quiet or as_json)
+    names = [name.strip() for name in (tasks or "").split(",") if name.strip()]
+    try:
+        found = evaluate(
+            source, tasks=names, text=texts or (), best=best, include_path=include_path, stride=stride, tokens=tokens,
+            num_fewshot=shots, limit=limit, batch_size=batch_size, device=device,
+            bars=line.live and not line.quiet, listen=line,
+        )  # fmt: skip
+    finally:
+        line.clear()
+    if found.checkpoint:
+        warn_of_skipped(found.checkpoint, list(found.skipped))
+    print_said(found.notes, quiet=False)
+    if as_json:
+        print_json(found.to_json(schema=SCHEMA))
+    else:
+        text.render(scores.document(found), OUT)
+
+
+class _Line:
+    """Progress on stderr: one live line on a terminal, a line now and then otherwise; lm-eval has bars of its own."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self.quiet, self.live = quiet, ERR.is_terminal
+        self._begun_s = self._next_s = time.monotonic()
+        self._of, self._shown = "", False
+
+    def __call__(self, id: str, values: dict[str, Any]) -> None:
+        if self.quiet:
+            return
+        name = str(values.get("name", self._of))
+        line = say(f"evaluating.{id}", **{**values, "name": name})
+        now_s = time.monotonic()
+        if not id.endswith("_progress"):
+            self._of, self._begun_s = name, now_s
+            self.clear()
+            ERR.print(noted(line), soft_wrap=True)
+            return
+        if name != self._of or values["done"] == values["total"]:
+            self._of, self._begun_s, self._next_s = name, now_s, now_s if self.live else now_s + _LINE_EVERY_S
+        if now_s >= self._next_s:
+            self._next_s = now_s + (_LIVE_EVERY_S if self.live else _LINE_EVERY_S)
+            self._show(printable(line + self._left(values)))
+
+    def _left(self, values: dict[str, Any]) -> str:
+        """The time that is left, at the speed so far; nothing in the first second."""
+        took_s, done = time.monotonic() - self._begun_s, values["done"]
+        return say("evaluating.left", time=took_s * (values["total"] - done) / done) if done and took_s > 1 else ""
+
+    def _show(self, line: str) -> None:
+        if not self.live:
+            ERR.print(Text(line), soft_wrap=True)
+            return
+        ERR.file.write("\r\x1b[2K" + line[: max(20, ERR.width - 1)])
+        ERR.file.flush()
+        self._shown = True
+
+    def clear(self) -> None:
+        """Take the live line away."""
+        if self._shown:
+            ERR.file.write("\r\x1b[2K")
+            self._shown = False

@@ -1,0 +1,175 @@
+"""lm-eval's tasks: their names, what they need, and their metrics as records.
+
+lm-eval and datasets are others' code, loaded late. What a task lacks (a package, its data, a network) becomes one
+sentence.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.metadata
+import importlib.util
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from foretrain.base.errors import UserError
+from foretrain.base.later import Later
+from foretrain.evaluation.models import first_line
+from foretrain.evaluation.record import TaskScore
+
+PACKAGE = "lm_eval"
+# Resamples for the standard error of a metric that is not a mean. With a thousand it is known to about 2 %; lm-eval's
+# command takes a hundred thousand, which is minutes of a processor for a task of 5,000 documents.
+RESAMPLES = 1000
+_MOST_NEAR = 3
+_lm_eval: Any = Later("lm_eval")
+_tasks: Any = Later("lm_eval.tasks")
+_defaults: Any = Later("lm_eval.defaults")
+_registry: Any = Later("lm_eval.api.registry")
+np: Any = Later("numpy")
+torch: Any = Later("torch")
+
+
+def need_harness() -> None:
+    """Nothing; raises UserError where lm-eval is not installed."""
+    if importlib.util.find_spec(PACKAGE) is None:
+        raise UserError("environment.missing_lm_eval")
+
+
+@dataclass(frozen=True)
+class Harness:
+    """The tasks that may be asked for. `own`: all that were asked for are of the user's own folder."""
+
+    manager: Any
+    own: bool
+
+    @property
+    def version(self) -> str:
+        """Of lm-eval, as in "lm_eval 0.4.13"."""
+        return f"{PACKAGE} {importlib.metadata.version(PACKAGE)}"
+
+    def load(self, name: str, shots: int | None) -> Any:
+        """The tasks and groups that a name stands for, with their data, as lm-eval has them. Raises UserError where
+        they cannot be had. A task that is meant for no examples keeps none, whatever `shots`."""
+        _seed()
+        try:
+            found = self.manager.load([name])
+            for task in found["tasks"].values():
+                own = task.get_config("num_fewshot")
+                if own is None or (shots is not None and own != 0):
+                    task.set_config(key="num_fewshot", value=shots or 0)
+                task.set_fewshot_seed(seed=_defaults.DEFAULT_OTHER_SEED)
+        except Exception as error:  # of lm-eval, datasets, huggingface_hub, or code that belongs to the task
+            raise _not_loaded(name, error) from None
+        return found
+
+    def run(
+        self, model: Any, name: str, loaded: Any, *, documents: int | None, shared: Mapping[str, Any]
+    ) -> tuple[TaskScore, ...]:
+        """The metrics of the tasks of one name, as `load` gave them. `shared`: what the records of all tasks say alike.
+        Raises UserError.
+
+        This is lm-eval's `evaluate`, with what its `simple_evaluate` sets before. That one also asks git and pip about
+        the machine for each name, which takes seconds and complains where there is no repository.
+        """
+        _seed()
+        if hasattr(model, "logits_cache"):
+            # Of two windows in a batch that end alike and are cut at other places, lm-eval 0.4.13 scores other tokens.
+            kinds = {task.OUTPUT_TYPE for task in loaded["tasks"].values()}
+            model.logits_cache = "loglikelihood_rolling" not in kinds
+        try:
+            found = _lm_eval.evaluate(
+                lm=model, task_dict=loaded, limit=documents, bootstrap_iters=RESAMPLES, log_samples=False
+            )
+        except (AssertionError, ValueError, KeyError, ImportError, OSError, RuntimeError) as error:
+            if type(error).__name__ == "OutOfMemoryError":  # torch's
+                raise
+            raise UserError("environment.task_failed", task=name, reason=first_line(error)) from None
+        return scores_of(found, {"harness": self.version, **shared})
+
+
+def _seed() -> None:
+    """What lm-eval's command sets before it loads tasks: some draw examples or shuffle answers."""
+    random.seed(_defaults.DEFAULT_RANDOM_SEED)
+    np.random.seed(_defaults.DEFAULT_OTHER_SEED)
+    torch.manual_seed(_defaults.DEFAULT_OTHER_SEED)
+
+
+def find(names: Sequence[str], include_path: Path | None) -> Harness:
+    """The tasks of these names. Raises UserError for a name that lm-eval does not know, with the nearest ones.
+
+    lm-eval's own list of thousands of files is read only where the user's own folder does not have them all.
+    """
+    if include_path is not None and not include_path.is_dir():
+        raise UserError("data.no_task_folder", path=str(include_path))
+    if include_path is not None:
+        own = _tasks.TaskManager(include_path=str(include_path), include_defaults=False)
+        if set(names) <= set(own.all_subtasks):
+            return Harness(own, True)
+    manager = _tasks.TaskManager(include_path=None if include_path is None else str(include_path))
+    known = manager.all_tasks
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, _MOST_NEAR, 0.6)
+            id = "usage.no_task_near" if near else "usage.no_task"
+            raise UserError(id, name=name[:80], near=near)
+    return Harness(manager, False)
+
+
+def hugging_face(folder: Path, device: str, batch_size: int) -> Any:
+    """lm-eval's own model over a Hugging Face folder, in single precision."""
+    made = {"pretrained": str(folder), "dtype": "float32", "batch_size": batch_size, "device": device}
+    return _registry.get_model("hf").create_from_arg_obj(made)
+
+
+def scores_of(found: Mapping[str, Any], shared: Mapping[str, Any]) -> tuple[TaskScore, ...]:
+    """The numbers of lm-eval's answer: one record for each task, metric and filter."""
+    scores = []
+    for task, metrics in found["results"].items():
+        counted = found.get("n-samples", {}).get(task, {})
+        better = found.get("higher_is_better", {}).get(task, {})
+        for key, value in metrics.items():
+            metric, comma, filter = key.partition(",")
+            if not comma or metric.endswith("_stderr") or not _is_number(value):
+                continue
+            error = metrics.get(f"{metric}_stderr,{filter}")
+            scores.append(
+                TaskScore(
+                    task=task, metric=metric, filter=filter, value=float(value),
+                    standard_error=float(error) if _is_number(error) else None, higher_is_better=better.get(metric),
+                    shots=found.get("n-shot", {}).get(task), documents=counted.get("effective"),
+                    documents_in_all=counted.get("original"), version=str(found.get("versions", {}).get(task, "")),
+                    **shared,
+                )
+            )  # fmt: skip
+    return tuple(scores)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
+
+
+# Parts of names of errors that mean that nothing was fetched: those of requests, httpx, huggingface_hub and datasets.
+_NO_NETWORK = ("Connect", "Timeout", "Offline", "LocalEntryNotFound", "MaxRetry", "Proxy", "HTTPError", "SSL")
+
+
+def _not_loaded(name: str, error: Exception) -> UserError:
+    """Why a task cannot be run: a package that it needs, its data, or itself."""
+    chain: list[BaseException] = []
+    each: BaseException | None = error
+    while each is not None and each not in chain:
+        chain.append(each)
+        each = each.__cause__ or each.__context__
+    if isinstance(error, ImportError):
+        return UserError("environment.task_package", task=name, reason=first_line(error))
+    unreached = [found for found in chain if any(word in kind for kind in _kinds(found) for word in _NO_NETWORK)]
+    if unreached:
+        return UserError("environment.task_network", task=name, reason=first_line(unreached[0]))
+    return UserError("environment.task_failed", task=name, reason=first_line(error))
+
+
+def _kinds(error: BaseException) -> list[str]:
+    return [kind.__name__ for kind in type(error).__mro__]

@@ -1,0 +1,100 @@
+"""What an evaluation found: bits per byte of texts, and what lm-eval's tasks measure. No torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from foretrain.base.records import Note, Record
+
+SCHEMA = "foretrain.scores/1"
+
+
+class TextScore(Record):
+    """How well a text was predicted. `loss`: nats a token over `tokens`; `bits_per_byte`: over `size_bytes` of UTF-8.
+
+    `standard_error`: of bits_per_byte, from how much windows differ; None of a single window. Each token has at least
+    `context_tokens - stride_tokens` tokens before it, but for those of the first window. `whole`: all of it was scored.
+    """
+
+    text: str
+    sha256: str
+    size_bytes: int
+    tokens: int
+    loss: float
+    bits_per_byte: float
+    standard_error: float | None
+    windows: int
+    context_tokens: int
+    stride_tokens: int
+    whole: bool
+    device: str
+    dtype: str
+    at: str
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What makes it the same measurement; another checkpoint's has another result."""
+        return self.sha256, self.tokens, self.context_tokens, self.stride_tokens
+
+
+class TaskScore(Record):
+    """One metric of one of lm-eval's tasks, as it names it. `shots`: examples before each question.
+
+    `documents` of `documents_in_all` were asked. `through`: what lm-eval ran: the Hugging Face "export" of a run, its
+    "model" as it is, or a "folder".
+    """
+
+    task: str
+    metric: str
+    filter: str
+    value: float
+    standard_error: float | None
+    higher_is_better: bool | None
+    shots: int | None
+    documents: int | None
+    documents_in_all: int | None
+    version: str
+    harness: str
+    through: str
+    device: str
+    dtype: str
+    at: str
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What makes it the same measurement; another checkpoint's has another result."""
+        return self.task, self.metric, self.filter, self.shots, self.documents, self.version
+
+
+class Scores(Record):
+    """All that was measured of one checkpoint. `weights_sha256`: over the checksums of its weights."""
+
+    checkpoint: str
+    step: int
+    weights_sha256: str
+    texts: tuple[TextScore, ...] = ()
+    tasks: tuple[TaskScore, ...] = ()
+
+    def with_more(self, more: Scores) -> Scores:
+        """These and more of the same checkpoint. A measurement that was repeated has its new result; where the weights
+        are others, as after a resume that repeated the step, only `more`."""
+        if more.weights_sha256 != self.weights_sha256:
+            return more
+        texts = {score.key: score for score in (*self.texts, *more.texts)}
+        tasks = {score.key: score for score in (*self.tasks, *more.tasks)}
+        return more.model_copy(update={"texts": tuple(texts.values()), "tasks": tuple(tasks.values())})
+
+
+class Evaluation(Record):
+    """What one `foretrain eval` found. `checkpoint`, `step`: None of a Hugging Face folder. `kept_in`: the file beside
+    the run; None where nothing is kept. `skipped`: newer checkpoints that are damaged, and why."""
+
+    source: str
+    checkpoint: str | None
+    step: int | None
+    device: str
+    texts: tuple[TextScore, ...] = ()
+    tasks: tuple[TaskScore, ...] = ()
+    kept_in: str | None = None
+    skipped: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()

@@ -1,0 +1,139 @@
+"""Bits per byte: a text in overlapping windows, each token predicted once, and summed up.
+
+A window begins every `stride` tokens and is as long as the context. Of the first one all tokens are scored, of every
+other those that no window before it had, so that each has at least context - stride tokens before it. This is the
+recipe of "Perplexity of fixed-length models" in the documentation of transformers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from foretrain.base.errors import UserError
+from foretrain.base.units import MIB
+
+LOGITS_BYTES = 256 * MIB  # of a batch of windows, unless one window alone has more
+MOST_ROWS = 64
+
+Tell = Callable[[int, int], None]  # how many tokens of how many are scored
+
+
+class Predictor(Protocol):
+    """A model: logits of the next token behind each one of `idx`, B x T. Its context is `context_tokens`."""
+
+    context_tokens: int
+    vocab_size: int
+    device: torch.device
+
+    def logits(self, idx: Tensor) -> Tensor:
+        """B x T x V, fp32."""
+        ...
+
+
+@dataclass(frozen=True)
+class Summed:
+    """Sums over a text: `nats` and `byte_counts` of each window, and how many tokens were scored."""
+
+    nats: np.ndarray
+    byte_counts: np.ndarray
+    tokens: int
+
+    @property
+    def loss(self) -> float:
+        """Nats a token."""
+        return float(self.nats.sum()) / self.tokens
+
+    def bits_per_byte(self, size_bytes: int) -> float:
+        """Of a text of this size."""
+        return float(self.nats.sum()) / math.log(2) / size_bytes
+
+    def standard_error(self, size_bytes: int) -> float | None:
+        """Of bits_per_byte: that of a ratio of two sums, with the windows as independent draws. None of one window."""
+        count, known = len(self.nats), int(self.byte_counts.sum())
+        if count < 2 or not known:
+            return None
+        share = self.byte_counts * (size_bytes / known)
+        off = self.nats / math.log(2) - self.bits_per_byte(size_bytes) * share
+        return math.sqrt(count / (count - 1) * float((off**2).sum())) / size_bytes
+
+
+def windows(count: int, context: int, stride: int) -> Iterator[tuple[int, int, int]]:
+    """(begin, end, scored) of each window of `count` ids: it reads ids[begin:end], predicts the ids one further on, and
+    the last `scored` of these count. The first id has nothing before it, so it is never predicted."""
+    done = begin = 0
+    while done < count - 1:
+        end = min(begin + context, count - 1)
+        yield begin, end, end - done
+        done, begin = end, begin + stride
+
+
+def rows_at_once(context: int, vocab_size: int) -> int:
+    """How many windows a batch has, so that its logits are no larger than LOGITS_BYTES."""
+    return max(1, min(MOST_ROWS, LOGITS_BYTES // (4 * context * vocab_size)))
+
+
+def score(
+    model: Predictor,
+    ids: np.ndarray,
+    byte_counts: Sequence[int],
+    *,
+    stride: int,
+    skip: int | None = None,
+    context: int | None = None,
+    tell: Tell = lambda done, total: None,
+) -> Summed:
+    """The sums over `ids`, whose first one is context only. `byte_counts`: the bytes of each id's text.
+
+    `skip`: an id that is never scored, such as what separates documents. `context`: of each window; by default, and at
+    most, the model's. Raises UserError 'memory.evaluation' where one window does not fit on the card.
+    """
+    context = min(context or model.context_tokens, model.context_tokens)
+    sizes = np.asarray(byte_counts, dtype=np.int64)
+    nats: list[float] = []
+    counts: list[int] = []
+    scored, total = 0, len(ids) - 1
+    rows, left, done = rows_at_once(context, model.vocab_size), windows(len(ids), context, stride), 0
+    while batch := list(islice(left, rows)):
+        *full, last = batch
+        parts = [batch] if last[1] - last[0] == batch[0][1] - batch[0][0] else [full, [last]]
+        for part in filter(None, parts):
+            losses = _losses(model, ids, part)
+            for (begin, end, new), row in zip(part, losses, strict=True):
+                targets = ids[end + 1 - new : end + 1]
+                counted = np.ones(new, dtype=bool) if skip is None else targets != skip
+                nats.append(float(row[end - begin - new : end - begin][counted].sum()))
+                counts.append(int(sizes[targets[counted]].sum()))
+                scored += int(counted.sum())
+            done = part[-1][1]
+        tell(done, total)
+    return Summed(np.array(nats), np.array(counts), scored)
+
+
+def _losses(model: Predictor, ids: np.ndarray, batch: list[tuple[int, int, int]]) -> np.ndarray:
+    """Nats of every prediction of windows of one length. Where a card's memory runs out, half of them at a time."""
+    try:
+        return _nats(model, ids, batch)
+    except torch.OutOfMemoryError:
+        if len(batch) == 1:
+            raise UserError("memory.evaluation", tokens=batch[0][1] - batch[0][0]) from None
+    torch.cuda.empty_cache()
+    middle = len(batch) // 2
+    return np.concatenate([_losses(model, ids, batch[:middle]), _losses(model, ids, batch[middle:])])
+
+
+@torch.no_grad()
+def _nats(model: Predictor, ids: np.ndarray, batch: list[tuple[int, int, int]]) -> np.ndarray:
+    rows = torch.from_numpy(np.stack([ids[begin : end + 1] for begin, end, _ in batch]).astype(np.int64))
+    rows = rows.to(model.device)
+    logits = model.logits(rows[:, :-1])
+    found = [F.cross_entropy(row, targets, reduction="none") for row, targets in zip(logits, rows[:, 1:], strict=True)]
+    return torch.stack(found).cpu().double().numpy()

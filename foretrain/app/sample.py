@@ -38,7 +38,7 @@ def sample(
     need_torch()
     import torch
 
-    from foretrain.model.generate import generate
+    from foretrain.model.generation.writer import generate
     from foretrain.model.language_model import make_model
     from foretrain.training import checkpoint
 

@@ -23,10 +23,10 @@ def plan_inference(
 ) -> InferencePlan:
     """The forecast of generating text: `foretrain.plan_inference("llama-3.1-8b", "RTX 4070", weights="q4_k_m")`.
 
-    `source`: a model's name, "hf:owner/name", a folder with config.json, a run of foretrain, or a config as `plan` takes
-    it. `gpu`: a name of the catalogue, "cpu", or "auto" for the card of this machine. `used_by_others`: memory that other
-    programs use on the card, in bytes or as a text such as "2GB". `options`: context=8192, batch=4, weights="q8_0",
-    kv="q8_0", prompt=512, engine="llama.cpp".
+    `source`: a model's name, "hf:owner/name", a folder with config.json, a run of foretrain, or a config as `plan`
+    takes it. `gpu`: a name of the catalogue, "cpu", or "auto" for the card of this machine. `used_by_others`: memory
+    that other programs use on the card, in bytes or as a text such as "2GB". `options`: context=8192, batch=4,
+    weights="q8_0", kv="q8_0", prompt=512, engine="llama.cpp".
     Raises UserError for what cannot be planned.
     """
     stated = stated_bytes(used_by_others, "used_by_others") if isinstance(used_by_others, str) else used_by_others

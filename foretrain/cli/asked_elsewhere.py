@@ -1,4 +1,7 @@
-"""`plan` and `advise` of a fine-tuning run, of several cards and of generating text: other modules answer, imported where that is asked."""
+"""`plan` and `advise` of a fine-tuning run, of several cards and of generating text.
+
+Other modules answer, imported where that is asked.
+"""
 
 from importlib import import_module
 

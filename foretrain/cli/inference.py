@@ -14,6 +14,7 @@ from foretrain.hardware.catalogue import stated_bytes
 from foretrain.predict.inference.plan import SCHEMA, InferencePlan
 from foretrain.reports.views import inference as view
 
+PLANS_SCHEMA = "foretrain.inferences/1"
 # Options of `plan` that go with --inference; every other one is about training.
 WITH = ("inference", "gpu", "others", "check", "full", "oneline", "as_json", "quiet", "words")
 
@@ -32,8 +33,11 @@ def answer_command(context: typer.Context, words: list[str]) -> None:
     stated = stated_bytes(given["others"], "--used-by-others") if given["others"] else None
     names = [each.strip() for each in given["gpu"].split(",") if each.strip()]
     plans = [planned(model, asked, devices.target(name, stated)) for name in names]
-    for plan in plans:
-        _print(plan, given["as_json"], given["full"], given["oneline"] or len(plans) > 1, quiet=given["quiet"])
+    if given["as_json"] and len(plans) > 1:
+        print_json({"schema": PLANS_SCHEMA, "plans": [plan.to_json(schema=SCHEMA) for plan in plans]})
+    else:
+        for plan in plans:
+            _print(plan, given["as_json"], given["full"], given["oneline"] or len(plans) > 1, quiet=given["quiet"])
     if given["check"]:
         _check(plans)
 

@@ -59,8 +59,9 @@ foretrain plan llama-3.1-8b --inference --weights q4_k_m --context 16k --gpu 407
 
 foretrain plan hf:Qwen/Qwen3-8B --inference --weights int8 --batch 8 --gpu A100-SXM4-80GB
 
-Fine-tuning takes --method, --lora-r, --seq-len, --optim, --packing, --epochs and more: see docs/fine-tuning.md. Generating text takes
---context, --batch, --weights, --kv, --prompt, --engine: see docs/inference.md."""
+Fine-tuning takes --method, --lora-r, --seq-len, --optim, --packing, --epochs and more: see docs/fine-tuning.md.
+
+Generating text takes --context, --batch, --weights, --kv, --prompt, --engine: see docs/inference.md."""
 
 
 def add_to(app: typer.Typer) -> None:

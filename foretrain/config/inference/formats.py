@@ -1,9 +1,9 @@
 """In how many bits weights and KV caches are stored when a model generates text, by the names of those who store them.
 
-GGUF's blocks (ggml-org/llama.cpp, ggml/src/ggml-common.h): q4_0 is 18 bytes for 32 weights, q8_0 34 for 32, q4_K 144 for
-256, q5_K 176, q6_K 210. The mixtures with _m and _s keep a part of the blocks and the head in more bits. Of Llama 3.1 8B
-tools/quantize/README.md there says 4.8944 bits for Q4_K_M, 4.6672 for Q4_K_S, 5.7036 for Q5_K_M, 6.5633 for Q6_K and
-8.5008 for Q8_0; these rows come to that within 0.2 %.
+GGUF's blocks (ggml-org/llama.cpp, ggml/src/ggml-common.h): q4_0 is 18 bytes for 32 weights, q8_0 34 for 32, q4_K 144
+for 256, q5_K 176, q6_K 210. The mixtures with _m and _s keep a part of the blocks and the head in more bits. Of Llama
+3.1 8B tools/quantize/README.md there says 4.8944 bits for Q4_K_M, 4.6672 for Q4_K_S, 5.7036 for Q5_K_M, 6.5633 for Q6_K
+and 8.5008 for Q8_0; these rows come to that within 0.2 %.
 """
 
 from typing import Literal, NamedTuple, get_args

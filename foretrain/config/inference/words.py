@@ -45,7 +45,9 @@ def asked_with(values: Mapping[str, Any]) -> Inference:
     unknown = [name for name in values if name not in Inference.model_fields]
     if unknown:
         near = difflib.get_close_matches(unknown[0], Inference.model_fields, n=1)
-        raise UserError("usage.inference_unknown", name=unknown[0][:40], choices=listed(near or list(Inference.model_fields)))
+        raise UserError(
+            "usage.inference_unknown", name=unknown[0][:40], choices=listed(near or list(Inference.model_fields))
+        )
     given = {name: _number(name, value) for name, value in values.items()}
     try:
         return Inference.model_validate(given)

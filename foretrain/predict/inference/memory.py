@@ -1,8 +1,9 @@
 """What generation needs on a card: weights, KV cache, what a prompt is computed in, CUDA context. No torch.
 
-Weights and cache are counted (Llama 3 8B in q4_0: 4155.99 MiB on the card by llama.cpp's log, #9881). What a prompt is computed in follows the engine: llama.cpp takes 512 tokens of a prompt at
-one time, in a buffer for their logits and width (258.5 MiB of Llama 3 8B, as its log says); PyTorch takes the prompt as a
-whole, and holds the widest layer's input and outputs.
+Weights and cache are counted (Llama 3 8B in q4_0: 4155.99 MiB on the card by llama.cpp's log, #9881). What a prompt is
+computed in follows the engine: llama.cpp takes 512 tokens of a prompt at one time, in a buffer for their logits and
+width (258.5 MiB of Llama 3 8B, as its log says); PyTorch takes the prompt as a whole, and holds the widest layer's
+input and outputs.
 """
 
 from foretrain.base.records import Record
@@ -109,5 +110,3 @@ def verdict_of(memory: InferenceMemory, available_bytes: int | None) -> Verdict 
         return "does_not_fit"
     spare = max(memory.needed_high_bytes, memory.needed_expected_bytes + MARGIN_BYTES)
     return "tight" if spare > available_bytes else "fits"
-
-

@@ -104,7 +104,9 @@ def model_of_source(source: ModelSource) -> InferenceModel:
         return _of_facts(source, source.facts)
     found = latent_model(source.config, source.where)
     if found is None:
-        raise UserError("usage.inference_family_unknown", model=str(source.config.get("model_type"))[:40], source=source.where)
+        raise UserError(
+            "usage.inference_family_unknown", model=str(source.config.get("model_type"))[:40], source=source.where
+        )
     return InferenceModel(name=source.name, where=source.where, **found)
 
 

@@ -27,8 +27,8 @@ class Fitting(Record):
 class InferencePlan(Record):
     """The forecast of one model, one way to run it, one card. `asked` has all its values.
 
-    `longest_context`: tokens of a text that fit with this batch, at most what the model can have; `largest_batch`: texts
-    that fit with this context. 0 where not even one does, None where the memory to fit in is not known.
+    `longest_context`: tokens of a text that fit with this batch, at most what the model can have; `largest_batch`:
+    texts that fit with this context. 0 where not even one does, None where the memory to fit in is not known.
     """
 
     name: str
@@ -49,7 +49,8 @@ class InferencePlan(Record):
 
     def __repr__(self) -> str:
         rate = f", {self.speed.tokens_per_s:.0f} tokens/s" if self.speed else ""
-        return f"<inference plan of {self.name} on {self.gpu.name}: {self.verdict}, {format_bytes(self.needed_bytes)}{rate}>"
+        needed = format_bytes(self.needed_bytes)
+        return f"<inference plan of {self.name} on {self.gpu.name}: {self.verdict}, {needed}{rate}>"
 
     @property
     def needed_bytes(self) -> int:
@@ -59,13 +60,14 @@ class InferencePlan(Record):
 
 def plan(model: InferenceModel, asked: Inference, gpu: Gpu, *, used_by_others_bytes: int = 0) -> InferencePlan:
     """The forecast. Raises UserError for what cannot be asked."""
+    given = asked.prompt or USUAL_PROMPT
     asked, engine = resolved(model, asked, gpu)
     room = None if gpu.memory_bytes is None else max(0, gpu.memory_bytes - used_by_others_bytes)
     memory = memory_of(model, asked, engine, gpu)
 
     def fits(**changes: int) -> bool:
         changed = asked.model_copy(update=changes)
-        changed = changed.model_copy(update={"prompt": min(changed.prompt, changed.context)})
+        changed = changed.model_copy(update={"prompt": min(given, changed.context)})
         return verdict_of(memory_of(model, changed, engine, gpu), room) != "does_not_fit"
 
     most = max(model.max_positions, asked.context)

@@ -4,8 +4,9 @@ One text at a time reads every weight for every token, and the keys and values o
 
     t = max(weights / (S·bandwidth), unpacking) + cache / (S_kv·bandwidth) + layers · L
 
-Unpacking is what quantized weights take in llama.cpp: a multiprocessor unpacks so many in a clock, which holds back cards
-with much bandwidth for their clock (A100). With several texts weights are read once for all; then products take over.
+Unpacking is what quantized weights take in llama.cpp: a multiprocessor unpacks so many in a clock, which holds back
+cards with much bandwidth for their clock (A100). With several texts weights are read once for all; then products take
+over.
 
 The constants come from the rows `tune` of benchmarks/published_inference.csv; `held out` rows chose nothing. What came
 out stands in docs/inference.md.
@@ -27,7 +28,7 @@ UNPACKED_MORE = 0.17  # of that time, for each further text at once (RTX 3090, g
 HBM_SHARE, HBM_BUS_BITS = 0.834, 3000
 KERNEL_SHARE = {"int8": 0.88, "int4": 0.61, "fp8": 0.88}  # torchao's kernels against bf16's; of fp8 nobody says: int8's
 # llama.cpp's tensor-core kernels for several texts pad them to about so many (RTX 4090, #7676 and #15131).
-PADDED_TEXTS, VECTOR_TEXTS = 48, 8
+PADDED_TEXTS = 48
 # Of the dense peak of half precision, for a prompt: published pp512 of llama.cpp reach 0.7 to 0.95 on GeForce cards,
 # whose peak is the one with fp32 sums, and 0.2 on A100 and H100. Of PyTorch on these no row is known.
 PROMPT_SHARE_GEFORCE, PROMPT_SHARE_LLAMA_CPP, PROMPT_SHARE_PYTORCH = 0.8, 0.2, 0.5
@@ -102,10 +103,11 @@ def decode_parts(
         numbers = 8 * read / bits.block
         clocks = (gpu.sm_count or 1) * (gpu.boost_clock_ghz or 1.0) * 1e9
         unpacking = numbers / (UNPACKED_PER_CLOCK * clocks) * (1 + UNPACKED_MORE * (asked.batch - 1))
-        if asked.batch <= VECTOR_TEXTS:
+        tiles = products_s * max(asked.batch, PADDED_TEXTS)
+        if asked.batch == 1 or unpacking <= tiles:
             ways["unpacking"] = unpacking
         else:
-            ways["products"] = min(unpacking, products_s * max(asked.batch, PADDED_TEXTS))
+            ways["products"] = tiles
     elif asked.batch > 1:
         ways["products"] = products_s * asked.batch
     longest = max(ways, key=lambda name: ways[name])
@@ -119,9 +121,7 @@ def _prompt_share(gpu: Gpu, engine: Engine) -> float:
     return PROMPT_SHARE_LLAMA_CPP if engine == "llama.cpp" else PROMPT_SHARE_PYTORCH
 
 
-def _prompt_s(
-    model: InferenceModel, asked: Inference, engine: Engine, gpu: Gpu, peak: float, read: int
-) -> float:
+def _prompt_s(model: InferenceModel, asked: Inference, engine: Engine, gpu: Gpu, peak: float, read: int) -> float:
     """Of all prompts: products of every token but the head's, causal attention, and the weights once."""
     tokens = asked.prompt * asked.batch
     head = model.vocab_size * model.n_embd

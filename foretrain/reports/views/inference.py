@@ -78,8 +78,8 @@ def _speed_values(plan: InferencePlan, speed: InferenceSpeed) -> dict[str, float
     return {
         "tokens": speed.tokens_per_s, "low": speed.tokens_per_s_low, "high": speed.tokens_per_s_high,
         "each": speed.tokens_per_s / plan.asked.batch, "batch": plan.asked.batch, "first": speed.first_token_s,
-        "prompt": plan.asked.prompt, "prompt_tokens": speed.prompt_tokens_per_s, "weights": speed.weights_bytes_per_token,
-        "cache": speed.cache_bytes_per_token,
+        "prompt": plan.asked.prompt, "prompt_tokens": speed.prompt_tokens_per_s,
+        "weights": speed.weights_bytes_per_token, "cache": speed.cache_bytes_per_token,
     }  # fmt: skip
 
 

@@ -11,7 +11,8 @@ from foretrain.config.families import family_of
 from foretrain.config.options import RunConfig
 from foretrain.model import foreign
 from foretrain.model.generation.cache import Reader
-from foretrain.model.generation.sampling import Sampling, choose
+from foretrain.model.generation.options import Sampling
+from foretrain.model.generation.sampling import choose
 from foretrain.model.generation.writer import Writer, generate, kept_of
 from foretrain.model.language_model import LanguageModel, make_model
 from foretrain.model.nanogpt import NanoGPT

@@ -1,21 +1,11 @@
 """Which token comes next: the likeliest, or one that is drawn."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
+from foretrain.model.generation.options import Sampling
+
 LEAST_TEMPERATURE = 1e-6  # below it logits divided by it overflow fp32; only the likeliest is ever drawn long before
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How tokens are drawn. `top_k`: of so many likeliest, 0: of all; then `top_p`: of the fewest likeliest that have
-    this probability together (nucleus sampling, arXiv:1904.09751), 1: of all."""
-
-    temperature: float = 0.8
-    top_k: int = 50
-    top_p: float = 1.0
 
 
 def choose(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import torch
 
 from foretrain.model.generation.cache import Reader
-from foretrain.model.generation.sampling import Sampling, choose
+from foretrain.model.generation.options import Sampling
+from foretrain.model.generation.sampling import choose
 from foretrain.model.language_model import LanguageModel
 
 DROPPED_SHARE = 4  # a quarter: each token costs 3 / 4 · T / (T / 4), about three tokens of prefill, once it is full
@@ -51,14 +52,13 @@ class Writer:
         self._unread = text
         return total - len(text)
 
-    def write(self, sampling: Sampling) -> int:
-        """The next token, which now is part of the text."""
+    def write(self, sampling: Sampling) -> tuple[int, int]:
+        """The next token, which now is part of the text, and how many of the oldest left the context for it."""
         logits = self._reader.read(self._unread)
         self._window += self._unread
         self._unread = []
         chosen = choose(logits.float().cpu()[: self.vocab_size], sampling, self._generator)
-        self.append([chosen])
-        return chosen
+        return chosen, self.append([chosen])
 
 
 def generate(
@@ -70,4 +70,4 @@ def generate(
     writer.append(list(ids))
     sampling = Sampling(temperature, top_k, top_p)
     for _ in range(count):
-        yield writer.write(sampling)
+        yield writer.write(sampling)[0]

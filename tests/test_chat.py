@@ -13,15 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import foretrain as library
-from foretrain.app import writing
+from foretrain.app.generation import opened as opening
+from foretrain.app.generation.fitted import Fitted
 from foretrain.app.sample import opened
-from foretrain.app.writing import Fitted
 from foretrain.base.errors import ExitCode, UserError
-from foretrain.cli import chat
+from foretrain.cli.generation import chat
 from foretrain.data.text_stream import TextStream
 from foretrain.data.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer
 from foretrain.model.generation.options import Sampling
 from foretrain.predict.inference.model import model_of_config
+from foretrain.predict.memory import MARGIN_BYTES
 from tests.kit.command import foretrain
 from tests.kit.tiny import tiny
 
@@ -222,7 +223,7 @@ def test_what_does_not_fit_gives_way_with_a_sentence(run: Path, monkeypatch: pyt
     model = model_of_config(tiny(block_size=8192, n_embd=64, n_layer=4), "x")
     whole = Fitted(model, None, half=True)
     assert (whole.dtype, whole.context, whole.notes) == ("f32", 8192, ())
-    needed = whole.memory.needed_high_bytes + writing.MARGIN_BYTES
+    needed = whole.memory.needed_high_bytes + MARGIN_BYTES
     assert Fitted(model, needed, half=True).notes == ()
     half = Fitted(model, needed - 1, half=True)
     assert (half.dtype, half.context, [note.id for note in half.notes]) == ("bf16", 8192, ["sample_half"])
@@ -230,9 +231,9 @@ def test_what_does_not_fit_gives_way_with_a_sentence(run: Path, monkeypatch: pyt
     shorter = Fitted(model, needed - 1, half=False)
     assert (shorter.dtype, shorter.context, [note.id for note in shorter.notes]) == ("f32", 4096, ["sample_context"])
     with pytest.raises(UserError) as caught:
-        Fitted(model, writing.MARGIN_BYTES, half=True)
+        Fitted(model, MARGIN_BYTES, half=True)
     assert caught.value.exit_code == ExitCode.OUT_OF_MEMORY
-    monkeypatch.setattr(writing, "_room_bytes", lambda device: writing.MARGIN_BYTES)
+    monkeypatch.setattr(opening, "room_bytes", lambda device: MARGIN_BYTES)
     refused = foretrain("sample", str(run))
     assert (refused.returncode, refused.stdout) == (ExitCode.OUT_OF_MEMORY, "")
     assert len(refused.stderr.strip().splitlines()) == 1
@@ -240,8 +241,8 @@ def test_what_does_not_fit_gives_way_with_a_sentence(run: Path, monkeypatch: pyt
 
 def test_a_shorter_context_and_half_precision_still_write(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = opened(run)
-    room = found.fitted.memory.needed_high_bytes + writing.MARGIN_BYTES - 1
-    monkeypatch.setattr(writing, "_room_bytes", lambda device: room)
+    room = found.fitted.memory.needed_high_bytes + MARGIN_BYTES - 1
+    monkeypatch.setattr(opening, "room_bytes", lambda device: room)
     shorter = opened(run)
     assert (shorter.fitted.context, shorter.fitted.dtype) == (16, "f32")
     writer = shorter.load(1)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import foretrain as library
-from foretrain.app.inference import model_named_by, model_of_words
+from foretrain.app.generation.plan import model_named_by, model_of_words
 from foretrain.app.plan import resolved_of
 from foretrain.base.errors import UserError
 from foretrain.base.units import GIB, MIB

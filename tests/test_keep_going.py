@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from foretrain.base.errors import ExitCode, UserError
-from foretrain.cli.commands import keep_going as supervisor
-from foretrain.cli.commands.keep_going import child_words, keep_going
+from foretrain.cli import keep_going as supervisor
+from foretrain.cli.keep_going import child_words, keep_going
 from foretrain.training import checkpoint
 from foretrain.training.store import RunDirectory
 from tests.kit.tiny import TINY, tiny, write_dataset

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from foretrain.base.errors import ExitCode, UserError
-from foretrain.cli.commands import keep_going as supervisor
+from foretrain.cli import keep_going as supervisor
 from foretrain.cli.patient import Patient, patient_output
 from foretrain.data.dataset import read_info
 from foretrain.training import checkpoint, divergence, trainer

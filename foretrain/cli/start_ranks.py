@@ -17,8 +17,8 @@ from types import FrameType
 
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.base.messages import say
-from foretrain.cli.commands.keep_going import PIPE
 from foretrain.cli.common import ERR
+from foretrain.cli.keep_going import PIPE
 from foretrain.config.options import RunConfig
 from foretrain.hardware.card import Cards
 from foretrain.hardware.cpu import cores_each

@@ -16,8 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import foretrain.training.cpu_threads
-from foretrain.cli import main
-from foretrain.cli.commands import keep_going
+from foretrain.cli import keep_going, main
 from foretrain.training import checkpoint, choices
 from foretrain.training.store import RunDirectory
 from tests.faults.harness import fork, outcome, random_of, wait

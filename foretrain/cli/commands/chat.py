@@ -5,11 +5,11 @@ from typing import Annotated
 import typer
 
 from foretrain.app.sample import opened
-from foretrain.cli.chat import MOST_TOKENS, talk
 from foretrain.cli.commands.runs import RunPath
 from foretrain.cli.commands.sample import warn_of_skipped
 from foretrain.cli.common import Quiet
-from foretrain.cli.writing import TopP, say_needs
+from foretrain.cli.generation.chat import MOST_TOKENS, talk
+from foretrain.cli.generation.needs import TopP, say_needs
 from foretrain.model.generation.options import Sampling
 
 EPILOG = """Examples:

@@ -124,11 +124,16 @@ def plan_command(
         with interpreter.using(python):
             plan_exact.largest_command(plans[0], step, depth, as_json=as_json, check=check)
         return
+    plans = _answered(plans, limits, depth, form, python)
+    plan_print.check(plans if check and not best else [])
+
+
+def _answered(plans: list[Plan], limits: Limits, depth: Depth, form: Form, python: str) -> list[Plan]:
+    """The plans, with what was asked of them printed."""
     if limits.asks:
         plan_limits.answer(plans[0], limits, form)
-    else:
-        plans = _deepened(plans, depth, form, python)
-    plan_print.check(plans if check and not best else [])
+        return plans
+    return _deepened(plans, depth, form, python)
 
 
 def _deepened(plans: list[Plan], depth: Depth, form: Form, python: str) -> list[Plan]:

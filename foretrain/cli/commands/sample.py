@@ -9,10 +9,10 @@ from rich.text import Text
 from foretrain.app.sample import SCHEMA, Sample, opened
 from foretrain.base.errors import UserError
 from foretrain.base.messages import printable, say
-from foretrain.cli import chat
 from foretrain.cli.commands.runs import RunPath
 from foretrain.cli.common import ERR, Json, Quiet, print_json
-from foretrain.cli.writing import TopP, say_needs
+from foretrain.cli.generation import chat
+from foretrain.cli.generation.needs import TopP, say_needs
 from foretrain.model.generation.options import Sampling
 
 EPILOG = """Examples:

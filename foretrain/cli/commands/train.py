@@ -9,8 +9,8 @@ import typer
 
 from foretrain.app.train import need_torch, train_resolved
 from foretrain.base.errors import ExitCode, UserError
+from foretrain.cli import keep_going as supervisor
 from foretrain.cli import start_ranks
-from foretrain.cli.commands import keep_going as supervisor
 from foretrain.cli.common import (
     CONFIG_CONTEXT,
     Json,

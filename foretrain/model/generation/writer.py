@@ -62,9 +62,16 @@ class Writer:
 
 
 def generate(
-    model: LanguageModel, ids: list[int], count: int, *, temperature: float, top_k: int, seed: int, vocab_size: int,
+    model: LanguageModel,
+    ids: list[int],
+    count: int,
+    *,
+    temperature: float,
+    top_k: int,
+    seed: int,
+    vocab_size: int,
     top_p: float = 1.0,
-) -> Iterator[int]:  # fmt: skip
+) -> Iterator[int]:
     """`count` ids that follow `ids`, one by one."""
     writer = Writer(model, vocab_size, seed)
     writer.append(list(ids))

@@ -10,7 +10,7 @@ from foretrain.base.messages import say
 from foretrain.cli.common import ERR, noted, print_said
 
 if TYPE_CHECKING:
-    from foretrain.app.writing import Opened
+    from foretrain.app.generation.opened import Opened
 
 TopP = Annotated[
     float,

@@ -4,7 +4,7 @@ from importlib.metadata import version
 
 import typer
 
-from foretrain.app.inference import model_of_words, planned
+from foretrain.app.generation.plan import model_of_words, planned
 from foretrain.base.errors import UserError
 from foretrain.cli.commands.plan_print import document, line, screen
 from foretrain.cli.common import print_error, print_json
@@ -12,7 +12,7 @@ from foretrain.config.inference.words import parse_inference
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import stated_bytes
 from foretrain.predict.inference.plan import SCHEMA, InferencePlan
-from foretrain.reports.views import inference as view
+from foretrain.reports.views.generation import plan as view
 
 PLANS_SCHEMA = "foretrain.inferences/1"
 # Options of `plan` that go with --inference; every other one is about training.

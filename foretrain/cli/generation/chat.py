@@ -15,7 +15,7 @@ from foretrain.model.generation.options import Sampling
 from foretrain.training.signals import StopFlag
 
 if TYPE_CHECKING:
-    from foretrain.app.writing import RunWriter
+    from foretrain.app.generation.run_writer import RunWriter
 
 PROMPT = "> "
 MOST_TOKENS = 100_000
@@ -79,7 +79,7 @@ class Conversation:
         else:
             if name not in ("help", "?"):
                 self.tell("unknown", command=printable(words[0] if words else "/")[:40])
-            values = {each: getattr(self.sampling, each, self.tokens) for each in SETTINGS}
+            values = {each: f"{getattr(self.sampling, each, self.tokens):g}" for each in SETTINGS}
             self.tell("help", **values)
         return True
 

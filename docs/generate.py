@@ -22,6 +22,7 @@ import fault_tables
 import finetune_tables
 import gpu_tables
 import growth_page
+import inference_tables
 import json_schemas
 import limit_tables
 import page_parts
@@ -455,6 +456,7 @@ PARTS: dict[str, Callable[[], str]] = {
     **cluster_tables.PARTS,
     **cuda_truth_tables.PARTS,
     **finetune_tables.PARTS,
+    **inference_tables.PARTS,
     **limit_tables.PARTS,
     "contributed": contributed_tables.contributed,
     "first-screen": start_screen,

@@ -85,9 +85,10 @@ def _speed_values(plan: InferencePlan, speed: InferenceSpeed) -> dict[str, float
 
 def _speed_rows(plan: InferencePlan, speed: InferenceSpeed) -> list[Row]:
     values = _speed_values(plan, speed)
-    of_texts = "inference.rate" if plan.asked.batch == 1 else "inference.rate_batch"
+    rate = Message("inference.rate" if plan.asked.batch == 1 else "inference.rate_batch", values)
+    said = Message("first.if_fitted", {"text": rate}) if plan.verdict == "does_not_fit" else rate
     return [
-        Row(Message("inference.label.speed"), Message(of_texts, values)),
+        Row(Message("inference.label.speed"), said),
         Row(Message("inference.label.first"), Message("inference.first", values)),
         Row(Message("first.label.limits"), Message(f"inference.limit.{speed.limited_by}", values)),
     ]

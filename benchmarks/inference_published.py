@@ -21,7 +21,7 @@ from foretrain.config.inference.options import Inference
 from foretrain.hardware.catalogue import find
 from foretrain.predict.inference.model import InferenceModel, model_of_source
 from foretrain.predict.inference.plan import resolved
-from foretrain.predict.inference.speed import decode_parts, read_bytes
+from foretrain.predict.inference.speed import decode_parts, prompt_s, read_bytes
 
 ROWS = Path(__file__).with_name("published_inference.csv")
 NEAR = 0.15
@@ -54,8 +54,17 @@ def predicted(row: dict[str, str]) -> float:
     asked, engine = resolved(model, asked, gpu)
     read = read_bytes(model, asked, head=row["head"] == "yes")
     tokens = model.cached_tokens(prompt + generated // 2)
-    cache = round(asked.batch * tokens * model.kv_numbers * CACHES[asked.kv] / 8)
+    texts = asked.batch if row["head"] == "yes" else 1  # else one text, so many of its tokens at a time
+    cache = round(texts * tokens * model.kv_numbers * CACHES[asked.kv] / 8)
     return asked.batch / sum(decode_parts(model, asked, engine, gpu, read, cache).values())
+
+
+def predicted_prompt(row: dict[str, str]) -> float:
+    """Tokens per second of reading a prompt of a row's length."""
+    model, gpu, tokens = model_named(row["model"]), find(row["gpu"]), int(row["read"])
+    asked = Inference(context=tokens, prompt=tokens, weights=row["weights"], engine=row["engine"])  # type: ignore[arg-type]
+    asked, engine = resolved(model, asked, gpu)
+    return tokens / prompt_s(model, asked, engine, gpu)
 
 
 def compared(rows: list[dict[str, str]]) -> list[dict[str, Any]]:
@@ -63,22 +72,28 @@ def compared(rows: list[dict[str, str]]) -> list[dict[str, Any]]:
     found = []
     for row in rows:
         made, published = predicted(row), float(row["tokens_per_s"])
-        found.append({**row, "tokens_per_s": published, "predicted_tokens_per_s": round(made, 2),
-                      "off": round(made / published - 1, 4)})  # fmt: skip
+        entry = {**row, "tokens_per_s": published, "predicted_tokens_per_s": round(made, 2),
+                 "off": round(made / published - 1, 4)}  # fmt: skip
+        if row["read"]:
+            made, published = predicted_prompt(row), float(row["read_per_s"])
+            entry |= {"read_per_s": published, "predicted_read_per_s": round(made, 1),
+                      "read_off": round(made / published - 1, 4)}  # fmt: skip
+        found.append(entry)
     return found
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """{use, engine: how many rows, how many within 15 %, mean and largest distance}."""
+    """{generated or read, use, engine: how many rows, how many within 15 %, mean and largest distance}."""
     found = {}
     for use in USES:
         for engine in ("llama.cpp", "pytorch"):
-            off = [abs(row["off"]) for row in rows if row["use"] == use and row["engine"] == engine]
-            if off:
-                found[f"{use}, {engine}"] = {
-                    "rows": len(off), "within_15_percent": sum(each <= NEAR for each in off),
-                    "mean_off": round(statistics.mean(off), 4), "largest_off": max(off),
-                }  # fmt: skip
+            for what, key in (("generated", "off"), ("read", "read_off")):
+                off = [abs(row[key]) for row in rows if row["use"] == use and row["engine"] == engine and key in row]
+                if off:
+                    found[f"{what}, {use}, {engine}"] = {
+                        "rows": len(off), "within_15_percent": sum(each <= NEAR for each in off),
+                        "mean_off": round(statistics.mean(off), 4), "largest_off": max(off),
+                    }  # fmt: skip
     return found
 
 
@@ -89,11 +104,12 @@ def main() -> None:
         rows = compared(list(csv.DictReader(file)))
     rows.sort(key=lambda row: USES.index(row["use"]))
     table = [
-        [row["use"], row["model"], row["weights"], row["gpu"], str(int(row["prompt"]) + int(row["generated"])),
-         f"{row['tokens_per_s']:.1f}", f"{row['predicted_tokens_per_s']:.1f}", f"{row['off']:+.1%}"]
+        [row["use"], row["model"], row["weights"], row["gpu"], row["batch"], str(int(row["prompt"]) + int(row["generated"])),
+         f"{row['tokens_per_s']:.1f}", f"{row['predicted_tokens_per_s']:.1f}", f"{row['off']:+.1%}",
+         f"{row['read_off']:+.1%}" if "read_off" in row else ""]
         for row in rows
     ]  # fmt: skip
-    columns = ["use", "model", "weights", "card", "context", "published", "predicted", "off"]
+    columns = ["use", "model", "weights", "card", "batch", "context", "published", "predicted", "off", "prompt off"]
     report(out, "Generated tokens per second", columns, table, {"rows": rows, "summary": summary(rows)})
     for name, figures in summary(rows).items():
         print(name, figures)

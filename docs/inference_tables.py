@@ -13,6 +13,7 @@ from foretrain.reports import text
 from foretrain.reports.views.generation import plan as view
 
 WIDTH = 90
+WHAT = {"generated": "generated", "read": "of a prompt"}
 NAMES = {"tune": "chose the constants", "held out": "held out", "older": "older builds of llama.cpp (2023, 2024)"}
 
 
@@ -38,13 +39,13 @@ def does_not_fit() -> str:
 def summary() -> str:
     """How many rows are met, by what they were used for and by engine."""
     lines = [
-        "| rows | engine | how many | within 15 % | mean distance | largest |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| tokens | rows | engine | how many | within 15 % | mean distance | largest |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, found in result("inference_published")["summary"].items():
-        use, engine = name.split(", ")
+        what, use, engine = name.split(", ")
         lines.append(
-            f"| {NAMES[use]} | {engine} | {found['rows']} | {found['within_15_percent']} "
+            f"| {WHAT[what]} | {NAMES[use]} | {engine} | {found['rows']} | {found['within_15_percent']} "
             f"| {100 * found['mean_off']:.1f} % | {100 * found['largest_off']:.1f} % |"
         )
     return "\n".join(lines)
@@ -53,15 +54,17 @@ def summary() -> str:
 def rows() -> str:
     """The rows that chose nothing."""
     lines = [
-        "| model | weights | card | context | engine | published | predicted | off |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| model | weights | card | batch | context | engine | published tokens/s | predicted | off | prompt off |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in result("inference_published")["rows"]:
         if row["use"] == "held out":
             context = int(row["prompt"]) + int(row["generated"])
+            prompt = f"{100 * row['read_off']:+.1f} %" if "read_off" in row else ""
             lines.append(
-                f"| {row['model']} | {row['weights']} | {row['gpu']} | {context:,} | {row['software']} "
-                f"| {row['tokens_per_s']:.1f} | {row['predicted_tokens_per_s']:.1f} | {100 * row['off']:+.1f} % |"
+                f"| {row['model']} | {row['weights']} | {row['gpu']} | {row['batch']} | {context:,} | {row['software']} "
+                f"| {row['tokens_per_s']:,.1f} | {row['predicted_tokens_per_s']:,.1f} | {100 * row['off']:+.1f} % "
+                f"| {prompt} |"
             )
     return "\n".join(lines)
 
@@ -81,6 +84,10 @@ def constants() -> str:
         ("HBM against its data sheet", f"{speed.HBM_SHARE:.1%}"),
         ("time a layer", f"{1e6 * speed.LAYER_S:.0f} µs; {1e6 * speed.EXPERTS_S:.0f} µs more with experts"),
         ("weights of few bits that a multiprocessor unpacks in a clock (llama.cpp)", f"{speed.UNPACKED_PER_CLOCK}"),
+        ("more of that time for each further text", f"{speed.UNPACKED_MORE:.0%}"),
+        ("share of the peak of matmuls, of attention, in a prompt",
+         f"{speed.PROMPT_SHARE:.0%}, {speed.ATTENTION_SHARE:.0%}"),
+        ("share of the peak with several texts at once", f"{speed.BATCH_SHARE:.0%}"),
         ("torchao's int8 and int4 kernels against bf16's",
          f"{speed.KERNEL_SHARE['int8']:.0%}, {speed.KERNEL_SHARE['int4']:.0%}"),
     ]  # fmt: skip

@@ -27,12 +27,15 @@ UNPACKED_MORE = 0.17  # of that time, for each further text at once (RTX 3090, g
 # HBM against its data sheet: "peak bandwidth is about 1700 GB/s" of an A100 with 2039 (gpt-fast's README).
 HBM_SHARE, HBM_BUS_BITS = 0.834, 3000
 KERNEL_SHARE = {"int8": 0.88, "int4": 0.61, "fp8": 0.88}  # torchao's kernels against bf16's; of fp8 nobody says: int8's
-# llama.cpp's tensor-core kernels for several texts pad them to about so many (RTX 4090, #7676 and #15131).
-PADDED_TEXTS = 48
-# Of the dense peak of half precision, for a prompt: published pp512 of llama.cpp reach 0.7 to 0.95 on GeForce cards,
-# whose peak is the one with fp32 sums, and 0.2 on A100 and H100. Of PyTorch on these no row is known.
-PROMPT_SHARE_GEFORCE, PROMPT_SHARE_LLAMA_CPP, PROMPT_SHARE_PYTORCH = 0.8, 0.2, 0.5
-DECODE_RANGE, PROMPT_RANGE = 0.15, 0.4  # half the width of what is said beside a speed
+# For a prompt, of what products reach at most: the dense peak of half precision with fp32 sums. llama.cpp's kernels
+# take no more of a multiprocessor than a GeForce card's has, also of an A100's. Of PyTorch beyond GeForce no row is
+# known: a guess.
+PROMPT_SHARE, ATTENTION_SHARE, PROMPT_SHARE_PYTORCH = 0.9, 0.4, 0.5
+GEFORCE_FLOP_PER_CLOCK = 512
+# For several texts at once llama.cpp's tensor-core kernels reach less, and pad them to about so many (RTX 4090,
+# ggml-org/llama.cpp#7676 and #15131).
+BATCH_SHARE, PADDED_TEXTS = 0.6, 48
+DECODE_RANGE = 0.15  # half the width of what is said beside a speed
 
 
 class InferenceSpeed(Record):
@@ -62,12 +65,12 @@ def speed_of(model: InferenceModel, asked: Inference, engine: Engine, gpu: Gpu) 
     cache = round(asked.batch * model.cached_tokens(round(tokens)) * model.kv_numbers * CACHES[asked.kv] / 8)
     parts = decode_parts(model, asked, engine, gpu, read, cache)
     token_s = sum(parts.values())
-    prompt_s = _prompt_s(model, asked, engine, gpu, peak, read)
+    first_s = prompt_s(model, asked, engine, gpu)
     rate = asked.batch / token_s
     return InferenceSpeed(
         token_s=token_s, tokens_per_s=rate, tokens_per_s_low=rate * (1 - DECODE_RANGE),
-        tokens_per_s_high=rate * (1 + DECODE_RANGE), prompt_s=prompt_s,
-        prompt_tokens_per_s=asked.prompt * asked.batch / prompt_s, first_token_s=prompt_s + token_s,
+        tokens_per_s_high=rate * (1 + DECODE_RANGE), prompt_s=first_s,
+        prompt_tokens_per_s=asked.prompt * asked.batch / first_s, first_token_s=first_s + token_s,
         weights_bytes_per_token=read, cache_bytes_per_token=cache, bandwidth_bytes_per_s=bandwidth,
         limited_by=max(parts, key=lambda name: parts[name]),
     )  # fmt: skip
@@ -78,7 +81,7 @@ def memory_bytes_per_s(gpu: Gpu) -> float | None:
     stated = gpu.bandwidth_bytes_per_s
     if not stated:
         return None
-    return stated * (HBM_SHARE if (gpu.memory_bus_bits or 0) >= HBM_BUS_BITS else 1.0)
+    return stated * (HBM_SHARE if has_hbm(gpu) else 1.0)
 
 
 def read_bytes(model: InferenceModel, asked: Inference, *, head: bool = True) -> int:
@@ -97,12 +100,10 @@ def decode_parts(
     share = BANDWIDTH_SHARE * (KERNEL_SHARE.get(asked.weights, 1.0) if engine == "pytorch" else 1.0)
     bits = FORMATS[asked.weights]
     ways = {"weights": read / (share * bandwidth), "products": 0.0}
-    peak = gpu.peak_flop_per_s("bfloat16" if gpu.supports_bf16 else "float16") or 1.0
-    products_s = 2 * model.token_params / (peak * _prompt_share(gpu, engine))
+    products_s = 2 * model.token_params / (BATCH_SHARE * product_flop_per_s(gpu, engine))
     if bits.quantized and engine == "llama.cpp":
         numbers = 8 * read / bits.block
-        clocks = (gpu.sm_count or 1) * (gpu.boost_clock_ghz or 1.0) * 1e9
-        unpacking = numbers / (UNPACKED_PER_CLOCK * clocks) * (1 + UNPACKED_MORE * (asked.batch - 1))
+        unpacking = numbers / (UNPACKED_PER_CLOCK * clocks_per_s(gpu)) * (1 + UNPACKED_MORE * (asked.batch - 1))
         tiles = products_s * max(asked.batch, PADDED_TEXTS)
         if asked.batch == 1 or unpacking <= tiles:
             ways["unpacking"] = unpacking
@@ -115,17 +116,31 @@ def decode_parts(
     return {longest: ways[longest], "cache": cache / (CACHE_SHARE * bandwidth), "layers": model.n_layer * layer_s}
 
 
-def _prompt_share(gpu: Gpu, engine: Engine) -> float:
-    if gpu.is_geforce:
-        return PROMPT_SHARE_GEFORCE
-    return PROMPT_SHARE_LLAMA_CPP if engine == "llama.cpp" else PROMPT_SHARE_PYTORCH
+def has_hbm(gpu: Gpu) -> bool:
+    """Whether its memory is HBM, by the width of its bus."""
+    return (gpu.memory_bus_bits or 0) >= HBM_BUS_BITS
 
 
-def _prompt_s(model: InferenceModel, asked: Inference, engine: Engine, gpu: Gpu, peak: float, read: int) -> float:
-    """Of all prompts: products of every token but the head's, causal attention, and the weights once."""
+def product_flop_per_s(gpu: Gpu, engine: Engine) -> float:
+    """What an engine's products could reach on a card."""
+    peak = gpu.peak_flop_per_s("bfloat16" if gpu.supports_bf16 else "float16") or 1.0
+    if engine == "llama.cpp":
+        return min(peak, GEFORCE_FLOP_PER_CLOCK * clocks_per_s(gpu))
+    return peak if gpu.is_geforce else peak * PROMPT_SHARE_PYTORCH
+
+
+def clocks_per_s(gpu: Gpu) -> float:
+    """Of all multiprocessors together."""
+    return (gpu.sm_count or 1) * (gpu.boost_clock_ghz or 1.0) * 1e9
+
+
+def prompt_s(model: InferenceModel, asked: Inference, engine: Engine, gpu: Gpu) -> float:
+    """Seconds that all prompts take: products of every token but the head's, causal attention, the weights once."""
+    reached = product_flop_per_s(gpu, engine)
     tokens = asked.prompt * asked.batch
     head = model.vocab_size * model.n_embd
-    flops = 2 * (model.token_params - head) * tokens + 2 * head * asked.batch
-    flops += 2 * model.n_layer * model.n_head * model.head_dim * asked.prompt * tokens
-    weights_s = read / (BANDWIDTH_SHARE * (memory_bytes_per_s(gpu) or 1.0))
-    return max(flops / (peak * _prompt_share(gpu, engine)), weights_s) + model.n_layer * LAYER_S
+    products = 2 * (model.token_params - head) * tokens + 2 * head * asked.batch
+    attention = 2 * model.n_layer * model.n_head * model.head_dim * asked.prompt * tokens
+    computing_s = (products / PROMPT_SHARE + attention / ATTENTION_SHARE) / reached
+    weights_s = read_bytes(model, asked) / (BANDWIDTH_SHARE * (memory_bytes_per_s(gpu) or 1.0))
+    return max(computing_s, weights_s) + model.n_layer * LAYER_S

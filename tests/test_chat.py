@@ -21,6 +21,7 @@ from foretrain.cli.generation import chat
 from foretrain.data.text_stream import TextStream
 from foretrain.data.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer
 from foretrain.model.generation.options import Sampling
+from foretrain.model.language_model import make_model
 from foretrain.predict.inference.model import model_of_config
 from foretrain.predict.memory import MARGIN_BYTES
 from tests.kit.command import foretrain
@@ -222,6 +223,8 @@ def test_at_a_terminal_it_prompts(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 def test_what_does_not_fit_gives_way_with_a_sentence(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of_config(tiny(block_size=8192, n_embd=64, n_layer=4), "x")
     whole = Fitted(model, None, half=True)
+    made = make_model(tiny(block_size=8192, n_embd=64, n_layer=4))
+    assert whole.memory.bytes_of("weights") == sum(p.nbytes for p in made.parameters())
     assert (whole.dtype, whole.context, whole.notes) == ("f32", 8192, ())
     needed = whole.memory.needed_high_bytes + MARGIN_BYTES
     assert Fitted(model, needed, half=True).notes == ()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from foretrain.config.families import family_of
 from foretrain.config.options import RunConfig
-from foretrain.model import foreign
+from foretrain.model import foreign, llama
 from foretrain.model.generation.cache import Reader
 from foretrain.model.generation.options import Sampling
 from foretrain.model.generation.sampling import choose
@@ -173,3 +173,40 @@ def test_top_p_1_draws_what_it_drew_without_it() -> None:
             torch.multinomial(torch.softmax(torch.topk(scores, 50).values, 0), 1, generator=torch.Generator().manual_seed(seed))
         ]  # fmt: skip
         assert drawn == [int(expected)] * 3
+
+
+def test_keys_that_were_copied_for_each_head_are_kept_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in fp32 on a card, whose kernel reads no fewer heads of keys than of queries."""
+    model = model_of("llama, grouped")
+    expected = uncached(model, PROMPT, 2 * T, Sampling(0, 0))
+    monkeypatch.setattr(llama, "takes_groups", lambda q: False)
+    made = generate(model, PROMPT, 2 * T, temperature=0, top_k=0, seed=0, vocab_size=90)
+    assert list(made) == expected
+    reader = Reader(model)
+    reader.read(PROMPT)
+    assert reader.cache.nbytes == 2 * 2 * 2 * 16 * T * 4
+
+
+@pytest.mark.parametrize("name", ["nanogpt, bias", "modern", "nanochat", "qwen3"])
+@pytest.mark.parametrize("way", ["weights", "autocast"])
+def test_half_precision_is_near_one_pass(name: str, way: str) -> None:
+    model = model_of(name)
+    if way == "weights":
+        model.to(torch.bfloat16)
+    ids = torch.randint(0, 96, (1, T), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=way == "autocast"):
+        expected = model.lm_head(model.hidden(ids))[0].float()
+        reader = Reader(model)
+        found = torch.stack([reader.read([int(id)]) for id in ids[0]]).float()
+    assert (found - expected).abs().max() < 0.05 * expected.abs().max()
+    kept = reader.cache.nbytes
+    assert kept == 2 * 2 * T * (64 if name == "qwen3" else 32) * 2
+
+
+def test_a_training_technique_does_not_get_in_the_way() -> None:
+    """Recomputed blocks, chunked loss and a replaced block are of training alone."""
+    config = tiny(block_size=T, activation_checkpointing=True, loss_chunk_size=8)
+    torch.manual_seed(1)
+    model = large(make_model(config), 0.2)
+    made = generate(model.train(), PROMPT, T, temperature=0, top_k=0, seed=0, vocab_size=90)
+    assert list(made) == uncached(model.eval(), PROMPT, T, Sampling(0, 0))

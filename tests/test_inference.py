@@ -3,6 +3,7 @@
 import csv
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -215,6 +216,26 @@ def test_what_cannot_be_asked_is_one_sentence(words: list[str], said: str) -> No
     assert said in result.stderr
     assert "Traceback" not in result.stderr
     assert result.stdout == ""
+
+
+def test_a_folder_and_a_run_are_models_too(own_directory: Path) -> None:
+    folder = Path("model")
+    folder.mkdir()
+    source = preset_source("qwen3-0.6b")
+    assert source
+    (folder / "config.json").write_text(json.dumps(source.config), "utf-8")
+    made, preset = planned("model"), planned("qwen3-0.6b")
+    assert (made.name, made.where) == ("model", "model/config.json")
+    assert (made.memory, made.speed) == (preset.memory, preset.speed)
+    (folder / "config.json").write_text('{"model_type": "qwen3", "hidden_size": -3}', "utf-8")
+    refused = foretrain("plan", "model", "--inference", "--gpu", "4070")
+    assert refused.returncode == 2
+    assert "hidden_size" in refused.stderr
+    Path("run").mkdir()
+    Path("run/run.json").write_text("{}", "utf-8")
+    assert foretrain("plan", "run", "--inference", "--gpu", "4070").returncode == 7
+    assert foretrain("plan", "nowhere/", "--inference", "--gpu", "4070").returncode == 2
+    assert foretrain("plan", "baby", "--inference", "--gpu", "4070", "--n_layer=2").returncode == 0
 
 
 def test_unknown_families_and_cards() -> None:

@@ -26,6 +26,7 @@ class InferenceMemory(Record):
     needed_low_bytes: int
     needed_expected_bytes: int
     needed_high_bytes: int
+    source: str = "estimated"
 
     def bytes_of(self, id: str) -> int:
         """The bytes of one component."""

@@ -253,3 +253,18 @@ def test_a_shorter_context_and_half_precision_still_write(run: Path, monkeypatch
     assert len("".join(writer.write(Sampling(0, 0), 40))) > 0
     shorter.fitted.dtype = "bf16"
     assert len(list(shorter.load(1).write(Sampling(0, 0), 20))) > 0
+
+
+def test_the_exported_model_writes_the_same(run: Path, tmp_path: Path) -> None:
+    """transformers' generate, with its own cache, from the folder that `foretrain export` writes."""
+    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
+    folder = library.export(run, "hf", tmp_path / "hf").path
+    other = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    prompt, count = "def f", 20
+    ids = torch.tensor([list(prompt.encode())])
+    made = other.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, min_new_tokens=count, do_sample=False,
+        eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    expected = bytes(made[0, len(prompt) :].tolist()).decode("utf-8", "replace")
+    assert library.sample(run, prompt, count, temperature=0).text == expected

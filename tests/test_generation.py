@@ -29,6 +29,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "tied_embeddings": True}, "qwen3": {**LLAMA, "n_kv_head": 2, "head_dim": 32, "qk_norm": True},
 }  # fmt: skip
 T = 16
+LONG = 5 * T // 2  # tokens: the window moves several times
 PROMPT = [1, 2, 3]
 
 
@@ -58,10 +59,10 @@ def test_cached_generation_is_that_without_a_cache_token_for_token(name: str) ->
     for prompt in (PROMPT, list(range(40, 40 + T + 5))):
         for sampling in (Sampling(0, 0), Sampling(0.8, 5), Sampling(1.2, 0, 0.7)):
             made = generate(
-                model, prompt, 3 * T, temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p,
+                model, prompt, LONG, temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p,
                 seed=0, vocab_size=90,
             )  # fmt: skip
-            assert list(made) == uncached(model, prompt, 3 * T, sampling)
+            assert list(made) == uncached(model, prompt, LONG, sampling)
 
 
 def test_nanogpts_own_forward_pass_is_cached_too() -> None:
@@ -210,3 +211,22 @@ def test_a_training_technique_does_not_get_in_the_way() -> None:
     model = large(make_model(config), 0.2)
     made = generate(model.train(), PROMPT, T, temperature=0, top_k=0, seed=0, vocab_size=90)
     assert list(made) == uncached(model.eval(), PROMPT, T, Sampling(0, 0))
+
+
+def test_a_pass_that_was_broken_off_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by Ctrl-C: the tokens are read again, into the same places."""
+    model = model_of("llama")
+    writer, sampling = Writer(model, 90, 0), Sampling(0, 0)
+    writer.append(PROMPT)
+    made = [writer.write(sampling)[0]]
+    last, whole = model.layers()[-1], type(model.layers()[-1]).forward
+
+    def broken(*args: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(last, "forward", broken)
+    with pytest.raises(KeyboardInterrupt):
+        writer.write(sampling)
+    monkeypatch.setattr(last, "forward", lambda *args: whole(last, *args))
+    made += [writer.write(sampling)[0] for _ in range(2 * T)]
+    assert made == uncached(model, PROMPT, 2 * T + 1, sampling)

@@ -141,14 +141,14 @@ def test_the_largest_that_fits_is_the_largest(name: str, weights: str, context: 
     assert plan.memory.needed_low_bytes <= plan.needed_bytes <= plan.memory.needed_high_bytes
     again = {"weights": weights, "gpu": gpu}
     if plan.longest_context:
-        assert planned(name, context=plan.longest_context, batch=batch, **again).verdict != "does_not_fit"
+        assert planned(name, context=plan.longest_context, batch=batch, **again).verdict == "fits"
         if plan.longest_context < max(context, plan.model.max_positions):
             beyond = planned(name, context=plan.longest_context + 1, batch=batch, **again)
-            assert beyond.verdict == "does_not_fit"
+            assert beyond.verdict != "fits"
     if plan.largest_batch:
-        assert planned(name, context=context, batch=plan.largest_batch, **again).verdict != "does_not_fit"
+        assert planned(name, context=context, batch=plan.largest_batch, **again).verdict == "fits"
         beyond = planned(name, context=context, batch=plan.largest_batch + 1, **again)
-        assert beyond.verdict == "does_not_fit"
+        assert beyond.verdict != "fits"
     if plan.fitting:
         changed = plan.fitting.words.removeprefix("--weights ")
         assert planned(name, gpu, weights=changed, context=context, batch=batch).verdict == "fits"

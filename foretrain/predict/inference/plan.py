@@ -28,7 +28,8 @@ class InferencePlan(Record):
     """The forecast of one model, one way to run it, one card. `asked` has all its values.
 
     `longest_context`: tokens of a text that fit with this batch, at most what the model can have; `largest_batch`:
-    texts that fit with this context. 0 where not even one does, None where the memory to fit in is not known.
+    texts that fit with this context; both with room to spare. 0 where not even one does, None where the memory to fit
+    in is not known.
     """
 
     name: str
@@ -68,7 +69,7 @@ def plan(model: InferenceModel, asked: Inference, gpu: Gpu, *, used_by_others_by
     def fits(**changes: int) -> bool:
         changed = asked.model_copy(update=changes)
         changed = changed.model_copy(update={"prompt": min(given, changed.context)})
-        return verdict_of(memory_of(model, changed, engine, gpu), room) != "does_not_fit"
+        return verdict_of(memory_of(model, changed, engine, gpu), room) == "fits"
 
     most = max(model.max_positions, asked.context)
     return InferencePlan(
@@ -134,6 +135,4 @@ def _notes(model: InferenceModel, asked: Inference, engine: Engine, gpu: Gpu) ->
         found.append(Note(id="inference_window", values=values))
     if engine == "llama.cpp" and gpu.kind == "cuda" and not gpu.is_geforce:
         found.append(Note(id="inference_datacentre", values={"gpu": gpu.name}))
-    if gpu.kind != "cuda":
-        found.append(Note(id="inference_no_speed", values={"gpu": gpu.name}))
     return tuple(found)

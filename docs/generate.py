@@ -24,6 +24,7 @@ import fault_tables
 import finetune_tables
 import gpu_tables
 import growth_page
+import inference_tables
 import install_tables
 import json_schemas
 import limit_tables
@@ -456,6 +457,7 @@ PARTS: dict[str, Callable[[], str]] = {
     **cluster_tables.PARTS,
     **cuda_truth_tables.PARTS,
     **finetune_tables.PARTS,
+    **inference_tables.PARTS,
     **limit_tables.PARTS,
     "contributed": contributed_tables.contributed,
     "first-screen": start_screen,

@@ -35,6 +35,7 @@ from foretrain.predict import within
 from foretrain.predict.finetune.largest import FineTuneLargest
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.finetune.within import FineTuneWithin
+from foretrain.predict.inference.plan import InferencePlan
 from foretrain.predict.plan import Plan
 from foretrain.predict.ranks.record import ClusterPlan
 from foretrain.predict.trace.largest import Largest
@@ -94,6 +95,9 @@ _PART = _object(
 _HEAD = _object(
     "Head", path=(str, ...), split=(str, ...), position=(int, ...), ids=(list[int], ...), text=(str | None, ...)
 )
+_INFERENCE_OF_CARDS = create_model(
+    "InferencePlan", __base__=InferencePlan, schema_=(Literal["foretrain.inference/1"], Field(alias="schema"))
+)
 _VERIFIED = _object(
     "Verified", path=(str, ...), ok=(bool, ...), files=(int, ...), size_bytes=(int, ...), checked_bytes=(int, ...),
     took_s=(float, ...), problems=(list[_PROBLEM], ...),
@@ -139,6 +143,11 @@ OUTPUTS: dict[str, Output] = {
     "foretrain.finetune-advice/1": Output("advise MODEL", "changes, ranked", FineTuneAdvice),
     "foretrain.finetune-largest/1": Output(
         "plan MODEL --largest OPTION", "the largest value that fits", FineTuneLargest
+    ),
+    "foretrain.inference/1": Output("plan MODEL --inference", "a plan of generating text", InferencePlan),
+    "foretrain.inferences/1": Output(
+        "plan MODEL --inference --gpu A,B", "the same for several cards",
+        _object("InferencePlans", plans=(list[_INFERENCE_OF_CARDS], ...)),
     ),
     "foretrain.config/1": Output(
         "plan --show-config", "every option and where it is from",

@@ -13,6 +13,7 @@ from foretrain.app.explain import LogExplanation as LogExplanation
 from foretrain.app.explain import explain as explain
 from foretrain.app.export import export as export
 from foretrain.app.finetuning.advise import advise_finetune as advise_finetune
+from foretrain.app.generation.plan import plan_inference as plan_inference
 from foretrain.app.planning import plan as plan
 from foretrain.app.planning import plan_finetune as plan_finetune
 from foretrain.app.prepare import prepare as prepare
@@ -33,6 +34,7 @@ from foretrain.hardware.calibration import Calibration as Calibration
 from foretrain.hardware.catalogue import Gpu as Gpu
 from foretrain.hardware.catalogue import find_gpu as find_gpu
 from foretrain.predict.finetune.plan import FineTunePlan as FineTunePlan
+from foretrain.predict.inference.plan import InferencePlan as InferencePlan
 from foretrain.predict.plan import Plan as Plan
 from foretrain.predict.ranks.record import ClusterPlan as ClusterPlan
 from foretrain.predict.trace.elsewhere import trace as trace

@@ -13,6 +13,7 @@ import typer.main
 from foretrain.base.errors import ExitCode
 from foretrain.cli import app
 from foretrain.config.finetune.options import OPTION_OF
+from foretrain.config.inference.options import Inference
 from foretrain.config.options import OPTIONS
 from foretrain.config.resolve import ALIASES
 from tests.kit.command import REPO, foretrain
@@ -146,6 +147,7 @@ def unknown_options(command: Command) -> list[str]:
                 *(knob.name for knob in OPTIONS.values()),
                 *ALIASES,
                 *(OPTION_OF if verb in ("plan", "advise") else ()),
+                *(Inference.model_fields if verb == "plan" else ()),
             ]
             known |= {f"--{name}" for name in names} | {f"--{name.replace('_', '-')}" for name in names}
         words = words[: words.index("--")] if "--" in words else words

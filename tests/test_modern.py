@@ -16,7 +16,7 @@ from foretrain.config.presets import PRESETS
 from foretrain.config.resolve import from_values, resolve, to_toml
 from foretrain.hardware.catalogue import find
 from foretrain.model import layers, modern
-from foretrain.model.generate import generate
+from foretrain.model.generation.writer import generate
 from foretrain.model.language_model import make_model
 from foretrain.model.layers import norm, squared_relu
 from foretrain.model.modern import ModernGPT

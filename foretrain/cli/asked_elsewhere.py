@@ -1,4 +1,7 @@
-"""`plan` and `advise` of a fine-tuning run and of several cards: other modules answer, imported where that is asked."""
+"""`plan` and `advise` of a fine-tuning run, of several cards and of generating text.
+
+Other modules answer, imported where that is asked.
+"""
 
 from importlib import import_module
 
@@ -12,9 +15,21 @@ CLUSTER = {"plan": "foretrain.cli.cluster", "advise": "foretrain.cli.cluster_adv
 OWN = ("gpus", "link", "network", "write_job")  # options that only a plan for several cards has
 
 
+def answered(context: typer.Context, words: list[str]) -> bool:
+    """Whether `plan` was asked about any of them; then it has been answered. Raises UserError."""
+    return inference(context, words) or finetuning(context, words) or cluster(context, words)
+
+
 def finetuning(context: typer.Context, words: list[str]) -> bool:
     """Whether a fine-tuning run was asked about; then it has been answered. Raises UserError."""
     return not is_surely_asked(words) and import_module(FINETUNING[context.command.name or ""]).answered(context, words)
+
+
+def inference(context: typer.Context, words: list[str]) -> bool:
+    """Whether generating text was asked about; then it has been answered. Raises UserError."""
+    if context.params["inference"]:
+        import_module("foretrain.cli.generation.plan").answer_command(context, words)
+    return bool(context.params["inference"])
 
 
 def cluster(context: typer.Context, words: list[str]) -> bool:

@@ -544,7 +544,7 @@ def _languages() -> Iterator[Case]:
 
 COMMANDS = (
     "plan", "advise", "train", "tune", "runs", "report", "compare", "explain", "watch", "mfu", "calibrate", "verify",
-    "sample", "export", "prepare", "gpus", "languages", "serve", "demo", "data", "data info", "data verify",
+    "sample", "chat", "export", "prepare", "gpus", "languages", "serve", "demo", "data", "data info", "data verify",
     "data head", "data mix",
 )  # fmt: skip
 

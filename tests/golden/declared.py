@@ -7,6 +7,10 @@ MODERN = "recipe = modern: a share of the token before, a momentum of 0.85; Muon
 SPLIT = "what a split gives is no view to the partition of a compiled step, so another tensor of that size may be kept"
 EVAL = "`foretrain eval` is new: a command, its texts, and what it found of a run"
 LAZY = "advice estimates memory only of what it may take, so fewer estimates are counted"
+GENERATION = (
+    "sample keeps keys and values, says what it needs and takes --top-p; a full context drops its oldest quarter"
+)
+INFERENCE = "plan --inference and chat: an option, a command, a function, and their texts"
 DECLARED: tuple[Declared, ...] = (
     Declared(
         "", r"\.(world|per_node|ranks|worlds|cards|card_tokens_per_s|scalings|dropout_by_number|seconds_before)$",
@@ -23,4 +27,6 @@ DECLARED: tuple[Declared, ...] = (
     Declared("advise|^plan|python advise", r"\.planned$", LAZY),
     Declared("modern|plan drawn (2|71|76) |^serve plans|advise quality json", "", SPLIT),
     Declared("modern|muon|nanochat", "", MODERN),
+    Declared("^sample", "", GENERATION),
+    Declared("^help|^languages|^python names", "", INFERENCE),
 )  # fmt: skip

@@ -13,7 +13,7 @@ from foretrain.config.families import family_of
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import from_values
 from foretrain.hardware.catalogue import find
-from foretrain.model.generate import generate
+from foretrain.model.generation.writer import generate
 from foretrain.model.language_model import make_model
 from foretrain.model.shape import ModelShape
 from foretrain.model.step import build

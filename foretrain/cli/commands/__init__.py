@@ -27,6 +27,7 @@ SUMMARIES = {
     "calibrate": "Measure this device for one to two minutes; later plans use the result. Keep it idle meanwhile.",
     "verify": "Run 24 short cases on this card and compare them with their predictions: about ten minutes.",
     "sample": "Generate text with the newest intact checkpoint of a run.",
+    "chat": "Talk to a run's newest checkpoint: it continues each line, and remembers the conversation.",
     "export": "Export a trained model for Hugging Face, llama.cpp or nanoGPT, or as safetensors.",
     "eval": "Measure bits per byte of any text, and run lm-eval's tasks. Results are kept beside the run.",
     "prepare": "Turn text into verified token shards, on all cores and in constant memory. Resumes after any stop.",

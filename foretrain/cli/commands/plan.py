@@ -55,7 +55,13 @@ foretrain plan axolotl.yaml --gpu 3090   (also LLaMA-Factory, TRL, torchtune, un
 
 foretrain plan qwen3-8b --method qlora --batch-size 1 --gpu 3090,4090 --within 5EUR --data-tokens 10M
 
-Fine-tuning takes --method, --lora-r, --seq-len, --optim, --packing, --epochs and more: see docs/fine-tuning.md."""
+foretrain plan llama-3.1-8b --inference --weights q4_k_m --context 16k --gpu 4070   (generating text)
+
+foretrain plan hf:Qwen/Qwen3-8B --inference --weights int8 --batch 8 --gpu A100-SXM4-80GB
+
+Fine-tuning takes --method, --lora-r, --seq-len, --optim, --packing, --epochs and more: see docs/fine-tuning.md.
+
+Generating text takes --context, --batch, --weights, --kv, --prompt, --engine: see docs/inference.md."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -73,6 +79,7 @@ def plan_command(
     step_time: o.StepTime = None,
     logged_mfu: o.LoggedMfu = None,
     check: o.Check = False,
+    inference: o.Inference = False,
     trainer: o.Trainer = "",
     exact: o.Exact = False,
     explain: o.Explain = False,
@@ -97,7 +104,7 @@ def plan_command(
     quiet: Quiet = False,
 ) -> None:
     """Plan a run: does it fit, how long, what does it cost, what limits it. Needs no GPU and no torch."""
-    if asked_elsewhere.finetuning(context, words or []) or asked_elsewhere.cluster(context, words or []):
+    if asked_elsewhere.answered(context, words or []):
         return
     config = plan_exact.with_trainer(resolve(words or []), trainer)
     limits = Limits(price, co2, within, tokens, best, data_tokens, write, frozenset(config.sources))
@@ -117,11 +124,16 @@ def plan_command(
         with interpreter.using(python):
             plan_exact.largest_command(plans[0], step, depth, as_json=as_json, check=check)
         return
+    plans = _answered(plans, limits, depth, form, python)
+    plan_print.check(plans if check and not best else [])
+
+
+def _answered(plans: list[Plan], limits: Limits, depth: Depth, form: Form, python: str) -> list[Plan]:
+    """The plans, with what was asked of them printed."""
     if limits.asks:
         plan_limits.answer(plans[0], limits, form)
-    else:
-        plans = _deepened(plans, depth, form, python)
-    plan_print.check(plans if check and not best else [])
+        return plans
+    return _deepened(plans, depth, form, python)
 
 
 def _deepened(plans: list[Plan], depth: Depth, form: Form, python: str) -> list[Plan]:

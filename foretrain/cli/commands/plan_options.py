@@ -58,6 +58,14 @@ LoggedMfu = Annotated[
     typer.Option(help="The mfu that nanoGPT printed, in percent, for the step time."),
 ]
 Check = Annotated[bool, typer.Option("--check", help="Exit with code 3 if the step of the verdict does not fit.")]
+Inference = Annotated[
+    bool,
+    typer.Option(
+        "--inference",
+        help="Plan generating text instead of training: memory with the KV cache, tokens per second. "
+        "Takes --context, --batch, --weights, --kv, --prompt, --engine.",
+    ),
+]
 Trainer = Annotated[
     str,
     typer.Option(

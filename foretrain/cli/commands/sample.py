@@ -1,20 +1,27 @@
-"""`foretrain sample`: text from a run's checkpoint."""
+"""`foretrain sample`: text from a run's checkpoint, as it is made; with --interactive a conversation."""
 
+import sys
 from typing import Annotated
 
 import typer
 from rich.text import Text
 
-from foretrain.app.sample import SCHEMA, sample
+from foretrain.app.sample import SCHEMA, Sample, opened
+from foretrain.base.errors import UserError
 from foretrain.base.messages import printable, say
 from foretrain.cli.commands.runs import RunPath
-from foretrain.cli.common import ERR, Json, print_json
+from foretrain.cli.common import ERR, Json, Quiet, print_json
+from foretrain.cli.generation import chat
+from foretrain.cli.generation.needs import TopP, say_needs
+from foretrain.model.generation.options import Sampling
 
 EPILOG = """Examples:
 
 foretrain sample out-baby
 
-foretrain sample out-baby --prompt "class " --tokens 500 --temperature 0.7"""
+foretrain sample out-baby --prompt "class " --tokens 500 --temperature 0.7 --top-p 0.9
+
+foretrain sample out-baby --interactive   (as `foretrain chat out-baby`)"""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -29,18 +36,39 @@ def sample_command(
         float, typer.Option(help="Sampling temperature; 0 always picks the most likely token.", min=0, max=10)
     ] = 0.8,
     top_k: Annotated[int, typer.Option(help="Sample from this many most likely tokens; 0: all.", min=0)] = 50,
+    top_p: TopP = 1.0,
     seed: Annotated[
         int, typer.Option(help="Random seed; the same seed gives the same text.", min=0, max=2**63 - 1)
     ] = 1337,
+    interactive: Annotated[
+        bool, typer.Option("--interactive", help="Read lines and continue each, as `foretrain chat` does.")
+    ] = False,
     as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Generate text with the newest intact checkpoint of a run."""
-    made = sample(run, prompt, tokens, temperature=temperature, top_k=top_k, seed=seed)
-    warn_of_skipped(made.checkpoint, list(made.skipped))
+    sampling = Sampling(temperature, top_k, top_p)
+    if interactive and as_json:
+        raise UserError("usage.two_forms", options=["--interactive", "--json"])
+    found = opened(run)
+    warn_of_skipped(found.checkpoint, list(found.skipped))
+    say_needs(found, quiet=quiet or as_json)
+    writer = found.load(seed)
+    if interactive:
+        chat.talk(writer, sampling, tokens, quiet=quiet)
+        return
+    writer.read(prompt)
+    pieces = writer.write(sampling, tokens)
     if as_json:
+        text = "".join(pieces)
+        made = Sample(checkpoint=found.checkpoint, skipped=found.skipped, prompt=prompt, text=text)
         print_json(made.to_json(schema=SCHEMA))
-    else:
-        typer.echo(printable(prompt + made.text))
+        return
+    sys.stdout.write(printable(prompt))
+    for piece in pieces:
+        sys.stdout.write(printable(piece))
+        sys.stdout.flush()
+    sys.stdout.write("\n")
 
 
 def warn_of_skipped(used: str, skipped: list[str]) -> None:

@@ -1,0 +1,119 @@
+"""Published speeds of generating text against `foretrain plan --inference`: benchmarks/published_inference.csv.
+
+Rows `tune` chose the constants of foretrain/predict/inference/speed.py, rows `held out` chose nothing, rows `older` are of
+builds of llama.cpp from before CUDA graphs (2023 to May 2024), which the constants do not describe.
+
+    python benchmarks/inference_published.py [--out FILE]
+"""
+
+import csv
+import statistics
+from pathlib import Path
+from typing import Any
+
+from common import arguments, report
+
+from foretrain.config.hub.facts import ModelSource
+from foretrain.config.hub.read import facts_of
+from foretrain.config.hub.source import preset_source
+from foretrain.config.inference.formats import CACHES
+from foretrain.config.inference.options import Inference
+from foretrain.hardware.catalogue import find
+from foretrain.predict.inference.model import InferenceModel, model_of_source
+from foretrain.predict.inference.plan import resolved
+from foretrain.predict.inference.speed import decode_parts, prompt_s, read_bytes
+
+ROWS = Path(__file__).with_name("published_inference.csv")
+NEAR = 0.15
+USES = ("tune", "held out", "older")
+# Sizes of a model that foretrain has no preset of: https://huggingface.co/meta-llama/Llama-2-70b-hf, config.json.
+LLAMA_2_70B: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": 8192, "intermediate_size": 28_672, "num_hidden_layers": 80,
+    "num_attention_heads": 64, "num_key_value_heads": 8, "vocab_size": 32_000, "max_position_embeddings": 4096,
+    "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+def model_named(name: str) -> InferenceModel:
+    """The model of a row."""
+    if name == "llama-2-70b":
+        return model_of_source(ModelSource(name=name, where=name, config=LLAMA_2_70B, facts=facts_of(LLAMA_2_70B)))
+    source = preset_source(name)
+    assert source is not None, name
+    return model_of_source(source)
+
+
+def predicted(row: dict[str, str]) -> float:
+    """Tokens per second of a row's question: at the context that it has in the middle of what is generated."""
+    model, gpu = model_named(row["model"]), find(row["gpu"])
+    prompt, generated = int(row["prompt"]), int(row["generated"])
+    asked = Inference(
+        context=prompt + generated, prompt=max(1, prompt), batch=int(row["batch"]), weights=row["weights"],
+        engine=row["engine"],  # type: ignore[arg-type]
+    )  # fmt: skip
+    asked, engine = resolved(model, asked, gpu)
+    read = read_bytes(model, asked, head=row["head"] == "yes")
+    tokens = model.cached_tokens(prompt + generated // 2)
+    texts = asked.batch if row["head"] == "yes" else 1  # else one text, so many of its tokens at a time
+    cache = round(texts * tokens * model.kv_numbers * CACHES[asked.kv] / 8)
+    return asked.batch / sum(decode_parts(model, asked, engine, gpu, read, cache).values())
+
+
+def predicted_prompt(row: dict[str, str]) -> float:
+    """Tokens per second of reading a prompt of a row's length."""
+    model, gpu, tokens = model_named(row["model"]), find(row["gpu"]), int(row["read"])
+    asked = Inference(context=tokens, prompt=tokens, weights=row["weights"], engine=row["engine"])  # type: ignore[arg-type]
+    asked, engine = resolved(model, asked, gpu)
+    return tokens / prompt_s(model, asked, engine, gpu)
+
+
+def compared(rows: list[dict[str, str]]) -> list[dict[str, Any]]:
+    """Each row with what is predicted and how far that is off."""
+    found = []
+    for row in rows:
+        made, published = predicted(row), float(row["tokens_per_s"])
+        entry = {**row, "tokens_per_s": published, "predicted_tokens_per_s": round(made, 2),
+                 "off": round(made / published - 1, 4)}  # fmt: skip
+        if row["read"]:
+            made, published = predicted_prompt(row), float(row["read_per_s"])
+            entry |= {"read_per_s": published, "predicted_read_per_s": round(made, 1),
+                      "read_off": round(made / published - 1, 4)}  # fmt: skip
+        found.append(entry)
+    return found
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """{generated or read, use, engine: how many rows, how many within 15 %, mean and largest distance}."""
+    found = {}
+    for use in USES:
+        for engine in ("llama.cpp", "pytorch"):
+            for what, key in (("generated", "off"), ("read", "read_off")):
+                off = [abs(row[key]) for row in rows if row["use"] == use and row["engine"] == engine and key in row]
+                if off:
+                    found[f"{what}, {use}, {engine}"] = {
+                        "rows": len(off), "within_15_percent": sum(each <= NEAR for each in off),
+                        "mean_off": round(statistics.mean(off), 4), "largest_off": max(off),
+                    }  # fmt: skip
+    return found
+
+
+def main() -> None:
+    """Compare, print and write."""
+    out = arguments("inference_published", str(__doc__)).out
+    with ROWS.open(encoding="utf-8", newline="") as file:
+        rows = compared(list(csv.DictReader(file)))
+    rows.sort(key=lambda row: USES.index(row["use"]))
+    table = [
+        [row["use"], row["model"], row["weights"], row["gpu"], row["batch"], str(int(row["prompt"]) + int(row["generated"])),
+         f"{row['tokens_per_s']:.1f}", f"{row['predicted_tokens_per_s']:.1f}", f"{row['off']:+.1%}",
+         f"{row['read_off']:+.1%}" if "read_off" in row else ""]
+        for row in rows
+    ]  # fmt: skip
+    columns = ["use", "model", "weights", "card", "batch", "context", "published", "predicted", "off", "prompt off"]
+    report(out, "Generated tokens per second", columns, table, {"rows": rows, "summary": summary(rows)})
+    for name, figures in summary(rows).items():
+        print(name, figures)
+
+
+if __name__ == "__main__":
+    main()

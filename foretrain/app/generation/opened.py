@@ -1,0 +1,58 @@
+"""A run's newest intact checkpoint, ready to write text, and what it needs for that."""
+
+from pathlib import Path
+
+import torch
+
+from foretrain.app.generation.fitted import Fitted
+from foretrain.app.generation.run_writer import RunWriter
+from foretrain.base.errors import UserError
+from foretrain.data.tokenizer_check import tokenizer_of
+from foretrain.hardware.cpu import available_memory_bytes
+from foretrain.model.generation.writer import Writer
+from foretrain.model.language_model import make_model
+from foretrain.predict.inference.model import model_of_config
+from foretrain.training import checkpoint
+from foretrain.training.store import RunDirectory
+
+
+class Opened:
+    """A run whose checkpoint was found and held against its digests, and what it needs; `load` brings its weights."""
+
+    def __init__(self, run: str | Path) -> None:
+        directory = RunDirectory(Path(run))
+        self._config = directory.read_record().config
+        data = directory.read_record().dataset
+        path, skipped = checkpoint.newest_valid(directory.checkpoints)
+        self.skipped = tuple(f"{name}: {problem}" for name, problem in skipped)
+        if path is None:
+            raise UserError("usage.no_checkpoint", path=str(run))
+        words = tokenizer_of(data)
+        if words is None:
+            raise UserError("data.no_tokenizer", path=data.path)
+        self._path, self._words = path, words
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.model = model_of_config(self._config, Path(run).name)
+        half = self.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        self.fitted = Fitted(self.model, room_bytes(self.device), half=half)
+
+    @property
+    def checkpoint(self) -> str:
+        """The checkpoint's name."""
+        return self._path.name
+
+    def load(self, seed: int) -> RunWriter:
+        """The model with its weights, ready to write."""
+        model = make_model(self._config)
+        checkpoint.load_model(self._path, model)
+        if self.fitted.dtype == "bf16":
+            model.to(torch.bfloat16)
+        model.block_size = self.fitted.context
+        model.to(self.device)
+        vocab_size = min(self._words.vocab_size, self._config.vocab_size)
+        return RunWriter(self._words, Writer(model, vocab_size, seed))
+
+
+def room_bytes(device: torch.device) -> int | None:
+    """Memory that is free there; None where nobody says."""
+    return torch.cuda.mem_get_info()[0] if device.type == "cuda" else available_memory_bytes()

@@ -1,0 +1,62 @@
+"""What it takes to generate text with a model. `foretrain.plan_inference` for Python."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from foretrain.app.plan import Config, resolved_of
+from foretrain.base.errors import UserError
+from foretrain.config.finetune.asked import is_asked
+from foretrain.config.hub.source import find_source, model_named
+from foretrain.config.inference.options import Inference
+from foretrain.config.inference.words import asked_with
+from foretrain.config.resolve import ResolvedConfig
+from foretrain.hardware import devices
+from foretrain.hardware.catalogue import Gpu, stated_bytes
+from foretrain.predict.inference.model import InferenceModel, model_of_config, model_of_source
+from foretrain.predict.inference.plan import InferencePlan, plan
+from foretrain.training.store import RunDirectory
+
+
+def plan_inference(
+    source: Config = "gpt2-124m", gpu: str | Gpu = "auto", *, used_by_others: str | int = 0, **options: Any
+) -> InferencePlan:
+    """The forecast of generating text: `foretrain.plan_inference("llama-3.1-8b", "RTX 4070", weights="q4_k_m")`.
+
+    `source`: a model's name, "hf:owner/name", a folder with config.json, a run of foretrain, or a config as `plan`
+    takes it. `gpu`: a name of the catalogue, "cpu", or "auto" for the card of this machine. `used_by_others`: memory
+    that other programs use on the card, in bytes or as a text such as "2GB". `options`: context=8192, batch=4,
+    weights="q8_0", kv="q8_0", prompt=512, engine="llama.cpp".
+    Raises UserError for what cannot be planned.
+    """
+    stated = stated_bytes(used_by_others, "used_by_others") if isinstance(used_by_others, str) else used_by_others
+    target = devices.checked(gpu, stated) if isinstance(gpu, Gpu) else devices.target(gpu, stated or None)
+    return planned(model_named_by(source), asked_with(options), target)
+
+
+def planned(model: InferenceModel, asked: Inference, target: devices.Target) -> InferencePlan:
+    """The forecast on a target. Raises UserError."""
+    if target.gpu.kind == "mps":
+        raise UserError("usage.inference_needs_cuda", gpu=target.gpu.name)
+    return plan(model, asked, target.gpu, used_by_others_bytes=target.used_by_others_bytes)
+
+
+def model_named_by(source: Config) -> InferenceModel:
+    """The model that somebody names. A name that is a preset of ours, too, is the published model. Raises UserError."""
+    if isinstance(source, str | Path):
+        return model_of_words([str(source)])
+    resolved = resolved_of(source)
+    return model_of_config(resolved.config, resolved.name)
+
+
+def model_of_words(words: Sequence[str]) -> InferenceModel:
+    """That of words of the command line. Raises UserError; ConfigError names every problem of a config."""
+    first = words[0] if words else ""
+    if first and (Path(first) / "run.json").is_file():
+        return model_of_config(RunDirectory(Path(first)).read_record().config, first)
+    if first and (is_asked([first]) or model_named(first)):
+        if len(words) > 1:
+            raise UserError("usage.inference_unknown_word", word=words[1][:40])
+        return model_of_source(find_source(first))
+    resolved: ResolvedConfig = resolved_of(list(words))
+    return model_of_config(resolved.config, resolved.name)

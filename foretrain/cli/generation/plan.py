@@ -1,0 +1,65 @@
+"""`foretrain plan MODEL --inference`: parse, plan, print."""
+
+from importlib.metadata import version
+
+import typer
+
+from foretrain.app.generation.plan import model_of_words, planned
+from foretrain.base.errors import UserError
+from foretrain.cli.commands.plan_print import document, line, screen
+from foretrain.cli.common import print_error, print_json
+from foretrain.config.inference.words import parse_inference
+from foretrain.hardware import devices
+from foretrain.hardware.catalogue import stated_bytes
+from foretrain.predict.inference.plan import SCHEMA, InferencePlan
+from foretrain.reports.views.generation import plan as view
+
+PLANS_SCHEMA = "foretrain.inferences/1"
+# Options of `plan` that go with --inference; every other one is about training.
+WITH = ("inference", "gpu", "others", "check", "full", "oneline", "as_json", "quiet", "words")
+
+
+def answer_command(context: typer.Context, words: list[str]) -> None:
+    """Answer what was asked of generating text. Raises UserError."""
+    given = context.params
+    for name in given:
+        source = context.get_parameter_source(name)
+        if name not in WITH and source is not None and source.name == "COMMANDLINE":
+            raise UserError("usage.inference_without", option=f"--{name.replace('_', '-')}")
+    if sum(bool(given[name]) for name in ("full", "oneline", "as_json")) > 1:
+        raise UserError("usage.two_forms", options=[f"--{each}" for each in ("full", "oneline") if given[each]])
+    asked, left = parse_inference(words)
+    model = model_of_words(left)
+    stated = stated_bytes(given["others"], "--used-by-others") if given["others"] else None
+    names = [each.strip() for each in given["gpu"].split(",") if each.strip()]
+    plans = [planned(model, asked, devices.target(name, stated)) for name in names]
+    if given["as_json"] and len(plans) > 1:
+        print_json({"schema": PLANS_SCHEMA, "plans": [plan.to_json(schema=SCHEMA) for plan in plans]})
+    else:
+        for plan in plans:
+            _print(plan, given["as_json"], given["full"], given["oneline"] or len(plans) > 1, quiet=given["quiet"])
+    if given["check"]:
+        _check(plans)
+
+
+def _print(plan: InferencePlan, as_json: bool, full: bool, oneline: bool, *, quiet: bool) -> None:
+    if as_json:
+        print_json(plan.to_json(schema=SCHEMA))
+    elif full:
+        document(view.document(plan))
+    elif oneline:
+        line(view.line(plan, version("foretrain")))
+    else:
+        screen(view.screen(plan, quiet=quiet))
+
+
+def _check(plans: list[InferencePlan]) -> None:
+    """Exit with 3 where one does not fit."""
+    for plan in plans:
+        if plan.verdict == "does_not_fit":
+            error = UserError(
+                "check.failed_inference", name=plan.name, gpu=plan.gpu.name, needed=plan.needed_bytes,
+                room=plan.available_bytes or 0,
+            )  # fmt: skip
+            print_error(error, as_json=False)
+            raise typer.Exit(int(error.exit_code))

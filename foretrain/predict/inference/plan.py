@@ -1,0 +1,138 @@
+"""`InferencePlan`: what it takes to generate text with a model on a card, as one record. Instant, without torch."""
+
+from collections.abc import Callable
+
+from foretrain.base.errors import UserError
+from foretrain.base.messages import listed
+from foretrain.base.records import Note, Record
+from foretrain.base.units import format_bytes
+from foretrain.config.inference.formats import CACHES, FORMATS, Engine, named
+from foretrain.config.inference.options import MOST_BATCH, MOST_CONTEXT, USUAL_CONTEXT, USUAL_PROMPT, Inference
+from foretrain.hardware.catalogue import Gpu
+from foretrain.predict.inference.memory import InferenceMemory, memory_of, verdict_of
+from foretrain.predict.inference.model import InferenceModel
+from foretrain.predict.inference.speed import InferenceSpeed, speed_of
+from foretrain.predict.memory import Verdict
+
+SCHEMA = "foretrain.inference/1"
+
+
+class Fitting(Record):
+    """The smallest change with which it fits: words to add to the command, and what is needed then."""
+
+    words: str
+    needed_bytes: int
+
+
+class InferencePlan(Record):
+    """The forecast of one model, one way to run it, one card. `asked` has all its values.
+
+    `longest_context`: tokens of a text that fit with this batch, at most what the model can have; `largest_batch`:
+    texts that fit with this context; both with room to spare. 0 where not even one does, None where the memory to fit
+    in is not known.
+    """
+
+    name: str
+    where: str
+    model: InferenceModel
+    asked: Inference
+    engine: Engine
+    gpu: Gpu
+    available_bytes: int | None
+    used_by_others_bytes: int
+    memory: InferenceMemory
+    verdict: Verdict | None
+    longest_context: int | None
+    largest_batch: int | None
+    speed: InferenceSpeed | None
+    fitting: Fitting | None = None
+    notes: tuple[Note, ...] = ()
+
+    def __repr__(self) -> str:
+        rate = f", {self.speed.tokens_per_s:.0f} tokens/s" if self.speed else ""
+        needed = format_bytes(self.needed_bytes)
+        return f"<inference plan of {self.name} on {self.gpu.name}: {self.verdict}, {needed}{rate}>"
+
+    @property
+    def needed_bytes(self) -> int:
+        """What is expected to be taken on the card, its CUDA context included."""
+        return self.memory.needed_expected_bytes
+
+
+def plan(model: InferenceModel, asked: Inference, gpu: Gpu, *, used_by_others_bytes: int = 0) -> InferencePlan:
+    """The forecast. Raises UserError for what cannot be asked."""
+    given = asked.prompt or USUAL_PROMPT
+    asked, engine = resolved(model, asked, gpu)
+    room = None if gpu.memory_bytes is None else max(0, gpu.memory_bytes - used_by_others_bytes)
+    memory = memory_of(model, asked, engine, gpu)
+
+    def fits(**changes: int) -> bool:
+        changed = asked.model_copy(update=changes)
+        changed = changed.model_copy(update={"prompt": min(given, changed.context)})
+        return verdict_of(memory_of(model, changed, engine, gpu), room) == "fits"
+
+    most = max(model.max_positions, asked.context)
+    return InferencePlan(
+        name=model.name, where=model.where, model=model, asked=asked, engine=engine, gpu=gpu, available_bytes=room,
+        used_by_others_bytes=used_by_others_bytes, memory=memory, verdict=verdict_of(memory, room),
+        longest_context=None if room is None else _largest(lambda size: fits(context=size), min(most, MOST_CONTEXT)),
+        largest_batch=None if room is None else _largest(lambda size: fits(batch=size), MOST_BATCH),
+        speed=speed_of(model, asked, engine, gpu), fitting=_fitting(model, asked, engine, gpu, room),
+        notes=_notes(model, asked, engine, gpu),
+    )  # fmt: skip
+
+
+def _fitting(model: InferenceModel, asked: Inference, engine: Engine, gpu: Gpu, room: int | None) -> Fitting | None:
+    """Weights in fewer bits, the most bits that fit; nothing where it fits, or where no format does."""
+    if room is None or verdict_of(memory_of(model, asked, engine, gpu), room) != "does_not_fit":
+        return None
+    bits = sorted((FORMATS[name].block, name) for name in FORMATS if FORMATS[name].block < FORMATS[asked.weights].block)
+    for _, name in reversed(bits):
+        changed = asked.model_copy(update={"weights": name})
+        memory = memory_of(model, changed, FORMATS[name].engine, gpu)
+        if verdict_of(memory, room) == "fits":
+            return Fitting(words=f"--weights {name}", needed_bytes=memory.needed_expected_bytes)
+    return None
+
+
+def resolved(model: InferenceModel, asked: Inference, gpu: Gpu) -> tuple[Inference, Engine]:
+    """All that was left out, and who generates. Raises UserError for a format that nobody knows or the engine lacks."""
+    weights, kv = named(asked.weights) or model.dtype, named(asked.kv)
+    if weights == "bf16" and not asked.weights and not gpu.supports_bf16:
+        weights = "f16"
+    for option, value, known in (("--weights", weights, FORMATS), ("--kv", kv, CACHES)):
+        if value not in known:
+            raise UserError("usage.inference_format", option=option, value=value[:40], choices=listed(list(known)))
+    engine: Engine = asked.engine or FORMATS[weights].engine
+    own = FORMATS[weights].engine
+    if engine != own and FORMATS[weights].quantized:
+        raise UserError("usage.inference_engine", weights=weights, engine=engine, own=own)
+    context = asked.context or min(model.max_positions, USUAL_CONTEXT)
+    if asked.prompt > context:
+        raise UserError("usage.inference_prompt", prompt=asked.prompt, context=context)
+    if asked.prompt == 0:
+        asked = asked.model_copy(update={"prompt": min(USUAL_PROMPT, context)})
+    return asked.model_copy(update={"weights": weights, "kv": kv, "context": context}), engine
+
+
+def _largest(fits: Callable[[int], bool], most: int) -> int:
+    """The largest number up to `most` that fits; 0: none does."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
+def _notes(model: InferenceModel, asked: Inference, engine: Engine, gpu: Gpu) -> tuple[Note, ...]:
+    found = []
+    if asked.context > model.max_positions:
+        found.append(Note(id="inference_beyond", values={"context": asked.context, "most": model.max_positions}))
+    if model.latent:
+        found.append(Note(id="inference_latent", values={"numbers": model.kv_numbers}))
+    if model.sliding_layers:
+        values = {"layers": model.sliding_layers, "of": model.n_layer, "window": model.sliding_window}
+        found.append(Note(id="inference_window", values=values))
+    if engine == "llama.cpp" and gpu.kind == "cuda" and not gpu.is_geforce:
+        found.append(Note(id="inference_datacentre", values={"gpu": gpu.name}))
+    return tuple(found)

@@ -1,0 +1,146 @@
+"""How fast a card generates: a token takes as long as what it reads, at a share of the bandwidth, and a time a layer.
+
+One text at a time reads every weight for every token, and the keys and values of all tokens before it:
+
+    t = max(weights / (S·bandwidth), unpacking) + cache / (S_kv·bandwidth) + layers · L
+
+Unpacking is what quantized weights take in llama.cpp: a multiprocessor unpacks so many in a clock, which holds back
+cards with much bandwidth for their clock (A100). With several texts weights are read once for all; then products take
+over.
+
+The constants come from the rows `tune` of benchmarks/published_inference.csv; `held out` rows chose nothing. What came
+out stands in docs/inference.md.
+"""
+
+from foretrain.base.records import Record
+from foretrain.config.inference.formats import CACHES, FORMATS, Engine
+from foretrain.config.inference.options import Inference
+from foretrain.hardware.catalogue import Gpu
+from foretrain.predict.inference.model import InferenceModel
+
+BANDWIDTH_SHARE = 0.95  # of the data sheet's, for weights
+CACHE_SHARE = 0.69  # of it, for keys and values
+LAYER_S = 37e-6  # of a layer's dozen kernels, beside what they read: their starts and ends, in a CUDA graph
+EXPERTS_S = 48e-6  # more, where a layer has experts
+UNPACKED_PER_CLOCK = 9.4  # weights of few bits that a multiprocessor unpacks in a clock for one token (llama.cpp)
+UNPACKED_MORE = 0.17  # of that time, for each further text at once (RTX 3090, ggml-org/llama.cpp#15802)
+# HBM against its data sheet: "peak bandwidth is about 1700 GB/s" of an A100 with 2039 (gpt-fast's README).
+HBM_SHARE, HBM_BUS_BITS = 0.834, 3000
+KERNEL_SHARE = {"int8": 0.88, "int4": 0.61, "fp8": 0.88}  # torchao's kernels against bf16's; of fp8 nobody says: int8's
+# For a prompt, of what products reach at most: the dense peak of half precision with fp32 sums. llama.cpp's kernels
+# take no more of a multiprocessor than a GeForce card's has, also of an A100's. Of PyTorch beyond GeForce no row is
+# known: a guess.
+PROMPT_SHARE, ATTENTION_SHARE, PROMPT_SHARE_PYTORCH = 0.9, 0.4, 0.5
+GEFORCE_FLOP_PER_CLOCK = 512
+# For several texts at once llama.cpp's tensor-core kernels reach less, and pad them to about so many (RTX 4090,
+# ggml-org/llama.cpp#7676 and #15131).
+BATCH_SHARE, PADDED_TEXTS = 0.6, 48
+DECODE_RANGE = 0.15  # half the width of what is said beside a speed
+
+
+class InferenceSpeed(Record):
+    """Seconds and rates. `token_s`: of one step of all texts; `limited_by`: what takes most of it."""
+
+    token_s: float
+    tokens_per_s: float
+    tokens_per_s_low: float
+    tokens_per_s_high: float
+    prompt_s: float
+    prompt_tokens_per_s: float
+    first_token_s: float
+    weights_bytes_per_token: int
+    cache_bytes_per_token: int
+    bandwidth_bytes_per_s: float
+    limited_by: str
+    source: str = "estimated"
+
+
+def speed_of(model: InferenceModel, asked: Inference, engine: Engine, gpu: Gpu) -> InferenceSpeed | None:
+    """With the context that it has in the middle of an answer; None where a card's figures are not known."""
+    bandwidth, peak = memory_bytes_per_s(gpu), gpu.peak_flop_per_s("bfloat16" if gpu.supports_bf16 else "float16")
+    if gpu.kind != "cuda" or not bandwidth or not peak or not gpu.sm_count or not gpu.boost_clock_ghz:
+        return None
+    read = read_bytes(model, asked)
+    tokens = asked.prompt + max(0, asked.context - asked.prompt) / 2
+    cache = round(asked.batch * model.cached_tokens(round(tokens)) * model.kv_numbers * CACHES[asked.kv] / 8)
+    parts = decode_parts(model, asked, engine, gpu, read, cache)
+    token_s = sum(parts.values())
+    first_s = prompt_s(model, asked, engine, gpu)
+    rate = asked.batch / token_s
+    return InferenceSpeed(
+        token_s=token_s, tokens_per_s=rate, tokens_per_s_low=rate * (1 - DECODE_RANGE),
+        tokens_per_s_high=rate * (1 + DECODE_RANGE), prompt_s=first_s,
+        prompt_tokens_per_s=asked.prompt * asked.batch / first_s, first_token_s=first_s + token_s,
+        weights_bytes_per_token=read, cache_bytes_per_token=cache, bandwidth_bytes_per_s=bandwidth,
+        limited_by=max(parts, key=lambda name: parts[name]),
+    )  # fmt: skip
+
+
+def memory_bytes_per_s(gpu: Gpu) -> float | None:
+    """What the memory gives in practice at its best."""
+    stated = gpu.bandwidth_bytes_per_s
+    if not stated:
+        return None
+    return stated * (HBM_SHARE if has_hbm(gpu) else 1.0)
+
+
+def read_bytes(model: InferenceModel, asked: Inference, *, head: bool = True) -> int:
+    """Weights that one step of all texts reads: of experts those that somebody asks for, of the embedding a row."""
+    bits = FORMATS[asked.weights]
+    blocks = model.block_params + model.expert_params * model.read_experts(asked.batch)
+    logits = model.vocab_size * model.n_embd * bits.head if head else 0.0
+    return round((blocks * bits.block + logits + model.other_params * (32 if bits.quantized else bits.block)) / 8)
+
+
+def decode_parts(
+    model: InferenceModel, asked: Inference, engine: Engine, gpu: Gpu, read: int, cache: int
+) -> dict[str, float]:
+    """Seconds of one step of all texts, by what takes them: weights, unpacking or products; cache; layers."""
+    bandwidth = memory_bytes_per_s(gpu) or 1.0
+    share = BANDWIDTH_SHARE * (KERNEL_SHARE.get(asked.weights, 1.0) if engine == "pytorch" else 1.0)
+    bits = FORMATS[asked.weights]
+    ways = {"weights": read / (share * bandwidth), "products": 0.0}
+    products_s = 2 * model.token_params / (BATCH_SHARE * product_flop_per_s(gpu, engine))
+    if bits.quantized and engine == "llama.cpp":
+        numbers = 8 * read / bits.block
+        unpacking = numbers / (UNPACKED_PER_CLOCK * clocks_per_s(gpu)) * (1 + UNPACKED_MORE * (asked.batch - 1))
+        tiles = products_s * max(asked.batch, PADDED_TEXTS)
+        if asked.batch == 1 or unpacking <= tiles:
+            ways["unpacking"] = unpacking
+        else:
+            ways["products"] = tiles
+    elif asked.batch > 1:
+        ways["products"] = products_s * asked.batch
+    longest = max(ways, key=lambda name: ways[name])
+    layer_s = LAYER_S + (EXPERTS_S if model.n_expert else 0.0)
+    return {longest: ways[longest], "cache": cache / (CACHE_SHARE * bandwidth), "layers": model.n_layer * layer_s}
+
+
+def has_hbm(gpu: Gpu) -> bool:
+    """Whether its memory is HBM, by the width of its bus."""
+    return (gpu.memory_bus_bits or 0) >= HBM_BUS_BITS
+
+
+def product_flop_per_s(gpu: Gpu, engine: Engine) -> float:
+    """What an engine's products could reach on a card."""
+    peak = gpu.peak_flop_per_s("bfloat16" if gpu.supports_bf16 else "float16") or 1.0
+    if engine == "llama.cpp":
+        return min(peak, GEFORCE_FLOP_PER_CLOCK * clocks_per_s(gpu))
+    return peak if gpu.is_geforce else peak * PROMPT_SHARE_PYTORCH
+
+
+def clocks_per_s(gpu: Gpu) -> float:
+    """Of all multiprocessors together."""
+    return (gpu.sm_count or 1) * (gpu.boost_clock_ghz or 1.0) * 1e9
+
+
+def prompt_s(model: InferenceModel, asked: Inference, engine: Engine, gpu: Gpu) -> float:
+    """Seconds that all prompts take: products of every token but the head's, causal attention, the weights once."""
+    reached = product_flop_per_s(gpu, engine)
+    tokens = asked.prompt * asked.batch
+    head = model.vocab_size * model.n_embd
+    products = 2 * (model.token_params - head) * tokens + 2 * head * asked.batch
+    attention = 2 * model.n_layer * model.n_head * model.head_dim * asked.prompt * tokens
+    computing_s = (products / PROMPT_SHARE + attention / ATTENTION_SHARE) / reached
+    weights_s = read_bytes(model, asked) / (BANDWIDTH_SHARE * (memory_bytes_per_s(gpu) or 1.0))
+    return max(computing_s, weights_s) + model.n_layer * LAYER_S

@@ -1,0 +1,130 @@
+"""A plan of generating text: a dozen lines, one line to paste, and the whole with every formula."""
+
+from foretrain.base.messages import has, listed
+from foretrain.predict.inference.plan import InferencePlan
+from foretrain.predict.inference.speed import InferenceSpeed
+from foretrain.reports.document import Cell, Document, Message, Paragraph, Quantity, Row, Screen, Section, Table
+from foretrain.reports.views.shared import TONES
+
+
+def title(plan: InferencePlan) -> Message:
+    """The model, how its weights are stored, the card."""
+    values = {"name": plan.name, "weights": plan.asked.weights, "engine": plan.engine, "gpu": plan.gpu.name}
+    return Message("inference.title", values)
+
+
+def verdict(plan: InferencePlan) -> Paragraph:
+    """Whether it fits, and what it needs of what there is."""
+    m = plan.memory
+    values = {
+        "needed": (m.needed_low_bytes, m.needed_expected_bytes, m.needed_high_bytes),
+        "available": plan.available_bytes or 0, "gpu": plan.gpu.name,
+    }  # fmt: skip
+    return Paragraph(Message(f"inference.verdict.{plan.verdict or 'unknown'}", values), TONES[plan.verdict])
+
+
+def screen(plan: InferencePlan, *, quiet: bool = False) -> Screen:
+    """One plan, a dozen lines."""
+    rows = [Row(Message("inference.label.memory"), _memory(plan))]
+    rows += _speed_rows(plan, plan.speed) if plan.speed else [Row(Message("inference.label.speed"), _no_speed(plan))]
+    rows += [Row(Message("inference.label.most"), each) for each in _most(plan)]
+    if plan.fitting is not None:
+        rows.append(Row(Message("first.label.change"), _change(plan)))
+    rows += [Row(Message("first.label.note"), note, optional=1) for note in _notes(plan)]
+    if not quiet:
+        rows.append(Row(Message("first.label.more"), Message("first.more_full"), optional=2))
+    return Screen(title(plan), (verdict(plan),), None, tuple(rows))
+
+
+def line(plan: InferencePlan, version: str) -> Message:
+    """The answer in one line, to be pasted."""
+    room = {"needed": plan.needed_bytes, "available": plan.available_bytes or 0}
+    parts = [Message(f"first.line_memory.{plan.verdict or 'unknown'}", room).text()]
+    if plan.speed:
+        parts.append(Message("inference.line_speed", {"tokens": plan.speed.tokens_per_s}).text())
+    values = {
+        "name": plan.name, "weights": plan.asked.weights, "gpu": plan.gpu.name, "context": plan.asked.context,
+        "batch": plan.asked.batch, "parts": listed(parts), "version": version,
+    }  # fmt: skip
+    return Message("inference.line", values)
+
+
+def document(plan: InferencePlan) -> Document:
+    """The whole plan."""
+    columns = tuple(Message(f"column.{name}") for name in ("finetune_component", "finetune_bytes", "finetune_formula"))
+    parts = tuple(
+        (Message(f"inference.part.{part.id}"), Quantity(part.size_bytes, "bytes"), part.formula)
+        for part in plan.memory.components
+    )
+    memory = Section(Message("inference.memory"), (Table(columns, parts, frozenset({1})),))
+    rows = (Message("inference.label.speed"), Message("inference.value"))
+    speeds = Section(Message("inference.speed"), (Table(rows, _speed_table(plan)),)) if plan.speed else None
+    said = [Paragraph(each) for each in (*_most(plan), *([_change(plan)] if plan.fitting else []), *_notes(plan))]
+    said += [Paragraph(Message("inference.how"))] if plan.speed else [Paragraph(_no_speed(plan))]
+    sections = [Section(Message("finetune.verdict"), (verdict(plan),)), memory, *([speeds] if speeds else [])]
+    sections.append(Section(Message("finetune.notes"), tuple(said)))
+    return Document(title(plan), Message("finetune.subtitle", {"where": plan.where}), sections)
+
+
+def _memory(plan: InferencePlan) -> str:
+    named = [
+        f"{Message(f'inference.part.{part.id}').text()} {Quantity(part.size_bytes, 'bytes').text()}"
+        for part in plan.memory.components
+    ]
+    return listed(named)
+
+
+def _speed_values(plan: InferencePlan, speed: InferenceSpeed) -> dict[str, float | str]:
+    return {
+        "tokens": speed.tokens_per_s, "low": speed.tokens_per_s_low, "high": speed.tokens_per_s_high,
+        "each": speed.tokens_per_s / plan.asked.batch, "batch": plan.asked.batch, "first": speed.first_token_s,
+        "prompt": plan.asked.prompt, "prompt_tokens": speed.prompt_tokens_per_s,
+        "weights": speed.weights_bytes_per_token, "cache": speed.cache_bytes_per_token,
+    }  # fmt: skip
+
+
+def _speed_rows(plan: InferencePlan, speed: InferenceSpeed) -> list[Row]:
+    values = _speed_values(plan, speed)
+    rate = Message("inference.rate" if plan.asked.batch == 1 else "inference.rate_batch", values)
+    said = Message("first.if_fitted", {"text": rate}) if plan.verdict == "does_not_fit" else rate
+    return [
+        Row(Message("inference.label.speed"), said),
+        Row(Message("inference.label.first"), Message("inference.first", values)),
+        Row(Message("first.label.limits"), Message(f"inference.limit.{speed.limited_by}", values)),
+    ]
+
+
+def _speed_table(plan: InferencePlan) -> tuple[tuple[Cell, ...], ...]:
+    speed = plan.speed
+    assert speed is not None
+    values = _speed_values(plan, speed)
+    rows = ("rate" if plan.asked.batch == 1 else "rate_batch", "first", "prompt_rate", f"limit.{speed.limited_by}")
+    labels = ("speed", "first", "prompt", "limit")
+    shown = zip(labels, rows, strict=True)
+    return tuple((Message(f"inference.label.{label}"), Message(f"inference.{id}", values)) for label, id in shown)
+
+
+def _no_speed(plan: InferencePlan) -> Message:
+    return Message("inference.no_speed", {"gpu": plan.gpu.name})
+
+
+def _most(plan: InferencePlan) -> list[Message]:
+    """The longest context and the largest batch that fit."""
+    if not plan.longest_context or not plan.largest_batch:
+        return []
+    values = {
+        "context": plan.longest_context, "batch": plan.asked.batch, "batches": plan.largest_batch,
+        "asked": plan.asked.context,
+    }  # fmt: skip
+    whole = plan.longest_context >= plan.model.max_positions
+    return [Message("inference.most_whole" if whole else "inference.most", values)]
+
+
+def _change(plan: InferencePlan) -> Message:
+    fitting = plan.fitting
+    assert fitting is not None
+    return Message("inference.change", {"option": fitting.words, "needed": fitting.needed_bytes})
+
+
+def _notes(plan: InferencePlan) -> list[Message]:
+    return [Message(f"note.{note.id}", note.values) for note in plan.notes if has(f"note.{note.id}")]

@@ -18,6 +18,7 @@ from foretrain.training.contention import Clock
 from foretrain.training.notes import Listener
 from foretrain.training.ranks.place import place_of
 from foretrain.training.store import RunRecord
+from foretrain.training.trackers import asked_for
 
 
 def train(
@@ -47,6 +48,7 @@ def train_resolved(
     bar: Bar = no_bar, ends_process: bool = False,
 ) -> RunRecord:  # fmt: skip
     """As `train`. `bar`: shows the download of shards. `ends_process`: a late signal stops nothing else."""
+    asked_for(resolved.config.report_to, wandb_log=resolved.config.wandb_log)  # a typo is said before anything is done
     need_torch()
     place = place_of(os.environ)
     if place.world > 1:

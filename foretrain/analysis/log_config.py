@@ -17,8 +17,10 @@ from foretrain.config.resolve import ResolvedConfig
 from foretrain.data.config_data import of_config
 from foretrain.data.dataset import DatasetInfo
 from foretrain.monitoring.training_log import TrainingLog
+from foretrain.training.trackers.tracker import Tracked
 
 SOURCE = "the log"
+_SHAPE = {"n_layer", "n_head", "n_embd", "block_size"}  # what says that a config is one of nanoGPT's
 
 
 def config_of(
@@ -55,6 +57,14 @@ def of_watched(config: RunConfig | None, log: TrainingLog | None) -> RunConfig |
         return config
     said = {"vocab_size": log.header.vocab_size} if log.header.vocab_size else {}
     return laid_over(config, printed(log) | said)
+
+
+def of_tracked(tracked: Tracked) -> RunConfig | None:
+    """The config of a run that a tracker has kept: ours, or nanoGPT's own; None of any other program's."""
+    known = {key: value for key, value in tracked.config.items() if key in OPTIONS}
+    if not tracked.is_ours and not _SHAPE <= known.keys():
+        return None
+    return laid_over(RunConfig(), known)
 
 
 def printed(log: TrainingLog) -> dict[str, Any]:

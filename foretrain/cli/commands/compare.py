@@ -12,8 +12,8 @@ from foretrain.base.errors import UserError
 from foretrain.cli.common import OUT, Json, print_json, print_notes
 from foretrain.cli.old_options import spellings, typed
 from foretrain.comparison.compare import SCHEMA
-from foretrain.comparison.sources.tables import NAMES
 from foretrain.hardware.catalogue import stated_bytes
+from foretrain.monitoring.columns import NAMES
 from foretrain.reports import text
 from foretrain.reports.views import compare as compare_view
 from foretrain.reports.views import run as run_view

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from foretrain.training.trackers import TRACKERS
-from foretrain.training.trackers.tracker import Job
+from foretrain.training.trackers.tracker import Job, short
 
 TRIES_S = 1.0, 4.0  # the waits before what has failed is tried again
 FLUSH_S = 5.0
@@ -45,8 +45,7 @@ def main() -> None:
         _report(sys.argv[1], answer)
     except Exception as error:
         traceback.print_exc()
-        text = " ".join(str(error).split()) or type(error).__name__
-        answer(failed=text[:300])
+        answer(failed=short(error))
         code = 1
     sys.stderr.flush()
     os._exit(code)  # a library's threads, and what it does at exit, are not waited for

@@ -110,16 +110,16 @@ class Report:
                 self._over.set()
 
     def _as_they_come(self) -> Iterator[dict[str, Any]]:
-        """What the child is told. A resumed run's evaluation that stands is reported once more, as trackers take back
-        what was at its step."""
+        """What the child is told. Of a resumed run, an evaluation that a tracker takes back is reported once more."""
         first = True
         while (line := self._next()) is not None:
             if first:
                 first = False
                 self.namer.skip(one for one in self.before if one["step"] < line["step"])
                 kept = [one for one in self.before if one["step"] == line["step"] and one["kind"] == "evaluation"]
-                for one in kept if line["kind"] == "step" else ():
-                    yield self._named({**one, "at_s": line["at_s"]})
+                if self.tracker.takes_back and line["kind"] == "step":
+                    for one in kept:
+                        yield self._named({**one, "at_s": line["at_s"] - 0.01})
             yield self._named(line)
         yield {"status": self._status}
 

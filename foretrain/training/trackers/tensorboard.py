@@ -22,7 +22,7 @@ _EVENTS = "tensorboard.backend.event_processing.event_accumulator"
 class TensorBoard(Tracker):
     """Reports to event files. A resume begins another file, which takes back what was written of later steps."""
 
-    name, package, check = "tensorboard", "tensorboard", "`tensorboard --inspect`"
+    name, package, check, takes_back = "tensorboard", "tensorboard", "`tensorboard --inspect`", True
 
     def start(self, job: Job) -> Started:
         folder = job.folder / FOLDER

@@ -4,16 +4,19 @@ A tracker runs in a process of its own (child.py), which is handed one line afte
 neither time nor memory of the training, may raise whatever it likes, and prints nothing between the training's lines.
 """
 
+import contextlib
 import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar
 
 from foretrain.base.errors import UserError
 
 MOST_VALUES = 4_000_000  # of one run that is read; each takes about 100 bytes
+MOST_OF_A_REASON = 160  # characters of what a library says
 VERSION = "foretrain_version"  # in the config of a run: it is one of ours
 Row = dict[str, Any]
 
@@ -64,13 +67,15 @@ class Tracker(ABC):
     """One tracker: reports one run, and reads runs that were reported. Errors of its library are let through.
 
     `package`: the module that must be there to report. `check`: where a user looks first when reporting fails: a
-    command or a variable. `project`: its own variable that names the project, if it has one.
+    command or a variable. `project`: its own variable that names the project, if it has one. `takes_back`: with the
+    first step after a resume, it forgets what it had of that step and later ones.
     """
 
     name: ClassVar[str]
     package: ClassVar[str]
     check: ClassVar[str]
     project: ClassVar[str] = ""
+    takes_back: ClassVar[bool] = False
 
     @abstractmethod
     def start(self, job: Job) -> Started:
@@ -119,8 +124,13 @@ class Tracker(ABC):
 
 def damaged(path: Path, tracker: str, reason: object) -> UserError:
     """What is to be raised for a file that its tracker cannot have written so."""
-    text = " ".join(str(reason).split()) or type(reason).__name__
-    return UserError("data.tracker_damaged", path=str(path), tracker=tracker, reason=text[:200])
+    return UserError("data.tracker_damaged", path=str(path), tracker=tracker, reason=short(reason))
+
+
+def short(reason: object) -> str:
+    """What an error says, on one line of a terminal or two."""
+    text = " ".join(str(reason).split()).rstrip(".") or type(reason).__name__
+    return text if len(text) <= MOST_OF_A_REASON else text[: MOST_OF_A_REASON - 1] + "…"
 
 
 def chosen(path: Path, runs: Mapping[str, str], wanted: str | None) -> str:
@@ -151,3 +161,15 @@ def without_undone(rows: Iterable[Row], step: str) -> list[Row]:
             kept = [one for one in kept if one[step] < at or (one[step] == at and "eval/loss" in one)]
         kept.append(row)
     return kept
+
+
+def logged_at_s(row: Row) -> float | None:
+    """When a row was logged, in seconds of whatever clock the tracker has; None where it does not say."""
+    for name in ("_timestamp", "timestamp"):
+        value = row.get(name)
+        if isinstance(value, int | float):
+            return float(value)
+        if isinstance(value, str):
+            with contextlib.suppress(ValueError, OverflowError, OSError):
+                return datetime.fromisoformat(value).timestamp()
+    return None

@@ -19,9 +19,19 @@ from typing import Any, BinaryIO
 from foretrain.base.errors import UserError
 from foretrain.base.safe_read import open_stream
 from foretrain.training.trackers.names import STEP
-from foretrain.training.trackers.tracker import MOST_VALUES, Job, Row, Started, Tracked, Tracker, chosen, damaged
+from foretrain.training.trackers.tracker import (
+    MOST_VALUES,
+    Job,
+    Row,
+    Started,
+    Tracked,
+    Tracker,
+    chosen,
+    damaged,
+    short,
+)
 
-ONLINE_S = 20.0
+ONLINE_S = 15.0
 _MAGIC = b":W&B"
 _BLOCK, _HEADER = 32 * 1024, struct.Struct("<IHB")
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
@@ -42,7 +52,7 @@ class Wandb(Tracker):
         except Exception as error:
             if mode != "online":
                 raise
-            why = " ".join(str(error).split())[:200] or type(error).__name__
+            why = short(error)
             self.run = self._init(job, "offline")
         self.run.define_metric(STEP)
         self.run.define_metric("*", step_metric=STEP)

@@ -18,7 +18,6 @@ from foretrain.training.contention import Clock
 from foretrain.training.notes import Listener
 from foretrain.training.ranks.place import place_of
 from foretrain.training.store import RunRecord
-from foretrain.training.trackers import asked_for
 
 
 def train(
@@ -48,7 +47,6 @@ def train_resolved(
     bar: Bar = no_bar, ends_process: bool = False,
 ) -> RunRecord:  # fmt: skip
     """As `train`. `bar`: shows the download of shards. `ends_process`: a late signal stops nothing else."""
-    asked_for(resolved.config.report_to, wandb_log=resolved.config.wandb_log)  # a typo is said before anything is done
     need_torch()
     place = place_of(os.environ)
     if place.world > 1:
@@ -56,9 +54,10 @@ def train_resolved(
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # what the store and gloo warn of is told in a sentence
     set_allocator(resolved.config.allocator_settings)
     since = Clock().read()  # what the machine does while torch is imported and the data is prepared
+    asked = Request(resolved, resume, trial, listen, bar, ends_process, since, place)
     from foretrain.app.training_run import run
 
-    return run(Request(resolved, resume, trial, listen, bar, ends_process, since, place))
+    return run(asked)
 
 
 def need_torch() -> None:

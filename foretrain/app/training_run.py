@@ -40,7 +40,7 @@ def _train(asked: Request, ready: Ready | RunRecord, ranks: Ranks) -> RunRecord:
             listen(_shared(resolved.config, ranks.world))
         plan = forecast(directory, ranks.world)
         planned_bytes = expected_bytes(plan, on_card=placement.device.type == "cuda")
-        with Reporting(ready, listen, planned_bytes, first=ranks.first) as reporting:
+        with Reporting(ready, asked.trackers if ranks.first else (), listen, planned_bytes) as reporting:
             trainer = Trainer(
                 resolved.config, ready.info, directory, placement, listen, resolved.name, expected_times(plan),
                 _contention(placement, asked.since, reporting) if ranks.world == 1 else None, ranks,

@@ -430,11 +430,11 @@ class RunConfig(Record):
         False, "as report_to = wandb", group="run", label=True, affects=NOTHING, on_resume="free",
     )
     wandb_project: str = option(
-        "owt", "project of every tracker; owt: foretrain, or what the tracker's own variable says",
+        "owt", "project in every tracker; default: foretrain, or what the tracker's own variable says",
         group="run", label=True, affects=NOTHING, on_resume="free",
     )
     wandb_run_name: str = option(
-        "gpt2", "name of the run in every tracker; gpt2: that of its directory",
+        "gpt2", "name of the run in every tracker; default: that of its directory",
         group="run", label=True, affects=NOTHING, on_resume="free",
     )
     backend: str = option(

@@ -37,7 +37,8 @@ def _lines(tracked: Tracked, rows: list[Row], named: dict[str, str]) -> Iterator
     """As formats/tracked.py reads them."""
     marker = OURS if tracked.is_ours else OTHERS
     yield json.dumps({"tracked": marker, "run": _run(tracked, rows)})
-    rate = next((name for name in _RATES if any(name in row for row in rows)), "")
+    names = {key: named[key] for key in ("step_s", "tokens_per_s") if key in named}
+    names["learning_rate"] = next((name for name in _RATES if any(name in row for row in rows)), "")
     before: tuple[int, float] | None = None
     for row in rows:
         step = int(row[named["step"]])
@@ -47,8 +48,7 @@ def _lines(tracked: Tracked, rows: list[Row], named: dict[str, str]) -> Iterator
         if (loss := _number(row, named["train_loss"])) is None:
             continue
         found["loss"] = loss
-        for key, name in (("step_s", named.get("step_s", "")), ("tokens_per_s", named.get("tokens_per_s", "")),
-                          ("learning_rate", rate)):  # fmt: skip
+        for key, name in names.items():
             if (value := _number(row, name)) is not None:
                 found[key] = value
         at_s = logged_at_s(row)

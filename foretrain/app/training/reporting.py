@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Mapping
 from os import environ
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -10,10 +9,10 @@ from urllib.parse import urlsplit, urlunsplit
 from foretrain.app.training.request import Ready
 from foretrain.base.installation import installed
 from foretrain.base.safe_read import read_text
-from foretrain.config.options import OPTIONS, RunConfig
+from foretrain.config.options import OPTIONS
 from foretrain.model.shape import ModelShape
 from foretrain.training.notes import Listener, Note
-from foretrain.training.trackers import TRACKERS, asked_for
+from foretrain.training.trackers import TRACKERS
 from foretrain.training.trackers.names import Namer
 from foretrain.training.trackers.report import FINISH_S, TELL_S, Report
 from foretrain.training.trackers.tracker import VERSION, Job, Tracker
@@ -28,10 +27,8 @@ class Reporting:
     `planned_bytes`: the memory that the plan beside the run expects.
     """
 
-    def __init__(self, ready: Ready, listen: Listener, planned_bytes: float | None, *, first: bool = True) -> None:
+    def __init__(self, ready: Ready, names: tuple[str, ...], listen: Listener, planned_bytes: float | None) -> None:
         self.directory, self.listen = ready.directory, listen
-        config = ready.resolved.config
-        names = asked_for(config.report_to, wandb_log=config.wandb_log) if first else ()
         self.ids = self._known_ids() if ready.resuming else {}
         self.reports: list[Report] = []
         before = self.directory.read_lines("metrics") if names and ready.resuming else []
@@ -108,27 +105,23 @@ class Reporting:
 def _job(ready: Ready, tracker: type[Tracker], planned_bytes: float | None, id: str | None) -> Job:
     """Named as nanoGPT's own two options say, where they are set."""
     config, placement = ready.resolved.config, ready.placement
-    known: Mapping[str, Any] = {
-        **config.model_copy(update={"compile": placement.compiled, "dtype": placement.dtype}).model_dump(),
-        "dataset": _without_secrets(config.dataset), "gpu": placement.gpu.name, "n_params": ModelShape.of(config).n_params,
-        "tokens_per_step": config.tokens_per_step, "dataset_fingerprint": ready.info.fingerprint, VERSION: installed("foretrain"),
+    ran = config.model_copy(update={"compile": placement.compiled, "dtype": placement.dtype})
+    known: dict[str, Any] = {
+        **ran.model_dump(), "dataset": without_secrets(config.dataset), "dataset_fingerprint": ready.info.fingerprint,
+        "gpu": placement.gpu.name, "n_params": ModelShape.of(config).n_params,
+        "tokens_per_step": config.tokens_per_step, VERSION: installed("foretrain"),
     }  # fmt: skip
     if planned_bytes:
-        known = {**known, "planned_memory_bytes": round(planned_bytes)}
-    return Job(
-        project=_set(config, "wandb_project") or environ.get(tracker.project or "", "") or PROJECT,
-        name=_set(config, "wandb_run_name") or ready.directory.id,
-        folder=ready.directory.path.resolve(), config=known, resumed=id,
-    )  # fmt: skip
+        known["planned_memory_bytes"] = round(planned_bytes)
+    project, name = (
+        value if value != OPTIONS[option].default else ""
+        for option, value in (("wandb_project", config.wandb_project), ("wandb_run_name", config.wandb_run_name))
+    )
+    project = project or environ.get(tracker.project or "", "") or PROJECT
+    return Job(project, name or ready.directory.id, ready.directory.path.resolve(), known, id)
 
 
-def _set(config: RunConfig, name: str) -> str:
-    """The value of a text, if it is another than nanoGPT's default."""
-    value = getattr(config, name)
-    return value if value != OPTIONS[name].default else ""
-
-
-def _without_secrets(dataset: str) -> str:
+def without_secrets(dataset: str) -> str:
     """An address without a password, or a signature in its query."""
     if "://" not in dataset:
         return dataset

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from foretrain.base.errors import UserError
-from foretrain.base.safe_read import head
 from foretrain.comparison.sources import configs, logs, plans, runs, tables, tracked, trainer_runs, watched
 from foretrain.comparison.sources.given import OWN_KEYS, Given, take_apart
 from foretrain.comparison.subject import Subject
@@ -41,8 +40,7 @@ LOADERS = (
 def load(given: Given) -> Subject:
     """The subject. Raises UserError with one sentence for what cannot be read."""
     path = Path(given.path)
-    first = head(path, 4096)
-    loader = next(loader for loader in LOADERS if loader.claims(path, first))
+    loader = next(loader for loader in LOADERS if loader.claims(path, given.head))
     for key in given.own:
         if key not in loader.takes:
             raise UserError("usage.source_key_unused", path=given.path, key=key, takes=list(loader.takes))

@@ -27,8 +27,10 @@ class _Lines(LineReader):
         self.known |= found.get("run") or {}
         if "val_loss" in found:
             return [Reading(0, found["step"], evaluated=True, val_loss=_finite(found["val_loss"]))]
-        numbers = {key: _finite(found[key]) for key in _NUMBERS if key in found}
-        return [Reading(0, found["step"], **numbers)] if "step" in found else []
+        if "step" not in found:
+            return []
+        loss, step_s, tokens_per_s, rate = (_finite(found[key]) if key in found else None for key in _NUMBERS)
+        return [Reading(0, found["step"], loss, step_s, tokens_per_s, rate)]
 
     def header(self) -> dict[str, float]:
         """Fields of LogHeader."""

@@ -13,7 +13,6 @@ from typing import Any
 from foretrain.base.safe_read import read_text
 from foretrain.config.nanogpt_file import parse_expression
 from foretrain.training.trackers import sqlite
-from foretrain.training.trackers.names import STEP
 from foretrain.training.trackers.tracker import MOST_VALUES, Job, Row, Started, Tracked, Tracker, chosen, damaged
 
 _MOST_AT_ONCE, _MOST_PARAMS, _MOST_OF_A_PARAM = 1000, 100, 6000  # what MLflow takes in one call, and of one value
@@ -89,12 +88,12 @@ class Mlflow(Tracker):
 
 def _of_database(path: Path, run: str | None) -> Tracked:
     with sqlite.opened(path, Mlflow.name) as base:
-        runs = {str(id): str(name or id) for id, name in base.rows(
-            "SELECT run_uuid, name FROM runs WHERE lifecycle_stage = 'active' ORDER BY start_time"
-        )}  # fmt: skip
+        found = base.rows("SELECT run_uuid, name FROM runs WHERE lifecycle_stage = 'active' ORDER BY start_time")
+        runs = {str(id): str(name or id) for id, name in found}
         id = chosen(path, runs, run)
         values = base.rows(
-            "SELECT key, CASE is_nan WHEN 1 THEN 'nan' ELSE value END, timestamp, step FROM metrics WHERE run_uuid = ?", id
+            "SELECT key, CASE is_nan WHEN 1 THEN 'nan' ELSE value END, timestamp, step FROM metrics WHERE run_uuid = ?",
+            id,
         )
         rows = _rows((str(key), float(value), int(at), int(step)) for key, value, at, step in values)
         params = dict(base.rows("SELECT key, value FROM params WHERE run_uuid = ?", id))
@@ -150,11 +149,14 @@ def _values(folder: Path) -> Iterator[tuple[str, float, int, int]]:
             continue
         key = file.relative_to(folder / "metrics").as_posix()
         for number, line in enumerate(read_text(file, _MOST_BYTES).splitlines(), 1):
-            parts = line.split()
             count += 1
-            if len(parts) < 2 or count > MOST_VALUES:
-                raise ValueError(f"{key}, line {number}: {line[:40]!r}")
-            yield key, float(parts[1]), int(parts[0]), int(parts[2]) if len(parts) > 2 else 0
+            if count > MOST_VALUES:
+                raise ValueError(f"it has more than {MOST_VALUES:,} values")
+            try:
+                at_ms, value, *step = line.split()
+                yield key, float(value), int(at_ms), int(step[0]) if step else 0
+            except ValueError:
+                raise ValueError(f"{key}, line {number}: {line[:40]!r}") from None
 
 
 TRACKERS = (Mlflow,)

@@ -23,7 +23,7 @@ from foretrain.training.trackers.tracker import Job, Tracker
 MOST_WAITING = 10_000
 CHILD = "foretrain.training.trackers.child"
 FINISH_S = 40.0  # how long the end of a run waits; a tracker that sends gives up by itself before
-LOOK_S = 1.0
+LOOK_S, LAST_S = 1.0, 10.0
 TELL_S = 2.0  # after that it is said what is waited for
 Told = tuple[str, dict[str, Any]]
 
@@ -76,11 +76,12 @@ class Report:
         return self._over.wait(most_s)
 
     def give_up(self) -> None:
-        """End its process."""
-        if self._process is not None:
-            if not self._over.is_set():
-                self._say("tracker_slow", waited=FINISH_S, check=self.tracker.check)
-            apart.end(self._process)
+        """End its process, where it has not ended."""
+        if self._process is not None and not self._over.is_set():
+            self._say("tracker_slow", waited=FINISH_S, check=self.tracker.check)
+            self._failed = True
+            apart.send(self._process, apart.KILL)
+            self._over.wait(LAST_S)
 
     def _say(self, id: str, /, **values: Any) -> None:
         self.told.put((id, {"tracker": self.tracker.name, **values}))
@@ -102,12 +103,13 @@ class Report:
             self._send(process, {**asdict(self.job), "folder": str(self.job.folder)})
             for line in self._as_they_come():
                 self._send(process, line)
-            if process.stdin:
-                process.stdin.close()
         except OSError as error:  # no such process can be started, or it has ended
             if self._process is None:
                 self._fail(error.strerror or str(error))
                 self._over.set()
+        if self._process and self._process.stdin:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
 
     def _as_they_come(self) -> Iterator[dict[str, Any]]:
         """What the child is told. Of a resumed run, an evaluation that a tracker takes back is reported once more."""
@@ -159,6 +161,8 @@ class Report:
                 done = done or bool(answer.get("done"))
                 self._take(answer)
         process.wait()
+        if process.stdout:
+            process.stdout.close()
         self.processor_s = 0.0  # the system counts it as this process's own from now on
         if not done and not self._failed:
             self._fail(f"its process ended with exit code {process.returncode}")

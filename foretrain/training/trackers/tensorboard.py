@@ -38,9 +38,7 @@ class TensorBoard(Tracker):
     def _write_config(self, text: str) -> None:
         tensor: Any = importlib.import_module("tensorboard.compat.proto.tensor_pb2")
         types: Any = importlib.import_module("tensorboard.compat.proto.types_pb2")
-        plugin = self.summary.SummaryMetadata(
-            plugin_data=self.summary.SummaryMetadata.PluginData(plugin_name="text")
-        )
+        plugin = self.summary.SummaryMetadata(plugin_data=self.summary.SummaryMetadata.PluginData(plugin_name="text"))
         held = tensor.TensorProto(dtype=types.DT_STRING, string_val=[text.encode()])
         held.tensor_shape.dim.add(size=1)
         value = self.summary.Summary.Value(tag=_CONFIG + _TEXT, metadata=plugin, tensor=held)
@@ -62,7 +60,7 @@ class TensorBoard(Tracker):
         self.writer.close()
 
     @classmethod
-    def claims(cls, path: Path, head: bytes) -> bool:
+    def claims(cls, path: Path, head: bytes) -> bool:  # noqa: ARG003 - a file's name says it
         return path.name.startswith(_FILE) or (path.is_dir() and bool(_folders(path)))
 
     @classmethod

@@ -87,6 +87,7 @@ class Tracker(ABC):
 
     def flush(self) -> None:
         """Nothing more comes for now: send what is still held back."""
+        return
 
     @abstractmethod
     def finish(self, status: str) -> None:

@@ -58,7 +58,9 @@ class Trackio(Tracker):
             rows = [{**_metrics(text, path), "step": step, "timestamp": at} for step, at, text in lines]
             configs = [_json(text) for (text,) in base.rows(f"SELECT config FROM configs WHERE {key} = ?", id)]
         config = configs[-1] if configs else {}
-        return Tracked(cls.name, runs[id], rows, {key: value for key, value in config.items() if not key.startswith("_")})
+        return Tracked(
+            cls.name, runs[id], rows, {key: value for key, value in config.items() if not key.startswith("_")}
+        )
 
 
 def _json(text: Any) -> dict[str, Any]:

@@ -75,8 +75,8 @@ def explain(
     """Where memory and time of a run went, and why: `foretrain.explain("out-baby").memory`.
 
     `source`: a run directory (gives a RunExplanation; one of ForetrainCallback's a TrainerRunExplanation), a memory
-    snapshot of PyTorch (a SnapshotAnalysis), or a log or a watched run (a LogExplanation); a log may come as an open
-    binary file. `config`, of a log: as in `plan`. `gpu`:
+    snapshot of PyTorch (a SnapshotAnalysis), or a log, a watched run or one that a tracker keeps (a LogExplanation);
+    a log may come as an open binary file. `config`, of a log: as in `plan`. `gpu`:
     the card of a log; "auto": the one that it names, else this machine's. Bytes and seconds, as the names say.
     Raises UserError for what cannot be read; memory snapshots are read as data and never run.
     """

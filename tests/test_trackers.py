@@ -8,6 +8,8 @@ import json
 import os
 import sqlite3
 import struct
+import subprocess
+import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -225,6 +227,48 @@ def test_a_damaged_event_file_is_said() -> None:
     with pytest.raises(UserError) as raised:
         load(take_apart("x=out/tensorboard"))
     assert raised.value.exit_code == 7
+
+
+TRAINER = """
+import json, sys
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 64
+    def __getitem__(self, i):
+        ids = (torch.arange(16) + i) % 50
+        return {"input_ids": ids, "labels": ids}
+config = GPT2Config(n_layer=1, n_head=1, n_embd=16, vocab_size=50, n_positions=16, bos_token_id=0, eos_token_id=0)
+arguments = TrainingArguments("o", max_steps=12, logging_steps=2, eval_strategy="steps", eval_steps=4, use_cpu=True,
+    report_to=[sys.argv[1]], per_device_train_batch_size=4, save_strategy="no", disable_tqdm=True, project="mine")
+trainer = Trainer(GPT2LMHeadModel(config), arguments, train_dataset=Data(), eval_dataset=Data())
+trainer.train()
+print(json.dumps(trainer.state.log_history))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tracker", TRACKERS)
+@pytest.mark.filterwarnings("ignore")
+def test_a_run_of_the_trainer_equals_its_history(tracker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What transformers' own integration of each tracker has written."""
+    need(tracker)
+    pytest.importorskip("transformers")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    done = subprocess.run([sys.executable, "-c", TRAINER, tracker], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    history = next(json.loads(line) for line in done.stdout.splitlines() if line.startswith("[{"))
+    place = {"tensorboard": "o", "wandb": "wandb"}.get(tracker, PLACES.get(tracker, ""))
+    subject, explained = load(take_apart(f"x={place}")), foretrain.explain(place).log
+    for curve, key in ((subject.train, "loss"), (subject.val, "eval_loss")):
+        wanted = [(entry["step"], as_kept(tracker, entry[key])) for entry in history if key in entry]
+        assert list(zip(curve.steps, curve.losses, strict=True)) == wanted
+    assert subject.config is None
+    assert subject.step_s is not None or tracker == "trackio"  # which stamps several steps at once
+    assert explained.last_step == 12
+    assert explained.losses.last_val_loss == subject.val.losses[-1]
+    rates = [entry["learning_rate"] for entry in history if "learning_rate" in entry]
+    assert explained.learning_rate == as_kept(tracker, rates[-1])
 
 
 # -- what fails stops nothing ----------------------------------------------------------------------------------

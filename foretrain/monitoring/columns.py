@@ -1,6 +1,8 @@
 """What trackers and their users call the figures of a run: role -> names of columns, the surest first."""
 
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 # A time is taken only where its unit is known.
 NAMES: dict[str, tuple[str, ...]] = {
@@ -28,8 +30,21 @@ NAMES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-def column_of(role: str, columns: Collection[str], chosen: Mapping[str, str] | None = None) -> str | None:
-    """The column of this role: the one that was chosen for it, else the first of NAMES that is there."""
+LOSSES = ("train_loss", "val_loss", "val_bpb")
+
+
+def column_of(role: str, columns: Mapping[str, int], chosen: Mapping[str, str] | None = None) -> str | None:
+    """The column of this role: the one that was chosen for it, else the first of NAMES that is there.
+
+    `columns`: each with how many values it has. Of losses the one with most counts: the Trainer's mean over the whole
+    run, a single value, has a name that others give to a curve.
+    """
     if chosen and chosen.get(role) in columns:
         return chosen[role]
-    return next((name for name in NAMES[role] if name in columns), None)
+    found = [name for name in NAMES[role] if name in columns]
+    return max(found, key=lambda name: columns[name] if role in LOSSES else 0, default=None)
+
+
+def counts_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """How many values each column of these rows has."""
+    return dict(Counter(name for row in rows for name in row))

@@ -9,7 +9,7 @@ from typing import Any
 
 from foretrain.base.errors import UserError
 from foretrain.config.options import OPTIONS
-from foretrain.monitoring.columns import column_of
+from foretrain.monitoring.columns import column_of, counts_of
 from foretrain.monitoring.formats.tracked import OTHERS, OURS
 from foretrain.monitoring.training_log import TrainingLog, parse_log
 from foretrain.training.trackers.names import OF_STEP
@@ -20,7 +20,7 @@ _RATES = ("train/learning_rate", "learning_rate", "lr")
 
 def log_of(tracked: Tracked, path: Path) -> TrainingLog:
     """The log. Raises UserError where there is no training loss in it."""
-    columns = {name for row in tracked.rows for name in row}
+    columns = counts_of(tracked.rows)
     named = {role: column_of(role, columns) for role in ("step", "train_loss", "val_loss", "step_s", "tokens_per_s")}
     if named["step"] is None or named["train_loss"] is None:
         lacks = "step" if named["step"] is None else "loss"

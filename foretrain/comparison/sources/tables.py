@@ -14,10 +14,8 @@ from foretrain.comparison.sources.predicted import bytes_per_token, with_forecas
 from foretrain.comparison.sources.runs import steady_times
 from foretrain.comparison.sources.table_file import Table, Value, read_table
 from foretrain.comparison.subject import Curve, Subject, curve, exact
-from foretrain.monitoring.columns import NAMES, column_of
+from foretrain.monitoring.columns import LOSSES, NAMES, column_of
 from foretrain.predict.plan import Note
-
-LOSSES = ("train_loss", "val_loss", "val_bpb")
 
 
 def claims(path: Path, head: bytes) -> bool:
@@ -41,7 +39,8 @@ def load(given: Given) -> Subject:
 
 def by_step(table: Table, path: Path, chosen: Mapping[str, str]) -> dict[str, dict[int, float]]:
     """{role: {step: value}}; a role's column is the one that the user named, else the first of NAMES that is there."""
-    columns = {role: name for role in NAMES if (name := column_of(role, table.columns, chosen))}
+    counts = {name: sum(value is not None for value in values) for name, values in table.columns.items()}
+    columns = {role: name for role in NAMES if (name := column_of(role, counts, chosen))}
     if "Value" in table.columns and not any(role in columns for role in LOSSES):
         role = _role_of_file(path)
         columns |= {role: "Value"} if role else {}

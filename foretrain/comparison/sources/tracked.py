@@ -15,7 +15,7 @@ from foretrain.comparison.sources.table_file import wide
 from foretrain.comparison.subject import Subject
 from foretrain.hardware.catalogue import Gpu
 from foretrain.hardware.devices import named
-from foretrain.monitoring.columns import NAMES, column_of
+from foretrain.monitoring.columns import LOSSES, NAMES, column_of, counts_of
 from foretrain.training import trackers
 from foretrain.training.trackers.tracker import Row, Tracked, without_undone
 
@@ -29,11 +29,10 @@ def load(given: Given) -> Subject:
     """The run. Raises UserError where it is damaged, or its library is missing."""
     path = Path(given.path)
     kept = trackers.read(path, given.own.get("run"))
-    columns = {name for row in kept.rows for name in row}
-    step = column_of("step", columns, given.columns)
+    step = column_of("step", counts_of(kept.rows), given.columns)
     rows = [_with_one_step(row, step) for row in without_undone(kept.rows, step)] if step else kept.rows
     roles = tables.by_step(wide(rows, path), path, given.columns)
-    if not any(roles.get(role) for role in tables.LOSSES):
+    if not any(roles.get(role) for role in LOSSES):
         raise UserError("data.table_no_losses", path=given.path)
     given = given if given.label else replace(given, label=kept.name)
     return _with_config(tables.subject_of(given, roles), given, kept)

@@ -92,18 +92,18 @@ def _folders(path: Path) -> list[Path]:
 
 
 def _rows(events: Any, path: Path) -> list[Row]:
-    """A row for each step and moment; what was summarized as a tensor of one number counts too (TensorFlow 2)."""
-    tags = events.Tags()
-    rows: dict[tuple[float, int], Row] = {}
+    """A row for each step and group of tags, such as train/…, by time: the Trainer writes each tag by itself."""
+    rows: dict[tuple[int, str], Row] = {}
     count = 0
-    for tag in tags["scalars"]:
+    for tag in events.Tags()["scalars"]:
+        group = tag.partition("/")[0] if "/" in tag else ""
         for event in events.Scalars(tag):
             count += 1
             if count > MOST_VALUES:
                 raise damaged(path, TensorBoard.name, f"it has more than {MOST_VALUES:,} values")
-            row = rows.setdefault((event.wall_time, event.step), {"step": event.step, "timestamp": event.wall_time})
+            row = rows.setdefault((event.step, group), {"step": event.step, "timestamp": event.wall_time})
             row[tag] = event.value
-    return [rows[key] for key in sorted(rows)]
+    return sorted(rows.values(), key=lambda row: (row["timestamp"], row["step"]))
 
 
 def _config(events: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +56,19 @@ class Trackio(Tracker):
             runs = {str(id): str(name) for id, name in found}
             id = chosen(path, runs, run)
             lines = base.rows(f"SELECT step, timestamp, metrics FROM metrics WHERE {key} = ? ORDER BY id", id)
-            rows = [{**_metrics(text, path), "step": step, "timestamp": at} for step, at, text in lines]
+            rows = [{**_metrics(text, path), "step": step} for step, _, text in lines]
+            if not _in_batches(lines):
+                rows = [{**row, "timestamp": at} for row, (_, at, _) in zip(rows, lines, strict=True)]
             configs = [_json(text) for (text,) in base.rows(f"SELECT config FROM configs WHERE {key} = ?", id)]
         config = configs[-1] if configs else {}
         return Tracked(
             cls.name, runs[id], rows, {key: value for key, value in config.items() if not key.startswith("_")}
         )
+
+
+def _in_batches(lines: list[tuple[Any, ...]]) -> bool:
+    """Whether steps share their times: trackio stamps what it writes at once, and that tells no step's time."""
+    return any(one[0] != other[0] and one[1] == other[1] for one, other in pairwise(lines))
 
 
 def _json(text: Any) -> dict[str, Any]:

@@ -372,6 +372,19 @@ def test_a_tracker_that_hangs_is_not_waited_for(stand_in: Callable[..., None], m
     assert told["tracker_behind"]["count"] > 1000
 
 
+def test_a_trackers_processor_time_is_known(stand_in: Callable[..., None]) -> None:
+    """A run on a CPU tells of other programs, and its own trackers are none."""
+    stand_in(init="sum(range(3 * 10**7))")
+    made = Report(TRACKERS["trackio"], Job("mine", "name", Path().resolve(), {}), Namer(None))
+    for _ in range(600):
+        if made.processor_s > 0.1 or made.ended(0.05):
+            break
+    assert made.processor_s > 0.1
+    made.begin_end("finished")
+    assert made.ended(60)
+    assert made.processor_s == 0  # the system counts it as this process's own from then on
+
+
 def test_what_a_library_prints_is_not_part_of_the_answer(stand_in: Callable[..., None]) -> None:
     stand_in()
     write_dataset(Path("data/toy"))
@@ -416,6 +429,12 @@ def test_an_unknown_tracker_is_said_with_the_nearest() -> None:
 def test_trackers_are_named_together_or_one_by_one() -> None:
     config = resolve(["--report-to=trackio", "--report_to", "tensorboard,wandb"]).config
     assert asked_for(config.report_to) == ("trackio", "tensorboard", "wandb")
+    Path("c.toml").write_text('report_to = ["trackio", "wandb"]\n')
+    assert asked_for(resolve(["c.toml"]).config.report_to) == ("trackio", "wandb")
+    assert resolve(["c.toml", "--report-to=mlflow"]).config.report_to == "mlflow"  # the command line comes last
+    Path("bad.toml").write_text("report_to = [1]\n")
+    with pytest.raises(UserError, match="report_to"):
+        resolve(["bad.toml"])
     assert asked_for("") == asked_for("none") == ()
     assert asked_for("Tensorboard wandb", wandb_log=True) == ("tensorboard", "wandb")
 
@@ -508,6 +527,8 @@ def test_of_several_runs_one_is_chosen() -> None:
     assert raised.value.exit_code == 2
     assert load(take_apart("two.db+run=B")).train.losses == (12.0, 13.0, 14.0)
     assert load(take_apart("two.db+run=a")).train.losses == (2.0, 3.0, 4.0)
+    assert foretrain.explain("two.db+run=B").log.losses.last_loss == 14.0
+    assert "say which one, such as two.db+run=B" in command("explain", "two.db").stderr
 
 
 def test_a_run_in_mlflows_folder() -> None:

@@ -57,10 +57,17 @@ def read_given(source: str | Path | BinaryIO) -> GivenLog:
     if watch_record.is_watched(path):
         watched, path = watch_record.read(path), path / watch_record.LOG
         return replace(_read(lambda: read_log(path), path), watched=watched)
+    path, run = _with_run(path)
     if trackers.keeper_of(path):
-        kept = trackers.read(path)
+        kept = trackers.read(path, run)
         return GivenLog(tracked.log_of(kept, path), None, path, kept=kept)
     return _read(lambda: read_log(path), path)
+
+
+def _with_run(path: Path) -> tuple[Path, str | None]:
+    """A path and, behind +run=, which one of the runs that a tracker keeps there."""
+    before, sign, run = str(path).rpartition("+run=")
+    return (Path(before), run) if sign and not path.exists() else (path, None)
 
 
 def _read(how: Callable[[], TrainingLog], path: Path | None) -> GivenLog:

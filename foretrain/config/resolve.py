@@ -298,7 +298,8 @@ def _finish(found: _Collected) -> ResolvedConfig:
     sources: dict[str, str] = {}
     layers: dict[str, int] = {}
     number, layer, auto = 0, "", False
-    for setting in found.settings:
+    for written in found.settings:
+        setting = _joined(written)
         key = ALIASES.get(setting.key, setting.key)
         if layer_of(setting.source) != layer:
             number, layer = number + 1, layer_of(setting.source)
@@ -333,6 +334,14 @@ def _finish(found: _Collected) -> ResolvedConfig:
     name = found.names[-1] if found.names else "run"
     files = tuple(found.files)
     return ResolvedConfig(config, sources, tuple(found.notes), name, files, piped_nanogpt=found.piped_nanogpt)
+
+
+def _joined(setting: Setting) -> Setting:
+    """The setting; a list of texts, where an option takes several, as one text."""
+    option, value = OPTIONS.get(setting.key), setting.value
+    if option and option.adds and isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
+        return Setting(setting.key, ",".join(value), setting.source)
+    return setting
 
 
 def _is_of_another_type(setting: Setting, type: str) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from foretrain.base.errors import UserError
 from foretrain.base.safe_read import head
-from foretrain.training.trackers.tracker import Tracked, Tracker
+from foretrain.training.trackers.tracker import Tracked, Tracker, damaged
 
 HEAD_BYTES = 64
 
@@ -49,4 +49,7 @@ def read(path: Path, run: str | None = None) -> Tracked:
     keeper = keeper_of(path)
     if keeper is None:
         raise UserError("data.log_unreadable", path=str(path), reason="no tracker has written it")
-    return keeper.read(path, run)
+    found = keeper.read(path, run)
+    if not found.rows:
+        raise damaged(path, keeper.name, "there are no values in it")
+    return found

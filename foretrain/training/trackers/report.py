@@ -23,7 +23,8 @@ from foretrain.training.trackers.tracker import Job, Tracker
 MOST_WAITING = 10_000
 CHILD = "foretrain.training.trackers.child"
 FINISH_S = 40.0  # how long the end of a run waits; a tracker that sends gives up by itself before
-LOOK_S, LAST_S = 1.0, 10.0
+SOON_S, LATER_S, STARTING_S = 0.25, 5.0, 20.0  # how often its process is looked at: while it starts, and after that
+LAST_S = 10.0
 TELL_S = 2.0  # after that it is said what is waited for
 Told = tuple[str, dict[str, Any]]
 
@@ -48,7 +49,7 @@ class Report:
         self._left_out = 0
         self._status = "killed"
         self._over = threading.Event()
-        self._looked_s = 0.0
+        self._began_s, self._looked_s = time.monotonic(), 0.0
         self._process: subprocess.Popen[Any] | None = None
         self._failed = not self.tracker.is_installed()
         if self._failed:
@@ -126,10 +127,10 @@ class Report:
         yield {"status": self._status}
 
     def _next(self) -> dict[str, Any] | None:
-        """The next line; None at the end. Meanwhile the tracker's process is looked at once a second."""
+        """The next line; None at the end."""
         while True:
             with contextlib.suppress(queue.Empty):
-                return self._lines.get(timeout=LOOK_S)
+                return self._lines.get(timeout=self._look_again_s)
             self._look_at_process()
 
     def _named(self, line: dict[str, Any]) -> dict[str, Any]:
@@ -140,8 +141,13 @@ class Report:
             process.stdin.write(json.dumps(value).encode() + b"\n")
             if self._lines.empty():
                 process.stdin.flush()
-        if time.monotonic() - self._looked_s >= LOOK_S:
+        if time.monotonic() - self._looked_s >= self._look_again_s:
             self._look_at_process()
+
+    @property
+    def _look_again_s(self) -> float:
+        """What a library takes to start is most of what it takes."""
+        return SOON_S if time.monotonic() - self._began_s < STARTING_S else LATER_S
 
     def _look_at_process(self) -> None:
         self._looked_s = time.monotonic()

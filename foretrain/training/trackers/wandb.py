@@ -103,9 +103,8 @@ class Wandb(Tracker):
 def _files(path: Path) -> list[Path]:
     """The logs of runs in a run's folder, in the `wandb` folder, or in the one above that; the earliest first."""
     for pattern in ("run-*.wandb", "*run-*/run-*.wandb", "wandb/*run-*/run-*.wandb"):
-        found = [file for file in path.glob(pattern) if not file.parent.is_symlink()]  # latest-run is another's name
-        if found or (found := list(path.glob(pattern)) if pattern.startswith("run-") else []):
-            return sorted(found, key=lambda file: (file.parent.name, file.name))
+        if found := list(path.glob(pattern)):
+            return sorted(found, key=lambda file: file.parent.name.rpartition("run-")[2])  # which begins with the time
     return []
 
 

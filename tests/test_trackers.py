@@ -162,6 +162,42 @@ def test_several_trackers_at_once_and_their_commands() -> None:
     assert "12 steps, 0 to 11" in explained.stdout
 
 
+SPY = """
+import socket
+asked = socket.socket.connect, socket.getaddrinfo
+def note(address):
+    if not isinstance(address, (str, bytes)) and str(address[0]) not in ("127.0.0.1", "::1", "localhost", "None"):
+        open(__file__ + ".seen", "a").write(f"{address}\\n")
+        raise OSError("the test has no network")
+def connect(self, address):
+    note(address)
+    return asked[0](self, address)
+def getaddrinfo(host, port, *more, **other):
+    note((host, port))
+    return asked[1](host, port, *more, **other)
+socket.socket.connect, socket.getaddrinfo = connect, getaddrinfo
+"""
+
+
+@pytest.mark.parametrize("tracker", TRACKERS)
+def test_nothing_leaves_this_machine_unless_asked(
+    tracker: str, own_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the process of the tracker, whoever asks for an address of elsewhere is written down. A token invites to."""
+    need(tracker)
+    spy = own_directory / "spy" / "sitecustomize.py"
+    spy.parent.mkdir()
+    spy.write_text(SPY)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(spy.parent), os.environ.get("PYTHONPATH")))))
+    monkeypatch.setenv("HF_TOKEN", "hf_" + "a" * 34)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    heard = Heard()
+    trained(tracker, heard)
+    assert heard.of("tracker_started")
+    seen = Path(f"{spy}.seen")
+    assert not seen.exists(), seen.read_text()
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_mlflow_in_a_database(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,14 +23,18 @@ class Trackio(Tracker):
     name, package, check, project = "trackio", "trackio", "`TRACKIO_DIR`", "TRACKIO_PROJECT"
 
     def start(self, job: Job) -> Started:
+        space, server = os.environ.get("TRACKIO_SPACE_ID"), os.environ.get("TRACKIO_SERVER_URL", "")
+        if not space and not server:
+            os.environ.setdefault("HF_HUB_OFFLINE", "1")  # it asks the Hub for the user's name otherwise
         trackio: Any = importlib.import_module("trackio")
         name = job.resumed or self._free_name(job)
         self.run = trackio.init(
             project=job.project, name=name, config=dict(job.config), resume="allow" if job.resumed else "never",
             embed=False, auto_log_gpu=False, auto_log_cpu=False,
         )  # fmt: skip
-        space = os.environ.get("TRACKIO_SPACE_ID")
-        look = f"https://huggingface.co/spaces/{space}" if space else f"trackio show --project {job.project}"
+        look = server.partition("?")[0] or f"trackio show --project {job.project}"  # a token stands behind the ?
+        if space:
+            look = f"https://huggingface.co/spaces/{space}"
         return Started(id=name, look=look)
 
     def _free_name(self, job: Job) -> str:

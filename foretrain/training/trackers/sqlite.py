@@ -59,5 +59,5 @@ def has(path: Path, head: bytes, table: str, columns: Sequence[str]) -> bool:
     """Whether this is a SQLite file with a table that has these columns. Raises UserError for one that is damaged."""
     if not head.startswith(_MAGIC):
         return False
-    with opened(path, "SQLite") as base:
+    with opened(path, "trackio or MLflow") as base:
         return {*columns} <= base.columns(table)

@@ -34,7 +34,7 @@ from foretrain.training.trackers.tracker import (
 ONLINE_S = 15.0
 _MAGIC = b":W&B"
 _BLOCK, _HEADER = 32 * 1024, struct.Struct("<IHB")
-_FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+_FULL, _FIRST, _LAST = 1, 2, 4  # 3: a part in the middle
 _MOST_OF_A_RECORD = 64 * 2**20
 
 

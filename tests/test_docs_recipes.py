@@ -1,4 +1,4 @@
-"""docs/extend.md is followed, as it stands there: a card, an option, a technique, a family, a layer, a log format, a language."""
+"""docs/extend.md is followed, as it stands there: a card, an option, a technique, a family, a layer, a log format, a tracker, a language."""
 
 import json
 import os
@@ -17,6 +17,7 @@ from foretrain.base.messages import texts
 from foretrain.hardware.catalogue import Gpu, catalogue
 from tests.kit import cards
 from tests.kit.command import REPO
+from tests.kit.tiny import TINY, write_dataset
 
 PAGE = (REPO / "docs" / "extend.md").read_text("utf-8")
 
@@ -296,6 +297,19 @@ def test_adding_a_log_format(package: Path) -> None:
     assert found["learning_rate"] == 1.5e-4
     assert found["logged_s"] == pytest.approx(400 * 0.121, rel=1e-2)  # a time is the mean of ten steps
     assert "Megatron-LM" in python(package, "-m", "foretrain", "explain", "run.log")
+
+
+def test_adding_a_tracker(package: Path) -> None:
+    """A run reported to it, read back by the command that reads any other source."""
+    (package / "foretrain" / "training" / "trackers" / "csv_table.py").write_text(recipe("tracker"), "utf-8")
+    write_dataset(package / "data" / "toy")
+    words = [f"--{key}={value}" for key, value in TINY.items()]
+    python(package, "-m", "foretrain", "train", *words, "--report-to=csv", "--quiet")
+    shown = json.loads(python(package, "-m", "foretrain", "explain", "out/progress-report.csv", "--json"))
+    lines = [json.loads(line) for line in (package / "out" / "metrics.jsonl").read_text("utf-8").splitlines()]
+    assert shown["losses"]["last_loss"] == lines[-2]["loss"]
+    assert shown["losses"]["last_val_loss"] == lines[-1]["val_loss"]
+    assert shown["steps"] == TINY["max_iters"]
 
 
 def test_adding_a_language(package: Path) -> None:

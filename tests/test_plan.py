@@ -207,7 +207,7 @@ def test_plan_says_the_verdict_first() -> None:
 
 
 def test_json_is_one_object_with_units_in_its_keys() -> None:
-    result = foretrain("plan", "gpt2-124m", "--gpu", "4070", "--json", "--wandb_log=True")
+    result = foretrain("plan", "gpt2-124m", "--gpu", "4070", "--json", "--cooldown=0.3")
     made = json.loads(result.stdout)
     assert made["schema"] == "foretrain.plan/2"
     assert made["memory"][0]["phases"][0]["allocated_bytes"] > 0

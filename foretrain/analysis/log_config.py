@@ -11,14 +11,17 @@ from typing import Any
 from pydantic import ValidationError
 
 from foretrain.config import init_from
-from foretrain.config.options import OPTIONS, RunConfig
+from foretrain.config.options import OPTIONS, RunConfig, named
 from foretrain.config.presets import GPT2_SHAPES
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.data.config_data import of_config
 from foretrain.data.dataset import DatasetInfo
 from foretrain.monitoring.training_log import TrainingLog
+from foretrain.training.trackers.tracker import Tracked
 
 SOURCE = "the log"
+# What says that a config is one of nanoGPT's.
+_SHAPE = set(named(lambda each: each.from_weights and each.nanogpt == "has"))
 
 
 def config_of(
@@ -55,6 +58,14 @@ def of_watched(config: RunConfig | None, log: TrainingLog | None) -> RunConfig |
         return config
     said = {"vocab_size": log.header.vocab_size} if log.header.vocab_size else {}
     return laid_over(config, printed(log) | said)
+
+
+def of_tracked(tracked: Tracked) -> RunConfig | None:
+    """The config of a run that a tracker has kept: ours, or nanoGPT's own; None of any other program's."""
+    known = {key: value for key, value in tracked.config.items() if key in OPTIONS}
+    if not tracked.is_ours and _SHAPE - known.keys():
+        return None
+    return laid_over(RunConfig(), known)
 
 
 def printed(log: TrainingLog) -> dict[str, Any]:

@@ -13,13 +13,13 @@ from foretrain.analysis import snapshot_file
 from foretrain.analysis.forecast_check import ForecastCheck, in_the_end, of_directory
 from foretrain.analysis.log_analysis import SCHEMA as LOG_SCHEMA
 from foretrain.analysis.log_analysis import LogAnalysis, analyse
-from foretrain.analysis.log_config import config_of, of_watched
 from foretrain.analysis.run import SCHEMA as RUN_SCHEMA
 from foretrain.analysis.run import OutOfMemory, RunExplanation, explain_run
 from foretrain.analysis.snapshot_analysis import SCHEMA as SNAPSHOT_SCHEMA
 from foretrain.analysis.snapshot_analysis import SnapshotAnalysis
 from foretrain.analysis.trainer_run import SCHEMA as TRAINER_SCHEMA
 from foretrain.analysis.trainer_run import TrainerRunExplanation, of_directory_or_none
+from foretrain.app.log_given import read_given
 from foretrain.app.plan import Config, resolved_of
 from foretrain.app.ran_out import Listen, failures, ran_out_in
 from foretrain.base.errors import UserError
@@ -27,9 +27,8 @@ from foretrain.base.records import Record
 from foretrain.config.options import RunConfig
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import Gpu
-from foretrain.monitoring import record as watch_record
 from foretrain.monitoring.record import WatchRecord
-from foretrain.monitoring.training_log import TrainingLog, read_log, read_stream
+from foretrain.monitoring.training_log import TrainingLog
 from foretrain.predict.plan import Plan
 from foretrain.training.store import RunDirectory, RunRecord
 
@@ -76,8 +75,8 @@ def explain(
     """Where memory and time of a run went, and why: `foretrain.explain("out-baby").memory`.
 
     `source`: a run directory (gives a RunExplanation; one of ForetrainCallback's a TrainerRunExplanation), a memory
-    snapshot of PyTorch (a SnapshotAnalysis), or a log or a watched run (a LogExplanation); a log may come as an open
-    binary file. `config`, of a log: as in `plan`. `gpu`:
+    snapshot of PyTorch (a SnapshotAnalysis), or a log, a watched run or one that a tracker keeps (a LogExplanation);
+    a log may come as an open binary file. `config`, of a log: as in `plan`. `gpu`:
     the card of a log; "auto": the one that it names, else this machine's. Bytes and seconds, as the names say.
     Raises UserError for what cannot be read; memory snapshots are read as data and never run.
     """
@@ -142,26 +141,16 @@ def log_of(
     resolved = None if config is None else resolved_of(config)
     for note in resolved.notes if resolved else ():
         tell(note)
-    watched, path, ran_out = None, None, None
-    if isinstance(source, str | Path):
-        path = Path(source)
-        if watch_record.is_watched(path):
-            watched, path = watch_record.read(path), path / watch_record.LOG
-        ran_out = ran_out_in(path)
-    try:
-        read = read_log(path) if path else read_stream(source, "stdin")  # type: ignore[arg-type]
-    except UserError as error:  # a program that printed no steps still took memory and time
-        if watched is None and (ran_out is None or error.id == "data.log_unreadable"):
-            raise
-        read = None
-    own = config_of(resolved, read) or of_watched(watched.config if watched else None, read)
-    seen = [card.name for card in watched.cards if card.ours_peak_bytes] if watched else []
-    seen += [read.header.gpu_name] if read and read.header.gpu_name else []
-    card = devices.found(gpu, seen, tell)
+    given = read_given(source)
+    read, watched = given.log, given.watched
+    ran_out = ran_out_in(given.path) if given.path and not given.kept else None
+    if given.problem and watched is None and (ran_out is None or given.problem.id == "data.log_unreadable"):
+        raise given.problem  # a program that printed no steps still took memory and time
+    own = given.config(resolved)
+    card = devices.found(gpu, given.cards, tell)
     found = None
     if read is not None:
-        name = watched.id if watched else path.name if path else "stdin"
-        found = analyse(read, name=name, config=own, gpu=card)
+        found = analyse(read, name=given.name, config=own, gpu=card)
     out, changes = failures(ran_out, own, card, listen)
     return ExplainedLog(
         read, own, card, LogExplanation(log=found, watched=watched, out_of_memory=out, remedies=changes)

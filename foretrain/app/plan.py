@@ -76,6 +76,8 @@ def resolved_of(config: Config, options: Mapping[str, Any] = {}) -> ResolvedConf
 
 
 def _word(value: Any) -> str:
+    if isinstance(value, list | tuple):  # of an option that takes several
+        return ",".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

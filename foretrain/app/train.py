@@ -54,9 +54,10 @@ def train_resolved(
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # what the store and gloo warn of is told in a sentence
     set_allocator(resolved.config.allocator_settings)
     since = Clock().read()  # what the machine does while torch is imported and the data is prepared
+    asked = Request(resolved, resume, trial, listen, bar, ends_process, since, place)
     from foretrain.app.training_run import run
 
-    return run(Request(resolved, resume, trial, listen, bar, ends_process, since, place))
+    return run(asked)
 
 
 def need_torch() -> None:

@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import torch
 
+from foretrain.app.training.forecast import expected_bytes, expected_times, forecast
 from foretrain.app.training.ready import alone, together
+from foretrain.app.training.reporting import Reporting
 from foretrain.app.training.request import Ready, Request
-from foretrain.base.safe_read import read_text
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.data.remote import no_bar
 from foretrain.model.shape import ModelShape
-from foretrain.predict.plan import Plan
-from foretrain.training.contention import Contention, Reading
+from foretrain.training.contention import Clock, Contention, Reading, own_s
 from foretrain.training.device import Placement
 from foretrain.training.notes import Note
 from foretrain.training.ranks.group import Group, Ranks
@@ -38,13 +38,15 @@ def _train(asked: Request, ready: Ready | RunRecord, ranks: Ranks) -> RunRecord:
         listen(_start(directory, resolved, placement))
         if ranks.world > 1:
             listen(_shared(resolved.config, ranks.world))
-        trainer = Trainer(
-            resolved.config, ready.info, directory, placement, listen, resolved.name,
-            _expected(directory, ranks.world),
-            _contention(placement, asked.since) if ranks.world == 1 else None, ranks,
-        )  # fmt: skip
-        trainer.flag.ends_process = asked.ends_process
-        record = trainer.run(resume=ready.resuming)
+        plan = forecast(directory, ranks.world)
+        planned_bytes = expected_bytes(plan, on_card=placement.device.type == "cuda")
+        with Reporting(ready, asked.trackers if ranks.first else (), listen, planned_bytes) as reporting:
+            trainer = Trainer(
+                resolved.config, ready.info, directory, placement, listen, resolved.name, expected_times(plan),
+                _contention(placement, asked.since, reporting) if ranks.world == 1 else None, ranks,
+            )  # fmt: skip
+            trainer.flag.ends_process = asked.ends_process
+            record = trainer.run(resume=ready.resuming)
         listen(_end(directory, record))
         return record
     finally:
@@ -73,18 +75,9 @@ def _end(directory: RunDirectory, record: RunRecord) -> Note:
     )  # fmt: skip
 
 
-def _expected(directory: RunDirectory, world: int) -> tuple[float, float] | None:
-    """Seconds of a step and of an evaluation by the plan beside the run; None where there is none to be read, or it is
-    of another number of ranks."""
-    try:
-        plan = Plan.from_json(read_text(directory.path / "plan.json"))
-    except (OSError, ValueError, RecursionError):  # a ValidationError is a ValueError
+def _contention(placement: Placement, since: Reading, reporting: Reporting) -> Contention | None:
+    """What watches other programs while a CPU trains; a tracker's process is none of them."""
+    if placement.device.type != "cpu":
         return None
-    if (timing := plan.timing) is None or plan.world != world:
-        return None
-    return timing.step_s.expected_s, timing.evaluation_s.expected_s if timing.evaluation_s else 0.0
-
-
-def _contention(placement: Placement, since: Reading) -> Contention | None:
-    """What watches other programs while a CPU trains."""
-    return Contention(torch.get_num_threads(), since=since) if placement.device.type == "cpu" else None
+    clock = Clock(own=lambda: own_s() + reporting.processor_s())
+    return Contention(torch.get_num_threads(), clock=clock, since=since)

@@ -13,7 +13,10 @@ from foretrain.training.notes import Event, Note
 from foretrain.training.store import EvaluationMetrics, Status, StepMetrics
 
 # Notes that --quiet leaves, as --json does not tell them; that are not dim; and with which a run ends, on stdout.
-TOLD_QUIETLY = ("checkpoint_skipped", "train.beyond_limit")
+TOLD_QUIETLY = (
+    "checkpoint_skipped", "train.beyond_limit", "tracker_not_installed", "tracker_offline", "tracker_failed",
+    "tracker_behind", "tracker_slow",
+)  # fmt: skip
 STYLES = {"train.beyond_limit": "yellow"}
 ENDINGS = tuple(f"train.{status}" for status in (*get_args(Status), "already_finished"))
 LINE_EVERY_S = 5.0  # a log file wants fewer lines than a terminal; metrics.jsonl has them all

@@ -115,7 +115,8 @@ def parse_expression(text: str, names: dict[str, Any] | None = None) -> Any:
 def parse(text: str, path: str, known: set[str], inert: set[str]) -> ParsedFile:
     """Read the text of a nanoGPT config file.
 
-    `known` are all knobs, `inert` those without effect. Never raises for bad content: see `ParsedFile.problems`.
+    `known` are all knobs, `inert` those that are left out where they are no data. Never raises for bad content: see
+    `ParsedFile.problems`.
     """
     result = ParsedFile()
     if len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:

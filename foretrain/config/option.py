@@ -58,6 +58,8 @@ class Attributes:
     nanogpt: InNanogpt = "has"
     inert: bool = False  # accepted so that nanoGPT's files read, without effect
     aliases: tuple[str, ...] = ()  # other spellings
+    adds: bool = False  # typed twice, its values are joined by a comma; else the last one counts
+    label: bool = False  # a name for people: where nanoGPT's file computes it by running code, it is left out
     needs: tuple[str, Any] | None = None  # another option and the value that it must have for this one to be read
     idle: tuple[tuple[str, str], ...] = ()  # (kind of device, or dtype; why it does nothing there)
     compared: bool = True  # not, where it stands for others, or says nothing of the training

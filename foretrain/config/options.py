@@ -421,15 +421,21 @@ class RunConfig(Record):
         affects=NOTHING, on_resume="free", basic=16,
     )
 
-    wandb_log: bool = option(
-        False, "nanoGPT's tracker; foretrain keeps its own record", group="run", inert=True,
+    report_to: str = option(
+        "", "trackers, such as trackio or tensorboard,wandb: tensorboard, trackio, wandb, mlflow; empty: none",
+        group="run", pattern=r"^[A-Za-z0-9_, -]{0,200}$", nanogpt="lacks", adds=True,
         affects=NOTHING, on_resume="free",
     )
+    wandb_log: bool = option(
+        False, "as report_to = wandb", group="run", label=True, affects=NOTHING, on_resume="free",
+    )
     wandb_project: str = option(
-        "owt", "nanoGPT's tracker", group="run", inert=True, affects=NOTHING, on_resume="free"
+        "owt", "project in every tracker; default: foretrain, or what the tracker's own variable says",
+        group="run", label=True, affects=NOTHING, on_resume="free",
     )
     wandb_run_name: str = option(
-        "gpt2", "nanoGPT's tracker", group="run", inert=True, affects=NOTHING, on_resume="free"
+        "gpt2", "name of the run in every tracker; default: that of its directory",
+        group="run", label=True, affects=NOTHING, on_resume="free",
     )
     backend: str = option(
         "nccl", "nanoGPT's multi-GPU backend; foretrain uses nccl on GPUs and gloo on CPUs", group="system", inert=True,

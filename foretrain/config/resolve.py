@@ -24,7 +24,7 @@ from foretrain.config.presets import PRESET_ALIASES, PRESETS, preset_named
 
 Trainer = Literal["foretrain", "nanogpt"]
 STDIN = "stdin"
-INERT = set(named(lambda option: option.inert))
+LEFT_OUT = set(named(lambda option: option.inert or option.label))  # what nanoGPT's file computes of these
 ALIASES = {alias: name for name, option in OPTIONS.items() for alias in option.aliases}
 # nanochat's dials describe what several versions of its model make of them: they are explained instead of mapped.
 NANOCHAT = {
@@ -251,7 +251,7 @@ def _read(path: Path, found: _Collected, word: str) -> str | None:
 
 
 def _add_nanogpt(text: str, path: str, found: _Collected) -> None:
-    parsed = nanogpt_file.parse(text, path, set(OPTIONS) | set(ALIASES), INERT)
+    parsed = nanogpt_file.parse(text, path, set(OPTIONS) | set(ALIASES), LEFT_OUT)
     found.settings += parsed.settings
     found.notes += parsed.notes
     found.problems += parsed.problems
@@ -298,7 +298,8 @@ def _finish(found: _Collected) -> ResolvedConfig:
     sources: dict[str, str] = {}
     layers: dict[str, int] = {}
     number, layer, auto = 0, "", False
-    for setting in found.settings:
+    for written in found.settings:
+        setting = _joined(written)
         key = ALIASES.get(setting.key, setting.key)
         if layer_of(setting.source) != layer:
             number, layer = number + 1, layer_of(setting.source)
@@ -311,13 +312,14 @@ def _finish(found: _Collected) -> ResolvedConfig:
             found.problems.append(bad_value(OPTIONS[key], setting.value, repr(setting.value), setting.source))
         else:
             typed_before = sources.get(key, "").startswith("-") and setting.source.startswith("-")
-            if typed_before and values[key] != setting.value:
+            value = setting.value
+            if typed_before and OPTIONS[key].adds:
+                value = f"{values[key]},{value}"
+            elif typed_before and values[key] != value:
                 found.notes.append(UserError("config.typed_twice", key=key, first=sources[key], source=setting.source))
-            values[key], sources[key], layers[key] = setting.value, setting.source, number
+            values[key], sources[key], layers[key] = value, setting.source, number
             if key == BATCH and auto:  # the same knob, said again
                 auto = values[SWITCH] = False
-            if OPTIONS[key].inert and key != "backend" and setting.value is True:
-                found.notes.append(UserError("config.no_effect", key=key, source=setting.source))
     notes, problems = init_from.apply(values, sources)
     found.notes += notes
     found.problems += problems
@@ -332,6 +334,14 @@ def _finish(found: _Collected) -> ResolvedConfig:
     name = found.names[-1] if found.names else "run"
     files = tuple(found.files)
     return ResolvedConfig(config, sources, tuple(found.notes), name, files, piped_nanogpt=found.piped_nanogpt)
+
+
+def _joined(setting: Setting) -> Setting:
+    """The setting; a list of texts, where an option takes several, as one text."""
+    option, value = OPTIONS.get(setting.key), setting.value
+    if option and option.adds and isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
+        return Setting(setting.key, ",".join(value), setting.source)
+    return setting
 
 
 def _is_of_another_type(setting: Setting, type: str) -> bool:

@@ -15,7 +15,7 @@ from foretrain.config import nanogpt_file
 from foretrain.config.families import family_of
 from foretrain.config.option import GROUPS
 from foretrain.config.options import OPTIONS, RunConfig, named
-from foretrain.config.resolve import INERT, toml_value
+from foretrain.config.resolve import LEFT_OUT, toml_value
 
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 
@@ -74,7 +74,7 @@ def nanogpt_text(text: str, changes: Mapping[str, Any], origin: Sequence[str]) -
 
 
 def _settings(text: str) -> dict[str, Any]:
-    return {s.key: s.value for s in nanogpt_file.parse(text, "config.py", set(OPTIONS), INERT).settings}
+    return {s.key: s.value for s in nanogpt_file.parse(text, "config.py", set(OPTIONS), LEFT_OUT).settings}
 
 
 def _values(tree: ast.Module) -> dict[str, ast.expr]:

@@ -8,7 +8,7 @@ import contextlib
 import glob
 import json
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -230,6 +230,7 @@ class RunDirectory:
         self._lock = FileLock(path / "run.lock")
         self._waiting: dict[str, deque[str]] = {}
         self._kept: dict[str, str] = {}  # files that are written once, should they be lost
+        self.followers: list[Callable[[str, dict[str, Any]], None]] = []  # hear (log, line) of each line
 
     @property
     def id(self) -> str:
@@ -346,6 +347,8 @@ class RunDirectory:
         with contextlib.suppress(OSError):  # a log is not worth a run
             append_lines(self.path / f"{name}.jsonl", waiting)
             waiting.clear()
+        for hear in self.followers:
+            hear(name, record)
 
     @property
     def has_checkpoint(self) -> bool:

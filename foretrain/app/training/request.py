@@ -1,6 +1,6 @@
 """What is to be trained, and how; and the same made ready to begin."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from foretrain.config.resolve import ResolvedConfig
@@ -10,6 +10,7 @@ from foretrain.training.contention import Reading
 from foretrain.training.notes import Listener
 from foretrain.training.ranks.place import ALONE, Place
 from foretrain.training.store import RunDirectory
+from foretrain.training.trackers import asked_for
 
 if TYPE_CHECKING:
     from foretrain.training.device import Placement
@@ -29,6 +30,13 @@ class Request:
     ends_process: bool
     since: Reading
     place: Place = ALONE
+
+    trackers: tuple[str, ...] = field(init=False)  # that the run is reported to
+
+    def __post_init__(self) -> None:
+        """Raise UserError for a tracker that is not known, before anything is begun."""
+        config = self.resolved.config
+        object.__setattr__(self, "trackers", asked_for(config.report_to, wandb_log=config.wandb_log))
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from foretrain.base.errors import UserError
 from foretrain.cli.common import OUT, Json, print_json, print_notes
 from foretrain.cli.old_options import spellings, typed
 from foretrain.comparison.compare import SCHEMA
-from foretrain.comparison.sources.tables import NAMES
 from foretrain.hardware.catalogue import stated_bytes
+from foretrain.monitoring.columns import NAMES
 from foretrain.reports import text
 from foretrain.reports.views import compare as compare_view
 from foretrain.reports.views import run as run_view
@@ -26,6 +26,8 @@ foretrain compare out-a out-b
 
 foretrain compare b1.log+b1.py b2.log+b2.py --gpu "RTX 4070"   (logs, each with the config of its run)
 
+foretrain compare mine=out theirs=runs/Nov27_12-00-00_host b=mlflow.db   (what TensorBoard, wandb, trackio, MLflow keep)
+
 foretrain compare before=out-a after=plan.json faster=my.toml+batch_size=8 --gpu 4070
 
 foretrain compare a.csv+my.toml b.csv+my.toml+learning_rate=1e-3 --column train_loss=my/loss --json
@@ -37,8 +39,8 @@ Sources = Annotated[
     typer.Argument(
         metavar="[NAME=]SOURCE...",
         help="A run directory, a plan (JSON), a config or preset, the log of a trainer (nanoGPT, Hugging Face Trainer, "
-        "TRL, axolotl, torchtitan, llm.c and others), or an export of wandb, TensorBoard, MLflow or trackio "
-        "(CSV, JSON). After a +: the config of "
+        "TRL, axolotl, torchtitan, llm.c and others), a run of wandb, TensorBoard, MLflow or trackio, or an export of "
+        "theirs (CSV, JSON). After a +: the config of "
         "the run, options such as batch_size=8, and gpu=, used_by_others=, tokens_per_step=, "
         "bytes_per_token=, run=.",
         show_default=False,

@@ -33,7 +33,9 @@ foretrain explain train.log --config my.py --batch_size=8 --json
 
 ssh box cat out/train.log | foretrain explain - --config my.py --gpu 4090
 
-foretrain explain out-qwen/foretrain"""
+foretrain explain out-qwen/foretrain
+
+foretrain explain wandb/offline-run-20261127_153104-wj13is4z   (what a tracker keeps)"""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -44,8 +46,9 @@ def explain_command(
     log: Annotated[
         str,
         typer.Argument(
-            help="A run directory, one of ForetrainCallback, a PyTorch memory snapshot, or the log of a trainer "
-            "(nanoGPT, Hugging Face Trainer, TRL, axolotl, torchtitan, llm.c and others); - reads a log from stdin.",
+            help="A run directory, one of ForetrainCallback, a PyTorch memory snapshot, a run of wandb, TensorBoard, "
+            "MLflow or trackio, or the log of a trainer (nanoGPT, Hugging Face Trainer, TRL, axolotl, torchtitan, "
+            "llm.c and others); - reads a log from stdin.",
             metavar="RUN|SNAPSHOT|LOG",
         ),
     ],

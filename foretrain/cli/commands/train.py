@@ -43,6 +43,8 @@ foretrain train my.toml --resume auto        (after Ctrl-C, a crash or a power c
 
 foretrain train my.toml --auto-restart       (resumes automatically after a crash)
 
+foretrain train my.toml --report-to tensorboard,trackio    (wandb and mlflow too; docs/trackers.md)
+
 foretrain train my.toml --gpus 2             (on two GPUs; torchrun and Slurm's srun work too)"""
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from foretrain.base.errors import UserError
-from foretrain.base.safe_read import head
-from foretrain.comparison.sources import configs, logs, plans, runs, tables, trainer_runs, watched
+from foretrain.comparison.sources import configs, logs, plans, runs, tables, tracked, trainer_runs, watched
 from foretrain.comparison.sources.given import OWN_KEYS, Given, take_apart
 from foretrain.comparison.subject import Subject
 from foretrain.hardware.catalogue import Gpu
@@ -29,6 +28,7 @@ class Loader(NamedTuple):
 LOADERS = (
     Loader("watched", watched.claims, watched.load, ("gpu", "used_by_others", "tokens_per_step", "bytes_per_token")),
     Loader("trainer", trainer_runs.claims, trainer_runs.load, ("used_by_others", "bytes_per_token")),
+    Loader("tracker", tracked.claims, tracked.load, OWN_KEYS),
     Loader("run", runs.claims, runs.load, ("used_by_others", "bytes_per_token")),
     Loader("config", configs.claims, configs.load, ("gpu", "used_by_others", "bytes_per_token")),
     Loader("plan", plans.claims, plans.load, ("bytes_per_token",)),
@@ -40,8 +40,7 @@ LOADERS = (
 def load(given: Given) -> Subject:
     """The subject. Raises UserError with one sentence for what cannot be read."""
     path = Path(given.path)
-    first = head(path, 4096)
-    loader = next(loader for loader in LOADERS if loader.claims(path, first))
+    loader = next(loader for loader in LOADERS if loader.claims(path, given.head))
     for key in given.own:
         if key not in loader.takes:
             raise UserError("usage.source_key_unused", path=given.path, key=key, takes=list(loader.takes))

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from foretrain.base.errors import UserError
+from foretrain.base.safe_read import head
 from foretrain.config.presets import preset_named
 from foretrain.config.resolve import ResolvedConfig, resolve
 from foretrain.hardware.catalogue import Gpu, stated_bytes
@@ -38,6 +39,11 @@ class Given:
     def name(self) -> str:
         """What it is called where the user gave no name."""
         return self.label or (Path(self.path).resolve().name if Path(self.path).is_dir() else Path(self.path).stem)
+
+    @cached_property
+    def head(self) -> bytes:
+        """The first bytes of its file; none of a folder's."""
+        return head(Path(self.path), 4096)
 
     @cached_property
     def resolved(self) -> ResolvedConfig | None:

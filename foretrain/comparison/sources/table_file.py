@@ -50,7 +50,7 @@ def read_table(path: Path, run: str | None = None) -> Table:
         raise UserError("data.table_empty", path=str(path))
     keys = set(rows[0])
     long = {"key", "value"} <= keys or {"metric", "value"} <= keys
-    return _choose(_pivot(rows, path, run) if long else _wide(rows, path), path, run)
+    return _choose(_pivot(rows, path, run) if long else wide(rows, path), path, run)
 
 
 def _text(path: Path) -> str:
@@ -147,7 +147,8 @@ def number(value: Any) -> Value:
         return None
 
 
-def _wide(rows: list[dict[str, Any]], path: Path) -> Table:
+def wide(rows: list[dict[str, Any]], path: Path) -> Table:
+    """The table of rows that each say some columns. Raises UserError where it is too large."""
     names = dict.fromkeys(str(name) for row in rows for name in row if name is not None)
     if len(names) > MAX_COLUMNS:
         names = dict.fromkeys(list(names)[:MAX_COLUMNS])
@@ -174,7 +175,7 @@ def _pivot(rows: Iterable[dict[str, Any]], path: Path, run: str | None) -> Table
         found[key] = row.get("value")
         if number(row.get("timestamp")) is not None:
             found.setdefault("timestamp", row["timestamp"])
-    return _wide([by_step[step] for step in sorted(by_step)], path)
+    return wide([by_step[step] for step in sorted(by_step)], path)
 
 
 def _choose(table: Table, path: Path, run: str | None) -> Table:

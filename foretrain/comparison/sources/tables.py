@@ -14,31 +14,8 @@ from foretrain.comparison.sources.predicted import bytes_per_token, with_forecas
 from foretrain.comparison.sources.runs import steady_times
 from foretrain.comparison.sources.table_file import Table, Value, read_table
 from foretrain.comparison.subject import Curve, Subject, curve, exact
+from foretrain.monitoring.columns import LOSSES, NAMES, column_of
 from foretrain.predict.plan import Note
-
-# Role -> names of columns, the surest first. A time is taken only where its unit is known.
-NAMES: dict[str, tuple[str, ...]] = {
-    "step": ("_step", "step", "Step", "iter", "iteration", "global_step", "train/global_step", "trainer/global_step"),
-    "train_loss": (
-        "train/loss", "train_loss", "loss", "loss/train", "training_loss", "train/train_loss", "train_loss_step",
-        "train/loss_step",
-    ),
-    "val_loss": (
-        "val/loss", "val_loss", "eval/loss", "eval_loss", "valid/loss", "valid_loss", "validation_loss",
-        "validation/loss", "loss/val",
-    ),
-    "val_bpb": ("val/bpb", "val_bpb"),
-    "step_s": ("step_s", "step_time_s", "train/dt", "train/step_time_s", "iter_time"),
-    "step_ms": ("step_ms", "dt_ms", "step_time_ms", "time_ms", "iter_time_ms"),
-    "tokens": ("tokens", "train/tokens", "total_tokens", "num_input_tokens_seen", "train/num_input_tokens_seen"),
-    "tokens_per_s": (
-        "tokens_per_s", "tokens_per_sec", "tok_per_sec", "train/tok_per_sec", "tokens_per_second",
-        "train/tokens_per_second", "train/tokens_per_sec", "throughput/tokens_per_sec",
-    ),
-    "seconds": ("_runtime", "total_training_time", "elapsed_s", "Relative Time (Process)"),
-    "timestamp": ("_timestamp", "timestamp", "Wall time"),
-}  # fmt: skip
-LOSSES = ("train_loss", "val_loss", "val_bpb")
 
 
 def claims(path: Path, head: bytes) -> bool:
@@ -53,16 +30,17 @@ def load(given: Given) -> Subject:
     roles: dict[str, dict[int, float]] = {}
     for path in (Path(given.path), *given.tables):
         table = read_table(path, given.own.get("run"))
-        for role, values in _by_step(table, path, given.columns).items():
+        for role, values in by_step(table, path, given.columns).items():
             roles.setdefault(role, {}).update(values)
     if not any(roles.get(role) for role in LOSSES):
         raise UserError("data.table_no_losses", path=given.path)
-    return _subject(given, roles)
+    return subject_of(given, roles)
 
 
-def _by_step(table: Table, path: Path, chosen: Mapping[str, str]) -> dict[str, dict[int, float]]:
+def by_step(table: Table, path: Path, chosen: Mapping[str, str]) -> dict[str, dict[int, float]]:
     """{role: {step: value}}; a role's column is the one that the user named, else the first of NAMES that is there."""
-    columns = {role: name for role in NAMES if (name := _column(role, table, chosen))}
+    counts = {name: sum(value is not None for value in values) for name, values in table.columns.items()}
+    columns = {role: name for role in NAMES if (name := column_of(role, counts, chosen))}
     if "Value" in table.columns and not any(role in columns for role in LOSSES):
         role = _role_of_file(path)
         columns |= {role: "Value"} if role else {}
@@ -71,12 +49,6 @@ def _by_step(table: Table, path: Path, chosen: Mapping[str, str]) -> dict[str, d
         raise UserError("data.table_no_column", path=str(path), lacks=lacks, columns=list(table.columns)[:12])
     steps = table.columns[columns["step"]]
     return {role: _values(steps, table.columns[name]) for role, name in columns.items() if role != "step"}
-
-
-def _column(role: str, table: Table, chosen: Mapping[str, str]) -> str | None:
-    if role in chosen and chosen[role] in table.columns:
-        return chosen[role]
-    return next((name for name in NAMES[role] if name in table.columns), None)
 
 
 def _role_of_file(path: Path) -> str | None:
@@ -94,7 +66,8 @@ def _values(steps: list[Value], values: list[Value]) -> dict[int, float]:
     return {int(step): value for step, value in pairs if step is not None and 0 <= step < 1e15 and value is not None}
 
 
-def _subject(given: Given, roles: dict[str, dict[int, float]]) -> Subject:
+def subject_of(given: Given, roles: dict[str, dict[int, float]]) -> Subject:
+    """The subject of {role: {step: value}}. Raises UserError."""
     seconds = _seconds(roles)
     tokens, stated = _tokens_per_step(roles), given.number("tokens_per_step", 1, 10**13)
     times, since = _times(roles, seconds)

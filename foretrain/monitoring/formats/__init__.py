@@ -15,4 +15,6 @@ def _found() -> Iterator[LogFormat]:
 FORMATS: dict[str, LogFormat] = {
     format.name: format for format in sorted(_found(), key=lambda format: (format.place, format.name))
 }
-PROGRAMS = tuple(sorted({format.shown for format in FORMATS.values()}, key=str.lower))  # as texts name them
+PROGRAMS = tuple(
+    sorted({format.shown for format in FORMATS.values() if format.printed}, key=str.lower)
+)  # as texts name them

@@ -120,6 +120,7 @@ class LogFormat:
     step_time: TimeSource = "printed"
     mean_times: bool = False  # a time is the mean of the steps since the line before
     rate_per_gpu: bool = False  # its tokens per second are one card's
+    printed: bool = True  # it is a text that a program prints, and is told of as one
     own_evaluations: bool = False  # it never prints evaluations as nanoGPT's relatives do
 
     @property

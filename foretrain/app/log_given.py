@@ -1,0 +1,77 @@
+"""What a user gives as a log: the file of one, a run that was watched, or one that a tracker has kept; read."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO
+
+from foretrain.analysis.log_config import config_of, of_tracked, of_watched
+from foretrain.base.errors import UserError
+from foretrain.config.options import RunConfig
+from foretrain.config.resolve import ResolvedConfig
+from foretrain.monitoring import record as watch_record
+from foretrain.monitoring import tracked
+from foretrain.monitoring.record import WatchRecord
+from foretrain.monitoring.training_log import TrainingLog, read_log, read_stream
+from foretrain.training import trackers
+from foretrain.training.trackers.tracker import Tracked
+
+
+@dataclass(frozen=True)
+class GivenLog:
+    """`log`: None where no step is in it, and `problem` says why. `path`: of the log; None for a pipe."""
+
+    log: TrainingLog | None
+    problem: UserError | None
+    path: Path | None
+    watched: WatchRecord | None = None
+    kept: Tracked | None = None
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        if self.watched or self.kept:
+            return self.watched.id if self.watched else self.kept.name if self.kept else ""
+        return self.path.name if self.path else "stdin"
+
+    @property
+    def cards(self) -> list[str]:
+        """The cards that it names, those that somebody saw at work first."""
+        seen = [card.name for card in self.watched.cards if card.ours_peak_bytes] if self.watched else []
+        if self.kept and isinstance(card := self.kept.config.get("gpu"), str) and not card.startswith("CPU"):
+            seen.append(card)
+        return seen + ([self.log.header.gpu_name] if self.log and self.log.header.gpu_name else [])
+
+    def config(self, resolved: ResolvedConfig | None) -> RunConfig | None:
+        """Of the run: as the user named it, else as the watched command or the tracker has it."""
+        if resolved is None and self.kept:
+            return of_tracked(self.kept)
+        return config_of(resolved, self.log) or of_watched(self.watched.config if self.watched else None, self.log)
+
+
+def read_given(source: str | Path | BinaryIO) -> GivenLog:
+    """The log. Raises UserError for a record of a watched run, or a tracker's file, that is damaged."""
+    if not isinstance(source, str | Path):
+        return _read(lambda: read_stream(source, "stdin"), None)
+    path = Path(source)
+    if watch_record.is_watched(path):
+        watched, path = watch_record.read(path), path / watch_record.LOG
+        return replace(_read(lambda: read_log(path), path), watched=watched)
+    path, run = _with_run(path)
+    if trackers.keeper_of(path):
+        kept = trackers.read(path, run)
+        return GivenLog(tracked.log_of(kept, path), None, path, kept=kept)
+    return _read(lambda: read_log(path), path)
+
+
+def _with_run(path: Path) -> tuple[Path, str | None]:
+    """A path and, behind +run=, which one of the runs that a tracker keeps there."""
+    before, sign, run = str(path).rpartition("+run=")
+    return (Path(before), run) if sign and not path.exists() else (path, None)
+
+
+def _read(how: Callable[[], TrainingLog], path: Path | None) -> GivenLog:
+    try:
+        return GivenLog(how(), None, path)
+    except UserError as problem:
+        return GivenLog(None, problem, path)

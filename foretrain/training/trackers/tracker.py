@@ -1,0 +1,176 @@
+"""`Tracker`: what foretrain asks of an experiment tracker, and what it reads of a run that one has kept.
+
+A tracker runs in a process of its own (child.py), which is handed one line after the other. So its library takes
+neither time nor memory of the training, may raise whatever it likes, and prints nothing between the training's lines.
+"""
+
+import contextlib
+import importlib.util
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, ClassVar
+
+from foretrain.base.errors import UserError
+
+MOST_VALUES = 4_000_000  # of one run that is read; each takes about 100 bytes
+MOST_OF_A_REASON = 160  # characters of what a library says
+VERSION = "foretrain_version"  # in the config of a run: it is one of ours
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run as a tracker is told of it. `resumed`: the id under which it was reported before."""
+
+    project: str
+    name: str
+    folder: Path
+    config: Mapping[str, Any]
+    resumed: str | None = None
+
+
+@dataclass(frozen=True)
+class Started:
+    """`id`: to go on with after a resume. `look`: the command, or address, that shows the run.
+
+    `offline`: why it is kept on this machine though the tracker was to send it. `send`: the command that sends it then.
+    """
+
+    id: str
+    look: str
+    offline: str = ""
+    send: str = ""
+
+
+@dataclass(frozen=True)
+class Tracked:
+    """A run as a tracker has kept it. `rows`: metric -> value, as they were logged, the earliest first.
+
+    What of a row is a step or a time is a metric like the others, under the tracker's own name.
+    """
+
+    tracker: str
+    name: str
+    rows: list[Row]
+    config: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether `foretrain train` reported it."""
+        return VERSION in self.config
+
+
+class Tracker(ABC):
+    """One tracker: reports one run, and reads runs that were reported. Errors of its library are let through.
+
+    `package`: the module that must be there to report. `check`: where a user looks first when reporting fails: a
+    command or a variable. `project`: its own variable that names the project, if it has one. `takes_back`: with the
+    first step after a resume, it forgets what it had of that step and later ones.
+    """
+
+    name: ClassVar[str]
+    package: ClassVar[str]
+    check: ClassVar[str]
+    project: ClassVar[str] = ""
+    takes_back: ClassVar[bool] = False
+
+    @abstractmethod
+    def start(self, job: Job) -> Started:
+        """Begin the run, or go on with it."""
+
+    @abstractmethod
+    def log(self, step: int, values: Mapping[str, float], at_s: float) -> None:
+        """Take the values of one step, logged at this time since 1970."""
+
+    def flush(self) -> None:
+        """Nothing more comes for now: send what is still held back."""
+        return
+
+    @abstractmethod
+    def finish(self, status: str) -> None:
+        """The run has ended: finished, interrupted, diverged, failed or killed."""
+
+    @classmethod
+    @abstractmethod
+    def claims(cls, path: Path, head: bytes) -> bool:
+        """Whether this path holds runs of this tracker, by its name and its first bytes."""
+
+    @classmethod
+    @abstractmethod
+    def read(cls, path: Path, run: str | None) -> Tracked:
+        """The run in this path; `run`: which one of several, by its name or id. Raises UserError."""
+
+    @classmethod
+    def install(cls) -> str:
+        """The command that installs what it needs."""
+        return f"pip install 'foretrain[{cls.name}]'"
+
+    @classmethod
+    def is_installed(cls) -> bool:
+        """Whether its library is there; nothing is imported."""
+        try:
+            return importlib.util.find_spec(cls.package) is not None
+        except (ImportError, ValueError):
+            return False
+
+    @classmethod
+    def need_to_read(cls, path: Path) -> None:
+        """Raise UserError where its library is not there, which alone reads its files."""
+        if not cls.is_installed():
+            raise UserError("environment.tracker_reader", path=str(path), tracker=cls.name, command=cls.install())
+
+
+def damaged(path: Path, tracker: str, reason: object) -> UserError:
+    """What is to be raised for a file that its tracker cannot have written so."""
+    return UserError("data.tracker_damaged", path=str(path), tracker=tracker, reason=short(reason))
+
+
+def short(reason: object) -> str:
+    """What an error says, on one line of a terminal or two."""
+    text = " ".join(str(reason).split()).rstrip(".") or type(reason).__name__
+    return text if len(text) <= MOST_OF_A_REASON else text[: MOST_OF_A_REASON - 1] + "…"
+
+
+def chosen(path: Path, runs: Mapping[str, str], wanted: str | None) -> str:
+    """The id of the run that is meant: the only one, or the one with this id or name. Raises UserError.
+
+    `runs`: id -> name, the newest last.
+    """
+    if wanted is None and len(runs) == 1:
+        return next(iter(runs))
+    found = [id for id, name in runs.items() if wanted in (id, name)]
+    if wanted is not None and found:
+        return found[-1]
+    shown = list(runs.values()) if len({*runs.values()}) == len(runs) else list(runs)
+    raise UserError("usage.table_runs", path=str(path), runs=shown[-8:], run=shown[-1] if shown else "")
+
+
+def without_undone(rows: Iterable[Row], step: str) -> list[Row]:
+    """The rows without those of steps that a resumed run did again: where `step` goes back, it was resumed there.
+
+    An evaluation before that step stays, as a resume does not repeat it.
+    """
+    kept: list[Row] = []
+    for row in rows:
+        at = row.get(step)
+        if not isinstance(at, int | float):
+            continue
+        if kept and at < kept[-1][step]:
+            kept = [one for one in kept if one[step] < at or (one[step] == at and "eval/loss" in one)]
+        kept.append(row)
+    return kept
+
+
+def logged_at_s(row: Row) -> float | None:
+    """When a row was logged, in seconds of whatever clock the tracker has; None where it does not say."""
+    for name in ("_timestamp", "timestamp"):
+        value = row.get(name)
+        if isinstance(value, int | float):
+            return float(value)
+        if isinstance(value, str):
+            with contextlib.suppress(ValueError, OverflowError, OSError):
+                return datetime.fromisoformat(value).timestamp()
+    return None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from foretrain.analysis.forecast import plan_of
+from foretrain.analysis.live.observed import ObservedRun
 from foretrain.base.errors import UserError
 from foretrain.base.messages import printable, say
 from foretrain.comparison.compare import compare
@@ -20,7 +21,6 @@ from foretrain.reports.as_json import document_json
 from foretrain.reports.views import compare as compare_view
 from foretrain.training.store import RunRecord
 from foretrain.web.answers import SCHEMA
-from foretrain.web.observe import ObservedRun
 from foretrain.web.runs import of_trainer, row
 
 

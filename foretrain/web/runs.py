@@ -4,6 +4,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+from foretrain.analysis.live.observed import ObservedRun
 from foretrain.analysis.measured_step import with_measured_step
 from foretrain.app import run_report
 from foretrain.base.bidi import isolated
@@ -14,7 +15,7 @@ from foretrain.reports.views import run as run_view
 from foretrain.training.store import RunRecord, find_runs
 from foretrain.web import live, trainer_runs
 from foretrain.web.answers import SCHEMA
-from foretrain.web.observe import Curve, ObservedRun, newest
+from foretrain.web.observe import Curve, newest
 
 MAX_RUNS = 300
 MAX_EVENTS = 200

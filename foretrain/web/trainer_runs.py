@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from foretrain.analysis import trainer_run as analysis
+from foretrain.analysis.live.observed import ObservedRun
 from foretrain.analysis.trainer_run import TrainerRunExplanation
 from foretrain.base.bidi import isolated
 from foretrain.base.messages import format_value, printable, say
@@ -15,7 +16,6 @@ from foretrain.reports.as_json import block_json, document_json
 from foretrain.reports.document import Message
 from foretrain.training.store import RunDirectory
 from foretrain.web import live
-from foretrain.web.observe import ObservedRun
 
 TONES = {"finished": "good", "failed": "bad", "killed": "bad", "stopped": "warn"}
 

@@ -51,6 +51,7 @@ def _ready(asked: Request, placement: Placement, world: int) -> Ready:
         host_fit.check(resolved.config, placement.gpu, compiled=placement.compiled)
     directory, resuming = directory_of(resolved, asked.resume, listen)
     try:
+        directory.tell("starting")
         resolved, placement = choose(resolved, placement, directory, resuming, world)
         give_back()  # what the measurements took is not the training's
         if resolved.config.auto_batch_size and not resuming:  # a resumed run goes on as it was

@@ -1,8 +1,8 @@
 """Runs as seen from outside: files are read, nothing is written, locked or touched, so that training is not disturbed.
 
 A run's lock is not tried, as that would hold it for a moment in which a trainer could not take it. A run says which
-process it is (now.json); of one that does not, or is in another container, Linux lists who holds which lock; elsewhere a
-run lives while its files change.
+process it is (now.json); of one that does not, or is in another container, Linux lists who holds which lock;
+elsewhere a run lives while its files change.
 """
 
 import os

@@ -52,9 +52,9 @@ class LiveRun(Record):
 class LiveCard(Record):
     """One card at one moment; None where NVML does not say.
 
-    `runs_bytes`: what the runs here hold; `others_bytes`: the rest that is in use, by the programs in `others` as far as
-    they have a name here; both None where NVML does not tell processes apart. `busy`: the share of the last moments in
-    which a kernel ran. `energy_j`: the driver's counter since it was loaded; `energy_seen_j`: since the first look.
+    `runs_bytes`: what the runs here hold; `others_bytes`: the rest that is in use, by the programs in `others` as far
+    as they have a name here; both None where NVML does not tell processes apart. `busy`: the share of the last moments
+    in which a kernel ran. `energy_j`: the driver's counter since it was loaded; `energy_seen_j`: since the first look.
     """
 
     index: int

@@ -1,4 +1,4 @@
-"""Runs of all three kinds as one record each: foretrain's own, Trainers' with ForetrainCallback, and watched commands."""
+"""Runs of all kinds as one record each: foretrain's own, Trainers' with ForetrainCallback, and watched commands."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -8,9 +8,9 @@ from typing import Any
 
 from foretrain.analysis import trainer_run
 from foretrain.analysis.forecast import highest, plan_of
-from foretrain.analysis.live.observed import ObservedRun, age_s
-from foretrain.analysis.live.record import LiveRun, Where
-from foretrain.analysis.live.tail import Tail, number, whole_number
+from foretrain.analysis.live.observed import LOCK, ObservedRun, age_s, lock_is_held
+from foretrain.analysis.live.record import LiveRun
+from foretrain.analysis.live.tail import Tail, first_line, number, whole_number
 from foretrain.base.errors import UserError
 from foretrain.monitoring import record as watch_record
 from foretrain.predict.energy import power
@@ -52,11 +52,8 @@ def of_folder(run: ObservedRun, known: Known) -> LiveRun:
         return LiveRun(**values, **_unreadable(path, str(error)))
     except (OSError, ValueError) as error:  # it went away between two readings
         return LiveRun(**values, **_unreadable(path, str(error)))
-    values = {"name": path.resolve().name, **values, **_at(said, values["status"] == "running")}
-    if "phase" not in values:
-        seen = values.get("step") is not None
-        values["phase"] = "ended" if values["where"] == "nowhere" else "training" if seen else "starting"
-    if values["phase"] == "running" and values.get("step") is not None:  # its log tells of steps
+    values = {"name": path.resolve().name, **values, **_at(path, said, alive=values["status"] == "running")}
+    if values["phase"] == "running" and values.get("loss") is not None:  # its lines tell of steps
         values["phase"] = "training"
     return LiveRun(**values)
 
@@ -65,15 +62,17 @@ def _unreadable(path: Path, problem: str) -> Values:
     return {"kind": "run", "name": path.name, "where": "nowhere", "phase": "unreadable", "problem": problem}
 
 
-def _at(said: now.Now | None, alive: bool) -> Values:
-    """Who does it, and what, as the run says it."""
+def _at(path: Path, said: now.Now | None, *, alive: bool) -> Values:
+    """Who does it, and what, as the run says it; one of an older foretrain does not."""
     if not alive:
         return {"where": "nowhere", "phase": "ended"}
     if said is None:
-        return {"where": "elsewhere"}
-    where: Where = "here" if now.is_here(said) else "elsewhere"
-    since_s = max(0.0, now.seconds_since(said))
-    return {"where": where, "host": said.host, "phase": said.phase, "phase_s": since_s, "pids": (said.pid,)}
+        return {"where": "here" if lock_is_held(path / LOCK) else "elsewhere", "phase": "running"}
+    here = now.is_here(said)
+    return {
+        "where": "here" if here else "elsewhere", "host": said.host, "phase": said.phase,
+        "phase_s": max(0.0, now.seconds_since(said)), "pids": (said.pid,) if here else (),
+    }  # fmt: skip
 
 
 # -- foretrain's own -------------------------------------------------------------------------------------------
@@ -87,7 +86,7 @@ def _own(run: ObservedRun, known: Known) -> Values:
     done = whole_number(step.get("step"))
     planned = _planned(known, run.path / "plan.json", lambda: highest(plan_of(run.path, record))[1])
     return {
-        "name": record.name, "status": record.status, "device": record.gpu.name, "started_at": record.started_at,
+        "status": record.status, "device": record.gpu.name, "started_at": record.started_at,
         "step": record.steps_done if not alive else max(record.steps_done, done + 1 if done is not None else 0),
         "steps": record.config.max_iters, "loss": number(step.get("loss")),
         "val_loss": number(evaluation.get("val_loss")) if alive else record.val_loss,
@@ -153,7 +152,7 @@ def _trainer(run: ObservedRun, known: Known) -> Values:
         return found.memory.worst.allocated_bytes if found else None
 
     return {
-        "name": record.name, "status": record.status, "device": record.device, "started_at": record.started_at,
+        "status": record.status, "device": record.device, "started_at": record.started_at,
         "step": step, "steps": record.max_steps, "loss": number(tail.step.get("loss")) or record.last_loss,
         "val_loss": number(tail.evaluation.get("val_loss")) if alive else record.last_val_loss,
         "tokens_per_s": tokens / last_s if alive and tokens and last_s else record.tokens_per_s,
@@ -177,6 +176,7 @@ def _watched(path: Path, run: ObservedRun, known: Known) -> Values:
     step_s = median(tail.recent_s) if tail.recent_s else None
     cards = [card for card in sample.get("cards") or () if isinstance(card, dict)]
     held = sum(whole_number(card.get("ours_bytes")) or 0 for card in cards)
+    drawn_j = _drawn_j(path / "samples.jsonl", cards) if alive else sum(card.energy_j or 0.0 for card in record.cards)
     return {
         "name": " ".join(record.command)[:80] or record.id, "status": record.status, "started_at": record.started_at,
         "step": step, "steps": steps, "loss": number(tail.step.get("loss")) if alive else record.last_loss,
@@ -186,4 +186,13 @@ def _watched(path: Path, run: ObservedRun, known: Known) -> Values:
         "memory_peak_bytes": max((card.ours_peak_bytes or 0 for card in record.cards), default=0) or None,
         "eta_s": _left((steps - step) * step_s if alive and steps and step and step_s else None, tail.path),
         "elapsed_s": number(sample.get("elapsed_s")) if alive else record.wall_s,
+        **({"energy_j": drawn_j, "energy_source": "measured"} if drawn_j else {}),
     }  # fmt: skip
+
+
+def _drawn_j(samples: Path, cards: list[Values]) -> float:
+    """What the counters of the cards that it uses have gone up by since its first sample."""
+    first = {card.get("index"): card for card in first_line(samples).get("cards") or () if isinstance(card, dict)}
+    ends = [(first.get(card.get("index"), {}), card) for card in cards if whole_number(card.get("ours_bytes"))]
+    pairs = [(number(begin.get("energy_j")), number(end.get("energy_j"))) for begin, end in ends]
+    return sum(end - begin for begin, end in pairs if begin is not None and end is not None)

@@ -73,6 +73,16 @@ class Tail:
             self._read_s = elapsed_s
 
 
+def first_line(path: Path) -> dict[str, Any]:
+    """The first line of a file; an empty one where there is none, or it is no object."""
+    try:
+        with path.open("rb") as file:
+            found = json.loads(file.readline(LAST_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def number(value: Any) -> float | None:
     """A finite number; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):

@@ -1,8 +1,8 @@
 """`now.json` in a run's folder: what the run does at this moment, and which process of which machine does it.
 
 It is there for whoever looks (`foretrain top`, the page): nothing of the run depends on it. So it is not synced, what
-the disk refuses is left out, and it is removed when the run lets go of its folder. A run that was killed leaves it behind;
-its process then tells that nobody is there any more.
+the disk refuses is left out, and it is removed when the run lets go of its folder. A run that was killed leaves it
+behind; its process then tells that nobody is there any more.
 """
 
 import contextlib

@@ -15,6 +15,7 @@ from foretrain.data.remote import Bar, no_bar
 from foretrain.model.ranks.sharing import check_ranks
 from foretrain.predict.allocator.settings import Settings, merged
 from foretrain.training.contention import Clock
+from foretrain.training.folder.label import UNSAID, Label
 from foretrain.training.notes import Listener
 from foretrain.training.ranks.place import place_of
 from foretrain.training.store import RunRecord
@@ -44,9 +45,10 @@ def train(
 
 def train_resolved(
     resolved: ResolvedConfig, *, resume: bool = False, trial: bool = True, listen: Listener = lambda event: None,
-    bar: Bar = no_bar, ends_process: bool = False,
+    bar: Bar = no_bar, ends_process: bool = False, label: Label = UNSAID,
 ) -> RunRecord:  # fmt: skip
-    """As `train`. `bar`: shows the download of shards. `ends_process`: a late signal stops nothing else."""
+    """As `train`. `bar`: shows the download of shards. `ends_process`: a late signal stops nothing else. `label`: what
+    the user calls the run."""
     need_torch()
     place = place_of(os.environ)
     if place.world > 1:
@@ -56,7 +58,7 @@ def train_resolved(
     since = Clock().read()  # what the machine does while torch is imported and the data is prepared
     from foretrain.app.training_run import run
 
-    return run(Request(resolved, resume, trial, listen, bar, ends_process, since, place))
+    return run(Request(resolved, resume, trial, listen, bar, ends_process, since, place, label))
 
 
 def need_torch() -> None:

@@ -8,11 +8,11 @@ from typing import Annotated
 
 from pydantic import Field, StrictStr
 
-from foretrain.analysis.live.observed import ObservedRun
 from foretrain.base.errors import UserError
 from foretrain.base.records import Record
 from foretrain.web import child, comparison
 from foretrain.web.asking import Made
+from foretrain.web.observe import ObservedRun
 from foretrain.web.runs import Runs
 
 MOST = 4  # stand side by side in a table that can be read

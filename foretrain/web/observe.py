@@ -1,4 +1,4 @@
-"""The curves of a run's metrics, read on as the file grows."""
+"""What the page reads of a run: what its user says of it, and the curves of its metrics, read on as the file grows."""
 
 import json
 import threading
@@ -6,9 +6,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from foretrain.analysis.live.observed import ObservedRun
+from foretrain.base.messages import printable
+from foretrain.training.folder import label
+
 MAX_POINTS = 1200  # of a curve; more cannot be seen
 _SHOWN = ("kind", "step", "loss", "val_loss", "train_loss", "step_s", "tokens_per_s", "mfu", "memory_bytes", "eta_s",
           "elapsed_s", "evaluation_s", "learning_rate", "grad_norm", "best")  # fmt: skip
+
+
+def said_of(run: ObservedRun, name: str) -> dict[str, Any]:
+    """Where a run is, and what its user calls it and says of it; `name`: what it is called where nobody does."""
+    said = label.read(run.path)
+    return {
+        "name": printable(said.title or name), "path": printable(str(run.path)), "note": printable(said.note),
+        "tags": [printable(" ".join(tag.split())) for tag in said.tags],
+    }  # fmt: skip
 
 
 class Curve:

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from foretrain.base.records import Record
-from foretrain.training.folder.label import Label
+from foretrain.training.folder.label import UNSAID, Label
 
 SCHEMA = "foretrain.top/1"
 Kind = Literal["run", "watched", "trainer"]
@@ -23,7 +23,7 @@ class LiveRun(Record):
     path: str
     kind: Kind
     name: str
-    label: Label = Label()
+    label: Label = UNSAID
     where: Where
     host: str = ""
     phase: RunPhase

@@ -7,6 +7,7 @@ from foretrain.config.resolve import ResolvedConfig
 from foretrain.data.dataset import DatasetInfo
 from foretrain.data.remote import Bar
 from foretrain.training.contention import Reading
+from foretrain.training.folder.label import UNSAID, Label
 from foretrain.training.notes import Listener
 from foretrain.training.ranks.place import ALONE, Place
 from foretrain.training.store import RunDirectory
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Request:
     """A run as `train_resolved` is asked for it. `since`: the machine before torch was imported. `place`:
-    of this process among the ranks of the run.
+    of this process among the ranks of the run. `label`: what the user calls it.
     """
 
     resolved: ResolvedConfig
@@ -29,6 +30,7 @@ class Request:
     ends_process: bool
     since: Reading
     place: Place = ALONE
+    label: Label = UNSAID
 
 
 @dataclass(frozen=True)

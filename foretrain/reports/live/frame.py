@@ -198,7 +198,7 @@ def _alive(runs: list[LiveRun], width: int) -> list[Text]:
 
 def name_of(run: LiveRun) -> str:
     """What a run is called, as its user does or by its folder."""
-    name = printable(run.label.name or run.name).replace("\n", " ").replace("\t", " ")
+    name = printable(run.label.title or " ".join(run.name.split()))
     return name if len(name) <= MOST_NAME else name[: MOST_NAME - 1] + "…"
 
 

@@ -26,12 +26,24 @@ Tag = Annotated[str, Field(min_length=1, max_length=MOST_TAG)]
 class Label(Record):
     """What a user says of a run; empty where nothing is said."""
 
-    name: str = Field("", max_length=MOST_NAME)
-    note: str = Field("", max_length=MOST_NOTE)
-    tags: tuple[Tag, ...] = Field((), max_length=MOST_TAGS)
+    name: str = Field(default="", max_length=MOST_NAME)
+    note: str = Field(default="", max_length=MOST_NOTE)
+    tags: tuple[Tag, ...] = Field(default=(), max_length=MOST_TAGS)
 
     def __bool__(self) -> bool:
         return self != Label()
+
+    @property
+    def title(self) -> str:
+        """The name in one line."""
+        return " ".join(self.name.split())
+
+    def with_more(self, other: "Label") -> "Label":
+        """This one with what the other says, too. Raises UserError where that are too many tags."""
+        return changed(self, name=other.name or None, note=other.note or None, tags=other.tags)
+
+
+UNSAID = Label()
 
 
 def read(folder: Path) -> Label:
@@ -39,7 +51,7 @@ def read(folder: Path) -> Label:
     try:
         return Label.from_json(read_text(folder / FILE, _MOST_BYTES))
     except (OSError, ValueError, TypeError, RecursionError):
-        return Label()
+        return UNSAID
 
 
 def write(folder: Path, label: Label) -> None:

@@ -11,11 +11,11 @@ try:
     import termios
     import tty
 except ImportError:  # Windows
-    termios = tty = None  # type: ignore[assignment]
+    termios = tty = None
 try:
     import msvcrt
 except ImportError:
-    msvcrt = None  # type: ignore[assignment]
+    msvcrt = None
 
 
 class Keys:
@@ -26,7 +26,7 @@ class Keys:
         self._before: Any = None
 
     def __enter__(self) -> Self:
-        if self.heard and termios is not None:
+        if self.heard and termios is not None and tty is not None:
             self._before = termios.tcgetattr(sys.stdin)
             tty.setcbreak(sys.stdin.fileno())
         return self

@@ -28,8 +28,8 @@ from foretrain.reports.document import Document
 from foretrain.reports.views import compare as compare_view
 from foretrain.reports.views import plan as plan_view
 from foretrain.reports.views import run as run_view
-from foretrain.reports.views.listed import runs as listed_view
 from foretrain.reports.views import run_explain
+from foretrain.reports.views.listed import runs as listed_view
 from foretrain.training import starting
 from foretrain.training.store import RankFigures, RunDirectory, RunRecord
 from tests.kit.command import foretrain, said

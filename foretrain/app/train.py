@@ -5,17 +5,17 @@ What has to be decided before torch is imported is decided here; the rest is in 
 
 import importlib.util
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from foretrain.app.plan import Config, resolved_of
-from foretrain.app.training.request import Request
+from foretrain.app.training.request import UNSAID, Label, Request, changed
 from foretrain.base.errors import UserError
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.data.remote import Bar, no_bar
 from foretrain.model.ranks.sharing import check_ranks
 from foretrain.predict.allocator.settings import Settings, merged
 from foretrain.training.contention import Clock
-from foretrain.training.folder.label import UNSAID, Label
 from foretrain.training.notes import Listener
 from foretrain.training.ranks.place import place_of
 from foretrain.training.store import RunRecord
@@ -59,6 +59,11 @@ def train_resolved(
     from foretrain.app.training_run import run
 
     return run(Request(resolved, resume, trial, listen, bar, ends_process, since, place, label))
+
+
+def label_of(name: str | None, note: str | None, tags: Sequence[str]) -> Label:
+    """What the user calls a run. Raises UserError where something of it is too long."""
+    return changed(UNSAID, name=name, note=note, tags=tags)
 
 
 def need_torch() -> None:

@@ -7,13 +7,15 @@ from foretrain.config.resolve import ResolvedConfig
 from foretrain.data.dataset import DatasetInfo
 from foretrain.data.remote import Bar
 from foretrain.training.contention import Reading
-from foretrain.training.folder.label import UNSAID, Label
+from foretrain.training.folder.label import UNSAID, Label, changed
 from foretrain.training.notes import Listener
 from foretrain.training.ranks.place import ALONE, Place
 from foretrain.training.store import RunDirectory
 
 if TYPE_CHECKING:
     from foretrain.training.device import Placement
+
+__all__ = ["UNSAID", "Label", "Ready", "Request", "changed"]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from foretrain.app.train import need_torch, train_resolved
+from foretrain.app.train import UNSAID, Label, label_of, need_torch, train_resolved
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.cli import start_ranks
 from foretrain.cli.commands import keep_going as supervisor
@@ -26,7 +26,6 @@ from foretrain.cli.old_options import spellings
 from foretrain.cli.patient import patient_output
 from foretrain.cli.train_progress import Printer
 from foretrain.config.resolve import ResolvedConfig, resolve
-from foretrain.training.folder.label import UNSAID, Label, changed
 from foretrain.training.ranks.place import OfRank, Place, place_of
 from foretrain.training.store import SCHEMA, RunRecord
 
@@ -79,7 +78,7 @@ def train_command(
     """Train a config, with a live line, evaluation and checkpoints. Ctrl-C saves; --resume auto resumes."""
     need_one_of("--resume", resume, ("auto", "no"))
     place = place_of(os.environ)
-    label = changed(UNSAID, name=name, note=note, tags=tag or ())
+    label = label_of(name, note, tag or ())
     try:
         resolved = resolve(words or [])
         if keep_going:

@@ -26,7 +26,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Start": ("index", "start-gpu", "start-no-gpu", "nanogpt", "questions", "what-it-answers"),
     "Plan": ("advice", "budget", "several-cards", "page", "planner"),
     "Train": (
-        "data", "data-sets", "runs", "tune", "techniques", "speed", "recipes", "precision", "compatibility",
+        "data", "data-sets", "runs", "top", "tune", "techniques", "speed", "recipes", "precision", "compatibility",
         "reliability",
     ),
     "Look back": ("explain", "compare", "report"),

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from foretrain.analysis.forecast import plan_now, plan_of
 from foretrain.analysis.forecast_check import of_directory
+from foretrain.analysis.listed import listed
 from foretrain.app.compare import compared
 from foretrain.app.explain import run_of
 from foretrain.app.run_report import gather

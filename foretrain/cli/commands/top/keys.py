@@ -1,6 +1,7 @@
 """Single keys from the terminal, without waiting for Enter."""
 
 import os
+import re
 import select
 import sys
 import time
@@ -17,6 +18,8 @@ try:
 except ImportError:
     msvcrt = None
 
+_SEQUENCE = re.compile(r"\x1b[\[O][0-9;]*[@-~]")  # what an arrow or a function key sends
+
 
 class Keys:
     """Keys as they are pressed, inside a `with`. `heard`: whether there is a terminal to hear them from."""
@@ -24,6 +27,7 @@ class Keys:
     def __init__(self) -> None:
         self.heard = sys.stdin.isatty() and (termios is not None or msvcrt is not None)
         self._before: Any = None
+        self._typed = ""  # and not asked for yet
 
     def __enter__(self) -> Self:
         if self.heard and termios is not None and tty is not None:
@@ -42,10 +46,13 @@ class Keys:
             return ""
         if termios is None:
             return self._next_of_windows(wait_s)
-        if not select.select([sys.stdin], [], [], wait_s)[0]:
-            return ""
-        pressed = os.read(sys.stdin.fileno(), 64)
-        return pressed[:1].decode("ascii", "replace").lower() if len(pressed) == 1 else "" if pressed else "q"
+        if not self._typed and select.select([sys.stdin], [], [], wait_s)[0]:
+            read = os.read(sys.stdin.fileno(), 1024)
+            if not read:
+                return "q"
+            self._typed = _SEQUENCE.sub("", read.decode("utf-8", "replace")).lower()
+        key, self._typed = self._typed[:1], self._typed[1:]
+        return key
 
     def _next_of_windows(self, wait_s: float) -> str:
         end_s = time.monotonic() + wait_s

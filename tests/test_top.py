@@ -403,6 +403,8 @@ def test_a_card_says_who_holds_its_memory(tmp_path: Path) -> None:
     (run,) = top.runs
     assert (run.cards, os.getpid() in run.pids) == ((0,), True)
     assert first.energy_seen_j == 0
+    alone = Look([tmp_path], nvml=Rack([{stranger: 2.5}])).now().cards[0]  # no run is here any more
+    assert (alone.runs_bytes, alone.others_bytes) == (0, 3.5 * GIB)
     assert again.cards[0].energy_seen_j is not None
     assert again.cards[0].energy_seen_j > 0
 
@@ -412,17 +414,18 @@ def test_a_driver_that_does_not_tell_processes_apart_is_not_guessed_at(tmp_path:
         """Its processes have the numbers of another system."""
 
         def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> Any:
-            (process,) = super().nvmlDeviceGetComputeRunningProcesses(handle)
+            (process, *_) = super().nvmlDeviceGetComputeRunningProcesses(handle)
             process.pid = 2**22 + 5
             return [process]
 
     directory = alive(tmp_path / "run")
     try:
+        empty = Look([tmp_path], nvml=Rack([{}])).now().cards[0]
         silent = Look([tmp_path], nvml=Nvml(processes=False)).now().cards[0]
         elsewhere = Look([tmp_path], nvml=Container([{1: 4.0}])).now().cards[0]
     finally:
         directory.release()
-    for card in (silent, elsewhere):
+    for card in (empty, silent, elsewhere):
         assert (card.runs_bytes, card.others_bytes, card.others) == (None, None, ())
         assert card.used_bytes
         assert any("does not say by whom" in row for row in lines_of(top_of([], cards=[card])))

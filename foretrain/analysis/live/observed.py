@@ -18,8 +18,9 @@ FRESH_S = 60.0
 LOCK = "run.lock"
 FILES = (
     "run.json", "metrics.jsonl", "events.jsonl", "plan.json", "sample.txt", LOCK, "trainer.json", now.FILE, label.FILE,
+    "watch.json", "samples.jsonl",
 )  # fmt: skip
-_SMALL = ("run.json", "plan.json", "trainer.json")
+_SMALL = ("run.json", "plan.json", "trainer.json", "watch.json")
 LOCKS = Path("/proc/locks")
 
 

@@ -14,7 +14,7 @@ from foretrain.analysis.live.record import LiveCard, LiveMachine, LiveRun, Top
 from foretrain.analysis.live.runs import Known, known_of, of_folder
 from foretrain.base import process_memory
 from foretrain.base.process_memory import TreeSample
-from foretrain.hardware.card import Cards, CardSample
+from foretrain.hardware.card import Cards
 from foretrain.hardware.cpu import available_memory_bytes, machine, nominal_cpu, total_memory_bytes
 from foretrain.training.folder import now
 
@@ -46,7 +46,7 @@ class Look:
         folders = found_in(self._roots, self._locks)
         runs = [self._run(run) for run in folders[:MOST_RUNS]]
         trees = {run.path: _tree(run) for run in runs if run.where == "here"}
-        cards = self._look_at_cards({path: tree.pids for path, tree in trees.items()})
+        cards = self._look_at_cards(runs, trees)
         held = {path: tree.rss_bytes for path, tree in trees.items()}
         on = {run.path: tuple(c.index for c, by in cards if by.get(run.path)) for run in runs}
         shown = [_with_processes(run, trees.get(run.path), on[run.path]) for run in runs]
@@ -75,27 +75,34 @@ class Look:
             used_bytes=None if free is None else total - free, runs_bytes=runs_bytes,
         )  # fmt: skip
 
-    def _look_at_cards(self, pids: dict[str, tuple[int, ...]]) -> list[tuple[LiveCard, dict[str, int]]]:
+    def _look_at_cards(
+        self, runs: list[LiveRun], trees: dict[str, TreeSample]
+    ) -> list[tuple[LiveCard, dict[str, int]]]:
         """Each card, and what each run holds on it."""
-        ours = {pid: path for path, each in pids.items() for pid in each}
+        ours = {pid: path for path, tree in trees.items() for pid in tree.pids}
+        samples = self._cards.sample(tuple(ours))
+        holders = [self._cards.holders(facts.index) for facts in self._cards.facts]
+        by = [_by_run(each or (), ours) for each in holders]
+        # In a container NVML may show no process, or none by the number that it has there.
+        visible = any(by) or not any(_on_a_card(run) for run in runs)
         found = []
-        for facts, sample in zip(self._cards.facts, self._cards.sample(tuple(ours)), strict=False):
-            holders = self._cards.holders(facts.index)
-            by: dict[str, int] = {}
-            for pid, size in holders or ():
-                if pid in ours:
-                    by[ours[pid]] = by.get(ours[pid], 0) + (size or 0)
-            strangers = [pid for pid, _ in holders or () if pid not in ours]
-            told = _told_apart(sample, holders, by, runs=bool(pids))
+        for facts, sample, held, who in zip(self._cards.facts, samples, by, holders, strict=False):
+            told = (
+                visible
+                and who is not None
+                and sample.used_bytes is not None
+                and all(size is not None for _, size in who)
+            )
             card = LiveCard(
                 index=facts.index, name=facts.name, driver=facts.driver, total_bytes=facts.total_bytes,
-                used_bytes=sample.used_bytes, runs_bytes=sum(by.values()) if told else None,
-                others_bytes=max(0, (sample.used_bytes or 0) - sum(by.values())) if told else None,
-                others=_names(strangers) if told else (), busy=sample.busy, clock_ghz=sample.clock_ghz,
-                reasons=sample.reasons, temperature_c=sample.temperature_c, power_w=sample.power_w,
-                energy_j=sample.energy_j, energy_seen_j=self._seen_j(facts.index, sample.energy_j),
+                used_bytes=sample.used_bytes, runs_bytes=sum(held.values()) if told else None,
+                others_bytes=max(0, (sample.used_bytes or 0) - sum(held.values())) if told else None,
+                others=_names([pid for pid, _ in who or () if pid not in ours]) if told else (), busy=sample.busy,
+                clock_ghz=sample.clock_ghz, reasons=sample.reasons, temperature_c=sample.temperature_c,
+                power_w=sample.power_w, energy_j=sample.energy_j,
+                energy_seen_j=self._seen_j(facts.index, sample.energy_j),
             )  # fmt: skip
-            found.append((card, by))
+            found.append((card, held))
         return found
 
     def _seen_j(self, index: int, energy_j: float | None) -> float | None:
@@ -116,13 +123,18 @@ class _Busy:
         return process_memory.system().cpu_percent(None) / 100
 
 
-def _told_apart(
-    sample: CardSample, holders: tuple[tuple[int, int | None], ...] | None, by: dict[str, int], *, runs: bool
-) -> bool:
-    """Whether NVML's processes are those of this machine: in a container they may have other numbers."""
-    if holders is None or sample.used_bytes is None or any(size is None for _, size in holders):
-        return False
-    return bool(by) or not runs or not holders or bool(_names([pid for pid, _ in holders]))
+def _by_run(holders: Sequence[tuple[int, int | None]], ours: dict[int, str]) -> dict[str, int]:
+    """What each run holds on a card."""
+    found: dict[str, int] = {}
+    for pid, size in holders:
+        if pid in ours:
+            found[ours[pid]] = found.get(ours[pid], 0) + (size or 0)
+    return found
+
+
+def _on_a_card(run: LiveRun) -> bool:
+    """Whether a run here says that it trains on a card."""
+    return run.where == "here" and bool(run.device) and not run.device.upper().startswith("CPU")
 
 
 def _names(pids: Sequence[int]) -> tuple[str, ...]:

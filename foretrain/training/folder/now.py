@@ -112,7 +112,7 @@ def seconds_since(now: Now) -> float:
 def _began_s(pid: int) -> float | None:
     try:
         return system().Process(pid).create_time()
-    except (system().Error, OSError, ValueError):
+    except (system().Error, OSError, ValueError, OverflowError):
         return None
 
 

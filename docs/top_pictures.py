@@ -79,9 +79,7 @@ def main() -> None:
     assert len(lines) <= HEIGHT
     assert max(map(len, lines)) <= WIDTH
     (TO / "top.txt").write_text("\n".join(line.rstrip() for line in lines) + "\n", "utf-8")
-    console = Console(
-        record=True, width=WIDTH, force_terminal=True, color_system="truecolor", file=io.StringIO()
-    )
+    console = Console(record=True, width=WIDTH, force_terminal=True, color_system="truecolor", file=io.StringIO())
     console.print(Text.from_ansi(coloured.rstrip("\n")), soft_wrap=True)
     svg = console.export_svg(title="foretrain top", theme=MONOKAI, code_format=CONSOLE_FORMAT, unique_id="top")
     (TO / "top.svg").write_text(svg, "utf-8")

@@ -235,6 +235,8 @@ def test_a_living_run_says_phase_steps_memory_against_its_plan_and_energy(tmp_pa
     assert (run.loss, run.val_loss, run.tokens_per_s, run.mfu) == (2.5, 2.75, 128.0, 0.2)
     assert (run.memory_bytes, run.memory_peak_bytes) == (2 * GIB, 3 * GIB)
     assert run.planned_bytes is not None
+    assert run.planned_high_bytes is not None
+    assert run.planned_high_bytes >= run.planned_bytes
     assert (run.energy_j, run.energy_source) == (100.0 * 10 + 50.0 * 20, "measured")
     assert run.eta_s is not None
     assert 0.9e6 < run.eta_s <= 1e6
@@ -554,7 +556,7 @@ def test_what_does_not_fit_is_counted() -> None:
     assert f"{40 - shown + 7} more runs" in text
     rack = text_of(TOPS["rack"])
     cards = len(re.findall(r"^GPU \d+", rack, re.MULTILINE))
-    assert f"{16 - cards} more GPUs" in rack
+    assert f"{16 - cards} more cards" in rack
     assert "out-1" in rack
 
 
@@ -566,13 +568,15 @@ def test_no_run_says_how_to_start_one() -> None:
 
 def test_memory_beyond_the_plan_is_marked() -> None:
     styles = {}
-    for held in (7, 9):
+    for held in (7, 9, 11):
         console = Console(width=80, force_terminal=True, color_system="standard", no_color=False)
         with console.capture() as capture:
-            console.print(frame(top_of([run_of(1, memory_bytes=held * GIB)], [CARD]), Shape()))
+            console.print(
+                frame(top_of([run_of(1, memory_bytes=held * GIB, planned_high_bytes=10 * GIB)], [CARD]), Shape())
+            )
         (row,) = [row for row in capture.get().splitlines() if "planned" in row]
         styles[held] = "\x1b[33m" in row
-    assert styles == {7: False, 9: True}
+    assert styles == {7: False, 9: False, 11: True}
 
 
 def test_a_wide_terminal_has_a_run_on_one_line() -> None:

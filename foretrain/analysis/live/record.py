@@ -16,8 +16,8 @@ class LiveRun(Record):
     """One run at one moment; None where nothing says it.
 
     `status`: the record's. `memory_bytes`: of a run on a card what PyTorch has reserved there, on a CPU what its
-    processes hold; `planned_bytes`: the highest that the plan expects of the same. `cards`: NVML's numbers of those on
-    which its processes hold memory. `problem`: why a run cannot be read.
+    processes hold; `planned_bytes`: the highest that the plan expects of the same, at most `planned_high_bytes`.
+    `cards`: NVML's numbers of those on which its processes hold memory. `problem`: why a run cannot be read.
     """
 
     path: str
@@ -40,6 +40,7 @@ class LiveRun(Record):
     memory_bytes: int | None = None
     memory_peak_bytes: int | None = None
     planned_bytes: int | None = None
+    planned_high_bytes: int | None = None
     eta_s: float | None = None
     elapsed_s: float | None = None
     energy_j: float | None = None

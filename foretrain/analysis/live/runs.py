@@ -27,7 +27,7 @@ class Known:
     tail: Tail
     samples: Tail
     alive: bool
-    planned: dict[tuple[str, float], int | None] = field(default_factory=dict)
+    planned: dict[tuple[str, float], tuple[int, ...]] = field(default_factory=dict)
 
 
 def known_of(path: Path, *, alive: bool) -> Known:
@@ -84,7 +84,7 @@ def _own(run: ObservedRun, known: Known) -> Values:
     tail = known.tail.look()
     step, evaluation = tail.step, tail.evaluation
     done = whole_number(step.get("step"))
-    planned = _planned(known, run.path / "plan.json", lambda: highest(plan_of(run.path, record))[1])
+    planned = _planned(known, run.path / "plan.json", lambda: highest(plan_of(run.path, record))[1:])
     return {
         "status": record.status, "device": record.gpu.name, "started_at": record.started_at,
         "step": record.steps_done if not alive else max(record.steps_done, done + 1 if done is not None else 0),
@@ -93,22 +93,22 @@ def _own(run: ObservedRun, known: Known) -> Values:
         "tokens_per_s": number(step.get("tokens_per_s")) if alive else record.tokens_per_s,
         "mfu": number(step.get("mfu")) if alive else record.mfu,
         "memory_bytes": whole_number(step.get("memory_bytes")) if alive else None,
-        "memory_peak_bytes": record.highest_bytes or tail.peak_bytes, "planned_bytes": planned,
+        "memory_peak_bytes": record.highest_bytes or tail.peak_bytes, **planned,
         "eta_s": _left(number(step.get("eta_s")), tail.path) if alive else None,
         "elapsed_s": (number(step.get("elapsed_s")) if alive else record.wall_s) or record.wall_s,
         **_energy(tail, record, number(step.get("elapsed_s")), number(step.get("mfu"))),
     }  # fmt: skip
 
 
-def _planned(known: Known, file: Path, read: Callable[[], int | None]) -> int | None:
-    """What the plan beside a run expects, read again when it is another one; None where it says nothing."""
+def _planned(known: Known, file: Path, read: Callable[[], tuple[int, ...]]) -> Values:
+    """What the plan beside a run expects, read again when it is another one; nothing where it says nothing."""
     key = (str(file), age_stamp(file))
     if key not in known.planned:
         try:
-            known.planned = {key: read() if file.is_file() else None}
+            known.planned = {key: read() if file.is_file() else ()}
         except (UserError, OSError, ValueError, StopIteration):
-            known.planned = {key: None}
-    return known.planned[key]
+            known.planned = {key: ()}
+    return dict(zip(("planned_bytes", "planned_high_bytes"), known.planned[key], strict=False))
 
 
 def age_stamp(file: Path) -> float:
@@ -147,9 +147,9 @@ def _trainer(run: ObservedRun, known: Known) -> Values:
     tokens, last_s = number(tail.step.get("tokens")), number(tail.step.get("step_s"))
     left = (record.max_steps - step) * step_s if alive and record.max_steps and step_s and step else None
 
-    def planned() -> int | None:
+    def planned() -> tuple[int, ...]:
         found = trainer_run.forecast_in(run.path)
-        return found.memory.worst.allocated_bytes if found else None
+        return (found.memory.worst.allocated_bytes,) if found else ()
 
     return {
         "status": record.status, "device": record.device, "started_at": record.started_at,
@@ -158,7 +158,7 @@ def _trainer(run: ObservedRun, known: Known) -> Values:
         "tokens_per_s": tokens / last_s if alive and tokens and last_s else record.tokens_per_s,
         "memory_bytes": whole_number(tail.step.get("memory_bytes")) if alive else None,
         "memory_peak_bytes": tail.peak_bytes,
-        "planned_bytes": _planned(known, run.path / trainer_run.PLAN, planned),
+        **_planned(known, run.path / trainer_run.PLAN, planned),
         "eta_s": _left(left, tail.path), "elapsed_s": number(tail.step.get("elapsed_s")) or record.wall_s,
     }  # fmt: skip
 

@@ -30,9 +30,13 @@ class Look:
     """
 
     def __init__(
-        self, folders: Sequence[Path] | None = None, *, nvml: Any = None, locks: Path = LOCKS,
+        self,
+        folders: Sequence[Path] | None = None,
+        *,
+        nvml: Any = None,
+        locks: Path = LOCKS,
         clock: Callable[[], float] = time.time,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._roots = list(folders) if folders else [Path()]
         self._locks = None if folders else locks
         self._cards, self._clock = Cards(nvml), clock

@@ -48,6 +48,10 @@ def frame(top: Top, shape: Shape) -> RenderableType:
     return Group(*(facing(line) for line in lines))
 
 
+def _line(text: str, shape: Shape, style: str) -> Text:
+    return joined([Part(text, style)], shape.width)
+
+
 def _title(top: Top, shape: Shape) -> Text:
     alive = [run for run in top.runs if run.where != "nowhere"]
     here = sum(run.where == "here" for run in alive)
@@ -118,7 +122,7 @@ def _cards(top: Top, shape: Shape, room: int) -> list[Text]:
     shown = sorted(busiest[: max(1, room - 2)], key=lambda card: card.index)
     lines = [Text(), *(_short_card(card, shape.width) for card in shown)]
     left = len(top.cards) - len(shown)
-    return [*lines, Text(say("top.more_cards", count=left), style="dim")] if left else lines
+    return [*lines, _line(say("top.more_cards", count=left), shape, "dim")] if left else lines
 
 
 def _card(card: LiveCard, width: int) -> list[Text]:
@@ -182,7 +186,7 @@ def _runs(top: Top, shape: Shape, room: int) -> list[Text]:
     if shown:
         lines += [*([Text()] if alive else []), *_ended(shown, shape.width)]
     left = len(alive) - min(len(alive), most) + len(ended) - len(shown) + top.more_runs
-    return [*lines, Text(say("top.more_runs", count=left), style="dim")] if left else lines
+    return [*lines, _line(say("top.more_runs", count=left), shape, "dim")] if left else lines
 
 
 def _alive(runs: list[LiveRun], width: int) -> list[Text]:
@@ -224,6 +228,7 @@ def _detail(run: LiveRun) -> list[Part]:
     where = "" if run.where == "here" else where
     speed = say("value.throughput", tokens_per_s=run.tokens_per_s) if run.tokens_per_s else ""
     planned = run.planned_bytes or 0
+    beyond = planned and (run.memory_bytes or 0) > (run.planned_high_bytes or planned)
     held = "" if not run.memory_bytes else format_bytes(run.memory_bytes)
     if held and planned:
         held = _used_of("top.memory_of", run.memory_bytes or 0, planned)
@@ -231,7 +236,7 @@ def _detail(run: LiveRun) -> list[Part]:
     return [
         Part(where, "yellow"), Part("" if run.loss is None else say("top.loss", loss=run.loss)),
         Part(speed, right=True), Part(f"MFU {format_percent(run.mfu)}" if run.mfu else "", order=1),
-        Part(held, "yellow" if planned and (run.memory_bytes or 0) > planned else ""), Part(energy, order=2),
+        Part(held, "yellow" if beyond else ""), Part(energy, order=2),
         Part(printable(" ".join(f"#{tag}" for tag in run.label.tags)), "dim", 3),
     ]  # fmt: skip
 
@@ -261,4 +266,4 @@ _ENDINGS = ("finished", "diverged", "failed", "killed", "stopped")
 
 def _foot(shape: Shape) -> Text:
     sort = say(f"top.sort.{shape.sort}")
-    return Text(say("top.keys", sort=sort), style="reverse")
+    return _line(say("top.keys", sort=sort), shape, "reverse")

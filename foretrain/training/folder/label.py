@@ -68,16 +68,21 @@ def write(folder: Path, label: Label) -> None:
 
 
 def changed(
-    label: Label, *, name: str | None = None, note: str | None = None, tags: Iterable[str] = (),
+    label: Label,
+    *,
+    name: str | None = None,
+    note: str | None = None,
+    tags: Iterable[str] = (),
     without: Iterable[str] = (),
-) -> Label:  # fmt: skip
+) -> Label:
     """The label with another name or note, with more tags and without some; None leaves as it is, "" takes away.
 
     Raises UserError where something is too long, or there are too many tags.
     """
-    for what, text, most in (("name", name, MOST_NAME), ("note", note, MOST_NOTE)):
-        if text is not None and len(text.strip()) > most:
-            raise UserError(f"usage.label_{what}", length=len(text.strip()), most=most)
+    if name is not None and len(name.strip()) > MOST_NAME:
+        raise UserError("usage.label_name", length=len(name.strip()), most=MOST_NAME)
+    if note is not None and len(note.strip()) > MOST_NOTE:
+        raise UserError("usage.label_note", length=len(note.strip()), most=MOST_NOTE)
     more, less = [tag.strip() for tag in tags], {tag.strip() for tag in without}
     for tag in more:
         if not 0 < len(tag) <= MOST_TAG:

@@ -28,7 +28,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Questions": ("gallery", "questions", "what-it-answers"),
     "Plan": ("advice", "budget", "several-cards", "page", "planner"),
     "Train": (
-        "data", "data-sets", "runs", "tune", "techniques", "speed", "recipes", "precision", "compatibility",
+        "data", "data-sets", "runs", "top", "tune", "techniques", "speed", "recipes", "precision", "compatibility",
         "export", "reliability",
     ),
     "Look back": ("explain", "compare", "report"),

@@ -20,7 +20,7 @@ CODES: dict[str, tuple[ExitCode, ...]] = {
         ExitCode.STOPPED,
     ),
     "tune": (ExitCode.ENVIRONMENT, ExitCode.OUT_OF_MEMORY, ExitCode.DATA, ExitCode.DISK_FULL),
-    "runs": (ExitCode.DATA,), "report": (ExitCode.DATA,), "compare": (ExitCode.DATA,), "explain": (ExitCode.DATA,),
+    "runs": (ExitCode.ENVIRONMENT, ExitCode.DATA), "top": (ExitCode.DATA,), "report": (ExitCode.DATA,), "compare": (ExitCode.DATA,), "explain": (ExitCode.DATA,),
     "watch": (ExitCode.ENVIRONMENT, ExitCode.DISK_FULL), "mfu": (ExitCode.ENVIRONMENT,),
     "calibrate": (ExitCode.ENVIRONMENT,),
     "verify": (ExitCode.ENVIRONMENT, ExitCode.DATA, ExitCode.DISK_FULL, ExitCode.STOPPED),

@@ -169,6 +169,12 @@ def compare_case_b() -> str:
     return block(compare_tables.COMMAND, rendered(compare_view.document(compare_tables.case_b())))
 
 
+# rich's own without the fonts that it would fetch.
+CONSOLE_FORMAT = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL).replace(
+    "font-family: Fira Code, monospace", "font-family: ui-monospace, monospace"
+)
+
+
 def picture_of_plan() -> str:
     """The plan of case C as a picture, without the web font that rich would name."""
     console = Console(
@@ -177,10 +183,8 @@ def picture_of_plan() -> str:
     document = plan_view.document(case("c", others="2.1GB"))
     shown = [s for s in document.sections if s.title.id in ("plan.memory", "plan.bytes")]
     text.render(type(document)(document.title, document.subtitle, shown), console)
-    form = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
-    form = form.replace("font-family: Fira Code, monospace", "font-family: ui-monospace, monospace")
     title = 'foretrain plan c.py --gpu "RTX 4070" --used-by-others 2.1GB --full'
-    return console.export_svg(title=title, theme=MONOKAI, code_format=form, unique_id="plan")
+    return console.export_svg(title=title, theme=MONOKAI, code_format=CONSOLE_FORMAT, unique_id="plan")
 
 
 def signed(error: float) -> str:

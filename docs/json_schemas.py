@@ -21,6 +21,7 @@ from foretrain.analysis import components as explain
 from foretrain.analysis import forecast_check, log_analysis, snapshot_analysis, trainer_run, utilization
 from foretrain.analysis import run as run_explain
 from foretrain.analysis.finetune_memory import FineTuneExplanation
+from foretrain.analysis.live.record import Top
 from foretrain.comparison import compare
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.options import RunConfig
@@ -40,6 +41,7 @@ from foretrain.predict.plan import Plan
 from foretrain.predict.ranks.record import ClusterPlan
 from foretrain.predict.trace.largest import Largest
 from foretrain.training.exports.forms import Exported
+from foretrain.training.folder.label import UNSAID, Label
 from foretrain.training.store import RunRecord
 from foretrain.tuning import record as tuning
 from foretrain.verification import record as verification
@@ -77,7 +79,7 @@ _ERROR = _object(
     "Error", id=(str, ...), exit_code=(int, ...), message=(str, ...), problems=(list[_PROBLEM], ...),
 )  # fmt: skip
 _SCHEMA = {"schema_": (str, Field(alias="schema"))}  # a record has an attribute of that name
-_WITH_PATH = {"path": (str, ...), **_SCHEMA}
+_WITH_PATH = {"path": (str, ...), "label": (Label, UNSAID), **_SCHEMA}
 _SCORED: dict[str, Any] = {**_WITH_PATH, "scores": (list[Scores], ...)}
 _LISTED_RUN = create_model("ListedRun", __base__=RunRecord, **_SCORED)  # type: ignore[call-overload]
 _LISTED_WATCH = create_model("ListedWatch", __base__=WatchRecord, **_WITH_PATH)  # type: ignore[call-overload]
@@ -178,6 +180,7 @@ OUTPUTS: dict[str, Output] = {
             trainers=(list[_LISTED_TRAINER], ...),
         ),
     ),
+    "foretrain.top/1": Output("top", "cards and runs at one moment", Top),
     "foretrain.languages/1": Output(
         "languages", "languages, and what each lacks", _object("Languages", languages=(list[dict[str, Any]], ...))
     ),

@@ -22,9 +22,10 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
+from foretrain.analysis.live.observed import ObservedRun, lock_is_held
 from foretrain.base.errors import UserError
 from foretrain.web import calls, guard, planner, routes
-from foretrain.web.observe import Curve, ObservedRun, lock_is_held
+from foretrain.web.observe import Curve
 from tests.kit.page import EVIL_NAME, GOOD, ORIGIN, PORT, POSTED, TOKEN, traversals, write_run
 
 # The page's own files: they hold nothing of the user's, and must load before the page can send its token.

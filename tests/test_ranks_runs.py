@@ -14,6 +14,7 @@ from rich.console import Console
 
 from foretrain.analysis.forecast import plan_now, plan_of
 from foretrain.analysis.forecast_check import of_directory
+from foretrain.analysis.listed import listed
 from foretrain.app.compare import compared
 from foretrain.app.explain import run_of
 from foretrain.app.run_report import gather
@@ -29,6 +30,7 @@ from foretrain.reports.views import compare as compare_view
 from foretrain.reports.views import plan as plan_view
 from foretrain.reports.views import run as run_view
 from foretrain.reports.views import run_explain
+from foretrain.reports.views.listed import runs as listed_view
 from foretrain.training import starting
 from foretrain.training.store import RankFigures, RunDirectory, RunRecord
 from tests.kit.command import foretrain, said
@@ -195,7 +197,7 @@ def test_one_run_against_its_forecast_and_its_report_have_the_ranks(
 def test_the_list_of_runs_has_ranks_where_one_has_several(tmp_path: Path) -> None:
     one, two = a_run(tmp_path / "one"), a_run(tmp_path / "two", [figures(0), figures(1)])
     alone, both = (
-        shown(run_view.runs_document([(each, each.read_record()) for each in some])) for some in ([one], [one, two])
+        shown(listed_view.document(listed([each.path for each in some]), {})) for some in ([one], [one, two])
     )
     assert "ranks" not in alone
     assert "ranks" in both

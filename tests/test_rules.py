@@ -22,7 +22,7 @@ FILES = sorted(p for p in PACKAGE.rglob("*.py") if "vendor" not in p.parts)
 
 # Limits on ideas, not on lines: a file has one subject, as long as it is, and a function one job.
 MAX_MODULES, MAX_IMPORTS = 25, 12  # of a package; of ours that one module imports
-MAX_FUNCTION_LINES, MAX_OPTIONS = 60, 165
+MAX_FUNCTION_LINES, MAX_OPTIONS = 60, 175
 
 # The rooms from the lowest up, each with those above it in ARCHITECTURE.md's table that it may not import.
 ROOMS: dict[str, set[str]] = {

@@ -21,7 +21,9 @@ CARD = ("--gpu", "RTX 4070")
 # Schemas of files that foretrain writes and reads itself, and of the page's own answers.
 FILES = {
     "foretrain.dataset/1", "foretrain.dataset/2", "foretrain.prepare-state/1", "foretrain.nonfinite/1",
-    "foretrain.scores/1", "foretrain.trace/1", "foretrain.checkpoint/1", "foretrain.page/1", "foretrain.trainer-run/1",
+    "foretrain.scores/1",
+    "foretrain.trace/1", "foretrain.checkpoint/1", "foretrain.page/1", "foretrain.trainer-run/1", "foretrain.now/1",
+    "foretrain.label/1",
 }  # fmt: skip
 TRAIN = (
     "train", "baby", "--device=cpu", "--n_layer=1", "--n_head=1", "--n_embd=16", "--block_size=16", "--batch_size=2",
@@ -76,6 +78,7 @@ ANSWERS = {
     ),
     "foretrain.gpus/1": ("gpus",),
     "foretrain.languages/1": ("languages",),
+    "foretrain.top/1": ("top",),
 }  # fmt: skip
 SLOW = {
     "foretrain.best/2": ("plan", *CARD, "--best", "--within", "20h", "--data-tokens", "3.68B"),
@@ -118,6 +121,7 @@ def test_a_run_and_what_is_said_of_it(own_directory: Path) -> None:
     asked("foretrain.explain/2", "explain", "run")
     asked("foretrain.report/1", "report", "run")
     assert asked("foretrain.runs/1", "runs")["runs"]
+    assert asked("foretrain.top/1", "top", "run")["runs"]
     asked("foretrain.export/1", "export", "run", "--to", "safetensors")
 
 

@@ -16,6 +16,7 @@ from foretrain.predict.finetune.plan import FineTunePlan, replanned
 from foretrain.training.store import RunDirectory
 
 SCHEMA = "foretrain.explain-trainer/1"
+PLAN = trainer_record.PLAN
 
 
 class TrainerRunExplanation(Record):

@@ -15,6 +15,8 @@ from foretrain.comparison.sources import runs
 from foretrain.comparison.sources.given import Given
 from foretrain.data.statistics import unigram_entropy
 from foretrain.predict.plan import Plan
+from foretrain.training.folder import label
+from foretrain.training.folder.label import UNSAID, Label
 from foretrain.training.store import RunDirectory, RunRecord
 
 MAX_SAMPLE_CHARACTERS = 20_000
@@ -22,7 +24,7 @@ MAX_SAMPLE_CHARACTERS = 20_000
 
 @dataclass(frozen=True)
 class RunFacts:
-    """One run, and what its folder is called.
+    """One run, what its folder is called, and what its user says of it.
 
     `unigram`: nats a token that knowing the frequencies of tokens alone gives. `energy_j`: measured.
     """
@@ -39,6 +41,7 @@ class RunFacts:
     unigram: float | None
     sample: str | None
     energy_j: float | None
+    label: Label = UNSAID
 
 
 def gather(run: Path | RunDirectory, sample: str | None = None) -> RunFacts:
@@ -60,6 +63,7 @@ def gather(run: Path | RunDirectory, sample: str | None = None) -> RunFacts:
         signs=vital_signs.of_lines(metrics, on_card=record.gpu.kind == "cuda"),
         outlook=outlook(found.current, "foretrain"), unigram=unigram_entropy(record.dataset),
         sample=sample if sample is not None else sample_in(path), energy_j=meter.energy_j[-1] if meter else None,
+        label=label.read(path),
     )  # fmt: skip
 
 

@@ -5,10 +5,11 @@ What has to be decided before torch is imported is decided here; the rest is in 
 
 import importlib.util
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from foretrain.app.plan import Config, resolved_of
-from foretrain.app.training.request import Request
+from foretrain.app.training.request import UNSAID, Label, Request, changed
 from foretrain.base.errors import UserError
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.data.remote import Bar, no_bar
@@ -44,9 +45,10 @@ def train(
 
 def train_resolved(
     resolved: ResolvedConfig, *, resume: bool = False, trial: bool = True, listen: Listener = lambda event: None,
-    bar: Bar = no_bar, ends_process: bool = False,
+    bar: Bar = no_bar, ends_process: bool = False, label: Label = UNSAID,
 ) -> RunRecord:  # fmt: skip
-    """As `train`. `bar`: shows the download of shards. `ends_process`: a late signal stops nothing else."""
+    """As `train`. `bar`: shows the download of shards. `ends_process`: a late signal stops nothing else. `label`: what
+    the user calls the run."""
     need_torch()
     place = place_of(os.environ)
     if place.world > 1:
@@ -54,10 +56,15 @@ def train_resolved(
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # what the store and gloo warn of is told in a sentence
     set_allocator(resolved.config.allocator_settings)
     since = Clock().read()  # what the machine does while torch is imported and the data is prepared
-    asked = Request(resolved, resume, trial, listen, bar, ends_process, since, place)
+    asked = Request(resolved, resume, trial, listen, bar, ends_process, since, place, label)
     from foretrain.app.training_run import run
 
     return run(asked)
+
+
+def label_of(name: str | None, note: str | None, tags: Sequence[str]) -> Label:
+    """What the user calls a run. Raises UserError where something of it is too long."""
+    return changed(UNSAID, name=name, note=note, tags=tags)
 
 
 def need_torch() -> None:

@@ -28,10 +28,11 @@ from foretrain.monitoring.trainer_record import TrainerRunRecord
 from foretrain.predict.finetune.plan import SCHEMA as PLAN_SCHEMA
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.training.attempts import is_out_of_memory
-from foretrain.training.store import RunDirectory, now
+from foretrain.training.store import Phase, RunDirectory, now
 
 WRITE_EVERY_S = 1.0  # lines of steps wait so long, so that a quick run is not slowed by its own diary
 ASIDE = {"evaluate": "evaluation_s", "save": "save_s"}  # parts that are no part of a step, and their figures
+TOLD: dict[str, Phase] = {"evaluate": "evaluating", "save": "saving"}  # all else is training
 MOMENTS = {"micro_batch": "forward", "optimizer": "optimizer", "evaluate": "forward", "save": "saving"}
 
 
@@ -151,7 +152,13 @@ class TrainerSession:
         self.active = True
         atexit.register(self._at_exit)
         self._write()
-        self.meter.begin(self._phase())
+        self._enter(self._phase())
+
+    def _enter(self, part: str) -> None:
+        """What comes belongs to this phase, and whoever looks may know."""
+        self.meter.begin(part)
+        if self.directory is not None:
+            self.directory.tell(TOLD.get(part, "training"), int(self.state.global_step or 0))
 
     def _phase(self) -> str:
         """That of the next step: the states of an optimizer are there from the second on, and after a resume."""
@@ -196,7 +203,7 @@ class TrainerSession:
                         "tokens": tokens or None, "elapsed_s": self._elapsed_s()})  # fmt: skip
             self.meter.done()
             if was_first and not self.tally.resumed:
-                self.meter.begin("steady_step")
+                self._enter("steady_step")
             self.tally.last_s = time.monotonic()  # what this took is no part of a step
 
     def logged(self, state: Any, logs: dict[str, Any] | None) -> None:
@@ -244,7 +251,7 @@ class TrainerSession:
                 self._micro_batch(args)
             elif self.active and part in ASIDE and self.record.status == "running":
                 self.tally.asked_s = time.monotonic()
-                self.meter.begin(part)
+                self._enter(part)
 
     def left(self, part: str) -> None:
         """It ended as it should."""
@@ -258,7 +265,7 @@ class TrainerSession:
                 self.directory.event("saved", name=f"checkpoint-{step}", step=step, save_s=took_s)
             self.record = self.record.model_copy(update={ASIDE[part]: took_s})
             self.meter.done()
-            self.meter.begin(self._phase())
+            self._enter(self._phase())
             self._write()
             self.tally.asked_s = 0.0
 

@@ -46,6 +46,14 @@ def peak_bytes(pid: int | str = "self") -> int | None:
     return None
 
 
+def name_of(pid: int) -> str:
+    """What the program of a process is called; "" where it is gone or the system does not say."""
+    try:
+        return system().Process(pid).name()
+    except (system().Error, OSError, ValueError):
+        return ""
+
+
 def sample_tree(pid: int) -> TreeSample | None:
     """The processes from this one down; None where it is gone.
 

@@ -26,6 +26,12 @@ def format_bytes(size: float) -> str:
     return f"{sign}{size:,.0f} B"
 
 
+def format_bytes_like(size: float, other: float) -> str:
+    """'7.40': a size as a number in the unit in which format_bytes says another one."""
+    number, unit = format_bytes(other).split()
+    return f"{size / BYTE_UNITS[unit.lower()]:,.{len(number.partition('.')[2])}f}"
+
+
 def format_bytes_range(sizes: tuple[float, float]) -> str:
     """'7.03 – 9.68 GiB': two sizes in the unit of the larger."""
     low, high = sizes

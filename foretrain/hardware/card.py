@@ -121,6 +121,15 @@ class Cards:
         """What these processes hold on a card; None where there is none, or NVML does not tell them apart."""
         return self._ours(self._handles[index], pids) if self._has(index) else None
 
+    def holders(self, index: int | None) -> tuple[tuple[int, int | None], ...] | None:
+        """(process, what it holds) of each that computes on a card; None where there is none, or NVML does not say."""
+        if not self._has(index):
+            return None
+        processes = self._ask("nvmlDeviceGetComputeRunningProcesses", self._handles[index])
+        if processes is None:
+            return None
+        return tuple((process.pid, getattr(process, "usedGpuMemory", None)) for process in processes)
+
     def load(self, index: int | None) -> tuple[float, float] | None:
         """(clock in GHz, power in W) of a card now; None where NVML does not say."""
         if not self._has(index):

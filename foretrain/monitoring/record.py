@@ -102,8 +102,9 @@ def is_watched(path: Path) -> bool:
     return (path / RECORD).is_file()
 
 
-def read(path: Path) -> WatchRecord:
-    """The record of a directory; one that says running without its lock was killed. Raises UserError."""
+def read(path: Path, directory: RunDirectory | None = None) -> WatchRecord:
+    """The record of a directory; one that says running without its lock was killed. `directory`: one that looks at the
+    lock in another way. Raises UserError."""
     file = path / RECORD
     try:
         record = WatchRecord.from_json(read_text(file))
@@ -111,7 +112,7 @@ def read(path: Path) -> WatchRecord:
         raise UserError("data.no_run", path=str(path)) from None
     except (ValidationError, ValueError, AttributeError, TypeError, RecursionError) as error:
         raise UserError("data.bad_run", path=str(file), reason=str(error).splitlines()[0]) from None
-    if record.status == "running" and not RunDirectory(path).is_locked():
+    if record.status == "running" and not (directory or RunDirectory(path)).is_locked():
         return record.model_copy(update={"status": "killed"})
     return record
 

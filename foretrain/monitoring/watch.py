@@ -255,6 +255,7 @@ def watch(
         except CommandStart as error:
             raise UserError("environment.cannot_start", command=str(command[0]), reason=str(error)) from None
         watch_record.write(directory, record)
+        directory.tell("running", pid=child.pid)
         began_s = output.began_s = time.monotonic()
         sampler.begin(child.pid)
         ended = child.run(output.take)

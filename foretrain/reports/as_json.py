@@ -59,5 +59,5 @@ def _printable(value: Any) -> Any:
 
 def drawing() -> dict[str, Any]:
     """What pictures need besides themselves: colours of lines, and some words."""
-    texts = {name: say(f"report.{name}") for name in ("by_keys", "over")}
+    texts = {name: say(f"report.{name}") for name in ("by_keys", "over", "smoothing")}
     return {"light": LINES_LIGHT, "dark": LINES_DARK, "texts": texts}

@@ -119,6 +119,7 @@ def _curves(curves: Curves) -> Json:
         "kind": "curves", "axes": axes, "y": _axis(curves.y, (y for trace in curves.traces for y in trace.values)),
         "traces": [_trace(trace, curves) for trace in curves.traces],
         "levels": _levels(curves.levels, curves.y), "spans": spans, "small": curves.small,
+        "smooth": curves.smooth,
     }  # fmt: skip
 
 

@@ -159,6 +159,7 @@ class Curves:
     spans: tuple[Span, ...] = ()
     source: Message | None = None
     small: bool = False  # one of several that belong side by side
+    smooth: bool = False  # the reader may smooth what is not dashed
 
 
 @dataclass(frozen=True)

@@ -129,6 +129,11 @@ function legendRows(labels, width) {   // a label too long for what is left of a
   }
   return rows;
 }
+// TensorBoard's smoothing: an exponential mean whose weights are made up to one while few values have come.
+function smoothed(values, weight) {
+  let mean = 0;
+  return values.map((value, i) => { mean = weight * mean + (1 - weight) * value; return mean / (1 - weight ** (i + 1)); });
+}
 const sideways = { indexAxis: "y" };
 const rows = (labels, width) => ({ grid: { display: false }, position: rtl ? "right" : "left", border: { color: css("--line") },
   ticks: { autoSkip: false, color: css("--ink"), callback(_, i) { return folded(labels[i], width); } } });
@@ -200,25 +205,28 @@ const kinds = {
           itemSort: (one, other) => other.datasetIndex - one.datasetIndex } } } } };
   },
   curves(p, width) {
-    const chosen = p.chosen || 0, axis = p.axes[chosen], many = p.traces.length > 1;
+    const chosen = p.chosen || 0, axis = p.axes[chosen], many = p.traces.length > 1, weight = p.smooth ? p.weight || 0 : 0;
     const some = length => Array.from({ length }, (_, i) => i % Math.ceil(length / 30) ? 0 : 3);   // thirty markers at most
     const datasets = p.traces.map((trace, i) => ({ label: trace.label, order: -i, data: trace.values.map((y, k) => ({ x: trace.places[chosen][k], y })), borderColor: line(trace.colour),
       backgroundColor: line(trace.colour), borderWidth: trace.dashed ? 2.2 : 1.6, borderDash: many && !trace.dashed && trace.colour >= colours.light.length ? DASHES[1 + Math.floor(trace.colour / colours.light.length) % 3] : [],
       pointStyle: SHAPES[trace.colour % SHAPES.length], pointHoverRadius: 4,
       pointRadius: trace.dashed ? some(trace.values.length) : trace.values.length < 60 && !many ? 3 : 0 }));
+    // What is smoothed stands before what was measured, which is faint and has no words of its own.
+    const faint = datasets.filter((_, i) => weight && !p.traces[i].dashed).map(one => ({ ...one, borderColor: one.borderColor + "50", borderWidth: 1, pointRadius: 0, pointHoverRadius: 0, order: 1 }));
+    const shown = datasets.map((one, i) => weight && !p.traces[i].dashed ? { ...one, borderWidth: 2, pointRadius: 0, data: smoothed(p.traces[i].values, weight).map((y, k) => ({ x: one.data[k].x, y })) } : one);
     // In the legend, too, what has no markers is a line: training and validation of a run have one colour.
-    const keys = chart => Chart.defaults.plugins.legend.labels.generateLabels(chart).map(key => p.traces[key.datasetIndex].dashed ? key : { ...key, pointStyle: "line", lineWidth: 2.5 });
+    const keys = chart => Chart.defaults.plugins.legend.labels.generateLabels(chart).filter(key => key.datasetIndex < shown.length).map(key => p.traces[key.datasetIndex].dashed ? key : { ...key, pointStyle: "line", lineWidth: 2.5 });
     const longest = datasets.reduce((best, one, i) => one.data.length > datasets[best].data.length ? i : best, 0);
     const stops = datasets[longest].data.map((at, index) => [{ datasetIndex: longest, index }, ...datasets.flatMap((one, i) => i === longest || !one.data.length ? [] :
       [{ datasetIndex: i, index: one.data.reduce((best, other, k) => Math.abs(other.x - at.x) < Math.abs(one.data[best].x - at.x) ? k : best, 0) }])]);
     const used = [...new Set(p.spans.map(span => span.label))];
     return { height: p.small ? 190 : 320 + 22 * legendRows(p.traces.map(t => t.label), width), stops,
-      config: { type: "line", data: { datasets }, options: { parsing: false, normalized: true, interaction: { mode: "nearest", axis: "x", intersect: false },
+      config: { type: "line", data: { datasets: [...shown, ...faint] }, options: { parsing: false, normalized: true, interaction: { mode: "nearest", axis: "x", intersect: false },
         scales: { x: scale(p.small ? { ...axis, label: "" } : axis, { bounds: "data" }), y: scale(p.small ? { ...p.y, label: "" } : p.y, { grace: "6%" }) },
         plugins: { legend: { ...legend(many, { usePointStyle: true, generateLabels: keys }), reverse: true }, extras: { levels: p.levels, spans: p.spans },
-          tooltip: tooltip({ title: items => items.length ? `${p.traces[items[0].datasetIndex].at[chosen][items[0].dataIndex]} ${axis.named}` : "",
+          tooltip: { filter: item => item.datasetIndex < shown.length, ...tooltip({ title: items => items.length ? `${p.traces[items[0].datasetIndex].at[chosen][items[0].dataIndex]} ${axis.named}` : "",
             label: said(p.traces),
-            footer: items => { const at = items.length ? items[0].parsed.x : NaN; return used.filter(label => p.spans.some(s => s.label === label && s.start <= at && at <= s.end)); } }) } } } };
+            footer: items => { const at = items.length ? items[0].parsed.x : NaN; return used.filter(label => p.spans.some(s => s.label === label && s.start <= at && at <= s.end)); } }) } } } } };
   },
   scatter(p, width) {
     const biggest = Math.max(0, ...p.clouds.flatMap(cloud => cloud.dots.map(dot => dot.size || 0)));
@@ -293,8 +301,11 @@ class Drawing {
 
   choose(axis) { this.picture.chosen = axis; this.draw(); }
 
-  // Another picture of the same kind, over the axis that was chosen.
-  show(picture) { this.picture = { ...picture, chosen: this.picture.chosen }; this.draw(); }
+  // From 0, as it was measured, to 1.
+  smooth(weight) { this.picture.weight = weight; this.draw(); }
+
+  // Another picture of the same kind, over the axis that was chosen and as smooth.
+  show(picture) { this.picture = { ...picture, chosen: this.picture.chosen, weight: this.picture.weight }; this.draw(); }
 
   // Labels are folded, and legends given their room, by the width.
   fit() { if (!this.chart || Math.abs(this.width - this.canvas.parentElement.clientWidth) > 60) this.draw(); }
@@ -315,4 +326,4 @@ class Drawing {
   free() { this.chart?.destroy(); this.chart = null; }
 }
 
-export { Drawing, dark, prepare };
+export { Drawing, dark, prepare, smoothed };

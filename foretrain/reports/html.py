@@ -136,7 +136,7 @@ class _Page:
         self.pictures.append({"id": id, **chart(picture)})
         source = getattr(picture, "source", None)
         said = f'<p class="source">{_text(source.text())}</p>' if source else ""
-        switch = _switch(id, picture) if isinstance(picture, Curves) and len(picture.axes) > 1 else ""
+        switch = _switches(id, picture) if isinstance(picture, Curves) else ""
         return (
             f'<figure class="picture"><figcaption><h3>{_text(title)}</h3>{said}</figcaption>{switch}'
             f'<div class="canvas"><canvas id="{id}" role="img" tabindex="0" aria-label="{_text(title)}"></canvas></div>'
@@ -144,6 +144,17 @@ class _Page:
             f"<details><summary>{escape(say('report.numbers'))}</summary>{self.table(behind(picture), title)}</details>"
             "</figure>"
         )
+
+
+def _switches(id: str, picture: Curves) -> str:
+    """What the reader may choose: the axis, and how smooth the curves are."""
+    axis = _switch(id, picture) if len(picture.axes) > 1 else ""
+    if not picture.smooth:
+        return axis
+    return (
+        f'{axis}<label class="smooth">{escape(say("report.smoothing"))} <input type="range" name="{id}-smooth" min="0"'
+        f' max="0.99" step="0.01" value="0" autocomplete="off"><output>0</output></label>'
+    )
 
 
 def _switch(id: str, picture: Curves) -> str:

@@ -5,6 +5,7 @@ for (const picture of data.pictures) {
   const canvas = document.getElementById(picture.id), drawing = new Drawing(picture, canvas, document.getElementById(`${picture.id}-said`));
   drawn.set(picture.id, drawing);
   for (const input of document.getElementsByName(`${picture.id}-axis`)) input.addEventListener("change", () => drawing.choose(+input.value));
+  for (const input of document.getElementsByName(`${picture.id}-smooth`)) input.addEventListener("input", () => { drawing.smooth(+input.value); input.nextElementSibling.value = input.value; });
 }
 const drawAll = () => drawn.forEach(drawing => drawing.draw());
 drawAll();

@@ -27,6 +27,8 @@ from foretrain.data.dataset import DatasetInfo
 from foretrain.evaluation import record as evaluation
 from foretrain.evaluation.record import Scores
 from foretrain.hardware.catalogue import Dtype, Gpu
+from foretrain.training.folder.now import FILE as NOW
+from foretrain.training.folder.now import Phase, Teller
 
 SCHEMA = "foretrain.run/1"
 # Reasons of a record that a new process can go on from by itself: a lost card or rank, and one that takes less memory.
@@ -231,6 +233,7 @@ class RunDirectory:
         self._waiting: dict[str, deque[str]] = {}
         self._kept: dict[str, str] = {}  # files that are written once, should they be lost
         self.followers: list[Callable[[str, dict[str, Any]], None]] = []  # hear (log, line) of each line
+        self._teller = Teller(lambda: self.scratch)
 
     @property
     def id(self) -> str:
@@ -283,7 +286,12 @@ class RunDirectory:
         return tuple(lost)
 
     def release(self) -> None:
+        self._teller.end()
         self._lock.release()
+
+    def tell(self, phase: Phase, step: int = 0, pid: int | None = None) -> None:
+        """Say what the run does from now on (now.json). `pid`: of the process that does it, by default this one."""
+        self._teller.tell(phase, step, pid)
 
     def is_locked(self) -> bool:
         """Whether a living process trains here."""
@@ -412,7 +420,7 @@ def base_path(out_dir: str) -> Path:
 
 def _is_free(path: Path) -> bool:
     """Not there, or an empty folder, or one that a run has only just begun to use."""
-    return not path.exists() or all(entry.name == "run.lock" for entry in path.iterdir())
+    return not path.exists() or all(entry.name in ("run.lock", NOW) for entry in path.iterdir())
 
 
 def create(out_dir: str) -> RunDirectory:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from foretrain.base.errors import UserError
 from foretrain.config.microbatches import cut, sequences_of, shrunk
@@ -103,6 +103,7 @@ class Trainer:
         self._diverging = False
         self.reads_late = placement.device.type == "cuda"
         self._open: tuple[int, Reading] | None = None  # a step whose numbers are not read yet
+        self._passed: set[str] = set()  # "training", "evaluating": what has run once, and so is compiled
         self.saver = Saver(
             directory.checkpoints, config.keep_checkpoints, self._note, config.memory_limit_bytes, self.ranks.peers
         )
@@ -123,6 +124,7 @@ class Trainer:
     def _run(self, resume: bool) -> RunRecord:
         self._started = self.clock()
         self._entered = not resume
+        self.directory.tell("starting")
         try:
             if not resume:
                 self._write_record("running")
@@ -357,11 +359,13 @@ class Trainer:
                 return self.graphed(batches, rate) if self.graphed else train_step(self.state, batches, rate)
 
         self.guard.before(step, self.state)
+        self._tell("training", step)
         while True:
             batches, told = self.feed.batches(self.own, step), self.vitals.watching(self.state, phase, step)
             batches = self.together.dealt(batches, self.own, step)
             result = attempt(self.state, batches, carry_out, told, lambda: self.flag.stopping)
             if isinstance(result, StepResult):
+                self._passed.add("training")
                 return result
             if result == "stopped":
                 return None
@@ -472,6 +476,7 @@ class Trainer:
 
     def _evaluate_and_save(self, step: int, *, force: bool) -> None:
         before = self.clock()
+        self._tell("evaluating", step)
         losses = {}
         phase = "evaluate_first" if step == 0 else "evaluate_steady"
         for split, tokens in (("train", self.train_tokens), ("val", self.val_tokens)):
@@ -536,12 +541,19 @@ class Trainer:
             device=self.placement.device, part=self.together.part(self.state),
         )  # fmt: skip
         return sum_of_losses(
-            batches, self.graphed.evaluate if self.graphed else partial(evaluation_loss, self.state),
+            batches, self._evaluate,
             batch_size=c.eval_batch,
             measure=self.meter.phase(phase, self.state) if self.meter.wants(phase) else None,
             stopping=lambda: bool(self.flag.asked),
             failed=self.vitals.watching(self.state, phase, self.progress.step),
         )  # fmt: skip
+
+    def _evaluate(self, batch: Batch) -> Any:
+        """The loss of one batch, a scalar on the device."""
+        found = self.graphed.evaluate(batch) if self.graphed else evaluation_loss(self.state, batch)
+        self._passed.add("evaluating")
+        self._tell("evaluating", self.progress.step)
+        return found
 
     def _figures(self) -> RankFigures:
         """What this rank has measured of itself so far."""
@@ -555,6 +567,7 @@ class Trainer:
         )  # fmt: skip
 
     def _save(self, *, wait: bool) -> None:
+        self._tell("saving", self.progress.step)
         more = {"elapsed_s": self._elapsed_s(), "dropout_by_number": self.together.by_number}
         self.progress = self.progress.model_copy(update=more)
         self._mend_folder()
@@ -564,6 +577,11 @@ class Trainer:
 
     def _elapsed_s(self) -> float:
         return self._elapsed_before_s + self.clock() - self._started
+
+    def _tell(self, phase: Literal["training", "evaluating", "saving"], step: int) -> None:
+        """What the run does from now on; the first pass of each kind is compiled."""
+        compiles = self.placement.compiled and phase != "saving" and phase not in self._passed
+        self.directory.tell("compiling" if compiles else phase, step)
 
     def _note(self, id: str, /, **values: Any) -> None:
         self.directory.event(id, **values)

@@ -20,7 +20,7 @@ from foretrain.reports.as_json import document_json
 from foretrain.reports.views import compare as compare_view
 from foretrain.training.store import RunRecord
 from foretrain.web.answers import SCHEMA
-from foretrain.web.observe import ObservedRun
+from foretrain.web.observe import ObservedRun, said_of
 from foretrain.web.runs import of_trainer, row
 
 
@@ -56,13 +56,13 @@ def _read(id: str, run: ObservedRun | None) -> tuple[dict[str, Any], Subject | N
     """How a run is, with what is to be said of it, and the run as far as it goes."""
     if run is None:
         return {"id": id, "name": "", "path": "", "notes": [], "problem": say("page.beside.gone")}, None
-    state = {"id": id, "name": printable(run.id), "path": printable(str(run.path)), "notes": [], "problem": ""}
+    state = {"id": id, **said_of(run, run.id), "notes": [], "problem": ""}
     try:
         if (trained := of_trainer(id, run)) is not None:
             notes = [] if trained[0]["status"] == "finished" else [say("page.beside.so_far")]
             return {**state, **trained[0], "notes": notes}, trained[1]
         record = run.read_record()
-        subject = source.of(Given(path=str(run.path), label=printable(run.id)), run)
+        subject = source.of(Given(path=str(run.path), label=state["name"]), run)
     except UserError as error:
         return {**state, "problem": printable(str(error))}, None
     except OSError as error:

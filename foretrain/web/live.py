@@ -37,7 +37,9 @@ def _of_kind(lines: Lines, kind: str) -> Lines:
 
 def _curves(name: str, y: Axis, traces: list[Trace]) -> Curves:
     steps = Axis(Message("axis.step"), "number")
-    return Curves(Message(f"page.picture.{name}"), (steps,), y, tuple(traces), small=name != "loss")
+    return Curves(
+        Message(f"page.picture.{name}"), (steps,), y, tuple(traces), small=name != "loss", smooth=name == "loss"
+    )
 
 
 def _trace(label: Message, lines: Lines, key: str, shift: int, colour: int = 0) -> Trace:

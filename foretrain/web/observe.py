@@ -1,61 +1,27 @@
-"""Runs as seen from outside: files are read, nothing is written, locked or touched, so that training is not disturbed.
-
-A run's lock is not tried, as that would hold it for a moment in which a trainer could not take it. Linux lists who
-holds which lock; elsewhere, and for a run in another container, a run lives while its files change.
-"""
+"""What the page reads of a run: what its user says of it, and the curves of its metrics, read on as the file grows."""
 
 import json
-import os
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from foretrain.training.store import RunDirectory
+from foretrain.analysis.live.observed import ObservedRun
+from foretrain.base.messages import printable
+from foretrain.training.folder import label
 
 MAX_POINTS = 1200  # of a curve; more cannot be seen
-MAX_RECORD_BYTES = 16 * 2**20
-FRESH_S = 60.0
-FILES = ("run.json", "metrics.jsonl", "events.jsonl", "plan.json", "sample.txt", "run.lock", "trainer.json")
 _SHOWN = ("kind", "step", "loss", "val_loss", "train_loss", "step_s", "tokens_per_s", "mfu", "memory_bytes", "eta_s",
           "elapsed_s", "evaluation_s", "learning_rate", "grad_norm", "best")  # fmt: skip
 
 
-class ObservedRun(RunDirectory):
-    """A run that is only looked at."""
-
-    def is_locked(self) -> bool:
-        """Whether a living process trains here, as far as can be seen without touching the lock."""
-        held = lock_is_held(self.path / "run.lock")
-        return held or _age_s(self.path / "metrics.jsonl") < FRESH_S or _age_s(self.path / "run.json") < FRESH_S
-
-    def is_plain(self) -> bool:
-        """Whether the folder and the files in it are neither links nor pipes, and of a sensible size."""
-        if self.path.is_symlink() or not self.path.is_dir():
-            return False
-        files = [self.path / name for name in FILES]
-        if any(file.is_symlink() or (file.exists() and not file.is_file()) for file in files):
-            return False
-        return all(file.stat().st_size <= MAX_RECORD_BYTES for file in (files[0], files[3], files[6]) if file.exists())
-
-
-def _age_s(path: Path) -> float:
-    try:
-        return time.time() - path.stat().st_mtime
-    except OSError:
-        return float("inf")
-
-
-def lock_is_held(path: Path, listing: Path = Path("/proc/locks")) -> bool:
-    """Whether somebody holds a lock on this file, by the kernel's list of locks; False where there is no list."""
-    try:
-        status = path.stat()
-        lines = listing.read_text("ascii", "replace").splitlines()
-    except OSError:
-        return False
-    file = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-    return any(file in line.split() for line in lines)
+def said_of(run: ObservedRun, name: str) -> dict[str, Any]:
+    """Where a run is, and what its user calls it and says of it; `name`: what it is called where nobody does."""
+    said = label.read(run.path)
+    return {
+        "name": printable(said.title or name), "path": printable(str(run.path)), "note": printable(said.note),
+        "tags": [printable(" ".join(tag.split())) for tag in said.tags],
+    }  # fmt: skip
 
 
 class Curve:

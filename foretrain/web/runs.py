@@ -14,7 +14,7 @@ from foretrain.reports.views import run as run_view
 from foretrain.training.store import RunRecord, find_runs
 from foretrain.web import live, trainer_runs
 from foretrain.web.answers import SCHEMA
-from foretrain.web.observe import Curve, ObservedRun, newest
+from foretrain.web.observe import Curve, ObservedRun, newest, said_of
 
 MAX_RUNS = 300
 MAX_EVENTS = 200
@@ -80,7 +80,7 @@ def _record(run: ObservedRun) -> RunRecord:
 def row(id: str, run: ObservedRun, record: RunRecord) -> dict[str, Any]:
     """One run as the list has it."""
     return {
-        "id": id, "name": printable(record.name), "path": printable(str(run.path)), **_state(run, record),
+        "id": id, **said_of(run, record.name), **_state(run, record),
         "val_loss": "–" if record.val_loss is None else format_value(record.val_loss, "digits4"),
         "started": _minute(record.started_at), "gpu": printable(record.gpu.name),
     }  # fmt: skip

@@ -15,7 +15,7 @@ from foretrain.reports.as_json import block_json, document_json
 from foretrain.reports.document import Message
 from foretrain.training.store import RunDirectory
 from foretrain.web import live
-from foretrain.web.observe import ObservedRun
+from foretrain.web.observe import ObservedRun, said_of
 
 TONES = {"finished": "good", "failed": "bad", "killed": "bad", "stopped": "warn"}
 
@@ -25,7 +25,7 @@ def row(id: str, run: ObservedRun) -> tuple[str, dict[str, Any]]:
     record = analysis.read_record(run)
     started = isolated(printable(record.started_at.replace("T", " ")[:16]))
     shown = {
-        "id": id, "name": printable(record.name), "path": printable(str(run.path)), **_state(run),
+        "id": id, **said_of(run, record.name), **_state(run),
         "val_loss": "–" if record.last_val_loss is None else format_value(record.last_val_loss, "digits4"),
         "started": started, "gpu": printable(record.device),
     }  # fmt: skip

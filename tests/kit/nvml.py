@@ -94,3 +94,22 @@ class Nvml(FakeNvml):
     def nvmlDeviceGetTemperature(self, handle: int, which: int) -> int:
         self._alive()
         return 84
+
+
+class Rack(Nvml):
+    """Several such cards. `held`: for each card what its processes hold, in GiB by process; what is in use is their sum
+    and 1 GiB more."""
+
+    def __init__(self, held: list[dict[int, float]]) -> None:
+        super().__init__()
+        self.held = held
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.held)
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:
+        self.looks += 1
+        return SimpleNamespace(total=12 * GIB, used=round((sum(self.held[handle].values()) + 1) * GIB))
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[SimpleNamespace]:
+        return [SimpleNamespace(pid=pid, usedGpuMemory=round(size * GIB)) for pid, size in self.held[handle].items()]

@@ -12,6 +12,7 @@ from foretrain.app.training.following import follow, told_of
 from foretrain.app.training.inputs import choose, pick_batch, write_inputs
 from foretrain.app.training.request import Ready, Request
 from foretrain.training.device import Placement, place
+from foretrain.training.folder import label
 from foretrain.training.host_memory import give_back, keep_memory
 from foretrain.training.ranks import meeting
 from foretrain.training.ranks.group import Group
@@ -51,6 +52,9 @@ def _ready(asked: Request, placement: Placement, world: int) -> Ready:
         host_fit.check(resolved.config, placement.gpu, compiled=placement.compiled)
     directory, resuming = directory_of(resolved, asked.resume, listen)
     try:
+        directory.tell("starting")
+        if asked.label:
+            label.write(directory.path, label.read(directory.path).with_more(asked.label))
         resolved, placement = choose(resolved, placement, directory, resuming, world)
         give_back()  # what the measurements took is not the training's
         if resolved.config.auto_batch_size and not resuming:  # a resumed run goes on as it was

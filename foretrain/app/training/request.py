@@ -7,6 +7,7 @@ from foretrain.config.resolve import ResolvedConfig
 from foretrain.data.dataset import DatasetInfo
 from foretrain.data.remote import Bar
 from foretrain.training.contention import Reading
+from foretrain.training.folder.label import UNSAID, Label, changed
 from foretrain.training.notes import Listener
 from foretrain.training.ranks.place import ALONE, Place
 from foretrain.training.store import RunDirectory
@@ -15,11 +16,13 @@ from foretrain.training.trackers import asked_for
 if TYPE_CHECKING:
     from foretrain.training.device import Placement
 
+__all__ = ["UNSAID", "Label", "Ready", "Request", "changed"]
+
 
 @dataclass(frozen=True)
 class Request:
     """A run as `train_resolved` is asked for it. `since`: the machine before torch was imported. `place`:
-    of this process among the ranks of the run.
+    of this process among the ranks of the run. `label`: what the user calls it.
     """
 
     resolved: ResolvedConfig
@@ -30,6 +33,7 @@ class Request:
     ends_process: bool
     since: Reading
     place: Place = ALONE
+    label: Label = UNSAID
 
     trackers: tuple[str, ...] = field(init=False)  # that the run is reported to
 

@@ -1,4 +1,4 @@
-"""`foretrain runs`: what was trained; and a run against its forecast, for other commands."""
+"""`foretrain runs`: what was trained, and what its user says of it; and a run against its forecast."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -6,24 +6,26 @@ from typing import Annotated, Any
 import typer
 
 from foretrain.analysis.forecast_check import of_directory
-from foretrain.analysis.measured_step import with_measured_step
+from foretrain.analysis.listed import is_run, listed
 from foretrain.base.errors import UserError
 from foretrain.cli.common import ERR, OUT, Json, noted, print_json
 from foretrain.monitoring import record as watch_record
 from foretrain.monitoring import trainer_record
 from foretrain.reports import text
-from foretrain.reports.document import Document
-from foretrain.reports.views import run as run_view
-from foretrain.reports.views import watch as watch_view
-from foretrain.reports.views.finetune import run as trainer_view
+from foretrain.reports.views.listed import runs as listed_view
 from foretrain.training import store
+from foretrain.training.folder import label
 from foretrain.training.store import RunDirectory
 
 RUNS_EPILOG = """Examples:
 
 foretrain runs
 
-foretrain runs ~/experiments --json"""
+foretrain runs ~/experiments --json
+
+foretrain runs --tag sweep                       (only runs with this tag)
+
+foretrain runs out-3 --name "wider MLP" --add-tag sweep --note "twice the width"        (say what a run is)"""
 RunPath = Annotated[Path, typer.Argument(help="A run directory; `foretrain runs` lists them.", metavar="RUN")]
 
 
@@ -33,53 +35,58 @@ def add_to(app: typer.Typer) -> None:
 
 def runs_command(
     folders: Annotated[list[Path] | None, typer.Argument(help="Folders to search, two levels deep.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="List only runs with this tag; with several, with all.")] = None,
+    name: Annotated[str | None, typer.Option(help="Call the run this; '' takes the name away.")] = None,
+    note: Annotated[str | None, typer.Option(help="Keep this note with the run; '' takes it away.")] = None,
+    add_tag: Annotated[list[str] | None, typer.Option(help="Give the runs this tag.")] = None,
+    remove_tag: Annotated[list[str] | None, typer.Option(help="Take this tag from the runs.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List runs and watched runs: status, steps, loss, speed."""
+    """List runs and watched runs: status, steps, loss, speed. Or give a run a name, a note, tags."""
 
     for folder in folders or []:
         if not folder.is_dir():
             raise UserError("data.no_folder", path=str(folder))
-    found, unreadable = [], []
-    for directory in store.find_runs(folders or [Path()]):
-        try:
-            found.append((directory, with_measured_step(directory, directory.read_record())))
-        except UserError as error:
-            unreadable.append(error)
-    seen = []
-    for path in watch_record.find(folders or [Path()]):
-        try:
-            seen.append((path, watch_record.read(path)))
-        except UserError as error:
-            unreadable.append(error)
-    trainers = []
-    for path in trainer_record.find(folders or [Path()]):
-        try:
-            trainers.append((path, trainer_record.read(path)))
-        except UserError as error:
-            unreadable.append(error)
-    for error in unreadable:
+    if name is not None or note is not None or add_tag or remove_tag:
+        _say(folders or [], name, note, add_tag or [], remove_tag or [])
+    found = listed(folders or [Path()], tag or ())
+    for error in found.unreadable:
         ERR.print(noted(error), soft_wrap=True)
     if as_json:
-        runs = [
-            {"path": str(d.path), **r.to_json(schema=store.SCHEMA), "scores": [each.to_json() for each in d.scores()]}
-            for d, r in found
-        ]
+        own = _rows(found.runs, store.SCHEMA)
+        for row, (path, _) in zip(own, found.runs, strict=True):
+            row["scores"] = [each.to_json() for each in RunDirectory(path).scores()]
         print_json(
             {
-                "schema": "foretrain.runs/1", "runs": runs,
-                "watched": [{"path": str(p), **r.to_json(schema=watch_record.SCHEMA)} for p, r in seen],
-                "trainers": [{"path": str(p), **r.to_json(schema=trainer_record.SCHEMA)} for p, r in trainers],
+                "schema": "foretrain.runs/1", "runs": own,
+                "watched": _rows(found.watched, watch_record.SCHEMA),
+                "trainers": _rows(found.trainers, trainer_record.SCHEMA),
             }
         )  # fmt: skip
         return
+    labels = {path: label.read(path) for path, _ in (*found.runs, *found.watched, *found.trainers)}
+    text.render(listed_view.document(found, labels), OUT)
 
-    document = run_view.runs_document(found)
-    if seen or trainers:
-        others = [watch_view.list_section(seen)] if seen else []
-        others += [trainer_view.list_section(trainers)] if trainers else []
-        document = Document(document.title, document.subtitle, [*(document.sections if found else []), *others])
-    text.render(document, OUT)
+
+def _rows(found: list[tuple[Path, Any]], schema: str) -> list[dict[str, Any]]:
+    return [
+        {"path": str(path), "label": label.read(path).to_json(), **record.to_json(schema=schema)}
+        for path, record in found
+    ]
+
+
+def _say(runs: list[Path], name: str | None, note: str | None, add: list[str], remove: list[str]) -> None:
+    """Give these runs a name, a note, tags. Raises UserError before anything is written where one is no run."""
+    if not runs:
+        raise UserError("usage.label_no_run")
+    if name and len(runs) > 1:
+        raise UserError("usage.label_one_name", count=len(runs))
+    for run in runs:
+        if not is_run(run):
+            raise UserError("data.no_run", path=str(run))
+    made = [label.changed(label.read(run), name=name, note=note, tags=add, without=remove) for run in runs]
+    for run, each in zip(runs, made, strict=True):
+        label.write(run, each)
 
 
 def load(run: Path) -> tuple[Any, Any]:

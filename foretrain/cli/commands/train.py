@@ -7,7 +7,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from foretrain.app.train import need_torch, train_resolved
+from foretrain.app.train import UNSAID, Label, label_of, need_torch, train_resolved
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.cli import keep_going as supervisor
 from foretrain.cli import start_ranks
@@ -43,6 +43,8 @@ foretrain train my.toml --resume auto        (after Ctrl-C, a crash or a power c
 
 foretrain train my.toml --auto-restart       (resumes automatically after a crash)
 
+foretrain train my.toml --name "wider MLP" --tag sweep --note "twice the width"
+
 foretrain train my.toml --report-to tensorboard,trackio    (wandb and mlflow too; docs/trackers.md)
 
 foretrain train my.toml --gpus 2             (on two GPUs; torchrun and Slurm's srun work too)"""
@@ -65,6 +67,9 @@ def train_command(
         bool,
         typer.Option(*spellings("--auto-restart"), help="Resume from the last checkpoint automatically after a crash."),
     ] = False,
+    name: Annotated[str | None, typer.Option(help="What to call the run in lists, comparisons and reports.")] = None,
+    note: Annotated[str | None, typer.Option(help="A note to keep with the run.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="A tag to find the run by; may be given several times.")] = None,
     gpus: Annotated[
         int,
         typer.Option(min=0, max=1024, help="Train on N GPUs of this machine, a process each; without GPUs on the CPU."),
@@ -75,6 +80,7 @@ def train_command(
     """Train a config, with a live line, evaluation and checkpoints. Ctrl-C saves; --resume auto resumes."""
     need_one_of("--resume", resume, ("auto", "no"))
     place = place_of(os.environ)
+    label = label_of(name, note, tag or ())
     try:
         resolved = resolve(words or [])
         if keep_going:
@@ -92,7 +98,7 @@ def train_command(
         print_notes(resolved.notes, quiet=quiet or place.world > 1)
         go_on = resume == "auto" or resolved.config.init_from == "resume"
         with patient_output():
-            record = train(resolved, resume=go_on, quiet=quiet or as_json, trial=not no_trial)
+            record = train(resolved, resume=go_on, quiet=quiet or as_json, trial=not no_trial, label=label)
             if as_json and place.first:
                 print_json(record.to_json(schema=SCHEMA))
     except UserError as error:
@@ -113,9 +119,17 @@ def _end_rank(error: UserError, place: Place, *, as_json: bool) -> NoReturn:
     os._exit(int(error.exit_code))
 
 
-def train(resolved: ResolvedConfig, *, resume: bool = False, quiet: bool = False, trial: bool = True) -> RunRecord:
+def train(
+    resolved: ResolvedConfig, *, resume: bool = False, quiet: bool = False, trial: bool = True, label: Label = UNSAID
+) -> RunRecord:
     """Train a resolved config with a live line; returns the record. Raises UserError."""
     printer = Printer(quiet, resolved.config.max_iters)
     return train_resolved(
-        resolved, resume=resume, trial=trial, listen=printer, bar=partial(bytes_bar, quiet=quiet), ends_process=True
+        resolved,
+        resume=resume,
+        trial=trial,
+        listen=printer,
+        bar=partial(bytes_bar, quiet=quiet),
+        ends_process=True,
+        label=label,
     )

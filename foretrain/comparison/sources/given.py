@@ -12,6 +12,7 @@ from foretrain.config.presets import preset_named
 from foretrain.config.resolve import ResolvedConfig, resolve
 from foretrain.hardware.catalogue import Gpu, stated_bytes
 from foretrain.hardware.devices import named
+from foretrain.training.folder import label
 
 _NAMED = re.compile(r"([^=+/\\]{1,40})=(.+)", re.DOTALL)
 _TABLES = (".csv", ".tsv", ".json", ".jsonl", ".ndjson")
@@ -37,8 +38,11 @@ class Given:
 
     @property
     def name(self) -> str:
-        """What it is called where the user gave no name."""
-        return self.label or (Path(self.path).resolve().name if Path(self.path).is_dir() else Path(self.path).stem)
+        """What it is called: as the user names it here, as a run's own label has it, or by its folder or file."""
+        path = Path(self.path)
+        if self.label or not path.is_dir():
+            return self.label or path.stem
+        return label.read(path).title or path.resolve().name
 
     @cached_property
     def head(self) -> bytes:

@@ -43,7 +43,9 @@ def _losses(
     )  # fmt: skip
     y = Axis(Message("axis.loss" if curves[0].unit == "nats a token" else "axis.bits"), "number")
     energy = Message(f"energy_from.{found.energy_source}")
-    return Curves(Message("picture.loss_over"), axes, y, traces, levels, source=Message(source, {"energy": energy}))
+    return Curves(
+        Message("picture.loss_over"), axes, y, traces, levels, source=Message(source, {"energy": energy}), smooth=True
+    )
 
 
 def _axis(name: AxisName, currency: str) -> Axis:

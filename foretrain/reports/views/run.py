@@ -1,4 +1,4 @@
-"""Runs in a list, a run's forecast beside what it measured, and the report of a run, as Documents."""
+"""A run's forecast beside what it measured, and the report of a run, as Documents."""
 
 from dataclasses import replace
 
@@ -42,36 +42,6 @@ def status_text(directory: RunDirectory, record: RunRecord) -> Message:
     """How a run ended; one that saved nothing is not said to be resumable."""
     unsaved = None if directory.has_checkpoint else _UNSAVED.get(record.status)
     return Message(unsaved or f"status.{record.status}")
-
-
-def runs_document(records: list[tuple[RunDirectory, RunRecord]]) -> Document:
-    """`foretrain runs`: one row a run."""
-    rows: list[tuple[Cell, ...]] = []
-    tones = []
-    several = any(record.world > 1 for _, record in records)
-    bits = [directory.bits_per_byte for directory, _ in records]
-    evaluated = any(each is not None for each in bits)
-    for (directory, record), found in zip(records, bits, strict=True):
-        rows.append(
-            (
-                str(directory.path),
-                status_text(directory, record),
-                f"{record.steps_done:,} / {record.config.max_iters:,}",
-                f"{record.val_loss:.4f}" if record.val_loss is not None else "–",
-                *([Quantity(found, "digits4")] if evaluated else []),
-                Message("value.throughput", {"tokens_per_s": record.tokens_per_s}) if record.tokens_per_s else "–",
-                Quantity(record.mfu, "percent"),
-                *([str(record.world)] if several else []),
-                record.started_at.replace("T", " ")[:16],
-            )
-        )
-        tones.append(STATUS_TONES.get(record.status, "plain"))
-    of_eval = ["bits_per_byte"] if evaluated else []
-    names = ("run", "status", "steps", "val_loss", *of_eval, "speed", "mfu", *(["ranks"] if several else []), "started")
-    columns = tuple(Message(f"column.{name}") for name in names)
-    table = Table(columns, tuple(rows), frozenset(range(2, len(names) - 1)), tuple(tones))
-    title = Message("runs.title", {"count": len(records)})
-    return Document(title, Message("runs.subtitle"), [Section(Message("runs.section"), (table,))])
 
 
 def comparison_document(comparison: ForecastCheck) -> Document:
@@ -181,7 +151,7 @@ def changed_knobs(record: RunRecord) -> Table:
 def report(facts: RunFacts) -> Document:
     """The whole report: what it did, its loss, its machine, its forecast, what surrounds it."""
     record = facts.record
-    sections = [Section(Message("report.summary"), (*_verdict(facts), _figures(facts)))]
+    sections = [Section(Message("report.summary"), (*_said_of(facts), *_verdict(facts), _figures(facts)))]
     sections += run_explain.endings(facts.explanation)
     sections += run_explain.rank_sections(facts.explanation)
     sections.append(Section(Message("report.learning"), _learning(facts)))
@@ -197,7 +167,8 @@ def report(facts: RunFacts) -> Document:
     if facts.sample:
         sections.append(Section(Message("report.sample"), (Verbatim(facts.sample),)))
     sections.append(Section(Message("report.config"), (changed_knobs(record),)))
-    name = record.name if record.name == facts.folder else f"{record.name} ({facts.folder})"
+    name = facts.label.title or record.name
+    name = name if name == facts.folder else f"{name} ({facts.folder})"
     return Document(Message("report.title", {"name": name}), subtitle(record), sections)
 
 
@@ -206,6 +177,13 @@ _SAID_OF = {
     "memory_said": ("process.reserved", "process.resident", "phase.steady_step"),
     "time_said": ("time.step",),
 }
+
+
+def _said_of(facts: RunFacts) -> tuple[Block, ...]:
+    """The note and the tags that its user gave it."""
+    note, tags = facts.label.note, facts.label.tags
+    found = [Paragraph(Message("report.note", {"note": note}))] if note else []
+    return (*found, *([Paragraph(Message("report.tags", {"tags": list(tags)}))] if tags else []))
 
 
 def _verdict(facts: RunFacts) -> tuple[Block, ...]:

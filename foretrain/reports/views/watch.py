@@ -1,7 +1,6 @@
 """A watched command as a Document: what it took of the machine, and what its cards did."""
 
 import shlex
-from pathlib import Path
 
 from foretrain.base.units import rounds_to_zero
 from foretrain.hardware.card import SLOWING
@@ -107,19 +106,3 @@ def slowed(reasons: dict[str, float]) -> tuple[Paragraph, ...]:
         Paragraph(Message(f"clock_reason.{name}", {"share": share}), "plain" if name == "power_cap" else "warn")
         for name, share in sorted(named, key=lambda pair: -pair[1])
     )
-
-
-def list_section(found: list[tuple[Path, WatchRecord]]) -> Section:
-    """`foretrain runs`: one row a watched command."""
-    names = ("run", "status", "steps", "val_loss", "step", "took", "started")
-    columns = tuple(Message(f"column.{name}") for name in names)
-    rows = tuple(
-        (
-            str(path), Message(f"watch_status.{record.status}", {"code": record.exit_code}), f"{record.steps:,}",
-            f"{record.last_val_loss:.4f}" if record.last_val_loss is not None else "–",
-            Quantity(record.step_s, "duration"), Quantity(record.wall_s, "duration"),
-            record.started_at.replace("T", " ")[:16],
-        )
-        for path, record in found
-    )  # fmt: skip
-    return Section(Message("watch.section"), (Table(columns, rows, frozenset({2, 3, 4, 5}), optional=(6, 3)),))

@@ -10,7 +10,8 @@ _OWN = ("out_of_memory", "micro_batch_shrunk", "not_compiled", "memory_exceeded"
 
 
 class FollowerDirectory(RunDirectory):
-    """The directory of a run whose lock another rank has. `rank-N.jsonl` is this rank's own."""
+    """The directory of a run whose lock another rank has. `rank-N.jsonl` is this rank's own, and so is now.json in
+    its scratch folder."""
 
     def __init__(self, path: Path, rank: int) -> None:
         super().__init__(path)
@@ -27,7 +28,7 @@ class FollowerDirectory(RunDirectory):
         pass
 
     def release(self) -> None:
-        pass
+        self._teller.end()
 
     def write(self, name: str, text: str) -> None:
         pass

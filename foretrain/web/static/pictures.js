@@ -4,6 +4,7 @@ import { h, t, table } from "./ui.js";
 
 const all = new Set();
 let made = 0;  // of which each group of radio buttons has a name of its own
+let weight = 0;  // of smoothing, as it was chosen last
 
 export class Picture {
   // `found`: a block of the kind "chart"; null: it comes later, by `show`.
@@ -20,16 +21,31 @@ export class Picture {
   }
 
   show(found) {
+    if (this.drawing && this.title === found.title) {   // what the reader holds stays where it is
+      this.behind.lastChild.replaceWith(this.numbers(found));
+      this.drawing.show(found.picture);
+      return;
+    }
+    this.title = found.title;
     this.canvas.setAttribute("aria-label", found.title);
-    const open = this.element.querySelector("details")?.open, chosen = this.drawing?.picture.chosen || 0;
-    this.drawing ||= new Drawing(found.picture, this.canvas, this.said);
+    const open = this.behind?.open, chosen = this.drawing?.picture.chosen || 0;
+    this.drawing ||= new Drawing({ ...found.picture, weight }, this.canvas, this.said);
+    this.behind = h("details", { class: "behind", open }, h("summary", {}, t("page.numbers")), this.numbers(found));
     const axes = found.picture.axes || [];
     const choice = (axis, i) => h("label", {}, h("input", { type: "radio", name: this.group, value: String(i), checked: i === chosen, onchange: () => this.drawing.choose(i) }), h("span", {}, axis.label));
     const parts = [h("h3", {}, found.title), found.source ? h("p", { class: "source" }, found.source) : "",
-      axes.length > 1 ? h("fieldset", { class: "switch" }, h("legend", {}, this.drawing.words.over), axes.map(choice)) : "", this.frame, this.said,
-      h("details", { class: "behind", open }, h("summary", {}, t("page.numbers")), table({ ...found.numbers, label: `${found.title} · ${t("page.numbers")}` }))];
+      axes.length > 1 ? h("fieldset", { class: "switch" }, h("legend", {}, this.drawing.words.over), axes.map(choice)) : "", found.picture.smooth ? this.slider() : "",
+      this.frame, this.said, this.behind];
     this.element.replaceChildren(...parts.filter(part => part !== ""));
     this.drawing.show(found.picture);
+  }
+
+  numbers(found) { return table({ ...found.numbers, label: `${found.title} · ${t("page.numbers")}` }); }
+
+  slider() {
+    const said = h("output", {}, String(weight));
+    const turned = event => { weight = +event.target.value; said.textContent = event.target.value; this.drawing.smooth(weight); };
+    return h("label", { class: "smooth" }, this.drawing.words.smoothing, " ", h("input", { type: "range", min: 0, max: 0.99, step: 0.01, value: String(weight), oninput: turned }), said);
   }
 
   free() { this.seen.disconnect(); this.drawing?.free(); all.delete(this); }

@@ -16,6 +16,9 @@ class Polled {
   fail(error) { this.element.replaceChildren(h("p", { class: "bad box", role: "alert" }, error.problems ? error.message : t("page.no_server"))); }
 }
 
+// What the user calls a run besides its name.
+const tags = run => run.tags.length ? h("div", { class: "tags" }, run.tags.map(tag => h("span", {}, tag))) : "";
+
 const heading = id => h("th", { scope: "col" }, t(`page.column.${id}`));
 
 export class RunsPage extends Polled {
@@ -62,7 +65,7 @@ export class RunsPage extends Polled {
 
   // What changes is put into the rows that are there, so that a link keeps its focus.
   show(found) {
-    const ids = found.runs.map(run => run.id).join();
+    const ids = JSON.stringify(found.runs.map(run => [run.id, run.name, run.tags]));
     if (ids !== this.ids) {
       const focused = document.activeElement?.id;
       const alike = name => found.runs.filter(run => run.name === name).length > 1;
@@ -70,7 +73,7 @@ export class RunsPage extends Polled {
       picked = picked.filter(id => this.names.has(id));
       this.choice.hidden = found.runs.length < 2;
       this.rows = new Map(found.runs.map(run => [run.id, h("tr", {}, h("td", {}, this.box(run)),
-        h("th", { scope: "row" }, h("a", { href: `#/run/${run.id}` }, run.name), h("div", { class: "help" }, run.path)),
+        h("th", { scope: "row" }, h("a", { href: `#/run/${run.id}` }, run.name), h("div", { class: "help" }, run.path), tags(run)),
         ["", "number", "number", "number", "number", ""].map(kind => h("td", { class: kind })))]));
       const head = h("tr", {}, ["pick", "run", "status", "steps", "val_loss", "speed", "mfu", "started"].map(heading));
       const table = h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": t("page.runs") },
@@ -120,6 +123,7 @@ export class RunPage extends Polled {
     this.events = h("ul", { class: "events" });
     this.report = h("div", { role: "status" }, t("page.making_report"));
     this.element.replaceChildren(h("p", {}, h("a", { href: "#/runs" }, t("page.back"))), h("h1", {}, this.run.name), h("p", { class: "help" }, `${apart(this.run.gpu)} · ${apart(this.run.path)}`),
+      this.run.note ? h("p", { class: "note" }, this.run.note) : "", tags(this.run),
       this.status, this.progress, this.now, this.shown,
       h("details", { class: "section", open: true }, h("summary", {}, h("h2", {}, t("page.events"))), this.events),
       this.report);

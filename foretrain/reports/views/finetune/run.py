@@ -1,7 +1,5 @@
 """A Trainer's run with ForetrainCallback: its forecast before the first step, and both beside each other afterwards."""
 
-from pathlib import Path
-
 from foretrain.advice.finetune import FineTuneChange
 from foretrain.analysis.run import OutOfMemory, Piece, TimePiece
 from foretrain.analysis.trainer_run import TrainerRunExplanation
@@ -217,19 +215,3 @@ def _losses(record: TrainerRunRecord) -> Table:
     if record.last_val_loss is not None:
         rows.append((Message("callback.val_loss"), f"{record.last_val_loss:.4f}"))
     return Table((), tuple(rows))
-
-
-def list_section(found: list[tuple[Path, TrainerRunRecord]]) -> Section:
-    """`foretrain runs`: one row a Trainer's run."""
-    names = ("run", "status", "steps", "val_loss", "step", "took", "started")
-    columns = tuple(Message(f"column.{name}") for name in names)
-    rows = tuple(
-        (
-            str(path), Message(f"callback.status.{record.status}"),
-            f"{record.steps_done:,}", f"{record.last_val_loss:.4f}" if record.last_val_loss is not None else "–",
-            Quantity(record.step_s, "duration"), Quantity(record.wall_s, "duration"),
-            record.started_at.replace("T", " ")[:16],
-        )
-        for path, record in found
-    )  # fmt: skip
-    return Section(Message("callback.section"), (Table(columns, rows, frozenset({2, 3, 4, 5}), optional=(6, 3)),))

@@ -1,0 +1,1 @@
+"""Use cases that look at what goes on now."""

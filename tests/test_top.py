@@ -1,0 +1,689 @@
+"""`foretrain top`: what runs say of themselves, what is seen of them from outside, and the frame that shows it."""
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from foretrain.analysis.live.folders import found_in
+from foretrain.analysis.live.observed import ObservedRun, held_here
+from foretrain.analysis.live.record import LiveCard, LiveMachine, LiveRun, Top
+from foretrain.analysis.live.runs import known_of, of_folder
+from foretrain.analysis.live.tail import Tail
+from foretrain.app.live.top import Look
+from foretrain.base import languages
+from foretrain.base.units import GIB
+from foretrain.comparison.loss_axes import meter_of
+from foretrain.monitoring import record as watch_record
+from foretrain.monitoring import trainer_record
+from foretrain.monitoring.record import WatchRecord
+from foretrain.monitoring.trainer_record import TrainerRunRecord
+from foretrain.reports.live.frame import SORTS, Shape, frame
+from foretrain.reports.live.parts import Part, bar, columns, joined
+from foretrain.reports.text import Trimmed
+from foretrain.training.folder import now
+from foretrain.training.folder.label import Label
+from foretrain.training.folder.now import Now, Teller
+from foretrain.training.store import RunDirectory
+from tests.kit.command import REPO, foretrain
+from tests.kit.nvml import FakeNvml, Nvml, Rack
+from tests.kit.page import EVIL_NAME, write_run
+
+ELSEWHERE = "another-machine"
+
+
+def alive(path: Path, **changes: Any) -> RunDirectory:
+    """A run that this process does: release it."""
+    directory = write_run(path, status="running", **changes)
+    directory.acquire()
+    directory.tell("training", 11)
+    return directory
+
+
+def seen(path: Path) -> LiveRun:
+    """A run as one look shows it."""
+    run = ObservedRun(path)
+    return of_folder(run, known_of(path, alive=run.is_locked()))
+
+
+def grow_old(path: Path) -> None:
+    """Nothing in a folder has changed for long."""
+    for file in path.iterdir():
+        os.utime(file, (1e9, 1e9))
+
+
+def line(step: int, **more: Any) -> str:
+    return json.dumps({"kind": "step", "step": step, "loss": 3.0, **more}) + "\n"
+
+
+@pytest.fixture
+def ended_process() -> int:
+    """The number of a process that is no more."""
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    return child.pid
+
+
+# -- what a run says of itself -----------------------------------------------------------------------------
+
+
+def test_a_run_says_its_phase_while_it_goes_on_and_nothing_afterwards(own_directory: Path) -> None:
+    from tests.kit.tiny import tiny
+    from tests.kit.training import train
+
+    said: list[tuple[str, int]] = []
+
+    def listen(event: Any) -> None:
+        found = now.read(Path("out"))
+        assert found is not None
+        assert (found.pid, now.lives(found)) == (os.getpid(), True)
+        said.append((found.phase, found.step))
+
+    record = train(tiny(max_iters=6, lr_decay_iters=6), listen=listen)
+    assert record.status == "finished"
+    phases = [phase for phase, _ in said]
+    assert phases[0] == "starting" or phases[0] == "evaluating"
+    assert set(phases) <= {"starting", "evaluating", "training", "saving"}
+    assert {"evaluating", "training"} <= set(phases)
+    assert not list(Path("out").glob("*now.json*"))
+
+
+def test_the_first_pass_of_a_compiled_model_is_compiling(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from foretrain.data.dataset import read_info
+    from foretrain.training import store
+    from foretrain.training.device import place
+    from foretrain.training.trainer import Trainer
+    from tests.kit.tiny import tiny, write_dataset
+
+    monkeypatch.setattr(torch, "compile", lambda model, **options: model)
+    config, directory = tiny(max_iters=4, lr_decay_iters=4, eval_interval=2, compile=True), store.create("out")
+    told: list[str] = []
+    monkeypatch.setattr(directory, "tell", lambda phase, step=0, pid=None: told.append(phase))
+    info = read_info(write_dataset(Path("data/toy")))
+    placement = place(config.model_copy(update={"compile": False}))
+    Trainer(config, info, directory, type(placement)(**{**vars(placement), "compiled": True})).run()
+    directory.release()
+    changes = [phase for phase, before in zip(told, [None, *told], strict=False) if phase != before]
+    assert changes[:5] == ["starting", "compiling", "evaluating", "compiling", "training"]
+    assert "compiling" not in changes[4:]
+    assert changes[-1] == "saving"
+
+
+def test_only_changes_are_written_and_no_phase_that_is_over_at_once(tmp_path: Path) -> None:
+    clock = iter([0.0, 10.0, 10.01, 20.0, 20.01, 30.0, 90.0])
+    teller = Teller(lambda: tmp_path, lambda: next(clock))
+
+    def told(phase: Any, step: int) -> tuple[str, int]:
+        teller.tell(phase, step)
+        found = now.read(tmp_path)
+        assert found is not None
+        return found.phase, found.step
+
+    assert told("training", 0) == ("training", 0)
+    assert told("training", 1) == ("training", 0)
+    assert told("evaluating", 2) == ("evaluating", 2)
+    assert told("training", 3) == ("training", 3)  # the evaluation took a hundredth of a second
+    assert told("evaluating", 4) == ("training", 3)
+    assert told("training", 5) == ("training", 3)
+    assert told("saving", 6) == ("saving", 6)
+    assert told("training", 7) == ("training", 7)
+    teller.end()
+    assert list(tmp_path.iterdir()) == []
+    teller.end()
+
+
+def test_a_disk_that_takes_nothing_ends_no_run(tmp_path: Path) -> None:
+    teller = Teller(lambda: tmp_path / "gone")
+    teller.tell("training")
+    teller.end()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", "7", '{"phase": "resting"}', "\x00\xff", "[" * 5000, " " * 100_000],
+)  # fmt: skip
+def test_what_is_no_now_json_says_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / "now.json").write_text(text, "latin-1")
+    assert now.read(tmp_path) is None
+
+
+def test_who_lives_is_told_by_its_process_and_no_other_of_its_number(ended_process: int, tmp_path: Path) -> None:
+    teller = Teller(lambda: tmp_path)
+    teller.tell("saving", 3)
+    found = now.read(tmp_path)
+    assert found is not None
+    assert (found.host, found.step, now.lives(found)) == (socket.gethostname(), 3, True)
+    assert now.lives(found.model_copy(update={"pid": ended_process})) is False
+    assert now.lives(found.model_copy(update={"process_began_s": found.process_began_s - 3600})) is False
+    assert now.lives(found.model_copy(update={"host": ELSEWHERE})) is None
+    assert now.lives(found.model_copy(update={"numbers": "another boot"})) is None
+
+
+# -- which runs there are ----------------------------------------------------------------------------------
+
+
+def test_runs_are_found_by_depth_alive_first_and_then_the_newest(tmp_path: Path) -> None:
+    for age, name in enumerate(("a", "b", "d/e", "g/h/deep")):
+        write_run(tmp_path / name)
+        for file in (tmp_path / name).iterdir():
+            os.utime(file, (1e9 - age, 1e9 - age))
+    (tmp_path / "d/e/now.json").write_text("damaged")
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    found = [run.path.relative_to(tmp_path).as_posix() for run in found_in([tmp_path], None)]
+    assert found == ["d/e", "a", "b"]
+    (tmp_path / "a" / "label.json").symlink_to("/etc/passwd")
+    assert "a" not in [run.path.name for run in found_in([tmp_path], None)]
+
+
+def test_runs_of_this_machine_are_found_by_the_locks_that_its_processes_hold(tmp_path: Path) -> None:
+    run, listing, processes = write_run(tmp_path / "far" / "away" / "from" / "here"), tmp_path / "locks", tmp_path / "p"
+    (processes / "12" / "fd").mkdir(parents=True)
+    (processes / "12" / "fd" / "3").symlink_to(run.path / "run.lock")
+    (processes / "12" / "fd" / "4").symlink_to("/dev/null")
+    listing.write_text(
+        "1: FLOCK  ADVISORY  WRITE 12 08:01:7 0 EOF\n2: POSIX  ADVISORY  READ 13 08:01:8 0 EOF\n"
+        "3: FLOCK  ADVISORY  WRITE 99 08:01:7 0 EOF\nnothing\n"
+    )
+    assert held_here(listing, processes) == [run.path]
+    assert held_here(tmp_path / "missing", processes) == []
+
+
+def test_a_living_run_of_another_folder_is_found_without_being_named(tmp_path: Path) -> None:
+    if not Path("/proc/locks").exists():
+        pytest.skip("this system lists no locks")
+    directory = alive(tmp_path / "elsewhere" / "run")
+    here = tmp_path / "here"
+    here.mkdir()
+    try:
+        if directory.path not in held_here():
+            pytest.skip("this kernel does not show its locks here")
+        assert directory.path in [run.path for run in found_in([here])]
+        assert found_in([here], None) == []
+    finally:
+        directory.release()
+
+
+# -- a run as it is ----------------------------------------------------------------------------------------
+
+
+def test_a_living_run_says_phase_steps_memory_against_its_plan_and_energy(tmp_path: Path) -> None:
+    directory = alive(tmp_path / "run")
+    (tmp_path / "run" / "metrics.jsonl").write_text(
+        line(0, step_s=0.5, tokens_per_s=9.0, elapsed_s=10.0, power_w=100.0, memory_bytes=3 * GIB)
+        + line(10, step_s=0.5, tokens_per_s=128.0, mfu=0.2, elapsed_s=30.0, power_w=50.0, memory_bytes=2 * GIB,
+               eta_s=1e6, loss=2.5)
+        + '{"kind": "evaluation", "step": 11, "val_loss": 2.75}\n' + '{"kind": "step", "st'
+    )  # fmt: skip
+    try:
+        run = seen(directory.path)
+    finally:
+        directory.release()
+    assert (run.kind, run.name, run.where, run.phase, run.step, run.steps) == ("run", "run", "here", "training", 12, 12)
+    assert (run.loss, run.val_loss, run.tokens_per_s, run.mfu) == (2.5, 2.75, 128.0, 0.2)
+    assert (run.memory_bytes, run.memory_peak_bytes) == (2 * GIB, 3 * GIB)
+    assert run.planned_bytes is not None
+    assert run.planned_high_bytes is not None
+    assert run.planned_high_bytes >= run.planned_bytes
+    assert (run.energy_j, run.energy_source) == (100.0 * 10 + 50.0 * 20, "measured")
+    assert run.eta_s is not None
+    assert 0.9e6 < run.eta_s <= 1e6
+    grow_old(directory.path)
+    ended = seen(directory.path)
+    assert (ended.where, ended.phase, ended.status) == ("nowhere", "ended", "killed")
+    assert ended.eta_s is None
+
+
+def test_a_killed_run_is_ended_at_once_though_its_files_are_fresh(tmp_path: Path, ended_process: int) -> None:
+    directory = write_run(tmp_path / "run", status="running")
+    assert ObservedRun(directory.path).is_locked()  # by its files, as it does not say which process it is
+    directory.tell("training", pid=ended_process)
+    assert not ObservedRun(directory.path).is_locked()
+    assert seen(directory.path).phase == "ended"
+
+
+def test_a_run_of_another_machine_is_alive_elsewhere_while_its_files_change(tmp_path: Path) -> None:
+    directory = alive(tmp_path / "run")
+    directory.release()
+    there = Now(phase="saving", since_s=time.time(), pid=1, process_began_s=0.0, host=ELSEWHERE)
+    (tmp_path / "run" / "now.json").write_text(json.dumps(there.to_json(schema=now.SCHEMA)))
+    run = seen(directory.path)
+    assert (run.where, run.host, run.phase, run.pids) == ("elsewhere", ELSEWHERE, "saving", ())
+    grow_old(directory.path)
+    assert seen(directory.path).where == "nowhere"
+
+
+def test_a_run_that_has_only_begun_is_starting(tmp_path: Path) -> None:
+    from foretrain.training import store
+
+    directory = store.create(str(tmp_path / "run"))
+    directory.tell("starting")
+    (found,) = found_in([tmp_path], None)
+    try:
+        assert seen(found.path).model_dump(include={"name", "phase", "where", "status"}) == {
+            "name": "run", "phase": "starting", "where": "here", "status": "running",
+        }  # fmt: skip
+    finally:
+        directory.release()
+    assert found_in([tmp_path], None) == []
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"id": "x"}', "\xff\x00", "[" * 5000])
+def test_a_damaged_run_is_a_line_that_says_so(tmp_path: Path, text: str) -> None:
+    directory = write_run(tmp_path / "run")
+    (directory.path / "run.json").write_text(text, "latin-1")
+    (directory.path / "metrics.jsonl").write_text(text + "\n" + text, "latin-1")
+    run = seen(directory.path)
+    assert (run.phase, run.where) == ("unreadable", "nowhere")
+    assert str(directory.path) in run.problem
+    shown = lines_of(top_of([run]), width=300)
+    assert any(row.startswith("run  ") and str(directory.path) in row for row in shown)
+
+
+@pytest.mark.parametrize("name", ["plan.json", "metrics.jsonl", "label.json", "events.jsonl"])
+def test_a_damaged_file_beside_the_record_only_takes_its_figures(tmp_path: Path, name: str) -> None:
+    directory = alive(tmp_path / "run")
+    (directory.path / name).write_bytes(b'{"kind": "step", "step": [1], "loss": "x", "eta_s": NaN}\n\xff[[[\n')
+    try:
+        run = seen(directory.path)
+    finally:
+        directory.release()
+    assert (run.where, run.phase) == ("here", "training")
+    assert (run.planned_bytes is None) == (name == "plan.json")
+    assert (run.loss is None) == (name == "metrics.jsonl")
+
+
+def test_a_watched_command_is_there_too(tmp_path: Path) -> None:
+    path = tmp_path / "watch"
+    path.mkdir()
+    record = WatchRecord(
+        id="watch", command=("python", "train.py"), status="running", started_at="2026-01-01", interval_s=1.0
+    )
+    directory = RunDirectory(path)
+    directory.acquire()
+    watch_record.write(directory, record)
+    directory.tell("running", pid=os.getpid())
+    card = {"index": 0, "ours_bytes": 2 * GIB, "energy_j": 1000.0}
+    for energy_j, elapsed_s in ((1000.0, 1.0), (1500.0, 2.0)):
+        sample = {"elapsed_s": elapsed_s, "rss_bytes": GIB, "cards": [{**card, "energy_j": energy_j}, {"index": 1}]}
+        directory.append("samples", sample)
+    try:
+        before = seen(path)
+        directory.append("metrics", {"kind": "step", "step": 40, "loss": 3.5, "step_s": 0.1, "tokens_per_s": None})
+        run = seen(path)
+    finally:
+        directory.release()
+        grow_old(path)
+    assert (before.kind, before.name, before.phase, before.step) == ("watched", "python train.py", "running", None)
+    assert (run.phase, run.step, run.loss, run.memory_bytes) == ("training", 40, 3.5, 2 * GIB)
+    assert (run.energy_j, run.energy_source) == (500.0, "measured")
+    assert seen(path).phase == "ended"
+
+
+def test_a_trainers_run_is_there_too(tmp_path: Path) -> None:
+    path = tmp_path / "foretrain"
+    path.mkdir()
+    record = TrainerRunRecord(
+        id="foretrain", name="sft", status="running", started_at="2026-01-01", trainer="SFTTrainer", device="cpu",
+        kind="cpu", max_steps=100,
+    )  # fmt: skip
+    directory = RunDirectory(path)
+    directory.acquire()
+    trainer_record.write(directory, record)
+    directory.tell("evaluating", 20)
+    for step in (19, 20):
+        directory.append("metrics", {"kind": "step", "step": step, "step_s": 2.0, "tokens": 512, "elapsed_s": step})
+    directory.append("metrics", {"kind": "log", "step": 20, "loss": 1.25, "memory_bytes": GIB, "elapsed_s": 20.0})
+    try:
+        run = seen(path)
+    finally:
+        directory.release()
+    assert (run.kind, run.phase, run.step, run.steps, run.loss) == ("trainer", "evaluating", 20, 100, 1.25)
+    assert (run.tokens_per_s, run.memory_bytes) == (256.0, GIB)
+    assert run.eta_s is not None
+    assert 150 < run.eta_s <= 160.0
+
+
+# -- the end of a file -------------------------------------------------------------------------------------
+
+
+def test_a_tail_reads_on_and_adds_up_as_a_report_does(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = [{"kind": "step", "step": i, "elapsed_s": 1.5 * i, "power_w": 100.0 + i, "step_s": 1.5} for i in range(200)]
+    tail, text = Tail(path, whole=True), "".join(json.dumps(each) + "\n" for each in lines)
+    assert tail.look().step == {}
+    for end in (10, 1000, len(text) - 3, len(text)):
+        path.write_text(text[:end])
+        tail.look()
+    meter = meter_of(lines)
+    assert meter is not None
+    assert tail.energy_j == pytest.approx(meter.energy_j[-1])
+    assert tail.step["step"] == 199
+    path.write_text(text[:500])  # a resumed run forgets what it does again
+    assert tail.look().step["step"] < 10
+
+
+def test_of_a_long_file_only_the_end_is_read_where_nothing_adds_up(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(
+        "".join(line(i, power_w=1.0, elapsed_s=float(i)) for i in range(5000)) + "x" * 200_000 + "\n" + line(7)
+    )
+    short = Tail(path, whole=False).look()
+    assert (short.step["step"], short.energy_j) == (7, None)
+    assert Tail(path, whole=True).look().energy_j == 4999.0
+
+
+# -- cards and processes -----------------------------------------------------------------------------------
+
+
+def test_a_card_says_who_holds_its_memory(tmp_path: Path) -> None:
+    directory = alive(tmp_path / "run")
+    stranger = os.getppid()
+    try:
+        look = Look([tmp_path], nvml=Rack([{os.getpid(): 4.0, stranger: 2.5}, {}]))
+        top = look.now()
+        again = look.now()
+    finally:
+        directory.release()
+    first, second = top.cards
+    assert (first.runs_bytes, first.others_bytes, first.used_bytes) == (4 * GIB, 3.5 * GIB, 7.5 * GIB)
+    assert (second.runs_bytes, second.others_bytes) == (0, GIB)
+    assert len(first.others) == 1
+    assert first.reasons == ("power_cap", "thermal")
+    (run,) = top.runs
+    assert (run.cards, os.getpid() in run.pids) == ((0,), True)
+    assert first.energy_seen_j == 0
+    alone = Look([tmp_path], nvml=Rack([{stranger: 2.5}])).now().cards[0]  # no run is here any more
+    assert (alone.runs_bytes, alone.others_bytes) == (0, 3.5 * GIB)
+    assert again.cards[0].energy_seen_j is not None
+    assert again.cards[0].energy_seen_j > 0
+
+
+def test_a_driver_that_does_not_tell_processes_apart_is_not_guessed_at(tmp_path: Path) -> None:
+    class Container(Rack):
+        """Its processes have the numbers of another system."""
+
+        def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> Any:
+            (process, *_) = super().nvmlDeviceGetComputeRunningProcesses(handle)
+            process.pid = 2**22 + 5
+            return [process]
+
+    directory = alive(tmp_path / "run")
+    try:
+        empty = Look([tmp_path], nvml=Rack([{}])).now().cards[0]
+        silent = Look([tmp_path], nvml=Nvml(processes=False)).now().cards[0]
+        elsewhere = Look([tmp_path], nvml=Container([{1: 4.0}])).now().cards[0]
+    finally:
+        directory.release()
+    for card in (empty, silent, elsewhere):
+        assert (card.runs_bytes, card.others_bytes, card.others) == (None, None, ())
+        assert card.used_bytes
+        assert any("does not say by whom" in row for row in lines_of(top_of([], cards=[card])))
+
+
+def test_a_card_that_says_nothing_is_a_name(tmp_path: Path) -> None:
+    top = Look([tmp_path], nvml=FakeNvml("NVIDIA T4", 16, 2560)).now()
+    assert [(card.name, card.busy, card.power_w) for card in top.cards] == [("NVIDIA T4", None, None)]
+    assert any("NVIDIA T4" in row for row in lines_of(top))
+
+
+def test_without_nvml_there_is_a_reason(tmp_path: Path) -> None:
+    class Broken(FakeNvml):
+        def nvmlInit(self) -> None:
+            raise self.NVMLError("Driver Not Loaded")
+
+    top = Look([tmp_path], nvml=Broken("", 1, 1)).now()
+    assert (top.cards, top.no_cards, top.runs) == ((), "Driver Not Loaded", ())
+    assert any("No NVIDIA GPU" in row and "Driver Not Loaded" in row for row in lines_of(top))
+
+
+def test_ranks_of_a_run_count_as_one(tmp_path: Path) -> None:
+    directory = alive(tmp_path / "run", world=2)
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    rank = tmp_path / "run" / ".ranks" / "rank-1"
+    rank.mkdir(parents=True)
+    Teller(lambda: rank).tell("training", pid=child.pid)
+    try:
+        top = Look([tmp_path], nvml=Rack([{os.getpid(): 4.0}, {child.pid: 3.0}])).now()
+    finally:
+        directory.release()
+        child.communicate(b"\n")
+    assert [card.runs_bytes for card in top.cards] == [4 * GIB, 3 * GIB]
+    assert top.runs[0].cards == (0, 1)
+
+
+# -- the frame ---------------------------------------------------------------------------------------------
+
+MACHINE = LiveMachine(
+    host="node7", cpu="CPU (AMD EPYC 7B13, 2 cores)", cores=2, busy=0.98, load=2.1, total_bytes=8 * GIB,
+    used_bytes=3 * GIB, runs_bytes=GIB,
+)  # fmt: skip
+CARD = LiveCard(
+    index=0, name="NVIDIA GeForce RTX 4070", driver="575.64", total_bytes=12 * GIB, used_bytes=10 * GIB,
+    runs_bytes=7 * GIB, others_bytes=3 * GIB, others=("Xorg", "firefox"), busy=0.98, clock_ghz=2.475,
+    reasons=("power_cap", "thermal"), temperature_c=84, power_w=200.0, energy_j=1e6, energy_seen_j=150_000.0,
+)  # fmt: skip
+
+
+def run_of(number: int, **changes: Any) -> LiveRun:
+    values: dict[str, Any] = {
+        "path": f"out-{number}", "kind": "run", "name": f"out-{number}", "where": "here", "phase": "training",
+        "status": "running", "step": 1240, "steps": 5000, "loss": 3.2134, "val_loss": 3.4, "tokens_per_s": 12340.0,
+        "mfu": 0.212, "memory_bytes": 7 * GIB, "planned_bytes": 8 * GIB, "eta_s": 252.0, "energy_j": 11000.0,
+        "energy_source": "measured", "started_at": "2026-01-01T10:00:00+00:00",
+    }  # fmt: skip
+    return LiveRun(**{**values, **changes})
+
+
+def top_of(runs: list[LiveRun], cards: list[LiveCard] | None = None, **more: Any) -> Top:
+    return Top(
+        at="2026-01-01T16:04:21+00:00", machine=MACHINE, runs=tuple(runs), cards=tuple(cards or ()),
+        no_cards="" if cards else "NVML Shared Library Not Found", **more,
+    )  # fmt: skip
+
+
+def lines_of(top: Top, width: int = 80, height: int = 24, **more: Any) -> list[str]:
+    console = Console(width=width, height=height, color_system=None, highlight=False)
+    with console.capture() as capture:
+        console.print(Trimmed(frame(top, Shape(width, height, **more)), width), end="")
+    return capture.get().splitlines()
+
+
+def text_of(top: Top, **more: Any) -> str:
+    return "\n".join(lines_of(top, **more))
+
+
+ENDED = run_of(90, name="earlier", where="nowhere", phase="ended", status="interrupted")
+DAMAGED = LiveRun(
+    path="bad", kind="run", name="bad", where="nowhere", phase="unreadable", problem="run.json is " + "x" * 99
+)
+FAR = run_of(
+    91, name="far", where="elsewhere", host=ELSEWHERE, phase="saving", phase_s=7.0, label=Label(tags=("sweep",))
+)
+FULL = [run_of(i, phase=phase, phase_s=75.0) for i, phase in enumerate(("training", "compiling", "evaluating"))]
+TOPS = {
+    "nothing": top_of([]),
+    "one": top_of([run_of(1)], [CARD]),
+    "mixed": top_of([*FULL, FAR, ENDED, DAMAGED], [CARD]),
+    "many": top_of([run_of(i, name="a-long-name-of-a-folder-" * 9) for i in range(40)], [CARD] * 2, more_runs=7),
+    "rack": top_of([run_of(1)], [CARD.model_copy(update={"index": i}) for i in range(16)]),
+    "bare": top_of([LiveRun(path="r", kind="run", name="r", where="here", phase="starting")], [LiveCard(index=0, name="x")]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lang", languages.known())
+@pytest.mark.parametrize("keys", [True, False])
+@pytest.mark.parametrize("size", [(80, 24), (40, 10), (200, 60), (20, 5)], ids=str)
+@pytest.mark.parametrize("name", TOPS)
+def test_a_frame_is_never_larger_than_its_terminal(name: str, size: tuple[int, int], keys: bool, lang: str) -> None:
+    width, height = size
+    with languages.speaking(lang):
+        shown = lines_of(TOPS[name], width, height, keys=keys)
+    assert len(shown) <= height
+    assert all(Console(width=999).measure(row).maximum <= width for row in shown)
+    assert not keys or len(shown) == height
+
+
+def test_eighty_columns_show_everything_of_a_run_and_a_card() -> None:
+    text = text_of(TOPS["mixed"])
+    for part in (
+        "node7", "16:04:21", "runs: 3 here, 1 elsewhere", "98.0 %", "load 2.10", "3.00 of 8.00 GiB", "runs 1.00, others 2.00 GiB",
+        "NVIDIA GeForce RTX 4070", "10.00 of 12.00 GiB", "runs 7.00, others 3.00 GiB", "(Xorg, firefox)", "2.48 GHz",
+        "slowed by power limit, heat", "84 °C", "200 W", "41.7 Wh so far", "out-0", "training", "1,240 / 5,000", "24.8 %",
+        "4.2 min left", "loss 3.2134", "12,340 tokens/s", "MFU 21.2 %", "7.00 of 8.00 GiB planned", "3.06 Wh",
+        "compiling 1.2 min", f"on {ELSEWHERE}", "saving 7 s", "earlier", "stopped", "val loss 3.4000", "bad  run.json is xxx",
+    ):  # fmt: skip
+        assert part in text, part
+    assert "training 1.2" not in text  # how long is no news there
+
+
+def test_what_does_not_fit_is_counted() -> None:
+    text = text_of(TOPS["many"])
+    shown = len(re.findall(r"4\.2 min left", text))
+    assert 0 < shown < 40
+    assert f"{40 - shown + 7} more runs" in text
+    rack = text_of(TOPS["rack"])
+    cards = len(re.findall(r"^GPU \d+", rack, re.MULTILINE))
+    assert f"{16 - cards} more cards" in rack
+    assert "out-1" in rack
+
+
+def test_no_run_says_how_to_start_one() -> None:
+    text = text_of(TOPS["nothing"])
+    assert "foretrain train baby" in text
+    assert "No NVIDIA GPU" in text
+
+
+def test_memory_beyond_the_plan_is_marked() -> None:
+    styles = {}
+    for held in (7, 9, 11):
+        console = Console(width=80, force_terminal=True, color_system="standard", no_color=False)
+        with console.capture() as capture:
+            console.print(
+                frame(top_of([run_of(1, memory_bytes=held * GIB, planned_high_bytes=10 * GIB)], [CARD]), Shape())
+            )
+        (row,) = [row for row in capture.get().splitlines() if "planned" in row]
+        styles[held] = "\x1b[33m" in row
+    assert styles == {7: False, 9: False, 11: True}
+
+
+def test_a_wide_terminal_has_a_run_on_one_line() -> None:
+    rows = [row for row in lines_of(TOPS["mixed"], 200, 40) if "4.2 min left" in row]
+    assert len(rows) == 4
+    assert all("loss 3.2134" in row and "3.06 Wh" in row for row in rows)
+    assert len({row.index("loss 3.2134") for row in rows}) == 1
+
+
+def test_names_and_tags_of_others_stay_text() -> None:
+    evil = f"{EVIL_NAME}\u202e\u2066\n[red]x[/red]\x9b2J"
+    runs = [run_of(1, name=evil), run_of(2, label=Label(name=evil, tags=(evil[:40],)), host=evil, where="elsewhere")]
+    runs.append(run_of(3, name=evil, where="nowhere", phase="unreadable", problem=evil))
+    card = CARD.model_copy(update={"name": evil, "others": (evil,), "driver": evil})
+    text = text_of(top_of(runs, [card]), width=200)
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", text)
+    assert "<img src=x" in text
+    assert "[red]" in text_of(top_of([run_of(1, name="[red]x[/red]")]))
+
+
+@pytest.mark.parametrize("sort", SORTS)
+def test_runs_are_sorted_as_asked(sort: str) -> None:
+    runs = [
+        run_of(1, memory_bytes=GIB, eta_s=300.0), run_of(2, memory_bytes=3 * GIB, eta_s=None),
+        run_of(3, memory_bytes=2 * GIB, eta_s=100.0), ENDED,
+    ]  # fmt: skip
+    text = text_of(top_of(runs), sort=sort, height=40)
+    order = re.findall(r"^(out-\d|earlier)", text, re.MULTILINE)
+    wanted = {"newest": "123", "memory": "231", "left": "312"}[sort]
+    assert order == [*(f"out-{number}" for number in wanted), "earlier"]
+
+
+def test_parts_of_a_line_go_by_their_order_and_columns_stand_below_each_other() -> None:
+    parts = [Part("first"), Part("never-mind", order=1), Part("gone", order=2), Part("last")]
+    assert joined(parts, 80).plain == "first  never-mind  gone  last"
+    assert joined(parts, 24).plain == "first  never-mind  last"
+    assert joined(parts, 12).plain == "first  last"
+    assert joined(parts, 8).plain == "first  …"
+    made = columns([[Part("a"), Part("1", right=True)], [Part("bbb"), Part("222", right=True)]], 80)
+    assert [row.plain for row in made] == ["a      1", "bbb  222"]
+    barred = columns([[Part("a"), Part("", share=0.5), Part("z")]], 24)
+    assert barred[0].plain == "a  " + "█" * 9 + "░" * 9 + "  z"
+    assert bar([(1, ""), (2, "")], 4, 8).plain == "██▒▒▒▒░░"
+    assert bar([(9, "")], 4, 8).plain == "████████"
+
+
+# -- the command -------------------------------------------------------------------------------------------
+
+
+def test_one_picture_and_one_object(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "run")
+    once = foretrain("top", "runs", "--once")
+    assert once.returncode == 0, once.stderr
+    assert "finished" in once.stdout
+    assert "\x1b" not in once.stdout
+    piped = foretrain("top", "runs")
+    assert (piped.returncode, "finished" in piped.stdout) == (0, True)
+    told = json.loads(foretrain("top", "runs", "--json").stdout)
+    assert (told["schema"], [run["name"] for run in told["runs"]]) == ("foretrain.top/1", ["run"])
+
+
+def test_what_cannot_be_is_one_sentence() -> None:
+    wrong = foretrain("top", "--interval", "0")
+    assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
+    missing = foretrain("top", "nowhere")
+    assert (missing.returncode, missing.stderr.count("\n")) == (7, 1)
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[tuple[int, int]]:
+    """(process, terminal) of `foretrain top` on a run, as somebody sits before it."""
+    write_run(tmp_path / "runs" / "run")
+    pid, terminal = pty.fork()
+    if pid == 0:
+        environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": str(REPO), "LINES": "24", "COLUMNS": "80"}
+        code = "from foretrain.cli import main; main()"
+        os.execve(sys.executable, [sys.executable, "-c", code, "top", str(tmp_path / "runs")], environment)
+    yield pid, terminal
+    os.close(terminal)
+
+
+def until(terminal: int, text: bytes) -> bytes:
+    """What the terminal shows until this is there, or it closes."""
+    shown, end_s = b"", time.monotonic() + 120
+    while text not in shown and time.monotonic() < end_s:
+        if select.select([terminal], [], [], 0.1)[0]:
+            try:
+                shown += os.read(terminal, 65536)
+            except OSError:
+                break
+    return shown
+
+
+def test_keys_sort_and_quit_and_the_terminal_is_as_it_was(terminal: tuple[int, int]) -> None:
+    pid, screen = terminal
+    shown = until(screen, b"newest first")
+    assert b"\x1b[?1049h" in shown
+    os.write(screen, b"s")
+    assert b"most memory first" in until(screen, b"most memory first")
+    os.write(screen, b"\x1b[Ax\x1b[15~q")  # keys that mean nothing, and q
+    assert b"\x1b[?1049l" in until(screen, b"nothing more")
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_a_signal_puts_the_terminal_back(terminal: tuple[int, int]) -> None:
+    pid, screen = terminal
+    until(screen, b"newest first")
+    os.kill(pid, signal.SIGTERM)
+    assert b"\x1b[?1049l" in until(screen, b"nothing more")
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 128 + signal.SIGTERM

@@ -125,7 +125,9 @@ def test_names_that_mean_something_stay_names(tmp_path: Path) -> None:
 
 
 def test_config_keeps_its_fence_and_no_paths_of_the_machine(tmp_path: Path) -> None:
-    path = write_measured_run(tmp_path / "run", out_dir="/srv/mine/secret", dataset="/srv/mine/data", init_from="./mine")
+    path = write_measured_run(
+        tmp_path / "run", out_dir="/srv/mine/secret", dataset="/srv/mine/data", init_from="./mine"
+    )
     text = card_of(facts(path))
     assert "/srv/mine" not in text
     assert "./mine" not in text

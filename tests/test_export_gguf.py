@@ -309,13 +309,22 @@ def test_no_text_is_two_tokens() -> None:
     assert gguf_tokenizer.keys_of(tokenizer, 302, tokenizer.separator) is None
 
 
-def test_without_a_tokenizer_llama_cpp_takes_ids(own_directory: Path) -> None:
-    train(tiny(max_iters=2))
-    made = export("out", "gguf")
-    fields = gguf.GGUFReader("out/export-gguf/model-f16.gguf").fields
-    assert fields["tokenizer.ggml.model"].contents() == "none"
-    assert fields["gpt2.vocab_size"].contents() == 96
-    assert made.notes == ("gguf_no_tokenizer", "gguf_gelu", "zero_biases")
+def test_without_a_tokenizer_llama_cpp_takes_ids(
+    own_directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    notes = {"gpt2": ("gguf_no_tokenizer", "gguf_gelu", "zero_biases"), "llama": ("gguf_no_tokenizer",)}
+    for run, recipe in (("gpt2", "nanogpt"), ("llama", "llama")):
+        train(tiny(max_iters=1, recipe=recipe, out_dir=run))
+        record = RunDirectory(Path(run)).read_record().model_copy(update={"name": "a\x1b[31m\nb" * 50})
+        with monkeypatch.context() as patch:
+            patch.setattr(RunDirectory, "read_record", lambda self, record=record: record)
+            made = export(run, "gguf")
+        fields = gguf.GGUFReader(f"{run}/export-gguf/model-f16.gguf").fields
+        assert fields["tokenizer.ggml.model"].contents() == "none"
+        assert fields[f"{run}.vocab_size"].contents() == 96
+        assert fields["general.name"].contents() == ("a[31mb" * 50)[:100]
+        assert made.notes == notes[run]
+    assert [each for each in caplog.records if each.levelname == "WARNING"] == []
 
 
 # -- the command, and what goes wrong ------------------------------------------------------------------------

@@ -67,5 +67,5 @@ class NanoGPT(Family):
         return {
             "block_count": c.n_layer, "context_length": c.block_size, "embedding_length": c.n_embd,
             "feed_forward_length": 4 * c.n_embd, "attention.head_count": c.n_head,
-            "attention.layer_norm_epsilon": NORM_EPS,
+            "attention.layer_norm_epsilon": NORM_EPS, "vocab_size": c.vocab_size,
         }  # fmt: skip

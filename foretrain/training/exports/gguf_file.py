@@ -39,7 +39,7 @@ def write(source: Source, folder: Path, options: FormOptions) -> None:
         _add_keys(writer, _general(gguf, source, options))
         sizes = source.shape.family.write_gguf(source.config)
         _add_keys(writer, {f"{architecture}.{key}": value for key, value in sizes.items()})
-        _add_keys(writer, _tokenizer(source, architecture))
+        _add_keys(writer, _tokenizer(source))
         _add_tensors(gguf, writer, source, options, architecture)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -59,15 +59,14 @@ def _general(gguf: Any, source: Source, options: FormOptions) -> dict[str, Any]:
     }
 
 
-def _tokenizer(source: Source, architecture: str) -> dict[str, Any]:
+def _tokenizer(source: Source) -> dict[str, Any]:
     """The tokenizer's keys; without one llama.cpp takes and gives token ids."""
     words = source.tokenizer()
-    size = source.config.vocab_size
-    found = keys_of(words, size, source.separator(words)) if words is not None else None
+    found = None if words is None else keys_of(words, source.config.vocab_size, source.separator(words))
     if found is not None:
         return found
     source.notes.append("gguf_no_tokenizer" if words is None else "gguf_other_tokenizer")
-    return {"tokenizer.ggml.model": "none", f"{architecture}.vocab_size": size}
+    return {"tokenizer.ggml.model": "none"}
 
 
 def _add_keys(writer: Any, keys: Mapping[str, Any]) -> None:

@@ -287,6 +287,13 @@ def test_forms_and_exit_codes() -> None:
     assert found["longest_context"] * 32 * 2 * 8 * 128 * 2 < 12 * GIB
 
 
+def test_printed_in_python_it_is_what_the_command_shows() -> None:
+    made = planned(weights="q4_k_m")
+    shown = foretrain("plan", "llama-3.1-8b", "--inference", "--gpu", "4070", "--weights", "q4_k_m", "--full").stdout
+    assert str(made).split() == shown.split()
+    assert "KV cache" in (made._repr_html_() or "")
+
+
 def test_it_needs_no_torch() -> None:
     result = foretrain("plan", "qwen3-30b-a3b", "--inference", "--gpu", "4090", "--weights", "q4_k_m", apart=True)
     assert result.returncode == 0, result.stderr

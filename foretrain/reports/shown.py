@@ -21,6 +21,7 @@ _PRE = '<pre style="white-space:pre;overflow-x:auto;font-family:monospace">{code
 VIEWS = {
     "Plan": "plan", "Comparison": "compare", "RunExplanation": "run_explain", "LogExplanation": "log",
     "SnapshotAnalysis": "snapshot", "ClusterPlan": "cluster.whole", "Evaluation": "evaluation.scores",
+    "InferencePlan": "generation.plan",
 }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ GENERATION = (
     "sample keeps keys and values, says what it needs and takes --top-p; a full context drops its oldest quarter"
 )
 INFERENCE = "plan --inference and chat: an option, a command, a function, and their texts"
+TRACKERS = "a run can be reported to trackers: report_to is a new option, and wandb_log has an effect"
 DECLARED: tuple[Declared, ...] = (
     Declared(
         "", r"\.(world|per_node|ranks|worlds|cards|card_tokens_per_s|scalings|dropout_by_number|seconds_before)$",
@@ -24,6 +25,9 @@ DECLARED: tuple[Declared, ...] = (
     Declared("^serve (start|forms|advice)", "", f"{RANKS}; the page has fields for them"),
     Declared("compare run and watched", "stdout:(9|43)", f"{RANKS}; a watched log says nothing of them"),
     Declared("plan drawn 30 ", "", "Inductor takes tangents to stay, which picks another order of kernels"),
+    Declared("", r"\.report_to$", TRACKERS, old=r"^\(nothing\)$"),
+    Declared("", "text:", TRACKERS, new="report_to"),
+    Declared("", "stderr:", TRACKERS, old="wandb_log.*has no effect"),
     Declared("advise|^plan|python advise", r"\.planned$", LAZY),
     Declared("modern|plan drawn (2|71|76) |^serve plans|advise quality json", "", SPLIT),
     Declared("modern|muon|nanochat", "", MODERN),

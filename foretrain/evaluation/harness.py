@@ -17,7 +17,7 @@ from typing import Any
 
 from foretrain.base.errors import UserError
 from foretrain.base.later import Later
-from foretrain.evaluation.models import first_line
+from foretrain.evaluation.libraries import first_line
 from foretrain.evaluation.record import TaskScore
 
 PACKAGE = "lm_eval"

@@ -1,8 +1,8 @@
 """`foretrain eval` against others: bits per byte against transformers' loss, lm-eval on an export against lm-eval on the
 folder and on the run's own model.
 
-Trains a small model of each family on the built-in corpus, then scores README.md and two tasks made of its lines. Needs
-the extras hf and eval, and no network: python benchmarks/evaluation.py
+Trains a tiny model of each family on docs/*.md, then scores README.md and two tasks made of its lines. Needs the extras
+hf and eval, and no network: python benchmarks/evaluation.py
 """
 
 import json
@@ -19,25 +19,24 @@ from common import arguments, report
 
 import foretrain
 from foretrain.app.evaluating import subjects
-from foretrain.data.corpus import documents
 from foretrain.evaluation.record import Evaluation
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 TEXT = Path(__file__).parents[1] / "README.md"
 RECIPES = ("nanogpt", "llama", "nanochat", "modern")
 SHAPE = {
-    "tokenizer": "bpe", "vocab_size": 1024, "n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 128,
-    "batch_size": 8, "max_iters": 200, "lr_decay_iters": 200, "warmup_iters": 20, "eval_interval": 100,
-    "eval_iters": 2, "device": "cpu", "compile": False,
+    "dataset": "data/docs", "vocab_size": 1024, "n_layer": 2, "n_head": 2, "n_embd": 64, "block_size": 64,
+    "batch_size": 8, "gradient_accumulation_steps": 1, "max_iters": 100, "lr_decay_iters": 100, "warmup_iters": 10,
+    "eval_interval": 50, "eval_iters": 2, "device": "cpu", "compile": False,
 }  # fmt: skip
-QUESTIONS, CHOICES, STRIDE = 200, 4, 64
+QUESTIONS, CHOICES, STRIDE = 60, 4, 32
 TASKS = ("next_line", "whole_lines")
 
 
 def write_tasks(folder: Path) -> None:
-    """Which of four lines follows a line of the corpus's validation split, and how likely each pair of lines is."""
+    """Which of four lines follows a line of README.md, and how likely each pair of lines is."""
     drawn = random.Random(1)
-    lines = [line for text in documents("val") for line in text.decode("utf-8", "replace").splitlines() if line.strip()]
+    lines = [line[:80] for line in TEXT.read_text("utf-8").splitlines() if line.strip()]
     data = folder / "questions.json"
     with data.open("w", encoding="utf-8") as file:
         for _ in range(QUESTIONS):
@@ -120,6 +119,9 @@ def main() -> None:
         tasks = Path(folder, "tasks")
         tasks.mkdir()
         write_tasks(tasks)
+        pages = sorted((TEXT.parent / "docs").glob("*.md"))
+        Path("docs.txt").write_text("\n".join(page.read_text("utf-8") for page in pages), "utf-8")
+        foretrain.prepare("docs.txt", "data/docs", train_bpe=SHAPE["vocab_size"], workers=1)
         rows = [row_of(recipe, tasks) for recipe in RECIPES]
     for row in rows:
         row["bits_apart"], row["tasks_apart"] = apart(row)

@@ -16,7 +16,7 @@ from torch import Tensor
 from foretrain.data.tokenizer import CharTokenizer, Tokenizer
 from foretrain.evaluation.models import OwnModel
 from foretrain.evaluation.windows import rows_at_once
-from foretrain.model.generate import generate
+from foretrain.model.generation.writer import generate
 
 _api: Any = import_module("lm_eval.api.model")
 _windows: Any = import_module("lm_eval.utils")

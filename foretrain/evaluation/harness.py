@@ -17,7 +17,7 @@ from typing import Any
 
 from foretrain.base.errors import UserError
 from foretrain.base.later import Later
-from foretrain.evaluation.models import first_line
+from foretrain.evaluation.libraries import first_line
 from foretrain.evaluation.record import TaskScore
 
 PACKAGE = "lm_eval"
@@ -87,7 +87,10 @@ class Harness:
         except (AssertionError, ValueError, KeyError, ImportError, OSError, RuntimeError) as error:
             if type(error).__name__ == "OutOfMemoryError":  # torch's
                 raise
-            raise UserError("environment.task_failed", task=name, reason=first_line(error)) from None
+            reason = first_line(error)
+            if reason == "AssertionError":  # lm-eval's own have no text; most often it is this one
+                reason = "AssertionError; an answer may be longer than the model's context"
+            raise UserError("environment.task_failed", task=name, reason=reason) from None
         return scores_of(found, {"harness": self.version, **shared})
 
 

@@ -97,3 +97,8 @@ def _reached() -> bool:
     except OSError:
         return False
     return True
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of a library says, in one line; its kind where it says nothing."""
+    return next(iter(str(error).strip().splitlines()), "")[:200].rstrip(".") or type(error).__name__

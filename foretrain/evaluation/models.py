@@ -10,6 +10,7 @@ from torch import Tensor
 
 from foretrain.base.errors import UserError
 from foretrain.base.later import Later
+from foretrain.evaluation.libraries import first_line
 from foretrain.model.language_model import LanguageModel
 
 _transformers: Any = Later("transformers")
@@ -47,8 +48,3 @@ class HubModel:
     def logits(self, idx: Tensor) -> Tensor:
         """B x T x V, fp32."""
         return self.model(input_ids=idx, use_cache=False).logits.float()
-
-
-def first_line(error: BaseException) -> str:
-    """What an error of a library says, in one line; its kind where it says nothing."""
-    return next(iter(str(error).strip().splitlines()), "")[:200].rstrip(".") or type(error).__name__

@@ -29,7 +29,10 @@ RUN = (
     "--gradient_accumulation_steps=1", "--max_iters=300", "--lr_decay_iters=300", "--warmup_iters=20", "--eval_interval=50",
     "--eval_iters=5", "--quiet",
 )  # fmt: skip
-RUNS = {"out-baby": (), "out-wide": ("--n_embd=96", "--n_head=3", "--learning_rate=3e-3")}
+RUNS = {
+    "out-baby": ("--name=narrow baby", "--tag=width", "--note=Does a wider model learn more in the same steps?"),
+    "out-wide": ("--n_embd=96", "--n_head=3", "--learning_rate=3e-3", "--tag=width"),
+}
 MOST_BYTES = 150_000
 COLOURS = 256
 PATIENCE_MS = 600_000  # on a busy machine
@@ -119,15 +122,16 @@ def cards(page: Page) -> None:
 def runs(page: Page) -> None:
     """The list of runs."""
     page.wait_for_selector("#nav a")
-    page.locator("#nav a").nth(1).click()
+    page.locator("#nav a").last.click()
     page.wait_for_selector("tbody th a")
 
 
 def run(page: Page) -> None:
-    """A run and its curves."""
+    """A run, what its user says of it, and its curves, the loss smoothed."""
     runs(page)
     page.locator("th", has_text="out-baby").locator("a").first.click()
     page.wait_for_selector(".picture canvas")
+    page.locator(".smooth input").first.evaluate("one => { one.value = 0.6; one.dispatchEvent(new Event('input')); }")
 
 
 def compare(page: Page) -> None:

@@ -115,6 +115,10 @@ def test_keys_alone(browser: Browser, reports: dict[str, Path]) -> None:
         page.keyboard.press("Escape")
         expect(said).to_be_empty()
         page.keyboard.press("Shift+Tab")
+        page.keyboard.press("End")
+        expect(page.locator(".smooth output").first).to_have_text("0.99")
+        assert page.evaluate("drawn.get('picture-0').chart.data.datasets.length") == 3
+        page.keyboard.press("Shift+Tab")
         page.keyboard.press("ArrowRight")
         assert page.locator(".switch input").nth(1).is_checked()
         moments = page.locator("canvas[aria-label='One step: what is alive']")

@@ -89,7 +89,7 @@ def _held(
         told.append(Part(f"({printable(listed(names))})" if names else "", "dim", 1))
     elif used:
         told.append(Part(say("top.not_told_apart"), "dim", 1))
-    begin = Text(name.ljust(INDENT), style="bold").append(" " * INDENT if name else "")
+    begin = Text().append(name.ljust(INDENT), style="bold").append(" " * INDENT if name else "")
     room = width - begin.cell_len
     shares = [(used if runs is None else runs, "cyan"), (others or 0, "yellow")]
     text = joined(told, room - LEAST_BAR - 2)

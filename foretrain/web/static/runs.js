@@ -17,7 +17,7 @@ class Polled {
 }
 
 // What the user calls a run besides its name.
-const tags = run => run.tags.length ? h("div", { class: "tags" }, run.tags.map(tag => h("span", {}, tag))) : "";
+const tags = run => run.tags.length ? h("div", { class: "tags" }, run.tags.map(tag => h("bdi", {}, tag))) : "";
 
 const heading = id => h("th", { scope: "col" }, t(`page.column.${id}`));
 
@@ -123,7 +123,7 @@ export class RunPage extends Polled {
     this.events = h("ul", { class: "events" });
     this.report = h("div", { role: "status" }, t("page.making_report"));
     this.element.replaceChildren(h("p", {}, h("a", { href: "#/runs" }, t("page.back"))), h("h1", {}, this.run.name), h("p", { class: "help" }, `${apart(this.run.gpu)} · ${apart(this.run.path)}`),
-      this.run.note ? h("p", { class: "note" }, this.run.note) : "", tags(this.run),
+      this.run.note ? h("p", { class: "note" }, h("bdi", {}, this.run.note)) : "", tags(this.run),
       this.status, this.progress, this.now, this.shown,
       h("details", { class: "section", open: true }, h("summary", {}, h("h2", {}, t("page.events"))), this.events),
       this.report);

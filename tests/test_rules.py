@@ -22,7 +22,7 @@ FILES = sorted(p for p in PACKAGE.rglob("*.py") if "vendor" not in p.parts)
 
 # Limits on ideas, not on lines: a file has one subject, as long as it is, and a function one job.
 MAX_MODULES, MAX_IMPORTS = 25, 12  # of a package; of ours that one module imports
-MAX_FUNCTION_LINES, MAX_OPTIONS = 60, 175
+MAX_FUNCTION_LINES, MAX_OPTIONS = 60, 177
 
 # The rooms from the lowest up, each with those above it in ARCHITECTURE.md's table that it may not import.
 ROOMS: dict[str, set[str]] = {
@@ -58,13 +58,13 @@ MORE_IMPORTS = {
     "app/explain.py": 19,
     "cli/commands/plan.py": 16,
     "predict/compiled/step.py": 16,
-    "cli/commands/plan_print.py": 16,
+    "cli/planning/printing.py": 16,
     "web/comparison.py": 14,
     "comparison/sources/logs.py": 14,
     "predict/abstract/step.py": 14,
     "predict/plan.py": 16,
     "training/starting.py": 15,
-    "app/log_report.py": 14,
+    "app/logs/report.py": 14,
     "cli/commands/tune.py": 14,
     "comparison/sources/predicted.py": 14,
     "reports/views/first.py": 15,
@@ -240,7 +240,7 @@ SKIPPED = {
     "analysis/snapshot_analysis.py": 1,
     "app/advise.py": 1,
     "app/limits.py": 1,
-    "app/log_report.py": 1,
+    "app/logs/report.py": 1,
     "app/train.py": 1,
     "cli/commands/advise.py": 1,
     "cli/commands/data.py": 1,

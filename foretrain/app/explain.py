@@ -19,7 +19,7 @@ from foretrain.analysis.snapshot_analysis import SCHEMA as SNAPSHOT_SCHEMA
 from foretrain.analysis.snapshot_analysis import SnapshotAnalysis
 from foretrain.analysis.trainer_run import SCHEMA as TRAINER_SCHEMA
 from foretrain.analysis.trainer_run import TrainerRunExplanation, of_directory_or_none
-from foretrain.app.log_given import read_given
+from foretrain.app.logs.given import read_given
 from foretrain.app.plan import Config, resolved_of
 from foretrain.app.ran_out import Listen, failures, ran_out_in
 from foretrain.base.errors import UserError

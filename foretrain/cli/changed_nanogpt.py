@@ -6,7 +6,7 @@ from typing import Any
 
 from foretrain.advice.asked import Asked
 from foretrain.base import safe_read as bounded
-from foretrain.cli.commands import plan_limits
+from foretrain.cli.planning import limits as plan_limits
 from foretrain.config import nanogpt_file, writer
 from foretrain.config.microbatches import TOTAL
 from foretrain.config.options import OPTIONS

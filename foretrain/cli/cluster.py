@@ -10,11 +10,11 @@ from foretrain.app.ranks.exact import traced_cluster
 from foretrain.app.ranks.job_files import JOB_KINDS, write_job
 from foretrain.app.ranks.plan import Cards, answer
 from foretrain.base.errors import UserError
-from foretrain.cli.commands.plan_exact import progress
-from foretrain.cli.commands.plan_limits import tell_written
-from foretrain.cli.commands.plan_print import Form, document, line, screen
 from foretrain.cli.common import need_one_of, print_error, print_json, print_notes
 from foretrain.cli.old_options import typed
+from foretrain.cli.planning.exact import progress
+from foretrain.cli.planning.limits import tell_written
+from foretrain.cli.planning.printing import Form, document, line, screen
 from foretrain.cli.show_config import show_config_of
 from foretrain.config.resolve import resolve
 from foretrain.predict.ranks.record import SCHEMA, ClusterPlan

@@ -7,8 +7,8 @@ from foretrain.app.limits import Limits
 from foretrain.app.ranks.advise import advices
 from foretrain.app.ranks.plan import answer
 from foretrain.cli.cluster import asked_of, cards_of, check_options
-from foretrain.cli.commands.plan_print import document, screen
 from foretrain.cli.common import print_json, print_notes
+from foretrain.cli.planning.printing import document, screen
 from foretrain.config.resolve import resolve
 from foretrain.reports.views.cluster import advice as view
 

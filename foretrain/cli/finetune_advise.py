@@ -6,11 +6,11 @@ from foretrain.app.finetuning.advise import advice, confirmed
 from foretrain.app.finetuning.limits import plans
 from foretrain.app.limits import Limits
 from foretrain.base.errors import UserError
-from foretrain.cli.commands.plan_exact import progress
-from foretrain.cli.commands.plan_print import document, screen
 from foretrain.cli.common import print_json
 from foretrain.cli.finetune_options import asked_about, asked_with, read
 from foretrain.cli.old_options import typed
+from foretrain.cli.planning.exact import progress
+from foretrain.cli.planning.printing import document, screen
 from foretrain.reports.views.finetune import advice as view
 
 SCHEMA = "foretrain.finetune-advice/1"

@@ -5,8 +5,8 @@ from foretrain.app.finetune import traced
 from foretrain.app.finetuning import explain
 from foretrain.app.finetuning.question import FineTuneQuestion
 from foretrain.base.messages import say
-from foretrain.cli.commands.plan_exact import Depth, progress, size_of
 from foretrain.cli.common import ERR, OUT, print_json, working
+from foretrain.cli.planning.exact import Depth, progress, size_of
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.trace import interpreter
 from foretrain.reports import text

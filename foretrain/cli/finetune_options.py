@@ -10,9 +10,9 @@ from foretrain.advice.asked import Asked
 from foretrain.app.finetuning.question import FineTuneQuestion, question
 from foretrain.app.limits import Limits
 from foretrain.base.errors import UserError
-from foretrain.cli.commands.plan_exact import Depth, check_depth, check_readings
-from foretrain.cli.commands.plan_print import Form
 from foretrain.cli.common import print_said
+from foretrain.cli.planning.exact import Depth, check_depth, check_readings
+from foretrain.cli.planning.printing import Form
 from foretrain.config.finetune.asked import how_chosen, is_asked
 from foretrain.predict.finetune.plan import FineTunePlan
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from foretrain.advice.finetune_cards import FineTuneCards
 from foretrain.app.finetune import advised
-from foretrain.cli.commands.plan_print import Form, document, line, screen
 from foretrain.cli.common import print_json
+from foretrain.cli.planning.printing import Form, document, line, screen
 from foretrain.predict.finetune.largest import FineTuneLargest
 from foretrain.predict.finetune.plan import SCHEMA, FineTunePlan
 from foretrain.predict.finetune.within import FineTuneWithin

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from foretrain.analysis import trainer_run as analysis
-from foretrain.app import log_report
 from foretrain.app.explain import log_of
+from foretrain.app.logs import report as log_report
 from foretrain.base.errors import UserError
 from foretrain.comparison.loss_axes import loss_curves
 from foretrain.comparison.sources import trainer_runs

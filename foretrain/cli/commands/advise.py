@@ -17,9 +17,6 @@ from foretrain.app.kept import advice as kept_advice
 from foretrain.base.errors import UserError
 from foretrain.base.messages import listed, say
 from foretrain.cli import asked_elsewhere, changed_nanogpt
-from foretrain.cli.commands import plan_exact, plan_limits
-from foretrain.cli.commands import plan_options as o
-from foretrain.cli.commands.plan_exact import Depth
 from foretrain.cli.common import (
     CONFIG_CONTEXT,
     ERR,
@@ -32,6 +29,10 @@ from foretrain.cli.common import (
     print_notes,
 )
 from foretrain.cli.old_options import typed
+from foretrain.cli.planning import exact as plan_exact
+from foretrain.cli.planning import limits as plan_limits
+from foretrain.cli.planning import options as o
+from foretrain.cli.planning.exact import Depth
 from foretrain.config.resolve import ResolvedConfig, resolve
 from foretrain.config.writer import check_writable
 from foretrain.predict.plan import Plan, plan

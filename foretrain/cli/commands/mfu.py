@@ -9,8 +9,8 @@ from foretrain.analysis.utilization import SCHEMA, utilization
 from foretrain.app.plan import targets, with_dataset
 from foretrain.base.errors import UserError
 from foretrain.base.quantities import parse_clock_ghz, parse_rate, parse_seconds, read
-from foretrain.cli.commands import plan_options as o
 from foretrain.cli.common import CONFIG_CONTEXT, OUT, Json, Words, print_json, print_notes
+from foretrain.cli.planning import options as o
 from foretrain.config.resolve import resolve
 from foretrain.reports import text
 from foretrain.reports.views.log_analysis import utilization_document

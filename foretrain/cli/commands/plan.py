@@ -8,12 +8,14 @@ from foretrain.app.limits import Limits, check_limits, make_plans, priced
 from foretrain.app.plan import Target, targets
 from foretrain.base.errors import UserError
 from foretrain.cli import asked_elsewhere
-from foretrain.cli.commands import plan_exact, plan_limits, plan_print
-from foretrain.cli.commands import plan_options as o
-from foretrain.cli.commands.plan_exact import Depth
-from foretrain.cli.commands.plan_print import Form
 from foretrain.cli.common import CONFIG_CONTEXT, Json, Quiet, Words, print_notes
 from foretrain.cli.old_options import typed
+from foretrain.cli.planning import exact as plan_exact
+from foretrain.cli.planning import limits as plan_limits
+from foretrain.cli.planning import options as o
+from foretrain.cli.planning import printing as plan_print
+from foretrain.cli.planning.exact import Depth
+from foretrain.cli.planning.printing import Form
 from foretrain.cli.show_config import show_config_of
 from foretrain.config.resolve import ResolvedConfig, resolve
 from foretrain.predict.plan import Plan

@@ -9,9 +9,9 @@ import typer
 from rich.text import Text
 
 from foretrain.base.errors import UserError
-from foretrain.cli.commands.plan_exact import progress
 from foretrain.cli.common import CONFIG_CONTEXT, OUT, Json, Quiet, print_json, print_notes
 from foretrain.cli.old_options import spellings, typed
+from foretrain.cli.planning.exact import progress
 from foretrain.config.options import OPTIONS
 from foretrain.reports import making
 

@@ -6,8 +6,8 @@ import typer
 
 from foretrain.app.generation.plan import model_of_words, planned
 from foretrain.base.errors import UserError
-from foretrain.cli.commands.plan_print import document, line, screen
 from foretrain.cli.common import print_error, print_json
+from foretrain.cli.planning.printing import document, line, screen
 from foretrain.config.inference.words import parse_inference
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import stated_bytes

@@ -1,7 +1,7 @@
 """A log, or a run that `foretrain watch` measured, as a Document: for a terminal and, with curves, for a page."""
 
 from foretrain.app.explain import LogExplanation
-from foretrain.app.log_report import LogFacts
+from foretrain.app.logs.report import LogFacts
 from foretrain.reports.document import Cell, Document, Figures, Message, Only, Paragraph, Quantity, Section
 from foretrain.reports.views import curves as curves_view
 from foretrain.reports.views import figures, log_analysis

@@ -10,9 +10,9 @@ from foretrain.advice.asked import Asked
 from foretrain.app.kept import advice as kept_advice
 from foretrain.app.limits import Limits
 from foretrain.base.messages import printable, say
-from foretrain.cli.commands import plan_print
-from foretrain.cli.commands.plan_print import Form
 from foretrain.cli.common import ERR
+from foretrain.cli.planning import printing as plan_print
+from foretrain.cli.planning.printing import Form
 from foretrain.config import writer as config_writer
 from foretrain.config.options import RunConfig
 from foretrain.predict.plan import Plan

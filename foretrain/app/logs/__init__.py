@@ -1,0 +1,1 @@
+"""Logs as users give them: which reader takes one, and the figures of its report."""

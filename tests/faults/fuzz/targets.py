@@ -244,8 +244,10 @@ def _as_checkpoint(path: Path) -> object:
             file.writestr("archive/data/0", bytes(64))
     try:
         return nanogpt_checkpoint.Checkpoint(str(path))
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError, RecursionError, OSError) as error:
-        return error  # what its main() makes a sentence of; MemoryError is of the cap that it has
+    except (
+        zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError, RecursionError, OSError, MemoryError,
+    ) as error:  # fmt: skip
+        return error  # what its main() makes a sentence of; memory has a cap there, which payloads.py tries
 
 
 def _checkpoints() -> list[bytes]:
@@ -265,7 +267,9 @@ def _snapshots() -> list[bytes]:
 
 
 def _read_snapshot(path: Path) -> object:
-    return json.dumps(snapshot_file.answer_of(str(path), path.name, -1))
+    with contextlib.suppress(MemoryError):  # of the cap that its process has
+        return json.dumps(snapshot_file.answer_of(str(path), path.name, -1))
+    return None
 
 
 def _datasets() -> list[bytes]:

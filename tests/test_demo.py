@@ -25,11 +25,12 @@ def uncalibrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_demo_in_short(own_directory: Path, hasty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def measure_here(dtypes: list[str], *, quiet: bool) -> None:
+    def measure_here(dtypes: list[str], *, quiet: bool) -> int:
         """In this process, where `hasty` makes it short."""
         calibrate("cpu", quick=True, dtypes=dtypes)
+        return 0
 
-    monkeypatch.setattr(demo, "_measure", measure_here)
+    monkeypatch.setattr("foretrain.app.demo.measure", measure_here)
     result = foretrain("demo", "--steps", "40", timeout=400)
     assert result.returncode == 0, result.stderr
     for words in ("1. The forecast", "2. The run", "3. What the model writes", "4. Forecast against measurement"):
@@ -50,7 +51,7 @@ def test_a_busy_machine_is_said_and_not_measured(
     measured: list[list[str]] = []
 
     def run(command: list[str], **how: Any) -> Any:
-        measured.append(command[3:])
+        measured.append(command[command.index("foretrain") + 1 :])
         return subprocess.CompletedProcess(command, 5 if len(measured) > 1 else 0)
 
     monkeypatch.setattr(subprocess, "run", run)

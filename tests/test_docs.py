@@ -272,4 +272,4 @@ def test_nothing_in_the_repository_names_a_machine() -> None:
         if path.suffix in (".png",) or "vendor" in path.parts or path == Path(__file__) or not path.is_file():
             continue
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        assert not pattern.search(content.decode()), name
+        assert not pattern.search(content.decode("utf-8", "replace")), name

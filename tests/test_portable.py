@@ -90,7 +90,7 @@ CARD = ("--gpu", "RTX 4070")
 PLANNED: list[tuple[str, ...]] = [
     ("plan", str(CASES / "c.py"), *CARD), ("plan", "baby", "--gpu", "cpu"),
     ("plan", "gpt2-124m", "--gpu", "Apple M1 Max", "--memory_limit=24GB"),
-    ("plan", "smollm2-135m", "--method", "lora", *CARD), ("advise", "gpt2-30m", *CARD),
+    ("plan", "smollm2-135m", "--method", "lora", "--seq-len=128", "--batch-size=1", *CARD), ("advise", "baby", *CARD),
     ("explain", str(REPO / "examples/logs/c-out-of-memory.log"), "--config", str(CASES / "c.py"), *CARD),
     ("compare", "one", "other"), ("report", "one", "--out", "one.html"), ("runs",), ("gpus",), ("--version",),
 ]  # fmt: skip

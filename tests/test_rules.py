@@ -366,7 +366,6 @@ PRIVATE_NAMES_IN_TESTS = {
     "test_advise.py: advice_view._useless",
     "test_attention.py: attention._forward_shapes",
     "test_compare.py: cli._run",
-    "test_demo.py: demo._measure",
     "test_explain_run.py: run_explain_view._why",
     "test_low_precision.py: low_precision._int8_product",
     "test_low_precision.py: low_precision._int_mm",

@@ -35,7 +35,7 @@ class _Reader(pickle.Unpickler):
 
     def find_class(self, module: str, name: str, /) -> Any:
         if (module, name) not in self._allowed:
-            raise Asks(_shown(f"{module[:60]}.{name[:60]}"))
+            raise Asks(shown(f"{module[:60]}.{name[:60]}"))
         return self._allowed[module, name]
 
     def persistent_load(self, pid: Any, /) -> Any:
@@ -44,8 +44,8 @@ class _Reader(pickle.Unpickler):
         return self._outside(pid)
 
 
-def _shown(name: str) -> str:
-    """A name for a sentence, without what a terminal would obey."""
+def shown(name: str) -> str:
+    """A name or an error for a sentence, without what a terminal would obey."""
     return "".join(c if c.isprintable() else "?" for c in name)
 
 

@@ -249,5 +249,5 @@ def _header(path: Path) -> dict[str, tuple[int, ...]]:
             )
             for name, entry in found.items()
         }
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):  # Infinity is a number
         raise Refused(f"{path.name} is no safetensors file, or is damaged") from None

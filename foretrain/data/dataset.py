@@ -172,7 +172,7 @@ def read_meta_pickle(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UserError("data.bad_meta", path=str(path), reason=error.strerror or str(error)) from None
     except Exception as error:  # a hostile stream can raise nearly anything
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        reason = plain_pickle.shown((str(error).splitlines() or [type(error).__name__])[0][:200])
         raise UserError("data.bad_meta", path=str(path), reason=reason) from None
     if not isinstance(meta, dict) or not isinstance(meta.get("vocab_size"), int):
         raise UserError("data.bad_meta", path=str(path), reason="it has no whole number under vocab_size")

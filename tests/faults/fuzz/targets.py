@@ -45,7 +45,7 @@ class Target(NamedTuple):
     """A reader, the files that it is begun with, and the name of the place where it reads."""
 
     seeds: Callable[[], list[bytes]]
-    read: Callable[[bytes], object]
+    read: Callable[[bytes], str]
 
 
 def _sentence(error: BaseException) -> None:
@@ -56,10 +56,13 @@ def _sentence(error: BaseException) -> None:
         raise Fault(f"{type(error).__name__} says {text[:200]!r}")
 
 
-def by_command(*words: str, name: str) -> Callable[[bytes], object]:
-    """The command line on a file of this name: one of its exit codes, no traceback, no control characters, JSON."""
+def by_command(*words: str, name: str, beside: tuple[str, str] | None = None) -> Callable[[bytes], str]:
+    """The command line on a file of this name: one of its exit codes, no traceback, no control characters, JSON. Returns
+    'accepted' or 'refused'. `beside`: the name and text of another file that it reads."""
 
-    def read(data: bytes) -> None:
+    def read(data: bytes) -> str:
+        if beside is not None:
+            Path(beside[0]).write_text(beside[1], "utf-8")
         path = Path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
@@ -67,14 +70,15 @@ def by_command(*words: str, name: str) -> Callable[[bytes], object]:
         fate, why = inputs.judged(case, *inputs.run(words))
         if fate not in inputs.FATES:
             raise Fault(f"{fate}: {why}")
+        return fate
 
     return read
 
 
-def by_function(read: Callable[[Path], object], *, name: str) -> Callable[[bytes], object]:
-    """A function on a file of this name, which may raise UserError or Refused with a sentence."""
+def by_function(read: Callable[[Path], object], *, name: str) -> Callable[[bytes], str]:
+    """A function on a file of this name, which may raise UserError or Refused with a sentence; 'accepted' or 'refused'."""
 
-    def work(data: bytes) -> None:
+    def work(data: bytes) -> str:
         path = Path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
@@ -82,6 +86,8 @@ def by_function(read: Callable[[Path], object], *, name: str) -> Callable[[bytes
             read(path)
         except (UserError, Refused) as error:
             _sentence(error)
+            return "refused"
+        return "accepted"
 
     return work
 
@@ -147,16 +153,16 @@ def _run_json(name: str) -> Callable[[], list[bytes]]:
     return seeds
 
 
-def _beside_run(name: str) -> Callable[[bytes], object]:
+def _beside_run(name: str) -> Callable[[bytes], str]:
     """`explain` on a run's folder in which this file is changed."""
     reader = by_command("explain", "r", "--json", name=f"r/{name}")
 
-    def read(data: bytes) -> None:
+    def read(data: bytes) -> str:
         for other in ("run.json", "metrics.jsonl"):
             if other != name:
                 Path("r").mkdir(exist_ok=True)
                 Path("r", other).write_bytes(_run_json(other)()[0])
-        reader(data)
+        return reader(data)
 
     return read
 
@@ -187,6 +193,7 @@ STATE = {
     ],
 }  # fmt: skip
 TABLE = "step,loss,val_loss,_timestamp,lr\n" + "".join(f"{n},{3 - n / 50},,{1.7e9 + n},0.001\n" for n in range(40))
+OTHER = "step,loss\n" + "".join(f"{n},{2.9 - n / 45}\n" for n in range(40))  # what a table is compared with
 CARDS = """\
 ["My Card"]
 aliases = ["Mine"]
@@ -244,8 +251,10 @@ def _as_checkpoint(path: Path) -> object:
             file.writestr("archive/data/0", bytes(64))
     try:
         return nanogpt_checkpoint.Checkpoint(str(path))
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError, RecursionError, OSError) as error:
-        return error  # what its main() makes a sentence of; MemoryError is of the cap that it has
+    except (
+        zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError, RecursionError, OSError, MemoryError,
+    ) as error:  # fmt: skip
+        return error  # what its main() makes a sentence of; memory has a cap there, which payloads.py tries
 
 
 def _checkpoints() -> list[bytes]:
@@ -265,12 +274,19 @@ def _snapshots() -> list[bytes]:
 
 
 def _read_snapshot(path: Path) -> object:
-    return json.dumps(snapshot_file.answer_of(str(path), path.name, -1))
+    with contextlib.suppress(MemoryError):  # of the cap that its process has
+        return json.dumps(snapshot_file.answer_of(str(path), path.name, -1))
+    return None
 
 
 def _datasets() -> list[bytes]:
     folder = write_shards(Path("seed-shards"), {"train": documents(20), "val": documents(9)})
     return [(folder / "dataset.json").read_bytes()]
+
+
+def _mixtures() -> list[bytes]:
+    _datasets()  # what it mixes
+    return [b"[weights]\nseed-shards = 2\n"]
 
 
 def _read_dataset(path: Path) -> object:
@@ -333,9 +349,9 @@ TARGETS: dict[str, Target] = {
     ),
     "log": Target(_logs, by_function(_read_log, name="x.log")),
     "log-explained": Target(_logs, by_command("explain", "x.log", CARD, "--json", name="x.log")),
-    "table": Target(_texts(TABLE), by_command("compare", "x.csv", "x.csv", "--json", name="x.csv")),
+    "table": Target(_texts(TABLE), by_command("compare", "x.csv", "b.csv", "--json", name="x.csv", beside=("b.csv", OTHER))),
     "trainer-state": Target(
-        _texts(json.dumps(STATE)), by_command("compare", "t.json", "t.json", "--json", name="t.json")
+        _texts(json.dumps(STATE)), by_command("compare", "t.json", "b.csv", "--json", name="t.json", beside=("b.csv", OTHER))
     ),
     "run": Target(_run_json("run.json"), _beside_run("run.json")),
     "metrics": Target(_run_json("metrics.jsonl"), _beside_run("metrics.jsonl")),
@@ -347,7 +363,7 @@ TARGETS: dict[str, Target] = {
     ),
     "dataset": Target(_datasets, by_function(_read_dataset, name="d/dataset.json")),
     "mixture": Target(
-        _texts("[weights]\nseed-shards = 2\n"), by_command("data", "info", "mix.toml", "--json", name="mix.toml")
+        _mixtures, by_command("data", "info", "mix.toml", "--json", name="mix.toml")
     ),
     "snapshot": Target(_snapshots, by_function(_read_snapshot, name="x.pickle")),
     "tokenizer": Target(lambda: [_vocabulary().encode()], by_function(_read_tokenizer, name="t/tokenizer.json")),

@@ -24,7 +24,7 @@ STAGE = ROOT / "build" / "docs"
 # first line names, `<!-- section: Train -->`, or else under the last one.
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Start": ("index", "start-gpu", "start-no-gpu", "nanogpt"),
-    "Tutorials": ("tutorial-fine-tuning", "tutorial-two-cards"),
+    "Tutorials": ("tutorial-chat", "tutorial-fine-tuning", "tutorial-two-cards"),
     "Questions": ("gallery", "questions", "what-it-answers"),
     "Plan": ("advice", "budget", "several-cards", "page", "planner"),
     "Train": (
@@ -36,6 +36,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "trust", "accuracy", "contributed", "memory", "cuda-truth", "time", "growth", "before-and-after",
     ),
     "Reference": ("python", "commands", "options", "exit-codes", "schemas", "languages"),
+    "العربية · हिन्दी": ("ar", "hi"),
     "Take part": ("extend", "contributing", "changelog"),
 }  # fmt: skip
 ROOT_PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}

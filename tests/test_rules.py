@@ -36,7 +36,7 @@ ROOMS: dict[str, set[str]] = {
     "training": {"predict"},  # the trainer cannot see its forecast
     "monitoring": {"predict"},
     "tuning": {"monitoring"},
-    "advice": {"training", "monitoring"},
+    "advice": {"evaluation", "training", "monitoring"},
     "analysis": {"tuning"},
     "comparison": {"tuning", "advice"},
     "verification": {"tuning", "monitoring", "advice", "analysis", "comparison"},

@@ -1,8 +1,12 @@
 """Where foretrain keeps files of its own, and which packages are installed. No torch is imported."""
 
+import importlib
 import os
 from importlib import metadata
 from pathlib import Path
+from typing import Any
+
+from foretrain.base.errors import UserError
 
 
 def cache_folder() -> Path:
@@ -28,3 +32,11 @@ def installed(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return ""
+
+
+def need_extra(module: str, extra: str) -> Any:
+    """A module that one of our extras installs. Raises UserError 'environment.missing_extra' where it is not there."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise UserError("environment.missing_extra", package=module.replace("_", "-"), extra=extra) from None

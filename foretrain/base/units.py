@@ -7,6 +7,7 @@ used for bandwidth, disk and what people type. FLOP is a count, FLOP/s a rate.
 import math
 
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
+JOULES_PER_KWH = 3.6e6
 
 BYTE_UNITS = {
     "": 1, "b": 1, "bytes": 1,

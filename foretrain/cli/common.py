@@ -113,6 +113,34 @@ def print_said(notes: Iterable[Note], *, quiet: bool) -> None:
         ERR.print(noted(say(f"note.{note.id}", **note.values)), soft_wrap=True)
 
 
+class LiveLine:
+    """One line of a terminal that is written again and again."""
+
+    def __init__(self, console: Console) -> None:
+        self._console, self._shown = console, False
+
+    def show(self, text: str) -> None:
+        """Put this in the place of what stood there, cut to the width of the terminal."""
+        self._write(text[: max(20, self._console.width - 1)])
+        self._shown = True
+
+    def clear(self) -> None:
+        """Take it away, if it is there."""
+        if self._shown:
+            self._write("")
+            self._shown = False
+
+    def leave(self) -> None:
+        """Let it stand, and go on below it."""
+        if self._shown:
+            self._console.file.write("\n")
+            self._shown = False
+
+    def _write(self, text: str) -> None:
+        self._console.file.write("\r\x1b[2K" + text)
+        self._console.file.flush()
+
+
 @contextmanager
 def working(text: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
     """What changes the text of a line on stderr that moves as long as this lasts; nothing where nobody watches."""

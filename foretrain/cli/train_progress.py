@@ -8,7 +8,7 @@ from rich.text import Text
 
 from foretrain.base.messages import printable, say
 from foretrain.base.units import format_bytes, format_left, format_percent
-from foretrain.cli.common import ERR, OUT
+from foretrain.cli.common import ERR, OUT, LiveLine
 from foretrain.training.notes import Event, Note
 from foretrain.training.store import EvaluationMetrics, Status, StepMetrics
 
@@ -30,7 +30,7 @@ class Printer:
         self.live = sys.stderr.isatty()
         self.width = len(str(max_iters))
         self.max_iters = max_iters
-        self._pending = False
+        self._live_line = LiveLine(ERR)
         self._next_line_s = 0.0
 
     def __call__(self, event: Event) -> None:
@@ -61,9 +61,7 @@ class Printer:
         ]
         line = "  ".join(part for part in parts if part)
         if self.live:
-            sys.stderr.write("\r\x1b[2K" + line[: max(20, ERR.width - 1)])
-            sys.stderr.flush()
-            self._pending = True
+            self._live_line.show(line)
         elif time.monotonic() >= self._next_line_s or m.step + 1 == self.max_iters:
             sys.stderr.write(line + "\n")
             self._next_line_s = time.monotonic() + LINE_EVERY_S
@@ -74,14 +72,10 @@ class Printer:
         return Text(text, style="bold" if m.best else "")
 
     def _line(self, text: Text) -> None:
-        if self._pending:
-            sys.stderr.write("\r\x1b[2K")
-            self._pending = False
+        self._live_line.clear()
         ERR.print(text, soft_wrap=True)
 
     def end(self, event: Note) -> None:
         """The last line: how it ended, and what to do next."""
-        if self._pending:
-            sys.stderr.write("\n")
-            self._pending = False
+        self._live_line.leave()
         OUT.print(Text(printable(say(event.id, **event.values))), soft_wrap=True)

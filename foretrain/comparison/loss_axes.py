@@ -10,9 +10,10 @@ from typing import Any, Literal
 
 from foretrain.base.downsample import extremes
 from foretrain.base.records import Record
+from foretrain.base.units import JOULES_PER_KWH
 from foretrain.comparison.subject import Curve, Subject
 from foretrain.config.options import RunConfig
-from foretrain.predict.energy import JOULES_PER_KWH, power
+from foretrain.predict.energy import power
 
 AxisName = Literal["tokens", "hours", "kwh", "cost", "step"]
 AXES: tuple[AxisName, ...] = ("tokens", "hours", "kwh", "cost", "step")

@@ -9,10 +9,11 @@ from typing import Any, Literal
 
 from foretrain.analysis.utilization import Utilization, utilization
 from foretrain.base.records import Record
+from foretrain.base.units import JOULES_PER_KWH
 from foretrain.config.options import RunConfig
 from foretrain.evaluation.record import Scores
 from foretrain.hardware.catalogue import Gpu
-from foretrain.predict.energy import JOULES_PER_KWH, power
+from foretrain.predict.energy import power
 from foretrain.predict.plan import Note
 from foretrain.predict.spec import StepName
 from foretrain.predict.speed.time import Range

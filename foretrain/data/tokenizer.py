@@ -4,7 +4,6 @@ Every tokenizer has a `separator`: the id that ends a document.
 """
 
 import base64
-import importlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from foretrain.base.errors import UserError
+from foretrain.base.installation import need_extra
 from foretrain.base.safe_read import read_bytes, read_text
 from foretrain.base.units import MIB
 from foretrain.data.dataset import read_meta_pickle
@@ -49,13 +49,6 @@ class ByteTokenizer:
         pass
 
 
-def _need(package: str) -> Any:
-    try:
-        return importlib.import_module(package)
-    except ImportError:
-        raise UserError("environment.missing_extra", package=package, extra="data") from None
-
-
 class JsonTokenizer:
     """Any tokenizer.json of the `tokenizers` library (`pip install 'foretrain[data]'`)."""
 
@@ -65,7 +58,7 @@ class JsonTokenizer:
     SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
 
     def __init__(self, text: str, separator: str | None = None) -> None:
-        tokenizers = _need("tokenizers")
+        tokenizers = need_extra("tokenizers", "data")
         self.text = text
         try:
             self._fast = tokenizers.Tokenizer.from_str(text)
@@ -125,7 +118,7 @@ class BpeTokenizer(JsonTokenizer):
     @classmethod
     def train(cls, documents: Iterable[bytes], vocab_size: int) -> "BpeTokenizer":
         """Learn merges until there are `vocab_size` tokens, or none left to learn."""
-        _need("tokenizers")
+        need_extra("tokenizers", "data")
         from tokenizers import Tokenizer as Fast
         from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -152,7 +145,7 @@ class TiktokenTokenizer:
     RULES, RANKS = "tiktoken.json", "tiktoken.ranks"
 
     def __init__(self, name: str, encoding: Any = None) -> None:
-        tiktoken = _need("tiktoken")
+        tiktoken = need_extra("tiktoken", "data")
         try:
             self._encoding = encoding or tiktoken.get_encoding(name)
         except Exception as error:  # requests, TLS and cache errors of many kinds: the cause is the same
@@ -170,7 +163,7 @@ class TiktokenTokenizer:
             rules = json.loads(read_text(folder / cls.RULES))
             lines = read_bytes(folder / cls.RANKS, MOST_BYTES).split()
             ranks = {base64.b64decode(token): int(rank) for token, rank in zip(lines[::2], lines[1::2], strict=True)}
-            encoding = _need("tiktoken").Encoding(
+            encoding = need_extra("tiktoken", "data").Encoding(
                 rules["name"], pat_str=rules["pattern"], mergeable_ranks=ranks, special_tokens=rules["special"]
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -240,6 +233,11 @@ class CharTokenizer:
 
     def save(self, folder: Path) -> None:
         (folder / "characters.json").write_text(json.dumps(self._characters), "utf-8")
+
+
+def document_end(tokenizer: Tokenizer) -> int | None:
+    """The id that ends a document; None of character tables, which have none: their id 0 is a character."""
+    return None if isinstance(tokenizer, CharTokenizer) else tokenizer.separator
 
 
 TIKTOKEN_NAMES = ("gpt2", "r50k_base", "p50k_base", "cl100k_base", "o200k_base")

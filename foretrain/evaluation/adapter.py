@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretrain.data.tokenizer import CharTokenizer, Tokenizer
+from foretrain.data.tokenizer import Tokenizer, document_end
 from foretrain.evaluation.models import OwnModel
 from foretrain.evaluation.windows import rows_at_once
 from foretrain.model.generation.writer import generate
@@ -120,7 +120,7 @@ class OwnLM(_api.TemplateLM):
         if most >= self.max_length:
             raise ValueError(f"it asks for {most} new tokens of a model with a context of {self.max_length}")
         ids = self.tok_encode(context)[-(self.max_length - most) :] or [self.prefix_token_id]
-        ends = None if isinstance(self._words, CharTokenizer) else self._words.separator
+        ends = document_end(self._words)
         made: list[int] = []
         following = generate(
             self._own.model, ids, most, temperature=wanted.get("temperature") or 0.0,

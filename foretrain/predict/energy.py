@@ -20,11 +20,11 @@ user's card yet.
 """
 
 from foretrain.base.records import Record
+from foretrain.base.units import JOULES_PER_KWH
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.speed.time import Range
 
-JOULES_PER_KWH = 3.6e6
 FULL_MFU = 0.35  # the MFU from which on the matrix units are taken to draw all they can
 CAPPED_BOARD_W = 75
 # Shares of the board power: idle, and at full load in a low, an expected and a high reading.

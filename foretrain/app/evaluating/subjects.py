@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,59 +9,18 @@ from typing import Any
 
 import torch
 
+from foretrain.app.evaluating.of_run import OfRun
 from foretrain.base.errors import UserError
 from foretrain.base.safe_read import read_text
 from foretrain.config.families import family_of
 from foretrain.config.resolve import from_values
-from foretrain.data.tokenizer import CharTokenizer, JsonTokenizer, TiktokenTokenizer, Tokenizer
+from foretrain.data.tokenizer import JsonTokenizer, TiktokenTokenizer, Tokenizer, document_end
 from foretrain.data.tokenizer_check import tokenizer_of
 from foretrain.evaluation.models import HubModel, OwnModel
 from foretrain.evaluation.windows import Predictor
 from foretrain.model.language_model import make_model
 from foretrain.training import checkpoint
 from foretrain.training.device import place
-from foretrain.training.store import RunDirectory, RunRecord
-
-
-@dataclass(frozen=True)
-class OfRun:
-    """A checkpoint whose checksums are right, and its run. `skipped`: newer ones that are damaged, and why."""
-
-    directory: RunDirectory
-    record: RunRecord
-    path: Path
-    step: int
-    skipped: tuple[str, ...] = ()
-
-    @property
-    def weights_sha256(self) -> str:
-        """Over the checksums of the files of its weights."""
-        listed = json.loads(read_text(self.path / checkpoint.MANIFEST))["files"]
-        digests = [listed[name]["sha256"] for name in checkpoint.files_of(self.path, "model")]
-        return hashlib.sha256("".join(digests).encode()).hexdigest()
-
-
-def of_run(path: Path, *, best: bool) -> OfRun:
-    """The newest intact checkpoint of a run, its best one, or the checkpoint at this path. Raises UserError."""
-    if (path / "state.json").is_file() and not (path / "run.json").is_file():
-        return _of_checkpoint(path.resolve())
-    directory = RunDirectory(path)
-    record = directory.read_record()
-    found, skipped = checkpoint.newest_valid(directory.checkpoints)
-    if found is None:
-        raise UserError("usage.no_checkpoint", path=str(path))
-    step = checkpoint.read_progress(found).best_step if best else None
-    if step is not None:
-        return _of_checkpoint(checkpoint.path_of(directory.checkpoints, step))
-    damaged = tuple(f"{name}: {problem}" for name, problem in skipped)
-    return OfRun(directory, record, found, checkpoint.read_progress(found).step, damaged)
-
-
-def _of_checkpoint(path: Path) -> OfRun:
-    if problem := checkpoint.problem_of(path):
-        raise UserError("checkpoint.none_valid", path=str(path), problems=[problem])
-    directory = RunDirectory(path.parent.parent)
-    return OfRun(directory, directory.read_record(), path, checkpoint.read_progress(path).step)
 
 
 @dataclass(frozen=True)
@@ -93,8 +51,7 @@ def loaded(run: OfRun, device: str) -> Subject:
     config, on = run.record.config, device_of(device)
     model = make_model(config)
     checkpoint.load_model(run.path, model)
-    begins = None if isinstance(words, CharTokenizer) else words.separator  # its characters have no separator
-    return Subject(OwnModel(model.to(on), config.vocab_size), words, begins, str(on))
+    return Subject(OwnModel(model.to(on), config.vocab_size), words, document_end(words), str(on))
 
 
 def is_hugging_face(path: Path) -> bool:

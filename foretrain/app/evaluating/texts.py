@@ -16,7 +16,7 @@ from foretrain.base.safe_read import read_bytes
 from foretrain.base.units import MIB
 from foretrain.data.token_bytes import token_bytes
 from foretrain.data.token_sources import readers
-from foretrain.data.tokenizer import CharTokenizer
+from foretrain.data.tokenizer import document_end
 from foretrain.evaluation import windows
 from foretrain.evaluation.record import TextScore
 from foretrain.training.store import RunRecord, now
@@ -74,7 +74,7 @@ def scored(subject: Subject, document: Document, stride: int | None, tokens: int
     whole = document.complete and (tokens is None or len(ids) - 1 <= tokens)
     ids = ids if tokens is None else ids[: tokens + 1]
     _check(subject, document, ids)
-    separator = None if document.data or isinstance(subject.words, CharTokenizer) else subject.words.separator
+    separator = None if document.data else document_end(subject.words)
     summed = windows.score(
         subject.model, ids, sizes, stride=stride, skip=separator,
         tell=lambda done, total: listen("text_progress", {"name": document.name, "done": done, "total": total}),

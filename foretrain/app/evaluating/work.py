@@ -13,7 +13,8 @@ import torch
 
 from foretrain.app.evaluating import subjects, texts
 from foretrain.app.evaluating.asked import Asked
-from foretrain.app.evaluating.subjects import OfRun, Subject
+from foretrain.app.evaluating.of_run import OfRun, of_run
+from foretrain.app.evaluating.subjects import Subject
 from foretrain.app.export import export
 from foretrain.base.errors import UserError
 from foretrain.base.later import Later
@@ -59,7 +60,7 @@ def carry_out(asked: Asked) -> Evaluation:
     """What was found. Raises UserError."""
     run = None
     if not subjects.is_hugging_face(asked.source):
-        run = subjects.of_run(asked.source, best=asked.best)
+        run = of_run(asked.source, best=asked.best)
     elif asked.best:
         raise UserError("usage.best_of_folder", path=str(asked.source))
     elif not asked.texts and not asked.tasks:
@@ -75,7 +76,7 @@ def carry_out(asked: Asked) -> Evaluation:
         for document in documents:
             found.add(texts.scored(subject, document, asked.stride, asked.tokens, asked.listen))
     if tasks is not None:
-        _run_tasks(asked, tasks, run, subject, found)
+        _run_tasks(asked, tasks, run, subject, found, device)
     return Evaluation(
         source=str(asked.source), checkpoint=run.path.name if run else None, step=run.step if run else None,
         device=device, texts=tuple(found.texts), tasks=tuple(found.tasks), kept_in=found.kept_in,
@@ -91,8 +92,9 @@ def _loaded(asked: Asked, run: OfRun | None) -> Subject:
     return subjects.loaded(run, asked.device)
 
 
-def _run_tasks(asked: Asked, tasks: harness.Harness, run: OfRun | None, subject: Subject | None, found: _Found) -> None:
-    device = str(subjects.device_of(asked.device))
+def _run_tasks(
+    asked: Asked, tasks: harness.Harness, run: OfRun | None, subject: Subject | None, found: _Found, device: str
+) -> None:
     with contextlib.ExitStack() as stack:
         stack.enter_context(libraries.quiet(bars=asked.bars))
         if not tasks.own:

@@ -8,13 +8,20 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from foretrain.base.records import Record
-from foretrain.base.units import format_duration, format_energy, format_mass, format_money, format_percent
+from foretrain.base.units import (
+    JOULES_PER_KWH,
+    format_duration,
+    format_energy,
+    format_mass,
+    format_money,
+    format_percent,
+)
 from foretrain.comparison.loss_axes import meter_of
 from foretrain.config.options import OPTIONS, RunConfig
 from foretrain.config.presets import GPT2_SHAPES
 from foretrain.config.resolve import toml_value
 from foretrain.model.shape import ModelShape
-from foretrain.predict.energy import JOULES_PER_KWH, Prices, spending
+from foretrain.predict.energy import Prices, spending
 from foretrain.predict.speed.time import Range
 from foretrain.training.store import RunRecord
 

@@ -4,13 +4,12 @@ A card is English, as cards on the Hub are. Names in it come from a user's files
 none of them is read as YAML, Markdown or HTML.
 """
 
-import importlib
 import math
 import re
 from typing import Any
 
 from foretrain.app.exporting.card_facts import CardFacts
-from foretrain.base.errors import UserError
+from foretrain.base.installation import need_extra
 
 _LONGEST = 100  # characters of a name
 # Signs that Markdown or HTML may read as more than themselves, and those that make an address a link.
@@ -19,18 +18,14 @@ _ACTIVE = re.compile(r"[^\w\s.,:;'%=/()+-]|(?<![^\W_])_|_(?![^\W_])|(?<=www)\.|:
 
 def card_of(facts: CardFacts) -> str:
     """The card's text. Raises UserError where huggingface_hub is not installed, or takes these facts for none."""
-    try:
-        hub: Any = importlib.import_module("huggingface_hub")
-    except ImportError:
-        raise UserError("environment.missing_extra", package="huggingface-hub", extra="export") from None
+    hub = need_extra("huggingface_hub", "export")
     text = f"---\n{_metadata(hub, facts)}\n---\n\n{_body(facts)}"
     return str(hub.ModelCard(text))  # which reads the metadata back
 
 
 def plain(text: str) -> str:
     """A name as Markdown shows it letter by letter: without control characters, signs written as entities."""
-    shown = " ".join("".join(c if c.isprintable() else " " for c in text[:_LONGEST]).split())
-    return _ACTIVE.sub(lambda found: f"&#{ord(found[0])};", shown) or "&#45;"
+    return _ACTIVE.sub(lambda found: f"&#{ord(found[0])};", _one_line(text)) or "&#45;"
 
 
 def _metadata(hub: Any, facts: CardFacts) -> str:

@@ -1,14 +1,13 @@
 """The upload of an export to the Hub, only when somebody asks for it."""
 
-import importlib
 import json
 import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from foretrain.base.errors import UserError
+from foretrain.base.installation import need_extra
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 
@@ -24,10 +23,7 @@ def upload(name: str, folder: Path, files: Sequence[str], message: str) -> str:
 
     A repository that is not there yet is made, private. Raises UserError; the folder stays as it is.
     """
-    try:
-        hub: Any = importlib.import_module("huggingface_hub")
-    except ImportError:
-        raise UserError("environment.missing_extra", package="huggingface-hub", extra="export") from None
+    hub = need_extra("huggingface_hub", "export")
     kept = shlex.quote(str(folder))
     if not hub.get_token():
         raise UserError("environment.push_no_token", name=name, path=kept)

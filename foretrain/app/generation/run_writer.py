@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from foretrain.data.text_stream import TextStream
-from foretrain.data.tokenizer import CharTokenizer, Tokenizer
+from foretrain.data.tokenizer import Tokenizer, document_end
 from foretrain.model.generation.options import Sampling
 from foretrain.model.generation.writer import Writer
 
@@ -13,7 +13,7 @@ class RunWriter:
 
     def __init__(self, words: Tokenizer, writer: Writer) -> None:
         self._words, self._writer = words, writer
-        self.ends_documents = not isinstance(words, CharTokenizer)  # whose id 0 is a character
+        self._end = document_end(words)
         self.dropped = 0
         self.forget()
 
@@ -38,7 +38,7 @@ class RunWriter:
         for _ in range(count):
             chosen, dropped = self._writer.write(sampling)
             self.dropped += dropped
-            if until_end and self.ends_documents and chosen == self._words.separator:
+            if until_end and chosen == self._end:
                 break
             if piece := stream.put(chosen):
                 yield piece

@@ -9,7 +9,7 @@ from foretrain.cli.commands.runs import RunPath
 from foretrain.cli.commands.sample import warn_of_skipped
 from foretrain.cli.common import Quiet
 from foretrain.cli.generation.chat import MOST_TOKENS, talk
-from foretrain.cli.generation.needs import TopP, say_needs
+from foretrain.cli.generation.needs import Temperature, TopK, TopP, say_needs
 from foretrain.model.generation.options import Sampling
 
 EPILOG = """Examples:
@@ -30,10 +30,8 @@ def add_to(app: typer.Typer) -> None:
 def chat_command(
     run: RunPath,
     tokens: Annotated[int, typer.Option(help="Most tokens of a reply.", min=1, max=MOST_TOKENS)] = 200,
-    temperature: Annotated[
-        float, typer.Option(help="Sampling temperature; 0 always picks the most likely token.", min=0, max=10)
-    ] = 0.8,
-    top_k: Annotated[int, typer.Option(help="Sample from this many most likely tokens; 0: all.", min=0)] = 50,
+    temperature: Temperature = 0.8,
+    top_k: TopK = 50,
     top_p: TopP = 1.0,
     seed: Annotated[int, typer.Option(help="Random seed.", min=0, max=2**63 - 1)] = 1337,
     quiet: Quiet = False,

@@ -10,7 +10,7 @@ from rich.text import Text
 from foretrain.app.evaluate import SCHEMA, evaluate
 from foretrain.base.messages import printable, say
 from foretrain.cli.commands.sample import warn_of_skipped
-from foretrain.cli.common import ERR, OUT, Json, Quiet, noted, print_json, print_said
+from foretrain.cli.common import ERR, OUT, Json, LiveLine, Quiet, noted, print_json, print_said
 from foretrain.reports import text
 from foretrain.reports.views.evaluation import scores
 
@@ -115,7 +115,7 @@ class _Line:
     def __init__(self, *, quiet: bool) -> None:
         self.quiet, self.live = quiet, ERR.is_terminal
         self._begun_s = self._next_s = time.monotonic()
-        self._of, self._shown = "", False
+        self._of, self._live_line = "", LiveLine(ERR)
 
     def __call__(self, id: str, values: dict[str, Any]) -> None:
         if self.quiet:
@@ -140,15 +140,11 @@ class _Line:
         return say("evaluating.left", time=took_s * (values["total"] - done) / done) if done and took_s > 1 else ""
 
     def _show(self, line: str) -> None:
-        if not self.live:
+        if self.live:
+            self._live_line.show(line)
+        else:
             ERR.print(Text(line), soft_wrap=True)
-            return
-        ERR.file.write("\r\x1b[2K" + line[: max(20, ERR.width - 1)])
-        ERR.file.flush()
-        self._shown = True
 
     def clear(self) -> None:
         """Take the live line away."""
-        if self._shown:
-            ERR.file.write("\r\x1b[2K")
-            self._shown = False
+        self._live_line.clear()

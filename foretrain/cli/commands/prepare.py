@@ -14,7 +14,7 @@ from foretrain.base.errors import ExitCode, UserError
 from foretrain.base.messages import printable, say
 from foretrain.base.quantities import parse_bytes, parse_count, read
 from foretrain.base.units import format_bytes, format_percent
-from foretrain.cli.common import ERR, OUT, Json, Quiet, noted, print_json, print_notes, wrong_value
+from foretrain.cli.common import ERR, OUT, Json, LiveLine, Quiet, noted, print_json, print_notes, wrong_value
 from foretrain.data.prepare.sources import not_utf8
 from foretrain.reports import text
 from foretrain.reports.views import data as data_view
@@ -202,7 +202,7 @@ class _Line:
         self.quiet, self.most, self.live = quiet, most, sys.stderr.isatty()
         self.first: Status | None = None
         self._next_s = time.monotonic() + (0 if self.live else _LINE_EVERY_S)
-        self._shown = False
+        self._live_line = LiveLine(ERR)
 
     def __call__(self, status: "Status") -> None:
         self.first = self.first or status
@@ -223,11 +223,10 @@ class _Line:
             shards=status.shards, eta=eta,
         )  # fmt: skip
         if self.live:
-            sys.stderr.write("\r\x1b[2K" + text[: max(20, ERR.width - 1)])
-            self._shown = True
+            self._live_line.show(text)
         else:
             sys.stderr.write(text + "\n")
-        sys.stderr.flush()
+            sys.stderr.flush()
 
     def _share(self, status: "Status") -> float | None:
         of_source = min(1.0, status.read_bytes / status.total_bytes) if status.total_bytes else None
@@ -237,9 +236,7 @@ class _Line:
 
     def clear(self) -> None:
         """Take the live line away."""
-        if self._shown:
-            sys.stderr.write("\r\x1b[2K")
-            sys.stderr.flush()
+        self._live_line.clear()
 
 
 # -- what people type --------------------------------------------------------------------------------------

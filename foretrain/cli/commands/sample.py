@@ -12,7 +12,7 @@ from foretrain.base.messages import printable, say
 from foretrain.cli.commands.runs import RunPath
 from foretrain.cli.common import ERR, Json, Quiet, print_json
 from foretrain.cli.generation import chat
-from foretrain.cli.generation.needs import TopP, say_needs
+from foretrain.cli.generation.needs import Temperature, TopK, TopP, say_needs
 from foretrain.model.generation.options import Sampling
 
 EPILOG = """Examples:
@@ -32,10 +32,8 @@ def sample_command(
     run: RunPath,
     prompt: Annotated[str, typer.Option(help="Text to continue.")] = "\n",
     tokens: Annotated[int, typer.Option(help="Tokens to generate.", min=1, max=100_000)] = 400,
-    temperature: Annotated[
-        float, typer.Option(help="Sampling temperature; 0 always picks the most likely token.", min=0, max=10)
-    ] = 0.8,
-    top_k: Annotated[int, typer.Option(help="Sample from this many most likely tokens; 0: all.", min=0)] = 50,
+    temperature: Temperature = 0.8,
+    top_k: TopK = 50,
     top_p: TopP = 1.0,
     seed: Annotated[
         int, typer.Option(help="Random seed; the same seed gives the same text.", min=0, max=2**63 - 1)

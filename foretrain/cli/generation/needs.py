@@ -1,4 +1,4 @@
-"""What the commands that generate text share: an option, and the sentence on what a model needs."""
+"""What the commands that generate text share: how tokens are drawn, and the sentence on what a model needs."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from foretrain.cli.common import ERR, noted, print_said
 if TYPE_CHECKING:
     from foretrain.app.generation.opened import Opened
 
+Temperature = Annotated[
+    float, typer.Option(help="Sampling temperature; 0 always picks the most likely token.", min=0, max=10)
+]
+TopK = Annotated[int, typer.Option(help="Sample from this many most likely tokens; 0: all.", min=0)]
 TopP = Annotated[
     float,
     typer.Option(

@@ -65,6 +65,7 @@ def plan(model: InferenceModel, asked: Inference, gpu: Gpu, *, used_by_others_by
     asked, engine = resolved(model, asked, gpu)
     room = None if gpu.memory_bytes is None else max(0, gpu.memory_bytes - used_by_others_bytes)
     memory = memory_of(model, asked, engine, gpu)
+    verdict = verdict_of(memory, room)
 
     def fits(**changes: int) -> bool:
         changed = asked.model_copy(update=changes)
@@ -74,18 +75,17 @@ def plan(model: InferenceModel, asked: Inference, gpu: Gpu, *, used_by_others_by
     most = max(model.max_positions, asked.context)
     return InferencePlan(
         name=model.name, where=model.where, model=model, asked=asked, engine=engine, gpu=gpu, available_bytes=room,
-        used_by_others_bytes=used_by_others_bytes, memory=memory, verdict=verdict_of(memory, room),
+        used_by_others_bytes=used_by_others_bytes, memory=memory, verdict=verdict,
         longest_context=None if room is None else _largest(lambda size: fits(context=size), min(most, MOST_CONTEXT)),
         largest_batch=None if room is None else _largest(lambda size: fits(batch=size), MOST_BATCH),
-        speed=speed_of(model, asked, engine, gpu), fitting=_fitting(model, asked, engine, gpu, room),
+        speed=speed_of(model, asked, engine, gpu),
+        fitting=_fitting(model, asked, gpu, room) if verdict == "does_not_fit" else None,
         notes=_notes(model, asked, engine, gpu),
     )  # fmt: skip
 
 
-def _fitting(model: InferenceModel, asked: Inference, engine: Engine, gpu: Gpu, room: int | None) -> Fitting | None:
-    """Weights in fewer bits, the most bits that fit; nothing where it fits, or where no format does."""
-    if room is None or verdict_of(memory_of(model, asked, engine, gpu), room) != "does_not_fit":
-        return None
+def _fitting(model: InferenceModel, asked: Inference, gpu: Gpu, room: int | None) -> Fitting | None:
+    """Weights in fewer bits, the most bits that fit; nothing where no format does."""
     bits = sorted((FORMATS[name].block, name) for name in FORMATS if FORMATS[name].block < FORMATS[asked.weights].block)
     for _, name in reversed(bits):
         changed = asked.model_copy(update={"weights": name})

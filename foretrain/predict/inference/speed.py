@@ -13,9 +13,10 @@ out stands in docs/inference.md.
 """
 
 from foretrain.base.records import Record
-from foretrain.config.inference.formats import CACHES, FORMATS, Engine
+from foretrain.config.inference.formats import FORMATS, Engine
 from foretrain.config.inference.options import Inference
 from foretrain.hardware.catalogue import Gpu
+from foretrain.predict.inference.memory import cache_bytes
 from foretrain.predict.inference.model import InferenceModel
 
 BANDWIDTH_SHARE = 0.95  # of the data sheet's, for weights
@@ -61,8 +62,8 @@ def speed_of(model: InferenceModel, asked: Inference, engine: Engine, gpu: Gpu) 
     if gpu.kind != "cuda" or not bandwidth or not peak or not gpu.sm_count or not gpu.boost_clock_ghz:
         return None
     read = read_bytes(model, asked)
-    tokens = asked.prompt + max(0, asked.context - asked.prompt) / 2
-    cache = round(asked.batch * model.cached_tokens(round(tokens)) * model.kv_numbers * CACHES[asked.kv] / 8)
+    middle = round(asked.prompt + max(0, asked.context - asked.prompt) / 2)
+    cache = cache_bytes(model, asked.model_copy(update={"context": middle}))
     parts = decode_parts(model, asked, engine, gpu, read, cache)
     token_s = sum(parts.values())
     first_s = prompt_s(model, asked, engine, gpu)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from foretrain.training.exports.folder import check_free, write_all
 from foretrain.training.exports.forms import Exported, Form, FormOptions, module_of, quantize_command
-from foretrain.training.exports.source import Source, locate
+from foretrain.training.exports.source import Source
+from foretrain.training.folder.located import locate
 
 
 def export(
@@ -23,15 +24,16 @@ def export(
 
     `out` is made, and must be empty unless `force`, which replaces files of the same names only. Raises UserError.
     """
-    checkpoint_path, run, skipped = locate(path, best=best)
+    found = locate(path, best=best)
     module = module_of(form)
-    if error := module.refusal(run.read_record().config):
+    if error := module.refusal(found.run.read_record().config):
         raise error
-    out = out or run.path / f"export-{form}"
+    out = out or found.run.path / f"export-{form}"
     check_free(out, force=force)
-    source, asked = Source(checkpoint_path, run), options or FormOptions()
+    source, asked = Source(found.path, found.run), options or FormOptions()
     names = write_all(out, lambda folder: module.write(source, folder, asked))
     return Exported(
-        form=form, path=str(out), checkpoint=checkpoint_path.name, step=source.progress.step, files=names,
-        skipped=skipped, notes=tuple(source.notes), quantize=quantize_command(out, asked) if form == "gguf" else "",
+        form=form, path=str(out), checkpoint=found.path.name, step=source.progress.step, files=names,
+        skipped=() if best else found.skipped, notes=tuple(source.notes),
+        quantize=quantize_command(out, asked) if form == "gguf" else "",
     )  # fmt: skip

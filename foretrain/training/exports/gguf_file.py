@@ -4,7 +4,6 @@ Keys, names and types are those of llama.cpp's own converter (conversion/gpt2.py
 vectors and learned positions stay fp32, and a matrix whose rows do not divide into q8_0's blocks of 32 is f16.
 """
 
-import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from foretrain.base.errors import UserError
+from foretrain.base.installation import need_extra
 from foretrain.config.families import family_of
 from foretrain.config.options import RunConfig
 from foretrain.data.gguf_tokenizer import keys_of
@@ -29,10 +29,7 @@ def refusal(config: RunConfig) -> UserError | None:
 
 def write(source: Source, folder: Path, options: FormOptions) -> None:
     """model-TYPE.gguf. Raises UserError where the package `gguf` is missing, or f16 cannot hold a weight."""
-    try:
-        gguf: Any = importlib.import_module("gguf")
-    except ImportError:
-        raise UserError("environment.missing_extra", package="gguf", extra="export") from None
+    gguf = need_extra("gguf", "export")
     architecture = source.shape.family.gguf_architecture(source.config)
     writer = gguf.GGUFWriter(folder / gguf_name(options.gguf_type), architecture)
     try:

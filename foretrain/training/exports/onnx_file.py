@@ -3,7 +3,6 @@
 The graph takes any number of rows, of any length up to the context. It has no KV cache.
 """
 
-import importlib
 import logging
 import warnings
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from foretrain.base.errors import UserError
+from foretrain.base.installation import need_extra
 from foretrain.config.options import RunConfig
 from foretrain.data.hf_tokenizer import files_of
 from foretrain.model.language_model import LanguageModel, make_model
@@ -31,10 +31,7 @@ def write(source: Source, folder: Path, options: FormOptions) -> None:
     """model.onnx, its weights beside it in model.onnx.data, and the tokenizer's files. Raises UserError where a package
     is missing."""
     for package in ("onnx", "onnxscript"):
-        try:
-            importlib.import_module(package)
-        except ImportError:
-            raise UserError("environment.missing_extra", package=package, extra="onnx") from None
+        need_extra(package, "onnx")
     model = make_model(source.config).eval()
     checkpoint.put_weights(source.weights.items(), model, str(source.path))
     block = source.config.block_size

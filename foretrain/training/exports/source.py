@@ -6,7 +6,7 @@ import torch
 
 from foretrain.base.errors import UserError
 from foretrain.config.options import RunConfig
-from foretrain.data.tokenizer import Tokenizer
+from foretrain.data.tokenizer import Tokenizer, document_end
 from foretrain.data.tokenizer_check import tokenizer_of
 from foretrain.model.shape import ModelShape
 from foretrain.training import checkpoint
@@ -40,27 +40,5 @@ class Source:
 
     def separator(self, words: Tokenizer | None) -> int | None:
         """The id that ends a document; None where the model has no such token."""
-        if words is None or words.name == "char" or words.separator >= self.config.vocab_size:
-            return None  # nanoGPT's character tables have none of their own
-        return words.separator
-
-
-def locate(path: Path, *, best: bool) -> tuple[Path, RunDirectory, tuple[str, ...]]:
-    """(a checkpoint whose digests are right, its run, newer ones that are damaged and why). Raises UserError."""
-    if (path / "state.json").is_file() and not (path / "run.json").is_file():
-        run = RunDirectory(path.resolve().parent.parent)
-        if problem := checkpoint.problem_of(path.resolve()):
-            raise UserError("checkpoint.none_valid", path=str(path), problems=[problem])
-        return path.resolve(), run, ()
-    run = RunDirectory(path)
-    run.read_record()
-    found, skipped = checkpoint.newest_valid(run.checkpoints)
-    if found is None:
-        raise UserError("usage.no_checkpoint", path=str(path))
-    if best:
-        step = checkpoint.read_progress(found).best_step
-        chosen = checkpoint.path_of(run.checkpoints, step) if step is not None else found
-        if problem := checkpoint.problem_of(chosen):
-            raise UserError("checkpoint.none_valid", path=str(chosen), problems=[problem])
-        found = chosen
-    return found, run, () if best else tuple(f"{name}: {problem}" for name, problem in skipped)
+        end = None if words is None else document_end(words)
+        return end if end is not None and end < self.config.vocab_size else None

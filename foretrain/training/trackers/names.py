@@ -8,6 +8,8 @@ not log (time of a step, MFU, memory, energy) stands beside it with the unit in 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from foretrain.base.units import JOULES_PER_KWH
+
 STEP = "train/global_step"
 OF_STEP = {
     "loss": "train/loss", "grad_norm": "train/grad_norm", "learning_rate": "train/learning_rate",
@@ -17,7 +19,6 @@ OF_STEP = {
 }  # fmt: skip
 OF_EVALUATION = {"val_loss": "eval/loss", "train_loss": "eval/train_loss", "evaluation_s": "eval/runtime"}
 OF_PLAN, ENERGY = "train/memory_of_plan", "train/energy_kwh"
-JOULES_PER_KWH = 3.6e6
 
 
 class Namer:

@@ -156,7 +156,7 @@ class _Reader:
 
 
 def _json(text: str) -> Any:
-    """A value; None for what is no JSON, as the bytes that some versions write into it."""
+    """A value; None if the text is not valid JSON. Some versions write raw bytes there."""
     with contextlib.suppress(ValueError, RecursionError):
         return json.loads(text)
     return None

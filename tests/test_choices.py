@@ -184,6 +184,26 @@ def test_the_real_measurement_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -
     assert found.ways[0].step_s <= min(w.step_s for w in found.ways) / (1 - choices.LEAST_GAIN) ** 6
 
 
+def test_a_few_slow_moments_do_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large step leaves the budget after three rounds; the machine was busy in all three of the fastest way."""
+    times = {("bfloat16", "bmm", False): [0.13, 0.12, 0.13, *[0.1] * 99], ("bfloat16", "sdpa", False): [0.115] * 99}
+
+    class Scripted:
+        def __init__(self, config: RunConfig, way: choices.Way) -> None:
+            self.way, self.best_s, self.clock = way, float("inf"), None
+            self.left = iter(times.get((way.dtype, way.attention, way.master_weights), [0.4] * 99))
+
+        def time(self) -> None:
+            self.best_s = min(self.best_s, next(self.left))
+
+    monkeypatch.setattr(choices, "BUDGET_S", 0.0)
+    monkeypatch.setattr(choices, "Candidate", Scripted)
+    monkeypatch.setattr(choices, "_fewer_threads", lambda *_: None)
+    config = tiny(**LONG)
+    best = choices.measure(config, choices.candidates(config, set())).ways[0]
+    assert (best.dtype, best.attention, best.step_s) == ("bfloat16", "bmm", 0.1)
+
+
 def test_a_slice_has_the_shape_of_the_whole() -> None:
     for knobs in ({}, {"block_size": 64, "n_embd": 128, "n_head": 4, "n_layer": 4, "vocab_size": 256}, {"n_layer": 48}):
         whole = RunConfig.model_validate(knobs)

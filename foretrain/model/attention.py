@@ -28,8 +28,9 @@ def _future(rows: int) -> Tensor:
 
 def _blocks(T: int) -> Iterator[slice]:
     """The queries of a context, some rows at a time."""
-    for start in range(0, T, sizes.ROWS):
-        yield slice(start, min(start + sizes.ROWS, T))
+    rows = sizes.rows_at_once(T)
+    for start in range(0, T, rows):
+        yield slice(start, min(start + rows, T))
 
 
 def _groups(N: int, T: int, item_bytes: int) -> Iterator[slice]:
@@ -68,7 +69,7 @@ def _forward(qkv: Tensor, H: int) -> tuple[Tensor, Tensor, Tensor]:
         for r in _blocks(T):
             keys, values = k[g, : r.stop], v[g, : r.stop]
             # Nothing names the probabilities, so that they are gone before the next are made.
-            if T <= sizes.ROWS:
+            if T <= sizes.WHOLE:
                 torch.bmm(_probabilities(q[g], keys, D**-0.5, kept[g] if keep else None), values, out=result[g])
             else:
                 result[g, r] = torch.bmm(_probabilities(q[g, r], keys, D**-0.5), values)
@@ -83,7 +84,7 @@ def _backward(grad: Tensor, heads: Tensor, kept: Tensor, H: int) -> Tensor:
     dy = grad.view(B, T, H, D).transpose(1, 2).reshape(N, T, D)
     gradient = torch.empty_like(heads)
     for g in _groups(N, T, heads.element_size()):
-        if T <= sizes.ROWS:
+        if T <= sizes.WHOLE:
             p = kept[g] if kept.numel() else _probabilities(q[g], k[g], D**-0.5)
             _block_backward(dy[g], q[g], k[g], v[g], p, gradient[:, g].unbind(0))
             continue

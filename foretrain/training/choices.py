@@ -33,7 +33,8 @@ SHORT_S = 4.0  # a run of fewer seconds at the CPU's nominal peak is not measure
 SHORT_TO_COMPILE_S = 150.0
 BUDGET_S = 2.0
 LEAST_GAIN = 0.05  # what is not faster by this share is not worth other kernels
-LAGS = 1.5  # a candidate that is slower by this factor is not timed again
+LEAST_ROUNDS = 8  # of those that are near each other, however long a step takes: the best of three can be an accident
+LAGS, NEAR = 1.5, 1.15  # a candidate that is slower by this factor is not timed again; after half of the rounds
 KEPT = Cache("choices")
 CHOSEN = named(lambda option: option.chosen_on_cpu is not None)
 # Logits of a micro-batch beyond this are made in chunks. On two CPUs that took as long (0.94 to 1.0 of a step of two
@@ -233,21 +234,22 @@ class Candidate:
 
 
 def measure(config: RunConfig, ways: list[Way]) -> Choice:
-    """Time the ways in turn for about BUDGET_S; what falls far behind is dropped. The state of torch's generator and
-    its thread count are as they were."""
+    """Time the ways in turn, LEAST_ROUNDS and for about BUDGET_S; what falls far behind is dropped. The state of
+    torch's generator and its thread count are as they were."""
     sliced, started, threads = slice_of(config), time.perf_counter(), torch.get_num_threads()
     with torch.random.fork_rng(devices=[]):
         torch.set_num_threads(1)
         running = [Candidate(sliced, way) for way in ways]
         done: list[Candidate] = list(running)
         rounds = 0
-        while rounds < 3 or time.perf_counter() - started < BUDGET_S:
+        while rounds < LEAST_ROUNDS or time.perf_counter() - started < BUDGET_S:
             for candidate in running:
                 candidate.time()
             rounds += 1
             best = min(c.best_s for c in running)
-            running = [c for c in running if c.best_s < LAGS * best]
-            if rounds >= 3 and len(running) == 1:
+            behind = LAGS if rounds < LEAST_ROUNDS // 2 else NEAR
+            running = [c for c in running if c.best_s < behind * best]
+            if len(running) == 1:
                 break
         best_way = _best(done)
         found = [

@@ -15,7 +15,7 @@ pytest.register_assert_rewrite(
 )
 
 from foretrain.predict.trace import service  # noqa: E402
-from tests import machines  # noqa: E402
+from tests import long_tests, machines  # noqa: E402
 from tests.kit import fork_server  # noqa: E402
 
 settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -39,6 +39,14 @@ if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_I
 def pytest_xdist_auto_num_workers() -> int:
     """One more than there are cores, as tests of children and signals wait; eight at most, half a gigabyte each."""
     return min(8, len(os.sched_getaffinity(0)) + 1) if hasattr(os, "sched_getaffinity") else 2
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What long_tests.txt names is long."""
+    for item in items:
+        if item.nodeid in long_tests.listed():
+            item.add_marker("long")
 
 
 def pytest_collection_finish() -> None:

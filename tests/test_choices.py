@@ -198,8 +198,7 @@ def test_a_few_slow_moments_do_not_decide(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(choices, "BUDGET_S", 0.0)
     monkeypatch.setattr(choices, "Candidate", Scripted)
-    monkeypatch.setattr(choices, "_fewer_threads", lambda *_: None)
-    config = tiny(**LONG)
+    config = tiny(**LONG, cpu_threads=1)
     best = choices.measure(config, choices.candidates(config, set())).ways[0]
     assert (best.dtype, best.attention, best.step_s) == ("bfloat16", "bmm", 0.1)
 

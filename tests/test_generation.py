@@ -75,15 +75,17 @@ def test_nanogpts_own_forward_pass_is_cached_too() -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("pieces", [[1] * T, [5, 1, 4, 6], [T], [T - 1, 1]])
 def test_logits_are_those_of_one_pass_whatever_is_read_at_once(name: str, pieces: list[int]) -> None:
+    """But for float32's rounding, whose order is the kernels' own; a wrong position or key is a thousand times that."""
     model = model_of(name)
     ids = torch.randint(0, 96, (1, T), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         expected = model.lm_head(model.hidden(ids))[0]
+    rounding = 64 * torch.finfo(torch.float32).eps * float(expected.abs().max())
     reader, at = Reader(model), 0
     for size in pieces:
         found = reader.read(ids[0, at : at + size].tolist())
         at += size
-        assert (found - expected[at - 1]).abs().max() < 1e-5, at
+        assert (found - expected[at - 1]).abs().max() < rounding, at
     reader.forget()
     assert torch.equal(reader.read(ids[0, :3].tolist()), Reader(model).read(ids[0, :3].tolist()))
 

@@ -15,6 +15,7 @@ from foretrain.base import messages
 from foretrain.base.errors import EXIT_CODE_OF
 from foretrain.config.option import option
 from foretrain.config.options import OPTIONS, RunConfig
+from tests import long_tests
 from tests.kit.command import REPO, foretrain
 
 PACKAGE = REPO / "foretrain"
@@ -663,3 +664,15 @@ def test_help_of_every_command_has_examples() -> None:
         assert command.help, name
         assert "Examples" in (command.epilog or ""), name
     assert foretrain("--help").returncode == 0
+
+
+def test_long_tests_are_there() -> None:
+    """Every line of tests/long_tests.txt names a test; one that has another name by now would come back unnoticed."""
+    for name in long_tests.listed():
+        path, function = name.split("[")[0].split("::", 1)
+        assert f"def {function.split('::')[-1]}(" in (REPO / path).read_text("utf-8"), name
+
+
+def test_a_list_of_long_tests_is_read_from_what_pytest_prints() -> None:
+    printed = "1.20s setup    tests/a.py::b[c d]\n0.60s call     tests/a.py::b[c d]\n1.50s call     tests/a.py::e\n"
+    assert long_tests.found(printed, 1.6) == ["tests/a.py::b[c d]"]

@@ -39,4 +39,5 @@ def need_extra(module: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise UserError("environment.missing_extra", package=module.replace("_", "-"), extra=extra) from None
+        package = module.partition(".")[0].replace("_", "-")
+        raise UserError("environment.missing_extra", package=package, extra=extra) from None

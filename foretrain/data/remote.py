@@ -17,7 +17,7 @@ from typing import Any
 from filelock import FileLock
 
 from foretrain.base.errors import UserError
-from foretrain.base.installation import cache_folder
+from foretrain.base.installation import cache_folder, need_extra
 from foretrain.base.messages import printable
 from foretrain.base.quantities import parse_bytes, read
 from foretrain.data.dataset import DatasetInfo, read_info
@@ -191,11 +191,8 @@ def _text(url: str, name: str) -> bytes | None:
 
 def file_system(address: str) -> tuple[Any, str]:
     """(file system of an address, path in it). Raises UserError without fsspec."""
-    try:
-        import fsspec.core
-    except ImportError:
-        raise UserError("environment.missing_extra", package="fsspec", extra="data") from None
-    return fsspec.core.url_to_fs(address)
+    found: tuple[Any, str] = need_extra("fsspec.core", "data").url_to_fs(address)
+    return found
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from foretrain.base.errors import UserError
+from foretrain.base.installation import need_extra
 from foretrain.data.prepare.remote import RemoteFile
 from foretrain.data.prepare.source_file import SourceFile
 
@@ -131,10 +132,8 @@ def check_ratio(file: SourceFile, unpacked_bytes: int) -> None:
 @cache
 def need_pyarrow() -> Any:
     """pyarrow with its Parquet, of the extra `data`. Raises UserError 'environment.missing_extra'."""
-    try:
-        import pyarrow.parquet
-    except ImportError:
-        raise UserError("environment.missing_extra", package="pyarrow", extra="data") from None
+    need_extra("pyarrow.parquet", "data")
+    pyarrow = need_extra("pyarrow", "data")
     pyarrow.set_cpu_count(1)
     return pyarrow
 

@@ -11,6 +11,7 @@ from collections import Counter
 from typing import Any
 
 from foretrain.base.errors import UserError
+from foretrain.base.installation import need_extra
 from foretrain.data.prepare.source_file import SourceFile, kind_of, others, suffix_of
 
 CHUNK_BYTES = 4 * 2**20
@@ -19,11 +20,7 @@ _ATTEMPTS, _FIRST_WAIT_S = 6, 0.5
 
 def need_hub() -> Any:
     """huggingface_hub, of the extra `data`. Raises UserError 'environment.missing_extra'."""
-    try:
-        import huggingface_hub
-    except ImportError:
-        raise UserError("environment.missing_extra", package="huggingface-hub", extra="data") from None
-    return huggingface_hub
+    return need_extra("huggingface_hub", "data")
 
 
 def parts_of(url: str) -> tuple[str, str | None, str]:

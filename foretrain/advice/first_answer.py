@@ -102,15 +102,17 @@ def changed_command(plan: Plan, advice: Advice, asked: Asked) -> tuple[str, ...]
 
 
 def _words(asked: Asked, plan: Plan, step: StepName) -> tuple[str, ...]:
-    """The words with which the trainer of a step runs what was planned: on a CPU foretrain is told so, and a config
-    that names the CPU is told of the card.
+    """The words with which the trainer of a step runs what was planned: on a CPU foretrain is told so, on an Apple GPU
+    both are, and a config that names the CPU is told of the card.
 
     nanoGPT's train.py reads no stdin: what was piped in is a file there.
     """
     on_cpu = step == "foretrain" and plan.gpu.kind == "cpu" and plan.config.device != "cpu"
     words = asked.words if step == "foretrain" else ("FILE.py" if word == "-" else word for word in asked.words)
     on_card = plan.gpu.kind == "cuda" and plan.config.device == "cpu"
-    return (*words, *(("--device=cpu",) if on_cpu else ("--device=cuda",) if on_card else ()))
+    on_apple = plan.gpu.kind == "mps" and plan.config.device != "mps"
+    device = "cpu" if on_cpu else "cuda" if on_card else "mps" if on_apple else ""
+    return (*words, *([f"--device={device}"] if device else []))
 
 
 def without(words: Sequence[str], knobs: Sequence[str]) -> tuple[str, ...]:

@@ -33,11 +33,11 @@ def plan_now(record: RunRecord) -> Plan:
 
 
 def highest(plan: Plan) -> tuple[int, int, int]:
-    """(low, expected, high) of what a run measures at its highest: on a card the allocator's own, so without the
+    """(low, expected, high) of what a run measures at its highest: on a GPU the allocator's own, so without the
     context, which the forecast has in it; on a CPU the process."""
     memory = plan.memory_of("foretrain")
     low, expected, high = memory.neediest.needed_span
-    if plan.gpu.kind != "cuda":
+    if not plan.gpu.reserves:
         return low, expected, high
     held = memory.context
     return low - held.low_bytes, expected - held.expected_bytes, high - held.high_bytes

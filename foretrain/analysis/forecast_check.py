@@ -97,7 +97,7 @@ def _memory(plan: Plan, run: RunRecord) -> list[Row]:
             rows += _row(f"phase.{phase.phase}", "bytes", phase.allocated_bytes, sample.allocated_bytes)
     most = run.highest_bytes if measured.phases else None  # of a process that has begun nothing it says nothing
     low, expected, high = highest(plan)
-    id = "process.reserved" if plan.gpu.kind == "cuda" else "process.resident"
+    id = "process.reserved" if plan.gpu.reserves else "process.resident"
     return rows + _row(id, "bytes", expected, most, low, high)
 
 

@@ -140,7 +140,7 @@ def explain_run(
         ranks=ranks_of(record, plan, pace.steady_s if pace else None),
         survived=sum(not failure.fatal for failure in failures), remedies=_remedies(record, failures),
         limit=limit_of_run(record, pace.steady_s, calibration) if pace and calibration else None,
-        calibrate_first=pace is not None and calibration is None and record.world == 1,
+        calibrate_first=pace is not None and calibration is None and record.world == 1 and record.gpu.kind != "mps",
     )  # fmt: skip
 
 

@@ -68,4 +68,7 @@ def _placed(device: str) -> Placement:
     need_torch()
     from foretrain.training.device import place
 
-    return place(resolve([f"--device={device}"]).config)
+    placement = place(resolve([f"--device={device}"]).config)
+    if placement.gpu.kind == "mps":
+        raise UserError("environment.not_on_mps", command="calibrate")
+    return placement

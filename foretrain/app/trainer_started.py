@@ -42,18 +42,23 @@ def _number(path: Path) -> int:
     return int(end) if end.isascii() and end.isdigit() else 1
 
 
+def _name_of(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return torch.backends.mps.get_name() if device.type == "mps" else cpu_device().name
+
+
 def new_record(trainer: Any, arguments: Any, state: Any, model: Any, device: torch.device) -> TrainerRunRecord:
     """What is known of the run before its first step."""
     name = str(getattr(arguments, "run_name", None) or Path(arguments.output_dir).resolve().name)
     name = Path(name).name or "run"
     parameters = list(model.parameters())
-    cuda = device.type == "cuda"
     written = arguments.to_dict()
     settings = {key: _plain(written[key]) for key in LEARNING if written.get(key) is not None}
     return TrainerRunRecord(
         id=name, name=redacted([name])[0], status="running", started_at=now(),
         trainer=type(trainer).__name__ if trainer is not None else "Trainer", versions=dict(_versions()),
-        device=torch.cuda.get_device_name(device) if cuda else cpu_device().name, kind=device.type,
+        device=_name_of(device), kind=device.type,
         cards=max(1, int(getattr(arguments, "world_size", 1) or 1), int(getattr(arguments, "n_gpu", 1) or 1)),
         settings=settings, n_params=sum(p.numel() for p in parameters),
         n_trained=sum(p.numel() for p in parameters if p.requires_grad),

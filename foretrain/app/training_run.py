@@ -39,7 +39,7 @@ def _train(asked: Request, ready: Ready | RunRecord, ranks: Ranks) -> RunRecord:
         if ranks.world > 1:
             listen(_shared(resolved.config, ranks.world))
         plan = forecast(directory, ranks.world)
-        planned_bytes = expected_bytes(plan, on_card=placement.device.type == "cuda")
+        planned_bytes = expected_bytes(plan, on_card=placement.gpu.reserves)
         with Reporting(ready, asked.trackers if ranks.first else (), listen, planned_bytes) as reporting:
             trainer = Trainer(
                 resolved.config, ready.info, directory, placement, listen, resolved.name, expected_times(plan),

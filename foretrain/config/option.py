@@ -62,6 +62,7 @@ class Attributes:
     label: bool = False  # a name for people: where nanoGPT's file computes it by running code, it is left out
     needs: tuple[str, Any] | None = None  # another option and the value that it must have for this one to be read
     idle: tuple[tuple[str, str], ...] = ()  # (kind of device, or dtype; why it does nothing there)
+    refused: tuple[tuple[str, str], ...] = ()  # (kind of device; why it must not be set there)
     compared: bool = True  # not, where it stands for others, or says nothing of the training
     # Two values that come to the same on a device share an estimate and a trace: these are kept by what it comes to.
     by_effect: bool = False
@@ -126,6 +127,10 @@ class Option(Attributes):
     def idle_on(self, *conditions: Any) -> str:
         """Why it does nothing on this kind of device or in this dtype; empty where it does something."""
         return next((why for where, why in self.idle if where in conditions), "")
+
+    def refused_on(self, kind: str) -> str:
+        """Why it must not be set on this kind of device; empty where it may."""
+        return next((why for where, why in self.refused if where == kind), "")
 
 
 def _limits(known: Attributes, choices: tuple[Any, ...], help: str, has_pattern: bool) -> str:

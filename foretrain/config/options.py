@@ -25,6 +25,7 @@ _OF_LLAMA: dict[str, Any] = {
 }  # fmt: skip
 StrategyName = Literal["ddp", "zero1", "fsdp", "fsdp_no_reshard", "hsdp"]
 _ON_A_CARD = "it is the number of threads of a run on the CPU"
+_SHARED_MEMORY = (("mps", "a Mac's GPU shares the computer's memory, so nothing would be saved"),)
 
 
 class RunConfig(Record):
@@ -167,7 +168,7 @@ class RunConfig(Record):
     checkpoint_offload: bool = option(
         False, "keep the inputs of checkpointed blocks in host memory",
         group="batch", nanogpt="cannot", needs=("activation_checkpointing", True), affects=COST, on_resume="rounding",
-        idle=(("cpu", "it is for GPUs"),),
+        idle=(("cpu", "it is for GPUs"),), refused=_SHARED_MEMORY,
     )
     recompute_norm_gelu: bool = option(
         False, "recompute the outputs of norms and GELU in the backward pass instead of saving them",
@@ -254,15 +255,17 @@ class RunConfig(Record):
         False, "keep optimizer states and fp32 weights in host memory and update them there; slow",
         group="optimizer", nanogpt="cannot", affects=COST, on_resume="rounding",
         idle=(("cpu", "the optimizer of a run on the CPU is in the computer's memory already"),),
+        refused=_SHARED_MEMORY,
     )
     gradient_offload: bool = option(
         False, "move each gradient to host memory at once; needs optimizer_offload; slower",
         group="optimizer", nanogpt="cannot", needs=("optimizer_offload", True), affects=COST, on_resume="rounding",
-        idle=(("cpu", "it is for GPUs"),),
+        idle=(("cpu", "it is for GPUs"),), refused=_SHARED_MEMORY,
     )
     optimizer_in_backward: bool = option(
         False, "update each weight once its gradient is there, and free it; no accumulation or clipping",
         group="optimizer", nanogpt="cannot", affects=COST, on_resume="rounding",
+        refused=(("mps", "its kernels there may apply an update that is not finite"),),
     )
 
     eval_interval: int = option(
@@ -313,7 +316,7 @@ class RunConfig(Record):
     )
 
     device: str = option(
-        "auto", "auto, cpu, cuda, cuda:N or mps; auto uses the GPU if there is one",
+        "auto", "auto, cpu, cuda, cuda:N or mps; auto uses a CUDA card if there is one, else the CPU",
         group="system", pattern=r"^(auto|cpu|mps|cuda(:\d{1,3})?)$",
         affects=COST, on_resume="rounding", compared=False, by_effect=True, reference="other",
     )
@@ -379,7 +382,7 @@ class RunConfig(Record):
         "", "settings of CUDA's allocator, such as expandable_segments:True; PYTORCH_ALLOC_CONF overrides them",
         group="system", pattern=r"^[A-Za-z0-9_:,. \[\]>-]*$", nanogpt="lacks",
         affects=COST, on_resume="free", by_effect=True, reference="other",
-        idle=(("cpu", "they are for CUDA's allocator"),),
+        idle=(("cpu", "they are for CUDA's allocator"), ("mps", "they are for CUDA's allocator")),
     )
     strategy: StrategyName = option(
         "ddp",

@@ -6,6 +6,7 @@ numbers, so that the modes can be tried there.
 """
 
 from foretrain.base.errors import UserError
+from foretrain.config.inactive import check_refused
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Dtype, Gpu, MatmulMode
 
@@ -19,6 +20,7 @@ EIGHT_BITS = ("fp8", "int8")
 
 def check_precision(config: RunConfig, gpu: Gpu, dtype: Dtype) -> None:
     """Raise UserError where a device, or the dtype that it leads to, does not allow what the config asks for."""
+    check_refused(config, gpu)
     if config.optimizer_in_backward and dtype == "float16":  # gradients are unscaled when all are there
         raise UserError("config.in_backward_dtype", gpu=gpu.name)
     check_matmul(config, gpu, dtype)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from foretrain.base.errors import UserError
 from foretrain.base.units import MIB
+from foretrain.hardware import accelerator
 
 LOGITS_BYTES = 256 * MIB  # of a batch of windows, unless one window alone has more
 MOST_ROWS = 64
@@ -119,13 +120,15 @@ def score(
 
 
 def _losses(model: Predictor, ids: np.ndarray, batch: list[tuple[int, int, int]]) -> np.ndarray:
-    """Nats of every prediction of windows of one length. Where a card's memory runs out, half of them at a time."""
+    """Nats of every prediction of windows of one length. Where a GPU's memory runs out, half of them at a time."""
     try:
         return _nats(model, ids, batch)
-    except torch.OutOfMemoryError:
+    except RuntimeError as error:
+        if not accelerator.ran_out(error):
+            raise
         if len(batch) == 1:
             raise UserError("memory.evaluation", tokens=batch[0][1] - batch[0][0]) from None
-    torch.cuda.empty_cache()
+    accelerator.of(model.device).empty_cache()
     middle = len(batch) // 2
     return np.concatenate([_losses(model, ids, batch[:middle]), _losses(model, ids, batch[middle:])])
 

@@ -84,6 +84,11 @@ class Gpu(Record):
         return (int(major), int(minor)) if major else (0, 0)
 
     @property
+    def reserves(self) -> bool:
+        """Whether PyTorch's allocator there says what it reserved, as it does on cards and Apple's GPUs."""
+        return self.kind != "cpu"
+
+    @property
     def is_laptop(self) -> bool:
         """A part that is built into a laptop: nobody can buy it as a card."""
         return "Laptop" in self.name
@@ -108,8 +113,9 @@ class Gpu(Record):
 
     @property
     def supports_bf16(self) -> bool:
-        """Whether matmuls run in bfloat16: on a CPU, and on cards from compute capability 8.0 on."""
-        return self.kind == "cpu" or self.capability >= (8, 0)
+        """Whether matmuls run in bfloat16: on a CPU, on cards from compute capability 8.0 on, and on Apple GPUs, for
+        which torch 2.8 and newer ask for macOS 14."""
+        return self.kind != "cuda" or self.capability >= (8, 0)
 
     def peak_flop_per_s(self, dtype: Dtype) -> float | None:
         """Dense peak of matrix products in this dtype with fp32 accumulation; None where no source states one.

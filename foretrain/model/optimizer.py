@@ -10,8 +10,8 @@ from foretrain.model.techniques import optimizer_of
 
 
 def make_optimizer(model: nn.Module, config: RunConfig, device_type: str) -> torch.optim.Optimizer:
-    """The optimizer of the config. AdamW is fused on CPU and CUDA: that kernel needs no temporaries, so the optimizer
-    step is never the memory peak."""
+    """The optimizer of the config. AdamW is fused on CPUs, CUDA and Apple GPUs: that kernel needs no temporaries, so
+    the optimizer step is never the memory peak."""
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     return optimizer_of(config).make(named, config, device_type)
 

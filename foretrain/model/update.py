@@ -3,7 +3,8 @@
 The decision is taken on the device, so that the host waits for nothing: the fused AdamW kernels leave weights, moments
 and step counts as they are where their `found_inf` is 1 (aten/src/ATen/native/cuda/fused_adam_utils.cuh; the same on
 CPUs). A factor of 0 would not do, as 0 x NaN is NaN. Muon and the 8-bit AdamW are made of many kernels; they ask for
-`found_inf` on the host, which waits for the gradients there.
+`found_inf` on the host, which waits for the gradients there. So does every update on an Apple GPU, whose fused kernels
+took no notice of it before github.com/pytorch/pytorch/pull/186360.
 """
 
 from typing import Any, ClassVar
@@ -11,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from foretrain.hardware import accelerator
 from foretrain.model.ranks.rows import states_of
 
 
@@ -34,6 +36,10 @@ def update(
         fatal = torch.maximum(latch, fatal, out=latch)
     holder: Any = states_of(optimizer)  # whose kernels read it
     held = torch.maximum(fatal, not_finite(norm)) if overflow_is_normal else fatal
+    if not accelerator.of(held.device).decides:
+        if not bool(held):
+            optimizer.step()
+        return held
     holder.found_inf = held
     optimizer.step()
     del holder.found_inf

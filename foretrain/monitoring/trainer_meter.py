@@ -37,7 +37,8 @@ class PhaseMeter:
     CPU."""
 
     def __init__(self, model: Any, device: torch.device, *, resets: bool = True, on_cpu: bool = True) -> None:
-        self.model, self.device, self.resets, self.on_cpu = model, device, resets, on_cpu
+        self.model, self.device, self.resets = model, device, resets
+        self.on_cpu = on_cpu and device.type == "cpu"  # nothing counts what an Apple GPU takes here
         self.optimizer: Any = None
         self.phase = ""
         self.found: dict[str, MeasuredPhase] = {}

@@ -27,7 +27,7 @@ from foretrain.predict.memory import (
     predict,
     worst_verdict,
 )
-from foretrain.predict.spec import STEP_NAMES, StepName, StepSpec, choose_dtype
+from foretrain.predict.spec import STEP_NAMES, StepName, StepSpec, choose_dtype, compiles
 from foretrain.predict.speed.time import Range, compile_time, evaluation_time, is_calibrated, step_time
 from foretrain.predict.trace.memory import Exact
 
@@ -327,7 +327,7 @@ def _host_bytes(config: RunConfig) -> int:
 def _notes(
     config: RunConfig, gpu: Gpu, dtype: Dtype, used_by_others_bytes: int, dataset_tokens: int | None
 ) -> list[Note]:
-    notes = []
+    notes, compiled = [], compiles(config, gpu)
 
     def note(id: str, **values: Any) -> None:
         notes.append(Note(id=id, values=values))
@@ -340,7 +340,7 @@ def _notes(
         note("bf16_unsupported", gpu=gpu.name)
     if config.decay_lr and not config.eval_only and config.lr_decay_iters != config.max_iters:
         note("decay_beyond_end", lr_decay_iters=config.lr_decay_iters, max_iters=config.max_iters)
-    if config.vocab_size % 8 and config.compile:
+    if config.vocab_size % 8 and compiled:
         note("vocab_unaligned", vocab_size=config.vocab_size)
     unmodelled = [f"compile_mode = {config.compile_mode}"] if config.compile_mode != "default" else []
     unmodelled += [said for technique in TECHNIQUES if (said := technique.not_estimated(config))]
@@ -351,20 +351,22 @@ def _notes(
     if config.elements_on_host and gpu.kind == "cuda":
         wide = 2 if config.master_weights and dtype != "float32" else 4
         note("checkpoints_host", size=wide * config.elements_on_host)
-    if config.compile and unmodelled:
+    if compiled and unmodelled:
         note("compile_not_modelled", settings=" and ".join(unmodelled))
-    if config.compile and (rough := family_of(config).roughly_compiled(config)):
+    if compiled and (rough := family_of(config).roughly_compiled(config)):
         note("compiled_roughly", settings=rough)
-    if not family_of(config).is_timed(compiled=config.compile):
+    if not family_of(config).is_timed(compiled=compiled):
         note("time_of_recipe_unknown", recipe=config.recipe)
     if config.max_iters % config.eval_interval == 0 and not config.eval_only:
         note("nanogpt_extra_step", max_iters=config.max_iters)
     if dataset_tokens is None and not config.eval_only:
         note("dataset_unknown", dataset=config.dataset)
-    if gpu.memory_bytes is None:
+    if gpu.memory_bytes is None and config.memory_limit_bytes is None:
         note("memory_unknown", gpu=gpu.name)
     if gpu.kind == "mps":
         note("mps_as_cuda")
+    if config.compile and not compiled:
+        note("mps_eager")
     for knob, reason in idle(config, gpu, dtype):
         note("no_effect_here", option=knob, reason=reason)
     if config.matmul != "dtype":
@@ -404,7 +406,7 @@ def plan(
     if logged_step_s is not None and timings[0] is not None and (timings[0].mfu or 0) > 1:
         notes.append(Note(id="mfu_beyond_peak", values={"mfu": timings[0].mfu, "gpu": gpu.name}))
     return Plan(
-        name=name, config=config, gpu=gpu, dtype=dtype, dtype_reason=reason, compiled=config.compile,
+        name=name, config=config, gpu=gpu, dtype=dtype, dtype_reason=reason, compiled=specs[0].compiled,
         counts=_counts(shape), work=work, available_bytes=available_bytes, available_reason=limited_by,
         used_by_others_bytes=used_by_others_bytes, memory=(ours, nanos), timing=timings[0], nanogpt_timing=timings[1],
         notes=tuple(notes),

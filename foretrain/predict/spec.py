@@ -76,7 +76,7 @@ class StepSpec:
         """The step of a config. Without `dtype` the one that the config and the device lead to; without `compiled` what
         the config says; `sharing`: by how many ranks, and how."""
         dtype = dtype or choose_dtype(config, gpu)[0]
-        compiled = config.compile if compiled is None else compiled
+        compiled = compiles(config, gpu) if compiled is None else compiled
         if step == "nanogpt":
             config = config.as_nanogpt()
             if gpu.kind == "cpu":  # its context is null there, whatever --dtype says (train.py)
@@ -156,6 +156,11 @@ class StepSpec:
             dropout=c.dropout > 0, bias=c.bias, chunked=c.loss_chunk_size > 0, master=c.master_weights or self.shards,
             pieces=c.compiles_blocks, auto_chunker=c.auto_chunker, attention=learning, evaluation_attention=evaluating,
         )  # fmt: skip
+
+
+def compiles(config: RunConfig, gpu: Gpu) -> bool:
+    """Whether the step is compiled where nothing else is known: as the config says, on Apple GPUs never."""
+    return config.compile and gpu.kind != "mps"
 
 
 def choose_dtype(config: RunConfig, gpu: Gpu) -> tuple[Dtype, str]:

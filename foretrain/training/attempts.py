@@ -23,6 +23,7 @@ import torch
 
 from foretrain.config.options import RunConfig
 from foretrain.data.batches import Batch
+from foretrain.hardware import accelerator
 from foretrain.model.step import StepResult, TrainState
 from foretrain.training.host_memory import give_back
 
@@ -73,20 +74,18 @@ Sum = tuple[float, float] | None | Failed  # losses and their weights
 
 @dataclass(frozen=True)
 class Generators:
-    """The state of PyTorch's generators on the host and on the run's card: what dropout draws from."""
+    """The state of PyTorch's generators on the host and on the run's GPU: what dropout draws from."""
 
     cpu: torch.Tensor
-    cuda: torch.Tensor | None
+    own: dict[str, torch.Tensor]  # by the kind of device
 
     @classmethod
     def now(cls, device: torch.device) -> "Generators":
-        cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-        return cls(torch.get_rng_state(), cuda)
+        return cls(torch.get_rng_state(), accelerator.of(device).generator())
 
     def restore(self, device: torch.device) -> None:
         torch.set_rng_state(self.cpu)
-        if self.cuda is not None:
-            torch.cuda.set_rng_state(self.cuda, device)
+        accelerator.of(device).restore(self.own)
 
 
 class _Stopped(Exception):
@@ -113,10 +112,10 @@ class _Watched:
 def free_memory(device: torch.device) -> None:
     """Give back what nothing refers to any more."""
     gc.collect()  # autograd's graphs may be in reference cycles
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-    else:
+    if device.type == "cpu":
         give_back()
+    else:
+        accelerator.of(device).empty_cache()
 
 
 def attempt(

@@ -25,6 +25,7 @@ from foretrain.base.errors import UserError
 from foretrain.base.messages import say
 from foretrain.base.records import Record
 from foretrain.base.safe_read import read_text
+from foretrain.hardware import accelerator
 from foretrain.model.ranks.parts import Split, opened
 from foretrain.model.ranks.peers import ALONE, Peers
 from foretrain.model.ranks.rows import Rows, held, is_sharded, like, states_of
@@ -452,8 +453,7 @@ def _load_rest(path: Path, state: TrainState) -> None:
         state.scaler.load_state_dict(scaler)
     rng = load_file(path / "rng.safetensors")
     torch.set_rng_state(rng["cpu"])
-    if "cuda" in rng and state.device.type == "cuda":
-        torch.cuda.set_rng_state(rng["cuda"], state.device)
+    accelerator.of(state.device).restore(rng)
 
 
 def _load_moments(moments: dict[str, Split], state: TrainState) -> None:

@@ -13,6 +13,7 @@ from foretrain.base.errors import UserError
 from foretrain.config.inactive import idle
 from foretrain.config.options import RunConfig
 from foretrain.config.precision import check_precision
+from foretrain.hardware import accelerator
 from foretrain.hardware.card import Cards
 from foretrain.hardware.catalogue import Dtype, Gpu, detect
 from foretrain.hardware.cpu import cpu_device
@@ -39,6 +40,10 @@ def place(config: RunConfig) -> Placement:
     dtype = _dtype(config, device)
     check_precision(config, gpu, dtype)
     notes: list[tuple[str, dict[str, Any]]] = []
+    if device.type == "mps":
+        notes.append(("mps_unmeasured", {}))
+    elif config.device == "auto" and device.type == "cpu" and torch.backends.mps.is_available():
+        notes.append(("mps_not_taken", {"gpu": torch.backends.mps.get_name()}))
     compiled = config.compile
     if compiled and (obstacle := obstacle_to_compile(device)):
         compiled = False
@@ -51,11 +56,13 @@ def place(config: RunConfig) -> Placement:
 
 
 def _device(wanted: str) -> torch.device:
-    if wanted == "auto":
+    if wanted == "auto":  # an Apple GPU is for who asks for it, until somebody has measured a run on one
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(wanted)
-    if device.type == "mps":
-        raise UserError("environment.no_mps")
+    if device.type == "mps" and not torch.backends.mps.is_built():
+        raise UserError("environment.mps_not_built", torch=torch.__version__)
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise UserError("environment.no_mps", torch=torch.__version__, macos=platform.mac_ver()[0] or "?")
     if device.type == "cuda" and not torch.cuda.is_available():
         built = "has CUDA" if torch.backends.cuda.is_built() else "is built without CUDA"
         raise UserError("environment.no_cuda", wanted=wanted, torch=torch.__version__, built=built)
@@ -67,6 +74,8 @@ def _device(wanted: str) -> torch.device:
 def _gpu(device: torch.device) -> Gpu:
     if device.type == "cpu":
         return cpu_device()
+    if device.type == "mps":
+        return accelerator.apple_gpu()
     index = device.index or 0
     properties = torch.cuda.get_device_properties(index)
     try:
@@ -85,15 +94,13 @@ def _gpu(device: torch.device) -> Gpu:
 
 
 def _dtype(config: RunConfig, device: torch.device) -> Dtype:
-    if config.dtype != "auto":
-        return config.dtype
-    if device.type == "cpu":
-        return "float32"
-    return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
+    return accelerator.of(device).dtype if config.dtype == "auto" else config.dtype
 
 
 def obstacle_to_compile(device: torch.device) -> str | None:
-    """Why torch.compile cannot work here, or None."""
+    """Why nothing is compiled here, or None."""
+    if device.type == "mps":  # torch 2.13's Inductor has kernels for it, of which we ran none
+        return "foretrain has not tried it on Apple GPUs"
     if device.type == "cuda":
         return None if importlib.util.find_spec("triton") else "Triton is not installed"
     compilers = [os.environ.get("CXX", ""), "g++", "clang++", "c++", "cl"]
@@ -114,11 +121,17 @@ def environment(placement: Placement) -> dict[str, str]:
     }
     if placement.device.type == "cuda":
         found["cuda"] = torch.version.cuda or ""
+    if placement.device.type == "mps":
+        found["macos"] = platform.mac_ver()[0]
     for name in (
         "PYTORCH_ALLOC_CONF",
         "PYTORCH_CUDA_ALLOC_CONF",
         "OMP_NUM_THREADS",
         "CUBLAS_WORKSPACE_CONFIG",
+        "PYTORCH_ENABLE_MPS_FALLBACK",
+        "PYTORCH_MPS_FAST_MATH",
+        "PYTORCH_MPS_HIGH_WATERMARK_RATIO",
+        "PYTORCH_MPS_LOW_WATERMARK_RATIO",
     ):
         if name in os.environ:
             found[name] = os.environ[name]
@@ -126,7 +139,7 @@ def environment(placement: Placement) -> dict[str, str]:
 
 
 def identity_of(device: torch.device) -> dict[str, str]:
-    """What tells NVML which card a device is (hardware/visible.py); empty for a CPU."""
+    """What tells NVML which card a device is (hardware/visible.py); empty for what is no card of NVIDIA's."""
     return identity(torch.cuda.get_device_properties(device)) if device.type == "cuda" else {}
 
 

@@ -7,6 +7,7 @@ made, neither here nor on the way out. Only a new process can use the card again
 import contextlib
 import errno
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,10 @@ _LOST = (
     "CUDA error:", "CUDA driver error:", "CUBLAS_STATUS_EXECUTION_FAILED", "CUDNN_STATUS_EXECUTION_FAILED",
     "device-side assert triggered", "Cuda failure",
 )  # fmt: skip
+
+
+# What PyTorch says of an operator that it lacks on Apple's GPUs.
+_LACKING = re.compile(r"operator '([\w:.]+)' is not (?:currently )?implemented for the MPS device")
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,9 @@ def ending_of(error: BaseException, path: Path, step: int, out_of_memory: Callab
         return Ending("failed", id, UserError(id, path=str(path)))
     if is_out_of_memory(error):
         return Ending("failed", "memory.out_of_memory", out_of_memory("memory.out_of_memory"))
+    if isinstance(error, NotImplementedError) and (lacking := _LACKING.search(str(error))):
+        values = {"operator": lacking[1], "torch": torch.__version__}
+        return Ending("failed", "environment.mps_operator", UserError("environment.mps_operator", **values))
     if card_is_lost(error):
         said = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         return Ending("failed", CARD_FAILED, UserError(CARD_FAILED, step=step, said=said[:200]))

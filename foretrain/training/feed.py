@@ -19,12 +19,13 @@ from foretrain.config.options import RunConfig
 from foretrain.data.batches import Batch, TokenFile, from_pinned, pinned, to_batch, train_starts
 from foretrain.data.dataset import DatasetInfo
 
+HOST = torch.device("cpu")
 HELD = 64  # token files that are open from the beginning
 AHEAD_BYTES = 32 * 2**20  # of ids as int64, which is what a card is given
 _JOIN_S = 5.0  # a read that a network file system holds up longer is left to its daemon thread
 _WARM_STEPS = 3  # the first ones wait for the first reads
 
-Rows = Batch | torch.Tensor  # for a CPU, or page-locked for a card
+Rows = Batch | torch.Tensor  # on the host; for a card page-locked
 
 
 def token_files(config: RunConfig, info: DatasetInfo) -> tuple[TokenFile, TokenFile]:
@@ -34,6 +35,11 @@ def token_files(config: RunConfig, info: DatasetInfo) -> tuple[TokenFile, TokenF
     for reader in (*val.readers, *train.readers):
         left -= reader.hold(left)
     return train, val
+
+
+def _moved(batch: Batch, device: torch.device) -> Batch:
+    inputs, targets = batch
+    return inputs.to(device), targets.to(device)
 
 
 class Ahead:
@@ -124,7 +130,7 @@ class Feed:
             if micro + 1 == config.gradient_accumulation_steps:
                 self._next = (step + 1, *wanted[1:])
                 self._count(waited)
-            yield from_pinned(rows, self.device) if isinstance(rows, torch.Tensor) else rows
+            yield from_pinned(rows, self.device) if isinstance(rows, torch.Tensor) else _moved(rows, self.device)
 
     def again(self, config: RunConfig, step: int) -> Iterator[Batch]:
         """The micro-batches of a step that is over, for a look at it; what is read ahead stays as it is."""
@@ -155,7 +161,8 @@ class Feed:
             # A thread begins on the first card, and page-locking would wake that one.
             card = self.device.index if self.device.index is not None else torch.cuda.current_device()
             return Ahead(map(pinned, self._rows(config, step)), depth, lambda: torch.cuda.set_device(card))
-        return Ahead((to_batch(rows, self.device) for rows in self._rows(config, step)), depth)
+        # PyTorch promises nothing of two threads at one Apple GPU, so the one that reads ahead stays on the host.
+        return Ahead((to_batch(rows, HOST) for rows in self._rows(config, step)), depth)
 
     def _rows(self, config: RunConfig, step: int) -> Iterator[np.ndarray]:
         for number in range(step, config.max_iters):

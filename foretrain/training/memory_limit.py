@@ -1,9 +1,10 @@
-"""`memory_limit` kept: on CUDA PyTorch's allocator refuses what would go beyond it, on a CPU it is watched.
+"""`memory_limit` kept: on a GPU PyTorch's allocator refuses what would go beyond it, on a CPU it is watched.
 
 The limit is for the process as a whole, as nvidia-smi shows it. The allocator's cap therefore is the limit less what
 the process holds beside the allocator: the CUDA context and loaded kernels. That is what `foretrain calibrate` measured
 on this card or what NVML says of this process now, whichever is more, and 64 MiB for kernels that are loaded later;
-where neither is known, what was published of cards like this one (hardware/context.py).
+where neither is known, what was published of cards like this one (hardware/context.py). On an Apple GPU the allocator
+counts what Metal has given to the process as a whole, so its cap is the limit.
 
 A CPU's allocator has no cap, and an address-space limit would also count what is only reserved: so the process's peak
 (VmHWM) is compared with the limit at each logged step, and the user is told once.
@@ -17,9 +18,11 @@ from collections.abc import Callable
 
 import torch
 
+from foretrain.base import process_memory
 from foretrain.base.errors import UserError
 from foretrain.base.process_memory import resident_bytes
 from foretrain.base.units import MIB
+from foretrain.hardware import accelerator
 from foretrain.hardware.context import LATER_KERNELS_BYTES, Context
 from foretrain.hardware.cpu import available_memory_bytes, total_memory_bytes
 from foretrain.training.device import Placement, beside_allocator
@@ -41,6 +44,12 @@ def held_now_bytes(placement: Placement) -> int:
     return beside_allocator(placement.device) or Context.of(placement.gpu).expected_bytes
 
 
+def peak_bytes(placement: Placement) -> int:
+    """The highest memory so far: what the allocator reserved on a GPU, the process's on a CPU; 0 where nobody says."""
+    own = accelerator.of(placement.device)
+    return (own.peaks()[1] if own.counts else process_memory.peak_bytes()) or 0
+
+
 def cap(placement: Placement, limit_bytes: int) -> dict[str, int | str]:
     """Cap the allocator of a CUDA device; the values of the note about it. Raises UserError where nothing is left."""
     held, source = context_bytes(placement)
@@ -52,6 +61,15 @@ def cap(placement: Placement, limit_bytes: int) -> dict[str, int | str]:
     index = torch.cuda.current_device() if placement.device.index is None else placement.device.index
     torch.cuda.set_per_process_memory_fraction(allowed / total, index)
     return {"limit": limit_bytes, "allowed": allowed, "context": held, "source": source}
+
+
+def kept(placement: Placement, limit_bytes: int | None) -> tuple[str, dict[str, int | str]] | None:
+    """Cap the allocator of a device that has one; (id, values) of the note about it. Raises UserError."""
+    if limit_bytes is None or placement.device.type == "cpu":
+        return None
+    if placement.device.type == "mps":
+        return "memory_capped_mps", {"limit": limit_bytes, "allowed": accelerator.limit_apple(limit_bytes)}
+    return "memory_capped", cap(placement, limit_bytes)
 
 
 class Watch:

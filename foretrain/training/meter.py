@@ -1,4 +1,4 @@
-"""Measured memory of each phase: PyTorch's allocator on CUDA; on a CPU its allocator as the profiler sees it, and
+"""Measured memory of each phase: PyTorch's allocator on a GPU; on a CPU its allocator as the profiler sees it, and
 the process's peak as the system counts it. Each phase is sampled once, so measuring costs nothing afterwards.
 """
 
@@ -17,6 +17,7 @@ from torch._C._profiler import _EventType
 from torch.autograd.profiler import profile  # that of torch.profiler imports Inductor
 
 from foretrain.base.process_memory import peak_bytes, resident_bytes
+from foretrain.hardware import accelerator
 from foretrain.model.allocated import storage_bytes
 from foretrain.model.step import TrainState
 from foretrain.training.store import MeasuredMemory, MeasuredPhase
@@ -57,6 +58,7 @@ class Meter:
 
     def __init__(self, device: torch.device, limit_bytes: int | None = None) -> None:
         self.device, self.limit_bytes = device, limit_bytes
+        self.accelerator = accelerator.of(device)
         if device.type == "cpu":
             gc.collect()  # what an earlier run left in cycles would be freed while this one is measured
         self.base_bytes = resident_bytes()
@@ -67,7 +69,7 @@ class Meter:
 
     @property
     def method(self) -> str:
-        return "cuda allocator" if self.device.type == "cuda" else "cpu allocator (profiler)"
+        return self.accelerator.method
 
     def wants(self, phase: str) -> bool:
         return phase not in self.phases
@@ -77,15 +79,13 @@ class Meter:
         """Measure what runs inside as this phase, unless it has been measured."""
         if not self.wants(name):
             yield
-        elif self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
+        elif self.accelerator.counts:
+            self.accelerator.reset_peaks()
             yield
-            torch.cuda.synchronize(self.device)
+            self.accelerator.synchronize()
+            allocated, reserved = self.accelerator.peaks()
             self.phases[name] = MeasuredPhase(
-                phase=name,
-                allocated_bytes=torch.cuda.max_memory_allocated(self.device),
-                reserved_bytes=torch.cuda.max_memory_reserved(self.device),
-                process_bytes=peak_bytes(),
+                phase=name, allocated_bytes=allocated, reserved_bytes=reserved, process_bytes=peak_bytes()
             )
         else:
             standing = self.weights(state) + self.optimizer(state)
@@ -148,10 +148,8 @@ class Meter:
         return max((size for size in seen if size is not None), default=None)
 
     def device_bytes(self) -> int | None:
-        """Memory in use now, for the progress line: reserved on CUDA, the process on a CPU."""
-        if self.device.type == "cuda":
-            return torch.cuda.memory_reserved(self.device)
-        return resident_bytes()
+        """Memory in use now, for the progress line: reserved on a GPU, the process on a CPU."""
+        return self.accelerator.reserved() if self.accelerator.counts else resident_bytes()
 
     def result(self, state: TrainState) -> MeasuredMemory:
         return MeasuredMemory(

@@ -207,12 +207,12 @@ class RunRecord(Record):
     @property
     def highest_bytes(self) -> int | None:
         """The run's memory at its highest, of several ranks that of the one with most: what the allocator reserved on a
-        card, the process's on a CPU.
+        GPU, the process's on a CPU.
 
         The process's own peak counts there besides its phases', since memory can be highest between two of them.
         """
         phases = self.memory.phases
-        if self.gpu.kind == "cuda":
+        if self.gpu.reserves:
             found = [phase.reserved_bytes for phase in (*phases, *self.ranks)]
         else:
             found = [*(each.process_bytes for each in (*phases, *self.ranks)), self.memory.process_peak_bytes]

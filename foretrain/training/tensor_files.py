@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from foretrain.base.durable import CHUNK_BYTES
 from foretrain.base.errors import UserError
+from foretrain.hardware import accelerator
 from foretrain.model.ranks.parts import header_of
 from foretrain.model.ranks.rows import held, is_sharded, reshard, states_of
 from foretrain.model.step import TrainState
@@ -42,9 +43,7 @@ def tensors_of(state: TrainState) -> Files:
             ours = is_sharded(value) or not (is_sharded(parameter) and value.dim())
             assert ours, f"{key} of {name} is made of this rank's rows alone, which fit no other number of ranks"
             optimizer[f"{key}/{name}"] = value.detach()
-    rng = {"cpu": torch.get_rng_state()}
-    if state.device.type == "cuda":
-        rng["cuda"] = torch.cuda.get_rng_state(state.device)
+    rng = {"cpu": torch.get_rng_state(), **accelerator.of(state.device).generator()}
     weights = {name: parameter.detach() for name, parameter in named.items()}
     return {"model.safetensors": weights, "optimizer.safetensors": optimizer, "rng.safetensors": rng}
 

@@ -39,7 +39,7 @@ from foretrain.training.device import TORCH_DTYPES, Placement
 from foretrain.training.endings import SMALLER_AT_RESUME, end_process, end_quietly, ending_of
 from foretrain.training.feed import Feed, token_files
 from foretrain.training.graphed import GraphedStep
-from foretrain.training.memory_limit import HostGuard, Watch, cap
+from foretrain.training.memory_limit import HostGuard, Watch, kept
 from foretrain.training.meter import Meter
 from foretrain.training.nonfinite import Guard, Reading
 from foretrain.training.notes import Listener, Note
@@ -202,8 +202,8 @@ class Trainer:
     def _begin(self, resume: bool) -> None:
         for id, values in self.placement.notes:
             self._note(id, **values)
-        if self.placement.device.type == "cuda" and self.config.memory_limit_bytes:
-            self._note("memory_capped", **cap(self.placement, self.config.memory_limit_bytes))
+        if (capped := kept(self.placement, self.config.memory_limit_bytes)) is not None:
+            self._note(capped[0], **capped[1])
         before = self.directory.read_record() if resume else None
         if before:
             self._take(starting.keep_origin(self.config, before, self.directory))

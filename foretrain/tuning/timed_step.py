@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from foretrain.base.process_memory import peak_bytes
 from foretrain.config.options import RunConfig
 from foretrain.hardware.cpu import usable_cores
 from foretrain.model.low_precision import fp16_accumulation
@@ -21,7 +20,7 @@ from foretrain.training.attempts import is_out_of_memory
 from foretrain.training.contention import cores_busy_s
 from foretrain.training.device import TORCH_DTYPES, place
 from foretrain.training.host_memory import keep_memory
-from foretrain.training.memory_limit import cap, held_now_bytes
+from foretrain.training.memory_limit import cap, held_now_bytes, kept, peak_bytes
 from foretrain.tuning.cost import FEWEST_STEPS, WHOLE_S
 from foretrain.tuning.ranks import Ranks, joined
 
@@ -146,10 +145,7 @@ class TimedStep:
     def peak_bytes(self) -> int:
         """Of the process on a CPU; on a card what PyTorch reserved, and the context beside it. Of several ranks the
         one with the most."""
-        if self.device.type != "cuda":
-            own = peak_bytes() or 0
-        else:
-            own = torch.cuda.max_memory_reserved(self.device) + held_now_bytes(self.placement)
+        own = peak_bytes(self.placement) + (held_now_bytes(self.placement) if self.device.type == "cuda" else 0)
         return int(max(self.told(own)))
 
 
@@ -201,8 +197,7 @@ def serve(job: dict[str, Any], orders: "queue.Queue[dict[str, Any]]", answer: An
 def try_steps(config: RunConfig, cap_bytes: int | None) -> tuple[bool, int]:
     """(it lived, its peak in bytes): the child's work."""
     placement = place(config)
-    cuda = placement.device.type == "cuda"
-    if not cuda:
+    if placement.device.type == "cpu":
         keep_memory()  # as the trainer does
     count = min(MICRO_STEPS, config.gradient_accumulation_steps)
     short = config.model_copy(update={"gradient_accumulation_steps": count})
@@ -212,8 +207,7 @@ def try_steps(config: RunConfig, cap_bytes: int | None) -> tuple[bool, int]:
         return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
 
     try:
-        if cuda and cap_bytes is not None:
-            cap(placement, cap_bytes)
+        kept(placement, cap_bytes)
         state = build(short, placement.device, TORCH_DTYPES[placement.dtype], compile=placement.compiled)
         evaluation = batch(config.eval_batch, config.eval_block)
         float(evaluation_loss(state, evaluation))
@@ -225,4 +219,4 @@ def try_steps(config: RunConfig, cap_bytes: int | None) -> tuple[bool, int]:
         if not is_out_of_memory(error):
             raise
         lived = False
-    return lived, torch.cuda.max_memory_reserved(placement.device) if cuda else peak_bytes() or 0
+    return lived, peak_bytes(placement)

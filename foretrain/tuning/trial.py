@@ -63,7 +63,7 @@ def run_trial(config: RunConfig, cap_bytes: int | None) -> Trial:
 
 def config_on_cpu(config: RunConfig) -> bool:
     """Whether the process's own memory is what counts; 'auto' is resolved before."""
-    return not config.device.startswith("cuda")
+    return config.device == "cpu"
 
 
 def _result(config: RunConfig, code: int, beyond: int, peak: int, out: str, err: str) -> Trial:

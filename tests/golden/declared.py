@@ -12,6 +12,8 @@ GENERATION = (
 )
 INFERENCE = "plan --inference and chat: an option, a command, a function, and their texts"
 TRACKERS = "a run can be reported to trackers: report_to is a new option, and wandb_log has an effect"
+APPLE = "plans for Apple GPUs are of what trains there: bfloat16, uncompiled, attention that saves its scores"
+SENSORS = "a report says that foretrain reads the sensors of NVIDIA cards only: an Apple GPU is no CPU"
 DECLARED: tuple[Declared, ...] = (
     Declared(
         "", r"\.(world|per_node|ranks|worlds|cards|card_tokens_per_s|scalings|dropout_by_number|seconds_before)$",
@@ -33,4 +35,7 @@ DECLARED: tuple[Declared, ...] = (
     Declared("modern|muon|nanochat", "", MODERN),
     Declared("^sample", "", GENERATION),
     Declared("^help|^languages|^python names", "", INFERENCE),
+    Declared("Apple M1 Max", "", APPLE),
+    Declared("^report", "", SENSORS, new="NVIDIA"),
+    Declared("^report run here", "size_bytes$", SENSORS),
 )  # fmt: skip

@@ -8,6 +8,8 @@ from foretrain.app.generation.fitted import Fitted
 from foretrain.app.generation.run_writer import RunWriter
 from foretrain.base.errors import UserError
 from foretrain.data.tokenizer_check import tokenizer_of
+from foretrain.hardware import accelerator
+from foretrain.hardware.catalogue import Gpu
 from foretrain.hardware.cpu import available_memory_bytes
 from foretrain.model.generation.writer import Writer
 from foretrain.model.language_model import make_model
@@ -21,8 +23,8 @@ class Opened:
 
     def __init__(self, run: str | Path) -> None:
         directory = RunDirectory(Path(run))
-        self._config = directory.read_record().config
-        data = directory.read_record().dataset
+        record = directory.read_record()
+        self._config, data = record.config, record.dataset
         path, skipped = checkpoint.newest_valid(directory.checkpoints)
         self.skipped = tuple(f"{name}: {problem}" for name, problem in skipped)
         if path is None:
@@ -31,9 +33,9 @@ class Opened:
         if words is None:
             raise UserError("data.no_tokenizer", path=data.path)
         self._path, self._words = path, words
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.device = device_for(record.gpu)
         self.model = model_of_config(self._config, Path(run).name)
-        half = self.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        half = accelerator.of(self.device).dtype == "bfloat16"
         self.fitted = Fitted(self.model, room_bytes(self.device), half=half)
 
     @property
@@ -53,6 +55,19 @@ class Opened:
         return RunWriter(self._words, Writer(model, vocab_size, seed))
 
 
+def device_for(trained_on: Gpu) -> torch.device:
+    """A CUDA card where there is one; an Apple GPU for a run that was trained on one; else the CPU."""
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if trained_on.kind == "mps" and torch.backends.mps.is_available() else "cpu")
+
+
 def room_bytes(device: torch.device) -> int | None:
     """Memory that is free there; None where nobody says."""
-    return torch.cuda.mem_get_info()[0] if device.type == "cuda" else available_memory_bytes()
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info()[0]
+    free = available_memory_bytes()
+    if device.type == "mps":  # a part of the computer's, which others use, too
+        left = torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
+        return max(0, left if free is None else min(left, free))
+    return free

@@ -30,6 +30,8 @@ def prepare(resolved: ResolvedConfig, knobs: tuple[str, ...] = (), world: int = 
     if world > 1:
         check_ranks(asked, world, world)
     placement, given = place(asked), frozenset(resolved.sources)
+    if placement.gpu.kind == "mps":
+        raise UserError("environment.not_on_mps", command="tune")
     cuda = placement.device.type == "cuda"
     if cuda and (cards := torch.cuda.device_count()) < world:
         raise UserError("environment.more_ranks_than_cards", ranks=world, cards=cards, host=host_name())

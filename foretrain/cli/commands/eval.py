@@ -66,7 +66,7 @@ LimitOption = Annotated[int | None, typer.Option(help="Most documents of each ta
 BatchOption = Annotated[
     int | None, typer.Option(help="Sequences that a task's model sees at a time. Default: 4.", min=1)
 ]
-DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
+DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
 _LIVE_EVERY_S, _LINE_EVERY_S = 0.1, 10.0  # a log file wants fewer lines than a terminal
 
 

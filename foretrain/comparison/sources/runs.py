@@ -107,7 +107,7 @@ def _memory(record: RunRecord) -> Memory | None:
     highest = record.highest_bytes
     if highest is None:
         return None
-    what = "reserved" if record.gpu.kind == "cuda" else "process"
+    what = "reserved" if record.gpu.reserves else "process"
     return Memory(low_bytes=highest, expected_bytes=highest, high_bytes=highest, source="measured", what=what)
 
 

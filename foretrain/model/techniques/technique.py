@@ -143,7 +143,7 @@ class Optimizer(Technique):
         from foretrain.model.update import AdamW
 
         groups, betas = by_dimensions([p for _, p in named], config), (config.beta1, config.beta2)
-        return AdamW(groups, lr=config.learning_rate, betas=betas, fused=device_type in ("cuda", "cpu"))
+        return AdamW(groups, lr=config.learning_rate, betas=betas, fused=device_type in ("cuda", "cpu", "mps"))
 
 
 def by_dimensions(parameters: Sequence[Any], config: RunConfig) -> list[dict[str, Any]]:

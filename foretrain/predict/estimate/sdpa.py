@@ -128,8 +128,8 @@ def attention_kind(
         return "bmm"
     if gpu.kind == "cpu":
         return "math" if dropout else "flash"
-    if gpu.kind != "cuda":
-        return "efficient"
+    if gpu.kind == "mps":  # no fused kernel of it goes backward (github.com/pytorch/pytorch/issues/179294)
+        return "math"
     call = Call(dtype, (head_width, head_width, head_width), (2, 2), dropout=dropout, learns=learns)
     order = WITH_CUDNN if prefers_cudnn(gpu.capability) else USUAL
     return kernel(gpu.capability, call, order)  # type: ignore[return-value]  # math can always

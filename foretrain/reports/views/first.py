@@ -361,7 +361,7 @@ def assumed_rows(plan: Plan, step: StepName, *more: str) -> list[Row]:
     optional = 0 if said else 1
     timing = plan.timing_of(step)
     if timing is not None and timing.source == "estimated":
-        said.append(("speed_cpu" if plan.gpu.kind == "cpu" else "speed", {}))
+        said.append(({"cpu": "speed_cpu", "mps": "speed_apple"}.get(plan.gpu.kind, "speed"), {}))
     said += [(id, {}) for id in more]
     if not said:
         return []

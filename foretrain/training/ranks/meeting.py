@@ -35,7 +35,7 @@ def _on_own_card(config: RunConfig, place: Place) -> RunConfig:
             raise UserError("usage.ranks_one_device", device=config.device, world=place.world)
         return config
     if not torch.cuda.is_available():
-        return config
+        return config.model_copy(update={"device": "cpu"})
     cards, index = torch.cuda.device_count(), place.local_rank
     if index >= cards:
         if cards > 1 or not os.environ.get("CUDA_VISIBLE_DEVICES"):

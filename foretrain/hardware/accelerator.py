@@ -1,0 +1,192 @@
+"""What PyTorch offers on a kind of device, asked in one way: CUDA's cards, Apple's GPUs (torch.mps), and CPUs.
+
+What is said of Apple's GPUs is read from torch 2.13, its documentation and its sources. None of it was measured on a
+Mac.
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from foretrain.base.errors import UserError
+from foretrain.base.units import GIB
+from foretrain.hardware.catalogue import Gpu, find
+
+CUDA, MPS = "cuda", "mps"
+MOST_OF_RECOMMENDED = 2.0  # torch.mps.set_per_process_memory_fraction takes no more
+BFLOAT16_MACOS = (14, 0)  # Metal has bfloat16 from there on
+
+
+class Accelerator:
+    """A CPU: nothing runs behind Python's back, and its allocator counts nothing.
+
+    `counts`: whether its allocator says what it reserved. `decides`: whether an optimizer's fused kernel leaves
+    everything as it is where its `found_inf` is 1.
+    """
+
+    counts, decides = False, True
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    @property
+    def method(self) -> str:
+        """How its memory is measured."""
+        return "cpu allocator (profiler)"
+
+    @property
+    def dtype(self) -> Literal["float32", "bfloat16", "float16"]:
+        """That of matrix products, where nobody chose one."""
+        return "float32"
+
+    def synchronize(self) -> None:
+        """Wait until it has done what it was given."""
+
+    def reset_peaks(self) -> None:
+        """Let peaks count from now on."""
+
+    def peaks(self) -> tuple[int | None, int | None]:
+        """(allocated, reserved) bytes at their highest since `reset_peaks`; None where nobody counts them."""
+        return None, None
+
+    def reserved(self) -> int | None:
+        """Bytes that its allocator has reserved now."""
+        return None
+
+    def empty_cache(self) -> None:
+        """Give back what the allocator has reserved and nothing uses."""
+
+    def generator(self) -> dict[str, Tensor]:
+        """The state of its random numbers, by the kind of device; empty for a CPU, whose state is PyTorch's own."""
+        return {}
+
+    def restore(self, generator: Mapping[str, Tensor]) -> None:
+        """Go on with these random numbers. What is of another kind of device is left alone."""
+
+
+class Cuda(Accelerator):
+    """A card."""
+
+    counts = True
+
+    @property
+    def method(self) -> str:
+        return "cuda allocator"
+
+    @property
+    def dtype(self) -> Literal["bfloat16", "float16"]:
+        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.device)
+
+    def reset_peaks(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self.device)
+
+    def peaks(self) -> tuple[int | None, int | None]:
+        return torch.cuda.max_memory_allocated(self.device), torch.cuda.max_memory_reserved(self.device)
+
+    def reserved(self) -> int | None:
+        return torch.cuda.memory_reserved(self.device)
+
+    def empty_cache(self) -> None:
+        torch.cuda.empty_cache()
+
+    def generator(self) -> dict[str, Tensor]:
+        return {CUDA: torch.cuda.get_rng_state(self.device)}
+
+    def restore(self, generator: Mapping[str, Tensor]) -> None:
+        if CUDA in generator:
+            torch.cuda.set_rng_state(generator[CUDA], self.device)
+
+
+class Mps(Accelerator):
+    """An Apple GPU; a Mac has one.
+
+    Its fused AdamW took no notice of `found_inf` before github.com/pytorch/pytorch/pull/186360 (June 2026).
+    """
+
+    counts, decides = True, False
+
+    @property
+    def method(self) -> str:
+        return "mps allocator" if self._counts_peaks else "mps allocator (sampled)"
+
+    @property
+    def dtype(self) -> Literal["bfloat16", "float16"]:
+        return "bfloat16" if torch.backends.mps.is_macos_or_newer(*BFLOAT16_MACOS) else "float16"
+
+    @property
+    def _counts_peaks(self) -> bool:
+        """Whether its allocator remembers them, as torch 2.13's does. Others tell what is held now."""
+        try:
+            return "allocated_bytes.all.peak" in torch.accelerator.memory_stats()
+        except RuntimeError:
+            return False
+
+    def synchronize(self) -> None:
+        torch.mps.synchronize()
+
+    def reset_peaks(self) -> None:
+        if self._counts_peaks:
+            torch.accelerator.reset_peak_memory_stats()
+
+    def peaks(self) -> tuple[int | None, int | None]:
+        """Without a count of peaks, what the driver holds now: the allocator keeps what it got, so that is near them.
+        What tensors take now says nothing of it."""
+        held = torch.mps.driver_allocated_memory()  # Metal's own allocations included
+        if not self._counts_peaks:
+            return None, held
+        return torch.accelerator.max_memory_allocated(), max(torch.accelerator.max_memory_reserved(), held)
+
+    def reserved(self) -> int | None:
+        return torch.mps.driver_allocated_memory()
+
+    def empty_cache(self) -> None:
+        torch.mps.empty_cache()
+
+    def generator(self) -> dict[str, Tensor]:
+        return {MPS: torch.mps.get_rng_state()}
+
+    def restore(self, generator: Mapping[str, Tensor]) -> None:
+        if MPS in generator:
+            torch.mps.set_rng_state(generator[MPS])
+
+
+def ran_out(error: RuntimeError) -> bool:
+    """Whether an exception says that a device's memory ran out. Of an Apple GPU it is a RuntimeError like any other."""
+    return isinstance(error, torch.OutOfMemoryError) or "MPS backend out of memory" in str(error)
+
+
+def of(device: torch.device) -> Accelerator:
+    """The one of a device."""
+    return {CUDA: Cuda, MPS: Mps}.get(device.type, Accelerator)(device)
+
+
+def apple_gpu() -> Gpu:
+    """This Mac's GPU: the catalogue's chip of that name and number of cores, else what Metal says of it.
+
+    Its memory is what Metal recommends that the GPU uses of the computer's.
+    """
+    name, cores = torch.backends.mps.get_name(), torch.backends.mps.get_core_count()
+    memory_gib = torch.mps.recommended_max_memory() / GIB
+    said = "memory: torch.mps.recommended_max_memory()"
+    try:
+        known = find(name)
+        if known.kind == MPS and known.sm_count == cores:
+            return known.model_copy(update={"memory_gib": memory_gib, "source": f"{known.source}; {said}"})
+        name = f"{name} {cores}-core GPU"
+    except UserError:  # a chip that the catalogue lacks can still train; it has no peak to compare with
+        pass
+    source = f"name and cores: torch.backends.mps; {said}"
+    return Gpu(name=name, kind=MPS, sm_count=cores, memory_gib=memory_gib, source=source)
+
+
+def limit_apple(limit_bytes: int) -> int:
+    """Let PyTorch refuse what would take more of the GPU's memory than this; returns what it allows."""
+    recommended = torch.mps.recommended_max_memory()
+    fraction = min(MOST_OF_RECOMMENDED, max(1, limit_bytes) / recommended)  # 0 would be no limit
+    torch.mps.set_per_process_memory_fraction(fraction)
+    return round(fraction * recommended)

@@ -2,7 +2,9 @@
 
 import errno
 import json
+import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -203,11 +205,20 @@ def _is_report(path: Path) -> bool:
 
 
 def write(document: "Document", path: Path) -> Path:
-    """Write a document as one HTML file; returns its path. Raises UserError."""
+    """Write a document as one HTML file, as a whole or not at all; returns its path. Raises UserError."""
+    text, target = html.render(document), path.resolve()
+    whole = not target.exists() or target.is_file()  # else a device, which nothing can stand beside
+    staged = target.with_name(f".{target.name}.{os.getpid()}") if whole else target
     try:
-        path.write_text(html.render(document), "utf-8")
+        staged.write_text(text, "utf-8")
+        if whole:
+            staged.replace(target)
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise UserError("disk.full_output") from None
         raise UserError("environment.cannot_write", path=str(path), reason=error.strerror or "") from None
+    finally:
+        if whole:
+            with suppress(OSError):
+                staged.unlink(missing_ok=True)
     return path

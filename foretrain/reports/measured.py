@@ -1,4 +1,5 @@
-"""Reports of what others trained: a log, a run that `foretrain watch` measured, one with ForetrainCallback."""
+"""Reports of what others trained: a log, a run that `foretrain watch` measured or a tracker keeps, one with
+ForetrainCallback."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from foretrain.monitoring import record as watch_record
 from foretrain.reports.document import Document
 from foretrain.reports.views import log as log_view
 from foretrain.reports.views.finetune import run as trainer_view
+from foretrain.training import trackers
 from foretrain.training.store import RunDirectory
 
 
@@ -22,8 +24,14 @@ def is_watched(path: Path) -> bool:
     return watch_record.is_watched(path)
 
 
+def is_tracked(path: Path) -> bool:
+    """Whether a tracker has kept a run there. Raises UserError for damage."""
+    return path.exists() and trackers.keeper_of(path) is not None
+
+
 def log(path: Path, words: Sequence[str], gpu: str, tell: Callable[[tuple[UserError, ...]], None]) -> Document:
-    """Of a log, or a watched run, with the words of its config. Raises UserError."""
+    """Of a log, a watched run, or one that a tracker keeps (+run= chooses one of several), with the words of its config.
+    Raises UserError."""
     explained = log_of(path, list(words) or None, gpu, tell=lambda note: tell((note,)))
     return log_view.document(explained.explanation, log_report.gather(path, explained))
 

@@ -30,8 +30,8 @@ def is_tracked(path: Path) -> bool:
 
 
 def log(path: Path, words: Sequence[str], gpu: str, tell: Callable[[tuple[UserError, ...]], None]) -> Document:
-    """Of a log, a watched run, or one that a tracker keeps (+run= chooses one of several), with the words of its config.
-    Raises UserError."""
+    """Of a log, a watched run, or one that a tracker keeps (+run= chooses one), with the words of its config. Raises
+    UserError."""
     explained = log_of(path, list(words) or None, gpu, tell=lambda note: tell((note,)))
     return log_view.document(explained.explanation, log_report.gather(path, explained))
 

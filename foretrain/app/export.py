@@ -57,5 +57,9 @@ def export(
 
 
 def _card(source: Any) -> str:
-    lines = source.run.read_lines("metrics")
-    return card_of(facts_of(source.record, source.progress, lines, "no_tokenizer" not in source.notes))
+    from foretrain.app.evaluating.of_run import OfRun
+
+    lines, step = source.run.read_lines("metrics"), source.progress.step
+    weights = OfRun(source.run, source.record, source.path, step).weights_sha256
+    scores = next((each for each in source.run.scores() if each.weights_sha256 == weights), None)
+    return card_of(facts_of(source.record, source.progress, lines, "no_tokenizer" not in source.notes, scores))

@@ -263,6 +263,7 @@ def test_words_and_models() -> None:
         (["--context"], "--context"), (["--engine", "vllm"], "llama.cpp"), (["--context", "9" * 30], "1 - "),
         (["--weights", "q4_0", "--engine", "pytorch"], "llama.cpp"), (["--prompt", "9000"], "9,000"),
         (["--n_layer=3"], "--n_layer=3"), (["--exact"], "--exact"), (["--within", "3h"], "--within"),
+        (["--json", "--full"], "--full, --json each"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_asked_is_one_sentence(words: list[str], said: str) -> None:
@@ -270,7 +271,17 @@ def test_what_cannot_be_asked_is_one_sentence(words: list[str], said: str) -> No
     assert result.returncode == 2
     assert said in result.stderr
     assert "Traceback" not in result.stderr
-    assert result.stdout == ""
+    assert ("foretrain.error/1" in result.stdout) == ("--json" in words)
+
+
+def test_a_name_that_is_nothing_and_a_file_of_weights_are_told(own_directory: Path) -> None:
+    with pytest.raises(UserError, match=r"did you mean .*llama-3\.1-8b"):
+        planned("llama-3.1-70b")
+    Path("model.gguf").write_bytes(b"GGUF")
+    told = foretrain("plan", "model.gguf", "--inference", "--gpu", "4070")
+    assert told.returncode == 2
+    assert "config.json" in told.stderr
+    assert "rename" not in told.stderr
 
 
 def test_a_folder_and_a_run_are_models_too(own_directory: Path) -> None:

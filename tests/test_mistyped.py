@@ -313,3 +313,9 @@ def test_what_the_system_refuses_to_write_has_one_exit_code(own_directory: Path)
         assert result.returncode == 4, result.stderr
         assert "/proc/x" in result.stderr
         assert "cannot be written" in result.stderr
+
+
+def test_the_value_that_counts_is_told() -> None:
+    """The last one, and of one that is no number that it is none."""
+    assert "--tokens 0: must be at least 1" in foretrain("sample", "x", "--tokens", "20", "--tokens=0").stderr
+    assert "--temperature nan: must be a number." in foretrain("sample", "x", "--temperature", "nan").stderr

@@ -78,8 +78,9 @@ class JsonTokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> "JsonTokenizer":
-        """From a folder with tokenizer.json; the separator is eos_token of tokenizer_config.json, where it is there, and
-        eos_token_id of a model's config.json where nothing else tells, as of bytes that `foretrain export` wrote."""
+        """From a folder with tokenizer.json; the separator is eos_token of tokenizer_config.json, where it is there,
+        and eos_token_id of a model's config.json where nothing else tells, as of bytes that `foretrain export` wrote.
+        """
         try:
             settings = folder / cls.SETTINGS
             said = json.loads(read_text(settings)).get("eos_token") if settings.is_file() else None

@@ -26,8 +26,9 @@ def answer_command(context: typer.Context, words: list[str]) -> None:
         source = context.get_parameter_source(name)
         if name not in WITH and source is not None and source.name == "COMMANDLINE":
             raise UserError("usage.inference_without", option=f"--{name.replace('_', '-')}")
-    if sum(bool(given[name]) for name in ("full", "oneline", "as_json")) > 1:
-        raise UserError("usage.two_forms", options=[f"--{each}" for each in ("full", "oneline") if given[each]])
+    forms = [f"--{name.removeprefix('as_')}" for name in ("full", "oneline", "as_json") if given[name]]
+    if len(forms) > 1:
+        raise UserError("usage.two_forms", options=forms)
     asked, left = parse_inference(words)
     model = model_of_words(left)
     stated = stated_bytes(given["others"], "--used-by-others") if given["others"] else None

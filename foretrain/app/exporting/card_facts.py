@@ -171,7 +171,7 @@ def _score_figures(record: RunRecord, scores: Scores) -> list[Figure]:
         asked, of = task.documents, task.documents_in_all
         part = "" if asked == of else f", {asked} of {of} documents"
         value = f"{task.task}, {task.metric}: {_with_error(task.value, task.standard_error)}"
-        figures.append(Figure(name="Task", value=value, how=f"lm-eval {task.harness}{shots}{part}, {task.dtype}"))
+        figures.append(Figure(name="Task", value=value, how=f"{task.harness}{shots}{part}, {task.dtype}"))
     return figures
 
 

@@ -63,7 +63,9 @@ class JsonTokenizer:
         try:
             self._fast = tokenizers.Tokenizer.from_str(text)
         except Exception as error:  # of Rust, without a type of its own
-            raise UserError("data.bad_tokenizer", reason=(str(error).splitlines() or ["?"])[0][:200]) from None
+            raise UserError(
+                "data.bad_tokenizer", path=self.FILE, reason=(str(error).splitlines() or ["?"])[0][:200]
+            ) from None
         # Text is text: a separator that is spelled out in a document is not one, and nothing is cut or filled up.
         self._fast.encode_special_tokens = True
         self._fast.no_truncation()
@@ -73,7 +75,7 @@ class JsonTokenizer:
         wanted = self.SEPARATORS if separator is None else (separator,)
         self.separator_text = next((token for token in wanted if token in ids), "")
         if not self.separator_text:
-            raise UserError("data.no_separator", wanted=wanted)
+            raise UserError("data.no_separator", path=self.FILE, wanted=wanted)
         self.separator: int = ids[self.separator_text]
 
     @classmethod
@@ -90,7 +92,7 @@ class JsonTokenizer:
                 return cls(text, separator if isinstance(separator, str) else None)
             except UserError as error:
                 if error.id != "data.no_separator" or (named := cls._named_by_model(folder, text)) is None:
-                    raise
+                    raise UserError(error.id, **{**error.values, "path": str(folder / cls.FILE)}) from None
                 return cls(text, named)
         except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
             raise UserError("data.bad_meta", path=str(folder / cls.FILE), reason=str(error)[:200]) from None

@@ -365,7 +365,7 @@ def test_a_tracker_that_fails_is_told_once(
     assert trained("trackio", heard).status == "finished"
     (told,) = heard.of(id)
     assert reason in told["reason"]
-    assert told["check"] == "`TRACKIO_DIR`"
+    assert told["check"] == "`TRACKIO_SERVER_URL`, `TRACKIO_DIR`"
     assert [event["id"] for event in RunDirectory(Path("out")).read_lines("events")].count(id) == 1
     found = losses()
     trained("", out_dir="without")

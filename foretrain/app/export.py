@@ -9,9 +9,11 @@ from foretrain.app.exporting.upload import check_repository, upload
 from foretrain.app.train import need_torch
 from foretrain.base.errors import UserError
 from foretrain.base.installation import installed
+from foretrain.base.later import Later
 from foretrain.training.exports.forms import Exported, Form, FormOptions, GgufType
 
 SCHEMA = "foretrain.export/1"
+_of_run: Any = Later("foretrain.app.evaluating.of_run")  # which imports torch
 
 
 def export(
@@ -57,9 +59,7 @@ def export(
 
 
 def _card(source: Any) -> str:
-    from foretrain.app.evaluating.of_run import OfRun
-
     lines, step = source.run.read_lines("metrics"), source.progress.step
-    weights = OfRun(source.run, source.record, source.path, step).weights_sha256
+    weights = _of_run.OfRun(source.run, source.record, source.path, step).weights_sha256
     scores = next((each for each in source.run.scores() if each.weights_sha256 == weights), None)
     return card_of(facts_of(source.record, source.progress, lines, "no_tokenizer" not in source.notes, scores))

@@ -73,9 +73,12 @@ class CardFacts(Record):
 
 
 def facts_of(
-    record: RunRecord, progress: Progress, lines: Sequence[dict[str, Any]], tokenizer: bool,
+    record: RunRecord,
+    progress: Progress,
+    lines: Sequence[dict[str, Any]],
+    tokenizer: bool,
     scores: Scores | None = None,
-) -> CardFacts:  # fmt: skip
+) -> CardFacts:
     """Of the checkpoint that `progress` tells of. `lines`: the run's metrics; later ones count for nothing.
 
     `tokenizer`: whether its files are in the export. `scores`: what `foretrain eval` found of this checkpoint.

@@ -1,6 +1,5 @@
 """What it takes to generate text with a model. `foretrain.plan_inference` for Python."""
 
-import difflib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,11 +7,9 @@ from typing import Any
 from foretrain.app.plan import Config, resolved_of
 from foretrain.base.errors import ConfigError, UserError
 from foretrain.config.finetune.asked import is_asked
-from foretrain.config.hub.models import models
-from foretrain.config.hub.source import find_source, model_named
+from foretrain.config.hub.source import find_source, model_named, unknown_model
 from foretrain.config.inference.options import Inference
 from foretrain.config.inference.words import asked_with
-from foretrain.config.presets import PRESETS
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import Gpu, stated_bytes
@@ -64,15 +61,9 @@ def model_of_words(words: Sequence[str]) -> InferenceModel:
     try:
         resolved: ResolvedConfig = resolved_of(list(words))
     except ConfigError as error:
-        if any(problem.id.startswith("config.unknown_source") for problem in error.problems):
-            raise _unknown(first) from None
+        named = any(problem.id.startswith("config.unknown_source") for problem in error.problems)
+        published = unknown_model(first)
+        if named and published.id == "config.hub_unknown_near":
+            raise published from None
         raise
     return model_of_config(resolved.config, resolved.name)
-
-
-def _unknown(word: str) -> UserError:
-    """A name that is nothing: of published models, too, those that it is near to."""
-    known = [*PRESETS, *models()]
-    near = difflib.get_close_matches(word.lower(), known, n=3)
-    return UserError("config.unknown_source_near" if near else "config.unknown_source", word=word[:80], near=near,
-                     presets=known)  # fmt: skip

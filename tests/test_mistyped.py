@@ -1,5 +1,6 @@
 """What a slip of the fingers is told: options, configs that are no file, stdin."""
 
+import errno
 import io
 import json
 import os
@@ -319,3 +320,22 @@ def test_the_value_that_counts_is_told() -> None:
     """The last one, and of one that is no number that it is none."""
     assert "--tokens 0: must be at least 1" in foretrain("sample", "x", "--tokens", "20", "--tokens=0").stderr
     assert "--temperature nan: must be a number." in foretrain("sample", "x", "--temperature", "nan").stderr
+
+
+def test_a_folder_without_rights_is_no_bug(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the system says it to whoever is not root: of the file, and what to do."""
+    stat = os.stat
+
+    def refused(path: object, *words: object, **more: object) -> os.stat_result:
+        if "closed" in str(path):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(path, *words, **more)  # type: ignore[arg-type, call-overload]
+
+    Path("closed").mkdir()
+    monkeypatch.setattr(os, "stat", refused)
+    for words in (("explain", "closed"), ("plan", "closed", "--inference", "--gpu=4070")):
+        done = foretrain(*words)
+        assert (done.returncode, done.stderr.count("\n")) == (4, 1), words
+        assert "closed" in done.stderr
+        assert "permissions" in done.stderr
+        assert "bug" not in done.stderr

@@ -78,7 +78,7 @@ def _made(id: str, values: dict[str, str], command: Any, error: Any) -> UserErro
                 if value.lower().strip("+-") == "nan":  # beyond whichever limit was compared first
                     expected = "number_plain"
                 return wrong_value(values["option"], value, expected, **found.groupdict())
-        return UserError("usage.bad_value_of", reason=reason, **values)
+        return UserError("usage.bad_value_of", reason=reason.rstrip("."), **values)
     return UserError(f"usage.{id}", **values)
 
 

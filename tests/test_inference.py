@@ -203,6 +203,24 @@ def test_a_prompt_is_never_cut() -> None:
     assert verdicts <= {"does_not_fit", "tight"}
 
 
+def test_what_other_programs_use_is_not_free() -> None:
+    shared = foretrain("plan", "qwen3-8b", "--inference", "--gpu", "4070", "--used-by-others", "12GB").stdout
+    told = " ".join(shared.split())
+    assert "only 844 MiB of the RTX 4070 are free" in told
+    assert "room for it and the other programs is" in told
+    assert "the RTX 4070 has 12.00 GiB." in foretrain("plan", "qwen3-8b", "--inference", "--gpu", "4070").stdout
+    assert foretrain("plan", "qwen3-8b", "--inference", "--gpu", "3060,3060", "--json").stdout.count('"asked"') == 1
+    assert "auto" not in foretrain("plan", "qwen3-8b", "--inference", "--gpu", ",").stdout
+
+
+def test_a_model_that_is_published_quantized_is_said_to_be(own_directory: Path) -> None:
+    source = preset_source("qwen3-0.6b")
+    assert source
+    Path("config.json").write_text(json.dumps({**source.config, "quantization_config": {"quant_method": "gptq"}}))
+    assert [note.values["quantization"] for note in planned(str(Path.cwd())).notes] == ["gptq"]
+    assert planned(str(Path.cwd()), weights="int4").notes == ()
+
+
 def test_what_no_card_holds_is_said() -> None:
     words = ("plan", "llama-3.1-8b", "--inference", "--batch", "200000", "--prompt", "131072", "--context", "131072")
     screen = foretrain(*words, "--gpu", "4070")

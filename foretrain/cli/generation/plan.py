@@ -32,7 +32,7 @@ def answer_command(context: typer.Context, words: list[str]) -> None:
     asked, left = parse_inference(words)
     model = model_of_words(left)
     stated = stated_bytes(given["others"], "--used-by-others") if given["others"] else None
-    names = [each.strip() for each in given["gpu"].split(",") if each.strip()]
+    names = list(dict.fromkeys(each.strip() for each in given["gpu"].split(",") if each.strip())) or ["auto"]
     plans = [planned(model, asked, devices.target(name, stated)) for name in names]
     if given["as_json"] and len(plans) > 1:
         print_json({"schema": PLANS_SCHEMA, "plans": [plan.to_json(schema=SCHEMA) for plan in plans]})

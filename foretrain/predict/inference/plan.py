@@ -54,7 +54,7 @@ class InferencePlan(Record):
 
 def plan(model: InferenceModel, asked: Inference, gpu: Gpu, *, used_by_others_bytes: int = 0) -> InferencePlan:
     """The forecast. Raises UserError for what cannot be asked."""
-    prompt = asked.prompt
+    prompt, as_published = asked.prompt, not asked.weights
     given = prompt or USUAL_PROMPT
     asked, engine = resolved(model, asked, gpu)
     room = None if gpu.memory_bytes is None else max(0, gpu.memory_bytes - used_by_others_bytes)
@@ -76,7 +76,7 @@ def plan(model: InferenceModel, asked: Inference, gpu: Gpu, *, used_by_others_by
         largest_batch=None if room is None else largest(lambda size: fits(batch=size), MOST_BATCH),
         speed=speed_of(model, asked, engine, gpu),
         fitting=fitting, smallest=search.smallest() if search and fitting is None else None,
-        notes=_notes(model, asked, engine, gpu),
+        notes=_notes(model, asked, engine, gpu, as_published=as_published),
     )  # fmt: skip
 
 
@@ -100,8 +100,13 @@ def resolved(model: InferenceModel, asked: Inference, gpu: Gpu) -> tuple[Inferen
     return asked.model_copy(update={"weights": weights, "kv": kv, "context": context}), engine
 
 
-def _notes(model: InferenceModel, asked: Inference, engine: Engine, gpu: Gpu) -> tuple[Note, ...]:
+def _notes(
+    model: InferenceModel, asked: Inference, engine: Engine, gpu: Gpu, *, as_published: bool
+) -> tuple[Note, ...]:
     found = []
+    if as_published and model.quantization:
+        values = {"quantization": model.quantization, "weights": asked.weights}
+        found.append(Note(id="inference_quantized", values=values))
     if asked.context > model.max_positions:
         found.append(Note(id="inference_beyond", values={"context": asked.context, "most": model.max_positions}))
     if model.latent:

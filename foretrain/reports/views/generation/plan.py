@@ -20,7 +20,8 @@ def verdict(plan: InferencePlan) -> Paragraph:
         "needed": (m.needed_low_bytes, m.needed_expected_bytes, m.needed_high_bytes),
         "available": plan.available_bytes or 0, "gpu": plan.gpu.name,
     }  # fmt: skip
-    return Paragraph(Message(f"inference.verdict.{plan.verdict or 'unknown'}", values), TONES[plan.verdict])
+    id = "partly_free" if plan.verdict == "does_not_fit" and plan.used_by_others_bytes else plan.verdict or "unknown"
+    return Paragraph(Message(f"inference.verdict.{id}", values), TONES[plan.verdict])
 
 
 def screen(plan: InferencePlan, *, quiet: bool = False) -> Screen:
@@ -127,6 +128,8 @@ def _change(plan: InferencePlan) -> list[Message]:
         return []
     least = plan.smallest
     kind = "card" if least.card else "none" if plan.gpu.kind == "cuda" else "memory"
+    if least.card and plan.used_by_others_bytes:
+        kind = "card_shared"
     values = {"weights": least.weights, "needed": least.needed_bytes, "card": least.card, "size": least.card_bytes}
     return [Message(f"inference.smallest.{kind}", values)]
 

@@ -322,6 +322,20 @@ def test_the_value_that_counts_is_told() -> None:
     assert "--temperature nan: must be a number." in foretrain("sample", "x", "--temperature", "nan").stderr
 
 
+def test_a_limit_on_the_output_is_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ulimit -f`, and what it is redirected to."""
+    from foretrain.cli import common
+
+    def limited(*words: object, **more: object) -> None:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+
+    monkeypatch.setattr(common.OUT, "print", limited)
+    done = foretrain("gpus")
+    assert done.returncode == 8
+    assert "ulimit -f" in done.stderr
+    assert "bug" not in done.stderr
+
+
 def test_a_folder_without_rights_is_no_bug(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the system says it to whoever is not root: of the file, and what to do."""
     stat = os.stat

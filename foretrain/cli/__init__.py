@@ -73,6 +73,8 @@ def main() -> None:
     except OSError as error:
         if error.errno == errno.ENOSPC:
             found = UserError("disk.full_output")
+        elif _is_limit(error):
+            found = UserError("disk.limit_output")
         elif bugs.wants_traceback():
             raise
         else:
@@ -102,7 +104,8 @@ def _run() -> int:
     except KeyboardInterrupt:
         return int(ExitCode.INTERRUPTED)
     except OSError as error:
-        if error.errno == errno.ENOSPC or isinstance(error, BrokenPipeError):  # of our own output: `main` says it
+        # Of our own output: `main` says it.
+        if error.errno == errno.ENOSPC or isinstance(error, BrokenPipeError) or _is_limit(error):
             raise
         if (found := _of_a_file(error)) is None:
             return _bug(error)
@@ -117,6 +120,12 @@ def _run() -> int:
         else:
             os.environ[GPU_FILE_VARIABLE] = cards
     return int(ExitCode.DONE)
+
+
+def _is_limit(error: OSError) -> bool:
+    """Whether the system takes no more of an output: a quota, or `ulimit -f`. safe_read has words of its own."""
+    limits = (errno.EDQUOT, errno.EFBIG)
+    return error.errno in limits and error.filename is None and error.strerror == os.strerror(error.errno)
 
 
 def _of_a_file(error: OSError) -> UserError | None:

@@ -5,6 +5,8 @@ import io
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -322,15 +324,14 @@ def test_the_value_that_counts_is_told() -> None:
     assert "--temperature nan: must be a number." in foretrain("sample", "x", "--temperature", "nan").stderr
 
 
-def test_a_limit_on_the_output_is_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_on_the_output_is_no_bug() -> None:
     """`ulimit -f`, and what it is redirected to."""
-    from foretrain.cli import common
-
-    def limited(*words: object, **more: object) -> None:
-        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-
-    monkeypatch.setattr(common.OUT, "print", limited)
-    done = foretrain("gpus")
+    code = (
+        "import errno, os\nfrom foretrain.cli import common, main\n"
+        "def limited(*words, **more):\n    raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))\n"
+        "common.OUT.print = limited\nmain()"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "gpus"], capture_output=True, text=True, check=False)
     assert done.returncode == 8
     assert "ulimit -f" in done.stderr
     assert "bug" not in done.stderr

@@ -15,6 +15,8 @@ from foretrain.base.errors import UserError
 from foretrain.cli import app
 from foretrain.training import store
 from tests.kit.command import REPO, foretrain
+from tests.kit.tiny import tiny
+from tests.kit.training import train
 
 PLAN = ("plan", "gpt2-124m", "--gpu", "4070")
 
@@ -307,7 +309,9 @@ def test_a_bad_value_is_said_where_another_program_runs_the_command(monkeypatch:
 
 def test_what_the_system_refuses_to_write_has_one_exit_code(own_directory: Path) -> None:
     """/proc takes no file, whoever asks."""
+    train(tiny(max_iters=1))
     for words in (
+        ("export", "out", "--to", "safetensors", "--out", "/proc/x"),
         ("report", *PLAN[1:], "--out", "/proc/x.html"),
         ("plan", *PLAN[1:], "--within", "12h", "--write", "/proc/x.toml"),
         ("train", "baby", "--device=cpu", "--out_dir=/proc/x"),

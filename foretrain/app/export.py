@@ -34,7 +34,7 @@ def export(
     `out`: a folder, by default in the run. `best`: the checkpoint of lowest validation loss instead of the newest.
     `force`: into a folder that is not empty. `gguf_type`: how GGUF stores matrices, f16 by default. `push`:
     owner/name on the Hub to upload the "hf" folder to. Raises UserError: nothing to export, or a folder that is taken
-    2, no torch or no upload 4, damaged files 7, disk full 8.
+    2, no torch, no upload or no right to write 4, damaged files 7, disk full 8.
     """
     if gguf_type is not None and to != "gguf":
         raise UserError("usage.gguf_type_alone", form=to)

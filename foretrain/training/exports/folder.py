@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 
 from foretrain.base.errors import UserError
 
+_NO_FOLDER = (NotADirectoryError, FileExistsError, IsADirectoryError)
 _NO_SPACE = 1 << 20  # bytes; a disk with less counts as full
 
 
@@ -26,7 +27,7 @@ def check_free(out: Path, *, force: bool) -> None:
         if not force and out.is_dir() and any(out.iterdir()):
             raise UserError("usage.export_not_empty", path=str(out))
     except OSError as error:
-        raise UserError("usage.cannot_write_file", path=str(out), reason=error.strerror or str(error)) from None
+        raise _refused(out, error) from None
 
 
 def write_all(out: Path, write: Callable[[Path], None]) -> tuple[str, ...]:
@@ -64,9 +65,13 @@ def _disk_error(out: Path, error: BaseException) -> UserError | None:
         return UserError("disk.full_export", path=str(out))
     if code in (errno.EDQUOT, errno.EFBIG):
         return UserError("disk.limit_export", path=str(out))
-    if not isinstance(error, OSError):
-        return None
-    return UserError("usage.cannot_write_file", path=str(out), reason=error.strerror or str(error))
+    return _refused(out, error) if isinstance(error, OSError) else None
+
+
+def _refused(out: Path, error: OSError) -> UserError:
+    """A place that cannot be a folder; else one that the system lets nobody write to."""
+    id = "usage.cannot_write_file" if isinstance(error, _NO_FOLDER) else "environment.cannot_write"
+    return UserError(id, path=str(out), reason=error.strerror or str(error))
 
 
 def _errno(error: BaseException, folder: Path) -> int | None:

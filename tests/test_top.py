@@ -646,12 +646,13 @@ def test_what_cannot_be_is_one_sentence() -> None:
 
 
 @pytest.fixture
-def terminal(tmp_path: Path) -> Iterator[tuple[int, int]]:
-    """(process, terminal) of `foretrain top` on a run, as somebody sits before it."""
+def terminal(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[int, int]]:
+    """(process, terminal) of `foretrain top` on a run, as somebody sits before it. The parameter: what TERM says."""
     write_run(tmp_path / "runs" / "run")
     pid, terminal = pty.fork()
     if pid == 0:
-        environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": str(REPO), "LINES": "24", "COLUMNS": "80"}
+        term = getattr(request, "param", "xterm")
+        environment = {**os.environ, "TERM": term, "PYTHONPATH": str(REPO), "LINES": "24", "COLUMNS": "80"}
         code = "from foretrain.cli import main; main()"
         os.execve(sys.executable, [sys.executable, "-c", code, "top", str(tmp_path / "runs")], environment)
     yield pid, terminal
@@ -678,6 +679,15 @@ def test_keys_sort_and_quit_and_the_terminal_is_as_it_was(terminal: tuple[int, i
     assert b"most memory first" in until(screen, b"most memory first")
     os.write(screen, b"\x1b[Ax\x1b[15~q")  # keys that mean nothing, and q
     assert b"\x1b[?1049l" in until(screen, b"nothing more")
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("terminal", ["dumb"], indirect=True)
+def test_a_terminal_that_moves_nothing_gets_one_picture(terminal: tuple[int, int]) -> None:
+    pid, screen = terminal
+    shown = until(screen, b"nothing more")
+    assert b"finished" in shown
+    assert b"\x1b" not in shown
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 

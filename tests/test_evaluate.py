@@ -369,22 +369,6 @@ def test_progress_is_shown_where_somebody_watches(text_file: Path, monkeypatch: 
     assert screen.getvalue().endswith("\r\x1b[2K")
 
 
-def test_a_dumb_terminal_gets_no_line_that_is_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the one of an editor, which would show the codes."""
-    from foretrain.cli.train_progress import Printer
-
-    monkeypatch.setenv("TERM", "dumb")
-    screen = io.StringIO()
-    monkeypatch.setattr(eval_command, "ERR", Console(file=screen, force_terminal=True, width=100))
-    line = eval_command._Line(quiet=False)
-    for done in (0, 5, 10):
-        line("text_progress", {"name": "t.txt", "done": done, "total": 10})
-    line.clear()
-    assert "\x1b[2K" not in screen.getvalue()
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    assert not Printer(quiet=False, max_iters=1).live
-
-
 def test_what_was_found_before_ctrl_c_is_kept(text_file: Path) -> None:
     run = trained()
     Path("second.txt").write_text(TEXT)

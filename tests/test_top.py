@@ -25,6 +25,8 @@ from foretrain.analysis.live.tail import Tail
 from foretrain.app.live.top import Look
 from foretrain.base import languages
 from foretrain.base.units import GIB
+from foretrain.cli.common import rewrites_lines
+from foretrain.cli.train_progress import Printer
 from foretrain.comparison.loss_axes import meter_of
 from foretrain.monitoring import record as watch_record
 from foretrain.monitoring import trainer_record
@@ -689,6 +691,16 @@ def test_a_terminal_that_moves_nothing_gets_one_picture(terminal: tuple[int, int
     assert b"finished" in shown
     assert b"\x1b" not in shown
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+@pytest.mark.parametrize(("term", "live"), [("xterm", True), ("dumb", False), ("unknown", False)])
+def test_progress_on_a_dumb_terminal_is_plain_lines(term: str, live: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the one of an editor, which would show the codes."""
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert Printer(quiet=False, max_iters=1).live is live
+    assert rewrites_lines(terminal=True) is live
+    assert not rewrites_lines(terminal=False)
 
 
 def test_a_signal_puts_the_terminal_back(terminal: tuple[int, int]) -> None:

@@ -83,13 +83,13 @@ def test_a_card_tells_what_eval_found(tmp_path: Path) -> None:
     task = TaskScore(task="<b>", metric="acc", filter="none", value=0.5, standard_error=None, higher_is_better=True,
                      shots=2, documents=3, documents_in_all=10, version="1", harness="lm_eval 0.4", through="export",
                      device="cpu", dtype="float32", at="")  # fmt: skip
-    texts = (score(), score(text="/home/me/notes|.txt", whole=True, standard_error=None))
+    texts = (score(), score(text="/srv/mine/notes|.txt", whole=True, standard_error=None))
     scores = Scores(checkpoint="step-60", step=60, weights_sha256="x", texts=texts, tasks=(task,))
     record, progress = run.read_record(), Progress(step=60, elapsed_s=6.0)
     text = card_of(facts_of(record, progress, run.read_lines("metrics"), True, scores))
     assert "1.5000 &#177; 0.2500 of the validation data, its first 9 tokens" in text
     assert "| 1.5000 of notes&#124;.txt | foretrain eval: windows of 16 tokens, one every 8, float32 |" in text
-    assert "/home/me" not in text
+    assert "/srv/mine" not in text
     assert "&#60;b&#62;, acc: 0.5000 | lm_eval 0.4, 2-shot, 3 of 10 documents, float32 |" in text
     assert "No other evaluation" not in text
     assert "No other evaluation was made." in card_of(facts(path))

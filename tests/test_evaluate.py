@@ -247,6 +247,22 @@ def test_validation_data_by_default_without_what_separates_documents() -> None:
     assert (part.whole, part.tokens <= 50) == (False, True)
 
 
+def test_the_export_of_a_run_on_bytes_scores_as_the_run(text_file: Path) -> None:
+    """Its tokenizer.json names no token that ends a text; the model's config.json does."""
+    pytest.importorskip("transformers")
+    run = trained(words=ByteTokenizer())
+    folder = library.export(run, "hf").path
+    own, of_folder = (library.evaluate(each, text=text_file, device="cpu").texts[0] for each in (run, folder))
+    assert of_folder.bits_per_byte == pytest.approx(own.bits_per_byte, rel=1e-6)
+    assert of_folder.tokens == own.tokens == len(TEXT.encode())
+    assert len(library.evaluate(run, text=[text_file, text_file], device="cpu").texts) == 1
+    for name, text, said in (("config.json", "{}", "eos_token"), ("tokenizer.json", "{", "cannot be read")):
+        (Path(folder) / name).write_text(text)
+        with pytest.raises(UserError, match=rf"export-hf/tokenizer\.json: .*{said}") as raised:
+            library.evaluate(folder, text=text_file, device="cpu")
+        assert raised.value.exit_code == 7
+
+
 def test_characters_have_no_token_before_the_first(text_file: Path) -> None:
     run = trained(words=characters())
     found = library.evaluate(run, text=text_file, device="cpu").texts[0]

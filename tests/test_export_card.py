@@ -10,10 +10,12 @@ from typing import Any, ClassVar
 
 import pytest
 
+from foretrain.app.evaluating.of_run import of_run
 from foretrain.app.export import export
 from foretrain.app.exporting.card_facts import CardFacts, facts_of
 from foretrain.app.exporting.model_card import card_of, plain
 from foretrain.base.errors import ExitCode, UserError
+from foretrain.evaluation.record import Scores, TaskScore, TextScore
 from foretrain.training.checkpoint import Progress
 from foretrain.training.store import RunDirectory, RunRecord
 from tests.kit.command import foretrain
@@ -65,6 +67,43 @@ def test_a_card_tells_the_run(tmp_path: Path) -> None:
     assert "2,000 training tokens" in told["Data"][0]
     assert told["Hardware"][0] == "1 x RTX 4070"
     assert told["Time"][0].startswith("6")
+
+
+def score(**changes: Any) -> TextScore:
+    values = {"text": "toy/val", "sha256": "", "size_bytes": 9, "tokens": 9, "loss": 1.0, "bits_per_byte": 1.5,
+              "standard_error": 0.25, "windows": 2, "context_tokens": 16, "stride_tokens": 8, "whole": False,
+              "device": "cpu", "dtype": "float32", "at": ""}  # fmt: skip
+    return TextScore.model_validate({**values, **changes})
+
+
+def test_a_card_tells_what_eval_found(tmp_path: Path) -> None:
+    """And says that nothing else was evaluated only where that is so."""
+    path = write_measured_run(tmp_path / "run")
+    run = RunDirectory(path)
+    task = TaskScore(task="<b>", metric="acc", filter="none", value=0.5, standard_error=None, higher_is_better=True,
+                     shots=2, documents=3, documents_in_all=10, version="1", harness="lm_eval 0.4", through="export",
+                     device="cpu", dtype="float32", at="")  # fmt: skip
+    texts = (score(), score(text="/srv/mine/notes|.txt", whole=True, standard_error=None))
+    scores = Scores(checkpoint="step-60", step=60, weights_sha256="x", texts=texts, tasks=(task,))
+    record, progress = run.read_record(), Progress(step=60, elapsed_s=6.0)
+    text = card_of(facts_of(record, progress, run.read_lines("metrics"), True, scores))
+    assert "1.5000 &#177; 0.2500 of the validation data, its first 9 tokens" in text
+    assert "| 1.5000 of notes&#124;.txt | foretrain eval: windows of 16 tokens, one every 8, float32 |" in text
+    assert "/srv/mine" not in text
+    assert "&#60;b&#62;, acc: 0.5000 | lm_eval 0.4, 2-shot, 3 of 10 documents, float32 |" in text
+    assert "No other evaluation" not in text
+    assert "No other evaluation was made." in card_of(facts(path))
+
+
+def test_an_export_has_the_scores_of_its_own_weights(own_directory: Path) -> None:
+    train(tiny(max_iters=1))
+    found = of_run(Path("out"), best=False)
+    for weights, bits in ((found.weights_sha256, 1.25), ("of another run", 7.5)):
+        scores = Scores(checkpoint="", step=int(bits), weights_sha256=weights, texts=(score(bits_per_byte=bits),))
+        found.directory.keep_scores(scores)
+    card = (Path(export("out").path) / "README.md").read_text("utf-8")
+    assert "1.2500" in card
+    assert "7.5000" not in card
 
 
 def test_energy_is_measured_where_the_card_told_its_power(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from foretrain.app.export import export
-from foretrain.base.errors import ExitCode
+from foretrain.base.errors import ExitCode, UserError
 from foretrain.config.families import FAMILIES
 from foretrain.model.language_model import make_model
 from foretrain.training import checkpoint
@@ -43,6 +43,24 @@ def test_each_form_writes_a_run_or_says_why_not(form: Form, own_directory: Path)
         other = foretrain("export", "odd", "--to", form)
         assert (other.returncode, other.stderr.count("\n")) == (ExitCode.USAGE, 1)
         assert not Path(f"odd/export-{form}").exists()
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "onnx"])
+def test_a_limit_on_files_is_one_sentence_and_leaves_nothing(form: Form, own_directory: Path) -> None:
+    """`ulimit -f`: torch, numpy and safetensors each word it in their own way, two of them without the number."""
+    resource = pytest.importorskip("resource")
+    if form in NEEDS:
+        pytest.importorskip(NEEDS[form])
+    train(tiny(max_iters=1))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))
+    try:
+        with pytest.raises(UserError, match="ulimit -f") as caught:
+            export("out", form, "there")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (caught.value.id, caught.value.exit_code) == ("disk.limit_export", ExitCode.DISK_FULL)
+    assert [path.name for path in Path().iterdir() if "there" in path.name] == []
 
 
 def test_each_form_is_named_in_the_help() -> None:

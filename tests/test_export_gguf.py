@@ -368,7 +368,7 @@ def test_what_goes_wrong_is_one_sentence_and_leaves_nothing(
 
     with monkeypatch.context() as patch:
         patch.setattr(gguf.GGUFWriter, "write_tensors_to_file", full)
-        assert id_of("gpt2", "gguf", tmp_path / "x") == "usage.cannot_write_file"
+        assert id_of("gpt2", "gguf", tmp_path / "x") == "environment.cannot_write"
         patch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 0})())
         assert id_of("gpt2", "gguf", tmp_path / "x") == "disk.full_export"
     with monkeypatch.context() as patch:

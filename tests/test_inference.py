@@ -21,7 +21,7 @@ from foretrain.config.hub.source import preset_source
 from foretrain.config.inference.formats import FORMATS
 from foretrain.config.inference.words import parse_inference
 from foretrain.config.presets import PRESETS
-from foretrain.hardware.catalogue import find
+from foretrain.hardware.catalogue import catalogue, find
 from foretrain.predict.inference.memory import weights_bytes
 from foretrain.predict.inference.model import InferenceModel, model_of_config, model_of_source
 from foretrain.predict.inference.plan import InferencePlan
@@ -127,6 +127,14 @@ def test_a_window_caps_what_its_layers_keep() -> None:
     assert model.cached_tokens(5000) == 5 * 5000 + 29 * 1024
 
 
+def changed(plan: InferencePlan, **options: Any) -> InferencePlan:
+    """The plan with the words that it proposes added to its command."""
+    assert plan.fitting
+    words = plan.fitting.words.split()
+    proposed = dict(zip([word.removeprefix("--") for word in words[::2]], words[1::2], strict=True))
+    return library.plan_inference(plan.model.name, plan.gpu.name, **{**options, **proposed})
+
+
 # -- answers -----------------------------------------------------------------------------------------------------
 
 
@@ -150,13 +158,78 @@ def test_the_largest_that_fits_is_the_largest(name: str, weights: str, context: 
         beyond = planned(name, context=context, batch=plan.largest_batch + 1, **again)
         assert beyond.verdict != "fits"
     if plan.fitting:
-        changed = plan.fitting.words.removeprefix("--weights ")
-        assert planned(name, gpu, weights=changed, context=context, batch=batch).verdict == "fits"
+        made = changed(plan, weights=weights, context=context, batch=batch)
+        assert (made.verdict, made.needed_bytes) == ("fits", plan.fitting.needed_bytes)
+    assert (plan.verdict == "does_not_fit") == (plan.fitting is not None or plan.smallest is not None)
     assert plan.speed
     more = planned(name, context=context, batch=batch + 1, **again).speed
     assert more
     assert more.token_s >= plan.speed.token_s
     assert InferencePlan.from_json(json.dumps(plan.to_json(schema="foretrain.inference/1"))) == plan
+
+
+@pytest.mark.parametrize(
+    ("options", "kept", "said"),
+    [
+        ({"weights": "q4_k_m", "context": 131_072}, "q4_k_m", "--context "),
+        ({"weights": "q4_k_m", "context": 4096, "batch": 64}, "q4_k_m", "--batch "),
+        ({"weights": "f16", "context": 131_072, "batch": 8}, "q8_0", "--weights q8_0 --batch 1 --context "),
+        ({"engine": "pytorch"}, "int8", "--weights int8"),  # and not q8_0, which this engine has not
+    ],
+)
+def test_what_does_not_fit_says_what_would(options: dict[str, Any], kept: str, said: str) -> None:
+    plan = planned(**options)
+    assert plan.fitting
+    assert plan.fitting.words.startswith(said)
+    made = changed(plan, **options)
+    assert (made.verdict, made.asked.weights) == ("fits", kept)
+    if "--context" in said:
+        assert made.asked.context % 256 == 0
+        longer = {**options, "weights": kept, "batch": 1, "context": made.asked.context + 512}
+        assert planned(**longer).verdict != "fits"
+
+
+def test_a_prompt_is_never_cut() -> None:
+    """Nor is the context then, so a larger card is named."""
+    plan = planned(weights="q4_0", prompt=100_000, context=120_000)
+    assert plan.fitting is None
+    assert plan.smallest
+    assert plan.smallest.weights == "q4_0"
+    assert plan.smallest.card_bytes > plan.smallest.needed_bytes > 12 * GIB
+    assert planned(gpu=plan.smallest.card, weights="q4_0", prompt=100_000, context=120_000).verdict == "fits"
+    smaller = [card for card in catalogue().values() if (card.memory_bytes or 0) < plan.smallest.card_bytes]
+    verdicts = {library.plan_inference("llama-3.1-8b", card, weights="q4_0", context=120_000).verdict
+                for card in smaller if card.kind == "cuda"}  # fmt: skip
+    assert verdicts <= {"does_not_fit", "tight"}
+
+
+def test_what_other_programs_use_is_not_free() -> None:
+    shared = foretrain("plan", "qwen3-8b", "--inference", "--gpu", "4070", "--used-by-others", "12GB").stdout
+    told = " ".join(shared.split())
+    assert "only 844 MiB of the RTX 4070 are free" in told
+    assert "room for it and the other programs is" in told
+    assert "the RTX 4070 has 12.00 GiB." in foretrain("plan", "qwen3-8b", "--inference", "--gpu", "4070").stdout
+    assert foretrain("plan", "qwen3-8b", "--inference", "--gpu", "3060,3060", "--json").stdout.count('"asked"') == 1
+    assert "auto" not in foretrain("plan", "qwen3-8b", "--inference", "--gpu", ",").stdout
+
+
+def test_a_model_that_is_published_quantized_is_said_to_be(own_directory: Path) -> None:
+    source = preset_source("qwen3-0.6b")
+    assert source
+    Path("config.json").write_text(json.dumps({**source.config, "quantization_config": {"quant_method": "gptq"}}))
+    assert [note.values["quantization"] for note in planned(str(Path.cwd())).notes] == ["gptq"]
+    assert planned(str(Path.cwd()), weights="int4").notes == ()
+
+
+def test_what_no_card_holds_is_said() -> None:
+    words = ("plan", "llama-3.1-8b", "--inference", "--batch", "200000", "--prompt", "131072", "--context", "131072")
+    screen = foretrain(*words, "--gpu", "4070")
+    assert "change" in screen.stdout
+    assert "--batch" not in screen.stdout.split("change")[1]
+    assert "more than any card" in " ".join(screen.stdout.split())
+    on_cpu = planned(gpu="cpu", context=2**24, prompt=2**24)
+    assert on_cpu.smallest
+    assert on_cpu.smallest.card == ""
 
 
 def test_speed_follows_what_is_read() -> None:
@@ -208,6 +281,7 @@ def test_words_and_models() -> None:
         (["--context"], "--context"), (["--engine", "vllm"], "llama.cpp"), (["--context", "9" * 30], "1 - "),
         (["--weights", "q4_0", "--engine", "pytorch"], "llama.cpp"), (["--prompt", "9000"], "9,000"),
         (["--n_layer=3"], "--n_layer=3"), (["--exact"], "--exact"), (["--within", "3h"], "--within"),
+        (["--json", "--full"], "--full, --json each"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_asked_is_one_sentence(words: list[str], said: str) -> None:
@@ -215,7 +289,17 @@ def test_what_cannot_be_asked_is_one_sentence(words: list[str], said: str) -> No
     assert result.returncode == 2
     assert said in result.stderr
     assert "Traceback" not in result.stderr
-    assert result.stdout == ""
+    assert ("foretrain.error/1" in result.stdout) == ("--json" in words)
+
+
+def test_a_name_that_is_nothing_and_a_file_of_weights_are_told(own_directory: Path) -> None:
+    with pytest.raises(UserError, match=r"did you mean .*llama-3\.1-8b"):
+        planned("llama-3.1-70b")
+    Path("model.gguf").write_bytes(b"GGUF")
+    told = foretrain("plan", "model.gguf", "--inference", "--gpu", "4070")
+    assert told.returncode == 2
+    assert "config.json" in told.stderr
+    assert "rename" not in told.stderr
 
 
 def test_a_folder_and_a_run_are_models_too(own_directory: Path) -> None:
@@ -251,7 +335,10 @@ def test_unknown_families_and_cards() -> None:
 # -- the command -------------------------------------------------------------------------------------------------
 
 
-SCREENS = [("--weights", "q4_k_m", "--context", "16k"), ("--weights", "bf16"), ("--batch", "4")]
+SCREENS = [
+    ("--weights", "q4_k_m", "--context", "16k"), ("--weights", "bf16"), ("--batch", "4"), ("--context", "99k"),
+    ("--context", "128k", "--prompt", "128k"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("words", SCREENS)

@@ -166,3 +166,8 @@ def test_the_page_shows_what_a_run_is_called(own_directory: Path) -> None:
     assert seen is not None
     shown = page(id, seen, known.curve(id, seen))
     assert (shown["name"], shown["note"], shown["tags"]) == ("wider MLP", "twice\nthe width", ["sweep"])
+
+
+def test_a_folder_without_runs_says_so(own_directory: Path) -> None:
+    assert "foretrain train baby" in foretrain("runs").stdout
+    assert "No run here has this tag: odd" in foretrain("runs", "--tag", "odd").stdout

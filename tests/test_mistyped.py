@@ -1,9 +1,12 @@
 """What a slip of the fingers is told: options, configs that are no file, stdin."""
 
+import errno
 import io
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,8 @@ from foretrain.base.errors import UserError
 from foretrain.cli import app
 from foretrain.training import store
 from tests.kit.command import REPO, foretrain
+from tests.kit.tiny import tiny
+from tests.kit.training import train
 
 PLAN = ("plan", "gpt2-124m", "--gpu", "4070")
 
@@ -304,7 +309,9 @@ def test_a_bad_value_is_said_where_another_program_runs_the_command(monkeypatch:
 
 def test_what_the_system_refuses_to_write_has_one_exit_code(own_directory: Path) -> None:
     """/proc takes no file, whoever asks."""
+    train(tiny(max_iters=1))
     for words in (
+        ("export", "out", "--to", "safetensors", "--out", "/proc/x"),
         ("report", *PLAN[1:], "--out", "/proc/x.html"),
         ("plan", *PLAN[1:], "--within", "12h", "--write", "/proc/x.toml"),
         ("train", "baby", "--device=cpu", "--out_dir=/proc/x"),
@@ -313,3 +320,41 @@ def test_what_the_system_refuses_to_write_has_one_exit_code(own_directory: Path)
         assert result.returncode == 4, result.stderr
         assert "/proc/x" in result.stderr
         assert "cannot be written" in result.stderr
+
+
+def test_the_value_that_counts_is_told() -> None:
+    """The last one, and of one that is no number that it is none."""
+    assert "--tokens 0: must be at least 1" in foretrain("sample", "x", "--tokens", "20", "--tokens=0").stderr
+    assert "--temperature nan: must be a number." in foretrain("sample", "x", "--temperature", "nan").stderr
+
+
+def test_a_limit_on_the_output_is_no_bug() -> None:
+    """`ulimit -f`, and what it is redirected to."""
+    code = (
+        "import errno, os\nfrom foretrain.cli import common, main\n"
+        "def limited(*words, **more):\n    raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))\n"
+        "common.OUT.print = limited\nmain()"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "gpus"], capture_output=True, text=True, check=False)
+    assert done.returncode == 8
+    assert "ulimit -f" in done.stderr
+    assert "bug" not in done.stderr
+
+
+def test_a_folder_without_rights_is_no_bug(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the system says it to whoever is not root: of the file, and what to do."""
+    stat = os.stat
+
+    def refused(path: object, *words: object, **more: object) -> os.stat_result:
+        if "closed" in str(path):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(path, *words, **more)  # type: ignore[arg-type, call-overload]
+
+    Path("closed").mkdir()
+    monkeypatch.setattr(os, "stat", refused)
+    for words in (("explain", "closed"), ("plan", "closed", "--inference", "--gpu=4070")):
+        done = foretrain(*words)
+        assert (done.returncode, done.stderr.count("\n")) == (4, 1), words
+        assert "closed" in done.stderr
+        assert "permissions" in done.stderr
+        assert "bug" not in done.stderr

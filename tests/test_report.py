@@ -19,7 +19,7 @@ from foretrain.config.options import RunConfig
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import find
 from foretrain.predict.plan import plan
-from foretrain.reports import html, text
+from foretrain.reports import html, making, text
 from foretrain.reports.document import Document, Message, Paragraph, Section, Table, Verbatim, cell_text
 from foretrain.reports.views import plan as plan_view
 from foretrain.reports.views import run as run_view
@@ -54,6 +54,29 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     assert "img" not in parser.seen
     assert parser.seen.count("script") == 3
     assert "onerror=alert(1)&gt;" in page
+
+
+def test_a_report_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
+    """The system stops the writing within the file, as a full disk would."""
+    resource = pytest.importorskip("resource")
+    old, document = tmp_path / "report.html", run_document(tmp_path / "run")
+    making.write(document, old)
+    whole, before = old.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))
+    try:
+        for path in (old, tmp_path / "new.html"):
+            with pytest.raises(UserError):
+                making.write(document, path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert old.read_bytes() == whole
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["report.html"]
+    link = tmp_path / "link.html"
+    link.symlink_to(old)
+    making.write(document, link)
+    assert link.is_symlink()
+    making.write(document, Path("/dev/null"))
+    assert Path("/dev/null").is_char_device()
 
 
 @given(st.text(max_size=60))

@@ -97,6 +97,29 @@ def test_a_change_is_told_before_and_after(base: str, capsys: pytest.CaptureFixt
     assert pull_request.main([*words, "--check"]) == 2
 
 
+def test_a_link_out_of_the_repository_is_not_read(
+    base: str, capsys: pytest.CaptureFixture[str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A pull request may bring one, and what a config has is told to everybody."""
+    secret = tmp_path_factory.mktemp("other") / "secret.toml"
+    secret.write_text('api_key = "hunter2"\n')
+    Path("config/leak.toml").symlink_to(secret)
+    Path("config/within.toml").symlink_to("same.toml")
+    commit()
+    assert pull_request.main(["--base", base, CARD, "--configs", "config/*.toml"]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if "config/" in line]
+    assert [row.split(" | ")[0] for row in rows] == ["| config/leak.toml", "| config/within.toml"]
+    assert "outside the repository" in rows[0]
+    assert "api" not in rows[0]
+    assert "fits" in rows[1]
+
+
+def test_quotes_in_a_sentence_are_quotes() -> None:
+    from html import unescape
+
+    assert unescape(safe("'RTX' \"x\"\n  at & <b>#1")) == "'RTX' \"x\" at & <b>#1"
+
+
 def test_the_figures_are_the_plans(base: str) -> None:
     found = answer(Path("config/same.toml"), [CARD])
     plan = Plan.from_json(foretrain("plan", "config/same.toml", CARD, "--json").stdout)

@@ -25,6 +25,8 @@ from foretrain.analysis.live.tail import Tail
 from foretrain.app.live.top import Look
 from foretrain.base import languages
 from foretrain.base.units import GIB
+from foretrain.cli.common import rewrites_lines
+from foretrain.cli.train_progress import Printer
 from foretrain.comparison.loss_axes import meter_of
 from foretrain.monitoring import record as watch_record
 from foretrain.monitoring import trainer_record
@@ -646,12 +648,13 @@ def test_what_cannot_be_is_one_sentence() -> None:
 
 
 @pytest.fixture
-def terminal(tmp_path: Path) -> Iterator[tuple[int, int]]:
-    """(process, terminal) of `foretrain top` on a run, as somebody sits before it."""
+def terminal(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[int, int]]:
+    """(process, terminal) of `foretrain top` on a run, as somebody sits before it. The parameter: what TERM says."""
     write_run(tmp_path / "runs" / "run")
     pid, terminal = pty.fork()
     if pid == 0:
-        environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": str(REPO), "LINES": "24", "COLUMNS": "80"}
+        term = getattr(request, "param", "xterm")
+        environment = {**os.environ, "TERM": term, "PYTHONPATH": str(REPO), "LINES": "24", "COLUMNS": "80"}
         code = "from foretrain.cli import main; main()"
         os.execve(sys.executable, [sys.executable, "-c", code, "top", str(tmp_path / "runs")], environment)
     yield pid, terminal
@@ -679,6 +682,25 @@ def test_keys_sort_and_quit_and_the_terminal_is_as_it_was(terminal: tuple[int, i
     os.write(screen, b"\x1b[Ax\x1b[15~q")  # keys that mean nothing, and q
     assert b"\x1b[?1049l" in until(screen, b"nothing more")
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("terminal", ["dumb"], indirect=True)
+def test_a_terminal_that_moves_nothing_gets_one_picture(terminal: tuple[int, int]) -> None:
+    pid, screen = terminal
+    shown = until(screen, b"nothing more")
+    assert b"finished" in shown
+    assert b"\x1b" not in shown
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+@pytest.mark.parametrize(("term", "live"), [("xterm", True), ("dumb", False), ("unknown", False)])
+def test_progress_on_a_dumb_terminal_is_plain_lines(term: str, live: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the one of an editor, which would show the codes."""
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert Printer(quiet=False, max_iters=1).live is live
+    assert rewrites_lines(terminal=True) is live
+    assert not rewrites_lines(terminal=False)
 
 
 def test_a_signal_puts_the_terminal_back(terminal: tuple[int, int]) -> None:

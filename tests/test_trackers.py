@@ -365,7 +365,7 @@ def test_a_tracker_that_fails_is_told_once(
     assert trained("trackio", heard).status == "finished"
     (told,) = heard.of(id)
     assert reason in told["reason"]
-    assert told["check"] == "`TRACKIO_DIR`"
+    assert told["check"] == "`TRACKIO_SERVER_URL`, `TRACKIO_DIR`"
     assert [event["id"] for event in RunDirectory(Path("out")).read_lines("events")].count(id) == 1
     found = losses()
     trained("", out_dir="without")
@@ -580,6 +580,30 @@ def test_a_run_in_mlflows_folder() -> None:
     with pytest.raises(UserError, match=r"train/loss, line 2") as raised:
         load(take_apart("mlruns"))
     assert raised.value.exit_code == 7
+
+
+def test_a_report_of_what_a_tracker_keeps() -> None:
+    """One HTML file, outside the tracker's folder, with the losses of the run that is asked for."""
+    rows = [
+        ("train/loss", 1.25 + step + 10 * (run == "b"), 1000 * step, run, step, 0) for run in "ab" for step in (1, 2, 3)
+    ]
+    mlflow_database(Path("two.db"), rows, runs=("a", "b"))
+    made = command("report", "two.db+run=B", "--json")
+    assert made.returncode == 0, made.stderr
+    found = json.loads(made.stdout)
+    assert found["kind"] == "log"
+    page = Path(found["path"]).read_text("utf-8")
+    assert "14.2500" in page
+    assert "4.2500" not in page.replace("14.2500", "")
+    folder = Path("mlruns/0/abc")
+    (folder / "metrics").mkdir(parents=True)
+    (folder / "metrics" / "loss").write_text("1000 3.5 1\n2000 2.5 2\n")
+    (folder / "meta.yaml").write_text("run_id: abc\n")
+    assert foretrain.report("mlruns") == Path("report-mlruns.html")
+    assert not list(Path("mlruns").rglob("*.html"))
+    (folder / "metrics" / "loss").write_text("not a line\n")
+    damaged = command("report", "mlruns")
+    assert (damaged.returncode, damaged.stderr.count("\n")) == (7, 1)
 
 
 def trackio_database(path: Path, metrics: str) -> None:

@@ -60,7 +60,7 @@ def evaluate(
         if value is not None and value < 1:
             raise UserError("usage.not_positive", name=name, value=value)
     asked = Asked(
-        source=Path(source), tasks=names, texts=tuple(map(Path, files)), best=best,
+        source=Path(source), tasks=names, texts=tuple(dict.fromkeys(map(Path, files))), best=best,
         include_path=None if include_path is None else Path(include_path), stride=stride, tokens=tokens,
         shots=num_fewshot, documents=limit, batch_size=batch_size, device=device, bars=bars, listen=listen,
     )  # fmt: skip

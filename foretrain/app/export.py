@@ -9,9 +9,11 @@ from foretrain.app.exporting.upload import check_repository, upload
 from foretrain.app.train import need_torch
 from foretrain.base.errors import UserError
 from foretrain.base.installation import installed
+from foretrain.base.later import Later
 from foretrain.training.exports.forms import Exported, Form, FormOptions, GgufType
 
 SCHEMA = "foretrain.export/1"
+_of_run: Any = Later("foretrain.app.evaluating.of_run")  # which imports torch
 
 
 def export(
@@ -32,7 +34,7 @@ def export(
     `out`: a folder, by default in the run. `best`: the checkpoint of lowest validation loss instead of the newest.
     `force`: into a folder that is not empty. `gguf_type`: how GGUF stores matrices, f16 by default. `push`:
     owner/name on the Hub to upload the "hf" folder to. Raises UserError: nothing to export, or a folder that is taken
-    2, no torch or no upload 4, damaged files 7, disk full 8.
+    2, no torch, no upload or no right to write 4, damaged files 7, disk full 8.
     """
     if gguf_type is not None and to != "gguf":
         raise UserError("usage.gguf_type_alone", form=to)
@@ -57,5 +59,7 @@ def export(
 
 
 def _card(source: Any) -> str:
-    lines = source.run.read_lines("metrics")
-    return card_of(facts_of(source.record, source.progress, lines, "no_tokenizer" not in source.notes))
+    lines, step = source.run.read_lines("metrics"), source.progress.step
+    weights = _of_run.OfRun(source.run, source.record, source.path, step).weights_sha256
+    scores = next((each for each in source.run.scores() if each.weights_sha256 == weights), None)
+    return card_of(facts_of(source.record, source.progress, lines, "no_tokenizer" not in source.notes, scores))

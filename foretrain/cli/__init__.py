@@ -73,6 +73,8 @@ def main() -> None:
     except OSError as error:
         if error.errno == errno.ENOSPC:
             found = UserError("disk.full_output")
+        elif _is_limit(error):
+            found = UserError("disk.limit_output")
         elif bugs.wants_traceback():
             raise
         else:
@@ -102,14 +104,13 @@ def _run() -> int:
     except KeyboardInterrupt:
         return int(ExitCode.INTERRUPTED)
     except OSError as error:
-        if error.errno == errno.ENOSPC or isinstance(error, BrokenPipeError):  # of our own output: `main` says it
+        # Of our own output: `main` says it.
+        if error.errno == errno.ENOSPC or isinstance(error, BrokenPipeError) or _is_limit(error):
             raise
-        if error.errno == errno.ENAMETOOLONG:
-            named = str(error.filename)
-            found = UserError("usage.name_too_long", path=named[:60], length=len(named))
-            print_error(found, as_json="--json" in own_words())
-            return int(found.exit_code)
-        return _bug(error)
+        if (found := _of_a_file(error)) is None:
+            return _bug(error)
+        print_error(found, as_json="--json" in own_words())
+        return int(found.exit_code)
     except Exception as error:
         return _bug(error)
     finally:  # for who calls this in a process that goes on
@@ -119,6 +120,24 @@ def _run() -> int:
         else:
             os.environ[GPU_FILE_VARIABLE] = cards
     return int(ExitCode.DONE)
+
+
+def _is_limit(error: OSError) -> bool:
+    """Whether the system takes no more of an output: a quota, or `ulimit -f`. safe_read has words of its own."""
+    limits = (errno.EDQUOT, errno.EFBIG)
+    return error.errno in limits and error.filename is None and error.strerror == os.strerror(error.errno)
+
+
+def _of_a_file(error: OSError) -> UserError | None:
+    """What the system refuses of a file that a user named, or of one in a folder that he named; None for all else."""
+    if error.filename is None:
+        return None
+    named = os.fsdecode(error.filename) if isinstance(error.filename, bytes) else str(error.filename)
+    if error.errno == errno.ENAMETOOLONG:
+        return UserError("usage.name_too_long", path=named[:60], length=len(named))
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return UserError("environment.no_rights", path=named, reason=error.strerror or "")
+    return None
 
 
 def _bug(error: Exception) -> int:

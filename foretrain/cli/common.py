@@ -1,6 +1,7 @@
 """What the commands share: consoles, options, printing of errors and JSON."""
 
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -111,6 +112,11 @@ def print_said(notes: Iterable[Note], *, quiet: bool) -> None:
     """What a user should know of a reading, on stderr."""
     for note in () if quiet else notes:
         ERR.print(noted(say(f"note.{note.id}", **note.values)), soft_wrap=True)
+
+
+def rewrites_lines(*, terminal: bool) -> bool:
+    """Whether a line can be written again: on a terminal, and none that calls itself dumb, as an editor's may."""
+    return terminal and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
 
 
 class LiveLine:

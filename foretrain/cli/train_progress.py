@@ -8,7 +8,7 @@ from rich.text import Text
 
 from foretrain.base.messages import printable, say
 from foretrain.base.units import format_bytes, format_left, format_percent
-from foretrain.cli.common import ERR, OUT, LiveLine
+from foretrain.cli.common import ERR, OUT, LiveLine, rewrites_lines
 from foretrain.training.notes import Event, Note
 from foretrain.training.store import EvaluationMetrics, Status, StepMetrics
 
@@ -27,7 +27,7 @@ class Printer:
 
     def __init__(self, quiet: bool, max_iters: int) -> None:
         self.quiet = quiet
-        self.live = sys.stderr.isatty()
+        self.live = rewrites_lines(terminal=sys.stderr.isatty())
         self.width = len(str(max_iters))
         self.max_iters = max_iters
         self._live_line = LiveLine(ERR)

@@ -75,8 +75,10 @@ def _made(id: str, values: dict[str, str], command: Any, error: Any) -> UserErro
         for pattern, expected in EXPECTED.items():
             if found := re.search(pattern, reason):
                 value = _typed(getattr(getattr(error, "param", None), "opts", [values["option"]]))
+                if value.lower().strip("+-") == "nan":  # beyond whichever limit was compared first
+                    expected = "number_plain"
                 return wrong_value(values["option"], value, expected, **found.groupdict())
-        return UserError("usage.bad_value_of", reason=reason, **values)
+        return UserError("usage.bad_value_of", reason=reason.rstrip("."), **values)
     return UserError(f"usage.{id}", **values)
 
 
@@ -91,10 +93,11 @@ def _command(root: Any) -> tuple[Any, str]:
 
 
 def _typed(options: list[str]) -> str:
-    """What was typed behind one of these spellings of an option; … where another program runs the command."""
-    words = own_words()
-    for word, after in pairwise([*words, ""]):
+    """What was typed last, which counts, behind one of these spellings of an option; … where another program runs the
+    command."""
+    found = "…"
+    for word, after in pairwise([*own_words(), ""]):
         name, equals, value = word.partition("=")
         if name in options:
-            return value if equals else after
-    return "…"
+            found = value if equals else after
+    return found

@@ -26,6 +26,7 @@ Trainer = Literal["foretrain", "nanogpt"]
 STDIN = "stdin"
 LEFT_OUT = set(named(lambda option: option.inert or option.label))  # what nanoGPT's file computes of these
 ALIASES = {alias: name for name, option in OPTIONS.items() for alias in option.aliases}
+_WEIGHTS = (".gguf", ".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".onnx")  # files of weights, by their names
 # nanochat's dials describe what several versions of its model make of them: they are explained instead of mapped.
 NANOCHAT = {
     "depth", "aspect_ratio", "head_dim", "max_seq_len", "device_batch_size", "target_param_data_ratio",
@@ -206,7 +207,7 @@ def _unknown_source(word: str, path: Path) -> UserError:
         id = "config.folder_with" if inside else "config.folder"
         return UserError(id, path=_cut(word), example=str(inside[0]) if inside else "")
     if path.exists():
-        return UserError("config.no_suffix", path=_cut(word))
+        return UserError("config.weights" if path.suffix in _WEIGHTS else "config.no_suffix", path=_cut(word))
     near = difflib.get_close_matches(word.lower(), [*PRESETS, *PRESET_ALIASES], n=3)
     id = "config.unknown_source_near" if near else "config.unknown_source"
     return UserError(id, word=_cut(word), near=near, presets=list(PRESETS))

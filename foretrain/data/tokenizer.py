@@ -63,7 +63,9 @@ class JsonTokenizer:
         try:
             self._fast = tokenizers.Tokenizer.from_str(text)
         except Exception as error:  # of Rust, without a type of its own
-            raise UserError("data.bad_tokenizer", reason=(str(error).splitlines() or ["?"])[0][:200]) from None
+            raise UserError(
+                "data.bad_tokenizer", path=self.FILE, reason=(str(error).splitlines() or ["?"])[0][:200]
+            ) from None
         # Text is text: a separator that is spelled out in a document is not one, and nothing is cut or filled up.
         self._fast.encode_special_tokens = True
         self._fast.no_truncation()
@@ -73,19 +75,36 @@ class JsonTokenizer:
         wanted = self.SEPARATORS if separator is None else (separator,)
         self.separator_text = next((token for token in wanted if token in ids), "")
         if not self.separator_text:
-            raise UserError("data.no_separator", wanted=wanted)
+            raise UserError("data.no_separator", path=self.FILE, wanted=wanted)
         self.separator: int = ids[self.separator_text]
 
     @classmethod
     def load(cls, folder: Path) -> "JsonTokenizer":
-        """From a folder with tokenizer.json; the separator is eos_token of tokenizer_config.json, where it is there."""
+        """From a folder with tokenizer.json; the separator is eos_token of tokenizer_config.json, where it is there,
+        and eos_token_id of a model's config.json where nothing else tells, as of bytes that `foretrain export` wrote.
+        """
         try:
             settings = folder / cls.SETTINGS
             said = json.loads(read_text(settings)).get("eos_token") if settings.is_file() else None
             separator = said.get("content") if isinstance(said, dict) else said
-            return cls(read_text(folder / cls.FILE, MOST_BYTES), separator if isinstance(separator, str) else None)
-        except (OSError, ValueError, AttributeError) as error:
+            text = read_text(folder / cls.FILE, MOST_BYTES)
+            try:
+                return cls(text, separator if isinstance(separator, str) else None)
+            except UserError as error:
+                if error.id != "data.no_separator" or (named := cls._named_by_model(folder, text)) is None:
+                    raise UserError(error.id, **{**error.values, "path": str(folder / cls.FILE)}) from None
+                return cls(text, named)
+        except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
             raise UserError("data.bad_meta", path=str(folder / cls.FILE), reason=str(error)[:200]) from None
+
+    @staticmethod
+    def _named_by_model(folder: Path, text: str) -> str | None:
+        """The token of eos_token_id in config.json; None where there is none. Raises OSError, ValueError and more."""
+        settings = folder / "config.json"
+        id = json.loads(read_text(settings)).get("eos_token_id") if settings.is_file() else None
+        vocabulary = json.loads(text)["model"]["vocab"]
+        found = vocabulary.items() if isinstance(vocabulary, dict) and isinstance(id, int) else ()
+        return next((token for token, each in found if each == id), None)
 
     def id_of(self, token: str) -> int | None:
         """The id of a token by its name, such as "<s>"; None where there is no such token."""

@@ -2,7 +2,9 @@
 
 import errno
 import json
+import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -61,7 +63,8 @@ def report(
     price: str | None = None,
     exact: bool = False,
 ) -> Path:
-    """The path of one offline HTML file about a run, a plan, a log, a snapshot, or two and more of them compared.
+    """The path of one offline HTML file about a run, a plan, a log, what a tracker keeps, a snapshot, or two and
+    more of them compared.
 
     `sources`, `gpu`, `used_by_others`, `price`: as in `compare`. `out`: the file; None: report.html in a run's folder,
     else report-NAME.html here; only a report of before is written over. `exact`: a plan's step is traced.
@@ -74,7 +77,7 @@ def report(
 
 def default_target(sources: Sequence[str]) -> Path:
     """Beside a run's own files; all else in this folder, by its name."""
-    if len(sources) == 1 and Path(sources[0]).is_dir():
+    if len(sources) == 1 and Path(sources[0]).is_dir() and not measured.is_tracked(Path(sources[0])):
         return Path(sources[0]) / "report.html"
     names = [take_apart(source).name for source in sources[:3]]
     word = "-".join("".join(c if c.isalnum() or c in "._" else "-" for c in name) for name in names)
@@ -99,7 +102,8 @@ def document(asked: Asked) -> tuple[str, Document]:
         _no_config(asked, one)
         _unused(asked, one, "price", "others", "exact")
         return "run", measured.trainer_run(path)
-    if path.is_dir() and not measured.is_watched(path):
+    tracked = measured.is_tracked(path)
+    if path.is_dir() and not tracked and not measured.is_watched(path):
         raise UserError("data.no_run", path=str(path))
     if path.suffix in (".toml", ".py") or not path.exists():
         return "plan", _plan(asked, one)
@@ -112,6 +116,8 @@ def document(asked: Asked) -> tuple[str, Document]:
         return "snapshot", snapshot.document(snapshot_file.read(path))
     _unused(asked, one, "price", "others", "exact")
     words = [*one.words, *asked.options]
+    if tracked and "run" in one.own:
+        path = Path(f"{path}+run={one.own['run']}")
     return "log", measured.log(path, words, one.own.get("gpu", asked.gpu), asked.tell)
 
 
@@ -203,11 +209,20 @@ def _is_report(path: Path) -> bool:
 
 
 def write(document: "Document", path: Path) -> Path:
-    """Write a document as one HTML file; returns its path. Raises UserError."""
+    """Write a document as one HTML file, as a whole or not at all; returns its path. Raises UserError."""
+    text, target = html.render(document), path.resolve()
+    whole = not target.exists() or target.is_file()  # else a device, which nothing can stand beside
+    staged = target.with_name(f".{target.name}.{os.getpid()}") if whole else target
     try:
-        path.write_text(html.render(document), "utf-8")
+        staged.write_text(text, "utf-8")
+        if whole:
+            staged.replace(target)
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise UserError("disk.full_output") from None
         raise UserError("environment.cannot_write", path=str(path), reason=error.strerror or "") from None
+    finally:
+        if whole:
+            with suppress(OSError):
+                staged.unlink(missing_ok=True)
     return path

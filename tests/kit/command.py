@@ -76,7 +76,7 @@ def _main(words: Sequence[str], out: TextIO, err: TextIO) -> int:
     on_term = signal.getsignal(signal.SIGTERM)  # a stopped run leaves it ignored, as its process ends
     with (
         mock.patch.object(sys, "argv", ["foretrain", *words]), mock.patch.object(sys, "stdout", out),
-        mock.patch.object(sys, "stderr", err), mock.patch.dict(os.environ), warnings.catch_warnings(),
+        mock.patch.object(sys, "stderr", err), mock.patch.dict(os.environ, TERM="xterm"), warnings.catch_warnings(),
     ):  # fmt: skip
         warnings.simplefilter("ignore")
         try:

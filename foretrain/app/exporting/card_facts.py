@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from foretrain.base.records import Record
@@ -20,6 +21,7 @@ from foretrain.comparison.loss_axes import meter_of
 from foretrain.config.options import OPTIONS, RunConfig
 from foretrain.config.presets import GPT2_SHAPES
 from foretrain.config.resolve import toml_value
+from foretrain.evaluation.record import Scores
 from foretrain.model.shape import ModelShape
 from foretrain.predict.energy import Prices, spending
 from foretrain.predict.speed.time import Range
@@ -67,12 +69,19 @@ class CardFacts(Record):
     co2_how: str
     config: str
     has_tokenizer: bool
+    evaluated: bool = False
 
 
-def facts_of(record: RunRecord, progress: Progress, lines: Sequence[dict[str, Any]], tokenizer: bool) -> CardFacts:
+def facts_of(
+    record: RunRecord,
+    progress: Progress,
+    lines: Sequence[dict[str, Any]],
+    tokenizer: bool,
+    scores: Scores | None = None,
+) -> CardFacts:
     """Of the checkpoint that `progress` tells of. `lines`: the run's metrics; later ones count for nothing.
 
-    `tokenizer`: whether its files are in the export.
+    `tokenizer`: whether its files are in the export. `scores`: what `foretrain eval` found of this checkpoint.
     """
     config = record.config
     shape = ModelShape.of(config)
@@ -89,6 +98,7 @@ def facts_of(record: RunRecord, progress: Progress, lines: Sequence[dict[str, An
         ),
         *_data(record, progress),
         *_loss_figures(config, loss),
+        *(_score_figures(record, scores) if scores else []),
         Figure(name="Hardware", value=hardware, how="as the driver names it" if on_card else "as the system names it"),
         Figure(
             name="Precision", how="the run's record",
@@ -106,6 +116,7 @@ def facts_of(record: RunRecord, progress: Progress, lines: Sequence[dict[str, An
         hub_datasets=tuple(dict.fromkeys(match[1] for match in matches if match)),
         base_model=f"openai-community/{config.init_from}" if config.init_from in GPT2_SHAPES else "",
         co2_how=co2_how, config=_learning(config), has_tokenizer=tokenizer,
+        evaluated=bool(scores and (scores.texts or scores.tasks)),
     )  # fmt: skip
 
 
@@ -142,6 +153,33 @@ def _loss_figures(config: RunConfig, loss: Loss | None) -> list[Figure]:
         Figure(name="Validation loss", value=val, how=how),
         Figure(name="Training loss", value=f"{loss.train:.4f} nats a token", how=how),
     ]
+
+
+def _score_figures(record: RunRecord, scores: Scores) -> list[Figure]:
+    """Bits per byte of texts, by their file's name alone, and what lm-eval's tasks measured."""
+    figures = []
+    for text in scores.texts:
+        own = text.text == f"{record.dataset.name}/val"
+        of = "the validation data" if own else PurePath(text.text).name
+        part = "" if text.whole else f", its first {text.tokens:,} tokens"
+        figures.append(
+            Figure(
+                name="Bits per byte", value=f"{_with_error(text.bits_per_byte, text.standard_error)} of {of}{part}",
+                how=f"foretrain eval: windows of {text.context_tokens:,} tokens, one every {text.stride_tokens:,}, "
+                f"{text.dtype}",
+            )
+        )  # fmt: skip
+    for task in scores.tasks:
+        shots = "" if task.shots is None else f", {task.shots}-shot"
+        asked, of = task.documents, task.documents_in_all
+        part = "" if asked == of else f", {asked} of {of} documents"
+        value = f"{task.task}, {task.metric}: {_with_error(task.value, task.standard_error)}"
+        figures.append(Figure(name="Task", value=value, how=f"{task.harness}{shots}{part}, {task.dtype}"))
+    return figures
+
+
+def _with_error(value: float, error: float | None) -> str:
+    return f"{value:.4f}" if error is None else f"{value:.4f} ± {error:.4f}"
 
 
 def _speed(record: RunRecord) -> list[Figure]:

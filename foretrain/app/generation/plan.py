@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from foretrain.app.plan import Config, resolved_of
-from foretrain.base.errors import UserError
+from foretrain.base.errors import ConfigError, UserError
 from foretrain.config.finetune.asked import is_asked
-from foretrain.config.hub.source import find_source, model_named
+from foretrain.config.hub.source import find_source, model_named, unknown_model
 from foretrain.config.inference.options import Inference
 from foretrain.config.inference.words import asked_with
 from foretrain.config.resolve import ResolvedConfig
@@ -58,5 +58,12 @@ def model_of_words(words: Sequence[str]) -> InferenceModel:
         if len(words) > 1:
             raise UserError("usage.inference_unknown_word", word=words[1][:40])
         return model_of_source(find_source(first))
-    resolved: ResolvedConfig = resolved_of(list(words))
+    try:
+        resolved: ResolvedConfig = resolved_of(list(words))
+    except ConfigError as error:
+        named = any(problem.id.startswith("config.unknown_source") for problem in error.problems)
+        published = unknown_model(first)
+        if named and published.id == "config.hub_unknown_near":
+            raise published from None
+        raise
     return model_of_config(resolved.config, resolved.name)

@@ -49,12 +49,22 @@ class GivenLog:
         return config_of(resolved, self.log) or of_watched(self.watched.config if self.watched else None, self.log)
 
 
+def is_watched(path: Path) -> bool:
+    """Whether a directory is one that `foretrain watch` made."""
+    return watch_record.is_watched(path)
+
+
+def is_tracked(path: Path) -> bool:
+    """Whether a tracker has kept a run there. Raises UserError for damage."""
+    return path.exists() and trackers.keeper_of(path) is not None
+
+
 def read_given(source: str | Path | BinaryIO) -> GivenLog:
     """The log. Raises UserError for a record of a watched run, or a tracker's file, that is damaged."""
     if not isinstance(source, str | Path):
         return _read(lambda: read_stream(source, "stdin"), None)
     path = Path(source)
-    if watch_record.is_watched(path):
+    if is_watched(path):
         watched, path = watch_record.read(path), path / watch_record.LOG
         return replace(_read(lambda: read_log(path), path), watched=watched)
     path, run = _with_run(path)

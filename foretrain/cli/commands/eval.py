@@ -10,7 +10,7 @@ from rich.text import Text
 from foretrain.app.evaluate import SCHEMA, evaluate
 from foretrain.base.messages import printable, say
 from foretrain.cli.commands.sample import warn_of_skipped
-from foretrain.cli.common import ERR, OUT, Json, LiveLine, Quiet, noted, print_json, print_said
+from foretrain.cli.common import ERR, OUT, Json, LiveLine, Quiet, noted, print_json, print_said, rewrites_lines
 from foretrain.reports import text
 from foretrain.reports.views.evaluation import scores
 
@@ -113,7 +113,7 @@ class _Line:
     """Progress on stderr: one live line on a terminal, a line now and then otherwise; lm-eval has bars of its own."""
 
     def __init__(self, *, quiet: bool) -> None:
-        self.quiet, self.live = quiet, ERR.is_terminal
+        self.quiet, self.live = quiet, rewrites_lines(terminal=ERR.is_terminal)
         self._begun_s = self._next_s = time.monotonic()
         self._of, self._live_line = "", LiveLine(ERR)
 

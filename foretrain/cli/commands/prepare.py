@@ -14,7 +14,18 @@ from foretrain.base.errors import ExitCode, UserError
 from foretrain.base.messages import printable, say
 from foretrain.base.quantities import parse_bytes, parse_count, read
 from foretrain.base.units import format_bytes, format_percent
-from foretrain.cli.common import ERR, OUT, Json, LiveLine, Quiet, noted, print_json, print_notes, wrong_value
+from foretrain.cli.common import (
+    ERR,
+    OUT,
+    Json,
+    LiveLine,
+    Quiet,
+    noted,
+    print_json,
+    print_notes,
+    rewrites_lines,
+    wrong_value,
+)
 from foretrain.data.prepare.sources import not_utf8
 from foretrain.reports import text
 from foretrain.reports.views import data as data_view
@@ -199,7 +210,7 @@ class _Line:
     """Progress on stderr: one live line on a terminal, a line now and then otherwise."""
 
     def __init__(self, *, quiet: bool, most: int | None) -> None:
-        self.quiet, self.most, self.live = quiet, most, sys.stderr.isatty()
+        self.quiet, self.most, self.live = quiet, most, rewrites_lines(terminal=sys.stderr.isatty())
         self.first: Status | None = None
         self._next_s = time.monotonic() + (0 if self.live else _LINE_EVERY_S)
         self._live_line = LiveLine(ERR)

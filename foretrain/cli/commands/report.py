@@ -32,8 +32,8 @@ Sources = Annotated[
     list[str],
     typer.Argument(
         metavar="[NAME=]SOURCE... [--KEY=VALUE]...",
-        help="A run, a watched run, a plan (JSON), a config or preset, a log, or a snapshot; two or more are "
-        "compared. After a +: the config of a log, or options such as batch_size=8.",
+        help="A run, a watched run, a plan (JSON), a config or preset, a log, a snapshot, or what a tracker "
+        "keeps; two or more are compared. After a +: the config of a log, or options such as batch_size=8.",
         show_default=False,
     ),
 ]

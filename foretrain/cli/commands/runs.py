@@ -65,7 +65,7 @@ def runs_command(
         )  # fmt: skip
         return
     labels = {path: label.read(path) for path, _ in (*found.runs, *found.watched, *found.trainers)}
-    text.render(listed_view.document(found, labels), OUT)
+    text.render(listed_view.document(found, labels, tag or ()), OUT)
 
 
 def _rows(found: list[tuple[Path, Any]], schema: str) -> list[dict[str, Any]]:

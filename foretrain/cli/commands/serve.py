@@ -33,7 +33,7 @@ def serve_command(
         list[Path] | None,
         typer.Option(help="Folder to search for runs, two levels deep; can be repeated. Default: here."),
     ] = None,
-    open_it: Annotated[bool, typer.Option("--open", help="Open the report in the browser.")] = False,
+    open_it: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:

@@ -26,12 +26,13 @@ def answer_command(context: typer.Context, words: list[str]) -> None:
         source = context.get_parameter_source(name)
         if name not in WITH and source is not None and source.name == "COMMANDLINE":
             raise UserError("usage.inference_without", option=f"--{name.replace('_', '-')}")
-    if sum(bool(given[name]) for name in ("full", "oneline", "as_json")) > 1:
-        raise UserError("usage.two_forms", options=[f"--{each}" for each in ("full", "oneline") if given[each]])
+    forms = [f"--{name.removeprefix('as_')}" for name in ("full", "oneline", "as_json") if given[name]]
+    if len(forms) > 1:
+        raise UserError("usage.two_forms", options=forms)
     asked, left = parse_inference(words)
     model = model_of_words(left)
     stated = stated_bytes(given["others"], "--used-by-others") if given["others"] else None
-    names = [each.strip() for each in given["gpu"].split(",") if each.strip()]
+    names = list(dict.fromkeys(each.strip() for each in given["gpu"].split(",") if each.strip())) or ["auto"]
     plans = [planned(model, asked, devices.target(name, stated)) for name in names]
     if given["as_json"] and len(plans) > 1:
         print_json({"schema": PLANS_SCHEMA, "plans": [plan.to_json(schema=SCHEMA) for plan in plans]})

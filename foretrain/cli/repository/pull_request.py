@@ -55,6 +55,7 @@ def changed(base: str, patterns: Sequence[str]) -> list[tuple[str, str]]:
 def changes(base: str, patterns: Sequence[str], words: Sequence[str]) -> Iterator[Change]:
     """Each changed config, planned before and after."""
     left = git("merge-base", "--end-of-options", base, "HEAD").strip()
+    repository = Path(git("rev-parse", "--show-toplevel").strip()).resolve()
     with tempfile.TemporaryDirectory() as folder:
         for kind, path in changed(base, patterns)[:MOST_CONFIGS]:
             before = None
@@ -63,13 +64,20 @@ def changes(base: str, patterns: Sequence[str], words: Sequence[str]) -> Iterato
                 old.parent.mkdir(parents=True, exist_ok=True)
                 old.write_text(git("show", f"{left}:./{path}"), "utf-8")
                 before = answer(old, words)
-            after = None if kind == "D" else answer(Path(path), words)
+            after = None if kind == "D" else _after(Path(path), repository, words)
             yield Change(path, before, after)
+
+
+def _after(path: Path, repository: Path, words: Sequence[str]) -> Answer:
+    """The plan of a file of the repository. A link may lead to any file of this machine, which is not for everybody."""
+    if not path.resolve().is_relative_to(repository):
+        return Answer(problem=say("pull_request.outside"))
+    return answer(path, words)
 
 
 def safe(text: str) -> str:
     """A text that is only a text in a cell of a Markdown table."""
-    escaped = html.escape(printable(text).replace("\n", " ")[:LONGEST])
+    escaped = html.escape(" ".join(printable(text).split())[:LONGEST], quote=False)
     return "".join(f"&#{ord(c)};" if c in "|`*_[]()@#\\~:!" else c for c in escaped)
 
 

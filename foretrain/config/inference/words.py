@@ -29,7 +29,7 @@ def parse_inference(words: Sequence[str]) -> tuple[Inference, list[str]]:
         elif equals or waiting:
             found[option] = value if equals else waiting.pop(0)
         else:
-            raise UserError("usage.inference_value", option=f"--{option}", value="", expected=_expected(option))
+            raise UserError("usage.requires_argument", option=f"--{option}", command="foretrain plan")
     return asked_with(found), left
 
 

@@ -47,6 +47,7 @@ class InferenceModel(Record):
     sliding_window: int = 0
     sliding_layers: int = 0
     dtype: str = "bf16"
+    quantization: str = ""  # how the published weights are quantized, where they are
 
     @property
     def n_params(self) -> int:
@@ -127,4 +128,5 @@ def _of_facts(source: ModelSource, facts: ModelFacts) -> InferenceModel:
         expert_params=sums.get("expert", 0), n_expert=facts.n_expert, experts_per_token=facts.experts_per_token,
         kv_numbers=2 * facts.n_kv_head * facts.head_dim, sliding_window=facts.sliding_window,
         sliding_layers=len(facts.sliding_layers), dtype=_DTYPES[facts.dtype],
+        quantization=facts.quantization,
     )  # fmt: skip

@@ -1,7 +1,5 @@
 """`InferencePlan`: what it takes to generate text with a model on a card, as one record. Instant, without torch."""
 
-from collections.abc import Callable
-
 from foretrain.base.errors import UserError
 from foretrain.base.messages import listed
 from foretrain.base.records import Note, Record
@@ -9,19 +7,13 @@ from foretrain.base.units import format_bytes
 from foretrain.config.inference.formats import CACHES, FORMATS, Engine, named
 from foretrain.config.inference.options import MOST_BATCH, MOST_CONTEXT, USUAL_CONTEXT, USUAL_PROMPT, Inference
 from foretrain.hardware.catalogue import Gpu
+from foretrain.predict.inference.fitting import Fitting, Search, Smallest, largest
 from foretrain.predict.inference.memory import InferenceMemory, memory_of, verdict_of
 from foretrain.predict.inference.model import InferenceModel
 from foretrain.predict.inference.speed import InferenceSpeed, speed_of
 from foretrain.predict.memory import Verdict
 
 SCHEMA = "foretrain.inference/1"
-
-
-class Fitting(Record):
-    """The smallest change with which it fits: words to add to the command, and what is needed then."""
-
-    words: str
-    needed_bytes: int
 
 
 class InferencePlan(Record):
@@ -46,6 +38,7 @@ class InferencePlan(Record):
     largest_batch: int | None
     speed: InferenceSpeed | None
     fitting: Fitting | None = None
+    smallest: Smallest | None = None
     notes: tuple[Note, ...] = ()
 
     def __repr__(self) -> str:
@@ -61,7 +54,8 @@ class InferencePlan(Record):
 
 def plan(model: InferenceModel, asked: Inference, gpu: Gpu, *, used_by_others_bytes: int = 0) -> InferencePlan:
     """The forecast. Raises UserError for what cannot be asked."""
-    given = asked.prompt or USUAL_PROMPT
+    prompt, as_published = asked.prompt, not asked.weights
+    given = prompt or USUAL_PROMPT
     asked, engine = resolved(model, asked, gpu)
     room = None if gpu.memory_bytes is None else max(0, gpu.memory_bytes - used_by_others_bytes)
     memory = memory_of(model, asked, engine, gpu)
@@ -73,26 +67,17 @@ def plan(model: InferenceModel, asked: Inference, gpu: Gpu, *, used_by_others_by
         return verdict_of(memory_of(model, changed, engine, gpu), room) == "fits"
 
     most = max(model.max_positions, asked.context)
+    search = Search(model, asked, prompt, gpu, room) if verdict == "does_not_fit" else None
+    fitting = search.fitting() if search else None
     return InferencePlan(
         name=model.name, where=model.where, model=model, asked=asked, engine=engine, gpu=gpu, available_bytes=room,
         used_by_others_bytes=used_by_others_bytes, memory=memory, verdict=verdict,
-        longest_context=None if room is None else _largest(lambda size: fits(context=size), min(most, MOST_CONTEXT)),
-        largest_batch=None if room is None else _largest(lambda size: fits(batch=size), MOST_BATCH),
+        longest_context=None if room is None else largest(lambda size: fits(context=size), min(most, MOST_CONTEXT)),
+        largest_batch=None if room is None else largest(lambda size: fits(batch=size), MOST_BATCH),
         speed=speed_of(model, asked, engine, gpu),
-        fitting=_fitting(model, asked, gpu, room) if verdict == "does_not_fit" else None,
-        notes=_notes(model, asked, engine, gpu),
+        fitting=fitting, smallest=search.smallest() if search and fitting is None else None,
+        notes=_notes(model, asked, engine, gpu, as_published=as_published),
     )  # fmt: skip
-
-
-def _fitting(model: InferenceModel, asked: Inference, gpu: Gpu, room: int | None) -> Fitting | None:
-    """Weights in fewer bits, the most bits that fit; nothing where no format does."""
-    bits = sorted((FORMATS[name].block, name) for name in FORMATS if FORMATS[name].block < FORMATS[asked.weights].block)
-    for _, name in reversed(bits):
-        changed = asked.model_copy(update={"weights": name})
-        memory = memory_of(model, changed, FORMATS[name].engine, gpu)
-        if verdict_of(memory, room) == "fits":
-            return Fitting(words=f"--weights {name}", needed_bytes=memory.needed_expected_bytes)
-    return None
 
 
 def resolved(model: InferenceModel, asked: Inference, gpu: Gpu) -> tuple[Inference, Engine]:
@@ -115,17 +100,13 @@ def resolved(model: InferenceModel, asked: Inference, gpu: Gpu) -> tuple[Inferen
     return asked.model_copy(update={"weights": weights, "kv": kv, "context": context}), engine
 
 
-def _largest(fits: Callable[[int], bool], most: int) -> int:
-    """The largest number up to `most` that fits; 0: none does."""
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
-
-
-def _notes(model: InferenceModel, asked: Inference, engine: Engine, gpu: Gpu) -> tuple[Note, ...]:
+def _notes(
+    model: InferenceModel, asked: Inference, engine: Engine, gpu: Gpu, *, as_published: bool
+) -> tuple[Note, ...]:
     found = []
+    if as_published and model.quantization:
+        values = {"quantization": model.quantization, "weights": asked.weights}
+        found.append(Note(id="inference_quantized", values=values))
     if asked.context > model.max_positions:
         found.append(Note(id="inference_beyond", values={"context": asked.context, "most": model.max_positions}))
     if model.latent:

@@ -3,9 +3,11 @@
 import errno
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from safetensors import SafetensorError
 
 from foretrain.base.errors import UserError
 
+_NO_FOLDER = (NotADirectoryError, FileExistsError, IsADirectoryError)
 _NO_SPACE = 1 << 20  # bytes; a disk with less counts as full
 
 
@@ -24,7 +27,7 @@ def check_free(out: Path, *, force: bool) -> None:
         if not force and out.is_dir() and any(out.iterdir()):
             raise UserError("usage.export_not_empty", path=str(out))
     except OSError as error:
-        raise UserError("usage.cannot_write_file", path=str(out), reason=error.strerror or str(error)) from None
+        raise _refused(out, error) from None
 
 
 def write_all(out: Path, write: Callable[[Path], None]) -> tuple[str, ...]:
@@ -40,14 +43,10 @@ def write_all(out: Path, write: Callable[[Path], None]) -> tuple[str, ...]:
             with file.open("rb") as handle:
                 os.fsync(handle.fileno())
         _publish(staging, out, files)
-    except OSError as error:
-        if error.errno is None and _is_full(out.parent):  # numpy's, which counts items and says no more
-            error = OSError(errno.ENOSPC, "no space")
-        raise _disk_error(out, error) from None
-    except (RuntimeError, SafetensorError) as error:  # torch and safetensors wrap the system's errors in their own
-        if "os error 28" not in str(error).lower() and not _is_full(out.parent):
+    except (OSError, RuntimeError, SafetensorError) as error:
+        if (found := _disk_error(out, error)) is None:
             raise
-        raise _disk_error(out, OSError(errno.ENOSPC, "no space")) from None
+        raise found from None
     finally:
         if staging is not None:
             shutil.rmtree(staging, ignore_errors=True)
@@ -59,14 +58,41 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n", "utf-8")
 
 
-def _is_full(folder: Path) -> bool:
-    return shutil.disk_usage(folder).free <= _NO_SPACE
-
-
-def _disk_error(out: Path, error: OSError) -> UserError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+def _disk_error(out: Path, error: BaseException) -> UserError | None:
+    """What a failed write means; None where it was not the disk that failed."""
+    code = _errno(error, out.parent)
+    if code == errno.ENOSPC:
         return UserError("disk.full_export", path=str(out))
-    return UserError("usage.cannot_write_file", path=str(out), reason=error.strerror or str(error))
+    if code in (errno.EDQUOT, errno.EFBIG):
+        return UserError("disk.limit_export", path=str(out))
+    return _refused(out, error) if isinstance(error, OSError) else None
+
+
+def _refused(out: Path, error: OSError) -> UserError:
+    """A place that cannot be a folder; else one that the system lets nobody write to."""
+    id = "usage.cannot_write_file" if isinstance(error, _NO_FOLDER) else "environment.cannot_write"
+    return UserError(id, path=str(out), reason=error.strerror or str(error))
+
+
+def _errno(error: BaseException, folder: Path) -> int | None:
+    """The system's number of an error. safetensors has it in its text; numpy, which counts items, and torch have lost
+    it, and what the disk and the process may do tells."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno
+    if said := re.search(r"os error (\d+)", str(error).lower()):
+        return int(said[1])
+    if shutil.disk_usage(folder).free <= _NO_SPACE:
+        return errno.ENOSPC
+    return errno.EFBIG if _limits_files() else None
+
+
+def _limits_files() -> bool:
+    """Whether this process may write files of some size only, as after `ulimit -f`."""
+    try:
+        limits = import_module("resource")  # Windows has none
+    except ImportError:
+        return False
+    return bool(limits.getrlimit(limits.RLIMIT_FSIZE)[0] != limits.RLIM_INFINITY)
 
 
 def _publish(staging: Path, out: Path, files: list[Path]) -> None:

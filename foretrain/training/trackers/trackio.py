@@ -20,7 +20,7 @@ from foretrain.training.trackers.tracker import Job, Row, Started, Tracked, Trac
 class Trackio(Tracker):
     """Reports to trackio. It goes on with a run by its name, so a name that is taken gets an ending of its own."""
 
-    name, package, check, project = "trackio", "trackio", "`TRACKIO_DIR`", "TRACKIO_PROJECT"
+    name, package, check, project = "trackio", "trackio", "`TRACKIO_SERVER_URL`, `TRACKIO_DIR`", "TRACKIO_PROJECT"
 
     def start(self, job: Job) -> Started:
         space, server = os.environ.get("TRACKIO_SPACE_ID"), os.environ.get("TRACKIO_SERVER_URL", "")

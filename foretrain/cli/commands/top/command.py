@@ -61,7 +61,7 @@ def top_command(
     try:
         if as_json:
             print_json(look.now().to_json(schema=SCHEMA))
-        elif once or not (OUT.is_terminal and sys.stdin.isatty()):
+        elif once or OUT.is_dumb_terminal or not (OUT.is_terminal and sys.stdin.isatty()):  # a dumb one moves nothing
             OUT.print(Trimmed(frame(look.now(), _shape(OUT)), OUT.width), end="")
         else:
             _go_on(look, interval)

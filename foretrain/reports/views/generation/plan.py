@@ -20,7 +20,8 @@ def verdict(plan: InferencePlan) -> Paragraph:
         "needed": (m.needed_low_bytes, m.needed_expected_bytes, m.needed_high_bytes),
         "available": plan.available_bytes or 0, "gpu": plan.gpu.name,
     }  # fmt: skip
-    return Paragraph(Message(f"inference.verdict.{plan.verdict or 'unknown'}", values), TONES[plan.verdict])
+    id = "partly_free" if plan.verdict == "does_not_fit" and plan.used_by_others_bytes else plan.verdict or "unknown"
+    return Paragraph(Message(f"inference.verdict.{id}", values), TONES[plan.verdict])
 
 
 def screen(plan: InferencePlan, *, quiet: bool = False) -> Screen:
@@ -28,8 +29,7 @@ def screen(plan: InferencePlan, *, quiet: bool = False) -> Screen:
     rows = [Row(Message("inference.label.memory"), _memory(plan))]
     rows += _speed_rows(plan, plan.speed) if plan.speed else [Row(Message("inference.label.speed"), _no_speed(plan))]
     rows += [Row(Message("inference.label.most"), each) for each in _most(plan)]
-    if plan.fitting is not None:
-        rows.append(Row(Message("first.label.change"), _change(plan)))
+    rows += [Row(Message("first.label.change"), each) for each in _change(plan)]
     rows += [Row(Message("first.label.note"), note, optional=1) for note in _notes(plan)]
     if not quiet:
         rows.append(Row(Message("first.label.more"), Message("first.more_full"), optional=2))
@@ -59,7 +59,7 @@ def document(plan: InferencePlan) -> Document:
     memory = Section(Message("inference.memory"), (Table(columns, parts, frozenset({1})),))
     rows = (Message("inference.label.speed"), Message("inference.value"))
     speeds = Section(Message("inference.speed"), (Table(rows, _speed_table(plan)),)) if plan.speed else None
-    said = [Paragraph(each) for each in (*_most(plan), *([_change(plan)] if plan.fitting else []), *_notes(plan))]
+    said = [Paragraph(each) for each in (*_most(plan), *_change(plan), *_notes(plan))]
     said += [Paragraph(Message("inference.how"))] if plan.speed else [Paragraph(_no_speed(plan))]
     sections = [Section(Message("finetune.verdict"), (verdict(plan),)), memory, *([speeds] if speeds else [])]
     sections.append(Section(Message("finetune.notes"), tuple(said)))
@@ -120,10 +120,18 @@ def _most(plan: InferencePlan) -> list[Message]:
     return [Message("inference.most_whole" if whole else "inference.most", values)]
 
 
-def _change(plan: InferencePlan) -> Message:
-    fitting = plan.fitting
-    assert fitting is not None
-    return Message("inference.change", {"option": fitting.words, "needed": fitting.needed_bytes})
+def _change(plan: InferencePlan) -> list[Message]:
+    """What would fit; where nothing does, what would be needed."""
+    if plan.fitting is not None:
+        return [Message("inference.change", {"option": plan.fitting.words, "needed": plan.fitting.needed_bytes})]
+    if plan.smallest is None:
+        return []
+    least = plan.smallest
+    kind = "card" if least.card else "none" if plan.gpu.kind == "cuda" else "memory"
+    if least.card and plan.used_by_others_bytes:
+        kind = "card_shared"
+    values = {"weights": least.weights, "needed": least.needed_bytes, "card": least.card, "size": least.card_bytes}
+    return [Message(f"inference.smallest.{kind}", values)]
 
 
 def _notes(plan: InferencePlan) -> list[Message]:

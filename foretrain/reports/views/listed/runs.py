@@ -4,25 +4,31 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from foretrain.analysis.listed import Listed
+from foretrain.base.messages import listed
 from foretrain.monitoring.record import WatchRecord
 from foretrain.monitoring.trainer_record import TrainerRunRecord
-from foretrain.reports.document import Cell, Document, Message, Quantity, Section, Table
+from foretrain.reports.document import Cell, Document, Message, Paragraph, Quantity, Section, Table
 from foretrain.reports.views.run import STATUS_TONES, status_text
 from foretrain.training.folder.label import UNSAID, Label
 from foretrain.training.store import RunDirectory
 
 Labels = Mapping[Path, Label]  # by folder
+_START = Message("top.start_one")
 OTHERS = ("run", "status", "steps", "val_loss", "step", "took", "started")
 
 
-def document(found: Listed, labels: Labels) -> Document:
-    """One section a kind; foretrain's own also where there is none of any."""
+def document(found: Listed, labels: Labels, tags: Sequence[str] = ()) -> Document:
+    """One section a kind; where there is none of any, a sentence. `tags`: those that were asked for."""
     others = [
         _others(kind, [(path, _cells_of(record)) for path, record in records], labels)
         for kind, records in (("watch", found.watched), ("callback", found.trainers))
         if records
     ]
-    sections = [_own(found, labels), *others] if found.runs or not others else others
+    if not found.runs and not others:
+        said = [Message("runs.none_tagged", {"tags": listed(tags)})] if tags else [Message("top.no_runs"), _START]
+        return Document(Message("runs.title", {"count": 0}), Message("runs.subtitle"),
+                        [Section(Message("runs.section"), tuple(map(Paragraph, said)))])  # fmt: skip
+    sections = [_own(found, labels), *others] if found.runs else others
     return Document(Message("runs.title", {"count": len(found.runs)}), Message("runs.subtitle"), sections)
 
 

@@ -1,0 +1,105 @@
+"""What makes generation fit that does not: fewer bits, fewer texts, a shorter context; else the card that would do."""
+
+from collections.abc import Callable
+
+from foretrain.base.records import Record
+from foretrain.config.inference.formats import FORMATS, Engine
+from foretrain.config.inference.options import USUAL_CONTEXT, USUAL_PROMPT, Inference
+from foretrain.hardware.catalogue import Gpu, catalogue
+from foretrain.predict.inference.memory import InferenceMemory, memory_of, verdict_of
+from foretrain.predict.inference.model import InferenceModel
+
+_STEP = 256  # tokens; a proposed context is a multiple of it where that leaves enough
+
+
+class Fitting(Record):
+    """The smallest change with which it fits: words to add to the command, and what is needed then."""
+
+    words: str
+    needed_bytes: int
+
+
+class Smallest(Record):
+    """Where no change fits: the weights of fewest bits, what they need with this context and batch, and the smallest
+    card of the catalogue that has room for them. `card` "": none has, or the device is not a card."""
+
+    weights: str
+    needed_bytes: int
+    card: str = ""
+    card_bytes: int = 0
+
+
+class Search:
+    """One model, one way to run it and a device where that does not fit. `prompt`: as given, 0 for the usual one."""
+
+    def __init__(
+        self, model: InferenceModel, asked: Inference, prompt: int, gpu: Gpu, available_bytes: int | None
+    ) -> None:
+        self._model, self._asked, self._prompt, self._gpu = model, asked, prompt, gpu
+        self._available_bytes = available_bytes
+        own = FORMATS[asked.weights]
+        bits = [
+            (each.block, name)
+            for name, each in FORMATS.items()
+            if each.block < own.block and (not asked.engine or not each.quantized or each.engine == asked.engine)
+        ]
+        self._fewer = [name for _, name in sorted(bits, reverse=True)]
+
+    def fitting(self) -> Fitting | None:
+        """Weights in fewer bits, the most bits that fit; else fewer texts or a shorter context, in the weights that
+        were asked for if that is enough. None where nothing fits."""
+        for name in self._fewer:
+            if self._fits(weights=name):
+                return self._found(weights=name)
+        for least in (USUAL_CONTEXT, USUAL_PROMPT):
+            for name in (self._asked.weights, *self._fewer):
+                if found := self._smaller(name, max(self._prompt, min(self._asked.context, least))):
+                    return found
+        return None
+
+    def smallest(self) -> Smallest:
+        """What would be needed in any case, and the card that has it."""
+        name = (self._asked.weights, *self._fewer)[-1]
+        memory = self._memory({"weights": name}, self._gpu)
+        needed, others = memory.needed_expected_bytes, (self._gpu.memory_bytes or 0) - (self._available_bytes or 0)
+        if self._gpu.kind != "cuda":
+            return Smallest(weights=name, needed_bytes=needed)
+        cards = [card for card in catalogue().values() if card.kind == "cuda" and card.memory_bytes]
+        for card in sorted(cards, key=lambda each: each.memory_bytes or 0):
+            size = card.memory_bytes or 0
+            if verdict_of(self._memory({"weights": name}, card), size - others) == "fits":
+                return Smallest(weights=name, needed_bytes=needed, card=card.name, card_bytes=size)
+        return Smallest(weights=name, needed_bytes=needed)
+
+    def _smaller(self, weights: str, least_context: int) -> Fitting | None:
+        """Fewer texts of this context; else one text of a shorter one."""
+        asked = self._asked
+        batch = largest(lambda size: self._fits(weights=weights, batch=size), asked.batch - 1)
+        if batch:
+            return self._found(weights=weights, batch=batch)
+        context = largest(lambda size: self._fits(weights=weights, batch=1, context=size), asked.context - 1)
+        if context < least_context:
+            return None
+        return self._found(weights=weights, batch=1, context=max(least_context, context - context % _STEP))
+
+    def _found(self, **changes: int | str) -> Fitting:
+        words = [f"--{name} {value}" for name, value in changes.items() if value != getattr(self._asked, name)]
+        return Fitting(words=" ".join(words), needed_bytes=self._memory(changes, self._gpu).needed_expected_bytes)
+
+    def _fits(self, **changes: int | str) -> bool:
+        return verdict_of(self._memory(changes, self._gpu), self._available_bytes) == "fits"
+
+    def _memory(self, changes: dict[str, int | str], gpu: Gpu) -> InferenceMemory:
+        asked = self._asked.model_copy(update=changes)
+        asked = asked.model_copy(update={"prompt": min(self._prompt or USUAL_PROMPT, asked.context)})
+        engine: Engine = asked.engine or FORMATS[asked.weights].engine
+        return memory_of(self._model, asked, engine, gpu)
+
+
+def largest(fits: Callable[[int], bool], most: int) -> int:
+    """The largest number up to `most` that fits; 0: none does."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low

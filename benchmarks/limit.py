@@ -184,16 +184,21 @@ def main() -> None:
         for model in (model for model in [*MODELS, TINY] if model.name in args.only):
             found = one_model(model, time.monotonic() + 600)
             found |= {"date": date.today().isoformat(), "machine": machine("cpu"), "versions": versions()}
-            known["models"] = [each for each in known["models"] if each["model"] != model.name] + [found]
+            known["models"] = [each for each in known["models"] if key(each) != key(found)] + [found]
             table(found)
             keep(args.out, known)
     keep(args.out, known)
 
 
+def key(found: dict[str, Any]) -> tuple[str, str]:
+    """What there is one result of: a machine and a model."""
+    return found["machine"]["device"], found["model"]
+
+
 def keep(path: Path, known: dict[str, Any]) -> None:
-    """All that is known, in the order of the models."""
+    """All that is known, by machine, in the order of the models."""
     order = [model.name for model in [*MODELS, TINY]]
-    known["models"].sort(key=lambda each: order.index(each["model"]))
+    known["models"].sort(key=lambda each: (each["machine"]["device"], order.index(each["model"])))
     path.write_text(json.dumps({"what": (__doc__ or "").splitlines()[0], **known}, indent=1) + "\n", "utf-8")
     print(f"wrote {path}")
 

@@ -52,7 +52,7 @@ def profiled(step: Callable[[], Any], steps: int, weights: Iterable[tuple[int, .
             with record_function(STEP):
                 step()
     events: Any = found.events()
-    shapes = {frozenset(shape) for shape in weights if len(shape) == 2}
+    shapes = [shape for shape in weights if len(shape) == 2]
     groups: dict[Group, float] = defaultdict(float)
     names: dict[str, float] = defaultdict(float)
     counts: Counter[Group] = Counter()
@@ -82,7 +82,7 @@ def is_work(event: Any) -> bool:
     return bool(WORK.match(event.name)) and not NO_WORK.match(event.name)
 
 
-def _group(event: Any, end: float, weights: set[frozenset[int]]) -> Group:
+def _group(event: Any, end: float, weights: list[tuple[int, ...]]) -> Group:
     ancestors = [event.name]
     parent = event.cpu_parent
     while parent is not None and parent.name != STEP:
@@ -93,20 +93,23 @@ def _group(event: Any, end: float, weights: set[frozenset[int]]) -> Group:
     if event.time_range.start >= end or any(name.startswith(OPTIMIZER) for name in ancestors):
         return "optimizer"
     if MATMULS.match(event.name):
-        if result_of(event) in weights:
+        rows, inner, columns = sides_of(event)
+        if {rows, columns} in [set(shape) for shape in weights]:
             return "weight_gradient"
-        backward = any(name.startswith(ENGINE) for name in ancestors)
+        # A chunked loss makes the gradients of what it reads in the forward pass, which never sums over the vocabulary.
+        backward = any(name.startswith(ENGINE) for name in ancestors) or inner not in {shape[1] for shape in weights}
         return "input_gradient" if backward else "forward"
     return "loss" if LOSS.search(event.name) else "pointwise"
 
 
-def result_of(event: Any) -> frozenset[int]:
-    """Rows and columns of a matmul's result. Before its two matrices stands what is added, behind them its `out`."""
+def sides_of(event: Any) -> tuple[int, int, int]:
+    """Rows of a matmul's result, what it sums over, columns; zeros where it is batched. Before its two matrices stands
+    what is added, behind them its `out`."""
     first = 1 if "addmm" in event.name else 0
     left, right = [*event.input_shapes[first : first + 2], (), ()][:2]
     if len(left) != 2 or len(right) != 2:
-        return frozenset()
-    return frozenset((left[0], right[1]))
+        return 0, 0, 0
+    return left[0], left[1], right[1]
 
 
 def show_compiled_kernels() -> None:

@@ -1,5 +1,6 @@
 """Tables and the picture of docs/speed.md from the results of benchmarks/limit.py: steps against the machine's limit."""
 
+from collections.abc import Callable
 from html import escape
 from typing import Any
 
@@ -30,15 +31,24 @@ def _who(row: dict[str, Any]) -> str:
     return f"{row['name']}, {'compiled' if row['compiled'] else 'eager'}, {row['dtype']}{trained}"
 
 
-def peaks() -> str:
+def _machines() -> list[list[dict[str, Any]]]:
+    """The models of each machine."""
+    models = result("limit")["models"]
+    devices = dict.fromkeys(model["machine"]["device"] for model in models)
+    return [[model for model in models if model["machine"]["device"] == device] for device in devices]
+
+
+def _for_each(table: Callable[[list[dict[str, Any]]], str]) -> Callable[[], str]:
+    """One table a machine."""
+    return lambda: "\n\n".join(map(table, _machines())) or NOT_MEASURED
+
+
+def peaks(models: list[dict[str, Any]]) -> str:
     """What the machine reaches: the best over all models' measurements, which were minutes apart."""
-    found = result("limit")
-    if not found["models"]:
-        return NOT_MEASURED
-    model = found["models"][0]
+    model = models[0]
     lines = ["| what | peak |", "| --- | ---: |"]
     best: dict[tuple[str, str], float] = {}
-    for each in (product for one in found["models"] for product in one["peaks"]["products"]):
+    for each in (product for one in models for product in one["peaks"]["products"]):
         key = each["dtype"], each["kind"]
         best[key] = max(best.get(key, 0.0), each["flop_per_s"])
     kinds = {
@@ -47,7 +57,7 @@ def peaks() -> str:
     }  # fmt: skip
     for dtype in dict.fromkeys(dtype for dtype, _ in best):
         lines += [f"| matmul, {dtype}, {kinds[k]} | {best[dtype, k] / 1e9:,.0f} GFLOP/s |" for k in kinds]
-    rates = [rate for one in found["models"] for rate in one["peaks"]["bandwidths"]]
+    rates = [rate for one in models for rate in one["peaks"]["bandwidths"]]
     largest = max(rate["moved_bytes"] for rate in rates)
     for access, name in (("copy", "copying"), ("in_place", "in place")):
         own = [rate for rate in rates if rate["access"] == access]
@@ -56,7 +66,7 @@ def peaks() -> str:
         moved = cache["moved_bytes"] / 2**20
         lines.append(f"| memory, {name} | {memory / 1e9:,.0f} GB/s |")
         lines.append(f"| cache, {name} ({moved:,.0f} MiB) | {cache['bytes_per_s'] / 1e9:,.0f} GB/s |")
-    each = [one["peaks"] for one in found["models"]]
+    each = [one["peaks"] for one in models]
     lines += [
         f"| a fresh page of {each[0]['page_bytes']:,} bytes | {min(one['page_s'] for one in each) * 1e9:,.0f} ns |",
         f"| the smallest operation | {min(one['launch_s'] for one in each) * 1e6:.1f} µs |",
@@ -69,20 +79,20 @@ def peaks() -> str:
     return "\n".join(lines)
 
 
-def steps() -> str:
+def steps(models: list[dict[str, Any]]) -> str:
     """Every contestant: how often as quick as nanoGPT, and what share of the limit."""
     lines = [
         "| model | who | ms a step | times nanoGPT (range) | limit ms | share of the limit | of the fastest dtype's |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for model in result("limit")["models"]:
+    for model in models:
         for row in _rows(model):
             ratio = f"{row['ratio']:.2f} ({row['lowest_ratio']:.2f} to {row['highest_ratio']:.2f})"
             lines.append(
                 f"| {model['model']} | {_who(row)} | {row['step_s'] * 1e3:,.1f} | {ratio} | {row['limit_s'] * 1e3:,.1f} | "
                 f"{_percent(row['share'])} | {_percent(row['share_of_machine'])} |"
             )
-    return "\n".join(lines)
+    return "\n".join([*lines, "", f"{models[0]['machine']['device']}."])
 
 
 def _shown(model: dict[str, Any]) -> list[dict[str, Any]]:
@@ -95,11 +105,9 @@ def _shown(model: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def operations() -> str:
+def operations(models: list[dict[str, Any]]) -> str:
     """Where the rest goes: each group measured, and at the limit."""
-    sides = [(model, row) for model in result("limit")["models"] for row in _shown(model)]
-    if not sides:
-        return NOT_MEASURED
+    sides = [(model, row) for model in models for row in _shown(model)]
     heads = [f"{model['model']}, {row['name']} {row['dtype']}" for model, row in sides]
     lines = [f"| ms: measured (limit) | {' | '.join(heads)} |", "| --- |" + " ---: |" * len(sides)]
     for group, name in GROUPS.items():
@@ -111,14 +119,14 @@ def operations() -> str:
     rest = [f"{row['rest_s'] * 1e3:,.2f}" for _, row in sides]
     whole = [f"{row['step_s'] * 1e3:,.1f} ({row['limit_s'] * 1e3:,.1f})" for _, row in sides]
     lines += [f"| {REST} | {' | '.join(rest)} |", f"| a step | {' | '.join(whole)} |"]
-    return "\n".join([*lines, "", quicker()])
+    return "\n".join([*lines, "", f"{models[0]['machine']['device']}. {quicker(models)}"])
 
 
-def quicker() -> str:
+def quicker(models: list[dict[str, Any]]) -> str:
     """Whether anything was quicker than its limit, which would be a badly measured peak."""
     found = [
         f"{model['model']}, {_who(row)}: {', '.join(GROUPS[group] for group in row['quicker_than_limit'])}"
-        for model in result("limit")["models"]
+        for model in models
         for row in _rows(model)
         if row["quicker_than_limit"]
     ]
@@ -147,10 +155,11 @@ def cards() -> str:
 
 
 def picture() -> str:
-    """For each model: the limit and the step, of foretrain and of nanoGPT, by group. Each model has its own scale."""
+    """For each model: the limit and the step, of foretrain and of nanoGPT, by group. Each model has its own scale. Of
+    the first machine."""
     parts: list[str] = []
     y = 0
-    for model in result("limit")["models"]:
+    for model in _machines()[0]:
         sides = _shown(model)[::-1]
         scale = (WIDTH - LEFT - RIGHT) / max(row["step_s"] for row in sides)
         parts.append(_text(0, y + 14, model["model"], "start", bold=True))
@@ -197,5 +206,6 @@ def _text(x: float, y: float, text: str, anchor: str, *, bold: bool = False) -> 
 
 
 PARTS = {
-    "limit-peaks": peaks, "limit-steps": steps, "limit-operations": operations, "limit-cards": cards,
+    "limit-peaks": _for_each(peaks), "limit-steps": _for_each(steps), "limit-operations": _for_each(operations),
+    "limit-cards": cards,
 }  # fmt: skip

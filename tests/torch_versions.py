@@ -36,7 +36,7 @@ def run(python: interpreter.Interpreter) -> tuple[str, list[str]]:
     torch = parse(python.torch)
     left_out = OWN if torch is not None and torch >= (2, 11) else f"{OWN} or {REFUSED}"
     files = [f"tests/test_trace_{name}.py" for name in FILES]
-    options = ["-n", "0", "-p", "no:cacheprovider", "-k", f"not ({left_out})"]
+    options = ["-n", "0", "-p", "no:cacheprovider", "-m", "not slow and not gpu", "-k", f"not ({left_out})"]
     borrowed = os.pathsep.join(path for path in sys.path if path.endswith("-packages"))
     environment = {**os.environ, "PYTHONPATH": str(REPO), "FORETRAIN_BORROWED": borrowed, "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(

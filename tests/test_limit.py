@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.step_operations import is_work, profiled, result_of
+from benchmarks.step_operations import is_work, profiled, sides_of
 from foretrain.analysis.run_limit import calibration_here, limit_of_run
 from foretrain.base.messages import say
 from foretrain.config.options import RunConfig
@@ -357,9 +357,23 @@ def test_views_and_wrappers_are_no_work() -> None:
         assert is_work(SimpleNamespace(name=name)), name
 
 
-def test_the_result_of_a_matmul_is_its_rows_and_columns() -> None:
+def test_the_sides_of_a_matmul_are_its_rows_what_it_sums_over_and_its_columns() -> None:
     mm, addmm, bmm = "aten::mm", "aten::addmm", "aten::bmm"
-    assert result_of(SimpleNamespace(name=mm, input_shapes=[[3, 5], [5, 7]])) == {3, 7}
-    assert result_of(SimpleNamespace(name=mm, input_shapes=[[3, 5], [5, 7], [3, 7]])) == {3, 7}  # compiled: with `out`
-    assert result_of(SimpleNamespace(name=addmm, input_shapes=[[7], [3, 5], [5, 7], [], []])) == {3, 7}
-    assert result_of(SimpleNamespace(name=bmm, input_shapes=[[2, 3, 5], [2, 5, 7]])) == set()
+    assert sides_of(SimpleNamespace(name=mm, input_shapes=[[3, 5], [5, 7]])) == (3, 5, 7)
+    assert sides_of(SimpleNamespace(name=mm, input_shapes=[[3, 5], [5, 7], [3, 7]])) == (
+        3,
+        5,
+        7,
+    )  # compiled: with `out`
+    assert sides_of(SimpleNamespace(name=addmm, input_shapes=[[7], [3, 5], [5, 7], [], []])) == (3, 5, 7)
+    assert sides_of(SimpleNamespace(name=bmm, input_shapes=[[2, 3, 5], [2, 5, 7]])) == (0, 0, 0)
+
+
+def test_a_chunked_loss_makes_gradients_in_the_forward_pass_and_they_count_as_such() -> None:
+    config = tiny(loss_chunk_size=40, vocab_size=300, batch_size=5, dtype="float32")
+    state = build(config, torch.device("cpu"), torch.float32, compile=False)
+    ids = torch.randint(0, 300, (config.batch_size, config.block_size))
+    shapes = [tuple(parameter.shape) for parameter in state.model.parameters()]
+    found = profiled(lambda: train_step(state, [(ids, ids)], 1e-3), 1, shapes).operations
+    matmuls = 4 * config.n_layer + -(-ids.numel() // 40)
+    assert (found["forward"], found["input_gradient"], found["weight_gradient"]) == (matmuls, matmuls, matmuls)

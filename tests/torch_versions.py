@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 from foretrain.base.errors import UserError
@@ -31,22 +32,26 @@ sys.exit(pytest.main(sys.argv[1:]))
 """
 
 
-def run(python: interpreter.Interpreter) -> tuple[str, list[str]]:
-    """pytest's last line, and the tests that failed."""
+def run(python: interpreter.Interpreter) -> tuple[Counter[str], list[str]]:
+    """How many tests passed, failed, …, and the ids of those that failed. Each file has a process of its own: one that
+    computed gradients on a card that is stood in for cannot fork afterwards."""
+    counts, failed = Counter[str](), []
     torch = parse(python.torch)
     left_out = OWN if torch is not None and torch >= (2, 11) else f"{OWN} or {REFUSED}"
-    files = [f"tests/test_trace_{name}.py" for name in FILES]
     options = ["-n", "0", "-p", "no:cacheprovider", "-m", "not slow and not gpu", "-k", f"not ({left_out})"]
     borrowed = os.pathsep.join(path for path in sys.path if path.endswith("-packages"))
     environment = {**os.environ, "PYTHONPATH": str(REPO), "FORETRAIN_BORROWED": borrowed, "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        [python.path, "-c", START, *options, *files],
-        cwd=REPO, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    lines = done.stdout.strip().splitlines() or done.stderr.strip().splitlines() or ["no output"]
-    failed = [line.split()[1] for line in lines if line.startswith(("FAILED", "ERROR"))]
-    ended = next((line for line in reversed(lines) if re.search(r"\d+ (passed|failed|error)", line)), lines[-1])
-    return ended.strip("= "), failed or ([] if done.returncode == 0 else [ended])
+    for name in FILES:
+        done = subprocess.run(
+            [python.path, "-c", START, *options, f"tests/test_trace_{name}.py"],
+            cwd=REPO, env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        lines = done.stdout.strip().splitlines() or done.stderr.strip().splitlines() or ["no output"]
+        ended = next((line for line in reversed(lines) if re.search(r"\d+ (passed|failed|error)", line)), lines[-1])
+        counts.update({what: int(count) for count, what in re.findall(r"(\d+) ([a-z]+)", ended.partition(" in ")[0])})
+        lost = [line.split()[1] for line in lines if line.startswith(("FAILED", "ERROR"))]
+        failed += lost or ([] if done.returncode == 0 else [f"{name}: {ended.strip('= ')}"])
+    return counts, failed
 
 
 def main(paths: list[str]) -> int:
@@ -59,8 +64,9 @@ def main(paths: list[str]) -> int:
             return 2
     bad = 0
     for python in found:
-        ended, failed = run(python)
-        sys.stdout.write("\n  ".join([f"torch {python.torch}: {ended}", *failed]) + "\n")
+        counts, failed = run(python)
+        told = ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
+        sys.stdout.write("\n  ".join([f"torch {python.torch}: {told}", *failed]) + "\n")
         sys.stdout.flush()
         bad += bool(failed)
     return min(bad, 1)

@@ -22,8 +22,9 @@ REPO = Path(__file__).parent.parent
 FILES = ("backward", "any_code", "attention", "values", "subclasses", "streams", "memory_calls")
 # What torch before 2.11 is refused: compiled code, and meshes of DTensors.
 REFUSED = "compile or compiled or inductor or meta_are_weights or sharded-16 or gathered-16 or its_shards"
-# Of this environment: what torch says on stderr, libraries that another one may lack, and the cuDNN of its wheel.
-OWN = "says_nothing_of_its_own or transformers or wheel or H200"
+# Of this environment: what torch says on stderr, the command line and other libraries that another one may lack, and
+# the cuDNN of its wheel.
+OWN = "says_nothing_of_its_own or runs_as_a_module or transformers or wheel or H200"
 START = """
 import os, sys
 sys.path += os.environ["FORETRAIN_BORROWED"].split(os.pathsep)

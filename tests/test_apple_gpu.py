@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -193,11 +194,12 @@ def test_where_nothing_counts_peaks_the_record_says_that_they_are_sampled(mac: A
 
 
 def test_torch_answers_as_the_stand_in_for_an_old_one() -> None:
-    """Here no accelerator is, which torch says by the same kind of error as an allocator that counts nothing."""
+    """Here no accelerator is, of which torch says nothing: by an error, as of an allocator that counts nothing, or, from
+    2.14 on, by an empty answer."""
     if torch.accelerator.is_available():
         pytest.skip("there is an accelerator")
-    with pytest.raises(RuntimeError):
-        torch.accelerator.memory_stats()
+    with suppress(RuntimeError):
+        assert not torch.accelerator.memory_stats()
     assert accelerator.of(MPS).method == "mps allocator (sampled)"
 
 

@@ -1,5 +1,7 @@
 """Blocks that are compiled one by one on one card: the estimate against Inductor's own code on fake tensors."""
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -68,3 +70,29 @@ def test_plans_say_what_is_not_estimated() -> None:
 
     assert not unknown()
     assert unknown(auto_chunker=True)
+
+
+TWO_PLANS = """
+from foretrain.config.options import RunConfig
+from foretrain.hardware.catalogue import find
+from foretrain.predict.memory import predict
+from foretrain.predict.plan import plan
+from foretrain.predict.spec import StepSpec
+
+sizes = {"n_layer": 4, "n_head": 4, "n_embd": 256, "block_size": 256, "batch_size": 4, "vocab_size": 16000}
+if BLOCKS:
+    blocks = RunConfig(**sizes, compile_blocks=True)
+    predict(StepSpec.of(blocks, find("RTX 4070"), dtype="bfloat16", compiled=True))
+print(plan(RunConfig(**sizes), find("RTX 4070")).timing.step_s.expected_s)
+"""
+
+
+def test_the_time_of_a_step_does_not_depend_on_blocks_that_were_planned_before() -> None:
+    """A pass of compiled blocks tells few kernels; the plan of a model of few layers took it for its own."""
+    alone, after = (
+        subprocess.run(
+            [sys.executable, "-c", TWO_PLANS.replace("BLOCKS", str(blocks))], capture_output=True, text=True, check=True
+        ).stdout
+        for blocks in (False, True)
+    )
+    assert float(after) == float(alone)

@@ -59,6 +59,7 @@ class EagerProgram:
 
     TAKEN = ("kept", "flash", "split", "sums1", "sums2", "sums3", "sums4")  # by kernels for themselves, on some cards
     OF_ITS_SIZES = False  # whether a pass is remembered for its own sizes alone
+    KERNELS = True  # whether a pass tells all kernels that it runs; what is compiled is traced as a graph, and has none
 
     def __init__(
         self, timeline: Timeline, variant: Variant, config: RunConfig, low: m.DType | None,
@@ -193,7 +194,7 @@ class EagerProgram:
             found = self._recorded(saving, state)
             if found.any_size or self.OF_ITS_SIZES:
                 _remember(_recorders, key, found)
-                if found.kernels and self.ranks.key is None:  # a compiled pass is traced as a graph, and has none
+                if self.KERNELS and self.ranks.key is None:
                     _remember(_alike, (self._kernels_of(saving), self.run), found)
         return found
 

@@ -37,6 +37,7 @@ class CompiledProgram(EagerProgram):
 
     TAKEN = ("kept", "flash", "split")
     OF_ITS_SIZES = True
+    KERNELS = False
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)

@@ -7,8 +7,10 @@ that a real Mac or a real Windows does the rest; .github/workflows/versions.yml 
 
 import json
 import os
+import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +102,7 @@ def run(
     platform: str, commands: list[tuple[str, ...]], *, first: tuple[str, ...] = (), modules: bool = False
 ) -> list[Any]:
     """[words, exit code, what was printed] of each command on such a system."""
-    imported = [name for name in _modules() if not _needs_torch(name)] if modules else []
+    imported = sorted({*_modules()} - _needing_torch() - {ON_LINUX}) if modules else []
     asked = {**LACKS[platform], "platform": platform, "commands": commands, "first": first, "imported": imported}
     done = subprocess.run(
         [sys.executable, "-c", WORK], input=json.dumps(asked), capture_output=True, text=True, check=False,
@@ -116,23 +118,31 @@ def _modules() -> list[str]:
     return [name for name in names if not name.endswith("__main__")]
 
 
-def _needs_torch(name: str) -> bool:
-    """Modules that import torch or a library of an extra; they are asked in the training test, and not one by one."""
-    heavy = (
-        "torch",
-        "numpy",
-        "starlette",
-        "tokenizers",
-        "transformers",
-        "pyarrow",
-        "safetensors",
-        "uvicorn",
-        "datatrove",
-    )
+ON_LINUX = "foretrain.predict.trace.worker"  # the process that traces, which is started nowhere else
+TORCH = "a library that not everybody has"
+HEAVY = ("torch", "numpy", "starlette", "tokenizers", "transformers", "pyarrow", "safetensors", "uvicorn", "datatrove")
+
+
+def _imports(name: str) -> set[str]:
+    """What stands at the head of a module: names of ours, and TORCH for a library that not everybody has."""
     path = REPO / (name.replace(".", "/") + ".py")
     path = path if path.exists() else path.with_suffix("") / "__init__.py"
     source = path.read_text("utf-8")
-    return any(line.startswith((f"import {each}", f"from {each}")) for line in source.splitlines() for each in heavy)
+    ours = re.findall(r"^from (foretrain[\w.]*) import (\([^)]*\)|.*)", source, re.MULTILINE)
+    found = {room for room, _ in ours} | {
+        f"{room}.{word}" for room, words in ours for word in re.findall(r"\w+", words)
+    }
+    return found | ({TORCH} if re.search(rf"^(import|from) ({'|'.join(HEAVY)})\b", source, re.MULTILINE) else set())
+
+
+@cache
+def _needing_torch() -> set[str]:
+    """Modules that import torch or a library of an extra, themselves or through others of ours; they are asked in the
+    training test, and not one by one."""
+    imports, found = {name: _imports(name) for name in _modules()}, {TORCH}
+    while more := {name for name, others in imports.items() if others & found} - found:
+        found |= more
+    return found
 
 
 @pytest.fixture

@@ -82,6 +82,13 @@ def own_threads() -> Iterator[None]:
         sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
+@pytest.fixture(autouse=True)
+def own_weights() -> None:
+    """A model that a test builds itself for the estimate has fp32 weights, whatever was planned before."""
+    if modules := sys.modules.get("foretrain.predict.abstract.modules"):
+        modules.WEIGHTS[0] = sys.modules["foretrain.predict.abstract.tensors"].float32
+
+
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Traces of one session are kept together, and apart from the user's."""

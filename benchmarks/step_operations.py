@@ -53,6 +53,7 @@ def profiled(step: Callable[[], Any], steps: int, weights: Iterable[tuple[int, .
                 step()
     events: Any = found.events()
     shapes = [shape for shape in weights if len(shape) == 2]
+    results, widths = {frozenset(shape) for shape in shapes}, {shape[1] for shape in shapes}
     groups: dict[Group, float] = defaultdict(float)
     names: dict[str, float] = defaultdict(float)
     counts: Counter[Group] = Counter()
@@ -65,7 +66,7 @@ def profiled(step: Callable[[], Any], steps: int, weights: Iterable[tuple[int, .
         end = max((t.end for t in engine), default=float("inf"))
         for event in inside:
             if is_work(event):
-                group, seconds = _group(event, end, shapes), event.self_cpu_time_total / 1e6
+                group, seconds = _group(event, end, results, widths), event.self_cpu_time_total / 1e6
                 counts[group] += 1
                 groups[group] += seconds / len(spans)
                 names[event.name] += seconds / len(spans)
@@ -82,7 +83,7 @@ def is_work(event: Any) -> bool:
     return bool(WORK.match(event.name)) and not NO_WORK.match(event.name)
 
 
-def _group(event: Any, end: float, weights: list[tuple[int, ...]]) -> Group:
+def _group(event: Any, end: float, weights: set[frozenset[int]], widths: set[int]) -> Group:
     ancestors = [event.name]
     parent = event.cpu_parent
     while parent is not None and parent.name != STEP:
@@ -94,10 +95,10 @@ def _group(event: Any, end: float, weights: list[tuple[int, ...]]) -> Group:
         return "optimizer"
     if MATMULS.match(event.name):
         rows, inner, columns = sides_of(event)
-        if {rows, columns} in [set(shape) for shape in weights]:
+        if {rows, columns} in weights:
             return "weight_gradient"
         # A chunked loss makes the gradients of what it reads in the forward pass, which never sums over the vocabulary.
-        backward = any(name.startswith(ENGINE) for name in ancestors) or inner not in {shape[1] for shape in weights}
+        backward = any(name.startswith(ENGINE) for name in ancestors) or inner not in widths
         return "input_gradient" if backward else "forward"
     return "loss" if LOSS.search(event.name) else "pointwise"
 

@@ -6,7 +6,7 @@ what a run measured:
     python -m pytest -m "not slow and not gpu" --durations=0 --durations-min=0.2 > durations.txt
     python -m tests.long_tests durations.txt --over 1.6
 
-A test that is new or has another name is a short one until the list is made again.
+A new or renamed test counts as short until you make the list again.
 """
 
 import argparse

@@ -59,7 +59,6 @@ def export(
 
 
 def _card(source: Any) -> str:
-    lines, step = source.run.read_lines("metrics"), source.progress.step
-    weights = _of_run.OfRun(source.run, source.record, source.path, step).weights_sha256
+    lines, weights = source.run.read_lines("metrics"), _of_run.weights_sha256(source.path)
     scores = next((each for each in source.run.scores() if each.weights_sha256 == weights), None)
     return card_of(facts_of(source.record, source.progress, lines, "no_tokenizer" not in source.notes, scores))

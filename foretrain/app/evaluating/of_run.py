@@ -25,10 +25,15 @@ class OfRun:
 
     @property
     def weights_sha256(self) -> str:
-        """Over the checksums of the files of its weights."""
-        listed = json.loads(read_text(self.path / checkpoint.MANIFEST))["files"]
-        digests = [listed[name]["sha256"] for name in checkpoint.files_of(self.path, "model")]
-        return hashlib.sha256("".join(digests).encode()).hexdigest()
+        """As `weights_sha256` of its path."""
+        return weights_sha256(self.path)
+
+
+def weights_sha256(path: Path) -> str:
+    """Of a checkpoint, over the checksums of the files of its weights."""
+    listed = json.loads(read_text(path / checkpoint.MANIFEST))["files"]
+    digests = [listed[name]["sha256"] for name in checkpoint.files_of(path, "model")]
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 def of_run(path: Path, *, best: bool) -> OfRun:

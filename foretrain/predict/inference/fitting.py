@@ -30,7 +30,7 @@ class Smallest(Record):
 
 
 class Search:
-    """One model, one way to run it and a device where that does not fit. `prompt`: as given, 0 for the usual one."""
+    """One model, one way to run it and a device: what fits there. `prompt`: as given, 0 for the usual one."""
 
     def __init__(
         self, model: InferenceModel, asked: Inference, prompt: int, gpu: Gpu, available_bytes: int | None
@@ -49,7 +49,7 @@ class Search:
         """Weights in fewer bits, the most bits that fit; else fewer texts or a shorter context, in the weights that
         were asked for if that is enough. None where nothing fits."""
         for name in self._fewer:
-            if self._fits(weights=name):
+            if self.fits(weights=name):
                 return self._found(weights=name)
         for least in (USUAL_CONTEXT, USUAL_PROMPT):
             for name in (self._asked.weights, *self._fewer):
@@ -74,10 +74,10 @@ class Search:
     def _smaller(self, weights: str, least_context: int) -> Fitting | None:
         """Fewer texts of this context; else one text of a shorter one."""
         asked = self._asked
-        batch = largest(lambda size: self._fits(weights=weights, batch=size), asked.batch - 1)
+        batch = largest(lambda size: self.fits(weights=weights, batch=size), asked.batch - 1)
         if batch:
             return self._found(weights=weights, batch=batch)
-        context = largest(lambda size: self._fits(weights=weights, batch=1, context=size), asked.context - 1)
+        context = largest(lambda size: self.fits(weights=weights, batch=1, context=size), asked.context - 1)
         if context < least_context:
             return None
         return self._found(weights=weights, batch=1, context=max(least_context, context - context % _STEP))
@@ -86,7 +86,8 @@ class Search:
         words = [f"--{name} {value}" for name, value in changes.items() if value != getattr(self._asked, name)]
         return Fitting(words=" ".join(words), needed_bytes=self._memory(changes, self._gpu).needed_expected_bytes)
 
-    def _fits(self, **changes: int | str) -> bool:
+    def fits(self, **changes: int | str) -> bool:
+        """Whether it fits with these changes."""
         return verdict_of(self._memory(changes, self._gpu), self._available_bytes) == "fits"
 
     def _memory(self, changes: dict[str, int | str], gpu: Gpu) -> InferenceMemory:

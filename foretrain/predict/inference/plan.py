@@ -55,27 +55,21 @@ class InferencePlan(Record):
 def plan(model: InferenceModel, asked: Inference, gpu: Gpu, *, used_by_others_bytes: int = 0) -> InferencePlan:
     """The forecast. Raises UserError for what cannot be asked."""
     prompt, as_published = asked.prompt, not asked.weights
-    given = prompt or USUAL_PROMPT
     asked, engine = resolved(model, asked, gpu)
     room = None if gpu.memory_bytes is None else max(0, gpu.memory_bytes - used_by_others_bytes)
     memory = memory_of(model, asked, engine, gpu)
     verdict = verdict_of(memory, room)
-
-    def fits(**changes: int) -> bool:
-        changed = asked.model_copy(update=changes)
-        changed = changed.model_copy(update={"prompt": min(given, changed.context)})
-        return verdict_of(memory_of(model, changed, engine, gpu), room) == "fits"
-
-    most = max(model.max_positions, asked.context)
-    search = Search(model, asked, prompt, gpu, room) if verdict == "does_not_fit" else None
-    fitting = search.fitting() if search else None
+    most = min(max(model.max_positions, asked.context), MOST_CONTEXT)
+    search = Search(model, asked, prompt, gpu, room)
+    fitting = search.fitting() if verdict == "does_not_fit" else None
+    smallest = search.smallest() if verdict == "does_not_fit" and fitting is None else None
     return InferencePlan(
         name=model.name, where=model.where, model=model, asked=asked, engine=engine, gpu=gpu, available_bytes=room,
         used_by_others_bytes=used_by_others_bytes, memory=memory, verdict=verdict,
-        longest_context=None if room is None else largest(lambda size: fits(context=size), min(most, MOST_CONTEXT)),
-        largest_batch=None if room is None else largest(lambda size: fits(batch=size), MOST_BATCH),
+        longest_context=None if room is None else largest(lambda size: search.fits(context=size), most),
+        largest_batch=None if room is None else largest(lambda size: search.fits(batch=size), MOST_BATCH),
         speed=speed_of(model, asked, engine, gpu),
-        fitting=fitting, smallest=search.smallest() if search and fitting is None else None,
+        fitting=fitting, smallest=smallest,
         notes=_notes(model, asked, engine, gpu, as_published=as_published),
     )  # fmt: skip
 

@@ -8,7 +8,9 @@
 Both read the same prepared folder with the same options, and start from a shell: imports, compilation, choosing,
 evaluation and saving are in the wall time. `first start` is foretrain's with empty caches, the others are later ones.
 Resident memory is the highest of the process, as the system counted it. A round in which other programs used a tenth
-of the cores is told. nanoGPT runs without torch.compile on a CPU, as its README says, and compiled on a card.
+of the cores is told. nanoGPT runs without torch.compile on a CPU, as its README says, and compiled on a card. There
+foretrain runs with its step as one CUDA graph and without. With `--caches FOLDER` both sides compile there first, all
+runs side by side, and no first start is told: on a card that is lent by the minute.
 """
 
 import argparse
@@ -22,7 +24,8 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
 from statistics import median
@@ -48,7 +51,7 @@ class Run:
     steps: int
     characters: bool = True
     most_minutes: float = 15.0
-    own: dict[str, Any] = field(default_factory=dict)  # options of foretrain alone
+    ways: dict[str, dict[str, Any]] = field(default_factory=lambda: {"foretrain": {}})  # options of foretrain alone
 
 
 # The options of nanoGPT's README for a CPU, on its config/train_shakespeare_char.py.
@@ -68,10 +71,12 @@ ON_CPU = [
     Run("6x384-120", MIDDLE, 120),
     Run("124M", LARGE, 8, characters=False),
 ]
+GRAPH = {"foretrain": {"cuda_graph": True}, "no graph": {"cuda_graph": False}}
 ON_CARD = [
-    Run("124M", {**LARGE, "block_size": 1024, "batch_size": 12, "gradient_accumulation_steps": 5, "eval_iters": 5}, 40,
-        characters=False),
-    Run("6x384-500", {**MIDDLE, "batch_size": 64, "eval_iters": 20}, 500),
+    Run("124M", {**LARGE, "block_size": 1024, "batch_size": 12, "gradient_accumulation_steps": 5, "eval_iters": 5}, 60,
+        characters=False, ways={**GRAPH, "masters": {"master_weights": True}}),
+    Run("6x384-500", {**MIDDLE, "batch_size": 64, "eval_iters": 20}, 500, ways=GRAPH),
+    Run("4x128-2000", SMALL, 2000, ways=GRAPH),
 ]  # fmt: skip
 
 
@@ -149,60 +154,90 @@ def steady(times: list[float]) -> float:
     return median(times[len(times) // 2 :])
 
 
-def nanogpt(run: Run, home: Path, device: str, out: Path) -> dict[str, Any]:
+def caching(caches: Path) -> dict[str, str]:
+    """The environment of a process whose compiled kernels and choices are kept in a folder of its own."""
+    return {
+        **os.environ, "FORETRAIN_CACHE": str(caches / "foretrain"), "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
+        "TRITON_CACHE_DIR": str(caches / "triton"),
+    }  # fmt: skip
+
+
+def nanogpt(run: Run, home: Path, device: str, out: Path, caches: Path) -> dict[str, Any]:
+    """nanoGPT's train.py, to its end."""
     options = {
         **run.options, "max_iters": run.steps, "lr_decay_iters": run.steps, "dataset": "characters" if run.characters else "many",
         "device": device, "compile": device != "cpu", "out_dir": str(out), "wandb_log": False,
     }  # fmt: skip
-    log = out.with_suffix(".log")
-    found = timed(
-        [sys.executable, "train.py", *words(options)],
-        home,
-        dict(os.environ),
-        log,
-        run.most_minutes * 60,
-        device != "cpu",
-    )
+    log, command = out.with_suffix(".log"), [sys.executable, "train.py", *words(options)]
+    found = timed(command, home, caching(caches), log, run.most_minutes * 60, device != "cpu")
     lines = LINE.findall(log.read_text())
     return {**found, "step_s": steady([float(ms) / 1e3 for _, _, ms in lines]), "loss": float(lines[-1][1])}
 
 
-def foretrain(run: Run, home: Path, device: str, out: Path, cache: Path) -> dict[str, Any]:
+def foretrain(run: Run, way: str, home: Path, device: str, out: Path, caches: Path) -> dict[str, Any]:
+    """`foretrain train`, to its end."""
     options = {
-        **run.options, **run.own, "max_iters": run.steps, "lr_decay_iters": run.steps, "device": device,
+        **run.options, **run.ways[way], "max_iters": run.steps, "lr_decay_iters": run.steps, "device": device,
         "dataset": str(home / "data" / ("characters" if run.characters else "many")), "out_dir": str(out),
     }  # fmt: skip
-    environment = {
-        **os.environ, "FORETRAIN_CACHE": str(cache / "foretrain"), "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
-        "TRITON_CACHE_DIR": str(cache / "triton"),
-    }  # fmt: skip
     command = [sys.executable, "-m", "foretrain", "train", *words(options)]
-    found = timed(command, home, environment, out.with_suffix(".log"), run.most_minutes * 60, device != "cpu")
+    found = timed(command, home, caching(caches), out.with_suffix(".log"), run.most_minutes * 60, device != "cpu")
     steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     steps = [step for step in steps if step["kind"] == "step"]
     told = json.loads((out / "run.json").read_text()) if (out / "run.json").exists() else {}
     return {
         **found, "step_s": steady([step["step_s"] for step in steps]), "loss": steps[-1]["loss"],
         "first_step_s": steps[0]["elapsed_s"], "dtype": told.get("dtype"), "compiled": told.get("compiled"),
+        "notes": [note["id"] for note in told.get("notes", [])], "phases": (told.get("memory") or {}).get("phases"),
     }  # fmt: skip
 
 
-def contest(run: Run, home: Path, device: str, rounds: int, folder: Path) -> dict[str, Any]:
-    """foretrain's first start, then rounds of both in turn."""
-    cache = folder / f"cache-{run.name}"
-    found: dict[str, Any] = {
-        "run": run.name,
-        "steps": run.steps,
-        "options": run.options,
-        "nanogpt": [],
-        "foretrain": [],
-    }
+def ran(run: Run, who: str, home: Path, device: str, out: Path, caches: Path) -> dict[str, Any]:
+    """A process of either side; nanoGPT's caches are its own."""
+    found = (
+        nanogpt(run, home, device, out, caches / f"{run.name}-nanogpt")
+        if who == "nanogpt"
+        else foretrain(run, who, home, device, out, caches / run.name)
+    )
+    shutil.rmtree(out, ignore_errors=True)
+    return found
+
+
+def warm(runs: list[Run], home: Path, device: str, folder: Path, caches: Path) -> None:
+    """A few steps of every side of every run, side by side: what is compiled is in the caches then."""
+    few = [replace(run, steps=6, options={**run.options, "eval_iters": 2}) for run in runs]
+    jobs = [(run, who) for run in few for who in ("nanogpt", *run.ways)]
+
+    def start(job: tuple[Run, str]) -> None:
+        run, who = job
+        try:
+            took_s = ran(run, who, home, device, folder / f"warm-{run.name}-{who}", caches)["wall_s"]
+            print(f"{run.name} {who}: compiled in {took_s:.1f} s", flush=True)
+        except (RuntimeError, OSError, LookupError) as error:  # the run itself will say it again
+            print(f"{run.name} {who}: {error}", flush=True)
+
+    with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 3)) as pool:
+        list(pool.map(start, jobs))
+
+
+def contest(
+    run: Run, home: Path, device: str, rounds: int, folder: Path, caches: Path, *, warmed: bool
+) -> dict[str, Any]:
+    """foretrain's first start unless all is compiled, then rounds of all in turn."""
+    sides = ["nanogpt", *run.ways]
+    found: dict[str, Any] = {"run": run.name, "steps": run.steps, "options": run.options, **{who: [] for who in sides}}
     number = 0
-    for turn in range(-1, rounds):
-        for who in ("foretrain",) if turn < 0 else ("nanogpt", "foretrain")[:: 1 - 2 * (turn % 2)]:
+    for turn in range(0 if warmed else -1, rounds):
+        for who in ("foretrain",) if turn < 0 else sides[:: 1 - 2 * (turn % 2)]:
             number += 1
-            out = folder / f"{run.name}-{number}"
-            row = nanogpt(run, home, device, out) if who == "nanogpt" else foretrain(run, home, device, out, cache)
+            try:
+                row = ran(run, who, home, device, folder / f"{run.name}-{number}", caches)
+            except (RuntimeError, OSError, LookupError) as error:
+                if device == "cpu":
+                    raise
+                found[who].append({"error": str(error)[-400:]})  # time on a card is dear: the others go on
+                print(f"{run.name} {who}: {error}", flush=True)
+                continue
             if turn < 0:
                 found["first_start"] = row
             else:
@@ -213,7 +248,6 @@ def contest(run: Run, home: Path, device: str, rounds: int, folder: Path) -> dic
                 else f", others used {row['outside_share']:.0%}"
             )
             print(f"{run.name} {who}: {row['wall_s']:.1f} s, {row['step_s'] * 1e3:.1f} ms a step, {row['resident_bytes'] / 1e6:.0f} MB{noisy}", flush=True)  # fmt: skip
-            shutil.rmtree(out, ignore_errors=True)
     return {**found, **verdict(found)}
 
 
@@ -221,13 +255,14 @@ def verdict(found: dict[str, Any]) -> dict[str, Any]:
     """Medians and ratios of a contest; of rounds that others disturbed only where there is no other."""
 
     def of(who: str, key: str) -> float:
-        quiet = [row for row in found[who] if row["outside_share"] <= OUTSIDE] or found[who]
-        return median(row[key] for row in quiet)
+        ended = [row for row in found[who] if "error" not in row]
+        quiet = [row for row in ended if row["outside_share"] <= OUTSIDE] or ended
+        return median(row[key] for row in quiet) if quiet else float("nan")
 
-    first = found["first_start"]
+    first = found.get("first_start")
     return {
         "wall_ratio": of("nanogpt", "wall_s") / of("foretrain", "wall_s"),
-        "first_start_ratio": of("nanogpt", "wall_s") / first["wall_s"],
+        "first_start_ratio": of("nanogpt", "wall_s") / first["wall_s"] if first else None,
         "step_ratio": of("nanogpt", "step_s") / of("foretrain", "step_s"),
         "memory_ratio": of("foretrain", "resident_bytes") / of("nanogpt", "resident_bytes"),
         "card_memory_ratio": of("foretrain", "card_bytes") / (of("nanogpt", "card_bytes") or 1),
@@ -246,6 +281,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--only", action="append", help="a run by its name; may be repeated")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--caches", type=Path, help="compile there first, all runs side by side; --rounds 0: no more")
     parser.add_argument("--out", type=Path, default=RESULTS / "against_real_nanogpt.json")
     args = parser.parse_args()
     missing = [name for name in PROGRAM if not (args.nanogpt / name).exists()]
@@ -259,10 +295,12 @@ def main() -> None:
         for file in PROGRAM:
             shutil.copy(args.nanogpt / file, home)
         prepare(home)
-        for run in ON_CPU if args.device == "cpu" else ON_CARD:
-            if args.only and run.name not in args.only:
-                continue
-            found = contest(run, home, args.device, args.rounds, folder)
+        runs = [r for r in (ON_CPU if args.device == "cpu" else ON_CARD) if not args.only or r.name in args.only]
+        caches = args.caches or folder / "caches"
+        if args.caches and not caches.exists():
+            warm(runs, home, args.device, folder, caches)
+        for run in runs if args.rounds else []:
+            found = contest(run, home, args.device, args.rounds, folder, caches, warmed=bool(args.caches))
             found |= {"date": date.today().isoformat(), "machine": machine(args.device), "versions": versions()}
             others = [each for each in document["runs"] if _place(each) != _place(found)]
             document["runs"] = sorted([*others, found], key=lambda each: each["machine"]["device"])
@@ -270,7 +308,7 @@ def main() -> None:
             args.out.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
     table = [
         [
-            each["run"], *(f"{each[f'{who}_wall_s']:.1f}" for who in ("nanogpt", "foretrain")), f"{each['first_start']['wall_s']:.1f}",
+            each["run"], *(f"{each[f'{who}_wall_s']:.1f}" for who in ("nanogpt", "foretrain")), f"{each['first_start']['wall_s']:.1f}" if "first_start" in each else "",
             f"{each['wall_ratio']:.2f}", f"{each['step_ratio']:.2f}", f"{each['foretrain_step_s'] * 1e3:.1f}",
             *(f"{each[f'{who}_resident_bytes'] / 1e6:,.0f}" for who in ("nanogpt", "foretrain")),
             *(f"{each[f'{who}_card_bytes'] / 2**30:.2f}" for who in ("nanogpt", "foretrain")),

@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,8 +68,9 @@ def run_all(jobs: dict[str, Callable[[], dict[str, Any]]], at_once: int, deadlin
 
 
 def error_of(error: Exception) -> dict[str, Any]:
-    """The answer of a job that raised."""
-    return {"error": f"{type(error).__name__}: {str(error)[:300]}"}
+    """The answer of a job that raised, with the last of where."""
+    where = "".join(traceback.format_tb(error.__traceback__))[-1500:]
+    return {"error": f"{type(error).__name__}: {str(error)[:300]}", "where": where}
 
 
 def answer_of(job: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -22,6 +22,10 @@ CHARACTERS = {"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 256, "batc
 SENDS = {"optimizer_offload": True, "gradient_offload": True}
 MOVED = {"activation_checkpointing": True, "checkpoint_offload": True}
 LOW = {**GPT2, "master_weights": True, "loss_chunk_size": 1024}  # half-precision weights beside a chunked loss
+XL = {  # examples/small-memory/gpt2-xl.toml with fewer micro-batches
+    **LOW, **SENDS, **MOVED, "n_layer": 48, "n_head": 25, "n_embd": 1600, "batch_size": 32,
+    "gradient_accumulation_steps": 2, "eval_iters": 2, "compile_blocks": True,
+}  # fmt: skip
 LLAMA = {**GPT2, "recipe": "llama", "n_kv_head": 4, "vocab_size": 32000}
 NANOCHAT = {**GPT2, "recipe": "nanochat", "optimizer": "muon", "batch_size": 4, "vocab_size": 65536}
 MODERN = {**GPT2, "recipe": "modern", "optimizer": "muon", "loss_chunk_size": 1024}
@@ -73,6 +77,7 @@ CASES = [
     Case("124M checkpoints offloaded", {**LOW, **MOVED}, "bfloat16", "foretrain", False),
     Case("124M checkpoints offloaded", {**LOW, **MOVED}, "bfloat16", "foretrain", True),
     Case("124M blocks", {**LOW, "compile_blocks": True}, "bfloat16", "foretrain", True),
+    Case("1.5B", XL, "bfloat16", "foretrain", True),
     Case("124M auto chunker", {**GPT2, "auto_chunker": True}, "bfloat16", "foretrain", True),
     Case("124M budget", {**GPT2, "activation_memory_budget": 0.7}, "bfloat16", "foretrain", True),
     Case("characters", CHARACTERS, "bfloat16", "foretrain", False),

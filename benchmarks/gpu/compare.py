@@ -39,15 +39,18 @@ from foretrain.predict.trace.memory import exact
 from foretrain.predict.trace.record import Trace
 
 
-def trace_as_measured(data: dict[str, Any]) -> None:
-    """Let traces of compiled steps take the buffer that was taken there between measurements of kernels.
+def trace_as_measured(data: dict[str, Any], row: dict[str, Any]) -> None:
+    """Let the trace of a compiled step take the buffer that was taken there between measurements of kernels.
 
     Triton's is 256 MiB. It was until the suite wrote down by whom Inductor measures: torch before 2.13 decides that
     when it is imported, which was done where no card was seen (at_once.py).
     """
     older = tuple(int(part) for part in data["versions"]["torch"].split(".")[:2]) < (2, 13)
-    if data.get("benchmarker", "TritonBenchmarker" if older else "") == "TritonBenchmarker":
+    told = row.get("benchmarker") or data.get("benchmarker") or ("TritonBenchmarker" if older else "")
+    if told == "TritonBenchmarker":
         os.environ["TORCHINDUCTOR_USE_EXPERIMENTAL_BENCHMARKER"] = "0"
+    else:
+        os.environ.pop("TORCHINDUCTOR_USE_EXPERIMENTAL_BENCHMARKER", None)
 
 
 def differences(trace: Trace, history: dict[str, Any]) -> list[dict[str, Any]]:
@@ -107,7 +110,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("gpu_compared.json"))
     args = parser.parse_args()
     data = json.loads(gzip.decompress(args.results.read_bytes()))
-    trace_as_measured(data)
     machine = data["machine"]
     gpu = match(machine["gpu"], machine["memory_bytes"] / GIB, machine["sm_count"])
     here, there = installed_torch().split("+")[0], data["versions"]["torch"].split("+")[0]
@@ -119,6 +121,7 @@ def main() -> None:
         if not row["memory"].get("phases"):
             table.append([*name, row["memory"].get("error", "not measured")[:40], "", "", "", ""])
             continue
+        trace_as_measured(data, row)
         result = compare(row, gpu)
         rows.append({**{key: row[key] for key in ("name", "step", "compiled", "dtype", "knobs", "time")}, **result})
         errors = [f"{result[f'{what}_error']:+.2%}" for what in ("allocated", "reserved", "process", "ledger")]

@@ -3,19 +3,22 @@
     python benchmarks/gpu/finetune.py --out finetune.json            (two minutes on one card, no network)
     python benchmarks/gpu/finetune.py --compare finetune.json --out compared.json       (on any machine)
 
-The runs are those of tests/cuda_build/finetuning (`make cuda-truth TIER=finetuning`), without what needs bitsandbytes:
-real sizes first. `--compare` traces and estimates each run with the torch and transformers that are installed, so
+The runs are those of tests/cuda_build/finetuning (`make cuda-truth TIER=finetuning`), real sizes first; what needs
+bitsandbytes only where that is installed. `--compare` traces and estimates each run with the torch and transformers that are installed, so
 install those of the measurement.
 """
 
 import argparse
 import functools
+import importlib.util
 import json
 import platform
+import re
 import sys
 import tempfile
 import time
 from datetime import date
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +32,16 @@ from common import show
 from tests.cuda_build.finetuning.cases import Case, cases
 
 BYTES = ("allocated_bytes", "reserved_bytes")
+PACKAGES = ("torch", "transformers", "peft", "accelerate", "bitsandbytes")
 NEEDS_BITSANDBYTES = ("8bit", "qlora")
 
 
-def chosen() -> list[Case]:
-    """Real sizes, then families, then the grid and the rest."""
-    able = [case for case in cases() if not any(word in case.name for word in NEEDS_BITSANDBYTES)]
-    order = ("full size", "family", "other", "grid")
+def chosen(pattern: str) -> list[Case]:
+    """Those whose name matches: real sizes, then families, then the grid and the rest."""
+    able = [case for case in cases() if re.search(pattern, case.name)]
+    if not importlib.util.find_spec("bitsandbytes"):
+        able = [case for case in able if not any(word in case.name for word in NEEDS_BITSANDBYTES)]
+    order = ("full size", "family", "qlora", "other", "grid")
     return sorted((case for case in able if case.kind in order), key=lambda case: order.index(case.kind))
 
 
@@ -54,21 +60,19 @@ def measure(case: Case) -> dict[str, Any]:
     return {"phases": watch.phases, "took_s": round(time.monotonic() - began, 1)}
 
 
-def measure_all(at_once: int, minutes: float) -> dict[str, Any]:
+def measure_all(pattern: str, at_once: int, minutes: float) -> dict[str, Any]:
     """Every run, with what measured it."""
     end = time.monotonic() + minutes * 60
     import_compiler()
-    import accelerate
-    import peft
     import torch
     import transformers
 
     import tests.cuda_build.finetuning.run  # noqa: F401  # once for all forks
 
     transformers.utils.logging.disable_progress_bar()
-    found = run_all({case.name: functools.partial(measure, case) for case in chosen()}, at_once, end)
+    found = run_all({case.name: functools.partial(measure, case) for case in chosen(pattern)}, at_once, end)
     properties = torch.cuda.get_device_properties(0)
-    versions = {each.__name__: each.__version__ for each in (torch, transformers, peft, accelerate)}
+    versions = {name: metadata.version(name) for name in PACKAGES if importlib.util.find_spec(name)}
     return {
         "what": (__doc__ or "").splitlines()[0], "date": date.today().isoformat(),
         "machine": {"gpu": properties.name, "memory_bytes": properties.total_memory, "sm_count": properties.multi_processor_count},
@@ -114,12 +118,13 @@ def compare(document: dict[str, Any]) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("gpu_finetune.json"))
+    parser.add_argument("--only", metavar="PATTERN", default="", help="runs whose name matches")
     parser.add_argument("--at-once", type=int, default=4)
     parser.add_argument("--minutes", type=float, default=2.0, help="start no further run after this long")
     parser.add_argument("--compare", type=Path, metavar="FILE", help="predict what FILE measured")
     args = parser.parse_args()
     if not args.compare:
-        args.out.write_text(json.dumps(measure_all(args.at_once, args.minutes)) + "\n", "utf-8")
+        args.out.write_text(json.dumps(measure_all(args.only, args.at_once, args.minutes)) + "\n", "utf-8")
         return
     document = json.loads(args.compare.read_text("utf-8"))
     rows = compare(document)

@@ -16,6 +16,7 @@ import gzip
 import json
 import os
 import platform
+import re
 import sys
 import time
 from datetime import date
@@ -128,6 +129,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="two tiny cases, to try the script")
     parser.add_argument("--minutes", type=float, default=8.0, help="start no further case after this long")
     parser.add_argument("--at-once", type=int, default=AT_ONCE, help="cases side by side while memory is measured")
+    parser.add_argument("--only", metavar="PATTERN", default="", help="cases whose name matches")
     parser.add_argument("--memory-only", action="store_true", help="no seconds of a step")
     args = parser.parse_args()
     import_compiler()  # once for all forks
@@ -136,7 +138,7 @@ def main() -> None:
     from torch._inductor.runtime.benchmarking import benchmarker
 
     inductor.force_disable_caches = True  # a kernel that is known from before is not tried out
-    cases = SMALL if args.small else CASES
+    cases = SMALL if args.small else [case for case in CASES if re.search(args.only, case.name)]
     end = time.monotonic() + args.minutes * 60
     names = [
         f"{i}: {case.name}, {case.step}, {'compiled' if case.compiled else 'eager'}" for i, case in enumerate(cases)

@@ -14,6 +14,7 @@ import json
 import multiprocessing
 import os
 import platform
+import re
 import sys
 import tempfile
 import time
@@ -37,6 +38,9 @@ NARROW = {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64, "batch_siz
 ONE = {"gradient_accumulation_steps": 1}
 CHARACTERS = {"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 256, "batch_size": 64}
 HALF = {"master_weights": True, "loss_chunk_size": 1024}
+SENDS = {"optimizer_offload": True, "gradient_offload": True}
+MOVED = {"activation_checkpointing": True, "checkpoint_offload": True}
+WIDE = {**MEDIUM, "batch_size": 16, "gradient_accumulation_steps": 2}
 
 
 class Way(NamedTuple):
@@ -72,7 +76,17 @@ WAYS = [
         "masters, budget 0.7": {"master_weights": True, "activation_memory_budget": 0.7},
         "masters, fp8": {"master_weights": True, "matmul": "fp8"},
         "modern, Muon": {"recipe": "modern", "optimizer": "muon"},
+        "masters, chunks of 4096": {"master_weights": True, "loss_chunk_size": 4096},
+        "masters, blocks": {"master_weights": True, "compile_blocks": True},
+        "masters, max-autotune": {"master_weights": True, "compile_mode": "max-autotune-no-cudagraphs"},
+        "auto chunker": {"auto_chunker": True},
+        "masters, adamw8bit": {"master_weights": True, "optimizer": "adamw8bit"},
+        "masters, adamw4bit": {"master_weights": True, "optimizer": "adamw4bit"},
+        "masters, chunks, gradients offloaded": {**HALF, **SENDS},
+        "masters, chunks, checkpoints offloaded": {**HALF, **MOVED},
+        "masters, chunks, all offloaded": {**HALF, **SENDS, **MOVED},
     }),
+    Way("124M", "one graph", GPT2, "graphed"),
     Way("124M", "one graph, masters", {**GPT2, "master_weights": True}, "graphed"),
     Way("124M", "nanoGPT", GPT2, "nanogpt", compiled=False),
     Way("124M", "plain", GPT2, compiled=False),
@@ -90,6 +104,12 @@ WAYS = [
     Way("6 × 384", "one graph", {**CHARACTERS, **ONE}, "graphed"),
     Way("6 × 384", "one graph, masters", {**CHARACTERS, **ONE, "master_weights": True}, "graphed"),
     *of("350M", MEDIUM, {"masters, chunks, norms and GELU again": {**HALF, "recompute_norm_gelu": True}}),
+    *of("350M, 16 × 1024", WIDE, {
+        "masters, chunks, norms and GELU again, gradients offloaded, blocks": {
+            **HALF, **SENDS, "recompute_norm_gelu": True, "compile_blocks": True,
+        },
+    }),
+    *of("124M in fp16", GPT2, {"plain": {}, "masters": {"master_weights": True}}, dtype="float16"),
 ]  # fmt: skip
 TINY = {"n_layer": 2, "n_head": 2, "n_embd": 32, "block_size": 32, "batch_size": 4, "gradient_accumulation_steps": 1}
 SMALL = [
@@ -105,6 +125,13 @@ PROFILED = {
     "one graph, masters",
 }
 BLOCKS = {"4 × 128": 100, "6 × 384": 50, "tiny": 3}  # steps of one, 4 where nothing else is said
+
+
+def chosen(ways: list[Way], pattern: str | None) -> list[Way]:
+    """Those whose title has the pattern, each model's with nanoGPT's compiled step, to which they are held."""
+    found = [way for way in ways if re.search(pattern or "", way.title)]
+    models = {way.model for way in found}
+    return [way for way in ways if way in found or (way.step == "nanogpt" and way.compiled and way.model in models)]
 
 
 def tokens(folder: Path) -> None:
@@ -306,7 +333,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("gpu_ways.json"))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true", help="two tiny ways, to try the script")
-    parser.add_argument("--only", help="ways of this model alone")
+    parser.add_argument("--only", metavar="PATTERN", help="ways whose title matches, and nanoGPT's of their models")
     parser.add_argument("--at-once", type=int, default=6, help="ways that compile side by side")
     parser.add_argument("--minutes", type=float, default=6.0, help="start no further way after this long")
     args = parser.parse_args()
@@ -314,7 +341,7 @@ def main() -> None:
     import_compiler()
     import torch
 
-    ways = [way for way in (SMALL if args.small else WAYS) if args.only in (None, way.model)]
+    ways = chosen(SMALL if args.small else WAYS, args.only)
     with tempfile.TemporaryDirectory() as folder:
         tokens(Path(folder))
         rows = measure(ways, args.device, Path(folder), args.at_once, end)

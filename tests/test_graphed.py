@@ -14,8 +14,8 @@ from torch import Tensor
 
 from foretrain.config.options import RunConfig
 from foretrain.data.batches import Batch
+from foretrain.model.host.graphed import WARM_STEPS, GraphedStep
 from foretrain.model.step import StepResult, TrainState, build, evaluation_loss, train_step
-from foretrain.training.graphed import WARM_STEPS, GraphedStep
 
 CONFIG = RunConfig(
     n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=64, batch_size=4, gradient_accumulation_steps=2,
@@ -72,7 +72,7 @@ class OnCpu:
 
         return replay, made
 
-    def make_room(self, optimizer: torch.optim.Optimizer) -> None:
+    def make_room(self) -> None:
         self.rooms += 1
 
 

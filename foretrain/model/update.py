@@ -76,3 +76,15 @@ class AdamW(Uncompiled, torch.optim.AdamW):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         return self._own_step(closure)
+
+    def begin(self) -> None:
+        """Make the states that the first update would make (torch/optim/adam.py, _init_group), where there are none."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if not self.state[parameter]:
+                    on = parameter.device if group["fused"] or group["capturable"] else "cpu"
+                    self.state[parameter] = {
+                        "step": torch.zeros((), device=on),
+                        "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+                        "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+                    }

@@ -8,7 +8,7 @@ Reserved memory is this list of tensors, replayed through the allocator (`alloca
 
 Known limits: the CUDA context is a prior until it is measured on the card. Both come from the model's own code, which
 runs on tensors without values (`predict/abstract`) or is traced into the graph that PyTorch compiles
-(`predict/compiled`); max-autotune, CUDA graphs, memory budgets and what padded matmuls keep are not modelled.
+(`predict/compiled`); max-autotune, memory budgets and what padded matmuls keep are not modelled.
 """
 
 from collections.abc import Mapping, Sequence

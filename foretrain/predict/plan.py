@@ -344,8 +344,6 @@ def _notes(
         note("vocab_unaligned", vocab_size=config.vocab_size)
     unmodelled = [f"compile_mode = {config.compile_mode}"] if config.compile_mode != "default" else []
     unmodelled += [said for technique in TECHNIQUES if (said := technique.not_estimated(config))]
-    if config.cuda_graph and gpu.kind == "cuda":
-        note("graph_not_modelled")
     if config.optimizer_offload and gpu.kind == "cuda":
         note("offload_host", size=_host_bytes(config))
     if config.elements_on_host and gpu.kind == "cuda":

@@ -136,6 +136,12 @@ class StepSpec:
         )
 
     @property
+    def is_one_graph(self) -> bool:
+        """Whether a step is replayed as one CUDA graph, and an evaluation as another (model/host/graphed.py)."""
+        c = self.config
+        return c.cuda_graph and not c.eval_only and self.gpu.kind == "cuda" and self.sharing is None
+
+    @property
     def bmm_attention(self) -> bool:
         """Whether the config asks for attention by batched matmuls."""
         return self.config.attention == "bmm" and self.config.recipe == "nanogpt"

@@ -151,6 +151,7 @@ class Timeline(Lifetimes):
         self.nbytes = 0
         self._living: dict[int, Tensor] = {}
         self.moment = ""
+        self.stream = 0  # what is born from here on is on this one
         self._peaks: dict[str, Peak] = {}
         self._phase = ""
         self._top_bytes = -1  # the phase's highest moment so far
@@ -184,13 +185,17 @@ class Timeline(Lifetimes):
 
     def packed(self) -> Lifetimes:
         """The lifetimes without what counts them: they take a tenth of the memory, and are kept."""
-        return Lifetimes(array("i", self.events), self.sizes, self.phases, self.streams)
+        return Lifetimes(array("i", self.events), self.sizes, self.phases, self.streams, emptied=self.emptied)
 
     @property
     def peaks(self) -> dict[str, Peak]:
         """The highest moment of each phase."""
         self._settle()
         return self._peaks
+
+    def empty_cache(self) -> None:
+        """What is free goes back to the card here."""
+        self.emptied |= {len(self.events)}
 
     def at(self, moment: str) -> None:
         """Name what happens from here on, for the peak's description."""
@@ -203,6 +208,8 @@ class Timeline(Lifetimes):
         self.nbytes += nbytes
         self.sizes.append(nbytes)
         self.events.append(serial)
+        if self.stream:
+            self.streams[serial] = self.stream
         if self.nbytes > self._top_bytes:
             self._top_bytes, self._top_moment, self._climbing = self.nbytes, self.moment, True
         tensor = self._living[serial] = Tensor(kind, serial)
@@ -253,6 +260,8 @@ class Timeline(Lifetimes):
             self.events += [e + shift if e >= 0 else e - shift for e in part.events]
         births = sum(e >= 0 for e in part.events)
         self.sizes += [size.nbytes for _, size in kinds[first : first + births]]
+        if self.stream:
+            self.streams |= dict.fromkeys(range(first + shift, first + shift + births), self.stream)
         self.streams |= {n + shift: on for n, on in passage.streams.items() if first <= n < first + births}
         self.nbytes += part.change_bytes
         for (component, size), count in part.change.items():

@@ -17,6 +17,7 @@ from foretrain.config.options import RunConfig
 from foretrain.data.batches import Batch, TokenFile, evaluation_batches
 from foretrain.data.dataset import DatasetInfo
 from foretrain.model import precision_check
+from foretrain.model.host.graphed import GraphedStep
 from foretrain.model.low_precision import fp16_accumulation
 from foretrain.model.optimizer import learning_rate
 from foretrain.model.shape import ModelShape
@@ -38,7 +39,6 @@ from foretrain.training.cpu_threads import Waiting
 from foretrain.training.device import TORCH_DTYPES, Placement
 from foretrain.training.endings import SMALLER_AT_RESUME, end_process, end_quietly, ending_of
 from foretrain.training.feed import Feed, token_files
-from foretrain.training.graphed import GraphedStep
 from foretrain.training.memory_limit import HostGuard, Watch, kept
 from foretrain.training.meter import Meter
 from foretrain.training.nonfinite import Guard, Reading
@@ -282,7 +282,7 @@ class Trainer:
         """Steps are to be one graph, where the config asks for it and nothing in them is the host's: their first ones
         run as always. What was recorded of other sizes is dropped."""
         self.graphed = None
-        if not self.config.cuda_graph or self.placement.device.type != "cuda":
+        if not self.config.cuda_graph or self.config.eval_only or self.placement.device.type != "cuda":
             return
         if self.together.several or (self.config.dropout and self.together.by_number):
             self._note("not_recorded", reason="several ranks share the run")

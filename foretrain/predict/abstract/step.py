@@ -74,7 +74,7 @@ class EagerProgram:
         self.passages: dict[Any, Passage] = {}
         self.gradients: list[Tensor] = []
         self.left: list[Tensor] = []  # what else passes have left (ranks.py)
-        self.started: set[bool] = set()  # what has run and found the workspaces that it needs
+        self.workspaces: list[Tensor] = []  # cuBLAS's, the forward pass's first
 
     def _attention(self, learns: bool) -> str:
         return self.v.attention if learns else self.v.evaluation_attention
@@ -97,6 +97,11 @@ class EagerProgram:
         shift = self.t.play(result.passage, 1, result.shift, result.given)
         self._keep(result.passage, result.shift, shift)
 
+    def clear_workspaces(self) -> None:
+        """cuBLAS's go, and the next passes make them anew."""
+        self.t.free(*self.workspaces)
+        self.workspaces = []
+
     def _given(self, passage: Passage) -> list[Tensor]:
         """What a pass ends of what earlier ones have left."""
         given = self.ranks.given(self.gradients, self.left, passage.given)
@@ -110,7 +115,8 @@ class EagerProgram:
         second = passage.parts[1].first
         for serial in passage.left:
             component, size = passage.kinds[serial]
-            for name, kept in (("gradients", self.gradients), *((name, self.left) for name in self.ranks.leaves)):
+            kinds = (("gradients", self.gradients), ("workspace", self.workspaces))
+            for name, kept in (*kinds, *((name, self.left) for name in self.ranks.leaves)):
                 if component == name:
                     kept.append(self.t.adopt(component, size, serial + shifts[serial >= second]))
 
@@ -141,16 +147,11 @@ class EagerProgram:
     def _passage(self, saving: bool) -> Passage:
         """The pass in the present sizes, without the workspaces that cuBLAS has from earlier passes."""
         s = self.t.symbols
-        key = self._workspaces(), saving, self._state(saving), s["B"], s["T"]
+        key = len(self.workspaces), saving, self._state(saving), s["B"], s["T"]
         whole = self._whole(saving)
-        self.started.add(saving)
         if key not in self.passages:
             self.passages[key] = whole.without("workspace", key[0])
         return self.passages[key]
-
-    def _workspaces(self) -> int:
-        """How many there are: the first is the forward pass's."""
-        return 2 if True in self.started else len(self.started)
 
     def _whole(self, saving: bool) -> Passage:
         """The pass in the present sizes."""

@@ -9,6 +9,9 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+# Streams from here on: n * GRAPH_POOL + s is what a CUDA graph recorded on stream s takes for the n-th pool of its own.
+GRAPH_POOL = 1 << 16
+
 
 class Mark(NamedTuple):
     """From this position of the events on, this is the phase (or the moment of the step)."""
@@ -29,8 +32,8 @@ class Lifetimes:
     """Births and deaths of storages in program order.
 
     `sizes`: bytes by id. `phases`: marks; a phase may come again. `streams`: of storages that are not on the default
-    stream, 0; `used_on`: other streams that use them (Tensor.record_stream). Both by id. `emptied`: positions of events
-    (and of marks) before which the cache is emptied.
+    stream, 0, or are in a pool of graphs (GRAPH_POOL); `used_on`: other streams that use them (Tensor.record_stream).
+    Both by id. `emptied`: positions of events (and of marks) before which the cache is emptied.
     """
 
     def __init__(

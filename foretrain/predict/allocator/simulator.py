@@ -14,13 +14,16 @@ Free memory belongs to the stream that its segment was made for. A block that an
 back at the first request after it was freed: the simulator takes the work on that stream to be done by then. A card
 may still be at it, and the block then comes back later, at the latest when the cache is emptied.
 
-Not modelled: private pools of CUDA graphs and MemPools, cudaMallocAsync. Addresses of new segments only grow, unless
+A pool of CUDA graphs (lifetimes.GRAPH_POOL) is a stream whose segments stay while its graph does, which is to the end.
+
+Not modelled: MemPools, cudaMallocAsync. Addresses of new segments only grow, unless
 other ones are asked for (addresses.py); between free blocks of one size the lower address wins.
 """
 
 from foretrain.predict.allocator.addresses import Addresses, Rising
 from foretrain.predict.allocator.blocks import Block, Pool
 from foretrain.predict.allocator.expandable import ExpandableSegments
+from foretrain.predict.allocator.lifetimes import GRAPH_POOL
 from foretrain.predict.allocator.settings import MIN_LARGE_ALLOC_BYTES, Settings
 
 MIN_BLOCK_BYTES = 512  # kMinBlockSize: every size is rounded up to it
@@ -187,11 +190,13 @@ class Allocator:
     def empty_cache(self) -> None:
         """Give back every segment that is free as a whole, and every free mapped page (release_cached_blocks).
 
-        Of all streams, after waiting for them (synchronize_and_free_events).
+        Of all streams, after waiting for them (synchronize_and_free_events); not of graphs' pools.
         """
         self._process_events()
         for pool in (self.large, self.small):
             for block in pool.all():
+                if block.stream >= GRAPH_POOL:
+                    continue
                 if self._expandable is not None:
                     self._expandable.unmap(block)
                 elif not block.is_split:
@@ -394,7 +399,7 @@ class Allocator:
         if target <= 0:
             return
         now, reclaimed = self.large.searches, 0
-        candidates = [block for block in self.large.all() if not block.is_split]
+        candidates = [b for b in self.large.all() if not b.is_split and b.stream < GRAPH_POOL]
         while reclaimed < target and candidates:
             average = sum(now - block.freed_at for block in candidates) / len(candidates)
             # Not only until the target is reached: PyTorch does not want to be back here soon.

@@ -42,6 +42,7 @@ class CompiledProgram(EagerProgram):
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
         self.run = self.groups  # what is remembered of a pass is by the layers that are run
+        self.timed: set[bool] = set()  # passes whose kernels are chosen
 
     def _shape_of(self, saving: bool) -> Any:
         """All that decides a pass. Sizes do, too: which tensors are kept or computed again, in which order kernels run,
@@ -68,13 +69,13 @@ class CompiledProgram(EagerProgram):
     def forward(self, saving: bool) -> Any:
         """One micro-batch; the first time, kernels are timed where they can run in several ways."""
         cache = self.t.size(1, "L2")
-        if saving in self.started or not cache.nbytes:
+        if saving in self.timed or not cache.nbytes:
             return super().forward(saving)
-        there, passage, structure = self._workspaces(), self._whole(saving), self._structure(saving)
-        self.started.add(saving)
+        there, passage, structure = len(self.workspaces), self._whole(saving), self._structure(saving)
+        self.timed.add(saving)
         walk = first_walk(self.t, passage, structure, there, self._given(passage), cuda=self.v.cuda)
         if not saving:
-            self.left += walk.left(*self.ranks.leaves)
+            self._take(walk)
         logits = next((tensor for tensor in walk.alive.values() if tensor.component == "logits"), None)
         return First(walk, logits if self.v.keeps_logits else None)
 
@@ -83,7 +84,12 @@ class CompiledProgram(EagerProgram):
             super().backward(result)
             return
         self.gradients = result.walk.backward()
-        self.left += result.walk.left(*self.ranks.leaves)
+        self._take(result.walk)
+
+    def _take(self, walk: Walk) -> None:
+        """What the first pass of its kind has left."""
+        self.left += walk.left(*self.ranks.leaves)
+        self.workspaces += walk.left("workspace")
 
     def _recorded(self, saving: bool, state: State) -> Recorder:
         model, symbols = self._built(), self.t.symbols

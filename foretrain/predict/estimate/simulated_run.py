@@ -13,6 +13,7 @@ from foretrain.hardware.catalogue import Gpu
 from foretrain.model import attention_sizes
 from foretrain.model.shape import ModelShape
 from foretrain.model.techniques import optimizer_of
+from foretrain.predict.allocator.lifetimes import GRAPH_POOL
 from foretrain.predict.estimate.kernel_buffers import (
     Processors,
     column_sum_bytes,
@@ -28,6 +29,8 @@ CUDA_GRANULE = 512  # c10/core/AllocatorConfig.h, kMinBlockSize
 SAVED_COMPONENTS = ("activations", "logits", "weight_copies", "batch")
 # A chunked loss makes them in its forward pass; no hook for saved tensors sees them.
 EARLY_GRADIENTS = "activations.head"
+# A step that becomes one CUDA graph runs on a stream of its own, then is recorded into a pool (model/host/graphed.py).
+ASIDE, IN_GRAPH = 1, GRAPH_POOL + 1
 
 
 def granule_of(gpu: Gpu) -> int:
@@ -105,6 +108,7 @@ class SimulatedRun:
         self.logits: Any = None
         self.batch: list[Tensor] = []
         self.saved_bytes = 0
+        self.graphed = spec.is_one_graph
 
     def _own_moments(self, granule: int) -> None:
         """Letters that stand for moments of all parameters come to those of this rank's."""
@@ -114,8 +118,9 @@ class SimulatedRun:
                 self.symbols[symbol] = self.eval_symbols[symbol] = own
 
     def new_batch(self) -> list[Tensor]:
-        """Token ids and targets, int64."""
-        return [self.t.alloc("batch", self.t.size(8, "B", "T")) for _ in range(2)]
+        """Token ids and targets, int64; none where a graph has them."""
+        count = 0 if self.t.stream == IN_GRAPH else 2
+        return [self.t.alloc("batch", self.t.size(8, "B", "T")) for _ in range(count)]
 
     def evaluate(self, phase: str) -> None:
         """Two iterations (one of each split at least), as the second still holds the first one's logits where kept."""
@@ -177,7 +182,7 @@ class SimulatedRun:
 
     def optimize(self, *, first: bool) -> None:
         """The optimizer's states, which appear in its first step, and what each step takes for a moment."""
-        if first and not self.spec.updates_in_backward:  # whose passes make them
+        if first and not self.spec.updates_in_backward and not self.graphed:  # else they are there
             self.moments()
         if self.optimizer.passing:
             self.t.free(self.t.alloc("temporaries", self.t.size(1, self.optimizer.passing)))
@@ -210,6 +215,9 @@ class SimulatedRun:
         self.rank.wrapped(self.t)
         if self.spec.keeps_logits:
             self.batch = self.new_batch()
+        if self.graphed:
+            self.moments()
+            self.t.stream = ASIDE
         self.evaluate("evaluate_first")
 
     def finish(self) -> dict[str, Peak]:
@@ -222,8 +230,30 @@ class SimulatedRun:
         for _ in range(1, self.steady_steps):
             if not self._again(before):
                 self.train("steady_step")
+        if self.graphed:
+            self.record()
         self.evaluate("evaluate_steady")
         return self.t.peaks
+
+    def record(self) -> None:
+        """The step once more, into a graph whose memory stays; evaluations use it after that."""
+        self.t.stream = 0
+        for _ in range(self.config.gradient_accumulation_steps):
+            self.new_batch()
+        self.step.clear_workspaces()
+        self.t.empty_cache()
+        self.t.stream = ASIDE
+        self.step.workspaces = [self.t.alloc("workspace", self.t.size(1, "cuBLAS"))]
+        for _ in range(2):  # the generator's seed and offset, which graphs read
+            self.t.alloc("workspace", self.t.size(8))
+        self.t.stream = IN_GRAPH
+        self.train("steady_step")
+        self.t.stream = 0
+        self.t.use(self.eval_symbols)
+        self.new_batch()
+        self.t.use(self.symbols)
+        self.t.empty_cache()
+        self.t.stream = IN_GRAPH
 
 
 def staged_bytes(run: SimulatedRun) -> int:

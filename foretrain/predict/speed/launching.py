@@ -23,8 +23,8 @@ CHAIN_LAUNCHES = 2.0
 NARROW = 128  # calibrated steps of models this narrow are bound by launching on any card
 
 
-# Of a step that is one graph (training/graphed.py): a micro-batch's two tensors are copied to where it reads them; then
-# the rate, the replay, and the copies of what it has found.
+# Of a step that is one graph (model/host/graphed.py): a micro-batch's two tensors are copied to where it reads them;
+# then the rate, the replay, and the copies of what it has found.
 COPIES, REPLAY = 2, 8
 GAP_S = 1.5e-6  # between a graph's kernels: 1.8 us in 4 x 128 on an H100, with what the host adds
 
@@ -48,16 +48,11 @@ class Host(NamedTuple):
 def launches_of(way: Way, operations: list[Operation]) -> Launches:
     """Of a step on a card whose micro-batch has these operations. Clipping, zeroing and the optimizer go through a list
     of all tensors in Python, at about a launch for each."""
-    if is_one_graph(way):
+    if way.spec.is_one_graph:
         return Launches(COPIES, 0, REPLAY)
     micro = (2 if way.train else 1) if way.compiled and way.config.makes_graphs else sum(op.runs for op in operations)
     sums = sum(op.runs for op in accumulation(way)) if way.train else 0
     return Launches(micro, sums, optimizer_launches(way) + tensor_count(way))
-
-
-def is_one_graph(way: Way) -> bool:
-    """Whether the whole step is replayed as one CUDA graph; an evaluation then is another."""
-    return way.spec.cuda and way.config.cuda_graph
 
 
 def host_of(calibration: Calibration, gpu: Gpu) -> Host:

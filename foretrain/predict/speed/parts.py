@@ -6,7 +6,7 @@ take longer, Python is ahead when it comes to the optimizer. A CPU does both its
 
 from dataclasses import dataclass
 
-from foretrain.predict.speed.launching import GAP_S, Launches, is_one_graph, launches_of
+from foretrain.predict.speed.launching import GAP_S, Launches, launches_of
 from foretrain.predict.speed.on_host import waits_s
 from foretrain.predict.speed.ops import Way
 from foretrain.predict.speed.rates import Rates, busy_s
@@ -70,7 +70,7 @@ def step_load(way: Way, rates: Rates, more_launches: int = 0) -> StepLoad:
     work_s = busy_s(operations, rates) + waits_s(way, operations, rates)
     host_s = more_launches * each_s + rates.python_s
     fixed = optimizer_launches(way)
-    if is_one_graph(way):
+    if way.spec.is_one_graph:
         found, fixed = launches_of(way, operations), 0
         work_s, host_s = work_s + GAP_S * sum(op.runs for op in operations), found.micro * each_s
     elif cuda:

@@ -1,10 +1,12 @@
 """The runs that are traced: foretrain's own step and nanoGPT's, each with evaluation and saving in their real place.
 
 Three optimizer steps, of at most three micro-steps each: Adam's states appear at the end of the first, gradients
-accumulate from the second micro-step on, and what the allocator reserves settles in the third.
+accumulate from the second micro-step on, and what the allocator reserves settles in the third. A step that becomes one
+CUDA graph has three before it is recorded, and one after it.
 """
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Dtype
+from foretrain.model.host.graphed import WARM_STEPS, GraphedStep
 from foretrain.model.in_backward import BackwardUpdates
 from foretrain.model.master import Masters
 from foretrain.model.nanogpt import NanoGPT
@@ -83,22 +86,36 @@ def foretrain_run(job: Job) -> bool:
     if state.early:
         _name_updates(job, state, state.early)
 
+    recorded = c.cuda_graph and not c.eval_only and job.device.type == "cuda" and job.share is None
+    graphed = GraphedStep(state, _not_recorded) if recorded else None
+    take = graphed or functools.partial(train_step, state)
+    judge = graphed.evaluate if graphed else functools.partial(evaluation_loss, state)
+    unseen: list[tuple[Tensor, Tensor]] = []
+
     def evaluate(phase: str) -> None:
         job.tracer.enter(phase)
         total = torch.zeros((), device=job.device)
         for _ in ("train", "val"):
             for _ in range(min(EVALUATION_BATCHES, c.eval_iters)):
-                total += evaluation_loss(state, job.batch(c.eval_batch, c.eval_block, cut=True))
+                total += judge(job.batch(c.eval_batch, c.eval_block, cut=True))
 
     evaluate("evaluate_first")
-    for step in range(0 if c.eval_only else STEPS):
+    steps, settled = (WARM_STEPS + 2, WARM_STEPS) if graphed else (STEPS, 1)
+    for step in range(0 if c.eval_only else steps):
         job.tracer.enter("first_step" if step == 0 else "steady_step")
         micro = (job.batch(c.batch_size, c.block_size, cut=True) for _ in range(job.micro_steps))
-        train_step(state, micro, c.learning_rate)
-        if step == 1:
+        if graphed and step == WARM_STEPS:  # a graph has all batches of a step
+            rest = c.gradient_accumulation_steps - job.micro_steps
+            unseen += [job.batch(c.batch_size, c.block_size) for _ in range(rest)]
+        take(micro, c.learning_rate)
+        if step == settled:
             evaluate("evaluate_steady")
             _save(job, state)
     return state.scaler.is_enabled()
+
+
+def _not_recorded(reason: str) -> None:
+    raise RuntimeError(f"the step cannot be recorded: {reason}")
 
 
 def _name_gradients(job: Job, state: TrainState, masters: Masters) -> None:

@@ -59,6 +59,7 @@ def tracing(gpu: Gpu | None, *, compiled: bool, pads: bool = False, upper: bool 
             there.memory.record = tracer.record
             tracer.record.stream_now = there.memory.streams.now
             tracer.attention = there.attention
+            patches.set(torch._C, "_cuda_clearCublasWorkspaces", tracer.clear_workspaces)
         if compiled:
             from foretrain.predict.trace import compiled as inductor  # it imports Inductor, which takes a second
 

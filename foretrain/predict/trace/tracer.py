@@ -116,6 +116,7 @@ class Tracer(TorchDispatchMode):
         self.attention: Attention | None = None  # of the card
         self._known: dict[int, Storage] = {}
         self.composed: dict[Any, Callable[..., Any]] = {}  # ops of libraries -> what runs the ops that they are made of
+        self.workspaces: dict[str, int] = {}  # of libraries, kept until they are cleared: the allocation of each name
         self.paged_bytes = 0  # in managed memory, which the allocator does not have
         self.autocast = False  # on, where the program runs: below it here, where it is always off
         self._below_autograd = False
@@ -180,6 +181,11 @@ class Tracer(TorchDispatchMode):
         storage = tensor.untyped_storage()
         known = self._known.get(storage._cdata)
         return known.id if known is not None and known.ref() is storage else None
+
+    def clear_workspaces(self) -> None:
+        """torch._C._cuda_clearCublasWorkspaces."""
+        while self.workspaces:
+            self.record.free(self.workspaces.popitem()[1])
 
     def tag(self, tensor: Tensor, category: str, name: str = "") -> None:
         """Say what an allocation is: weights, buffers, gradients, optimizer, batch."""
@@ -274,7 +280,8 @@ class Tracer(TorchDispatchMode):
                 if step.number < len(results):
                     self.track(results[step.number], op)
             elif isinstance(step, Workspace):
-                self.record.tag(self.record.alloc(step.nbytes, "cublas", "", (), "uint8"), "workspace", step.name)
+                self.workspaces[step.name] = self.record.alloc(step.nbytes, "cublas", "", (), "uint8")
+                self.record.tag(self.workspaces[step.name], "workspace", step.name)
             elif step >= 0:
                 taken.append((step, self.record.alloc(step, f"{op} (inside)", self.module(), (), "uint8")))
             else:
@@ -403,6 +410,8 @@ def on_fakes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The op's result on fake tensors."""
     if func is aten._scaled_mm.out:  # torch has no fake kernel for it; its result's storage is there already
         return kwargs["out"]
+    if func is aten._fused_adamw_.tensor_lr:  # nor for this one, which changes what is there
+        return None
     if func is aten._index_put_impl_.default:  # nor for this one where the indices are on the host
         return aten.index_put_.default(*args[:4])
     if func.overloadpacket.__name__ == "_grouped_mm" and args[0].dtype != torch.bfloat16:

@@ -94,9 +94,10 @@ class Streams:
     def choose(self, stream: torch.Stream | None) -> None:
         """torch.cuda.set_stream."""
         if stream is not None:
-            self._choose(stream.stream_id)
+            self.choose_number(stream.stream_id)
 
-    def _choose(self, stream: int) -> None:
+    def choose_number(self, stream: int) -> None:
+        """The same by its number, which may be one of a graph's pool."""
         self._used = True
         number = _node()
         if number >= 0:  # it ends with the node
@@ -119,7 +120,7 @@ class Streams:
 
             def __exit__(self, *error: object) -> None:
                 if self.stream is not None:
-                    streams._choose(self.before)
+                    streams.choose_number(self.before)
 
         return OnStream
 

@@ -27,6 +27,7 @@ from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.allocator.replay import Player
 from foretrain.predict.allocator.simulator import Allocator
 from foretrain.predict.estimate.kernel_buffers import Processors
+from foretrain.predict.trace.card.graphs import graph_class
 from foretrain.predict.trace.card.history import Recorded
 from foretrain.predict.trace.card.patches import Patches
 from foretrain.predict.trace.card.streams import Event, Stream, Streams
@@ -226,7 +227,7 @@ def answer_as(patches: Patches, card: Card) -> Memory:
         "get_rng_state": lambda device="cuda": torch.empty(16, dtype=torch.uint8),
         "Stream": Stream, "Event": Event, "StreamContext": on_stream, "stream": on_stream,
         "current_stream": lambda device=None: Stream(stream_id=streams.now()), "set_stream": streams.choose,
-        "default_stream": lambda device=None: Stream(stream_id=0),
+        "default_stream": lambda device=None: Stream(stream_id=0), "CUDAGraph": graph_class(streams, memory.alloc),
     }  # fmt: skip
     silent = (
         "init", "_lazy_init", "_lazy_call", "set_device", "synchronize", "ipc_collect",
@@ -243,6 +244,7 @@ def answer_as(patches: Patches, card: Card) -> Memory:
     patches.set_everywhere(accelerator, "set_device_index", _always(None))
     for name in ("start", "stop"):
         patches.set(torch.cuda.profiler, name, _always(None))
+    patches.set(torch._C, "_host_emptyCache", _always(None))
     patches.set(torch._C, "_cuda_record_memory_history", memory.ask_history)
     patches.set(torch._C, "_cuda_memorySnapshot", memory.snapshot)
     patches.set(torch._C, "_cuda_getCurrentRawStream", lambda device: streams.now())  # bitsandbytes takes it at import

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from foretrain.base.units import MIB
+from foretrain.predict.allocator.lifetimes import GRAPH_POOL
 from foretrain.predict.estimate.kernel_buffers import efficient_backward_bytes, flash_backward_bytes, flash_split_bytes
 from foretrain.predict.trace.card.torch_cuda import Card
 from foretrain.predict.trace.kernels import convolutions
@@ -324,19 +325,15 @@ def in_kernels(card: Card) -> InKernel:
     """
     workspace = cublas_workspace_bytes(card.capability)
     cached = torch_version() < (2, 15)
-    there: set[tuple[bool, int]] = set()
 
     def by_cublas(tracer: Tracer) -> list[Step]:
         if not cached:
             return [workspace]
         backward = torch._C._current_autograd_node() is not None
-        stream = tracer.record.stream_now()
-        if (backward, stream) in there:
-            return []
-        there.add((backward, stream))
+        stream = tracer.record.stream_now() % GRAPH_POOL
         name = "cuBLAS, autograd's thread" if backward else "cuBLAS, main thread"
         name += f", stream {stream}" if stream else ""
-        return [Workspace(workspace, name)]
+        return [] if name in tracer.workspaces else [Workspace(workspace, name)]
 
     def inside(tracer: Tracer, op: str, args: tuple[Any, ...], out: Any) -> list[Step]:
         if op in MATMULS or op in EIGHT_BIT_MATMULS:

@@ -35,7 +35,7 @@ class Recorder(Protocol):
         share the memory of earlier ones. Raises RuntimeError where work asks the device for something."""
         ...
 
-    def make_room(self, optimizer: torch.optim.Optimizer) -> None:
+    def make_room(self) -> None:
         """Give back the memory that steps before a recording took."""
         ...
 
@@ -63,24 +63,14 @@ class OnCard:
         self._pool = graph.pool()
         return graph.replay, made
 
-    def make_room(self, optimizer: torch.optim.Optimizer) -> None:
-        """Moments and cuBLAS's workspace were made in the room of activations, whose segments they hold: anew."""
+    def make_room(self) -> None:
+        """cuBLAS's workspaces were made in the room of activations, whose segments they hold: one anew."""
         getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()
-        kept = {
-            parameter: {name: value.cpu() for name, value in own.items() if isinstance(value, Tensor) and value.is_cuda}
-            for parameter, own in optimizer.state.items()
-        }
-        for parameter, own in kept.items():
-            for name in own:
-                del optimizer.state[parameter][name]
         gc.collect()
         torch.cuda.empty_cache()
-        for parameter, own in kept.items():
-            optimizer.state[parameter] |= {name: value.to(self.device) for name, value in own.items()}
         with torch.cuda.stream(self.stream):
-            small = torch.ones(8, 8, device=self.device)
-            for dtype in (torch.float32, self.dtype):
-                small.to(dtype).mm(small.to(dtype))
+            small = torch.ones(8, 8, device=self.device, dtype=self.dtype)
+            small.mm(small)
 
 
 class GraphedStep:
@@ -100,6 +90,8 @@ class GraphedStep:
         self._step: tuple[Replay, StepResult] | None = None
         self._evaluation: tuple[Replay, Batch, Tensor] | None = None
         self._evaluated: torch.Size | None = None  # what is compiled for batches of this size is
+        optimizer: Any = state.optimizer
+        optimizer.begin()  # moments that a step makes lie among its activations, whose segments then are kept
 
     @property
     def gave_up(self) -> bool:
@@ -144,16 +136,13 @@ class GraphedStep:
     def _as_always(self, batches: Iterable[Batch], learning_rate: float) -> StepResult:
         self.done += 1
         with nullcontext() if self.gave_up else self.on.aside():
-            found = train_step(self.state, batches, learning_rate)
-        if self.done == 1:  # the next ones show what the recorded one will take
-            self.on.make_room(self.state.optimizer)
-        return found
+            return train_step(self.state, batches, learning_rate)
 
     def _record(self, learning_rate: float) -> None:
         state, reason = self.state, ""
         for group in state.optimizer.param_groups:
             group["capturable"] = True
-        self.on.make_room(state.optimizer)
+        self.on.make_room()
         try:
             self._step = self.on.record(lambda: train_step(state, self._batches, self._rate))
         except RuntimeError as error:  # also where memory runs out
@@ -167,7 +156,7 @@ class GraphedStep:
         state.optimizer.zero_grad(set_to_none=True)
         if state.masters:
             state.masters.drop_gradients()
-        self.on.make_room(state.optimizer)
+        self.on.make_room()
         self.failed(reason)
 
 

@@ -18,7 +18,7 @@ from foretrain.predict.estimate.ranks import dealt
 from foretrain.predict.memory import StepMemory, estimated, worst_verdict
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.trace import drive, ranks
-from foretrain.predict.trace.record import Trace
+from foretrain.predict.trace.record import Head, Trace
 from foretrain.predict.trace.session import tracing
 
 CARD = find("RTX 4090")
@@ -56,7 +56,7 @@ def traced(config: RunConfig, sharing: Sharing, rank: int = 0, *, compiled: bool
             device = torch.device("cuda")
             run = drive.Job(config, device, "bfloat16", compiled, session.tracer, session.names, share)
             drive.foretrain_run(run)
-    return session.tracer.record.finish(logits=run.logits())
+    return session.tracer.record.finish(logits=Head.of(run.config))
 
 
 def estimate(config: RunConfig, sharing: Sharing | None, *, compiled: bool = False) -> StepMemory:

@@ -89,7 +89,7 @@ class CompiledProgram(EagerProgram):
     def _take(self, walk: Walk) -> None:
         """What the first pass of its kind has left."""
         self.left += walk.left(*self.ranks.leaves)
-        self.workspaces += walk.left("workspace")
+        self.workspaces += [each for each in walk.left("workspace") if each.size.formula.endswith("cuBLAS")]
 
     def _recorded(self, saving: bool, state: State) -> Recorder:
         model, symbols = self._built(), self.t.symbols

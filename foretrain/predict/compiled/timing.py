@@ -9,6 +9,8 @@ from foretrain.predict.abstract.passage import Structure
 from foretrain.predict.estimate.padding import Product, is_unaligned, time_padding
 from foretrain.predict.timeline import Passage, Tensor, Timeline
 
+BEFORE = -1  # no event of a passage
+
 
 class Walk:
     """Writes a pass into a timeline event by event, with what timing its kernels takes.
@@ -82,15 +84,17 @@ def first_walk(
     """The walk of a pass that runs for the first time, with its forward part done. Matmuls of sizes that are not
     aligned are timed with padding before; `there`: how many workspaces of cuBLAS there are; `given`: what the pass ends
     of what was there before."""
+    workspace = None
     products = [(_product(t, sizes), width) for sizes, width in structure.products]
     if any(is_unaligned(product, width) for product, width in products):
         t.at("compile")
         if not there and cuda:
-            t.alloc("workspace", t.size(1, "cuBLAS"))
-            there = 1
+            workspace, there = t.alloc("workspace", t.size(1, "cuBLAS")), 1
         for product, width in dict.fromkeys(products):
             time_padding(t, [product], width)
     walk = Walk(t, passage, structure.timed, there, given)
+    if workspace is not None:
+        walk.alive[BEFORE] = workspace
     walk.part(0)
     return walk
 

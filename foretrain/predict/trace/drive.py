@@ -21,10 +21,8 @@ from foretrain.model.in_backward import BackwardUpdates
 from foretrain.model.master import Masters
 from foretrain.model.nanogpt import NanoGPT
 from foretrain.model.optimizer import make_optimizer
-from foretrain.model.shape import ModelShape
 from foretrain.model.step import TrainState, build, evaluation_loss, train_step
 from foretrain.predict.trace.names import Names
-from foretrain.predict.trace.record import Head
 from foretrain.predict.trace.tracer import Tracer
 
 if TYPE_CHECKING:
@@ -51,15 +49,6 @@ class Job:
     @property
     def micro_steps(self) -> int:
         return min(MICRO_STEPS, self.config.gradient_accumulation_steps)
-
-    def logits(self) -> Head:
-        """How logits can be told from activations."""
-        c = self.config
-        rows = {c.batch_size * c.block_size, c.eval_batch * c.eval_block}
-        if n := c.loss_chunk_size:  # whole chunks and what remains
-            rows = {part for count in rows for part in (min(n, count), count % n) if part}
-        widths = {width for shape in ModelShape.of(c).block_matrices for width in shape}
-        return Head(frozenset(rows), c.vocab_size, frozenset({c.n_embd, 3 * c.n_embd, 4 * c.n_embd, *widths}))
 
     def batch(self, rows: int, block: int, *, cut: bool = False) -> tuple[Tensor, Tensor]:
         """Token ids and targets, int64, one storage each; `cut` out of rows of block + 1, as data/batches.py does."""

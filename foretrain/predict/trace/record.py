@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from foretrain.config.options import RunConfig
+from foretrain.model.shape import ModelShape
 from foretrain.predict.allocator.lifetimes import Label, Lifetimes, Mark, name_at
 from foretrain.predict.allocator.replay import BUILD
 
@@ -42,6 +44,16 @@ class Head(NamedTuple):
     rows: frozenset[int] = frozenset()
     width: int = 0
     other_widths: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, config: RunConfig) -> "Head":
+        """Of a run's model."""
+        c = config
+        rows = {c.batch_size * c.block_size, c.eval_batch * c.eval_block}
+        if n := c.loss_chunk_size:  # whole chunks and what remains
+            rows = {part for count in rows for part in (min(n, count), count % n) if part}
+        widths = {width for shape in ModelShape.of(c).block_matrices for width in shape}
+        return cls(frozenset(rows), c.vocab_size, frozenset({c.n_embd, 3 * c.n_embd, 4 * c.n_embd, *widths}))
 
 
 class Trace(Lifetimes):

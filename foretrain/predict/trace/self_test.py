@@ -19,7 +19,7 @@ from foretrain.predict.estimate.sdpa import attention_kind
 from foretrain.predict.trace import drive
 from foretrain.predict.trace.kernels.attention import cudnn_is_new_enough
 from foretrain.predict.trace.kernels.temporaries import torch_version
-from foretrain.predict.trace.record import Trace
+from foretrain.predict.trace.record import Head, Trace
 from foretrain.predict.trace.session import tracing
 from foretrain.predict.trace.tracer import Tracer
 
@@ -58,7 +58,7 @@ def traced_on_cpu(config: RunConfig, dtype: Dtype, step: str, *, compiled: bool,
         run = drive.Job(config, CPU, dtype, compiled, tracer, names, share)
         drive.RUNS[step](run)
         shapes = frozenset(names.weight_shapes)
-    return tracer.record.finish(logits=run.logits(), weight_shapes=shapes)
+    return tracer.record.finish(logits=Head.of(run.config), weight_shapes=shapes)
 
 
 def real_peaks(
@@ -129,7 +129,7 @@ def trace(job: dict[str, Any], share: "Share | None" = None) -> Trace:
         run = drive.Job(config, torch.device("cuda"), job["dtype"], job["compiled"], tracer, names, share)
         scaler_on = drive.RUNS[job["step"]](run)
         shapes = frozenset(names.weight_shapes)
-    record = tracer.record.finish(logits=run.logits(), weight_shapes=shapes)
+    record = tracer.record.finish(logits=Head.of(run.config), weight_shapes=shapes)
     record.facts = {
         "torch": torch.__version__, "gpu": gpu.name, "dtype": job["dtype"], "compiled": job["compiled"],
         "pads": job["pads"], "step": job["step"], "attention": sorted(there.attention.seen), "scaler": scaler_on,

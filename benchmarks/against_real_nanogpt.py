@@ -225,7 +225,14 @@ def contest(
 ) -> dict[str, Any]:
     """foretrain's first start unless all is compiled, then rounds of all in turn."""
     sides = ["nanogpt", *run.ways]
-    found: dict[str, Any] = {"run": run.name, "steps": run.steps, "options": run.options, **{who: [] for who in sides}}
+    ways = {"nanogpt": {}, **run.ways}
+    found: dict[str, Any] = {
+        "run": run.name,
+        "steps": run.steps,
+        "options": run.options,
+        "ways": ways,
+        **{w: [] for w in sides},
+    }
     number = 0
     for turn in range(0 if warmed else -1, rounds):
         for who in ("foretrain",) if turn < 0 else sides[:: 1 - 2 * (turn % 2)]:

@@ -518,6 +518,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "hopper-finetuning": gpu_tables.finetuning,
     "hopper-ways": gpu_tables.ways,
     "hopper-kernels": gpu_tables.kernels,
+    "hopper-runs": gpu_tables.whole_runs,
+    "hopper-forecasts": gpu_tables.forecasts,
     "hopper-times": gpu_tables.times,
     "hopper-memory": gpu_tables.memory,
     "hopper-sentence": gpu_tables.sentence,

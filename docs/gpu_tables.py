@@ -127,13 +127,56 @@ def ways() -> str:
             continue
         profile = row.get("profile") or {}
         busy = f"{profile['busy_s'] / row['step_s']:.0%}" if profile.get("busy_s") else "–"
-        low, high = row["ratio_range"]
+        times = (
+            f"{row['ratio']:.2f} ({row['ratio_range'][0]:.2f} to {row['ratio_range'][1]:.2f})"
+            if "ratio" in row
+            else "–"
+        )
         share = f"{shares[row['title']] * 100:.0f} %" if row["title"] in shares else "not measured"
         lines.append(
-            f"| {row['title']} | {row['step_s'] * 1e3:,.1f} | {row['tokens_per_s']:,.0f} | {row['ratio']:.2f} ({low:.2f} to "
-            f"{high:.2f}) | {share} | {busy} | {row['allocated_bytes'] / GIB:.2f} | {row['reserved_bytes'] / GIB:.2f} |"
+            f"| {row['title']} | {row['step_s'] * 1e3:,.1f} | {row['tokens_per_s']:,.0f} | {times} | {share} "
+            f"| {busy} | {row['allocated_bytes'] / GIB:.2f} | {row['reserved_bytes'] / GIB:.2f} |"
         )
     return "\n".join(lines)
+
+
+SIDES = {
+    "nanogpt": "nanoGPT's train.py",
+    "foretrain": "foretrain, `cuda_graph`",
+    "no graph": "foretrain",
+    "masters": "foretrain, `master_weights`",
+}
+
+
+def whole_runs() -> str:
+    """nanoGPT's own train.py and foretrain train, whole processes whose kernels were compiled before."""
+    lines = [
+        "| run | program | wall s | ms a step | times nanoGPT (step) | resident MB | reserved GiB |", "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
+    ]  # fmt: skip
+    for run in result("gpu_h100_real")["runs"]:
+        rival = run["nanogpt"][0]["step_s"]
+        for side in run["ways"]:
+            for row in run[side]:
+                held = f"{max(p['reserved_bytes'] for p in row['phases']) / GIB:.2f}" if row.get("phases") else "–"
+                lines.append(
+                    f"| {run['run']}, {run['steps']} steps | {SIDES[side]} | {row['wall_s']:.1f} | {row['step_s'] * 1e3:.1f} | "
+                    f"{rival / row['step_s']:.2f} | {row['resident_bytes'] / 1e6:,.0f} | {held} |"
+                )
+    return "\n".join(lines)
+
+
+def forecasts() -> str:
+    """How far forecasts were off, for all steps that were timed on the card, and the furthest of them."""
+    found = result("gpu_h100_forecasts")
+    lines = ["| step | measured ms | catalogue | calibrated |", "| --- | ---: | ---: | ---: |"]
+    for row in sorted(found["rows"], key=lambda row: -abs(row["calibrated_error"])):
+        errors = " | ".join(f"{row[f'{name}_error'] * 100:+.1f} %" for name in ("catalogue", "calibrated"))
+        lines.append(f"| {row['title']} | {row['measured_s'] * 1e3:,.1f} | {errors} |")
+    words = [
+        f"by the {name} {found['summary'][key]['median_error'] * 100:.0f} % in the median, {found['summary'][key]['within_range']} within the range that is told"
+        for name, key in (("catalogue", "catalogue"), ("calibration", "calibrated"))
+    ]  # fmt: skip
+    return "\n".join([*lines, "", f"Off {'; '.join(words)}."])
 
 
 def times() -> str:

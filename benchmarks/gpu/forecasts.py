@@ -1,0 +1,88 @@
+"""Forecast against measured: each way of ways.py and each whole run on a card, by the catalogue and by a calibration.
+
+    python benchmarks/gpu/forecasts.py            (on any machine, a few seconds)
+
+What was measured is read from benchmarks/results/gpu_h100_ways.json and gpu_h100_real.json, the calibration of the same
+kind of card from recorded/h100_calibration.json. Steps of ways.py read their batches between micro-batches, which a run
+of `foretrain train` does ahead.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from common import RESULTS, report
+
+from foretrain.base.units import GIB
+from foretrain.config.options import RunConfig
+from foretrain.hardware.calibration import Calibration
+from foretrain.hardware.catalogue import match
+from foretrain.predict.spec import StepSpec
+from foretrain.predict.speed.time import step_time
+
+HERE = Path(__file__).parent
+SIDES = {"nanogpt": "nanogpt"}  # of a whole run; every other one is foretrain's step
+
+
+def measured() -> Iterator[dict[str, Any]]:
+    """(title, knobs, whose step, compiled, dtype, seconds) of every step that was timed."""
+    for row in json.loads((RESULTS / "gpu_h100_ways.json").read_text("utf-8"))["rows"]:
+        if row["blocks"]:
+            graph = {"cuda_graph": True} if row["step"] == "graphed" else {}
+            step = "nanogpt" if row["step"] == "nanogpt" else "foretrain"
+            yield {
+                "title": row["title"], "knobs": {**row["knobs"], **graph}, "step": step, "compiled": row["compiled"],
+                "dtype": row["dtype"], "measured_s": row["step_s"],
+            }  # fmt: skip
+    for run in json.loads((RESULTS / "gpu_h100_real.json").read_text("utf-8"))["runs"]:
+        for side, knobs in run["ways"].items():
+            ended = [row for row in run.get(side, []) if "step_s" in row]
+            if ended:
+                yield {
+                    "title": f"{run['run']}: {side}, whole run", "knobs": {**run["options"], **knobs}, "compiled": True,
+                    "step": SIDES.get(side, "foretrain"), "dtype": "bfloat16",
+                    "measured_s": median(row["step_s"] for row in ended),
+                }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=RESULTS / "gpu_h100_forecasts.json")
+    args = parser.parse_args()
+    recorded = json.loads((HERE / "recorded" / "h100_calibration.json").read_text("utf-8"))
+    found = match(recorded["gpu"], 80 * 10**9 / GIB, 132)
+    assert found
+    plain = found.model_copy(update={"calibration": None})
+    known = plain.model_copy(update={"calibration": Calibration.model_validate(recorded["calibration"])})
+    rows, table = [], []
+    for row in measured():
+        config = RunConfig.model_validate({**row["knobs"], "compile": row["compiled"]})
+        for name, gpu in (("catalogue", plain), ("calibrated", known)):
+            time = step_time(StepSpec.of(config, gpu, row["step"], dtype=row["dtype"], compiled=row["compiled"]))
+            assert time
+            row[name] = time.model_dump()
+            row[f"{name}_error"] = time.expected_s / row["measured_s"] - 1
+            row[f"{name}_within"] = time.low_s <= row["measured_s"] <= time.high_s
+        rows.append(row)
+        errors = [f"{row[f'{name}_error']:+.1%}" for name in ("catalogue", "calibrated")]
+        table.append([row["title"], f"{row['measured_s'] * 1e3:,.1f}", *errors])
+    summary = {
+        name: {
+            "median_error": median(abs(row[f"{name}_error"]) for row in rows),
+            "within_range": f"{sum(row[f'{name}_within'] for row in rows)} of {len(rows)}",
+        }
+        for name in ("catalogue", "calibrated")
+    }
+    document = {"what": (__doc__ or "").splitlines()[0], "gpu": found.name, "summary": summary, "rows": rows}
+    report(args.out, "Seconds of a step", ["step", "measured ms", "catalogue", "calibrated"], table, document)
+    print(json.dumps(summary, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -14,11 +14,11 @@ Free memory belongs to the stream that its segment was made for. A block that an
 back at the first request after it was freed: the simulator takes the work on that stream to be done by then. A card
 may still be at it, and the block then comes back later, at the latest when the cache is emptied.
 
-Not modelled: private pools of CUDA graphs and MemPools, cudaMallocAsync. Addresses of new segments only grow, unless
-other ones are asked for (addresses.py); between free blocks of one size the lower address wins.
+Not modelled: private pools of CUDA graphs and MemPools, cudaMallocAsync. Addresses of new segments fall as under
+Linux, unless other ones are asked for (addresses.py); between free blocks of one size the lower address wins.
 """
 
-from foretrain.predict.allocator.addresses import Addresses, Rising
+from foretrain.predict.allocator.addresses import Addresses, Falling
 from foretrain.predict.allocator.blocks import Block, Pool
 from foretrain.predict.allocator.expandable import ExpandableSegments
 from foretrain.predict.allocator.settings import MIN_LARGE_ALLOC_BYTES, Settings
@@ -94,7 +94,7 @@ class Allocator:
         self.granted_bytes, self.refused_bytes = 0, NO_LIMIT_BYTES
         self._pending: list[Block] = []  # freed, while other streams may still use them (cuda_events)
         self._active_at_reset_bytes = 0
-        self._addresses = addresses or Rising()
+        self._addresses = addresses or Falling()
         self._cap_bytes = _lowest(cap_bytes, None if physical else limit_bytes)
         self.collects = self.settings.garbage_collection_threshold > 0 and self._cap_bytes is not None
         self._expandable = ExpandableSegments(self) if self.settings.expandable_segments else None

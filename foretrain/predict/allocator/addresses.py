@@ -45,7 +45,7 @@ class Falling:
     goes to later ones that fit, the lowest first.
 
     In a public snapshot of an H100-class card (kkaitlyn111/cs336-a2-systems, memory_ctx128_fullstep_) 667 of 782 new
-    segments begin such a chunk and 114 lie right behind another. Not modelled: on an H100 the first 5 to 15 segments
+    segments begin such a chunk and 114 lie right behind another. Not modelled: on an H100 the first 13 to 16 segments
     filled 512 MiB upwards, and what is freed is not given again.
     """
 

@@ -50,8 +50,7 @@ def summary() -> str:
         f"{len(pretraining['rows'])} pretraining runs and {len(rows)} fine-tuning runs on one {_card(pretraining)}. In {under} of them "
         f"the process took more than the high end of the plan's range; {refused} would have been refused although they fit. Traces met "
         f"allocated bytes exactly in {found['allocated_to_the_byte']} pretraining runs and reserved bytes in {found['reserved_to_the_byte']}; replayed "
-        f"with segments at the addresses that this card's driver gives, in {found['allocated_to_the_byte_on_linux']} and "
-        f"{found['reserved_to_the_byte_on_linux']}.",
+        f"with rising addresses, in {found['allocated_to_the_byte_rising']} and {found['reserved_to_the_byte_rising']}.",
     ]  # fmt: skip
     return "\n".join(lines)
 

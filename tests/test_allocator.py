@@ -18,8 +18,8 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 EXPANDABLE = Settings(expandable_segments=True)
 
 
-def take(allocator: Allocator, nbytes: int) -> Block:
-    block = allocator.malloc(nbytes)
+def take(allocator: Allocator, nbytes: int, stream: int = 0) -> Block:
+    block = allocator.malloc(nbytes, stream)
     assert block is not None
     return block
 
@@ -40,6 +40,38 @@ def test_linux_fills_chunks_of_32_mib_that_fall() -> None:
     assert first % (32 * MIB) == 0
     found = [falling.new(size * MIB) - first for size in (100, 26, 20, 2, 2, 12, 14)]
     assert [where // MIB for where in found] == [-128, -28, -160, -140, -138, 20, -192]
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 200 * MIB), max_size=60))
+def test_fallen_segments_never_overlap_and_lie_as_low_in_what_is_left_as_they_can(sizes: list[int]) -> None:
+    falling = Falling()
+    taken: list[tuple[int, int]] = []  # (address, end)
+    for nbytes in sizes:
+        size = -(-nbytes // (2 * MIB)) * 2 * MIB
+        lowest = min((address for address, _ in taken), default=None)
+        ends = {end for _, end in taken if end % (32 * MIB)}  # where a chunk has something left
+        starts = {address for address, _ in taken}
+        room = [end for end in ends - starts if end + size <= -(-end // (32 * MIB)) * 32 * MIB]
+        address = falling.new(nbytes)
+        if room:
+            assert address == min(room)
+        elif lowest is not None:
+            assert address == lowest // (32 * MIB) * 32 * MIB - -(-size // (32 * MIB)) * 32 * MIB
+        taken.append((address, address + size))
+    for before, after in pairwise(sorted(taken)):
+        assert before[1] <= after[0]
+
+
+def test_stretches_of_expandable_segments_may_lie_below_one_another() -> None:
+    """Each stream has one: each is unmapped as itself."""
+    allocator = Allocator(EXPANDABLE)
+    blocks = [take(allocator, 30 * MIB, stream) for stream in (0, 7, 9)]
+    assert blocks[2].ptr < blocks[1].ptr < blocks[0].ptr
+    for block in (blocks[1], blocks[0], blocks[2]):
+        allocator.free(block)
+    allocator.empty_cache()
+    assert (allocator.reserved_bytes, allocator.live_segments()) == (0, [])
 
 
 def test_the_addresses_decide_which_of_two_free_blocks_is_taken() -> None:
@@ -150,8 +182,9 @@ def test_best_fit_is_the_smallest_block_and_the_lowest_address_among_equals() ->
     addresses = [block.ptr for block in blocks]
     for block in reversed(blocks):
         allocator.free(block)
-    assert take(allocator, 30 * MIB).ptr == addresses[1]
+    assert addresses[3] < addresses[1]  # new segments fall
     assert take(allocator, 30 * MIB).ptr == addresses[3]
+    assert take(allocator, 30 * MIB).ptr == addresses[1]
     assert take(allocator, 31 * MIB).ptr == addresses[0]
 
 

@@ -4,8 +4,8 @@
 
 Traces are made with the torch that is installed here, so install the one of the measurement. Printed are signed
 errors (+1 % is predicted 1 % too high) of allocated and reserved peaks and of the process's memory, with medians;
-how many are met to the byte with the addresses that traces are replayed with, and with those that an H100 gave under
-Linux (predict/allocator/addresses.py); how often a plan would have promised too little (UNDER: the process took more
+how many are met to the byte with the addresses that traces are replayed with, which fall as under Linux, and with rising
+ones (predict/allocator/addresses.py); how often a plan would have promised too little (UNDER: the process took more
 than the high end of its range) or refused too much (REFUSED: "does not fit" on a card with a tenth more than the
 process took); and, where the allocator's history differs from the trace, the sizes that only one of them has.
 """
@@ -30,7 +30,7 @@ from foretrain.base.installation import installed_torch
 from foretrain.base.units import GIB, MIB
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import match
-from foretrain.predict.allocator.addresses import Falling
+from foretrain.predict.allocator.addresses import Rising
 from foretrain.predict.allocator.replay import replay
 from foretrain.predict.memory import predict, worst_verdict
 from foretrain.predict.trace import service
@@ -83,13 +83,13 @@ def compare(row: dict[str, Any], gpu: Any) -> dict[str, Any]:
     ours = found.memory.worst
     process = measured["process_bytes"]
     shown = max(traces, key=lambda trace: replay(trace).peak_reserved_bytes)
-    on_linux = [peak for peak in replay(shown, addresses=Falling()).phases if peak.phase in measured["phases"]]
+    rising = [peak for peak in replay(shown, addresses=Rising()).phases if peak.phase in measured["phases"]]
     roomy = exact(traces, ledger, available_bytes=round(process * 1.1))
     return {
         "allocated_error": ours.allocated_bytes / allocated - 1,
         "reserved_error": max(p.reserved_bytes or 0 for p in phases.values()) / reserved - 1,
-        "allocated_error_on_linux": max(peak.allocated_bytes for peak in on_linux) / allocated - 1,
-        "reserved_error_on_linux": max(peak.reserved_bytes for peak in on_linux) / reserved - 1,
+        "allocated_error_rising": max(peak.allocated_bytes for peak in rising) / allocated - 1,
+        "reserved_error_rising": max(peak.reserved_bytes for peak in rising) / reserved - 1,
         "ledger_error": ledger.worst.allocated_bytes / allocated - 1,
         "process_error": max(p.needed_expected_bytes for p in phases.values()) / process - 1,
         "measured": {"allocated_bytes": allocated, "reserved_bytes": reserved, "process_bytes": process},
@@ -135,7 +135,7 @@ def main() -> None:
     if rows:
         summary["reserved_median"] = median(abs(row["reserved_error"]) for row in rows)
         for what in ("allocated", "reserved"):
-            for where in ("", "_on_linux"):
+            for where in ("", "_rising"):
                 exact_ones = sum(row[f"{what}_error{where}"] == 0 for row in rows)
                 summary[f"{what}_to_the_byte{where}"] = f"{exact_ones} of {len(rows)}"
         summary["under_estimates"] = sum(row["under"] for row in rows)

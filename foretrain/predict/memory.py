@@ -243,7 +243,7 @@ class Ledger:
         spec = asked.spec
         self.key, self.spec = asked.key, spec
         self._keeps, self._saves = asked.keeps, asked.saves
-        self.context, self.settings = Context.of(spec.gpu), _settings_of(spec.config)
+        self.context, self.settings = _context_of(spec), _settings_of(spec.config)
         scores = "math" in (spec.variant.attention, spec.variant.evaluation_attention)
         self.roughly = ROUGHLY if spec.compiled and scores else EXACTLY
         self.room = Room(self.settings, self.context, self.roughly, compiled=spec.compiled)
@@ -395,6 +395,12 @@ class Ledger:
         return phase.model_copy(update={"needed_expected_bytes": expected, "needed_high_bytes": high})
 
 
+def _context_of(spec: StepSpec) -> Context:
+    """What the process takes on the card beside the allocator."""
+    context = Context.of(spec.gpu)
+    return context.with_copy_streams() if spec.copies_beside else context
+
+
 def _settings_of(config: RunConfig) -> Settings:
     """The allocator's, as the config has them; what the environment says beside them only a trace reads."""
     try:
@@ -488,7 +494,7 @@ class Asked:
             *(getattr(c, knob) for knob in SHAPING_KNOBS), c.eval_batch, c.eval_block, c.allocator_settings,
             min(3, c.gradient_accumulation_steps), c.memory_limit_bytes is not None, self.saves, spec.compiled,
             spec.step, spec.dtype, gpu.kind, gpu.capability, gpu.cache_bytes if spec.compiled else gpu.sm_count,
-            Context.of(gpu), spec.sharing, keeps,
+            _context_of(spec), spec.sharing, keeps,
         )  # fmt: skip
 
     def __eq__(self, other: object) -> bool:

@@ -128,6 +128,12 @@ class StepSpec:
         return self.config.optimizer_offload and self.cuda
 
     @property
+    def copies_beside(self) -> bool:
+        """Whether copies run on a stream of their own (model/host/leaving.py)."""
+        c = self.config
+        return self.gpu.kind == "cuda" and ((c.optimizer_offload and c.gradient_offload) or c.elements_on_host > 0)
+
+    @property
     def updates_in_backward(self) -> bool:
         """Whether each parameter is updated in the backward pass (model/in_backward.py)."""
         c = self.config

@@ -107,7 +107,7 @@ class ExpandableSegments:
         page = self.page_bytes(pool)
         stretch_bytes = max(STRETCH_BYTES, -(-size // page) * page)
         block = Block(self.allocator.new_address(stretch_bytes), stretch_bytes, pool, stream, mapped=False)
-        self.bases.append(block.ptr)
+        insort(self.bases, block.ptr)
         self._keep(block)
         return block
 

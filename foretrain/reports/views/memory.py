@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 from foretrain.base.messages import listed
 from foretrain.config.families import family_of
-from foretrain.hardware.context import Context
 from foretrain.predict.memory import PhaseMemory, StepMemory
 from foretrain.predict.plan import Plan
 from foretrain.predict.step_moments import MomentMemory, StepMoments
@@ -126,7 +125,7 @@ def tables(plan: Plan) -> tuple[Block, ...]:
         blocks.append(Table((head, *heads[1:]), tuple(rows), numeric, tuple(tones), optional))
     if plan.gpu.kind == "cpu":
         return *blocks, Paragraph(Message("plan.needed_explained_cpu"))
-    context = Context.of(plan.gpu)
+    context = plan.memory_of(plan.step).context
     values: dict[str, object] = {"low": context.low_bytes, "high": context.high_bytes}
     if plan.exact:
         return *blocks, Paragraph(Message("plan.needed_explained_exact", {**values, "torch": plan.exact[0].torch}))

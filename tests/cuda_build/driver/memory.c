@@ -68,15 +68,46 @@ bool make_context(int device) {
   return made;
 }
 
-/* Addresses rise, as a driver's mostly do; mmap's own fall. Between free blocks of one size PyTorch takes the lowest, so
- * the order decides what fragments. FAKECUDA_FALLING=1: mmap's order. */
-static void *map_lazily(size_t size) {
+/* Between free blocks of one size PyTorch takes the lowest, so where a segment lies decides what fragments. Like class
+ * Falling of foretrain/predict/allocator/addresses.py: chunks of whole 32 MiB, each below the last one, and what a segment
+ * leaves of its chunk goes to later ones, the lowest first. FAKECUDA_RISING=1: each behind the last one, as Rising. */
+#define CHUNK (32 * MIB)
+typedef struct {
+  char *base;
+  size_t size;
+} Rest;
+static Rest *rests; /* of chunks */
+static size_t rest_count;
+
+static size_t whole(size_t size, size_t unit) { return (size + unit - 1) / unit * unit; }
+
+static char *place(size_t size) { /* with the lock held; what is freed is not given again */
   static char *next = (char *)0x500000000000;
-  const char *falling = getenv("FAKECUDA_FALLING");
-  void *wish = falling && *falling == '1' ? NULL : next;
+  const char *rising = getenv("FAKECUDA_RISING");
+  size = whole(size, SEGMENT);
+  if (rising && *rising == '1') {
+    next += size;
+    return next - size;
+  }
+  Rest *found = NULL;
+  for (Rest *rest = rests; rest < rests + rest_count; rest++)
+    if (rest->size >= size && (!found || rest->base < found->base)) found = rest;
+  if (!found) {
+    next -= whole(size, CHUNK);
+    rests = realloc(rests, (rest_count + 1) * sizeof *rests);
+    found = &rests[rest_count++];
+    *found = (Rest){next, whole(size, CHUNK)};
+  }
+  char *base = found->base;
+  found->base += size;
+  found->size -= size;
+  if (!found->size) *found = rests[--rest_count];
+  return base;
+}
+
+static void *map_lazily(size_t size, char *wish) { /* the host's memory lies where the system wishes: NULL */
   void *found = mmap(wish, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (found == MAP_FAILED) return NULL;
-  if (found == next) next += (size + SEGMENT - 1) / SEGMENT * SEGMENT;
   madvise(found, size, MADV_NOHUGEPAGE);
   return found;
 }
@@ -88,7 +119,7 @@ static bool take(void **pointer, size_t bytes, int kind, int device) {
   size_t unit = kind == HOST ? 4096 : SEGMENT, size = (bytes + unit - 1) / unit * unit;
   pthread_mutex_lock(&lock);
   bool fits = kind != DEVICE || charge(device, size);
-  void *base = fits ? map_lazily(size) : NULL;
+  void *base = fits ? map_lazily(size, kind == HOST ? NULL : place(size)) : NULL;
   if (base) insert((Region){base, size, kind == DEVICE ? size : 0, device, kind, NULL});
   else if (fits && kind == DEVICE) own->used[device] -= size;
   pthread_mutex_unlock(&lock);
@@ -328,11 +359,11 @@ EXPORT CUresult cuMemGetAllocationGranularity(size_t *size, const CUmemAllocatio
   FINE;
 }
 EXPORT CUresult cuMemAddressReserve(CUdeviceptr *pointer, size_t size, size_t align, CUdeviceptr at, unsigned long long f) {
-  void *base = map_lazily(size);
-  if (!base) return CUDA_ERROR_OUT_OF_MEMORY;
   pthread_mutex_lock(&lock);
-  insert((Region){base, size, 0, current_device, RESERVED, NULL});
+  void *base = map_lazily(size, place(size));
+  if (base) insert((Region){base, size, 0, current_device, RESERVED, NULL});
   pthread_mutex_unlock(&lock);
+  if (!base) return CUDA_ERROR_OUT_OF_MEMORY;
   *pointer = (CUdeviceptr)base;
   FINE;
 }

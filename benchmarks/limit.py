@@ -39,7 +39,7 @@ from foretrain.training import choices
 from foretrain.training.choices import Chosen
 from foretrain.training.device import Placement, place
 from foretrain.training.host_memory import keep_memory
-from foretrain.tuning import calibrate, peaks
+from foretrain.tuning import calibrate, peaks, timer
 
 # Compiled it is not quicker there (against_nanogpt.py).
 SKIP = {"6x384": "nanoGPT compiled", "124M": "nanoGPT compiled"}
@@ -50,7 +50,7 @@ PROFILED_STEPS = {"4x128": 10, "6x384": 3, "124M": 1}
 def measured_peaks(placement: Placement) -> Peaks:
     """Of this device, in the dtypes that it is calibrated for."""
     dtypes = calibrate.usual_dtypes(placement.device, quick=False)
-    return peaks.measure(placement.device, dtypes, calibrate.timer(placement.device))
+    return peaks.measure(placement.device, dtypes, timer.timer(placement.device))
 
 
 def tell(what: str) -> None:

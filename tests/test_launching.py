@@ -176,11 +176,32 @@ def test_a_card_is_calibrated_with_narrow_steps_and_a_cpu_as_before() -> None:
     ]
     assert [each for each in both if each.small] == narrow
     assert [each for each in both if not each.small] == [
-        Wanted(dtype, compiled) for dtype in ("bfloat16", "float16") for compiled in (False, True)
-    ]
+        Wanted("bfloat16", False), Wanted("bfloat16", True), Wanted("float16", False)
+    ]  # fmt: skip
     eager = references_for(cuda, ["float32"], [False])
     assert [each.compiled for each in eager] == [False, False, False]
     assert all(each.way in ((), (("attention", "bmm"),)) for each in references_for(cpu, ["float32"], [False]))
+
+
+def test_a_dtype_without_compiled_steps_is_corrected_by_another_ones() -> None:
+    """On a card; by the same factor, as kernels are measured in each dtype."""
+    options: dict[str, Any] = {"n_layer": 6, "n_embd": 768, "vocab_size": 50304, "batch_size": 8}
+    config = RunConfig.model_validate(options)
+
+    single = made_up_calibration(**CARD)  # type: ignore[arg-type]
+    half = tuple(kernel.model_copy(update={"dtype": "bfloat16"}) for kernel in single.kernels)
+    both = single.model_copy(update={"kernels": (*single.kernels, *half)})
+
+    def found(*steps: StepTime, dtype: Any = "float32") -> float:
+        gpu = H100.model_copy(update={"calibration": both.model_copy(update={"steps": steps})})
+        time = step_time(StepSpec.of(config, gpu, dtype=dtype, compiled=True))
+        assert time is not None
+        return time.expected_s
+
+    time_s = 1.25 * found(dtype="bfloat16")
+    slower = StepTime(options=options, dtype="bfloat16", compiled=True, time_s=time_s)
+    assert found(slower) == pytest.approx(1.25 * found())
+    assert found(slower.model_copy(update={"compiled": False})) == found()
 
 
 def test_half_precision_logits_are_cast_where_the_softmax_reads_them() -> None:

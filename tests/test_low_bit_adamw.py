@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from foretrain.base.errors import UserError
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import find
-from foretrain.model.low_bit_adamw import AdamW4bit, AdamW8bit, LowBitAdamW, Tables, code_books, narrow_, widen
+from foretrain.model.low_bit_adamw import AdamW4bit, AdamW8bit, LowBitAdamW, Moment, Tables, code_books, narrow_, widen
 from foretrain.model.shape import ModelShape
 from foretrain.model.step import build, train_step
 from foretrain.model.techniques import optimizer_of
@@ -64,8 +64,9 @@ def stored(x: torch.Tensor, form: LowBits, which: int) -> tuple[torch.Tensor, to
     tables = Tables.of(code_books(form)[which], form.block, CPU)
     codes = torch.zeros(form.n_bytes(x.numel()), dtype=torch.uint8)
     scales = torch.zeros(form.n_blocks(x.numel()))
-    narrow_(x.clone(), codes, scales, tables)
-    return widen(codes, scales, x.numel(), tables), scales
+    moment = Moment(codes, scales, tables)
+    narrow_(x[None].clone(), [moment], x.numel())
+    return widen([moment], x.numel())[0, : x.numel()], scales
 
 
 @settings(deadline=None, max_examples=80)
@@ -104,11 +105,12 @@ def test_two_codes_share_a_byte(numel: int) -> None:
     x[128::128] = 1.0
     tables = Tables.of(book.tolist(), 128, CPU)
     codes, scales = torch.zeros(FOUR.n_bytes(numel), dtype=torch.uint8), torch.zeros(FOUR.n_blocks(numel))
-    narrow_(x.clone(), codes, scales, tables)
+    moment = Moment(codes, scales, tables)
+    narrow_(x[None].clone(), [moment], numel)
     expected = (x * 16 - 1).round().to(torch.uint8)
     assert torch.equal(codes & 15, expected[0::2])
     assert torch.equal((codes >> 4)[: numel // 2], expected[1::2])
-    assert torch.equal(widen(codes, scales, numel, tables), x)
+    assert torch.equal(widen([moment], numel)[0, :numel], x)
 
 
 # -- updates -----------------------------------------------------------------------------------------------
@@ -291,8 +293,16 @@ def test_bytes_launches_and_temporaries_are_those_of_a_real_step(name: str) -> N
     technique = optimizer_of(config)
     assert isinstance(technique, Technique)
     assert seen.count == pytest.approx(2 * technique.chunk_launches, abs=4)
-    parts = 2 + len(list(ModelShape.of(config).parameters())) - 1
-    assert optimizer_launches(way) == 40 + technique.chunk_launches * parts
+    sizes = [p.numel for p in ModelShape.of(config).parameters()]
+    parts, plain = 2 + sum(LEAST <= size < numel for size in sizes), sum(size < LEAST for size in sizes)
+    assert optimizer_launches(way) == 40 + technique.chunk_launches * parts + technique.plain_launches * plain
+    small = torch.nn.Parameter(torch.randn(LEAST - 1))
+    small.grad = torch.randn(LEAST - 1)
+    few = LOW[name]([{"params": [small], "weight_decay": 0.0}], 1e-3, (0.9, 0.95))
+    few.step()
+    with Kernels() as seen:
+        few.step()
+    assert seen.count == pytest.approx(technique.plain_launches, abs=2)
 
 
 def test_a_plan_says_what_the_smaller_states_cost_in_time() -> None:

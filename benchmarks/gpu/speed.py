@@ -4,8 +4,10 @@
     python benchmarks/gpu/speed.py --device cpu --small       (does the script itself work?)
 
 What is compiled is compiled by forks side by side first, so that it lies in the compiler's cache. All forecasts are
-made before anything but the calibration is measured. Energy is NVML's counter over the timed steps. What a case raises
-is written down, and the script goes on; after --minutes no further case is started: the first cases are of all kinds.
+made before anything but the calibration is measured, which is of the cases' dtypes alone and has a third of --minutes:
+what is not done by then is given up, and no forecast is calibrated. Energy is NVML's counter over the timed steps. What
+a case raises is written down, and the script goes on; after --minutes no further case is started: the first cases are
+of all kinds.
 """
 
 import argparse
@@ -31,12 +33,14 @@ from cases import B1, CHARACTERS, GPT2, A, C, Case
 from common import show, versions
 
 from foretrain.config.options import RunConfig
+from foretrain.hardware.calibration import Calibration
 from foretrain.hardware.catalogue import detect
 from foretrain.predict.energy import power
 from foretrain.predict.plan import whole_run
 from foretrain.predict.speed.time import compile_time, evaluation_time, step_time
 from foretrain.training.device import Placement, place
-from foretrain.tuning.calibrate import LARGE_REFERENCE, NARROW_REFERENCE, Stepper, calibrate, usual_dtypes
+from foretrain.tuning.calibrate import LARGE_REFERENCE, NARROW_REFERENCE, calibrate
+from foretrain.tuning.stepper import Stepper
 
 XL = {"n_layer": 24, "n_head": 16, "n_embd": 1024, "batch_size": 4, "gradient_accumulation_steps": 2}
 NARROW = {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64, "vocab_size": 65, "batch_size": 12}
@@ -54,7 +58,7 @@ CASES = [
 ]  # fmt: skip
 SMALL = [Case("small", {**NARROW, "gradient_accumulation_steps": 1}, "float32", "foretrain", False)]
 REFERENCES = [
-    *(Case("reference", LARGE_REFERENCE, dtype, "foretrain", True) for dtype in ("bfloat16", "float16", "float32")),
+    Case("reference", LARGE_REFERENCE, "bfloat16", "foretrain", True),
     Case("narrow reference", NARROW_REFERENCE, "bfloat16", "foretrain", True),
 ]
 STEPS = 10
@@ -117,6 +121,25 @@ def compile_all(cases: list[Case], device: str, deadline: float) -> None:
     run_all(jobs, max(1, (os.cpu_count() or 1) // 2), deadline)
 
 
+class LateError(Exception):
+    """The calibration has had its time."""
+
+
+def calibration_of(cases: list[Case], placement: Placement, deadline: float) -> Calibration | None:
+    """In the dtypes and modes of these cases, fp32 always; None where the deadline came first."""
+
+    def listen(what: str, share: float) -> None:
+        if time.monotonic() > deadline:
+            raise LateError(f"{what} at {share:.0%}")
+
+    dtypes, modes = [*dict.fromkeys([case.dtype for case in cases] + ["float32"])], {case.compiled for case in cases}
+    try:
+        return calibrate(placement, dtypes, sorted(modes), listen)
+    except LateError as late:
+        print(f"not calibrated: no time left ({late})", file=sys.stderr, flush=True)
+        return None
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("gpu_speed.json"))
@@ -128,16 +151,14 @@ def main() -> None:
     if not args.small:
         compile_all([*REFERENCES, *cases], args.device, time.monotonic() + args.minutes * 60 / 4)
     placement = place(RunConfig(device=args.device, compile=not args.small))
-    calibration = calibrate(
-        placement,
-        usual_dtypes(placement.device, quick=args.small),
-        [False] if args.small else [False, True],
-        lambda what, share: None,
-    )
-    plain = placement.gpu.model_copy(update={"calibration": None})
-    known = placement.gpu.model_copy(update={"calibration": calibration})
+    calibration = calibration_of(cases, placement, time.monotonic() + args.minutes * 60 / 3)
+    gpus = {
+        source: placement.gpu.model_copy(update={"calibration": found})
+        for source, found in (("catalogue", None), ("calibrated", calibration))
+        if source == "catalogue" or found
+    }
     rows: list[dict[str, Any]] = [
-        {**case._asdict(), "catalogue": forecast(case, plain), "calibrated": forecast(case, known)} for case in cases
+        {**case._asdict(), **{source: forecast(case, gpu) for source, gpu in gpus.items()}} for case in cases
     ]
     table = []
     for case, row in zip(cases, rows, strict=True):
@@ -147,10 +168,10 @@ def main() -> None:
         if "error" in found:
             table.append([*name, found["error"][:40], "", "", ""])
             continue
-        for source in ("catalogue", "calibrated"):
+        for source in gpus:
             row[f"{source}_error"] = row[source]["expected_s"] / found["step_s"] - 1
         if found["power_w"] and row["catalogue"]["step_j"]:
-            row["energy_error"] = row["calibrated"]["step_j"] / (found["power_w"] * found["step_s"]) - 1
+            row["energy_error"] = row[list(gpus)[-1]]["step_j"] / (found["power_w"] * found["step_s"]) - 1
         errors = [
             f"{row[key]:+.1%}" if key in row else "" for key in ("catalogue_error", "calibrated_error", "energy_error")
         ]
@@ -168,7 +189,7 @@ def main() -> None:
     document = {
         "what": (__doc__ or "").splitlines()[0], "date": date.today().isoformat(), "gpu": placement.gpu.name,
         "driver": detected.driver if detected else "", "versions": versions(), "summary": summary,
-        "calibration": calibration.model_dump(mode="json"), "rows": rows,
+        "calibration": calibration.model_dump(mode="json") if calibration else None, "rows": rows,
     }  # fmt: skip
     args.out.write_text(json.dumps(document) + "\n", "utf-8")
     print(json.dumps(summary, indent=1))

@@ -21,9 +21,9 @@ first on one core), so it needs a compiler where foretrain needs none and no eag
 states are tensor subclasses, which safetensors does not write; its learning rate must be a tensor.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -73,13 +73,14 @@ class Tables:
     block: int
 
     @classmethod
-    def of(cls, book: list[float], block: int, device: torch.device) -> "Tables":
+    def of(cls, book: list[float], block: int, device: torch.device, factor: float = 1.0) -> "Tables":
+        """Of a book's codes; `factor`: by which numbers come back larger than they were stored."""
         numbers = torch.tensor(book, dtype=torch.float64)
         every = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).double()
         codes = torch.bucketize(every, (numbers[1:] + numbers[:-1]) / 2)
         if book[0] == 0:
             codes = torch.where(every > 0, codes.clamp(min=1), 0)  # what is not zero stays so
-        numbers = numbers.float()
+        numbers = (factor * numbers).float()
         if len(book) == 16:  # the first of two codes is in a byte's lower half
             numbers = torch.stack((numbers.repeat(16), numbers.repeat_interleave(16)), 1).view(torch.int64).view(-1)
         return cls(numbers.to(device), codes.to(torch.uint8).to(device), block)
@@ -89,38 +90,55 @@ class Tables:
         return self.numbers.dtype == torch.int64
 
 
-def widen(codes: Tensor, scales: Tensor, numel: int, tables: Tables) -> Tensor:
-    """fp32 numbers of so many flat codes; `scales` of their blocks."""
-    numbers = tables.numbers.index_select(0, codes.int()).view(torch.float32)
-    return _by_block(numbers[:numel], scales, tables.block, Tensor.mul_)
+class Moment(NamedTuple):
+    """Flat codes, and the scales of their blocks; a moment's, or a chunk of them."""
+
+    codes: Tensor
+    scales: Tensor
+    tables: Tables
 
 
-def narrow_(x: Tensor, codes: Tensor, scales: Tensor, tables: Tables) -> None:
-    """Store flat fp32 numbers in `codes` and `scales`; x is spoilt."""
-    block = tables.block
-    whole = x.numel() // block * block
-    for part, scale in ((x[:whole].view(-1, block), scales[: whole // block]), (x[whole:].view(1, -1), scales[-1:])):
-        if part.numel():
-            torch.maximum(part.amax(1), part.amin(1).neg_(), out=scale)
-            scale.clamp_(min=_SMALLEST)
-    bits = _by_block(x, scales, block, Tensor.div_).bfloat16().view(torch.int16).int().bitwise_and_(0xFFFF)
-    found = tables.codes.index_select(0, bits)
-    if not tables.two_a_byte:
-        codes.copy_(found)
-        return
-    if found.numel() % 2:
-        found = torch.nn.functional.pad(found, (0, 1))
-    torch.add(found[0::2], found[1::2], alpha=16, out=codes)
-
-
-def _by_block(x: Tensor, scales: Tensor, block: int, apply_: Callable[[Tensor, Tensor], Any]) -> Tensor:
-    """x (flat) with each block multiplied with its scale, or divided by it, in place."""
-    whole = x.numel() // block * block
-    if whole:
-        apply_(x[:whole].view(-1, block), scales[: whole // block, None])
-    if whole < x.numel():
-        apply_(x[whole:], scales[-1])
+def widen(moments: Sequence[Moment], numel: int) -> Tensor:
+    """fp32 numbers of so many codes of each, a row for each; a row may be an element longer."""
+    codes, _, tables = moments[0]
+    x = torch.empty(len(moments), codes.numel() * (1 + tables.two_a_byte), dtype=torch.float32, device=codes.device)
+    for row, (codes, scales, tables) in zip(x, moments, strict=True):
+        torch.index_select(tables.numbers, 0, codes.int(), out=row.view(tables.numbers.dtype))
+        for part, blocks in _parts(numel, tables.block):
+            _rows(row[None], part, blocks)[0].mul_(scales[blocks, None])
     return x
+
+
+def narrow_(x: Tensor, moments: Sequence[Moment], numel: int) -> None:
+    """Store so many numbers of each row of x; x is spoilt."""
+    parts = [(_rows(x, part, blocks), blocks) for part, blocks in _parts(numel, moments[0].tables.block)]
+    found = [torch.linalg.vector_norm(rows, torch.inf, dim=2) for rows, _ in parts]
+    scales = (found[0] if len(found) == 1 else torch.cat(found, 1)).clamp_(min=_SMALLEST)
+    for rows, blocks in parts:
+        rows.div_(scales[:, blocks, None])
+    torch._foreach_copy_([each.scales for each in moments], list(scales))  # type: ignore[reportPrivateImportUsage]
+    for row, (codes, _, tables) in zip(x, moments, strict=True):
+        bits = row.bfloat16().view(torch.uint16).int()
+        nearest = torch.index_select(tables.codes, 0, bits, out=None if tables.two_a_byte else codes)
+        del bits
+        if not tables.two_a_byte:
+            continue
+        nearest = nearest[:numel]
+        if numel % 2:
+            nearest = torch.nn.functional.pad(nearest, (0, 1))
+        torch.add(nearest[0::2], nearest[1::2], alpha=16, out=codes)
+
+
+def _parts(numel: int, block: int) -> list[tuple[slice, slice]]:
+    """(the place of the elements, of their blocks) of all whole blocks, and of a last one that is short."""
+    whole = numel // block
+    found = [(slice(0, whole * block), slice(0, whole)), (slice(whole * block, numel), slice(whole, whole + 1))]
+    return [each for each in found if each[0].start < each[0].stop]
+
+
+def _rows(x: Tensor, part: slice, blocks: slice) -> Tensor:
+    """Of each row of x the elements of these blocks, a row for each block."""
+    return x[:, part].unflatten(1, (blocks.stop - blocks.start, -1))
 
 
 class LowBitAdamW(Uncompiled):
@@ -130,13 +148,15 @@ class LowBitAdamW(Uncompiled):
 
     def __init__(self, params: Iterable[Any], lr: float, betas: tuple[float, float]) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": 0.0})
-        self._tables_on: dict[torch.device, tuple[Tables, ...]] = {}
+        self._tables_on: dict[tuple[torch.device, float], tuple[Tables, ...]] = {}
 
-    def _tables(self, device: torch.device) -> tuple[Tables, ...]:
-        """Of the first moment, and of the second one's root."""
-        if device not in self._tables_on:
-            self._tables_on[device] = tuple(Tables.of(b, self.form.block, device) for b in code_books(self.form))
-        return self._tables_on[device]
+    def _tables(self, device: torch.device, beta2: float) -> tuple[Tables, ...]:
+        """Of the first moment, and of the second one's root, which comes back decayed."""
+        if (device, beta2) not in self._tables_on:
+            books = zip(code_books(self.form), (1.0, beta2**0.5), strict=True)
+            made = tuple(Tables.of(book, self.form.block, device, factor) for book, factor in books)
+            self._tables_on[device, beta2] = made
+        return self._tables_on[device, beta2]
 
     def state_shapes(self, parameter: Tensor) -> dict[str, tuple[int, ...]]:
         """The shape of each tensor of a parameter's state."""
@@ -157,11 +177,13 @@ class LowBitAdamW(Uncompiled):
         if held_back(self):
             return
         for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    state = self.state[parameter] or self._first_state(parameter)
-                    state["step"] = state["step"].cpu() + 1  # a load may have put it on the device
-                    self._update(parameter, state, group)
+            updated = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if updated and group["weight_decay"]:
+                torch._foreach_mul_(updated, 1 - group["lr"] * group["weight_decay"])  # type: ignore[reportPrivateImportUsage]
+            for parameter in updated:
+                state = self.state[parameter] or self._first_state(parameter)
+                state["step"] = state["step"].cpu() + 1  # a load may have put it on the device
+                self._update(parameter, state, group)
 
     def _first_state(self, parameter: Tensor) -> dict[str, Tensor]:
         """Moments of zero, as their scales are zero."""
@@ -180,21 +202,16 @@ class LowBitAdamW(Uncompiled):
         grad, count = grad.reshape(-1), int(state["step"])
         if not is_quantised(parameter.numel()):
             m, v = state["exp_avg"].view(-1), state["exp_avg_sq"].view(-1)
-            _average_(m, v, grad, group)
+            m.lerp_(grad, 1 - group["betas"][0])
+            v.mul_(group["betas"][1]).addcmul_(grad, grad, value=1 - group["betas"][1])
             _apply(weight, m, v.sqrt(), group, count)
             return
-        first, second = self._tables(parameter.device)
-        flat = [state[name].view(-1) for name in (*CODES, *SCALES)]
+        tables = self._tables(parameter.device, group["betas"][1])
         for start in range(0, weight.numel(), CHUNK):
-            part, blocks = _piece(start, 1), _piece(start, self.form.block)
-            held = _piece(start, 8 // self.form.bits)
-            codes_m, codes_root, scales_m, scales_root = flat[0][held], flat[1][held], flat[2][blocks], flat[3][blocks]
-            g = grad[part]
-            m, root = widen(codes_m, scales_m, g.numel(), first), widen(codes_root, scales_root, g.numel(), second)
-            _average_(m, root.mul_(root), g, group)
-            _apply(weight[part], m, root.sqrt_(), group, count)
-            narrow_(m, codes_m, scales_m, first)
-            narrow_(root, codes_root, scales_root, second)
+            held, blocks = _piece(start, 8 // self.form.bits), _piece(start, self.form.block)
+            stored = zip(CODES, SCALES, tables, strict=True)
+            moments = [Moment(state[c].view(-1)[held], state[s].view(-1)[blocks], table) for c, s, table in stored]
+            _update_chunk(weight[_piece(start, 1)], grad[_piece(start, 1)], moments, group, count)
 
 
 class AdamW8bit(LowBitAdamW):
@@ -214,16 +231,19 @@ def _piece(start: int, elements: int) -> slice:
     return slice(start // elements, (start + CHUNK) // elements)
 
 
-def _average_(m: Tensor, v: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
-    """Add a gradient to both moments."""
+def _update_chunk(weight: Tensor, grad: Tensor, moments: Sequence[Moment], group: dict[str, Any], count: int) -> None:
+    """Of both moments at once, where one kernel serves: what a card's host launches is what this takes there."""
     beta1, beta2 = group["betas"]
+    x = widen(moments, grad.numel())
+    m, root = x[:, : grad.numel()]
     m.lerp_(grad, 1 - beta1)
-    v.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+    torch.hypot(root, grad * (1 - beta2) ** 0.5, out=root)
+    _apply(weight, m, root, group, count)
+    narrow_(x, moments, grad.numel())
 
 
 def _apply(weight: Tensor, m: Tensor, root: Tensor, group: dict[str, Any], count: int) -> None:
-    """Decay the weights and move them along m / root, both corrected for their start at zero."""
+    """Move weights along m / root, both corrected for their start at zero."""
     beta1, beta2 = group["betas"]
-    weight.mul_(1 - group["lr"] * group["weight_decay"])
-    denominator = (root / (1 - beta2**count) ** 0.5).add_(EPS)
-    weight.addcdiv_(m, denominator, value=-group["lr"] / (1 - beta1**count))
+    grown = (1 - beta2**count) ** 0.5
+    weight.addcdiv_(m, root + EPS * grown, value=-group["lr"] * grown / (1 - beta1**count))

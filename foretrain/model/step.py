@@ -6,7 +6,7 @@ traced on fake ones. The optimizer step is fixed by its tokens; micro-batches ar
 
 import contextlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -109,6 +109,20 @@ def build(
         call=call,
         unconverted=tuple(unconverted),
         parallel=parallel,
+    )
+
+
+def run_as(state: TrainState, dtype: torch.dtype, *, compile: bool) -> TrainState:
+    """The same model and optimizer, run in another dtype or compiled; where neither changes the weights themselves."""
+    config, altered = state.config, (state.masters, state.parallel, state.early)
+    assert altered == (None, None, None)
+    assert not config.compiles_blocks
+    assert not config.loss_chunk_size
+    return replace(
+        state,
+        dtype=dtype,
+        scaler=torch.amp.GradScaler(state.device.type, enabled=dtype == torch.float16),
+        call=_compiled(state.model, config, blocks=False) if compile else state.model,
     )
 
 

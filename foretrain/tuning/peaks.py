@@ -18,10 +18,11 @@ from foretrain.hardware.peaks import Bandwidth, Peaks, ProductPeak
 from foretrain.training.device import TORCH_DTYPES, Placement
 from foretrain.tuning import calibrate as calibrating
 from foretrain.tuning import calibrated_kernels as kernels
+from foretrain.tuning.timer import Enough, Timer, on_host, repeated, timer
 
-Timer = Callable[[Callable[[], Any]], float]
 Listen = Callable[[str, float], None]
-ENOUGH_S, FEWEST = 0.04, 3
+ENOUGH_S, FEWEST, MOST = 0.04, 3, 100_000
+MOST_ON_CARD = 200  # the smallest kernels would else run thousands of times
 # (rows, out, in) of linear layers: narrow and wide ones, few and many rows, and a head.
 SHAPES = (
     (768, 512, 128), (2048, 1536, 384), (2048, 384, 384), (512, 384, 384), (2048, 3072, 768), (1024, 8192, 384)
@@ -38,15 +39,15 @@ OTHERS = 0.9  # of a calibration's time: its kernels and steps
 
 def measure(device: torch.device, dtypes: list[str], timed: Timer, listen: Listen = lambda what, share: None) -> Peaks:
     """All peaks of a device. `timed` gives the seconds of a call on it."""
-    started = time.perf_counter()
+    started, most = time.perf_counter(), MOST_ON_CARD if device.type == "cuda" else MOST
     products: list[ProductPeak] = []
     for number, dtype in enumerate(dtypes):
         listen(f"peak {dtype}", 0.8 * number / len(dtypes))
-        products += _best_products(device, dtype, timed)
+        products += _best_products(device, dtype, timed, most)
     listen("bandwidth", 0.8)
-    rates = [_bandwidth(*each, timed) for each in accesses(device)]
+    rates = [_bandwidth(*each, timed, most) for each in accesses(device)]
     listen("launch", 0.95)
-    launch_s, autograd_launch_s = (_best_s(run, _clocked) for run in _launches(device))
+    launch_s, autograd_launch_s = (_best_s(run, on_host, most) for run in _launches(device))
     on_cpu = device.type == "cpu"
     return Peaks(
         products=tuple(products), bandwidths=tuple(rates), launch_s=launch_s / LAUNCHES,
@@ -58,32 +59,21 @@ def measure(device: torch.device, dtypes: list[str], timed: Timer, listen: Liste
 def calibrated(placement: Placement, dtypes: list[str], modes: list[bool], listen: Listen) -> Calibration:
     """A whole calibration, with the device's peaks."""
     found = calibrating.calibrate(placement, dtypes, modes, lambda what, share: listen(what, OTHERS * share))
-    timed = calibrating.timer(placement.device)
+    timed = timer(placement.device)
     best = measure(placement.device, dtypes, timed, lambda what, share: listen(what, OTHERS + (1 - OTHERS) * share))
     return found.model_copy(update={"peaks": best, "took_s": found.took_s + best.took_s})
 
 
-def _clocked(run: Callable[[], Any]) -> float:
-    """Seconds of a call on the host's clock."""
-    began = time.perf_counter()
-    run()
-    return time.perf_counter() - began
-
-
-def _best_s(run: Callable[[], Any], timed: Timer) -> float:
+def _best_s(run: Callable[[], Any], timed: Timer, most: int) -> float:
     """Seconds of the quickest run."""
-    run()
-    found = [timed(run)]
-    while len(found) < FEWEST or sum(found) < ENOUGH_S:
-        found.append(timed(run))
-    return min(found)
+    return min(repeated(run, timed, Enough(ENOUGH_S, FEWEST, most)))
 
 
-def _best_products(device: torch.device, dtype: str, timed: Timer) -> list[ProductPeak]:
+def _best_products(device: torch.device, dtype: str, timed: Timer, most: int) -> list[ProductPeak]:
     """The best of each kind."""
     best: dict[str, ProductPeak] = {}
     for kernel in (*_linear(device, dtype), *batched(device, dtype)):
-        rate = 2 * math.prod(kernel.shape) / _best_s(kernel.run, timed)
+        rate = 2 * math.prod(kernel.shape) / _best_s(kernel.run, timed, most)
         if kernel.kind not in best or rate > best[kernel.kind].flop_per_s:
             kind: Any = kernel.kind
             best[kind] = ProductPeak(kind=kind, dtype=dtype, shape=kernel.shape, flop_per_s=rate)
@@ -123,8 +113,8 @@ def accesses(device: torch.device) -> Iterator[tuple[Any, int, Callable[[], Any]
         yield "in_place", moved, lambda y=half: y.mul_(1.0)
 
 
-def _bandwidth(access: Any, moved_bytes: int, run: Callable[[], Any], timed: Timer) -> Bandwidth:
-    return Bandwidth(access=access, moved_bytes=moved_bytes, bytes_per_s=moved_bytes / _best_s(run, timed))
+def _bandwidth(access: Any, moved_bytes: int, run: Callable[[], Any], timed: Timer, most: int) -> Bandwidth:
+    return Bandwidth(access=access, moved_bytes=moved_bytes, bytes_per_s=moved_bytes / _best_s(run, timed, most))
 
 
 def _launches(device: torch.device) -> tuple[Callable[[], Any], Callable[[], Any]]:
@@ -156,7 +146,7 @@ def page_time() -> float:
             def touch(pages: np.ndarray = pages) -> None:
                 pages[:] = 1
 
-            first_s, again_s = (_clocked(touch) for _ in range(2))
+            first_s, again_s = on_host(touch, 2)
             found.append((first_s - again_s) / len(pages))
             del pages, touch
     return max(0.0, min(found))

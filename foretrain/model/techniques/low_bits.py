@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 LEAST = 4096  # tensors with fewer elements keep fp32 moments: they weigh nothing, and biases and norms are few
-CHUNK = 2**20  # elements that are widened to fp32 at one time
+CHUNK = 4915 * 256  # elements that are widened to fp32 at one time: of whole blocks, in 18 MiB
 
 
 def is_quantised(numel: int) -> bool:
@@ -27,8 +27,8 @@ class LowBits:
     at_once_bytes: int
 
     def temporary_bytes(self, largest: int) -> int:
-        """What an update takes for a moment, where the largest parameter has so many elements: fp32 moments, their fp32
-        products and int32 codes of one chunk (tests/test_low_bit_adamw.py)."""
+        """What an update takes for a moment, where the largest parameter has so many elements: both fp32 moments of one
+        chunk, and one of them as bfloat16 and as int32 codes (tests/test_low_bit_adamw.py)."""
         return self.at_once_bytes * min(CHUNK, largest)
 
     def n_blocks(self, numel: int) -> int:
@@ -55,5 +55,5 @@ class LowBits:
         )
 
 
-EIGHT = LowBits(bits=8, block=256, at_once_bytes=20)
-FOUR = LowBits(bits=4, block=128, at_once_bytes=18)
+EIGHT = LowBits(bits=8, block=256, at_once_bytes=14)
+FOUR = LowBits(bits=4, block=128, at_once_bytes=15)

@@ -118,7 +118,7 @@ def narrow_(x: Tensor, moments: Sequence[Moment], numel: int) -> None:
         rows.div_(scales[:, blocks, None])
     torch._foreach_copy_([each.scales for each in moments], list(scales))  # type: ignore[reportPrivateImportUsage]
     for row, (codes, _, tables) in zip(x, moments, strict=True):
-        bits = row.bfloat16().view(torch.uint16).int()
+        bits = _bits(row.bfloat16())
         nearest = torch.index_select(tables.codes, 0, bits, out=None if tables.two_a_byte else codes)
         del bits
         if not tables.two_a_byte:
@@ -127,6 +127,13 @@ def narrow_(x: Tensor, moments: Sequence[Moment], numel: int) -> None:
         if numel % 2:
             nearest = torch.nn.functional.pad(nearest, (0, 1))
         torch.add(nearest[0::2], nearest[1::2], alpha=16, out=codes)
+
+
+def _bits(x: Tensor) -> Tensor:
+    """The bits of bfloat16 numbers, int32. Apple GPUs may not know uint16, which saves a kernel elsewhere."""
+    if x.device.type == "mps":
+        return x.view(torch.int16).int().bitwise_and_(0xFFFF)
+    return x.view(torch.uint16).int()
 
 
 def _parts(numel: int, block: int) -> list[tuple[slice, slice]]:

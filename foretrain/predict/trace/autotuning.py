@@ -186,8 +186,7 @@ class Autotuning:
         steps = self.tracer.in_kernel(self.tracer, op, (), None) if self.tracer.in_kernel is not None else []
         for step in steps:
             if isinstance(step, Workspace):
-                id = self._take(step.nbytes, "cublas")
-                self.tracer.record.tag(id, "workspace", step.name)
+                self.tracer.keep(step)
             elif isinstance(step, int) and step > 0:
                 self._give([self._take(step, f"{op} (inside)")])
 

@@ -182,6 +182,11 @@ class Tracer(TorchDispatchMode):
         known = self._known.get(storage._cdata)
         return known.id if known is not None and known.ref() is storage else None
 
+    def keep(self, workspace: Workspace) -> None:
+        """A library takes memory that stays."""
+        self.workspaces[workspace.name] = self.record.alloc(workspace.nbytes, "cublas", "", (), "uint8")
+        self.record.tag(self.workspaces[workspace.name], "workspace", workspace.name)
+
     def clear_workspaces(self) -> None:
         """torch._C._cuda_clearCublasWorkspaces."""
         while self.workspaces:
@@ -280,8 +285,7 @@ class Tracer(TorchDispatchMode):
                 if step.number < len(results):
                     self.track(results[step.number], op)
             elif isinstance(step, Workspace):
-                self.workspaces[step.name] = self.record.alloc(step.nbytes, "cublas", "", (), "uint8")
-                self.record.tag(self.workspaces[step.name], "workspace", step.name)
+                self.keep(step)
             elif step >= 0:
                 taken.append((step, self.record.alloc(step, f"{op} (inside)", self.module(), (), "uint8")))
             else:

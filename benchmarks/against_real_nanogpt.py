@@ -73,10 +73,10 @@ ON_CPU = [
 ]
 GRAPH = {"foretrain": {"cuda_graph": True}, "no graph": {"cuda_graph": False}}
 ON_CARD = [
+    Run("4x128-2000", SMALL, 2000, ways=GRAPH),
+    Run("6x384-500", {**MIDDLE, "batch_size": 64, "eval_iters": 20}, 500, ways=GRAPH),
     Run("124M", {**LARGE, "block_size": 1024, "batch_size": 12, "gradient_accumulation_steps": 5, "eval_iters": 5}, 60,
         characters=False, ways={**GRAPH, "masters": {"master_weights": True}}),
-    Run("6x384-500", {**MIDDLE, "batch_size": 64, "eval_iters": 20}, 500, ways=GRAPH),
-    Run("4x128-2000", SMALL, 2000, ways=GRAPH),
 ]  # fmt: skip
 
 

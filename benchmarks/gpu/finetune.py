@@ -65,11 +65,11 @@ def measure_all(pattern: str, at_once: int, minutes: float) -> dict[str, Any]:
     end = time.monotonic() + minutes * 60
     import_compiler()
     import torch
-    import transformers
 
-    import tests.cuda_build.finetuning.run  # noqa: F401  # once for all forks
-
-    transformers.utils.logging.disable_progress_bar()
+    if not importlib.util.find_spec(
+        "bitsandbytes"
+    ):  # whose import asks for the card, which a process that forks must not
+        import tests.cuda_build.finetuning.run  # noqa: F401  # once for all forks
     found = run_all({case.name: functools.partial(measure, case) for case in chosen(pattern)}, at_once, end)
     properties = torch.cuda.get_device_properties(0)
     versions = {name: metadata.version(name) for name in PACKAGES if importlib.util.find_spec(name)}

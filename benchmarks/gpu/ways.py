@@ -32,6 +32,7 @@ from at_once import error_of, import_compiler
 from common import show
 
 ROUNDS, WARM = 3, 3
+TRIES, WAIT_S = 20, 4  # where ways that start have taken the card's memory
 GPT2 = {"batch_size": 12, "gradient_accumulation_steps": 5}
 MEDIUM = {"n_layer": 24, "n_head": 16, "n_embd": 1024, "batch_size": 4, "gradient_accumulation_steps": 4}
 NARROW = {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64, "batch_size": 12}
@@ -225,7 +226,7 @@ def work(way: Way, device: str, folder: Path, told: Connection) -> None:
     try:
         began = time.perf_counter()
         trainer = Trainer(way, device, folder)
-        for left in reversed(range(5)):
+        for left in reversed(range(TRIES)):
             try:
                 trainer.block(WARM)
                 break
@@ -233,7 +234,7 @@ def work(way: Way, device: str, folder: Path, told: Connection) -> None:
                 if "out of memory" not in str(error) or not left:
                     raise
             trainer.forget()  # others that start have the card's memory for a moment
-            time.sleep(3)
+            time.sleep(WAIT_S)
         told.send({"first_steps_s": time.perf_counter() - began, "tokens": trainer.config.tokens_per_step})
         while True:
             what, count = told.recv()

@@ -70,6 +70,24 @@ def test_a_recording_has_a_pool_of_its_own_and_a_replay_takes_nothing() -> None:
     assert {a.stream for a in pooled} == {GRAPH_POOL + 1}  # the evaluation is recorded into the same one
 
 
+def test_a_graph_has_the_batches_of_a_whole_step() -> None:
+    few, many = 3, 403
+    batch_bytes = 2 * 8 * REFERENCE.batch_size * REFERENCE.block_size
+    for peaks in (estimated_peak, traced_peak):
+        more = peaks(gradient_accumulation_steps=many) - peaks(gradient_accumulation_steps=few)
+        assert more == pytest.approx((many - few) * batch_bytes, rel=0.02)
+
+
+def estimated_peak(**changes: Any) -> int:
+    return next(phase.allocated_bytes for phase in predict(spec_of(**changes)).phases if phase.phase == "steady_step")
+
+
+def traced_peak(**changes: Any) -> int:
+    request = Request(spec_of(**changes))
+    trace = request.whole(self_test.trace(request.job()))
+    return next(phase.allocated_bytes for phase in replay(trace).phases if phase.phase == "steady_step")
+
+
 def test_a_pool_keeps_its_segments_when_the_cache_is_emptied() -> None:
     allocator = Allocator()
     blocks = [allocator.malloc(30 * MIB, stream) for stream in (0, 1, GRAPH_POOL + 1)]

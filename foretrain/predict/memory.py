@@ -492,7 +492,7 @@ class Asked:
         self.saves = not spec.cuda and spec.step == "foretrain" and c.max_iters > c.eval_interval
         self.key = (
             *(getattr(c, knob) for knob in SHAPING_KNOBS), c.eval_batch, c.eval_block, c.allocator_settings,
-            min(3, c.gradient_accumulation_steps), c.memory_limit_bytes is not None, self.saves, spec.compiled,
+            spec.micro_batches_that_count, c.memory_limit_bytes is not None, self.saves, spec.compiled,
             spec.step, spec.dtype, gpu.kind, gpu.capability, gpu.cache_bytes if spec.compiled else gpu.sm_count,
             _context_of(spec), spec.sharing, keeps,
         )  # fmt: skip

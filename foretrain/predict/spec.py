@@ -148,6 +148,12 @@ class StepSpec:
         return c.cuda_graph and not c.eval_only and self.gpu.kind == "cuda" and self.sharing is None
 
     @property
+    def micro_batches_that_count(self) -> int:
+        """Of a step, in its memory: later ones are as the third, but a graph has the batches of all."""
+        count = self.config.gradient_accumulation_steps
+        return count if self.is_one_graph else min(3, count)
+
+    @property
     def bmm_attention(self) -> bool:
         """Whether the config asks for attention by batched matmuls."""
         return self.config.attention == "bmm" and self.config.recipe == "nanogpt"

@@ -119,7 +119,7 @@ class Request:
             **values,
             eval_batch_size=c.eval_batch,
             eval_block_size=c.eval_block,
-            gradient_accumulation_steps=min(MICRO_BATCHES, c.gradient_accumulation_steps),
+            gradient_accumulation_steps=self.spec.micro_batches_that_count,
             eval_iters=min(2, c.eval_iters),
             grad_clip=1.0 if c.grad_clip else 0.0,
         )
@@ -138,7 +138,9 @@ class Request:
         return job
 
     def whole(self, trace: Trace) -> Trace:
-        """Its trace with the micro-batches that were left out."""
+        """Its trace with the micro-batches that were left out; a graph's are recorded, not run again."""
+        if self.spec.is_one_graph:
+            return trace
         return with_all_micro_batches(trace, MICRO_BATCHES, self.spec.config.gradient_accumulation_steps)
 
     def key(self) -> str:

@@ -224,14 +224,14 @@ def contest(
     run: Run, home: Path, device: str, rounds: int, folder: Path, caches: Path, *, warmed: bool
 ) -> dict[str, Any]:
     """foretrain's first start unless all is compiled, then rounds of all in turn."""
-    sides = ["nanogpt", *run.ways]
-    ways = {"nanogpt": {}, **run.ways}
+    ways: dict[str, Any] = {"nanogpt": {}, **run.ways}
+    sides = list(ways)
     found: dict[str, Any] = {
         "run": run.name,
         "steps": run.steps,
         "options": run.options,
         "ways": ways,
-        **{w: [] for w in sides},
+        **{who: [] for who in sides},
     }
     number = 0
     for turn in range(0 if warmed else -1, rounds):

@@ -164,16 +164,21 @@ def whole_runs() -> str:
     return "\n".join(lines)
 
 
+def _errors(row: dict[str, Any], *kinds: str) -> str:
+    """Cells of signed errors; a dash where there is none."""
+    return " | ".join(f"{row[f'{kind}_error'] * 100:+.1f} %" if f"{kind}_error" in row else "–" for kind in kinds)
+
+
 def forecasts() -> str:
     """How far forecasts were off, for all steps that were timed on the card, and the furthest of them."""
     found = result("gpu_h100_forecasts")
     lines = ["| step | measured ms | catalogue | calibrated |", "| --- | ---: | ---: | ---: |"]
     for row in sorted(found["rows"], key=lambda row: -abs(row["calibrated_error"])):
-        errors = " | ".join(f"{row[f'{name}_error'] * 100:+.1f} %" for name in ("catalogue", "calibrated"))
+        errors = _errors(row, "catalogue", "calibrated")
         lines.append(f"| {row['title']} | {row['measured_s'] * 1e3:,.1f} | {errors} |")
     words = [
-        f"by the {name} {found['summary'][key]['median_error'] * 100:.0f} % in the median, {found['summary'][key]['within_range']} within the range that is told"
-        for name, key in (("catalogue", "catalogue"), ("calibration", "calibrated"))
+        f"{by} {told['median_error'] * 100:.0f} % in the median, {told['within_range']} within the range that is told"
+        for by, told in (("by the catalogue", found["summary"]["catalogue"]), ("by the calibration", found["summary"]["calibrated"]))
     ]  # fmt: skip
     return "\n".join([*lines, "", f"Off {'; '.join(words)}."])
 
@@ -188,14 +193,9 @@ def times() -> str:
     for row in found["rows"]:
         if "step_s" not in row["measured"]:
             continue
-        cells = [
-            f"{row[k] * 100:+.1f} %" if k in row else "–"
-            for k in ("catalogue_error", "calibrated_error", "energy_error")
-        ]
+        errors = _errors(row, "catalogue", "calibrated", "energy")
         mode = "compiled" if row["compiled"] else "eager"
-        lines.append(
-            f"| {row['name']} | {mode} | {row['dtype']} | {row['measured']['step_s'] * 1e3:,.1f} | {' | '.join(cells)} |"
-        )
+        lines.append(f"| {row['name']} | {mode} | {row['dtype']} | {row['measured']['step_s'] * 1e3:,.1f} | {errors} |")
     return "\n".join(lines)
 
 

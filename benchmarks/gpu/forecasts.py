@@ -23,11 +23,15 @@ from foretrain.base.units import GIB
 from foretrain.config.options import RunConfig
 from foretrain.hardware.calibration import Calibration
 from foretrain.hardware.catalogue import match
-from foretrain.predict.spec import StepSpec
+from foretrain.predict.spec import StepName, StepSpec
 from foretrain.predict.speed.time import step_time
 
 HERE = Path(__file__).parent
-SIDES = {"nanogpt": "nanogpt"}  # of a whole run; every other one is foretrain's step
+
+
+def whose(side: str) -> StepName:
+    """nanoGPT's step or foretrain's, of a way or of a program."""
+    return "nanogpt" if side == "nanogpt" else "foretrain"
 
 
 def measured() -> Iterator[dict[str, Any]]:
@@ -35,10 +39,9 @@ def measured() -> Iterator[dict[str, Any]]:
     for row in json.loads((RESULTS / "gpu_h100_ways.json").read_text("utf-8"))["rows"]:
         if row["blocks"]:
             graph = {"cuda_graph": True} if row["step"] == "graphed" else {}
-            step = "nanogpt" if row["step"] == "nanogpt" else "foretrain"
             yield {
-                "title": row["title"], "knobs": {**row["knobs"], **graph}, "step": step, "compiled": row["compiled"],
-                "dtype": row["dtype"], "measured_s": row["step_s"],
+                "title": row["title"], "knobs": {**row["knobs"], **graph}, "step": whose(row["step"]),
+                "compiled": row["compiled"], "dtype": row["dtype"], "measured_s": row["step_s"],
             }  # fmt: skip
     for run in json.loads((RESULTS / "gpu_h100_real.json").read_text("utf-8"))["runs"]:
         for side, knobs in run["ways"].items():
@@ -46,7 +49,7 @@ def measured() -> Iterator[dict[str, Any]]:
             if ended:
                 yield {
                     "title": f"{run['run']}: {side}, whole run", "knobs": {**run["options"], **knobs}, "compiled": True,
-                    "step": SIDES.get(side, "foretrain"), "dtype": "bfloat16",
+                    "step": whose(side), "dtype": "bfloat16",
                     "measured_s": median(row["step_s"] for row in ended),
                 }  # fmt: skip
 

@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import numpy as np
 from at_once import error_of, import_compiler
+from cases import MOVED, SENDS
 from common import show
 
 ROUNDS, WARM = 3, 3
@@ -39,8 +40,6 @@ NARROW = {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64, "batch_siz
 ONE = {"gradient_accumulation_steps": 1}
 CHARACTERS = {"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 256, "batch_size": 64}
 HALF = {"master_weights": True, "loss_chunk_size": 1024}
-SENDS = {"optimizer_offload": True, "gradient_offload": True}
-MOVED = {"activation_checkpointing": True, "checkpoint_offload": True}
 WIDE = {**MEDIUM, "batch_size": 16, "gradient_accumulation_steps": 2}
 
 

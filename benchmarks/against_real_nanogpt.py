@@ -71,7 +71,7 @@ ON_CPU = [
     Run("6x384-120", MIDDLE, 120),
     Run("124M", LARGE, 8, characters=False),
 ]
-GRAPH = {"foretrain": {"cuda_graph": True}, "no graph": {"cuda_graph": False}}
+GRAPH = {"foretrain": {"cuda_graph": "on"}, "no graph": {"cuda_graph": "off"}}
 ON_CARD = [
     Run("4x128-2000", SMALL, 2000, ways=GRAPH),
     Run("6x384-500", {**MIDDLE, "batch_size": 64, "eval_iters": 20}, 500, ways=GRAPH),

@@ -137,7 +137,7 @@ def test_modes_of_matmul_are_refused(mac: AppleGpu, mode: str) -> None:
 
 
 def test_what_is_for_cuda_has_no_effect(mac: AppleGpu) -> None:
-    options = {"cuda_graph": True, "allocator_settings": "expandable_segments:True", "cpu_threads": 2}
+    options = {"cuda_graph": "on", "allocator_settings": "expandable_segments:True", "cpu_threads": 2}
     notes = place(tiny(device="mps", **options)).notes
     assert {values["option"] for id, values in notes if id == "no_effect_here"} == set(options)
     assert ("no_bmm", {"reason": "it only runs on CPUs"}) in place(tiny(device="mps", attention="bmm")).notes

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from foretrain.config.families import FAMILIES
-from foretrain.config.options import RunConfig
+from foretrain.config.one_graph import launched
 from tests.cuda_build import __main__ as truth
 from tests.cuda_build import branches, build, compare, diff, environment, grid
 from tests.cuda_build.branches import Branches
@@ -26,7 +26,7 @@ def test_cases_are_the_same_each_time_and_tiers_share_them() -> None:
 
 def test_the_large_tier_covers_what_changes_allocation() -> None:
     large = grid.cases("large")
-    configs = [RunConfig(**case.knobs) for case in large]
+    configs = [launched(case.knobs) for case in large]
     assert {case.dtype for case in large} == {"float32", "bfloat16", "float16"}
     assert {c.gradient_accumulation_steps for c in configs} >= {1, 2, 3, 4, 5, 8}
     assert {c.vocab_size for c in configs} >= {256, 1013, 4096, 50257, 50304}
@@ -45,7 +45,7 @@ def test_a_shrunk_case_is_the_same_program() -> None:
         options = case.knobs.keys() - grid.SIZES.keys() - {"n_embd"}
         for knob in options:
             assert bool(small[knob]) == bool(case.knobs[knob]), knob
-        RunConfig(**small)
+        launched(small)
 
 
 # -- the branches of a real step -------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from foretrain.base.errors import UserError
 from foretrain.base.messages import has
 from foretrain.base.units import GIB, MIB
 from foretrain.cli.planning.exact import with_trainer
+from foretrain.config.one_graph import launched
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import find
@@ -56,11 +57,11 @@ WORDS = [f"--{key}={value}" for key, value in SMALL.items()]
 
 
 def small_plan(**changes: object) -> Plan:
-    return plan(RunConfig.model_validate({**SMALL, "compile": False, **changes}), GPU)
+    return plan(launched({**SMALL, "compile": False, **changes}), GPU)
 
 
 def request(**changes: object) -> Request:
-    return Request(StepSpec.of(RunConfig.model_validate({**SMALL, **changes}), GPU, dtype="float16", compiled=False))
+    return Request(StepSpec.of(launched({**SMALL, **changes}), GPU, dtype="float16", compiled=False))
 
 
 # -- traces on request -------------------------------------------------------------------------------------
@@ -135,6 +136,7 @@ def test_what_does_not_shape_memory_shares_a_trace() -> None:
     key = request().key()
     assert request(learning_rate=1e-4, max_iters=7, dataset="other", gradient_accumulation_steps=2).key() == key
     assert request(gradient_accumulation_steps=3).key() == request(gradient_accumulation_steps=40).key()
+    assert request(cuda_graph="auto").key() == request(cuda_graph="on").key() != key
     for changed in ({"batch_size": 5}, {"dropout": 0.1}, {"grad_clip": 0.0}, {"eval_batch_size": 9}):
         assert request(**changed).key() != key
     assert (
@@ -634,7 +636,7 @@ def test_expandable_segments_on_the_command_line(own_directory: Path) -> None:
 
 def test_a_measured_context_replaces_the_published_range() -> None:
     """foretrain calibrate measures it on the card: then what is needed is known to a few tens of MiB."""
-    config = RunConfig(n_layer=2, n_head=2, n_embd=64, block_size=64, batch_size=2)
+    config = RunConfig(n_layer=2, n_head=2, n_embd=64, block_size=64, batch_size=2, cuda_graph="off")
     gpu = find("RTX 4070")
     known = gpu.model_copy(
         update={"calibration": made_up_calibration().model_copy(update={"context_bytes": 250 * MIB})}

@@ -32,7 +32,7 @@ def spec_of(*, compiled: bool = False, **changes: Any) -> StepSpec:
 
 
 def config_of(**changes: Any) -> RunConfig:
-    return REFERENCE.model_copy(update={"cuda_graph": True, **changes})
+    return REFERENCE.model_copy(update={"cuda_graph": "on", **changes})
 
 
 def traced(**changes: Any) -> Trace:

@@ -38,7 +38,12 @@ def batches(step: int) -> Iterator[Batch]:
 
 
 def rate(step: int) -> float:
-    return 2.0 ** -(step + 6)  # a graph reads it as a float32: other rates are rounded
+    return 0.01 / (step + 3)
+
+
+def rounded(lr: float) -> float:
+    """As a graph reads it."""
+    return float(torch.tensor(lr, dtype=torch.float32))
 
 
 def tensors_of(made: Any) -> list[Tensor]:
@@ -96,7 +101,7 @@ def test_recorded_steps_are_the_same_steps(dtype: torch.dtype, options: dict[str
     plain, state = state_of(dtype, **options), state_of(dtype, **options)
     recorder = OnCpu(state)
     graphed = GraphedStep(state, pytest.fail, recorder)
-    expected = trained(lambda found, lr: train_step(plain, found, lr))
+    expected = trained(lambda found, lr: train_step(plain, found, rounded(lr)))
     assert trained(graphed) == expected
     assert recorder.replays == STEPS - WARM_STEPS
     for ours, theirs in zip(state.trained.parameters(), plain.trained.parameters(), strict=True):
@@ -118,22 +123,31 @@ def test_evaluation_reads_what_it_is_given() -> None:
     assert torch.equal(graphed.evaluate(rest), evaluation_loss(state, rest))
 
 
-def test_an_evaluation_that_never_ran_is_not_recorded_at_once() -> None:
-    """What it compiles and allocates at first must not be in the graph: after a resume the first one comes late."""
-    state = state_of()
+def test_an_evaluation_runs_before_the_step_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it compiles and allocates at first must not be in the graph, nor lie beside the graph's memory: after a
+    resume the first one would come late."""
+    state, seen = state_of(), list[tuple[torch.Size, bool]]()
     recorder = OnCpu(state)
     graphed = GraphedStep(state, pytest.fail, recorder)
+
+    def judged(state: TrainState, batch: Batch) -> Tensor:
+        seen.append((batch[0].shape, recorder.rooms > 0))
+        return evaluation_loss(state, batch)
+
+    monkeypatch.setattr("foretrain.model.host.graphed.evaluation_loss", judged)
     trained(graphed)
+    assert seen == [((CONFIG.eval_batch, CONFIG.eval_block), False)]
     before, (batch, _) = recorder.replays, list(batches(100))
     losses = [graphed.evaluate(batch) for _ in range(2)]
-    assert recorder.replays == before + 1
+    assert recorder.replays == before + 2
     assert torch.equal(*losses)
+    assert torch.equal(losses[0], evaluation_loss(state, batch))
 
 
 def test_a_step_that_cannot_be_recorded_runs_as_always() -> None:
     plain, state, told = state_of(), state_of(), list[str]()
     graphed = GraphedStep(state, told.append, Refusing(state))
-    expected = trained(lambda found, lr: train_step(plain, found, lr))
+    expected = trained(lambda found, lr: train_step(plain, found, rounded(lr)))
     assert trained(graphed) == expected
     assert told == ["RuntimeError: operation not permitted when stream is capturing"]
     assert graphed.gave_up

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from foretrain.config.one_graph import launched
 from foretrain.config.options import RunConfig
 from foretrain.hardware.calibration import Calibration, StepTime
 from foretrain.hardware.catalogue import Gpu, find
@@ -23,8 +24,8 @@ from tests.kit.calibrations import made_up_calibration
 H100 = find("H100 SXM5 80GB")
 CARD: dict[str, float] = {"flop_per_s": 1e14, "bytes_per_s": 1e12}
 CHARACTERS = RunConfig(n_layer=4, n_head=4, n_embd=128, block_size=64, vocab_size=65, batch_size=12,
-                       gradient_accumulation_steps=40)  # fmt: skip
-LARGE = RunConfig(batch_size=16, gradient_accumulation_steps=5)
+                       gradient_accumulation_steps=40, cuda_graph="off")  # fmt: skip
+LARGE = RunConfig(batch_size=16, gradient_accumulation_steps=5, cuda_graph="off")
 
 
 class Host(NamedTuple):
@@ -50,7 +51,7 @@ def calibrated(host: Host, narrow: tuple[tuple[int, bool], ...] = ((2, False), (
     steps = []
     for blocks, compiled in narrow:
         options = {**NARROW_REFERENCE, "n_layer": blocks}
-        time_s = host.step_s(RunConfig.model_validate(options), compiled=compiled)
+        time_s = host.step_s(launched(options), compiled=compiled)
         steps.append(StepTime(options=options, dtype="float32", compiled=compiled, time_s=time_s))
     made = made_up_calibration(steps=tuple(steps), **CARD)
     return made.model_copy(update={"device": H100.name, "driver": "580", "launch_s": host.eager_s / 2})
@@ -94,7 +95,7 @@ def test_the_longer_of_both_in_between() -> None:
     bound = set[bool]()
     for width in (128, 256, 512, 1024, 2048):
         config = RunConfig(n_layer=4, n_head=4, n_embd=width, block_size=256, vocab_size=256, batch_size=8,
-                           gradient_accumulation_steps=8)  # fmt: skip
+                           gradient_accumulation_steps=8, cuda_graph="off")  # fmt: skip
         launching_s = host.step_s(config, compiled=False)
         way = Way(StepSpec.of(config, H100, dtype="float32", compiled=False))
         working_s = config.gradient_accumulation_steps * busy_s(micro_batch(way), rates)
@@ -158,7 +159,8 @@ def test_an_h100s_host_is_inside_the_range() -> None:
     """4 × 128 in 40 micro-batches took 280 to 353 ms, A compiled 33 to 40, on a host that took 16 us for a product of
     two numbers (torch 2.11, a virtual machine)."""
     four = step_time(StepSpec.of(CHARACTERS, H100, dtype="bfloat16", compiled=False))
-    a = RunConfig(n_layer=6, n_head=6, n_embd=384, block_size=512, batch_size=16, gradient_accumulation_steps=4)
+    a = launched({"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 512, "batch_size": 16,
+                  "gradient_accumulation_steps": 4})  # fmt: skip
     compiled = step_time(StepSpec.of(a, H100, dtype="bfloat16", compiled=True))
     assert four is not None
     assert compiled is not None
@@ -186,7 +188,7 @@ def test_a_card_is_calibrated_with_narrow_steps_and_a_cpu_as_before() -> None:
 def test_a_dtype_without_compiled_steps_is_corrected_by_another_ones() -> None:
     """On a card; by the same factor, as kernels are measured in each dtype."""
     options: dict[str, Any] = {"n_layer": 6, "n_embd": 768, "vocab_size": 50304, "batch_size": 8}
-    config = RunConfig.model_validate(options)
+    config = launched(options)
 
     single = made_up_calibration(**CARD)  # type: ignore[arg-type]
     half = tuple(kernel.model_copy(update={"dtype": "bfloat16"}) for kernel in single.kernels)
@@ -225,7 +227,7 @@ def test_kernels_of_a_step_take_what_an_h100_took_for_them() -> None:
 def test_a_step_that_is_one_graph_does_not_wait_for_its_host() -> None:
     """A host three times slower costs a graph no more than it costs the copies of its batches and the replay."""
     one = CHARACTERS.model_copy(update={"gradient_accumulation_steps": 1})
-    graph = one.model_copy(update={"cuda_graph": True})
+    graph = one.model_copy(update={"cuda_graph": "on"})
     quick, slow = Host(10e-6, 12e-6, 0.4e-3), Host(30e-6, 36e-6, 1.2e-3)
     plain, graphed = (
         [forecast(config, calibrated(host)).expected_s for host in (quick, slow)] for config in (one, graph)
@@ -238,5 +240,5 @@ def test_a_step_that_is_one_graph_does_not_wait_for_its_host() -> None:
 def test_a_graph_changes_little_where_the_card_has_enough_to_do() -> None:
     host = Host(8e-6, 6e-6, 0.2e-3)
     plain = forecast(LARGE, calibrated(host)).expected_s
-    graphed = forecast(LARGE.model_copy(update={"cuda_graph": True}), calibrated(host)).expected_s
+    graphed = forecast(LARGE.model_copy(update={"cuda_graph": "on"}), calibrated(host)).expected_s
     assert graphed == pytest.approx(plain, rel=0.05)

@@ -18,6 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 from foretrain.base.errors import UserError
 from foretrain.base.units import GIB, MIB
 from foretrain.config.families import family_of
+from foretrain.config.one_graph import launched
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import catalogue, find
@@ -276,7 +277,7 @@ COMPILED = json.loads((REPO / "tests" / "data" / "compiled_traces.json").read_te
 @pytest.mark.parametrize("trace", COMPILED, ids=lambda t: f"{t['step']}-{'-'.join(map(str, t['config'].values()))}")
 def test_compiled_peaks(trace: dict) -> None:  # type: ignore[type-arg]
     """Inductor's own wrappers, executed on fake tensors for an RTX 4070 (docs/memory.md says how)."""
-    config = RunConfig.model_validate(trace["config"])
+    config = launched(trace["config"])
     found = ledger(config, step=trace["step"], dtype=trace["dtype"], compiled=True)
     assert max(map(abs, compiled_errors(trace, found))) < 0.02
 
@@ -296,7 +297,7 @@ def test_most_compiled_peaks_are_exact() -> None:
     errors = [
         abs(error)
         for trace in COMPILED
-        for error in compiled_errors(trace, ledger(RunConfig.model_validate(trace["config"]), step=trace["step"],
+        for error in compiled_errors(trace, ledger(launched(trace["config"]), step=trace["step"],
                                                    dtype=trace["dtype"], compiled=True))
     ]  # fmt: skip
     assert median(errors) < 0.0005
@@ -308,7 +309,7 @@ def test_weight_gradients_of_norms_in_one_kernel_are_met_to_a_thousandth() -> No
     what the first of them reads lives until then."""
     plain = {"n_layer", "n_head", "n_embd", "vocab_size", "block_size", "batch_size", "gradient_accumulation_steps"}
     found = [
-        compiled_errors(trace, ledger(RunConfig.model_validate(trace["config"]), step=trace["step"],
+        compiled_errors(trace, ledger(launched(trace["config"]), step=trace["step"],
                                       dtype=trace["dtype"], compiled=True))
         for trace in COMPILED
         if set(trace["config"]) - plain == {"activation_checkpointing"} and trace["config"]["vocab_size"] == 256
@@ -324,7 +325,7 @@ MEASURED = json.loads((REPO / "tests" / "data" / "compiled_on_the_cuda_build.jso
 def test_compiled_peaks_of_the_cuda_build(case: dict) -> None:  # type: ignore[type-arg]
     """With what Inductor takes to measure its kernels when they first run, and matmuls with padded sides while it
     compiles, which is most of these small runs."""
-    found = ledger(RunConfig.model_validate(case["config"]), step=case["step"], dtype=case["dtype"], compiled=True)
+    found = ledger(launched(case["config"]), step=case["step"], dtype=case["dtype"], compiled=True)
     assert found.worst.allocated_bytes == pytest.approx(case["allocated_bytes"], rel=0.02)
 
 

@@ -24,7 +24,14 @@ def traced(config: RunConfig, dtype: str, step: str) -> tuple[Request, Trace]:
 @pytest.mark.parametrize("step", ["foretrain", "nanogpt"])
 def test_repeating_gives_what_tracing_all_of_them_gives(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = RunConfig(
-        n_layer=1, n_head=2, n_embd=66, block_size=97, vocab_size=1013, batch_size=3, gradient_accumulation_steps=6
+        n_layer=1,
+        n_head=2,
+        n_embd=66,
+        block_size=97,
+        vocab_size=1013,
+        batch_size=3,
+        gradient_accumulation_steps=6,
+        cuda_graph="off",
     )
     request, three = traced(config, "bfloat16", step)
     monkeypatch.setattr(drive, "MICRO_STEPS", 6)
@@ -62,7 +69,8 @@ def test_layouts_that_take_turns_end_where_the_last_micro_batch_leaves_them() ->
 
 
 def test_a_repeated_trace_is_whole() -> None:
-    config = RunConfig(n_layer=1, n_head=1, n_embd=32, block_size=64, vocab_size=256, gradient_accumulation_steps=40)
+    config = RunConfig(n_layer=1, n_head=1, n_embd=32, block_size=64, vocab_size=256, gradient_accumulation_steps=40,
+                       cuda_graph="off")  # fmt: skip
     request, three = traced(config, "float32", "foretrain")
     whole = request.whole(three)
     assert len(three.events) < len(whole.events) < 20 * len(three.events)  # it stops when the allocator has settled

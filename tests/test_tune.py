@@ -33,6 +33,7 @@ from foretrain.hardware.calibration import Calibration, KernelTime, StepTime, lo
 from foretrain.hardware.catalogue import find
 from foretrain.hardware.cpu import nominal_cpu
 from foretrain.predict.memory import worst_verdict
+from foretrain.predict.spec import StepSpec
 from foretrain.predict.tuned_steps import step_of, tuned_like
 from foretrain.reports import text as text_view
 from foretrain.reports.views import tune as tune_view
@@ -725,11 +726,11 @@ def test_timed_steps_correct_plans_of_steps_like_them(own_directory: Path, monke
     for far in ({"n_layer": 5}, {"attention": "bmm"}, {"activation_checkpointing": True}, {"loss_chunk_size": 64},
                 {"cpu_threads": 2}, {"compile": True}, {"optimizer": "muon"}, {"optimizer_offload": True}):  # fmt: skip
         other = config.model_copy(update=far)
-        assert tuned_like(found, other, "float32", compiled=other.compile) is None, far
+        assert tuned_like(found, StepSpec.of(other, GPU, dtype="float32")) is None, far
     # A step that was kept before there was an option is one with its default.
     kept = {name: value for name, value in found.tuned[0].options.items() if name != "optimizer_offload"}
     older = found.model_copy(update={"tuned": (found.tuned[0].model_copy(update={"options": kept}),)})
-    assert tuned_like(older, config, "float32", compiled=False) == older.tuned[0]
+    assert tuned_like(older, StepSpec.of(config, GPU, dtype="float32")) == older.tuned[0]
     # Unsure or disturbed figures correct nothing; damaged files neither.
     assert tune_memory.feed(tuned_with(elsewhere=0.5), [config], GPU, "float32", 1) == 0
     wide = tuned_with().best.model_copy(update={"low_s": 1.0})
@@ -737,7 +738,7 @@ def test_timed_steps_correct_plans_of_steps_like_them(own_directory: Path, monke
     save_tuned(GPU.name, "", (StepTime(options={"n_layer": -1}, dtype="float32", compiled=False, time_s=1.0),))
     broken = load(GPU.name)
     assert broken is not None
-    assert tuned_like(broken, config, "float32", compiled=False) == found.tuned[0]
+    assert tuned_like(broken, StepSpec.of(config, GPU, dtype="float32")) == found.tuned[0]
     tuned_path(GPU.name, "").write_text("[]")
     assert load(GPU.name) == calibration()
     assert step_of(config, "float32", 1.0, 2).options["cpu_threads"] == 2

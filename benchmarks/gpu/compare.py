@@ -28,7 +28,7 @@ from common import report
 
 from foretrain.base.installation import installed_torch
 from foretrain.base.units import GIB, MIB
-from foretrain.config.options import RunConfig
+from foretrain.config.one_graph import launched
 from foretrain.hardware.catalogue import match
 from foretrain.predict.allocator.addresses import Rising
 from foretrain.predict.allocator.replay import replay
@@ -70,7 +70,7 @@ def differences(trace: Trace, history: dict[str, Any]) -> list[dict[str, Any]]:
 
 def compare(row: dict[str, Any], gpu: Any) -> dict[str, Any]:
     """One case: errors by phase, the worst of them, and the verdicts."""
-    config = RunConfig(**row["knobs"])
+    config = launched(row["knobs"])
     ledger = predict(StepSpec.of(config, gpu, row["step"], dtype=row["dtype"], compiled=row["compiled"]))
     traces = service.traces(
         requests_for(StepSpec.of(config, gpu, row["step"], dtype=row["dtype"], compiled=row["compiled"]))

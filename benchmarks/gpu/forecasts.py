@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from common import RESULTS, report
 
 from foretrain.base.units import GIB
-from foretrain.config.options import RunConfig
+from foretrain.config.one_graph import launched
 from foretrain.hardware.calibration import Calibration
 from foretrain.hardware.catalogue import match
 from foretrain.predict.spec import StepName, StepSpec
@@ -38,7 +38,7 @@ def measured() -> Iterator[dict[str, Any]]:
     """(title, knobs, whose step, compiled, dtype, seconds) of every step that was timed."""
     for row in json.loads((RESULTS / "gpu_h100_ways.json").read_text("utf-8"))["rows"]:
         if row["blocks"]:
-            graph = {"cuda_graph": True} if row["step"] == "graphed" else {}
+            graph = {"cuda_graph": "on"} if row["step"] == "graphed" else {}
             yield {
                 "title": row["title"], "knobs": {**row["knobs"], **graph}, "step": whose(row["step"]),
                 "compiled": row["compiled"], "dtype": row["dtype"], "measured_s": row["step_s"],
@@ -65,7 +65,7 @@ def main() -> None:
     known = plain.model_copy(update={"calibration": Calibration.model_validate(recorded["calibration"])})
     rows, table = [], []
     for row in measured():
-        config = RunConfig.model_validate({**row["knobs"], "compile": row["compiled"]})
+        config = launched({**row["knobs"], "compile": row["compiled"]})
         for name, gpu in (("catalogue", plain), ("calibrated", known)):
             time = step_time(StepSpec.of(config, gpu, row["step"], dtype=row["dtype"], compiled=row["compiled"]))
             assert time

@@ -32,6 +32,7 @@ from at_once import error_of, import_compiler, run_all
 from cases import B1, CHARACTERS, GPT2, A, C, Case
 from common import show, versions
 
+from foretrain.config.one_graph import launched
 from foretrain.config.options import RunConfig
 from foretrain.hardware.calibration import Calibration
 from foretrain.hardware.catalogue import detect
@@ -79,7 +80,7 @@ def joules(device: torch.device) -> float | None:
 
 def forecast(case: Case, gpu: Any) -> dict[str, Any]:
     """Step time, energy of a step, and what the first step takes longer."""
-    spec = StepSpec.of(RunConfig(**case.knobs), gpu, dtype=case.dtype, compiled=case.compiled)  # type: ignore[arg-type]
+    spec = StepSpec.of(launched(case.knobs), gpu, dtype=case.dtype, compiled=case.compiled)  # type: ignore[arg-type]
     found, evaluation = step_time(spec), evaluation_time(spec)
     assert found
     run = whole_run(spec, "estimated", found, evaluation, compile_time(case.compiled))
@@ -90,7 +91,7 @@ def forecast(case: Case, gpu: Any) -> dict[str, Any]:
 def measure(case: Case, placement: Placement) -> dict[str, Any]:
     """Median seconds, and joules a step over all timed ones, the two that warm up included in neither."""
     torch._dynamo.reset()
-    config, device = RunConfig(**case.knobs), placement.device
+    config, device = launched(case.knobs), placement.device
     try:
         step = Stepper(config, placement, case.dtype, compiled=case.compiled)
         before_j, started = joules(device), time.perf_counter()
@@ -108,7 +109,7 @@ def measure(case: Case, placement: Placement) -> dict[str, Any]:
 def compile_alone(case: Case, device: str) -> dict[str, Any]:
     """In a fork: the first steps, whose kernels are left in the compiler's cache."""
     began = time.perf_counter()
-    Stepper(RunConfig(**case.knobs), place(RunConfig(device=device)), case.dtype, compiled=True)
+    Stepper(launched(case.knobs), place(RunConfig(device=device)), case.dtype, compiled=True)
     return {"first_steps_s": time.perf_counter() - began}
 
 

@@ -97,13 +97,13 @@ def measure_time(case: Case, device: str) -> dict[str, Any]:
     """Seconds of one optimizer step, after two that warm up, of the step with its own accumulation."""
     import torch
 
-    from foretrain.config.options import RunConfig
+    from foretrain.config.one_graph import launched
     from foretrain.model.step import build, train_step
     from foretrain.predict.trace.drive import DTYPES
 
     if case.step != "foretrain":
         return {"note": "only foretrain's step is timed"}
-    config, where = RunConfig(**case.knobs), torch.device(device)
+    config, where = launched(case.knobs), torch.device(device)
     state = build(config, where, DTYPES[case.dtype], compile=case.compiled)  # type: ignore[index]
     shape, times = (config.batch_size, config.block_size), []
     for number in range(7):

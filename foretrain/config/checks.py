@@ -118,7 +118,7 @@ _RULES: tuple[Rule, ...] = (
     (("compile_mode", "compile"), lambda c: c.compile_mode != "default" and not c.compile, "mode_without_compile"),
     (
         ("cuda_graph", "optimizer", "optimizer_offload", "compile_mode"),
-        lambda c: c.cuda_graph and not c.is_recordable,
+        lambda c: c.cuda_graph == "on" and not (c.is_recordable or c.checkpoint_offload or c.optimizer_in_backward),
         "not_recordable",
     ),
 )

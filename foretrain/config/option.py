@@ -64,6 +64,7 @@ class Attributes:
     idle: tuple[tuple[str, str], ...] = ()  # (kind of device, or dtype; why it does nothing there)
     refused: tuple[tuple[str, str], ...] = ()  # (kind of device; why it must not be set there)
     compared: bool = True  # not, where it stands for others, or says nothing of the training
+    bare: str = ""  # what it is where it is typed without a value
     # Two values that come to the same on a device share an estimate and a trace: these are kept by what it comes to.
     by_effect: bool = False
     # How a timed step must agree to be a reference for a plan: by this value, within a factor of two, or as

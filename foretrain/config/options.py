@@ -9,6 +9,8 @@ differ on purpose: `device` and `dtype` are "auto", as nanoGPT decides both by a
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
+from pydantic import field_validator
+
 from foretrain.base.quantities import parse_bytes
 from foretrain.base.records import Record
 from foretrain.config.option import COST, EVERYTHING, LEARNING, NOTHING, Option, Tuned, option
@@ -25,6 +27,7 @@ _OF_LLAMA: dict[str, Any] = {
 }  # fmt: skip
 StrategyName = Literal["ddp", "zero1", "fsdp", "fsdp_no_reshard", "hsdp"]
 _ON_A_CARD = "it is the number of threads of a run on the CPU"
+_SWITCH = {"true": "on", "yes": "on", "1": "on", "false": "off", "no": "off", "0": "off"}
 _SHARED_MEMORY = (("mps", "a Mac's GPU shares the computer's memory, so nothing would be saved"),)
 
 
@@ -360,10 +363,11 @@ class RunConfig(Record):
         "torch.compile one block for all: starts sooner, less memory",
         group="system", nanogpt="cannot", needs=("compile", True), affects=COST, on_resume="rounding",
     )
-    cuda_graph: bool = option(
-        False,
-        "run the optimizer step as one CUDA graph: much faster for small models; AdamW on one card",
-        group="system", nanogpt="cannot", affects=COST, on_resume="rounding", reference="other",
+    cuda_graph: Literal["auto", "on", "off"] = option(
+        "auto",
+        "run the optimizer step as one CUDA graph: much faster for small models; AdamW on one card; auto: where blocks "
+        "are small", group="system", bare="on",
+        nanogpt="cannot", affects=COST, on_resume="rounding", by_effect=True, reference="other",
         idle=(("cpu", "it is for CUDA"), ("mps", "it is for CUDA")),
     )
     attention: Literal["auto", "sdpa", "bmm"] = option(
@@ -446,6 +450,12 @@ class RunConfig(Record):
     )
     # fmt: on
 
+    @field_validator("cuda_graph", mode="before")
+    @classmethod
+    def _switch(cls, value: Any) -> Any:
+        """A choice that was a switch once, and is still written as one."""
+        return _SWITCH.get(str(value).lower(), value)
+
     @property
     def kv_heads(self) -> int:
         """Heads of keys and values in the Llama family."""
@@ -501,7 +511,8 @@ class RunConfig(Record):
     @property
     def is_recordable(self) -> bool:
         """Whether `cuda_graph` can record the step: nothing in it asks the card something, or has graphs of its own."""
-        return self.optimizer == "adamw" and not self.optimizer_offload and not self.makes_graphs
+        on_the_card = not self.optimizer_offload and not self.checkpoint_offload
+        return self.optimizer == "adamw" and on_the_card and not self.makes_graphs and not self.optimizer_in_backward
 
     @property
     def eval_batch(self) -> int:
@@ -550,4 +561,4 @@ def step_options(config: RunConfig) -> dict[str, Any]:
 
 
 FORETRAINS_OWN = frozenset(named(lambda each: each.nanogpt == "cannot"))
-_WITHOUT_OWN_WAYS = {name: OPTIONS[name].default for name in FORETRAINS_OWN}
+_WITHOUT_OWN_WAYS = {name: OPTIONS[name].default for name in FORETRAINS_OWN} | {"cuda_graph": "off"}

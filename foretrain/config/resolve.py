@@ -143,9 +143,10 @@ def _split(arguments: Sequence[str]) -> list[tuple[str, str | None, str]]:
         else:
             following = arguments[i + 1] if i + 1 < len(arguments) else None
             takes_value = following is not None and not following.startswith("--")
-            is_switch = _key_of(word) in OPTIONS and OPTIONS[_key_of(word)].type == "bool"
-            if takes_value and is_switch:  # `--compile config.py` is a switch and a file
-                takes_value = str(following).lower() in _BOOLEAN_WORDS
+            option = OPTIONS.get(_key_of(word))
+            if takes_value and option and (option.type == "bool" or option.bare):
+                # `--compile config.py` is a switch and a file
+                takes_value = str(following).lower() in {*_BOOLEAN_WORDS, *option.choices}
             if takes_value:
                 next(words)
                 parts.append((word, following, _cut(f"{word} {following}")))
@@ -173,6 +174,8 @@ def _add_override(word: str, value: str | None, written: str, found: _Collected)
             found.settings.append(Setting(key[3:], False, written))
         elif key in OPTIONS and OPTIONS[key].type == "bool":
             found.settings.append(Setting(key, True, written))
+        elif key in OPTIONS and OPTIONS[key].bare:
+            found.settings.append(Setting(key, OPTIONS[key].bare, written))
         elif key in OPTIONS:
             found.problems.append(UserError("config.no_value", key=key, source=written))
         else:

@@ -21,7 +21,11 @@ USUAL: Range = (133 * MIB, 300 * MIB, 700 * MIB)
 # 936 MiB at the end (activation_memory_budget, compiled); why is not known.
 HOPPER, HOPPER_CAPABILITY = (610 * MIB, 758 * MIB, 936 * MIB), (9, 0)
 # The other five, whose copies run on a stream of their own (one or two of them), had 828 MiB instead of 758.
-COPY_STREAMS_BYTES = 70 * MIB
+STREAMS_BYTES = 70 * MIB
+# A run of 124M in 5 micro-batches had 76 MiB more as one CUDA graph, whose steps run on a stream of their own (the same
+# card, benchmarks/results/gpu_h100_real.json): 6 MiB for the kernels of 72 blocks, evaluation included. Of other graphs
+# as much as four times that is told: 10 KB for a kernel (github.com/NVIDIA/cccl/pull/3768).
+GRAPHED_BLOCK_BYTES, GRAPHED_BLOCK_HIGH_BYTES = MIB // 12, 4 * MIB // 12
 # Other cards with as many SMs as the H100 (132): 426 MiB on an RTX 6000 Ada (142) before any kernel
 # (github.com/unslothai/unsloth-zoo/pull/1053), 0.62 GiB on an RTX 5090 (170); at most what Hopper takes.
 LARGE, LARGE_SMS = (426 * MIB, 635 * MIB, HOPPER[2]), 132
@@ -42,9 +46,11 @@ class Context(Record):
     high_bytes: int = USUAL[2]
     source: Literal["published", "calibrated"] = "published"
 
-    def with_copy_streams(self) -> "Context":
-        """That of a run which copies on a stream of its own; the low end stays that before any kernel."""
-        expected, high = self.expected_bytes + COPY_STREAMS_BYTES, self.high_bytes + COPY_STREAMS_BYTES
+    def with_streams(self, graphed_blocks: int = 0) -> "Context":
+        """That of a run which has a stream of its own beside the usual one, and graphs with so many blocks in all; the
+        low end stays that before any kernel."""
+        expected = self.expected_bytes + STREAMS_BYTES + graphed_blocks * GRAPHED_BLOCK_BYTES
+        high = self.high_bytes + STREAMS_BYTES + graphed_blocks * GRAPHED_BLOCK_HIGH_BYTES
         return self.model_copy(update={"expected_bytes": expected, "high_bytes": high})
 
     @classmethod

@@ -397,8 +397,10 @@ class Ledger:
 
 def _context_of(spec: StepSpec) -> Context:
     """What the process takes on the card beside the allocator."""
-    context = Context.of(spec.gpu)
-    return context.with_copy_streams() if spec.copies_beside else context
+    context, c = Context.of(spec.gpu), spec.config
+    if spec.is_one_graph:
+        return context.with_streams(c.n_layer * (c.gradient_accumulation_steps + 1))  # and those of an evaluation
+    return context.with_streams() if spec.copies_beside else context
 
 
 def _settings_of(config: RunConfig) -> Settings:
@@ -494,7 +496,7 @@ class Asked:
             *(getattr(c, knob) for knob in SHAPING_KNOBS), c.eval_batch, c.eval_block, c.allocator_settings,
             spec.micro_batches_that_count, c.memory_limit_bytes is not None, self.saves, spec.compiled,
             spec.step, spec.dtype, gpu.kind, gpu.capability, gpu.cache_bytes if spec.compiled else gpu.sm_count,
-            _context_of(spec), spec.sharing, keeps,
+            _context_of(spec), spec.sharing, keeps, spec.is_one_graph,
         )  # fmt: skip
 
     def __eq__(self, other: object) -> bool:

@@ -353,6 +353,8 @@ def _notes(
         note("compile_not_modelled", settings=" and ".join(unmodelled))
     if compiled and (rough := family_of(config).roughly_compiled(config)):
         note("compiled_roughly", settings=rough)
+    if config.cuda_graph == "auto" and StepSpec.of(config, gpu, dtype=dtype).is_one_graph:
+        note("one_graph")
     if not family_of(config).is_timed(compiled=compiled):
         note("time_of_recipe_unknown", recipe=config.recipe)
     if config.max_iters % config.eval_interval == 0 and not config.eval_only:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
+from foretrain.config.one_graph import is_one_graph
 from foretrain.config.options import RunConfig
 from foretrain.config.precision import check_precision
 from foretrain.config.ranks import of_rank
@@ -144,8 +145,7 @@ class StepSpec:
     @property
     def is_one_graph(self) -> bool:
         """Whether a step is replayed as one CUDA graph, and an evaluation as another (model/host/graphed.py)."""
-        c = self.config
-        return c.cuda_graph and not c.eval_only and self.gpu.kind == "cuda" and self.sharing is None
+        return self.sharing is None and is_one_graph(self.config, self.gpu, self.dtype)
 
     @property
     def micro_batches_that_count(self) -> int:

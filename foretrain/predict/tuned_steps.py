@@ -10,8 +10,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from foretrain.config.one_graph import launched
 from foretrain.config.options import OPTIONS, RunConfig, named
 from foretrain.hardware.calibration import Calibration, StepTime
+from foretrain.predict.spec import StepSpec
 
 DECIDING = named(lambda option: "speed" in option.affects)
 SIZES = named(lambda option: option.reference == "near")
@@ -19,26 +21,27 @@ SAME = named(lambda option: "speed" in option.affects and option.reference == "s
 REACH = 1.0  # doublings, of each size
 
 
-def step_of(config: RunConfig, dtype: str, time_s: float, threads: int) -> StepTime:
-    """A timed step to keep. `threads`: how many it ran on; 0 on a card."""
+def step_of(config: RunConfig, dtype: str, time_s: float, threads: int, *, graphed: bool = False) -> StepTime:
+    """A timed step to keep. `threads`: how many it ran on; 0 on a card. `graphed`: as one CUDA graph."""
     knobs: dict[str, Any] = {name: getattr(config, name) for name in DECIDING}
-    knobs["cpu_threads"] = threads
+    knobs |= {"cpu_threads": threads, "cuda_graph": "on" if graphed else "off"}
     return StepTime(options=knobs, dtype=dtype, compiled=config.compile, time_s=time_s)
 
 
-def tuned_like(found: Calibration, config: RunConfig, dtype: str, *, compiled: bool) -> StepTime | None:
-    """The timed step that is nearest to a config's, if one is near enough to correct it."""
+def tuned_like(found: Calibration, spec: StepSpec) -> StepTime | None:
+    """The timed step that is nearest to this one, if one is near enough to correct it."""
     near = [
         (distance, step)
         for step in found.tuned
-        if (step.dtype, step.compiled) == (dtype, compiled)
-        and (distance := _distance(step, config, found.threads)) is not None
+        if (step.dtype, step.compiled) == (spec.dtype, spec.compiled)
+        and (distance := _distance(step, spec, found.threads)) is not None
     ]
     return min(near, key=lambda pair: pair[0])[1] if near else None
 
 
-def _distance(step: StepTime, config: RunConfig, threads: int) -> float | None:
+def _distance(step: StepTime, spec: StepSpec, threads: int) -> float | None:
     """Of the sizes, in doublings; None where the step is none of these."""
+    config = spec.config
     for name in SAME:
         own, its = getattr(config, name), step.options.get(name, OPTIONS[name].default)
         if (name, own, its) == ("attention", "auto", "sdpa"):  # what a plan takes it for
@@ -56,9 +59,10 @@ def _distance(step: StepTime, config: RunConfig, threads: int) -> float | None:
     if max(apart) > REACH:
         return None
     try:
-        timed = RunConfig.model_validate(step.options)
+        timed = launched(step.options)
     except ValidationError:  # of another version, or damaged
         return None
     alike = [timed.checkpointed * config.n_layer == config.checkpointed * timed.n_layer]
+    alike += [(timed.cuda_graph == "on") == spec.is_one_graph]
     alike += [bool(timed.loss_chunk_size) == bool(config.loss_chunk_size), bool(timed.dropout) == bool(config.dropout)]
     return sum(x * x for x in apart) if all(alike) else None

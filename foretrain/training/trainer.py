@@ -17,7 +17,7 @@ from foretrain.config.options import RunConfig
 from foretrain.data.batches import Batch, TokenFile, evaluation_batches
 from foretrain.data.dataset import DatasetInfo
 from foretrain.model import precision_check
-from foretrain.model.host.graphed import GraphedStep
+from foretrain.model.host.graphed import GraphedStep, graphed_step
 from foretrain.model.low_precision import fp16_accumulation
 from foretrain.model.optimizer import learning_rate
 from foretrain.model.shape import ModelShape
@@ -275,19 +275,23 @@ class Trainer:
     def _use(self, config: RunConfig) -> None:
         """Another way to carry out the same training."""
         self._take(config)
-        self._record_anew()
+        self.graphed = None
         use_split(self.state, self.own, compiled=self.placement.compiled)
+        self._record_anew()
 
     def _record_anew(self) -> None:
-        """Steps are to be one graph, where the config asks for it and nothing in them is the host's: their first ones
-        run as always. What was recorded of other sizes is dropped."""
+        """Steps are to be one graph, where config/one_graph.py says so and nothing in them is the host's: their first
+        ones run as always. What was recorded of other sizes is dropped."""
         self.graphed = None
-        if not self.config.cuda_graph or self.config.eval_only or self.placement.device.type != "cuda":
-            return
-        if self.together.several or (self.config.dropout and self.together.by_number):
-            self._note("not_recorded", reason="several ranks share the run")
-            return
-        self.graphed = GraphedStep(self.state, lambda reason: self._note("not_recorded", reason=reason))
+        if not self.together.several and not (self.config.dropout and self.together.by_number):
+            self.graphed = graphed_step(self.state, self.placement.gpu, self._not_recorded)
+            if self.graphed and self.config.cuda_graph == "auto":
+                self._note("one_graph")
+        elif self.config.cuda_graph == "on" and self.placement.device.type == "cuda":
+            self._not_recorded("several ranks share the run")
+
+    def _not_recorded(self, reason: str) -> None:
+        self._note("not_recorded", reason=reason)
 
     def _check_compatible(self, progress: Progress) -> None:
         starting.check_compatible(progress, self.config, self.info, self.directory)

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from foretrain.base.cache import Cache
 from foretrain.base.installation import installed_torch
+from foretrain.config.one_graph import is_one_graph
 from foretrain.config.options import RunConfig, step_options
 from foretrain.hardware.calibration import save_tuned
-from foretrain.hardware.catalogue import Gpu
+from foretrain.hardware.catalogue import Dtype, Gpu
 from foretrain.hardware.cpu import usable_cores
 from foretrain.predict.tuned_steps import step_of
 from foretrain.tuning.record import TuneTrial, Tuning
@@ -49,7 +50,7 @@ def keep(found: Tuning, path: Path) -> None:
         KEPT.keep(path, found.model_dump_json(indent=1))
 
 
-def feed(found: Tuning, configs: Sequence[RunConfig], gpu: Gpu, dtype: str, threads: int) -> int:
+def feed(found: Tuning, configs: Sequence[RunConfig], gpu: Gpu, dtype: Dtype, threads: int) -> int:
     """Keep the timed steps for this device's plans (predict/tuned_steps.py); how many. `configs`: in the trials' order.
 
     Only what is sure: bounds within 5 %, on a machine that did little else. `threads`: PyTorch's own; 0 on cards.
@@ -60,7 +61,9 @@ def feed(found: Tuning, configs: Sequence[RunConfig], gpu: Gpu, dtype: str, thre
     for trial, config in zip(found.trials, configs, strict=True):
         if _is_sure(trial):
             own = dtype if config.dtype == "auto" else config.dtype
-            steps.append(step_of(config, own, trial.step_s or 0.0, threads and (config.cpu_threads or threads)))
+            used = threads and (config.cpu_threads or threads)
+            graphed = is_one_graph(config, gpu, own)
+            steps.append(step_of(config, own, trial.step_s or 0.0, used, graphed=graphed))
     driver = gpu.calibration.driver if gpu.calibration else ""
     try:
         if steps:

@@ -46,7 +46,7 @@ def forecast_s(config: RunConfig, gpu: Gpu, dtype: Dtype, world: int = 1) -> flo
     if found is None:
         return None
     share = 1.0
-    known = gpu.calibration and tuned_like(gpu.calibration, config, dtype_of(config, dtype), compiled=config.compile)
+    known = gpu.calibration and tuned_like(gpu.calibration, spec)
     if gpu.kind == "cpu" and config.cpu_threads and gpu.sm_count and not known:
         share = max(1.0, gpu.sm_count / config.cpu_threads) ** FEWER_THREADS
     return found.expected_s * share

@@ -7,6 +7,7 @@ import math
 import queue
 import time
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 
 from foretrain.config.options import RunConfig
 from foretrain.hardware.cpu import usable_cores
+from foretrain.model.host.graphed import WARM_STEPS, graphed_step
 from foretrain.model.low_precision import fp16_accumulation
 from foretrain.model.step import build, evaluation_loss, train_step
 from foretrain.training.attempts import is_out_of_memory
@@ -56,8 +58,9 @@ class TimedStep:
         self.state = build(config, self.device, dtype, compile=self.placement.compiled, share=share)
         self.whole = config.gradient_accumulation_steps
         self.last_s = 0.0
-        # Ranks that send gradients in the last micro-batch need one between the first and the last.
-        self._take(min(3 if ranks else 2, self.whole))
+        self.graphed = None if ranks else graphed_step(self.state, self.placement.gpu)
+        # Ranks that send gradients in the last micro-batch need one between the first and the last; a graph has all.
+        self._take(self.whole if self.graphed else min(3 if ranks else 2, self.whole))
 
     def _take(self, micro_steps: int) -> None:
         """Time steps of so many micro-batches."""
@@ -88,7 +91,8 @@ class TimedStep:
         """(seconds of a whole step, mean loss of the rows that were computed)."""
         stamps: list[float] = []
         started = self._now()
-        result = train_step(self.state, self._batches(stamps), RATE)
+        take = self.graphed or partial(train_step, self.state)
+        result = take(self._batches(stamps), RATE)
         taken = self._now() - started
         if stamps:  # the first micro-batch adds up no gradients, so it says nothing of the ones left out
             later = [b - a for a, b in pairwise(stamps[1:])]
@@ -106,6 +110,8 @@ class TimedStep:
         started = time.perf_counter()
         self.step()
         ready_s = time.perf_counter() - started
+        for _ in range(WARM_STEPS if self.graphed else 0):  # the last of them is recorded
+            self.step()
         taken, loss = self.step()
         if self.micro_steps < self.whole:
             micro_s = max(taken / self.whole, 1e-9)
@@ -139,7 +145,9 @@ class TimedStep:
         """An evaluation batch beside all that training keeps, then a step: what a run's memory has to hold."""
         c = self.config.model_copy(update={"block_size": self.config.eval_block})
         ids = rows_of(c, c.eval_batch).to(self.device)
-        float(evaluation_loss(self.state, (ids[:, :-1].contiguous(), ids[:, 1:].contiguous())))
+        judge = self.graphed.evaluate if self.graphed else partial(evaluation_loss, self.state)
+        for _ in range(2 if self.graphed else 1):  # the first compiles, the second is recorded
+            float(judge((ids[:, :-1].contiguous(), ids[:, 1:].contiguous())))
         self.step()
 
     def peak_bytes(self) -> int:
@@ -199,8 +207,6 @@ def try_steps(config: RunConfig, cap_bytes: int | None) -> tuple[bool, int]:
     placement = place(config)
     if placement.device.type == "cpu":
         keep_memory()  # as the trainer does
-    count = min(MICRO_STEPS, config.gradient_accumulation_steps)
-    short = config.model_copy(update={"gradient_accumulation_steps": count})
 
     def batch(rows: int, block: int) -> tuple[torch.Tensor, torch.Tensor]:
         ids = torch.randint(0, config.vocab_size, (rows, block + 1)).to(placement.device)
@@ -208,12 +214,19 @@ def try_steps(config: RunConfig, cap_bytes: int | None) -> tuple[bool, int]:
 
     try:
         kept(placement, cap_bytes)
-        state = build(short, placement.device, TORCH_DTYPES[placement.dtype], compile=placement.compiled)
+        state = build(config, placement.device, TORCH_DTYPES[placement.dtype], compile=placement.compiled)
+        graphed, count = graphed_step(state, placement.gpu), config.gradient_accumulation_steps
+        take, judge = graphed or partial(train_step, state), partial(evaluation_loss, state)
+        if graphed:
+            judge = graphed.evaluate
+        else:  # a graph has all of a step
+            count = min(MICRO_STEPS, count)
+            state.config = config.model_copy(update={"gradient_accumulation_steps": count})
         evaluation = batch(config.eval_batch, config.eval_block)
-        float(evaluation_loss(state, evaluation))
-        for _ in range(STEPS):
-            train_step(state, [batch(config.batch_size, config.block_size) for _ in range(count)], 1e-6)
-        float(evaluation_loss(state, evaluation))
+        float(judge(evaluation))
+        for _ in range(WARM_STEPS + 1 if graphed else STEPS):
+            take([batch(config.batch_size, config.block_size) for _ in range(count)], 1e-6)
+        float(judge(evaluation))
         lived = True
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):

@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError, model_validator
 from foretrain.base.errors import UserError
 from foretrain.base.records import Record
 from foretrain.base.safe_read import read_text
+from foretrain.config.one_graph import launched
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Dtype, Gpu
 from foretrain.predict.spec import StepName, StepSpec
@@ -53,8 +54,9 @@ class Case(Record):
 
     @property
     def config(self) -> RunConfig:
-        """Raises ConfigError or ValidationError for options that there are not."""
-        return RunConfig.model_validate(self.options)
+        """Raises ConfigError or ValidationError for options that there are not. A case that says nothing of graphs has
+        none, as each was measured so."""
+        return launched(self.options)
 
     def spec(self, gpu: Gpu) -> StepSpec:
         """The step on a device. Raises as `config`."""

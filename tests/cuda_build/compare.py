@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from foretrain.base.installation import installed_torch
-from foretrain.config.options import RunConfig
+from foretrain.config.one_graph import launched
 from foretrain.hardware.catalogue import Gpu, match
 from foretrain.predict.allocator.replay import replay
 from foretrain.predict.memory import estimated
@@ -44,7 +44,7 @@ def card() -> Gpu:
 
 def requests(case: Any) -> list[Request]:
     """The traces that predict a case; two where only a real card decides how a product is padded."""
-    config = RunConfig(**case.knobs)
+    config = launched(case.knobs)
     return requests_for(StepSpec.of(config, card(), case.step, dtype=case.dtype, compiled=case.compiled))
 
 
@@ -71,7 +71,7 @@ def compared(case: Any, measured: dict[str, Any]) -> Row:
 
 def estimates(row: Row) -> Row:
     """What the estimate says of a measured case, over the phases that it ran."""
-    c = RunConfig(**row["knobs"])
+    c = launched(row["knobs"])
     memory = estimated(StepSpec.of(c, card(), row["step"], dtype=row["dtype"], compiled=row["compiled"])).memory
     phases = [phase for phase in memory.phases if phase.phase in row["phases"]["allocated_bytes"]]
     found = {}

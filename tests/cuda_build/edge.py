@@ -43,7 +43,7 @@ def drawn() -> Iterator[tuple[Any, float, int]]:
 
 def decide(case: Any, share: float, side: int) -> dict[str, Any]:
     """The edge of a case as its trace has it, the limit, and what trace and estimate say of that limit."""
-    from foretrain.config.options import RunConfig
+    from foretrain.config.one_graph import launched
     from foretrain.predict.allocator.replay import replay, smallest_limit_bytes
     from foretrain.predict.memory import estimated
     from foretrain.predict.trace import service
@@ -54,7 +54,7 @@ def decide(case: Any, share: float, side: int) -> dict[str, Any]:
     steps = max(1, round(share * edge / (2 * MIB)))
     limit = edge + side * 2 * MIB * steps - (side < 0) * MIB  # the edge is known to a MiB
     ledger = estimated(
-        StepSpec.of(RunConfig(**case.knobs), compare.card(), case.step, dtype=case.dtype, compiled=case.compiled)
+        StepSpec.of(launched(case.knobs), compare.card(), case.step, dtype=case.dtype, compiled=case.compiled)
     )
     return {
         "case": case.name, "compiled": case.compiled, "edge_bytes": edge, "limit_bytes": limit,

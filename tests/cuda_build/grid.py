@@ -114,18 +114,35 @@ SMALL_GPT2 = {
     "vocab_size": 4096,
 }  # fmt: skip
 IN_BACKWARD = {"optimizer_in_backward": True, "gradient_accumulation_steps": 1, "grad_clip": 0.0}
-TECHNIQUES = [
-    Case("technique: adamw4bit", {**SMALL_GPT2, "optimizer": "adamw4bit"}, dtype, "foretrain", compiled)
-    for dtype, compiled in (("bfloat16", False), ("float16", False), ("bfloat16", True))
-] + [
-    Case(f"technique: in backward{name}", {**SMALL_GPT2, **IN_BACKWARD, **knobs}, dtype, "foretrain", compiled)
-    for name, knobs, dtype, compiled in (
-        ("", {}, "bfloat16", False),
-        ("", {}, "float32", False),
-        (", checkpointing", {"activation_checkpointing": True, "loss_chunk_size": 256}, "bfloat16", False),
-        ("", {"compile_blocks": True}, "bfloat16", True),
-    )
-]
+TECHNIQUES = (
+    [
+        Case("technique: adamw4bit", {**SMALL_GPT2, "optimizer": "adamw4bit"}, dtype, "foretrain", compiled)
+        for dtype, compiled in (("bfloat16", False), ("float16", False), ("bfloat16", True))
+    ]
+    + [
+        Case(f"technique: in backward{name}", {**SMALL_GPT2, **IN_BACKWARD, **knobs}, dtype, "foretrain", compiled)
+        for name, knobs, dtype, compiled in (
+            ("", {}, "bfloat16", False),
+            ("", {}, "float32", False),
+            (", checkpointing", {"activation_checkpointing": True, "loss_chunk_size": 256}, "bfloat16", False),
+            ("", {"compile_blocks": True}, "bfloat16", True),
+        )
+    ]
+    + [
+        Case(f"technique: CUDA graph{name}", {**SMALL_GPT2, "cuda_graph": "on", **knobs}, dtype, "foretrain", compiled)
+        for name, knobs, dtype, compiled in (
+            ("", {}, "bfloat16", False),
+            ("", {}, "float16", False),
+            (", dropout and bias", {"dropout": 0.1, "bias": True, "gradient_accumulation_steps": 5}, "float32", False),
+            (", master weights", {"master_weights": True, "loss_chunk_size": 256}, "bfloat16", False),
+            (", checkpointing", {"activation_checkpointing": True}, "bfloat16", False),
+            (", evaluation of other rows", {"eval_batch_size": 12}, "bfloat16", False),
+            ("", {}, "bfloat16", True),
+            (", Llama", {**LLAMA, "gradient_accumulation_steps": 1}, "bfloat16", True),
+            (", compiled blocks", {"compile_blocks": True, "dropout": 0.2}, "bfloat16", True),
+        )
+    ]
+)
 
 
 def _named(suite: list[Any]) -> Iterator[Any]:
@@ -193,6 +210,7 @@ def shrunk(knobs: dict[str, Any]) -> dict[str, Any]:
         ("eval_batch_size", 3),
         ("eval_block_size", 16),
         ("n_kv_head", 1),
+        ("cuda_graph", "off"),
     ):
         if small.get(name):
             small[name] = value

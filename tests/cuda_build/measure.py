@@ -23,13 +23,15 @@ from typing import Any
 
 import torch
 
-from foretrain.config.options import RunConfig
+from foretrain.config.one_graph import launched
+from foretrain.model.host.graphed import WARM_STEPS
 from foretrain.predict.trace import drive
 from foretrain.predict.trace.names import Names
 from tests.cuda_build.branches import Branches
 from tests.cuda_build.branches import differences as branch_differences
 from tests.cuda_build.grid import shrunk
 
+STEPS = drive.STEPS
 MOST_ENTRIES = 2_000_000
 PROCESSOR_SECONDS = 900  # a case that takes more is ended
 
@@ -66,7 +68,7 @@ def run(
 ) -> Branches:
     """A run on a device; of one rank of many where `share` shares its model."""
     with Branches() as branches:
-        config = RunConfig(**knobs)
+        config = launched(knobs)
         where = torch.device(device)
         drive.RUNS[job["step"]](drive.Job(config, where, job["dtype"], compiled, watch, Names(watch), share))  # type: ignore[arg-type]
     return branches
@@ -88,6 +90,7 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
     import torch._inductor.config
 
     drive.MICRO_STEPS = 1_000_000  # a trace stops at three; a run does all of them
+    drive.STEPS = WARM_STEPS + 1 if job["knobs"].get("cuda_graph") == "on" else STEPS  # what Python does of a graph's
     torch._inductor.config.force_disable_caches = True  # or what an earlier case measured would not be measured again
     torch.cuda.memory._record_memory_history(context=None, max_entries=MOST_ENTRIES)
     watch = Watch()

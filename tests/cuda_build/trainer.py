@@ -29,10 +29,10 @@ CASES: dict[str, dict[str, Any]] = {
     "modern, muon": {"recipe": "modern", "optimizer": "muon"},
     "offload": {"optimizer_offload": True},
     "compiled": {"compile": True},
-    "CUDA graph": {"cuda_graph": True},
+    "no CUDA graph": {"cuda_graph": "off"},
 }
 RUN = {
-    "max_iters": 4, "eval_interval": 2, "eval_iters": 2, "log_interval": 1, "warmup_iters": 1, "lr_decay_iters": 4,
+    "max_iters": 8, "eval_interval": 4, "eval_iters": 2, "log_interval": 1, "warmup_iters": 1, "lr_decay_iters": 8,
 }  # fmt: skip
 RESUMED = "bf16"  # the case that is resumed, too
 Row = dict[str, Any]
@@ -52,7 +52,7 @@ def rows(say: Callable[[str], None]) -> list[Row]:
             planned = _planned(words)
             found.append(_row(name, planned, _trained([*words, f"--out_dir={out}"], folder)))
             if name == RESUMED:
-                more = ["--max_iters=6", f"--out_dir={out}", "--init_from=resume"]
+                more = ["--max_iters=12", f"--out_dir={out}", "--init_from=resume"]
                 found.append(_row(f"{name}, resumed", planned, _trained([*words, *more], folder)))
         except (RuntimeError, KeyError, StopIteration, ValueError) as error:
             found.append({"name": name, "error": f"{type(error).__name__}: {str(error)[-400:]}"})
@@ -82,7 +82,9 @@ def _trained(words: list[str], folder: Path) -> dict[str, Any]:
         PYTHON, "-m", "foretrain", "train", *words, *(f"--{key}={value}" for key, value in settings.items()),
         f"--dataset={folder / 'data'}", "--device=cuda", "--json",
     ]  # fmt: skip
-    done = subprocess.run(command, env=on_the_card(), cwd=REPO, capture_output=True, text=True)
+    # A kernel that is known from before is not tried out, which takes less memory than is planned.
+    environment = {**on_the_card(), "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
+    done = subprocess.run(command, env=environment, cwd=REPO, capture_output=True, text=True)
     said = _last_json(done)
     if "memory" not in said:
         raise RuntimeError(said.get("message", f"it ended with {done.returncode}"))

@@ -34,7 +34,7 @@ def one_graph(state: State) -> Sequence[Change]:
     """On a card, where it can be recorded; modes of the compiler other than default have no forecast."""
     c = state.effective
     able = state.gpu.kind == "cuda" and c.is_recordable and c.compile_mode == "default"
-    return [Change({"cuda_graph": True})] if able and not c.cuda_graph else []
+    return [Change({"cuda_graph": "on"})] if able and not state.spec.is_one_graph else []
 
 
 def half_precision(state: State) -> Sequence[Change]:

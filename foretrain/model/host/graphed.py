@@ -10,12 +10,15 @@ An evaluation is a second graph in the memory of the first, whose activations no
 import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from ctypes import c_float
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from foretrain.config.one_graph import is_one_graph
 from foretrain.data.batches import Batch
+from foretrain.hardware.catalogue import Gpu
 from foretrain.model.step import StepResult, TrainState, evaluation_loss, train_step
 
 WARM_STEPS = 3  # before the recording: what is compiled, chosen and allocated at first must not be in it
@@ -99,7 +102,12 @@ class GraphedStep:
         return self.done > WARM_STEPS and self._step is None
 
     def __call__(self, batches: Iterable[Batch], learning_rate: float) -> StepResult:
-        """One optimizer step. The result's tensors are this step's own. Raises what `train_step` raises."""
+        """One optimizer step. The result's tensors are this step's own. Raises what `train_step` raises.
+
+        Steps before the recording have the rate as the graph reads it, so that a run which is resumed, and has such
+        steps where it was a graph before, does the same.
+        """
+        learning_rate = c_float(learning_rate).value
         if self._step is None and (self.done < WARM_STEPS or self.gave_up):
             return self._as_always(batches, learning_rate)
         if self._step is None:
@@ -118,7 +126,7 @@ class GraphedStep:
 
     def evaluate(self, batch: Batch) -> Tensor:
         """The loss of one batch, a scalar of its own; from a graph once a step is one, for batches of one size."""
-        if self._step is None or self._evaluated is None:
+        if self._step is None:
             self._evaluated = batch[0].shape
             with nullcontext() if self.gave_up else self.on.aside():
                 return evaluation_loss(self.state, batch)
@@ -140,6 +148,10 @@ class GraphedStep:
 
     def _record(self, learning_rate: float) -> None:
         state, reason = self.state, ""
+        if self._evaluated is None:  # a run that is resumed; later it would be compiled beside the graph's memory
+            shape = (state.config.eval_batch, state.config.eval_block)
+            ids = torch.zeros(shape, dtype=torch.int64, device=state.device)
+            self.evaluate((ids, ids))
         for group in state.optimizer.param_groups:
             group["capturable"] = True
         self.on.make_room()
@@ -158,6 +170,14 @@ class GraphedStep:
             state.masters.drop_gradients()
         self.on.make_room()
         self.failed(reason)
+
+
+def graphed_step(
+    state: TrainState, gpu: Gpu, failed: Callable[[str], None] = lambda reason: None
+) -> GraphedStep | None:
+    """The step of a state as one graph, where config/one_graph.py says so of its config; else None."""
+    dtype: Any = str(state.dtype).removeprefix("torch.")
+    return GraphedStep(state, failed) if is_one_graph(state.config, gpu, dtype) else None
 
 
 def _write(kept: Batch, new: Batch) -> None:

@@ -26,7 +26,7 @@ class CheckpointOffload(Technique):
         ),
         (
             ("checkpoint_offload", "cuda_graph"),
-            lambda c: c.checkpoint_offload and c.cuda_graph,
+            lambda c: c.checkpoint_offload and c.cuda_graph == "on",
             "offload_in_a_graph",
         ),
     )

@@ -244,8 +244,7 @@ class SimulatedRun:
         self.t.empty_cache()
         self.t.stream = ASIDE
         self.step.workspaces = [self.t.alloc("workspace", self.t.size(1, "cuBLAS"))]
-        for _ in range(2):  # the generator's seed and offset, which graphs read
-            self.t.alloc("workspace", self.t.size(8))
+        self._seeds()
         self.t.stream = IN_GRAPH
         self.train("steady_step")
         self.t.stream = 0
@@ -253,7 +252,14 @@ class SimulatedRun:
         self.new_batch()
         self.t.use(self.symbols)
         self.t.empty_cache()
+        self._seeds()
         self.t.stream = IN_GRAPH
+
+    def _seeds(self) -> None:
+        """The generator's seed and offset, which a graph reads (predict/trace/card/graphs.py)."""
+        self.t.stream = 0
+        for _ in range(2):
+            self.t.alloc("workspace", self.t.size(8))
 
 
 def staged_bytes(run: SimulatedRun) -> int:

@@ -8,7 +8,7 @@ of 2 to 12 blocks take the same number of launches on both, within a tenth.
 
 from typing import Any, NamedTuple
 
-from foretrain.config.options import RunConfig
+from foretrain.config.one_graph import launched
 from foretrain.hardware.calibration import Calibration, StepTime
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.spec import StepSpec
@@ -88,7 +88,7 @@ class _Counted(NamedTuple):
 
 
 def _counted(step: StepTime, gpu: Gpu) -> _Counted:
-    config = RunConfig.model_validate(step.options)
+    config = launched(step.options)
     dtype: Any = step.dtype
     way = Way(StepSpec.of(config, gpu, dtype=dtype, compiled=step.compiled))
     found, n = launches_of(way, micro_batch(way)), config.gradient_accumulation_steps

@@ -12,7 +12,7 @@ from typing import Any
 
 from foretrain.base.records import Record
 from foretrain.config.families import family_of
-from foretrain.config.options import RunConfig
+from foretrain.config.one_graph import launched
 from foretrain.hardware.calibration import Calibration, StepTime
 from foretrain.hardware.catalogue import Gpu, MatmulMode
 from foretrain.predict import software
@@ -139,7 +139,7 @@ def _correction(way: Way, rates: Rates) -> float:
     """
     if not isinstance(rates, MeasuredRates):
         return 1.0
-    tuned = tuned_like(rates.calibration, way.config, way.spec.dtype, compiled=way.compiled)
+    tuned = tuned_like(rates.calibration, way.spec)
     references = [tuned] if tuned else _references(way, rates.calibration)
     points = sorted(_point(reference, way, rates) for reference in references)
     if not points:
@@ -172,9 +172,8 @@ def _references(way: Way, calibration: Calibration) -> list[StepTime]:
 
 def _point(reference: StepTime, way: Way, rates: Rates) -> tuple[float, float]:
     """(the sum of a reference step's kernels in seconds, by how much it is corrected)."""
-    config = RunConfig.model_validate(reference.options)
     dtype: Any = reference.dtype
-    step = Way(StepSpec.of(config, way.spec.gpu, dtype=dtype, compiled=way.compiled))
+    step = Way(StepSpec.of(launched(reference.options), way.spec.gpu, dtype=dtype, compiled=way.compiled))
     summed_s = _step_s(step, rates)
     if not way.train and reference.forward_s is not None:
         return summed_s, reference.forward_s / step_load(replace(step, train=False), rates).micro_batch_s()

@@ -75,8 +75,7 @@ def foretrain_run(job: Job) -> bool:
     if state.early:
         _name_updates(job, state, state.early)
 
-    recorded = c.cuda_graph and not c.eval_only and job.device.type == "cuda" and job.share is None
-    graphed = GraphedStep(state, _not_recorded) if recorded else None
+    graphed = GraphedStep(state, _not_recorded) if c.cuda_graph == "on" else None
     take = graphed or functools.partial(train_step, state)
     judge = graphed.evaluate if graphed else functools.partial(evaluation_loss, state)
     unseen: list[tuple[Tensor, Tensor]] = []

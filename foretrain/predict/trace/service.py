@@ -122,6 +122,7 @@ class Request:
             gradient_accumulation_steps=self.spec.micro_batches_that_count,
             eval_iters=min(2, c.eval_iters),
             grad_clip=1.0 if c.grad_clip else 0.0,
+            cuda_graph="on" if self.spec.is_one_graph else "off",
         )
 
     def job(self) -> dict[str, Any]:

@@ -6,24 +6,28 @@ What is allocated between capture_begin and capture_end is of the graph's pool, 
 
 from collections.abc import Callable
 
+import torch
+
 from foretrain.predict.allocator.lifetimes import GRAPH_POOL
 from foretrain.predict.trace.card.streams import Streams
 
-SEEDS = 2  # the generator's seed and offset, which all graphs of a process read (CUDAGeneratorImpl.cpp, register_graph)
+SEEDS = 2  # the generator's seed and offset, 8 bytes each (CUDAGeneratorImpl.cpp)
+# From this version on each recording has its own, on the default stream; before, all graphs of a process read those
+# that the first one made on its stream (seen on the CUDA builds of 2.11, 2.12 and 2.13).
+SEEDS_OF_EACH = (2, 12)
 
 
-def graph_class(streams: Streams, alloc: Callable[[int], object]) -> type:
-    """What stands for torch.cuda.CUDAGraph; `alloc`: so many bytes that stay."""
-    made = [0]
+def graph_class(streams: Streams, alloc: Callable[..., object]) -> type:
+    """What stands for torch.cuda.CUDAGraph; `alloc(nbytes, stream=)`: bytes that stay."""
+    made, of_each = [0], tuple(map(int, torch.__version__.split(".")[:2])) >= SEEDS_OF_EACH
 
     class Graph:
         def __init__(self, keep_graph: bool = False) -> None:
             self._pool, self._before = 0, 0
 
         def capture_begin(self, pool: tuple[int, int] | None = None, **_options: object) -> None:
-            if not made[0]:
-                for _ in range(SEEDS):
-                    alloc(8)
+            for _ in range(SEEDS if of_each or not made[0] else 0):
+                alloc(8, stream=0 if of_each else streams.now())
             if pool is None:
                 made[0] += 1
             self._pool = pool[1] if pool else made[0]

@@ -151,6 +151,12 @@ def test_what_did_not_compile_before_a_stop_is_not_compiled_after_it() -> None:
     assert (left_open.placement.compiled, left_open.config.compile) == (False, False)
 
 
+def test_a_step_that_was_launched_kernel_by_kernel_stays_so() -> None:
+    for old, given, now in (("off", set(), "off"), ("auto", set(), "auto"), ("off", {"cuda_graph"}, "auto")):
+        found = choices.recall(tiny(), on_cpu(tiny()), record_of(tiny(cuda_graph=old)), given)
+        assert found.config.cuda_graph == now
+
+
 def test_a_short_run_on_a_cpu_is_not_compiled_unless_asked_for() -> None:
     def spared(given: set[str], device: str = "cpu", **options: Any) -> bool:
         config = tiny(compile=True, **options)

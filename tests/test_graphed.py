@@ -6,6 +6,7 @@ No card is needed: a recorder for the CPU keeps the work, and does it again with
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from foretrain.config.options import RunConfig
 from foretrain.data.batches import Batch
 from foretrain.model.host.graphed import WARM_STEPS, GraphedStep
 from foretrain.model.step import StepResult, TrainState, build, evaluation_loss, train_step
+from tests.kit.tiny import tiny
+from tests.kit.training import assert_same, final_tensors, stop_at_6, train
 
 CONFIG = RunConfig(
     n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=64, batch_size=4, gradient_accumulation_steps=2,
@@ -65,7 +68,8 @@ class OnCpu:
         trained, optimizer = self.state.trained, self.state.optimizer
         before = copy.deepcopy((trained.state_dict(), optimizer.state_dict()))
         latch = self.state.latch.clone()  # type: ignore[union-attr]
-        made = work()
+        with torch.random.fork_rng():
+            made = work()
         trained.load_state_dict(before[0])
         optimizer.load_state_dict(before[1])
         self.state.latch.copy_(latch)  # type: ignore[union-attr]
@@ -151,3 +155,35 @@ def test_a_step_that_cannot_be_recorded_runs_as_always() -> None:
     assert trained(graphed) == expected
     assert told == ["RuntimeError: operation not permitted when stream is capturing"]
     assert graphed.gave_up
+
+
+def record_on_cpu(monkeypatch: pytest.MonkeyPatch, kind: type[OnCpu]) -> list[OnCpu]:
+    """Let trainers record; the recorders that they made."""
+    made: list[OnCpu] = []
+
+    def graphed_step(state: TrainState, gpu: object, failed: Callable[[str], None]) -> GraphedStep:
+        made.append(kind(state))
+        return GraphedStep(state, failed, made[-1])
+
+    monkeypatch.setattr("foretrain.training.trainer.graphed_step", graphed_step)
+    return made
+
+
+@pytest.mark.usefixtures("own_directory")
+def test_a_run_of_graphs_that_was_stopped_ends_as_one_without_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorders = record_on_cpu(monkeypatch, OnCpu)
+    whole = train(tiny(out_dir="whole", dropout=0.1))
+    assert train(tiny(out_dir="stopped", dropout=0.1), listen=stop_at_6).status == "interrupted"
+    resumed = train(tiny(out_dir="stopped", dropout=0.1), resume=True)
+    assert [recorder.replays > 2 for recorder in recorders] == [True, True, True]
+    assert resumed.val_loss == whole.val_loss
+    assert_same(final_tensors(Path("whole")), final_tensors(Path("stopped")))
+
+
+@pytest.mark.usefixtures("own_directory")
+def test_a_run_that_could_not_be_recorded_says_so_in_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    record_on_cpu(monkeypatch, Refusing)
+    notes: list[str] = []
+    record = train(tiny(), listen=lambda event: notes.append(getattr(event, "id", "")))
+    assert (record.status, record.config.cuda_graph) == ("finished", "off")
+    assert notes.count("not_recorded") == 1

@@ -84,6 +84,8 @@ def recall(config: RunConfig, placement: Placement, record: RunRecord, given: se
     notes: tuple[tuple[str, dict[str, Any]], ...] = ()
     if "compile" not in given and not old.compile:
         update["compile"], placement = False, replace(placement, compiled=False)
+    if "cuda_graph" not in given:  # also off where the step could not be recorded
+        update["cuda_graph"] = old.cuda_graph
     if placement.compiled and old.compile and not record.compiled:  # it could not be compiled then
         placement, notes = replace(placement, compiled=False), (("still_eager", {}),)
     return _apply(config.model_copy(update=update), placement, notes)

@@ -291,6 +291,7 @@ class Trainer:
             self._not_recorded("several ranks share the run")
 
     def _not_recorded(self, reason: str) -> None:
+        self._take(self.config.model_copy(update={"cuda_graph": "off"}))  # so it goes on, and so a resume does
         self._note("not_recorded", reason=reason)
 
     def _check_compatible(self, progress: Progress) -> None:

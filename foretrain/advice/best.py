@@ -23,7 +23,7 @@ from foretrain.model.shape import ModelShape
 from foretrain.predict.memory import estimated
 from foretrain.predict.plan import Plan, Timing, no_time, timing
 from foretrain.predict.scaling import BESIROGLU, FITS, MOST_EPOCHS, effective_tokens, good_tokens_per_step
-from foretrain.predict.spec import StepName, StepSpec
+from foretrain.predict.spec import TOLD_APART, StepName, StepSpec
 from foretrain.predict.within import Reading, adjusted, check_currency, largest_steps, with_steps
 
 HEAD_DIM = 64
@@ -139,7 +139,7 @@ class _Search:
         """What the worst phase is expected to need, or None where one does not fit safely."""
         room, card = self.base.available_bytes, self.gpu.memory_bytes
         sizes = config.n_layer, config.n_head, config.n_embd, config.batch_size
-        alike = config.activation_checkpointing, min(3, config.gradient_accumulation_steps)
+        alike = config.activation_checkpointing, min(TOLD_APART, config.gradient_accumulation_steps)
         beyond = self.beyond.setdefault(alike, [])
         larger = (all(a >= b for a, b in zip(sizes, each, strict=True)) for each in beyond)
         if not config.auto_chunker and any(larger):  # which makes less of much

@@ -14,9 +14,7 @@ from foretrain.config.checks import check
 from foretrain.config.options import RunConfig
 from foretrain.predict.memory import MARGIN_BYTES, Asked, Ledger, StepMemory, Verdict, estimated, worst_verdict
 from foretrain.predict.plan import Timing, available, timing
-from foretrain.predict.spec import StepSpec
-
-MICRO_BATCHES = 3  # of a step, that an estimate tells apart
+from foretrain.predict.spec import TOLD_APART, StepSpec
 
 
 @dataclass(frozen=True)
@@ -198,7 +196,7 @@ def is_larger(one: Outcome, other: Outcome) -> bool:
 
 def _uncut(config: RunConfig) -> RunConfig:
     """The config without what a micro-batch is."""
-    accumulation = min(MICRO_BATCHES, config.gradient_accumulation_steps)
+    accumulation = min(TOLD_APART, config.gradient_accumulation_steps)
     uncut = {
         "batch_size": 0, "eval_batch_size": 0, "eval_iters": 0, "eval_sequences": 0, "total_batch_size": 0,
         "gradient_accumulation_steps": accumulation,

@@ -17,6 +17,7 @@ from foretrain.model.shape import ModelShape
 from foretrain.predict.estimate.sdpa import AttentionKind, attention_kind
 
 StepName = Literal["foretrain", "nanogpt"]
+TOLD_APART = 3  # micro-batches of a step, in its memory: later ones are as the third
 STEP_NAMES: tuple[StepName, StepName] = ("foretrain", "nanogpt")
 
 
@@ -149,9 +150,9 @@ class StepSpec:
 
     @property
     def micro_batches_that_count(self) -> int:
-        """Of a step, in its memory: later ones are as the third, but a graph has the batches of all."""
+        """Of a step, in its memory: a graph has the batches of all."""
         count = self.config.gradient_accumulation_steps
-        return count if self.is_one_graph else min(3, count)
+        return count if self.is_one_graph else min(TOLD_APART, count)
 
     @property
     def bmm_attention(self) -> bool:

@@ -22,7 +22,7 @@ from foretrain.predict.estimate.kernel_buffers import (
 )
 from foretrain.predict.estimate.programs import program_of
 from foretrain.predict.estimate.ranks import Rank
-from foretrain.predict.spec import StepSpec, letters_of
+from foretrain.predict.spec import TOLD_APART, StepSpec, letters_of
 from foretrain.predict.timeline import Peak, Tensor, Timeline
 
 CUDA_GRANULE = 512  # c10/core/AllocatorConfig.h, kMinBlockSize
@@ -101,7 +101,9 @@ class SimulatedRun:
         # Each of AdamW's parameters has a tensor of its own that counts steps; in 8 bits these are on the host.
         self.n_counts = len(self.beside_muon) if self.optimizer.counts_on_device else 0
         self.t = make(dict(self.symbols), granule_of(spec.gpu))
-        self.micro_steps, self.steady_steps = (3, 2) if spec.cuda else (2, 1)  # as predict/trace/drive.py has them
+        self.micro_steps, self.steady_steps = (
+            (TOLD_APART, 2) if spec.cuda else (2, 1)
+        )  # as predict/trace/drive.py has them
         variant = spec.variant
         self.writes_scores = "math" in (variant.attention, variant.evaluation_attention)
         self.step = program_of(spec, self.t)

@@ -12,7 +12,7 @@ from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.estimate.ranks import dealt
 from foretrain.predict.memory import StepMemory
 from foretrain.predict.plan import Plan
-from foretrain.predict.spec import StepName, StepSpec
+from foretrain.predict.spec import TOLD_APART, StepName, StepSpec
 from foretrain.predict.trace import interpreter, service
 from foretrain.predict.trace.memory import Exact, exact
 from foretrain.predict.trace.record import Trace
@@ -103,7 +103,7 @@ class Question:
     def told(self) -> dict[str, Any]:
         """The question as a worker reads it (memory.py, answer)."""
         return {
-            "traced": service.MICRO_BATCHES, "micro_batches": self.spec.config.gradient_accumulation_steps,
+            "traced": TOLD_APART, "micro_batches": self.spec.config.gradient_accumulation_steps,
             "ledger": self.ledger.model_dump(mode="json"), "available_bytes": self.available_bytes,
             "settings": (self.settings or Settings()).text(), "capped": self.capped,
             "device_bytes": self.spec.gpu.memory_bytes,

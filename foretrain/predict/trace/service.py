@@ -29,7 +29,7 @@ from foretrain.config.precision import EIGHT_BITS
 from foretrain.hardware.catalogue import Gpu
 from foretrain.model.ranks.sharing import sharing_problem
 from foretrain.predict.memory import SHAPING_KNOBS
-from foretrain.predict.spec import StepSpec
+from foretrain.predict.spec import TOLD_APART, StepSpec
 from foretrain.predict.trace import interpreter
 from foretrain.predict.trace.record import Trace
 from foretrain.predict.trace.repeats import with_all_micro_batches
@@ -46,7 +46,6 @@ Answer = TypeVar("Answer", bound=Record)
 SHAPING_FACTS = {"name", "compute_capability", "sm_count", "memory_gib", "l2_mib"}
 # What of the environment shapes a trace: by whom Inductor measures kernels (autotuning.py).
 SHAPING_VARIABLES = ("TORCHINDUCTOR_USE_EXPERIMENTAL_BENCHMARKER", "TORCHINDUCTOR_USE_TORCH_PROFILER_BENCHMARKER")
-MICRO_BATCHES = 3  # that are traced, as drive.py has them
 AT_ONCE = 2  # traces side by side; each takes one core and half a GiB
 
 
@@ -142,7 +141,7 @@ class Request:
         """Its trace with the micro-batches that were left out; a graph's are recorded, not run again."""
         if self.spec.is_one_graph:
             return trace
-        return with_all_micro_batches(trace, MICRO_BATCHES, self.spec.config.gradient_accumulation_steps)
+        return with_all_micro_batches(trace, TOLD_APART, self.spec.config.gradient_accumulation_steps)
 
     def key(self) -> str:
         """The hash that the trace is kept under."""

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from foretrain.predict import software
 from foretrain.predict.allocator.addresses import Falling, Rising
 from foretrain.predict.allocator.blocks import Block
 from foretrain.predict.allocator.replay import Tried, replay
@@ -65,7 +66,7 @@ def test_fallen_segments_never_overlap_and_lie_as_low_in_what_is_left_as_they_ca
 
 def test_stretches_of_expandable_segments_may_lie_below_one_another() -> None:
     """Each stream has one: each is unmapped as itself."""
-    allocator = Allocator(EXPANDABLE)
+    allocator = Allocator(EXPANDABLE, addresses=Falling())
     blocks = [take(allocator, 30 * MIB, stream) for stream in (0, 7, 9)]
     assert blocks[2].ptr < blocks[1].ptr < blocks[0].ptr
     for block in (blocks[1], blocks[0], blocks[2]):
@@ -85,6 +86,22 @@ def test_the_addresses_decide_which_of_two_free_blocks_is_taken() -> None:
             allocator.free(block)
         lower.append(pointers.index(take(allocator, 64 * MIB).ptr))
     assert lower == [0, 1]
+
+
+@pytest.mark.parametrize(("torch", "taken"), [("2.11.0+cu130", 2), ("2.12.0+cu130", 0), ("2.13.0+cu130", 0)])
+def test_the_version_of_torch_decides_whether_age_or_address_does(
+    monkeypatch: pytest.MonkeyPatch, torch: str, taken: int
+) -> None:
+    """As the CUDA builds of these versions did where addresses fall: of three free segments of 64 MiB, the one that
+    comes first, the others following by age or by address."""
+    monkeypatch.setattr(software, "installed", lambda: software.parse(torch))
+    allocator = Allocator()
+    blocks = [take(allocator, 64 * MIB) for _ in range(3)]
+    pointers = [block.ptr for block in blocks]
+    for i in (1, 2, 0):
+        allocator.free(blocks[i])
+    found = [pointers.index(take(allocator, 64 * MIB).ptr) for _ in range(3)]
+    assert found == ([2, 1, 0] if taken else [0, 1, 2])
 
 
 # -- sizes -------------------------------------------------------------------------------------------------
@@ -176,7 +193,7 @@ def test_large_blocks_split_only_where_more_than_1_mib_is_left() -> None:
 
 
 def test_best_fit_is_the_smallest_block_and_the_lowest_address_among_equals() -> None:
-    allocator = Allocator()
+    allocator = Allocator(addresses=Falling())
     sizes = [40 * MIB, 30 * MIB, 50 * MIB, 30 * MIB]
     blocks = [take(allocator, nbytes) for nbytes in sizes]
     addresses = [block.ptr for block in blocks]

@@ -71,7 +71,7 @@ def test_a_recording_has_a_pool_of_its_own_and_a_replay_takes_nothing() -> None:
 
 
 def test_a_graph_has_the_batches_of_a_whole_step() -> None:
-    few, many = 3, 403
+    few, many = 203, 403  # batches are at the peak
     batch_bytes = 2 * 8 * REFERENCE.batch_size * REFERENCE.block_size
     for peaks in (estimated_peak, traced_peak):
         more = peaks(gradient_accumulation_steps=many) - peaks(gradient_accumulation_steps=few)

@@ -15,7 +15,7 @@ from foretrain.base.units import MIB
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import find
 from foretrain.hardware.context import published
-from foretrain.predict.allocator.addresses import Rising
+from foretrain.predict.allocator.addresses import Falling
 from foretrain.predict.allocator.replay import replay, smallest_limit_bytes
 from foretrain.predict.estimate.sdpa import attention_kind
 from foretrain.predict.memory import StepMemory, predict
@@ -135,12 +135,13 @@ def test_more_compiled_ones(case: str, step: str) -> None:
 
 def test_nanogpts_step_equals_the_published_trace() -> None:
     """GPT-2 124M, B 8, accumulation 2, fp16, eager: tensors 9500 MiB (vram-without-a-gpu notes, section 3); allocated
-    and reserved are those of PyTorch's CUDA build, to the byte (tests/cuda_build), by falling and by rising addresses."""
+    and reserved are those of PyTorch's CUDA build, to the byte (tests/cuda_build): of 2.13, and of 2.11 where addresses
+    fall."""
     found = traced(RunConfig(batch_size=8, gradient_accumulation_steps=2), step="nanogpt")
     assert max(peak for peak, _ in found.peaks().values()) / MIB == pytest.approx(9500, abs=0.5)
     run = replay(found)
-    assert run.peak_allocated_bytes == 9_979_405_312
-    assert replay(found, addresses=Rising()).peak_allocated_bytes == 9_984_254_976
+    assert run.peak_allocated_bytes == 9_984_254_976
+    assert replay(found, addresses=Falling()).peak_allocated_bytes == 9_979_405_312
     assert run.peak_reserved_bytes == 11_986 * MIB
     assert not replay(found, limit_bytes=11980 * MIB).survives
     death = replay(found, limit_bytes=11980 * MIB).death
@@ -235,7 +236,9 @@ def test_a_bias_is_summed_when_its_layers_recomputed_input_is_gone() -> None:
 
 
 def agree(config: RunConfig, dtype: str, step: str) -> None:
-    """Every phase within 0.5 %; at its highest every component within 1 %: two ways to the same number."""
+    """Every phase within 0.5 %; at its highest every component within 1 %: two ways to the same number. Without a graph,
+    whose pool adds instants of nearly the same height (test_graph_memory.py)."""
+    config = config.model_copy(update={"cuda_graph": "off"})
     found, expected = traced(config, dtype, step), ledger(config, dtype, step)
     for phase, instants in by_instant(found).items():
         peak = max(sum(sums.values()) for sums in instants)

@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
 COMPILED_BYTES_2_0 = 1.35
+REUSES_OLDEST = (2, 12)
 NEWEST = (2, 13)  # the newest that predictions were compared with
 
 
@@ -64,6 +65,12 @@ class Software(NamedTuple):
     def online_softmax(self) -> bool:
         """Inductor takes maximum and sum of a row in one pass (pytorch pull 127011: torch 2.7)."""
         return self >= (2, 7)
+
+    @property
+    def reuses_oldest(self) -> bool:
+        """The caching allocator takes the free block of the oldest segment among those of one size, not that of the
+        lowest address (BlockComparatorSize, registration_counter; seen on the CUDA builds of 2.11, 2.12 and 2.13)."""
+        return self >= REUSES_OLDEST
 
     def __str__(self) -> str:
         return f"{self.major}.{self.minor}"

@@ -1,13 +1,16 @@
-"""Where a driver puts new segments. Standard library only.
+"""Which of two free blocks of one size comes first: by where a driver puts new segments. Standard library only.
 
-Between free blocks of one size PyTorch takes that of the lowest address, so this decides which block a tensor gets, and
-what is left of it. Forecasts take `Falling`, as Linux does. In public snapshots of PyTorch (2.5 to 2.11) addresses fall
-where they are those of a Linux process (0x7f...), in four of four. They rise in two that have the addresses of WSL 2
-(0x5... and 0x7... in the range of github.com/microsoft/WSL/issues/40401); of Windows itself none was seen.
+It decides which block a tensor gets, and what is left of it. Up to a version (predict/software.py, reuses_oldest)
+PyTorch takes the block of the lowest address. In public snapshots (2.5 to 2.11) addresses fall where they are those of
+a Linux process (0x7f...), in four of four. They rise in two that have the addresses of WSL 2 (0x5... and 0x7... in the
+range of github.com/microsoft/WSL/issues/40401); of Windows itself none was seen. From that version on PyTorch takes the
+block of the oldest segment, wherever it lies; addresses that rise say the same.
 """
 
 from heapq import heappop, heappush
 from typing import Protocol
+
+from foretrain.predict import software
 
 FIRST_ADDRESS = 1 << 52  # below lies room for 2,048 stretches of expandable segments
 GRANULE_BYTES = 2 << 20  # of what a driver gives
@@ -27,7 +30,7 @@ class Addresses(Protocol):
 
 
 class Rising:
-    """Each segment behind the last one, as in a public snapshot of what seems to be WSL 2
+    """Each segment behind the last one: in order of age. So they lie in a public snapshot of what seems to be WSL 2
     (NiuHuangxiaozi/assignment2-systems, forward_and_backward_memory_snapshot_100: 48 of 65, most others in gaps)."""
 
     def __init__(self) -> None:
@@ -67,3 +70,8 @@ class Falling:
         if left > nbytes:
             heappush(self._left.setdefault(left - nbytes, []), address + nbytes)
         return address
+
+
+def usual() -> Addresses:
+    """As the torch of this environment orders segments under Linux."""
+    return Rising() if software.of("").reuses_oldest else Falling()

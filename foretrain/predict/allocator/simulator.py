@@ -16,11 +16,11 @@ may still be at it, and the block then comes back later, at the latest when the 
 
 A pool of CUDA graphs (lifetimes.GRAPH_POOL) is a stream whose segments stay while its graph does, which is to the end.
 
-Not modelled: MemPools, cudaMallocAsync. Addresses of new segments fall as under Linux, unless other ones are asked for
-(addresses.py); between free blocks of one size the lower address wins.
+Not modelled: MemPools, cudaMallocAsync. Between free blocks of one size the lower address wins; addresses.py gives new
+segments those that order them as the installed torch does, unless other ones are asked for.
 """
 
-from foretrain.predict.allocator.addresses import Addresses, Falling
+from foretrain.predict.allocator.addresses import Addresses, usual
 from foretrain.predict.allocator.blocks import Block, Pool
 from foretrain.predict.allocator.expandable import ExpandableSegments
 from foretrain.predict.allocator.lifetimes import GRAPH_POOL
@@ -97,7 +97,7 @@ class Allocator:
         self.granted_bytes, self.refused_bytes = 0, NO_LIMIT_BYTES
         self._pending: list[Block] = []  # freed, while other streams may still use them (cuda_events)
         self._active_at_reset_bytes = 0
-        self._addresses = addresses or Falling()
+        self._addresses = addresses or usual()
         self._cap_bytes = _lowest(cap_bytes, None if physical else limit_bytes)
         self.collects = self.settings.garbage_collection_threshold > 0 and self._cap_bytes is not None
         self._expandable = ExpandableSegments(self) if self.settings.expandable_segments else None

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from foretrain.base.errors import ExitCode, UserError
+from foretrain.config import on_resume
 from foretrain.config.on_resume import effect_of
 from foretrain.config.options import OPTIONS
 from foretrain.config.resolve import from_values, resolve
@@ -407,6 +408,19 @@ def test_fewer_cores_on_resume_are_told(own_directory: Path, monkeypatch: pytest
     assert [n.values["changed"] for n in notes if getattr(n, "id", "") == "resumed_otherwise"] == [
         ["cpu_threads: 2 → 1"]
     ]
+
+
+def test_a_resume_tells_of_graphs_by_what_the_option_comes_to(
+    own_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """auto and off are the same here, as they are on a card where blocks are large."""
+    told: list[list[str]] = []
+    for steps, value in ((3, "off"), (4, "auto"), (5, "on"), (6, "on")):
+        notes: list[Any] = []
+        train(tiny(max_iters=steps, lr_decay_iters=12, cuda_graph=value), resume=steps > 3, listen=notes.append)
+        told += [n.values["changed"] for n in notes if getattr(n, "id", "") == "resumed_otherwise"]
+        monkeypatch.setattr(on_resume, "is_one_graph", lambda config, *_: config.cuda_graph == "on")
+    assert told == [["cuda_graph: off → on"]]
 
 
 def test_what_a_resume_refuses_is_what_decides_learning() -> None:

@@ -21,7 +21,7 @@ from foretrain.data.dataset import read_info
 from foretrain.hardware.catalogue import find
 from foretrain.model.host import graphed
 from foretrain.model.host.graphed import GraphedStep
-from foretrain.model.step import StepResult, TrainState, build, evaluation_loss, train_step
+from foretrain.model.step import build, train_step
 from foretrain.training import memory_limit, store, trainer
 from foretrain.training.attempts import attempt, is_out_of_memory
 from foretrain.training.device import place
@@ -31,7 +31,7 @@ from foretrain.training.store import RunDirectory
 from foretrain.training.trainer import Trainer
 from tests.kit.calibrations import made_up_calibration
 from tests.kit.tiny import tiny, write_dataset
-from tests.kit.training import NO_MEMORY, assert_same, fail_in_step, final_tensors, train
+from tests.kit.training import NO_MEMORY, AsAlways, assert_same, fail_in_step, final_tensors, train
 
 CPU = torch.device("cpu")
 
@@ -120,16 +120,6 @@ def test_a_run_that_ran_out_of_memory_keeps_its_way_to_run_a_step(
     """A graph takes more: it is none of the ways out, though smaller micro-batches alone would be one; nor after a
     resume. That it is one is said once."""
     made: list[bool] = []
-
-    class AsAlways(GraphedStep):
-        def __init__(self, state: TrainState, *_: Any) -> None:
-            self.state = state
-
-        def __call__(self, batches: Any, learning_rate: float) -> StepResult:
-            return trainer.train_step(self.state, batches, learning_rate)
-
-        def evaluate(self, batch: Any) -> torch.Tensor:
-            return evaluation_loss(self.state, batch)
 
     def recorded(*given: Any) -> GraphedStep | None:
         found = graphed.graphed_step(*given)

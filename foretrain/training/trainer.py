@@ -360,9 +360,11 @@ class Trainer:
         rate, phase = learning_rate(self.config, step), "first_step" if step == 0 else "steady_step"
 
         def carry_out(batches: Iterable[Batch]) -> StepResult:
-            if step and self.meter.wants("steady_step"):
+            if step and self.meter.gradients_bytes is None and self.meter.wants("steady_step"):
                 self.meter.watch(self.state, compiled=self.placement.compiled)
-            with self.meter.phase(phase, self.state):
+            # Of steps that become a graph the recorded one shows what a run holds from then on, if there is one.
+            waits = step and self.graphed and 0 < self.graphed.left < self.config.max_iters - step
+            with contextlib.nullcontext() if waits else self.meter.phase(phase, self.state):
                 return self.graphed(batches, rate) if self.graphed else train_step(self.state, batches, rate)
 
         self.guard.before(step, self.state)

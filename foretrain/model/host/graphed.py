@@ -103,6 +103,11 @@ class GraphedStep:
         optimizer.begin()  # moments that a step makes lie among its activations, whose segments then are kept
 
     @property
+    def left(self) -> int:
+        """Ordinary steps that are still to come before the one that is recorded."""
+        return max(0, WARM_STEPS - self.done)
+
+    @property
     def gave_up(self) -> bool:
         """Whether steps stay as they are."""
         return self.done > WARM_STEPS and self._step is None

@@ -16,7 +16,9 @@ from foretrain.hardware.catalogue import find
 from foretrain.hardware.cluster import Cluster, cluster
 from foretrain.model.ranks.sharing import STRATEGIES, Sharing
 from foretrain.model.shape import ModelShape
+from foretrain.predict.plan import plan
 from foretrain.predict.ranks.nccl import NcclMemory
+from foretrain.predict.ranks.plan import of_run
 from foretrain.predict.ranks.record import SCHEMA, ClusterPlan
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.ranks import BUCKET_BYTES, RankTime, largest_share, rank_time, sharings
@@ -456,3 +458,14 @@ def test_published_times_are_met_as_the_page_says() -> None:
     assert len(rows) == len(wanted)
     assert all(row["in_range"] for row in rows)
     assert sorted(abs(row["error"]) for row in rows)[len(rows) // 2] < 0.15
+
+
+def test_several_cards_are_not_told_of_a_graph() -> None:
+    """One card of these would have one, and that is what the plan begins from."""
+    words = ["plan", "baby", "--gradient_accumulation_steps=2"]
+    said = "is one CUDA graph"
+    assert said in " ".join(foretrain(*words, "--gpu", "RTX 4090", "--full").stdout.split())
+    assert said not in " ".join(foretrain(*words, "--gpus", PAIR, "--full").stdout.split())
+    made = plan(RunConfig(n_embd=128, n_head=4, batch_size=4, gradient_accumulation_steps=2), find("RTX 4090"))
+    assert "one_graph" in {note.id for note in made.notes}
+    assert "one_graph" not in {note.id for note in of_run(made, 2, 2).notes}

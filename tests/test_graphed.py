@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from foretrain.config.options import RunConfig
 from foretrain.data.batches import Batch
-from foretrain.model.host.graphed import WARM_STEPS, GraphedStep
+from foretrain.model.host.graphed import WARM_STEPS, GraphedStep, OnCard
 from foretrain.model.step import StepResult, TrainState, build, evaluation_loss, train_step
 from tests.kit.tiny import tiny
 from tests.kit.training import assert_same, final_tensors, stop_at_6, train
@@ -123,8 +124,27 @@ def test_evaluation_reads_what_it_is_given() -> None:
     assert recorder.replays == STEPS - WARM_STEPS + 3
     expected = [evaluation_loss(state, batch) for batch in (first, second, first)]
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-    rest = (first[0][:1], first[1][:1])
-    assert torch.equal(graphed.evaluate(rest), evaluation_loss(state, rest))
+    other = (first[0][:1], first[1][:1])
+    assert torch.equal(graphed.evaluate(other), evaluation_loss(state, other))
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_smaller_last_batch_is_a_graph_too(resumed: bool) -> None:
+    """It comes last, so the others must not be taken for batches of another size than the one that is recorded."""
+    state = state_of(eval_sequences=7)
+    recorder = OnCpu(state)
+    graphed = GraphedStep(state, pytest.fail, recorder)
+    ids, targets = next(batches(100))
+    whole, rest = (ids, targets), (ids[:3], targets[:3])
+    split = (whole, rest)
+    if not resumed:
+        for batch in split:
+            graphed.evaluate(batch)
+    trained(graphed)
+    before = recorder.replays
+    for batch in split * 2:
+        assert torch.equal(graphed.evaluate(batch), evaluation_loss(state, batch))
+    assert recorder.replays == before + 4
 
 
 def test_an_evaluation_runs_before_the_step_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,3 +207,20 @@ def test_a_run_that_could_not_be_recorded_says_so_in_its_record(monkeypatch: pyt
     record = train(tiny(), listen=lambda event: notes.append(getattr(event, "id", "")))
     assert (record.status, record.config.cuda_graph) == ("finished", "off")
     assert notes.count("not_recorded") == 1
+
+
+def test_recordings_share_a_stream_and_leave_other_threads_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One stream for a run, however often it records anew; batches are page-locked meanwhile, by another thread."""
+    state, modes = state_of(), list[Any]()
+
+    def graph(*_: Any, stream: object, capture_error_mode: str = "global", **__: Any) -> AbstractContextManager[None]:
+        modes.append((stream, capture_error_mode))
+        return nullcontext()
+
+    monkeypatch.setattr("torch.cuda.Stream", lambda device: object())
+    monkeypatch.setattr("torch.cuda.CUDAGraph", MagicMock)
+    monkeypatch.setattr("torch.cuda.graph", graph)
+    for _ in range(2):
+        OnCard(state).record(lambda: None)
+    assert modes == [(state.aside, "thread_local")] * 2
+    assert state.aside is not None

@@ -2,7 +2,9 @@
 
 import os
 import signal
+import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +19,19 @@ from foretrain.config.microbatches import cut, divisors, largest_divisor, sequen
 from foretrain.config.resolve import resolve
 from foretrain.data.dataset import read_info
 from foretrain.hardware.catalogue import find
+from foretrain.model.host import graphed
+from foretrain.model.host.graphed import GraphedStep
 from foretrain.model.step import build, train_step
 from foretrain.training import memory_limit, store, trainer
 from foretrain.training.attempts import attempt, is_out_of_memory
 from foretrain.training.device import place
+from foretrain.training.meter import Meter
 from foretrain.training.starting import config_digest
 from foretrain.training.store import RunDirectory
 from foretrain.training.trainer import Trainer
 from tests.kit.calibrations import made_up_calibration
 from tests.kit.tiny import tiny, write_dataset
-from tests.kit.training import NO_MEMORY, assert_same, fail_in_step, final_tensors, train
+from tests.kit.training import NO_MEMORY, AsAlways, assert_same, fail_in_step, final_tensors, train
 
 CPU = torch.device("cpu")
 
@@ -84,6 +89,54 @@ def test_a_resumed_run_keeps_the_micro_batch_that_memory_forced(
     record = train(tiny(max_iters=7, out_dir="r", decay_lr=False), resume=True)
     assert (record.config.batch_size, record.shrunk_from, record.steps_done) == (2, 4, 7)
     assert "split_kept" in [event["id"] for event in RunDirectory(Path("r")).read_lines("events")]
+
+
+def test_a_measured_step_that_is_broken_off_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What autograd saves is counted by a hook; a tensor that it gives to the tensor's own node would stay for good."""
+    config = tiny(attention="sdpa")
+    state = build(config, CPU, torch.float32, compile=False)
+    attend, kept = torch.nn.functional.scaled_dot_product_attention, list[weakref.ref[torch.Tensor]]()
+
+    def followed(*given: Any, **options: Any) -> torch.Tensor:
+        made = attend(*given, **options)  # its own node saves it
+        kept.append(weakref.ref(made))
+        return made
+
+    def without_room(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", followed)
+    state.model.layers()[-1].register_forward_hook(without_room)
+    Meter(CPU).watch(state, compiled=False)
+    ids = torch.zeros((config.batch_size, config.block_size), dtype=torch.int64)
+    assert attempt(state, [(ids, ids)], partial(train_step, state, learning_rate=0.0)) == "micro_step"
+    assert [found() for found in kept] == [None] * config.n_layer
+
+
+@pytest.mark.parametrize(("graph_at", "expected"), [(4, [True, True]), (2, [False, False])])
+def test_a_run_that_ran_out_of_memory_keeps_its_way_to_run_a_step(
+    graph_at: int, expected: list[bool], own_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph takes more: it is none of the ways out, though smaller micro-batches alone would be one; nor after a
+    resume. That it is one is said once."""
+    made: list[bool] = []
+
+    def recorded(*given: Any) -> GraphedStep | None:
+        found = graphed.graphed_step(*given)
+        made.append(found is not None)
+        return found
+
+    monkeypatch.setattr(graphed, "is_one_graph", lambda config, *_: config.batch_size <= graph_at)
+    monkeypatch.setattr(graphed, "GraphedStep", AsAlways)
+    monkeypatch.setattr(trainer, "graphed_step", recorded)
+    with monkeypatch.context() as patch:
+        fail_in_step(patch, 1, 0, "forward")
+        train(tiny(max_iters=4, out_dir="r", decay_lr=False))
+    assert made == expected
+    train(tiny(max_iters=6, out_dir="r", decay_lr=False), resume=True)
+    assert set(made) == set(expected)
+    events = [event["id"] for event in RunDirectory(Path("r")).read_lines("events")]
+    assert events.count("one_graph") == 2 * expected[0]  # of the run, and of the resume
 
 
 @pytest.mark.parametrize("step", [0, 2])

@@ -9,7 +9,7 @@ from foretrain.base.units import MIB
 from foretrain.config.checks import check
 from foretrain.config.one_graph import is_one_graph, launched
 from foretrain.config.options import RunConfig
-from foretrain.config.resolve import resolve
+from foretrain.config.resolve import from_text, from_values, resolve
 from foretrain.hardware.catalogue import find
 from foretrain.hardware.context import STREAMS_BYTES
 from foretrain.hardware.cpu import nominal_cpu
@@ -77,8 +77,13 @@ def test_it_is_still_written_as_a_switch() -> None:
     for words, value in (
         ([], "auto"), (["--cuda-graph"], "on"), (["--cuda_graph=off"], "off"), (["--cuda-graph", "false"], "off"),
         (["--cuda_graph=True"], "on"), (["--cuda-graph", "shakespeare-char"], "on"), (["--cuda-graph", "auto"], "auto"),
+        (["--no-cuda-graph"], "off"),
     ):  # fmt: skip
         assert resolve(words).config.cuda_graph == value, words
+    for text, value in (("true", "on"), ("false", "off"), ('"on"', "on"), ("1", "on")):
+        assert from_text(f"cuda_graph = {text}", "a.toml").config.cuda_graph == value
+        assert from_text(f"cuda_graph = {text.capitalize()}", "a.py").config.cuda_graph == value
+    assert from_values({"cuda_graph": False}).config.cuda_graph == "off"
     assert RunConfig.model_validate({"cuda_graph": True}).cuda_graph == "on"
     assert launched({}).cuda_graph == "off"
     assert launched({"cuda_graph": "auto"}).cuda_graph == "auto"

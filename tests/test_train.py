@@ -13,18 +13,21 @@ import pytest
 import torch
 
 from foretrain.base.errors import ExitCode, UserError
+from foretrain.config import on_resume
 from foretrain.config.on_resume import effect_of
 from foretrain.config.options import OPTIONS
 from foretrain.config.resolve import from_values, resolve
 from foretrain.data.dataset import read_info
+from foretrain.model.host.graphed import WARM_STEPS
 from foretrain.model.step import train_step
 from foretrain.training import checkpoint, cpu_threads, store, trainer
 from foretrain.training.device import place
+from foretrain.training.meter import Meter
 from foretrain.training.store import RunDirectory
 from foretrain.training.trainer import Trainer
 from tests.kit.command import foretrain
 from tests.kit.tiny import TINY, tiny, write_dataset
-from tests.kit.training import assert_same, final_tensors, stop_at_6, train
+from tests.kit.training import AsAlways, assert_same, final_tensors, stop_at_6, train
 
 # A child that trains and, at a given moment, is gone as if the power was cut: no handler runs.
 KILLED_CHILD = """
@@ -407,6 +410,41 @@ def test_fewer_cores_on_resume_are_told(own_directory: Path, monkeypatch: pytest
     assert [n.values["changed"] for n in notes if getattr(n, "id", "") == "resumed_otherwise"] == [
         ["cpu_threads: 2 → 1"]
     ]
+
+
+def test_a_resume_tells_of_graphs_by_what_the_option_comes_to(
+    own_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """auto and off are the same here, as they are on a card where blocks are large."""
+    told: list[list[str]] = []
+    for steps, value in ((3, "off"), (4, "auto"), (5, "on"), (6, "on")):
+        notes: list[Any] = []
+        train(tiny(max_iters=steps, lr_decay_iters=12, cuda_graph=value), resume=steps > 3, listen=notes.append)
+        told += [n.values["changed"] for n in notes if getattr(n, "id", "") == "resumed_otherwise"]
+        monkeypatch.setattr(on_resume, "is_one_graph", lambda config, *_: config.cuda_graph == "on")
+    assert told == [["cuda_graph: off → on"]]
+
+
+@pytest.mark.parametrize(("max_iters", "at"), [(6, WARM_STEPS), (WARM_STEPS, 1)])
+def test_the_memory_of_a_graph_is_that_of_the_step_that_is_recorded(
+    max_iters: int, at: int, own_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stays for the rest of the run; a run that ends before has the memory of an ordinary step."""
+    seen: dict[str, int] = {}
+    made: list[AsAlways] = []
+    phase = Meter.phase
+
+    def measured(self: Meter, name: str, state: Any) -> Any:
+        if self.wants(name):
+            seen[name] = made[0].done
+        return phase(self, name, state)
+
+    monkeypatch.setattr(Meter, "phase", measured)
+    monkeypatch.setattr(trainer, "graphed_step", lambda state, *_: made.append(AsAlways(state)) or made[-1])
+    record = train(tiny(max_iters=max_iters))
+    assert (seen["first_step"], seen["steady_step"]) == (0, at)
+    assert record.memory.gradients_bytes
+    assert record.memory.saved_bytes
 
 
 def test_what_a_resume_refuses_is_what_decides_learning() -> None:

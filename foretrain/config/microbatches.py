@@ -54,6 +54,13 @@ def cut(config: RunConfig, batch_size: int) -> RunConfig:
     return in_parts(made)
 
 
+def uncut(config: RunConfig, batch_size: int | None) -> RunConfig:
+    """The same training with the micro-batch that it had before memory ran out; as it is where it never did (None)."""
+    size = batch_size or config.batch_size
+    update = {"batch_size": size, "gradient_accumulation_steps": max(1, sequences_of(config) // size)}
+    return config.model_copy(update=update)
+
+
 def in_parts(config: RunConfig) -> RunConfig:
     """The config, without updates in the backward pass where gradients of several micro-batches have to be summed."""
     if not config.optimizer_in_backward or config.gradient_accumulation_steps == 1:

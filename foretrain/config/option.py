@@ -125,6 +125,11 @@ class Option(Attributes):
             limits=_limits(known, choices, help, any(hasattr(rule, "pattern") for rule in field.metadata)),
         )  # fmt: skip
 
+    @property
+    def is_switch(self) -> bool:
+        """Whether it may be typed without a value and with "no-" before it, and a file may say true or false."""
+        return self.type == "bool" or bool(self.bare)
+
     def idle_on(self, *conditions: Any) -> str:
         """Why it does nothing on this kind of device or in this dtype; empty where it does something."""
         return next((why for where, why in self.idle if where in conditions), "")

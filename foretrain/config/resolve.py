@@ -18,7 +18,7 @@ from foretrain.config import init_from, nanogpt_file
 from foretrain.config.checks import Setting, bad_value, check, odd_schedule, shown
 from foretrain.config.families import FAMILIES
 from foretrain.config.microbatches import BATCH, SWITCH, TOTAL, accumulation_for_total, last_word, layer_of, says_auto
-from foretrain.config.option import GROUPS
+from foretrain.config.option import GROUPS, Option
 from foretrain.config.options import FORETRAINS_OWN, OPTIONS, RunConfig, named, unread
 from foretrain.config.presets import PRESET_ALIASES, PRESETS, preset_named
 
@@ -144,7 +144,7 @@ def _split(arguments: Sequence[str]) -> list[tuple[str, str | None, str]]:
             following = arguments[i + 1] if i + 1 < len(arguments) else None
             takes_value = following is not None and not following.startswith("--")
             option = OPTIONS.get(_key_of(word))
-            if takes_value and option and (option.type == "bool" or option.bare):
+            if takes_value and option and option.is_switch:
                 # `--compile config.py` is a switch and a file
                 takes_value = str(following).lower() in {*_BOOLEAN_WORDS, *option.choices}
             if takes_value:
@@ -170,12 +170,10 @@ def _key_of(word: str) -> str:
 def _add_override(word: str, value: str | None, written: str, found: _Collected) -> None:
     key = _key_of(word)
     if value is None:
-        if key.startswith("no_") and OPTIONS.get(key[3:]) and OPTIONS[key[3:]].type == "bool":
+        if key.startswith("no_") and OPTIONS.get(key[3:]) and OPTIONS[key[3:]].is_switch:
             found.settings.append(Setting(key[3:], False, written))
-        elif key in OPTIONS and OPTIONS[key].type == "bool":
-            found.settings.append(Setting(key, True, written))
-        elif key in OPTIONS and OPTIONS[key].bare:
-            found.settings.append(Setting(key, OPTIONS[key].bare, written))
+        elif key in OPTIONS and OPTIONS[key].is_switch:
+            found.settings.append(Setting(key, OPTIONS[key].bare or True, written))
         elif key in OPTIONS:
             found.problems.append(UserError("config.no_value", key=key, source=written))
         else:
@@ -312,7 +310,7 @@ def _finish(found: _Collected) -> ResolvedConfig:
             sources[SWITCH], layers[SWITCH] = setting.source, number
         elif key not in OPTIONS:
             found.problems.append(_unknown(key, setting.source))
-        elif _is_of_another_type(setting, OPTIONS[key].type):
+        elif _is_of_another_type(setting, OPTIONS[key]):
             found.problems.append(bad_value(OPTIONS[key], setting.value, repr(setting.value), setting.source))
         else:
             typed_before = sources.get(key, "").startswith("-") and setting.source.startswith("-")
@@ -348,12 +346,12 @@ def _joined(setting: Setting) -> Setting:
     return setting
 
 
-def _is_of_another_type(setting: Setting, type: str) -> bool:
+def _is_of_another_type(setting: Setting, option: Option) -> bool:
     """A truth value where a number or text belongs, or a number that a file has in quotes."""
     if isinstance(setting.value, bool):
-        return type in ("int", "float", "str", "choice")
+        return not option.is_switch and option.type in ("int", "float", "str", "choice")
     in_file = not setting.source.startswith("-")
-    return in_file and isinstance(setting.value, str) and type in ("int", "float")
+    return in_file and isinstance(setting.value, str) and option.type in ("int", "float")
 
 
 def _apply_total(

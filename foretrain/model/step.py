@@ -45,6 +45,7 @@ class TrainState:
     unconverted: tuple[str, ...] = ()  # linear layers whose sizes the mode of `matmul` does not take
     parallel: "Parallel | None" = None  # how several ranks share the step; None: there is one
     early: BackwardUpdates | None = None  # what updates each parameter in the backward pass; None: all do at the end
+    aside: torch.cuda.Stream | None = None  # that its steps were recorded on, if any was (model/host/graphed.py)
 
     @property
     def trained(self) -> nn.Module:

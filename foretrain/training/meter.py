@@ -111,7 +111,7 @@ class Meter:
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in own:
                 saved[storage.data_ptr()] = storage.nbytes()
-            return tensor
+            return tensor.detach()  # a tensor that its own node keeps would outlive a step that is broken off
 
         def once(idx: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
             state.call = model

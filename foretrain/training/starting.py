@@ -19,7 +19,7 @@ from foretrain.base.errors import UserError
 from foretrain.config.init_from import is_path, needs_weights
 from foretrain.config.microbatches import cut, sequences_of
 from foretrain.config.nanogpt_checkpoint import Refused
-from foretrain.config.on_resume import EVALUATION, ROUNDING, SPLIT, decides
+from foretrain.config.on_resume import BY_VALUE, EVALUATION, SPLIT, decides, way_of_steps
 from foretrain.config.options import OPTIONS, RunConfig
 from foretrain.config.presets import GPT2_SHAPES
 from foretrain.config.weights_file import WeightsFile, look, read_nanogpt
@@ -177,9 +177,12 @@ def differences(
     ]
     old = previous.config
     # Another split has an event of its own; what the steps were carried out with counts, not what was asked for.
-    rounding = _changes(ROUNDING.difference(SPLIT, {"compile", "cpu_threads"}), old, config)
+    rounding = _changes(BY_VALUE, old, config)
     if previous.compiled != placement.compiled:
         rounding.append(f"compile: {previous.compiled} → {placement.compiled}")
+    before = way_of_steps(old, previous.gpu, previous.dtype, previous.world)
+    if before != (now := way_of_steps(config, placement.gpu, placement.dtype, world)):
+        rounding.append(f"cuda_graph: {before} → {now}")
     had = previous.threads or old.cpu_threads
     if had and threads and had != threads:
         rounding.append(f"cpu_threads: {had} → {threads}")

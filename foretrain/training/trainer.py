@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Literal
 
 from foretrain.base.errors import UserError
-from foretrain.config.microbatches import cut, sequences_of, shrunk
+from foretrain.config.microbatches import cut, sequences_of, shrunk, uncut
 from foretrain.config.options import RunConfig
 from foretrain.data.batches import Batch, TokenFile, evaluation_batches
 from foretrain.data.dataset import DatasetInfo
@@ -98,6 +98,7 @@ class Trainer:
         self.clock = time.monotonic
         self.state: TrainState
         self.graphed: GraphedStep | None = None  # the step as one CUDA graph, where the config asks for it
+        self._told_of_graph = False
         self.progress = Progress(step=0, config_digest=config_digest(config), dataset_fingerprint=info.fingerprint)
         self._elapsed_before_s = 0.0
         self._diverging = False
@@ -284,8 +285,10 @@ class Trainer:
         ones run as always. What was recorded of other sizes is dropped."""
         self.graphed = None
         if not self.together.several and not (self.config.dropout and self.together.by_number):
-            self.graphed = graphed_step(self.state, self.placement.gpu, self._not_recorded)
-            if self.graphed and self.config.cuda_graph == "auto":
+            asked = uncut(self.config, self.shrunk_from)
+            self.graphed = graphed_step(self.state, self.placement.gpu, self._not_recorded, asked)
+            if self.graphed and self.config.cuda_graph == "auto" and not self._told_of_graph:
+                self._told_of_graph = True
                 self._note("one_graph")
         elif self.config.cuda_graph == "on" and self.placement.device.type == "cuda":
             self._not_recorded("several ranks share the run")
@@ -358,9 +361,11 @@ class Trainer:
         rate, phase = learning_rate(self.config, step), "first_step" if step == 0 else "steady_step"
 
         def carry_out(batches: Iterable[Batch]) -> StepResult:
-            if step and self.meter.wants("steady_step"):
+            if step and self.meter.gradients_bytes is None and self.meter.wants("steady_step"):
                 self.meter.watch(self.state, compiled=self.placement.compiled)
-            with self.meter.phase(phase, self.state):
+            # Of steps that become a graph the recorded one shows what a run holds from then on, if there is one.
+            waits = step and self.graphed and 0 < self.graphed.left < self.config.max_iters - step
+            with contextlib.nullcontext() if waits else self.meter.phase(phase, self.state):
                 return self.graphed(batches, rate) if self.graphed else train_step(self.state, batches, rate)
 
         self.guard.before(step, self.state)

@@ -12,7 +12,8 @@ import torch
 
 from foretrain.config.options import RunConfig
 from foretrain.data.dataset import read_info
-from foretrain.model.step import TrainState, build, train_step
+from foretrain.model.host.graphed import GraphedStep
+from foretrain.model.step import StepResult, TrainState, build, evaluation_loss, train_step
 from foretrain.training import checkpoint, store, trainer
 from foretrain.training.device import place
 from foretrain.training.store import RunRecord
@@ -130,3 +131,17 @@ def fail_in_step(monkeypatch: pytest.MonkeyPatch, step: int, micro: int, where: 
                 hook.remove()
 
     monkeypatch.setattr(trainer, "train_step", failing)
+
+
+class AsAlways(GraphedStep):
+    """Stands for a step that is recorded, where there is no card."""
+
+    def __init__(self, state: TrainState, *_: Any) -> None:
+        self.state, self.done = state, 0
+
+    def __call__(self, batches: Any, learning_rate: float) -> StepResult:
+        self.done += 1
+        return trainer.train_step(self.state, batches, learning_rate)
+
+    def evaluate(self, batch: Any) -> torch.Tensor:
+        return evaluation_loss(self.state, batch)

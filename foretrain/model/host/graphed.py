@@ -4,7 +4,8 @@ A small model's kernels take less time than Python needs to launch them. A graph
 (https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs): the same kernels on the same addresses, so the
 numbers are those of the step that was recorded, but for the learning rate, which the graph reads as a float32. Batches
 and the rate are written where the graph reads them.
-An evaluation is a second graph in the memory of the first, whose activations nobody needs by then.
+An evaluation is a second graph in the memory of the first, whose activations nobody needs by then; its last batch is a
+third where it is smaller.
 """
 
 import gc
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from foretrain.config.one_graph import is_one_graph
+from foretrain.config.options import RunConfig
 from foretrain.data.batches import Batch
 from foretrain.hardware.catalogue import Gpu
 from foretrain.model.step import StepResult, TrainState, evaluation_loss, train_step
@@ -46,9 +48,11 @@ class Recorder(Protocol):
 class OnCard:
     """Of a CUDA card."""
 
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
-        self.device, self.dtype = device, dtype
-        self.stream = torch.cuda.Stream(device)
+    def __init__(self, state: TrainState) -> None:
+        """Later recordings of a state have its stream again: each stream keeps memory, which a run that is short of it
+        would take once more with every smaller micro-batch."""
+        self.device, self.dtype = state.device, state.dtype
+        self.stream = state.aside = state.aside or torch.cuda.Stream(state.device)
         self._pool: Any = None
 
     @contextmanager
@@ -60,8 +64,10 @@ class OnCard:
         torch.cuda.current_stream().wait_stream(self.stream)
 
     def record(self, work: Callable[[], Made]) -> tuple[Replay, Made]:
+        """As of Recorder. Another thread may page-lock batches meanwhile (training/feed.py), which CUDA would refuse it
+        while the whole process is watched."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self.stream):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self.stream, capture_error_mode="thread_local"):
             made = work()
         self._pool = graph.pool()
         return graph.replay, made
@@ -86,15 +92,20 @@ class GraphedStep:
     def __init__(
         self, state: TrainState, failed: Callable[[str], None] = lambda reason: None, on: Recorder | None = None
     ) -> None:
-        self.state, self.failed, self.on = state, failed, on or OnCard(state.device, state.dtype)
+        self.state, self.failed, self.on = state, failed, on or OnCard(state)
         self.done = 0
         self._rate = torch.zeros((), device=state.device)
         self._batches: list[Batch] = []
         self._step: tuple[Replay, StepResult] | None = None
-        self._evaluation: tuple[Replay, Batch, Tensor] | None = None
-        self._evaluated: torch.Size | None = None  # what is compiled for batches of this size is
+        self._evaluations: dict[torch.Size, tuple[Replay, Batch, Tensor]] = {}
+        self._evaluated: set[torch.Size] = set()  # what is compiled for batches of these sizes is
         optimizer: Any = state.optimizer
         optimizer.begin()  # moments that a step makes lie among its activations, whose segments then are kept
+
+    @property
+    def left(self) -> int:
+        """Ordinary steps that are still to come before the one that is recorded."""
+        return max(0, WARM_STEPS - self.done)
 
     @property
     def gave_up(self) -> bool:
@@ -125,21 +136,30 @@ class GraphedStep:
         return StepResult(result.loss.clone(), result.grad_norm.clone(), result.held.clone())
 
     def evaluate(self, batch: Batch) -> Tensor:
-        """The loss of one batch, a scalar of its own; from a graph once a step is one, for batches of one size."""
+        """The loss of one batch, a scalar of its own; once a step is a graph, from one for each size that was evaluated
+        before."""
+        size = batch[0].shape
         if self._step is None:
-            self._evaluated = batch[0].shape
+            self._evaluated.add(size)
             with nullcontext() if self.gave_up else self.on.aside():
                 return evaluation_loss(self.state, batch)
-        if self._evaluation is None and batch[0].shape == self._evaluated:
+        if size not in self._evaluated:
+            return evaluation_loss(self.state, batch)
+        if size not in self._evaluations:
             kept = (batch[0].clone(), batch[1].clone())
             replay, loss = self.on.record(lambda: evaluation_loss(self.state, kept))
-            self._evaluation = replay, kept, loss
-        if self._evaluation is None or batch[0].shape != self._evaluated:  # the last rows of a split
-            return evaluation_loss(self.state, batch)
-        replay, kept, loss = self._evaluation
+            self._evaluations[size] = replay, kept, loss
+        replay, kept, loss = self._evaluations[size]
         _write(kept, batch)
         replay()
         return loss.clone()
+
+    def _evaluate_first(self) -> None:
+        """As a run that is resumed has not yet; later it would be compiled beside the graph's memory."""
+        c = self.state.config
+        for rows in sorted({min(c.eval_batch, c.eval_rows), c.eval_rows % c.eval_batch} - {0}, reverse=True):
+            ids = torch.zeros((rows, c.eval_block), dtype=torch.int64, device=self.state.device)
+            self.evaluate((ids, ids))
 
     def _as_always(self, batches: Iterable[Batch], learning_rate: float) -> StepResult:
         self.done += 1
@@ -148,10 +168,8 @@ class GraphedStep:
 
     def _record(self, learning_rate: float) -> None:
         state, reason = self.state, ""
-        if self._evaluated is None:  # a run that is resumed; later it would be compiled beside the graph's memory
-            shape = (state.config.eval_batch, state.config.eval_block)
-            ids = torch.zeros(shape, dtype=torch.int64, device=state.device)
-            self.evaluate((ids, ids))
+        if not self._evaluated:
+            self._evaluate_first()
         for group in state.optimizer.param_groups:
             group["capturable"] = True
         self.on.make_room()
@@ -173,11 +191,16 @@ class GraphedStep:
 
 
 def graphed_step(
-    state: TrainState, gpu: Gpu, failed: Callable[[str], None] = lambda reason: None
+    state: TrainState, gpu: Gpu, failed: Callable[[str], None] = lambda reason: None, asked: RunConfig | None = None
 ) -> GraphedStep | None:
-    """The step of a state as one graph, where config/one_graph.py says so of its config; else None."""
+    """The step of a state as one graph, where config/one_graph.py says so of its config; else None.
+
+    `asked`: as the run was asked for. Where memory ran out before its steps were a graph, smaller ones are none either:
+    a graph takes more of it.
+    """
     dtype: Any = str(state.dtype).removeprefix("torch.")
-    return GraphedStep(state, failed) if is_one_graph(state.config, gpu, dtype) else None
+    configs = (state.config, asked or state.config)
+    return GraphedStep(state, failed) if all(is_one_graph(each, gpu, dtype) for each in configs) else None
 
 
 def _write(kept: Batch, new: Batch) -> None:

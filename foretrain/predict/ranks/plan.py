@@ -70,7 +70,12 @@ def of_run(plan: Plan, world: int, per_node: int) -> Plan:
         memory = estimated(spec).judged(room // per_node if room is not None else None, plan.gpu.memory_bytes)
     memories = tuple(memory if each.step == memory.step else each for each in plan.memory)
     note = Note(id="of_ranks", values={"world": world, "strategy": plan.config.strategy})
-    return made.model_copy(update={"memory": memories, "timing": timing, "notes": (note, *plan.notes)})
+    return made.model_copy(update={"memory": memories, "timing": timing, "notes": (note, *notes_of_ranks(plan))})
+
+
+def notes_of_ranks(plan: Plan) -> tuple[Note, ...]:
+    """The notes of one card's plan that hold of several cards, too: their steps are never one graph."""
+    return tuple(note for note in plan.notes if note.id != "one_graph")
 
 
 def _is_meant(config: RunConfig, given: Collection[str], sharing: Sharing, micro_batches: int) -> bool:

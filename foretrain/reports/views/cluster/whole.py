@@ -1,5 +1,6 @@
 """The whole plan for several cards: each strategy, its memory by phase, what it sends, time, energy and money."""
 
+from foretrain.predict.ranks.plan import notes_of_ranks
 from foretrain.predict.ranks.record import ClusterPlan, RankPlan
 from foretrain.predict.speed.time import Range
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
@@ -148,4 +149,4 @@ def _span(found: Range) -> tuple[float, float, float]:
 def _notes(plan: ClusterPlan) -> list[Block]:
     """What was taken without knowing it, and the notes of one card's plan."""
     taken = [Paragraph(Message("cluster.taken", {"what": message})) for message in words.assumptions(plan)]
-    return [*taken, *(Paragraph(Message(f"note.{note.id}", note.values)) for note in plan.one_card.notes)]
+    return [*taken, *(Paragraph(Message(f"note.{note.id}", note.values)) for note in notes_of_ranks(plan.one_card))]

@@ -177,11 +177,57 @@ def test_a_step_that_cannot_be_recorded_runs_as_always() -> None:
     assert graphed.gave_up
 
 
+class TooLate(OnCpu):
+    """A recording that fails when gradients are unscaled already."""
+
+    def record(self, work: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("foretrain.model.step.update", _fails)
+            super().record(work)
+        raise AssertionError
+
+
+def _fails(*_: Any, **__: Any) -> None:
+    raise RuntimeError("operation not permitted when stream is capturing")
+
+
+def test_a_scaler_forgets_a_recording_that_failed() -> None:
+    plain, state, told = state_of(torch.float16), state_of(torch.float16), list[str]()
+    graphed = GraphedStep(state, told.append, TooLate(state))
+    assert trained(graphed) == trained(lambda found, lr: train_step(plain, found, rounded(lr)))
+    assert len(told) == 1
+
+
+def test_an_evaluation_that_cannot_be_recorded_runs_as_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = state_of()
+    recorder = OnCpu(state)
+    graphed = GraphedStep(state, pytest.fail, recorder)
+    batch, _ = list(batches(100))
+    graphed.evaluate(batch)
+    trained(graphed)
+    monkeypatch.setattr(recorder, "record", _fails)
+    for _ in range(2):
+        assert torch.equal(graphed.evaluate(batch), evaluation_loss(state, batch))
+
+
+def test_what_is_evaluated_before_a_recording_comes_before_its_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a lack of memory there is one of the step, which can be done again."""
+    state = state_of()
+    graphed = GraphedStep(state, pytest.fail, OnCpu(state))
+    for step in range(WARM_STEPS):
+        graphed(batches(step), rate(step))
+    monkeypatch.setattr("foretrain.model.host.graphed.evaluation_loss", _fails)
+    waiting = batches(WARM_STEPS)
+    with pytest.raises(RuntimeError, match="not permitted"):
+        graphed(waiting, rate(WARM_STEPS))
+    assert len(list(waiting)) == CONFIG.gradient_accumulation_steps
+
+
 def record_on_cpu(monkeypatch: pytest.MonkeyPatch, kind: type[OnCpu]) -> list[OnCpu]:
     """Let trainers record; the recorders that they made."""
     made: list[OnCpu] = []
 
-    def graphed_step(state: TrainState, gpu: object, failed: Callable[[str], None]) -> GraphedStep:
+    def graphed_step(state: TrainState, gpu: object, failed: Callable[[str], None], asked: object) -> GraphedStep:
         made.append(kind(state))
         return GraphedStep(state, failed, made[-1])
 

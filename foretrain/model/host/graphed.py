@@ -122,6 +122,8 @@ class GraphedStep:
         if self._step is None and (self.done < WARM_STEPS or self.gave_up):
             return self._as_always(batches, learning_rate)
         if self._step is None:
+            if not self._evaluated:  # before a batch is taken: a step that fails here can be done again
+                self._evaluate_first()
             self._batches = [(ids.clone(), targets.clone()) for ids, targets in batches]
             self._record(learning_rate)
         else:
@@ -147,7 +149,13 @@ class GraphedStep:
             return evaluation_loss(self.state, batch)
         if size not in self._evaluations:
             kept = (batch[0].clone(), batch[1].clone())
-            replay, loss = self.on.record(lambda: evaluation_loss(self.state, kept))
+            try:
+                replay, loss = self.on.record(lambda: evaluation_loss(self.state, kept))
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError:  # something in it asks the card: evaluations of this size stay as they are
+                self._evaluated.discard(size)
+                return evaluation_loss(self.state, batch)
             self._evaluations[size] = replay, kept, loss
         replay, kept, loss = self._evaluations[size]
         _write(kept, batch)
@@ -168,8 +176,6 @@ class GraphedStep:
 
     def _record(self, learning_rate: float) -> None:
         state, reason = self.state, ""
-        if not self._evaluated:
-            self._evaluate_first()
         for group in state.optimizer.param_groups:
             group["capturable"] = True
         self.on.make_room()
@@ -184,6 +190,7 @@ class GraphedStep:
         # Nothing has run: recording only writes kernels down. Here the exception is gone, and what it held with it.
         self.done = WARM_STEPS + 1
         state.optimizer.zero_grad(set_to_none=True)
+        getattr(state.scaler, "_per_optimizer_states", {}).clear()  # or it takes these gradients for unscaled already
         if state.masters:
             state.masters.drop_gradients()
         self.on.make_room()

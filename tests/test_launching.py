@@ -12,7 +12,15 @@ from foretrain.hardware.catalogue import Gpu, find
 from foretrain.hardware.cpu import nominal_cpu
 from foretrain.model.shape import ModelShape
 from foretrain.predict.spec import StepSpec
-from foretrain.predict.speed.launching import CHAIN_LAUNCHES, COPIES, MICRO_BATCH_LAUNCHES, REPLAY, host_of
+from foretrain.predict.speed.launching import (
+    CHAIN_LAUNCHES,
+    CHECKPOINT_LAUNCHES,
+    COPIES,
+    MICRO_BATCH_LAUNCHES,
+    REGION_LAUNCHES,
+    REPLAY,
+    host_of,
+)
 from foretrain.predict.speed.ops import Way
 from foretrain.predict.speed.rates import CatalogueRates, MeasuredRates, busy_s
 from foretrain.predict.speed.recorded_ops import micro_batch
@@ -242,3 +250,25 @@ def test_a_graph_changes_little_where_the_card_has_enough_to_do() -> None:
     plain = forecast(LARGE, calibrated(host)).expected_s
     graphed = forecast(LARGE.model_copy(update={"cuda_graph": "on"}), calibrated(host)).expected_s
     assert graphed == pytest.approx(plain, rel=0.05)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_python_around_blocks_counts_where_the_host_decides(compiled: bool) -> None:
+    """Checkpoints, and blocks that are compiled one by one: by so many launches for each block and micro-batch."""
+    host, found = Host(), calibrated(Host())
+    plain = CHARACTERS.model_copy(update={"compile_blocks": compiled})
+    checkpointed = plain.model_copy(update={"activation_checkpointing": True, "checkpointed_blocks": 3})
+    blocks = CHARACTERS.gradient_accumulation_steps * CHARACTERS.n_layer
+    more = blocks * REGION_LAUNCHES * host.eager_s if compiled else 0.0
+    expected = forecast(plain, found, compiled=compiled).expected_s
+    assert expected == pytest.approx(host.step_s(plain, compiled=compiled) + more, rel=1e-6)
+    more += 3 / 4 * blocks * CHECKPOINT_LAUNCHES * host.eager_s
+    expected = forecast(checkpointed, found, compiled=compiled).expected_s
+    assert expected == pytest.approx(host.step_s(checkpointed, compiled=compiled) + more, rel=1e-6)
+
+
+def test_a_model_that_is_compiled_whole_has_no_python_around_its_blocks() -> None:
+    host, found = Host(), calibrated(Host())
+    checkpointed = CHARACTERS.model_copy(update={"activation_checkpointing": True})
+    expected = forecast(checkpointed, found, compiled=True).expected_s
+    assert expected == pytest.approx(host.step_s(checkpointed, compiled=True), rel=1e-6)

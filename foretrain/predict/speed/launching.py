@@ -17,6 +17,11 @@ from foretrain.predict.speed.step_ops import accumulation, micro_batch, optimize
 
 # A micro-batch's own: its Python, the batch, hooks, the autograd engine's start (25 to 45 on both machines).
 MICRO_BATCH_LAUNCHES = 40
+# What Python does besides in a micro-batch, in launches of an eager kernel: around a checkpointed block, whose tensors
+# pass hooks three times, and around a block that is compiled by itself, whose guards are checked. Measured on PyTorch's
+# CUDA builds of 2.11 and 2.13 without a card (an EPYC): 79 and 81 for an eager checkpointed block, 75 and 130 for a
+# compiled one with 8 and 29 for the compiled block itself. In a model that is compiled whole there is nothing of it.
+CHECKPOINT_LAUNCHES, REGION_LAUNCHES = 80, 20
 # One operation of `launch_time`'s chain, an elementwise product, is cheaper than a step's average kernel: 2.2 times
 # on the EPYC, 1.8 times on the H100's host.
 CHAIN_LAUNCHES = 2.0
@@ -53,6 +58,15 @@ def launches_of(way: Way, operations: list[Operation]) -> Launches:
     micro = (2 if way.train else 1) if way.compiled and way.config.makes_graphs else sum(op.runs for op in operations)
     sums = sum(op.runs for op in accumulation(way)) if way.train else 0
     return Launches(micro, sums, optimizer_launches(way) + tensor_count(way))
+
+
+def beside_kernels(way: Way) -> int:
+    """Launches of an eager kernel that take the host as long as what it does in a micro-batch beside launching any."""
+    c, whole = way.config, way.compiled and not way.config.compiles_blocks
+    if way.spec.is_one_graph or whole:
+        return 0
+    regions = c.n_layer * REGION_LAUNCHES if way.compiled else 0
+    return regions + (c.checkpointed * CHECKPOINT_LAUNCHES if way.train else 0)
 
 
 def host_of(calibration: Calibration, gpu: Gpu) -> Host:

@@ -6,7 +6,7 @@ take longer, Python is ahead when it comes to the optimizer. A CPU does both its
 
 from dataclasses import dataclass
 
-from foretrain.predict.speed.launching import GAP_S, Launches, launches_of
+from foretrain.predict.speed.launching import GAP_S, Launches, beside_kernels, launches_of
 from foretrain.predict.speed.on_host import waits_s
 from foretrain.predict.speed.ops import Way
 from foretrain.predict.speed.rates import Rates, busy_s
@@ -75,7 +75,7 @@ def step_load(way: Way, rates: Rates, more_launches: int = 0) -> StepLoad:
         work_s, host_s = work_s + GAP_S * sum(op.runs for op in operations), found.micro * each_s
     elif cuda:
         found = launches_of(way, operations)
-        host_s += found.micro * rates.launch_s(compiled=way.compiled)
+        host_s += beside_kernels(way) * each_s + found.micro * rates.launch_s(compiled=way.compiled)
     else:
         found = Launches(0, 0, fixed)
         host_s += sum(op.runs for op in operations) * rates.launch_s(compiled=way.compiled)

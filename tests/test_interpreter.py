@@ -10,7 +10,10 @@ from foretrain.base.errors import UserError
 from foretrain.base.installation import installed_torch
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import find
+from foretrain.predict import software
+from foretrain.predict.allocator.addresses import Falling, Rising, usual
 from foretrain.predict.allocator.replay import replay
+from foretrain.predict.memory import predict
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.trace import interpreter, service
 from foretrain.predict.trace.service import Request, TraceUnavailable, traces
@@ -88,3 +91,18 @@ def test_on_the_command_line(tmp_path: Path) -> None:
     done = foretrain("plan", "gpt2-124m", "--gpu", "4070", "--python", str(tmp_path / "nothing"))
     assert done.returncode == 2
     assert "there is no Python at" in done.stderr
+
+
+def test_plans_are_for_the_torch_of_the_environment_that_will_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which of two free blocks PyTorch takes changed with 2.12."""
+    there = interpreter.Interpreter("/somewhere/python", (3, 11), "2.11.0+cu130")
+    monkeypatch.setattr(interpreter, "found", lambda path: there)
+    config = RunConfig(batch_size=8, gradient_accumulation_steps=2)
+    spec = StepSpec.of(config, find("RTX 4070"), "nanogpt", dtype="float16", compiled=False)
+    here = predict(spec).worst.allocated_bytes
+    with interpreter.using("/somewhere"):
+        assert software.of("") == (2, 11)
+        assert isinstance(usual(), Falling)
+        elsewhere = predict(spec).worst.allocated_bytes
+    assert isinstance(usual(), Rising)
+    assert elsewhere != here == predict(spec).worst.allocated_bytes

@@ -496,7 +496,7 @@ class Asked:
             *(getattr(c, knob) for knob in SHAPING_KNOBS), c.eval_batch, c.eval_block, c.allocator_settings,
             spec.micro_batches_that_count, c.memory_limit_bytes is not None, self.saves, spec.compiled,
             spec.step, spec.dtype, gpu.kind, gpu.capability, gpu.cache_bytes if spec.compiled else gpu.sm_count,
-            _context_of(spec), spec.sharing, keeps, spec.is_one_graph,
+            _context_of(spec), spec.sharing, keeps, spec.is_one_graph, spec.torch.reuses_oldest,
         )  # fmt: skip
 
     def __eq__(self, other: object) -> bool:

@@ -4,6 +4,9 @@ Each property is a change of PyTorch, or of what nanoGPT asks it for, with where
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
@@ -77,6 +80,7 @@ class Software(NamedTuple):
 
 
 ASSUMED = Software(*NEWEST)
+_meant: ContextVar[Software | None] = ContextVar("torch", default=None)
 
 
 def parse(text: str) -> Software | None:
@@ -94,6 +98,17 @@ def installed() -> Software | None:
         return None
 
 
+@contextmanager
+def meant(torch_version: str) -> Iterator[None]:
+    """Within it plans are for this torch, that of another environment; '' is this one's."""
+    token = _meant.set(parse(torch_version))
+    try:
+        yield
+    finally:
+        _meant.reset(token)
+
+
 def of(torch_version: str) -> Software:
-    """The torch that a plan is for: the one that is asked for, else the installed one, else the newest known."""
-    return (torch_version and parse(torch_version)) or installed() or ASSUMED
+    """The torch that a plan is for: the one that is asked for, else that of the environment that will train, else the
+    newest known."""
+    return (torch_version and parse(torch_version)) or _meant.get() or installed() or ASSUMED

@@ -14,6 +14,7 @@ from foretrain.config.ranks import of_rank
 from foretrain.hardware.catalogue import Dtype, Gpu, MatmulMode
 from foretrain.model.ranks.sharing import Sharing
 from foretrain.model.shape import ModelShape
+from foretrain.predict import software
 from foretrain.predict.estimate.sdpa import AttentionKind, attention_kind
 
 StepName = Literal["foretrain", "nanogpt"]
@@ -103,6 +104,11 @@ class StepSpec:
     def but(self, **options: Any) -> "StepSpec":
         """The same with other values of the config's options."""
         return replace(self, config=self.config.model_copy(update=options))
+
+    @property
+    def torch(self) -> software.Software:
+        """What runs it."""
+        return software.of(self.config.torch_version)
 
     @property
     def cuda(self) -> bool:

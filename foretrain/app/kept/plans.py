@@ -51,7 +51,7 @@ def answer(
     if gpu.kind != "cuda" or gpu.calibration is not None or changes:  # nor is what was measured here in its record
         return make()
     own = [card.model_dump(mode="json") for card in catalogue().values()] if os.environ.get(GPU_FILE_VARIABLE) else []
-    path = PLANS.path({"what": what, **question, "torch": str(software.installed()), "cards": own, "code": code()})
+    path = PLANS.path({"what": what, **question, "torch": str(software.of("")), "cards": own, "code": code()})
     if (found := PLANS.record(path, kind)) is not None:
         return found
     made = make()

@@ -73,5 +73,5 @@ class Falling:
 
 
 def usual() -> Addresses:
-    """As the torch of this environment orders segments under Linux."""
+    """As the torch that plans are for orders segments under Linux."""
     return Rising() if software.of("").reuses_oldest else Falling()

@@ -8,6 +8,7 @@ from foretrain.config.finetune.options import FineTune
 from foretrain.config.hub.facts import ModelFacts
 from foretrain.hardware.catalogue import Gpu
 from foretrain.hardware.context import Context
+from foretrain.predict import software
 from foretrain.predict.allocator.replay import PhasePeak, replay
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.finetune.simulated import PHASES, SimulatedFineTuning
@@ -81,7 +82,7 @@ class _Asked:
 
     def __init__(self, facts: ModelFacts, tune: FineTune, gpu: Gpu) -> None:
         self.facts, self.tune, self.gpu = facts, tune, gpu
-        self.key = facts.model_dump_json(), tune.model_dump_json(), gpu.name, Context.of(gpu)
+        self.key = facts.model_dump_json(), tune.model_dump_json(), gpu.name, Context.of(gpu), software.of("")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Asked) and self.key == other.key

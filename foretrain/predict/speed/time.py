@@ -182,7 +182,7 @@ def _point(reference: StepTime, way: Way, rates: Rates) -> tuple[float, float]:
 
 def way_of(spec: StepSpec, *, train: bool = True) -> Way:
     """How this step runs, with the torch that the plan is for."""
-    return Way(spec, train, software.of(spec.config.torch_version) if spec.cuda else software.ASSUMED)
+    return Way(spec, train, spec.torch if spec.cuda else software.ASSUMED)
 
 
 def known_rates(way: Way) -> Rates | None:

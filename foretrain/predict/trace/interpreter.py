@@ -18,6 +18,7 @@ from typing import NamedTuple
 from foretrain.base import apart
 from foretrain.base.errors import UserError
 from foretrain.base.installation import installed, installed_torch
+from foretrain.predict import software
 
 PROBE_S = 120  # a cold disk is slow; importing torch is not part of it
 FINE_TUNING: tuple[str, ...] = (
@@ -79,9 +80,11 @@ def now() -> Interpreter:
 @contextlib.contextmanager
 def using(path: str) -> Iterator[None]:
     """Within it another environment traces; '' is this one. Raises UserError where that cannot be."""
-    token = _chosen.set(found(path) if path else None)
+    chosen = found(path) if path else None
+    token = _chosen.set(chosen)
     try:
-        yield
+        with software.meant(chosen.torch if chosen else ""):
+            yield
     finally:
         _chosen.reset(token)
 

@@ -49,6 +49,9 @@ def _option(name: str) -> dict[str, Any]:
     if name == BATCH:
         limits = {key: found.pop(key) for key in tuple(found) if key not in ("default",)}
         found = {"anyOf": [limits, {"const": AUTO}], **found}
+    if OPTIONS[name].bare:  # true and false are words for two of its values
+        limits = {key: found.pop(key) for key in tuple(found) if key not in ("default",)}
+        found = {"anyOf": [limits, {"type": "boolean"}], **found}
     if OPTIONS[name].adds:  # values joined by commas, or a list of them
         one = {"type": found.pop("type")}
         found = {"anyOf": [one, {"type": "array", "items": one}], **found}

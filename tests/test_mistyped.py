@@ -245,8 +245,8 @@ def test_a_wrong_command_line_is_one_sentence_in_the_language(words: list[str], 
 def test_check_says_free_only_where_it_is_known_what_others_use() -> None:
     words = ("plan", "gpt2-350m", "--gpu", "RTX 4060 Laptop", "--check", "--oneline")
     said, beside = foretrain(*words).stderr, foretrain(*words, "--used-by-others", "2GiB").stderr
-    assert "needs about 10.37 GiB, the device has 8.00 GiB." in said
-    assert "needs about 10.37 GiB, only 6.00 GiB free." in beside
+    assert "needs about 10.35 GiB, the device has 8.00 GiB." in said
+    assert "needs about 10.35 GiB, only 6.00 GiB free." in beside
 
 
 def test_a_price_of_an_hour_and_one_of_electricity_are_not_both_taken() -> None:

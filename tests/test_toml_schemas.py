@@ -62,6 +62,8 @@ def wrong_values(name: str) -> list[Any]:
         "int": [True, 1.5, "1", []], "float": [True, "0.1", []], "bool": ["maybe", []], "str": [True, []],
         "choice": [True, "no such", []],
     }[known.type]  # fmt: skip
+    if known.is_switch and known.type == "choice":
+        found = [value for value in found if value is not True]
     if known.adds:  # a list of them is one, too
         found = [[True] if value == [] else value for value in found]
     step = 1 if known.type == "int" else 1e-9

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from foretrain.config.options import RunConfig
+from foretrain.config.one_graph import launched
 from foretrain.hardware.catalogue import find
 from foretrain.predict.allocator.replay import replay
 from foretrain.predict.spec import StepSpec
@@ -40,7 +40,7 @@ ON_THE_CUDA_BUILD = {
 @pytest.mark.parametrize("case", ON_THE_CUDA_BUILD)
 def test_a_compiled_run_takes_what_it_took_on_the_cuda_build(case: str) -> None:
     knobs, dtype, measured = ON_THE_CUDA_BUILD[case]
-    request = Request(StepSpec.of(RunConfig.model_validate(knobs), find("RTX 4070"), dtype=dtype, compiled=True), False)  # type: ignore[arg-type]
+    request = Request(StepSpec.of(launched(knobs), find("RTX 4070"), dtype=dtype, compiled=True), False)  # type: ignore[arg-type]
     found = {p.phase: (p.allocated_bytes, p.reserved_bytes) for p in replay(self_test.trace(request.job())).phases}
     assert {phase: found[phase] for phase in measured} == measured
 

@@ -23,8 +23,8 @@ EXCLUDED = "excluded"  # the text for options of which one can be on
 
 
 def exclude(*names: str) -> Rule:
-    """The rule that switches are not all on together."""
-    return names, lambda c: all(getattr(c, name) for name in names), EXCLUDED
+    """The rule that switches are not all on together; a choice is on where it says so, not where it is auto."""
+    return names, lambda c: all(getattr(c, name) in (True, "on") for name in names), EXCLUDED
 
 
 class Family:

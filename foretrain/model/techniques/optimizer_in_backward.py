@@ -42,11 +42,7 @@ class OptimizerInBackward(Technique):
             lambda c: c.optimizer_in_backward and c.dtype == "float16",
             EXCLUDED,
         ),
-        (
-            ("optimizer_in_backward", "cuda_graph"),
-            lambda c: c.optimizer_in_backward and c.cuda_graph == "on",
-            EXCLUDED,
-        ),
+        exclude("optimizer_in_backward", "cuda_graph"),
         exclude("optimizer_in_backward", "master_weights"),  # the optimizer has other weights than those that run
         exclude("optimizer_in_backward", "optimizer_offload"),
     )

@@ -211,7 +211,7 @@ def test_an_evaluation_that_cannot_be_recorded_runs_as_always(monkeypatch: pytes
 
 
 def test_what_is_evaluated_before_a_recording_comes_before_its_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a lack of memory there is one of the step, which can be done again."""
+    """If memory runs out there, the step can be tried again."""
     state = state_of()
     graphed = GraphedStep(state, pytest.fail, OnCpu(state))
     for step in range(WARM_STEPS):

@@ -12,7 +12,6 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
 COMPILED_BYTES_2_0 = 1.35
-REUSES_OLDEST = (2, 12)
 NEWEST = (2, 13)  # the newest that predictions were compared with
 
 
@@ -73,7 +72,14 @@ class Software(NamedTuple):
     def reuses_oldest(self) -> bool:
         """The caching allocator takes the free block of the oldest segment among those of one size, not that of the
         lowest address (BlockComparatorSize, registration_counter; seen on the CUDA builds of 2.11, 2.12 and 2.13)."""
-        return self >= REUSES_OLDEST
+        return self >= (2, 12)
+
+    @property
+    def seeds_each_graph(self) -> bool:
+        """Each recording of a CUDA graph has a generator's seed and offset of its own, on the default stream. Before,
+        all graphs of a process read those that the first one made on its stream (CUDAGeneratorImpl.cpp; seen on the
+        CUDA builds of 2.11, 2.12 and 2.13)."""
+        return self >= (2, 12)
 
     def __str__(self) -> str:
         return f"{self.major}.{self.minor}"

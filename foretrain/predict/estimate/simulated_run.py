@@ -101,9 +101,8 @@ class SimulatedRun:
         # Each of AdamW's parameters has a tensor of its own that counts steps; in 8 bits these are on the host.
         self.n_counts = len(self.beside_muon) if self.optimizer.counts_on_device else 0
         self.t = make(dict(self.symbols), granule_of(spec.gpu))
-        self.micro_steps, self.steady_steps = (
-            (TOLD_APART, 2) if spec.cuda else (2, 1)
-        )  # as predict/trace/drive.py has them
+        # As predict/trace/drive.py has them.
+        self.micro_steps, self.steady_steps = (TOLD_APART, 2) if spec.cuda else (2, 1)
         variant = spec.variant
         self.writes_scores = "math" in (variant.attention, variant.evaluation_attention)
         self.step = program_of(spec, self.t)

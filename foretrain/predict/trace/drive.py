@@ -22,13 +22,14 @@ from foretrain.model.master import Masters
 from foretrain.model.nanogpt import NanoGPT
 from foretrain.model.optimizer import make_optimizer
 from foretrain.model.step import TrainState, build, evaluation_loss, train_step
+from foretrain.predict.spec import TOLD_APART
 from foretrain.predict.trace.names import Names
 from foretrain.predict.trace.tracer import Tracer
 
 if TYPE_CHECKING:
     from foretrain.model.ranks.parallel import Share
 
-STEPS, MICRO_STEPS, EVALUATION_BATCHES = 3, 3, 2
+STEPS, MICRO_STEPS, EVALUATION_BATCHES = 3, TOLD_APART, 2
 DTYPES: dict[Dtype, torch.dtype] = {
     "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16,
 }  # fmt: skip

@@ -8,18 +8,16 @@ from collections.abc import Callable
 
 import torch
 
+from foretrain.predict import software
 from foretrain.predict.allocator.lifetimes import GRAPH_POOL
 from foretrain.predict.trace.card.streams import Streams
 
 SEEDS = 2  # the generator's seed and offset, 8 bytes each (CUDAGeneratorImpl.cpp)
-# From this version on each recording has its own, on the default stream; before, all graphs of a process read those
-# that the first one made on its stream (seen on the CUDA builds of 2.11, 2.12 and 2.13).
-SEEDS_OF_EACH = (2, 12)
 
 
 def graph_class(streams: Streams, alloc: Callable[..., object]) -> type:
     """What stands for torch.cuda.CUDAGraph; `alloc(nbytes, stream=)`: bytes that stay."""
-    made, of_each = [0], tuple(map(int, torch.__version__.split(".")[:2])) >= SEEDS_OF_EACH
+    made, of_each = [0], (software.parse(torch.__version__) or software.ASSUMED).seeds_each_graph
 
     class Graph:
         def __init__(self, keep_graph: bool = False) -> None:

@@ -98,11 +98,16 @@ def test_plans_are_for_the_torch_of_the_environment_that_will_train(monkeypatch:
     there = interpreter.Interpreter("/somewhere/python", (3, 11), "2.11.0+cu130")
     monkeypatch.setattr(interpreter, "found", lambda path: there)
     config = RunConfig(batch_size=8, gradient_accumulation_steps=2)
-    spec = StepSpec.of(config, find("RTX 4070"), "nanogpt", dtype="float16", compiled=False)
-    here = predict(spec).worst.allocated_bytes
+
+    def step(torch_version: str = "") -> StepSpec:
+        asked = config.model_copy(update={"torch_version": torch_version})
+        return StepSpec.of(asked, find("RTX 4070"), "nanogpt", dtype="float16", compiled=False)
+
+    here = predict(step()).worst.allocated_bytes
     with interpreter.using("/somewhere"):
         assert software.of("") == (2, 11)
         assert isinstance(usual(), Falling)
-        elsewhere = predict(spec).worst.allocated_bytes
+        elsewhere = predict(step()).worst.allocated_bytes
     assert isinstance(usual(), Rising)
-    assert elsewhere != here == predict(spec).worst.allocated_bytes
+    assert elsewhere != here == predict(step()).worst.allocated_bytes
+    assert elsewhere == predict(step("2.11")).worst.allocated_bytes

@@ -12,6 +12,7 @@ runs on tensors without values (`predict/abstract`) or is traced into the graph 
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import Literal, NamedTuple
@@ -20,7 +21,7 @@ from foretrain.base.errors import UserError
 from foretrain.base.garbage import collected_later
 from foretrain.base.records import Record
 from foretrain.base.units import MIB
-from foretrain.config.options import RunConfig, named
+from foretrain.config.options import named
 from foretrain.hardware.context import Context
 from foretrain.predict.allocator.lifetimes import Lifetimes
 from foretrain.predict.allocator.replay import PhasePeak, Tried, replay
@@ -243,7 +244,7 @@ class Ledger:
         spec = asked.spec
         self.key, self.spec = asked.key, spec
         self._keeps, self._saves = asked.keeps, asked.saves
-        self.context, self.settings = _context_of(spec), _settings_of(spec.config)
+        self.context, self.settings = _context_of(spec), _settings_of(spec)
         scores = "math" in (spec.variant.attention, spec.variant.evaluation_attention)
         self.roughly = ROUGHLY if spec.compiled and scores else EXACTLY
         self.room = Room(self.settings, self.context, self.roughly, compiled=spec.compiled)
@@ -403,10 +404,10 @@ def _context_of(spec: StepSpec) -> Context:
     return context.with_streams() if spec.copies_beside else context
 
 
-def _settings_of(config: RunConfig) -> Settings:
+def _settings_of(spec: StepSpec) -> Settings:
     """The allocator's, as the config has them; what the environment says beside them only a trace reads."""
     try:
-        return of_run(config.allocator_settings, {})
+        return replace(of_run(spec.config.allocator_settings, {}), reuses_oldest=spec.torch.reuses_oldest)
     except ValueError as error:
         raise UserError("usage.alloc_conf", problem=str(error)) from None
 

@@ -13,7 +13,6 @@ import re
 import sys
 import threading
 import time
-from importlib import metadata
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foretrain.base.installation import installed
 from foretrain.base.process_memory import peak_bytes
 from foretrain.hardware.card import Cards
 from foretrain.hardware.visible import identity
@@ -176,7 +176,7 @@ def seen(device: torch.device) -> dict[str, Any]:
     """What torch says of the device and of itself."""
     found: dict[str, Any] = {
         "torch": torch.__version__, "cuda": torch.version.cuda or "", "python": platform.python_version(),
-        "triton": _version("triton"),
+        "triton": installed("triton"),
     }  # fmt: skip
     if device.type == "cpu":
         return found
@@ -192,13 +192,6 @@ def seen(device: torch.device) -> dict[str, Any]:
         "sm_count": properties.multi_processor_count, "capability": f"{properties.major}.{properties.minor}",
         "obstacle": obstacle_to_compile(device) or "",
     }  # fmt: skip
-
-
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def answer(job: dict[str, Any]) -> dict[str, Any]:

@@ -50,7 +50,8 @@ def write_inputs(directory: RunDirectory, resolved: ResolvedConfig, placement: P
     if resolved.config.memory_limit and forecast.verdict_of("foretrain") == "does_not_fit":
         # It starts all the same: it may shrink its micro-batch, and a CPU's limit is only watched.
         needs = max(phase.needed_low_bytes for phase in forecast.memory_of("foretrain").phases)
-        asked.listen(Note("train.beyond_limit", needs=needs, limit=resolved.config.memory_limit_bytes))
+        if needs > (limit := resolved.config.memory_limit_bytes or 0):  # else it is the card that is too small
+            asked.listen(Note("train.beyond_limit", needs=needs, limit=limit))
     directory.write("config.toml", to_toml(resolved.config))
     directory.write("environment.json", json.dumps(known, indent=1) + "\n")
     directory.write("plan.json", json.dumps(forecast.to_json(schema=SCHEMA)) + "\n")

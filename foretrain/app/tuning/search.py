@@ -3,13 +3,12 @@
 import datetime
 import time
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from foretrain.base.installation import installed_torch
+from foretrain.base.installation import installed, installed_torch
 from foretrain.config.options import RunConfig
 from foretrain.predict.speed.time import is_calibrated
 from foretrain.training.device import Placement
@@ -38,7 +37,7 @@ class Job:
 
     @property
     def path(self) -> Path:
-        return path_of(self.base, self.choices, self.placement.gpu, version("foretrain"), self.machine.world)
+        return path_of(self.base, self.choices, self.placement.gpu, installed("foretrain"), self.machine.world)
 
     def settings(self) -> list[Setting]:
         return list(tune_space.settings(self.base, self.choices, self.machine.world))

@@ -72,6 +72,7 @@ class Falling:
         return address
 
 
-def usual() -> Addresses:
-    """As the torch that plans are for orders segments under Linux."""
-    return Rising() if software.of("").reuses_oldest else Falling()
+def usual(reuses_oldest: bool | None = None) -> Addresses:
+    """As a torch that does, or does not, orders segments under Linux; None: as the torch that plans are for."""
+    oldest = software.of("").reuses_oldest if reuses_oldest is None else reuses_oldest
+    return Rising() if oldest else Falling()

@@ -49,7 +49,8 @@ class Settings:
     """What changes how much memory is reserved. Sizes in bytes, whole MiB; raises ValueError where PyTorch would.
 
     `max_non_split_rounding_bytes` 0 means the large segment's size, as in PyTorch. `roundup_power2_divisions` holds
-    the divisions of each of the 16 intervals, 0 for none; the empty tuple is "none anywhere".
+    the divisions of each of the 16 intervals, 0 for none; the empty tuple is "none anywhere". `reuses_oldest` is no
+    setting but of the version (predict/software.py); None: as the torch that plans are for.
     """
 
     max_split_bytes: int = UNLIMITED
@@ -60,6 +61,7 @@ class Settings:
     large_segment_bytes: int = LARGE_SEGMENT_BYTES
     per_process_memory_fraction: float = 1.0
     throw_on_cudamalloc_oom: bool = False
+    reuses_oldest: bool | None = None
 
     def __post_init__(self) -> None:
         if self.max_non_split_rounding_bytes == 0:

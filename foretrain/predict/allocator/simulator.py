@@ -97,7 +97,7 @@ class Allocator:
         self.granted_bytes, self.refused_bytes = 0, NO_LIMIT_BYTES
         self._pending: list[Block] = []  # freed, while other streams may still use them (cuda_events)
         self._active_at_reset_bytes = 0
-        self._addresses = addresses or usual()
+        self._addresses = addresses or usual(self.settings.reuses_oldest)
         self._cap_bytes = _lowest(cap_bytes, None if physical else limit_bytes)
         self.collects = self.settings.garbage_collection_threshold > 0 and self._cap_bytes is not None
         self._expandable = ExpandableSegments(self) if self.settings.expandable_segments else None

@@ -62,10 +62,9 @@ def _build(out: Path, cache: Path, runtime: Path, packages: list[Path]) -> dict[
     _compile(runtime, cache / "sources.zip", out)
     (out / "LICENSES.txt").write_text(_notice(packages), "utf-8")
     sizes = {path.relative_to(out).as_posix(): path.stat().st_size for path in sorted(out.rglob("*")) if path.is_file()}
-    loads = {name: size for name, size in sizes.items() if name == "python.zip" or name.startswith("pyodide/")}
     languages = json.loads((out / "languages.json").read_text("utf-8"))
     (out / "languages.json").unlink()
-    (out / MARK).write_text(json.dumps({"loads": loads, "languages": languages}), "utf-8")
+    (out / MARK).write_text(json.dumps({"loads": sizes["python.picture"], "languages": languages}), "utf-8")
     return sizes
 
 
@@ -75,7 +74,7 @@ def _page(out: Path) -> None:
         shutil.copyfile(path, out / path.name)
     shutil.copyfile(PACKAGE / "reports" / "draw.js", out / "draw.js")
     shutil.copyfile(PACKAGE / "reports" / "vendor" / "chart.umd.min.js", out / "chart.js")
-    for name in ("transport.js", "worker.js"):
+    for name in ("transport.js", "worker.js", "python.js"):
         shutil.copyfile(HERE / name, out / name)
     page = (out / "index.html").read_text("utf-8")
     head = f'<head>\n<meta http-equiv="Content-Security-Policy" content="{POLICY}">'

@@ -46,7 +46,7 @@ async function start() {
 }
 
 function show() {
-  const total = Object.values(site.loads).reduce((a, b) => a + b), megabytes = size => (size / 1e6).toFixed(1);
+  const total = site.loads, megabytes = size => (size / 1e6).toFixed(1);
   if (problem) state.replaceChildren(h("span", { class: "bad" }, t("page.site.failed", { reason: problem })));
   else if (ready) state.replaceChildren(t("page.site.ready"));
   else state.replaceChildren(

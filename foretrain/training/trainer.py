@@ -332,6 +332,7 @@ class Trainer:
             self._settle()
             self.progress = self.progress.model_copy(update={"step": step + 1, "evaluated": False})
             self._open = step, Reading(result)
+            del result  # while the next step is recorded its tensors would hold a segment
             if not self.reads_late:
                 self._settle()
         self._settle()

@@ -466,6 +466,8 @@ def test_several_cards_are_not_told_of_a_graph() -> None:
     said = "is one CUDA graph"
     assert said in " ".join(foretrain(*words, "--gpu", "RTX 4090", "--full").stdout.split())
     assert said not in " ".join(foretrain(*words, "--gpus", PAIR, "--full").stdout.split())
+    asked = foretrain(*words, "--gpus", PAIR, "--full", "--cuda-graph=on").stdout
+    assert "cuda_graph has no effect here: several ranks share the run" in " ".join(asked.split())
     made = plan(RunConfig(n_embd=128, n_head=4, batch_size=4, gradient_accumulation_steps=2), find("RTX 4090"))
     assert "one_graph" in {note.id for note in made.notes}
     assert "one_graph" not in {note.id for note in of_run(made, 2, 2).notes}

@@ -75,7 +75,10 @@ def of_run(plan: Plan, world: int, per_node: int) -> Plan:
 
 def notes_of_ranks(plan: Plan) -> tuple[Note, ...]:
     """The notes of one card's plan that hold of several cards, too: their steps are never one graph."""
-    return tuple(note for note in plan.notes if note.id != "one_graph")
+    kept = tuple(note for note in plan.notes if note.id != "one_graph")
+    if plan.config.cuda_graph != "on" or plan.gpu.kind != "cuda":
+        return kept
+    return (*kept, Note(id="no_effect_here", values={"option": "cuda_graph", "reason": "several ranks share the run"}))
 
 
 def _is_meant(config: RunConfig, given: Collection[str], sharing: Sharing, micro_batches: int) -> bool:

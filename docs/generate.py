@@ -528,6 +528,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "against-real-nanogpt": speed_tables.real,
     "compile-start": speed_tables.start,
     "prepare": prepare_tables.prepare,
+    "prepare-stream": prepare_tables.stream,
     "time-to-loss": recipe_tables.time_to_loss,
     "time-to-loss-sentence": recipe_tables.sentence,
     "time-to-loss-tokenizer": recipe_tables.tokenizer,

@@ -1,4 +1,4 @@
-"""The table of docs/data.md: what benchmarks/prepare.py measured."""
+"""The tables of docs/data.md: what benchmarks/prepare.py and prepare_stream.py measured."""
 
 from results import result
 
@@ -27,4 +27,18 @@ def prepare() -> str:
     cores = found["results"][0]["cores"]
     lines += ["", f"{found['machine']['cpu']}, {cores} tokenizing processes, a BPE of 50,257, {found['date']} (`python benchmarks/prepare.py`). "
               "¹ The benchmark could not tell the way's own processes from other programs'."]  # fmt: skip
+    return "\n".join(lines)
+
+
+def stream() -> str:
+    """A row for each length of a generated source, and how seconds and memory grow with it."""
+    found = result("prepare_stream")
+    lines = ["| generated JSON lines | ids | seconds | processor seconds | peak of all processes |", "| --- | ---: | ---: | ---: | ---: |"]  # fmt: skip
+    for r in found["passes"]:
+        lines.append(
+            f"| {r['size']} | {r['tokens']:,} | {r['wall_s']:,.0f} | {r['processor_s']:,.0f} | {format_bytes(r['peak_bytes'])} |"
+        )
+    (slope,) = found["slopes"]
+    lines += ["", f"Bytes as ids, on {found['machine']['cpu']}, {found['date']} (`python benchmarks/prepare_stream.py --tokenizer byte`). In log-log, seconds "
+              f"grow with a slope of {slope['wall_s']:.2f} (1 is linear), memory with one of {slope['peak_bytes']:.3f} (0 is constant)."]  # fmt: skip
     return "\n".join(lines)

@@ -9,6 +9,7 @@ built needs only a host for files. Everything that is fetched is pinned by diges
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -116,7 +117,9 @@ def _compile(runtime: Path, sources: Path, out: Path) -> None:
     """In Pyodide itself: bytecode of its own Python, and what the page shows before Pyodide is there."""
     command = ["node", str(HERE / "compile.mjs"), str(runtime), str(sources), str(out)]
     try:
-        result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+        result = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=600, env={**os.environ, "TZ": "UTC"}
+        )
     except OSError as error:
         raise CannotFetch(f"node is needed to build the site: {error}") from None
     if result.returncode:

@@ -5,7 +5,7 @@ import fs from "node:fs";
 import path from "node:path";
 import { pathToFileURL } from "node:url";
 import zlib from "node:zlib";
-import { APP, difference, forPicture } from "./python.js";
+import { APP, CORE, difference, forPicture } from "./python.js";
 
 const [runtime, sources, out] = process.argv.slice(2).map(name => path.resolve(name));
 const load = name => import(pathToFileURL(name));
@@ -13,35 +13,37 @@ const { loadPyodide } = await load(path.join(runtime, "pyodide.mjs"));
 const { default: create } = await load(path.join(runtime, "pyodide.asm.mjs"));
 const { START, TUNE_START } = await import(`data:text/javascript,${encodeURIComponent(fs.readFileSync(path.join(out, "state.js"), "utf8"))}`);
 
-// All files of the archive, as bytecode where they are Python: {path: bytes}.
-async function compiled() {
+// An archive of bytecode and data, and pydantic-core, whose name ends so that hosts compress it.
+const archive = path.join(out, "python.zip"), core = path.join(out, "pyodide", "pydantic_core.wasm");
+{
   const python = await loadPyodide({ indexURL: runtime });
   python.unpackArchive(new Uint8Array(fs.readFileSync(sources)), "zip", { extractDir: APP });
-  const paths = python.runPython(`
-import compileall, py_compile
+  python.runPython(`
+import compileall, py_compile, zipfile
 from pathlib import Path
 
 app, unchecked = Path("${APP}"), py_compile.PycInvalidationMode.UNCHECKED_HASH
 if not compileall.compile_dir(app, quiet=1, legacy=True, invalidation_mode=unchecked, stripdir="${APP}"):
     raise SystemExit("something does not compile")
-sorted(str(path) for path in app.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyi", ".typed"))
-`).toJs();
-  return Object.fromEntries(paths.map(name => [name.slice(APP.length + 1), python.FS.readFile(name)]));
+with zipfile.ZipFile("/python.zip", "w", zipfile.ZIP_DEFLATED, compresslevel=9) as packed:
+    for path in sorted(app.rglob("*")):
+        if path.is_file() and path.suffix not in (".py", ".pyi", ".typed", ".so"):
+            name = zipfile.ZipInfo(path.relative_to(app).as_posix(), (1980, 1, 1, 0, 0, 0))  # the same files, the same archive
+            name.compress_type = zipfile.ZIP_DEFLATED
+            packed.writestr(name, path.read_bytes(), compresslevel=9)
+`);
+  fs.writeFileSync(archive, python.FS.readFile("/python.zip"));
+  fs.writeFileSync(core, python.FS.readFile(CORE));
 }
-
-const files = await compiled();
-const [core] = Object.keys(files).filter(name => name.endsWith(".so"));
-const coreFile = path.join(out, "pyodide", "pydantic_core.wasm");  // hosts compress files of this name
-fs.writeFileSync(coreFile, files[core]);
 
 let place, before;
+// Nothing of the machine that builds is to be in the picture: its paths, its language (its time zone: build.py).
+const env = { PYTHONHASHSEED: "0", LANG: "C.UTF-8" };
 const python = await loadPyodide({
-  indexURL: runtime, env: { PYTHONHASHSEED: "0" }, ...forPicture(create, coreFile, (...told) => [place, before] = told),
+  indexURL: runtime, env, _sysExecutable: "./this.program", ...forPicture(create, core, (...told) => [place, before] = told),
 });
-for (const [name, bytes] of Object.entries(files)) {
-  python.FS.mkdirTree(path.dirname(`${APP}/${name}`));
-  python.FS.writeFile(`${APP}/${name}`, bytes);
-}
+python.unpackArchive(new Uint8Array(fs.readFileSync(archive)), "zip", { extractDir: APP });
+python.FS.writeFile(CORE, "");  // for Python to find: it is linked
 const [browser, languages] = python.runPython(`
 import sys
 
@@ -64,6 +66,12 @@ for (const id of ids) {
   fs.writeFileSync(path.join(out, `finetune-${id}.json`), answered(finetune));
 }
 fs.writeFileSync(path.join(out, "languages.json"), JSON.stringify(ids));
+// What else visitors ask for, so that its modules are in the picture, too.
+const text = "base_model: gpt2";
+for (const [where, question] of [
+  ["/api/plan", { ...START, preset: "baby" }], ["/api/plan", { ...START, preset: "llama-124m" }],
+  ["/api/finetune/read", { name: "run.yaml", text }], ["/api/read", { name: "run.py", text }],
+]) browser.post(where, JSON.stringify(question), "en");
 
 // What of memory is free goes as zeros: else it would be loaded, too.
 function clear(module) {
@@ -84,11 +92,7 @@ python.runPython("import gc; gc.collect()");
 clear(python._module);
 const picture = python.makeMemorySnapshot();
 difference(picture, before);
-fs.writeFileSync(path.join(out, "python.picture"), zlib.gzipSync(picture, { level: 9 }));
-delete files[core];
-for (const [name, bytes] of Object.entries(files)) {  // what is asked for after all is read from the host
-  fs.mkdirSync(path.dirname(path.join(out, "python", name)), { recursive: true });
-  fs.writeFileSync(path.join(out, "python", name), bytes);
-}
-fs.writeFileSync(path.join(out, "python.json"), JSON.stringify({ bytes: picture.length, place, files: Object.keys(files) }));
+const packed = zlib.gzipSync(picture, { level: 9 });
+fs.writeFileSync(path.join(out, "python.picture"), packed);
+fs.writeFileSync(path.join(out, "python.json"), JSON.stringify({ bytes: picture.length, place, ends: [...packed.subarray(-8)] }));
 process.exit(0);

@@ -5,14 +5,14 @@
 // memory refers to a library's functions by their places in a table, given in the order of loading. So it is linked before
 // Python starts, at the same place, where the picture is taken and where it is loaded.
 export const APP = "/app";
-const CORE = `${APP}/pydantic_core/_pydantic_core.cpython-314-wasm32-emscripten.so`;
+export const CORE = `${APP}/pydantic_core/_pydantic_core.cpython-314-wasm32-emscripten.so`;
 
-// Places in the table before that: Pyodide puts some more functions there in a browser that can more than the node which
-// took the picture.
+// Places in the table that are left free before that: in a browser that has WebAssembly's garbage collection CPython puts
+// a function of its own there, and the node that takes the picture may not have it.
 const SPARE = 64;
 
-// What Pyodide is made by, so that it links pydantic-core from an address, at a place in the table that `placed` tells of
-// the places that are taken, and then waits for what `linked` does.
+// A function that makes Pyodide (its createPyodideModule) and first links pydantic-core from the address `core`. `placed`
+// is given the length of the table and says where in it the library goes; then `linked` is awaited.
 export function linking(create, core, placed, linked) {
   return settings => {
     const plain = settings.locateFile;
@@ -35,7 +35,8 @@ export function linking(create, core, placed, linked) {
 // Where memory begins in a picture: behind a head that Pyodide writes.
 const begins = picture => new Uint32Array(picture.buffer, picture.byteOffset, 2)[1];
 
-// Into a picture, or out of it again, what memory holds before Python starts: most of that is in the WebAssembly already.
+// Out of a picture, or into it again, what memory holds before Python starts: most of that is in the WebAssembly already.
+// And where a browser's memory differs from node's before Python starts (the place of that function), it stays its own.
 export function difference(picture, before) {
   const memory = new Uint32Array(picture.buffer, picture.byteOffset + begins(picture));
   const known = new Uint32Array(before.buffer, before.byteOffset, before.byteLength / 4);
@@ -50,13 +51,12 @@ export function forPicture(create, core, told) {
   return { createPyodideModule: made, _makeSnapshot: true };
 }
 
-// Load a picture of so many bytes, which comes meanwhile (`arrives` fills it), with pydantic-core at its place.
-export function withPicture(create, core, size, place, arrives) {
-  const picture = new Uint8Array(size);
+// Load a picture, which is filled until `arrived` resolves, with pydantic-core at its place.
+export function withPicture(create, core, place, picture, arrived) {
   const made = linking(create, core, () => place, async module => {
-    await arrives(picture);
+    await arrived;
     difference(picture, module.HEAPU8);
-    module.growMemory(size - begins(picture));
+    module.growMemory(picture.length - begins(picture));
   });
   return { createPyodideModule: made, _loadSnapshot: picture };
 }

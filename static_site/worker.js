@@ -5,61 +5,79 @@ import { APP, withPicture } from "./python.js";
 
 const at = name => new URL(name, import.meta.url).href;
 
+// Some hosts do not know what WebAssembly is, and browsers compile nothing else while it comes.
+const WASM = "application/wasm";
 const plain = self.fetch.bind(self);
 self.fetch = async (...asked) => {
   const response = await plain(...asked);
   if (!response.ok) throw new Error(`${response.url}: ${response.status}`);
-  return response;
+  const unknown = response.url.endsWith(".wasm") && response.headers.get("Content-Type") !== WASM;
+  return unknown ? new Response(response.body, { headers: { "Content-Type": WASM } }) : response;
 };
 
-// Fill memory with the picture, and count what arrives of it for the progress bar.
-async function unpack(packed, memory) {
-  let loaded = 0, filled = 0;
+// Pyodide waits for ever where its own WebAssembly does not come.
+const lost = Promise.withResolvers();
+const streaming = WebAssembly.instantiateStreaming.bind(WebAssembly);
+WebAssembly.instantiateStreaming = (...asked) => {
+  const made = streaming(...asked);
+  made.catch(lost.reject);
+  return made;
+};
+
+// Fill memory with the picture, and count what arrives of it for the progress bar. Its last bytes tell builds apart.
+async function unpack(packed, picture, ends) {
+  let loaded = 0, filled = 0, last = [];
   const count = new TransformStream({ transform(chunk, onwards) {
     self.postMessage({ loaded: loaded += chunk.byteLength });
+    last = [...last, ...chunk.subarray(-8)].slice(-8);
     onwards.enqueue(chunk);
   } });
   const reader = (await packed).body.pipeThrough(count).pipeThrough(new DecompressionStream("gzip")).getReader();
   for (;;) {
     const { done, value } = await reader.read();
-    if (done) return;
-    memory.set(value, filled);
+    if (done) break;
+    picture.set(value, filled);
     filled += value.length;
   }
+  if (String(last) !== String(ends)) throw new Error("python.picture and python.json are of two builds");
 }
 
-// Python's library and our files: nearly all is in the picture, what else is asked for is read from the host then.
-function link(files, fs) {
-  const library = fs.readdir("/lib").find(name => name.endsWith(".zip"));
-  fs.unlink(`/lib/${library}`);
-  fs.createLazyFile("/lib", library, at("pyodide/python_stdlib.zip"), true, false);
-  for (const name of files) {
-    const [folder, file] = [`${APP}/${name}`.replace(/\/[^/]*$/, ""), name.replace(/.*\//, "")];
-    fs.mkdirTree(folder);
-    fs.createLazyFile(folder, file, at(`python/${name}`), true, false);
-  }
+// What no question needed when the picture was taken, of Python's library and of ours. It comes when all else is there.
+async function rest(python) {
+  const [library] = python.FS.readdir("/lib").filter(name => name.endsWith(".zip"));
+  const bytes = async name => new Uint8Array(await (await self.fetch(at(name))).arrayBuffer());
+  python.FS.writeFile(`/lib/${library}`, await bytes("pyodide/python_stdlib.zip"));
+  python.unpackArchive(await bytes("python.zip"), "zip", { extractDir: APP });
 }
 
 async function begin() {
-  const packed = self.fetch(at("python.picture")), list = at("python.json");
-  const { bytes, place, files } = await (await self.fetch(list)).json();
+  const packed = self.fetch(at("python.picture"));
+  packed.catch(() => {});  // it is awaited later
+  const { bytes, place, ends } = await (await self.fetch(at("python.json"))).json();
+  const picture = new Uint8Array(bytes), arrived = unpack(packed, picture, ends);
+  arrived.catch(lost.reject);
   const python = await loadPyodide({
     indexURL: at("pyodide/"), packageBaseUrl: at("pyodide/"), stdout: () => {}, stderr: () => {},
-    stdLibURL: list,  // some file in the place of the library
-    ...withPicture(create, at("pyodide/pydantic_core.wasm"), bytes, place, memory => unpack(packed, memory)),
+    stdLibURL: at("python.json"),  // Pyodide insists on a file; `rest` puts the library into its place
+    ...withPicture(create, at("pyodide/pydantic_core.wasm"), place, picture, arrived),
   });
-  delete python._api.config._loadSnapshot;  // as large as memory itself
-  link(files, python.FS);
-  return python.runPython("from foretrain.web import browser\nbrowser");
+  delete python._api.config._loadSnapshot;  // as large as memory itself, and held by the other, too
+  delete python._api.config.createPyodideModule;
+  return [python.runPython("from foretrain.web import browser\nbrowser"), python];
 }
 
-const begun = begin();
+const begun = Promise.race([begin(), lost.promise]);
+const complete = begun.then(([, python]) => rest(python)).catch(() => {});  // nearly all questions do without
 begun.then(() => self.postMessage({ ready: true }), error => self.postMessage({ failed: String(error.message || error).slice(0, 300) }));
 
 self.onmessage = async ({ data: { id, path, body, language } }) => {
   try {
-    const browser = await begun;
-    self.postMessage({ id, text: browser.post(path, body, language) });
+    const [browser] = await begun;
+    const answer = () => self.postMessage({ id, text: browser.post(path, body, language) });
+    try { answer(); } catch {  // perhaps for want of the rest
+      await complete;
+      answer();
+    }
   } catch (error) {
     self.postMessage({ id, failed: String(error.message || error).trim().slice(-300) });
   }

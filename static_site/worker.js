@@ -44,6 +44,7 @@ async function unpack(packed, picture, ends) {
 
 // What no question needed when the picture was taken, of Python's library and of ours. It comes when all else is there.
 async function rest(python) {
+  await new Promise(resolve => setTimeout(resolve, 2000));  // first questions first
   const [library] = python.FS.readdir("/lib").filter(name => name.endsWith(".zip"));
   const bytes = async name => new Uint8Array(await (await self.fetch(at(name))).arrayBuffer());
   python.FS.writeFile(`/lib/${library}`, await bytes("pyodide/python_stdlib.zip"));

@@ -5,13 +5,12 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from foretrain.base.durable import replace_text
 from foretrain.base.errors import UserError
-from foretrain.base.installation import installed_torch
+from foretrain.base.installation import installed, installed_torch
 from foretrain.hardware.card import Cards
 from foretrain.hardware.catalogue import Gpu, detect
 from foretrain.hardware.cpu import available_memory_bytes, cpu_device
@@ -95,10 +94,7 @@ def target(device: str) -> Target:
 
 def own_version() -> str:
     """foretrain's version; `source` where it runs from a checkout that is not installed."""
-    try:
-        return metadata.version("foretrain")
-    except metadata.PackageNotFoundError:  # run from a checkout that is not installed
-        return "source"
+    return installed("foretrain") or "source"
 
 
 def _gpu(number: int, ids: dict[str, str], seen: dict[str, Any]) -> Gpu:

@@ -67,7 +67,7 @@ def make(folder: Path) -> DatasetInfo:
         ),
         splits=splits,
     )  # fmt: skip
-    (folder / "dataset.json").write_text(index_text(index), "utf-8")
+    (folder / "dataset.json").write_text("".join(index_text(index)), "utf-8")
     return read_info(folder)
 
 

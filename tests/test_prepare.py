@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.cli.commands import prepare as cli
 from foretrain.data import tokenizer as tokenizers
+from foretrain.data.checksums import verify
+from foretrain.data.dataset import read_info
 from foretrain.data.prepare import engine, formats, ranges
 from foretrain.data.prepare.dedup import SeenHashes
 from foretrain.data.prepare.encode import KEEP_TRAIN, KEEP_VAL, encode_batch, encoder_of, pieces
@@ -66,15 +68,35 @@ def test_shards_hold_what_the_plain_way_makes(own_directory: Path) -> None:
             data = Path("out", shard.file).read_bytes()
             assert shard.sha256 == hashlib.sha256(data).hexdigest()
             cuts = range(0, len(data), shard.block_bytes)
-            assert list(shard.blocks) == [
-                hashlib.sha256(data[cut : cut + shard.block_bytes]).hexdigest()[:32] for cut in cuts
-            ]
+            digests = [hashlib.sha256(data[cut : cut + shard.block_bytes]).digest()[:16] for cut in cuts]
+            assert shard.blocks == b"".join(digests)
             own = np.frombuffer(data, "<u2")
             assert (shard.documents, shard.min_id, shard.max_id) == ((own == 0).sum(), own.min(), own.max())
     assert not Path("out/.progress").exists()
     again = kit.run(source, workers=1, shard_tokens=10_000)
     assert again.existed
     assert problem(kit.run, source, workers=1, shard_tokens=20_000).id == "data.other_preparation"
+
+
+def test_an_index_of_before_is_read_too(own_directory: Path) -> None:
+    """Its digests of blocks were a list. One that is cut short is refused."""
+    made = kit.run(kit.write_kind(Path("a.jsonl"), ROWS), shard_tokens=10_000)
+    now = json.loads(Path("out/dataset.json").read_text())
+    shards = [shard for split in now["splits"].values() for shard in split["shards"]]
+    for shard in shards:
+        shard["blocks"] = [shard["blocks"][at : at + 32] for at in range(0, len(shard["blocks"]), 32)]
+
+    def write() -> None:
+        empty = json.dumps({**now, "schema": "foretrain.dataset/2", "index_sha256": "0" * 64})
+        digest = hashlib.sha256(empty.encode()).hexdigest()
+        Path("out/dataset.json").write_text(empty.replace("0" * 64, digest, 1))
+
+    write()
+    assert read_index(Path("out")) == made.index
+    assert not verify(read_info(Path("out"))).problems
+    shards[0]["blocks"][0] = shards[0]["blocks"][0][:-2]
+    write()
+    assert problem(read_index, Path("out")).id == "data.bad_meta"
 
 
 def test_the_number_of_workers_changes_nothing(own_directory: Path) -> None:

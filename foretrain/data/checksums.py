@@ -15,7 +15,7 @@ from pathlib import Path
 
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.data.dataset import DatasetInfo, read_meta
-from foretrain.data.shards import block_digest
+from foretrain.data.shards import is_block
 from foretrain.data.token_layout import Segment, read_layout
 from foretrain.data.token_reader import read_at
 from foretrain.data.token_sources import fetch_of
@@ -101,7 +101,7 @@ def _problems(info: DatasetInfo, segment: Segment, progress: Progress) -> list[U
             for number, first in enumerate(range(0, segment.end, len(buffer))):
                 view = buffer[: segment.end - first]
                 size = read_at(file, first, view)
-                if segment.blocks and (size < len(view) or block_digest(view) != segment.blocks[number]):
+                if segment.blocks and (size < len(view) or not is_block(view, segment.blocks, number)):
                     last = first + len(view) - 1
                     found.append(UserError("data.bad_block", path=path, block=number, first=first, last=last))
                 elif segment.sha256 and not segment.blocks:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from foretrain.base.errors import UserError
-from foretrain.data.shards import INDEX, ITEM_BYTES, SPLITS, DatasetIndex, read_index
+from foretrain.data.shards import INDEX, ITEM_BYTES, SPLITS, DatasetIndex, block_count, read_index
 
 LLMC_HEADER_BYTES = 1024
 LLMC_KINDS = {20240520: (1, "uint16"), 20240801: (7, "uint32")}  # magic -> version, dtype
@@ -28,7 +28,7 @@ _MAX_NPY_HEADER = 10_000
 
 @dataclass(frozen=True)
 class Segment:
-    """`tokens` ids of one file, from byte `offset` on. `blocks`: a digest for each `block_bytes` of the file.
+    """`tokens` ids of one file, from byte `offset` on. `blocks`: the digests of its `block_bytes` (shards.Shard).
 
     `sha256` is the whole file's. Both are empty where nobody wrote them down.
     """
@@ -37,7 +37,7 @@ class Segment:
     tokens: int
     dtype: str
     offset: int = 0
-    blocks: tuple[str, ...] = ()
+    blocks: bytes = b""
     block_bytes: int = 0
     sha256: str = ""
     max_id: int | None = None
@@ -138,8 +138,8 @@ def _foretrain(folder: Path, *, check: bool) -> Layout:
         segments = []
         for shard in index.splits[name].shards:
             path, size = folder / shard.file, shard.tokens * index.item_bytes
-            if len(shard.blocks) != -(-size // shard.block_bytes):
-                reason = f"{shard.file} has {len(shard.blocks)} block digests for {size} bytes"
+            if block_count(shard.blocks) != -(-size // shard.block_bytes):
+                reason = f"{shard.file} has {block_count(shard.blocks)} block digests for {size} bytes"
                 raise UserError("data.bad_meta", path=str(folder / INDEX), reason=reason)
             if check and (have := _size(path)) != size:
                 raise UserError("data.wrong_size", path=str(path), have=have, want=size)

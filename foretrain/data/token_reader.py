@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import BinaryIO
 
 from foretrain.base.errors import UserError
-from foretrain.data.shards import block_digest
+from foretrain.data.shards import block_count, is_block
 from foretrain.data.token_layout import Segment
 
 _MOST_OPEN = 128  # files; a process has 1,024 on most systems
@@ -32,7 +32,7 @@ class TokenReader:
         self.item_bytes = segments[0].item_bytes if segments else 2
         self.verified_bytes = 0
         self._fetch = fetch
-        self._unseen = [bytearray(b"\1") * len(s.blocks) if verify else bytearray(len(s.blocks)) for s in segments]
+        self._unseen = [bytearray([verify]) * block_count(s.blocks) for s in segments]
         self._left = [sum(unseen) for unseen in self._unseen]
         self._open: OrderedDict[int, BinaryIO] = OrderedDict()
         self._lock = threading.Lock()
@@ -97,7 +97,7 @@ class TokenReader:
                 data = memoryview(bytearray(min(segment.block_bytes, segment.end - first)))
                 if read_at(file, first, data) != len(data):
                     raise self._shrunk(segment)
-                if block_digest(data) != segment.blocks[block]:
+                if not is_block(data, segment.blocks, block):
                     raise UserError(
                         "data.bad_block", path=str(segment.path), block=block, first=first, last=first + len(data) - 1
                     )

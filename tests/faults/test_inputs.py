@@ -142,7 +142,7 @@ def test_too_many_cards_are_refused() -> None:
 
 
 def test_a_sealed_record_notices_any_other_byte() -> None:
-    text = sealed(Source(fingerprint="f", description="d", files=3), "s/1", "own")
+    text = "".join(sealed(Source(fingerprint="f", description="d", files=3), "s/1", "own"))
     assert unsealed(text, "own") == {
         "schema": "s/1",
         "fingerprint": "f",

@@ -51,7 +51,7 @@ def write_shards(
         ),
         splits=splits,
     )  # fmt: skip
-    (folder / INDEX).write_text(index_text(index), "utf-8")
+    (folder / INDEX).write_text("".join(index_text(index)), "utf-8")
     return folder
 
 
@@ -67,7 +67,7 @@ def _split(folder: Path, name: str, found: list[np.ndarray], shard_tokens: int, 
         data = own.tobytes()
         path = folder / shard_name(name, number)
         path.write_bytes(data)
-        blocks = tuple(block_digest(data[i : i + block_bytes]) for i in range(0, len(data), block_bytes))
+        blocks = b"".join(block_digest(data[i : i + block_bytes]) for i in range(0, len(data), block_bytes))
         shards.append(
             Shard(
                 file=path.name, tokens=len(own), documents=int(((ends > first) & (ends <= first + len(own))).sum()),

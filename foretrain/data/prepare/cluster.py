@@ -129,7 +129,7 @@ class Tokens(PipelineStep):
             rank=rank, world_size=world_size, dtype=dtype, vocab_size=words.vocab_size, tokenizer=info,
             val_share=self.val_share, empty=empty, splits=splits,
         )  # fmt: skip
-        disk.publish(folder / f"{rank:05d}.json", json.dumps(part.to_json()))
+        disk.publish(folder / f"{rank:05d}.json", [json.dumps(part.to_json())])
 
 
 class _PartWriter:

@@ -6,11 +6,13 @@ A full disk is one sentence with what is needed and what is free (B.4 of the fau
 import errno
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 from foretrain.base.durable import sync_folder
 from foretrain.base.errors import UserError
 
+_PIECE_BYTES = 2**20
 _write = os.write  # what tests stand in for
 
 
@@ -20,19 +22,25 @@ def open_file(path: Path, *, empty: bool = False) -> int:
     return os.open(path, flags, 0o644)
 
 
-def write_all(handle: int, data: bytes | memoryview) -> None:
+def write_all(handle: int, data: bytes | bytearray | memoryview) -> None:
     """All of `data` to an open file; a short write is continued."""
     view = memoryview(data).cast("B")
     while len(view):
         view = view[_write(handle, view) :]
 
 
-def publish(path: Path, text: str) -> None:
-    """A file with this text, there as a whole or as it was before."""
+def publish(path: Path, text: Iterable[str]) -> None:
+    """A file with the pieces of a text, there as a whole or as it was before."""
     staging = path.with_name(f".{path.name}.new")
     handle = open_file(staging, empty=True)
     try:
-        write_all(handle, text.encode())
+        waiting = bytearray()
+        for piece in text:
+            waiting += piece.encode()
+            if len(waiting) >= _PIECE_BYTES:
+                write_all(handle, waiting)
+                waiting = bytearray()
+        write_all(handle, waiting)
         os.fsync(handle)
     except OSError:
         os.close(handle)

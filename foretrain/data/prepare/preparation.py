@@ -294,6 +294,7 @@ class Preparation:
         identity, place = self.at.identity, self.at.position
         splits = {split: writer.finish() for split, writer in self.writers.items()}
         vocabulary.publish(self.folder)
+        self._end()  # the workers' memory is free before the index of a long source takes some
         index = DatasetIndex(
             dtype=self.dtype, vocab_size=self.run_.vocab_size, tokenizer=identity.tokenizer,
             source=Source(
@@ -308,7 +309,6 @@ class Preparation:
             splits=splits, foretrain_version=_version(),
         )  # fmt: skip
         disk.publish(self.folder / INDEX, index_text(index))
-        self._end()
         shutil.rmtree(self.folder / PROGRESS, ignore_errors=True)
         return Outcome(index, self.resumed, tokens=index.tokens, elapsed_s=self._elapsed_s())
 

@@ -16,7 +16,7 @@ from foretrain.base.records import Record
 from foretrain.data.prepare.disk import open_file, write_all
 from foretrain.data.shards import (
     BLOCK_BYTES,
-    BLOCK_DIGEST_HEX,
+    BLOCK_DIGEST_BYTES,
     HISTOGRAM_BINS,
     ITEM_BYTES,
     PROGRESS,
@@ -69,7 +69,7 @@ class SplitWriter:
     def _begin(self, part: Part) -> None:
         self.part_tokens, self.part_documents = part.tokens, part.documents
         self.low, self.high = part.min_id, part.max_id
-        self._sha, self._block, self._blocks, self._block_filled = hashlib.sha256(), hashlib.sha256(), [], 0
+        self._sha, self._block, self._blocks, self._block_filled = hashlib.sha256(), hashlib.sha256(), bytearray(), 0
 
     def _restore(self, part: Part) -> None:
         """The files as the snapshot knows them. Raises UserError 'data.progress_damaged'."""
@@ -140,7 +140,7 @@ class SplitWriter:
                 self._end_block()
 
     def _end_block(self) -> None:
-        self._blocks.append(self._block.hexdigest()[:BLOCK_DIGEST_HEX])
+        self._blocks += self._block.digest()[:BLOCK_DIGEST_BYTES]
         self._block, self._block_filled = hashlib.sha256(), 0
 
     def commit(self) -> None:
@@ -158,7 +158,7 @@ class SplitWriter:
         self.shards.append(
             Shard(
                 file=name, tokens=self.part_tokens, documents=self.part_documents, min_id=self.low, max_id=self.high,
-                sha256=self._sha.hexdigest(), blocks=tuple(self._blocks),
+                sha256=self._sha.hexdigest(), blocks=bytes(self._blocks),
             )
         )  # fmt: skip
         self._begin(Part())

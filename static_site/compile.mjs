@@ -1,6 +1,7 @@
 // node compile.mjs PYODIDE SOURCES.zip OUT: the Python that the browser loads, compiled by the Python that will run it and
 // pictured when all is imported (python.js), and what the page shows while that loads: everything that it needs once, and
 // the answers to what stands in its planners at first.
+import crypto from "node:crypto";
 import fs from "node:fs";
 import path from "node:path";
 import { pathToFileURL } from "node:url";
@@ -92,7 +93,7 @@ python.runPython("import gc; gc.collect()");
 clear(python._module);
 const picture = python.makeMemorySnapshot();
 difference(picture, before);
-const packed = zlib.gzipSync(picture, { level: 9 });
-fs.writeFileSync(path.join(out, "python.picture"), packed);
-fs.writeFileSync(path.join(out, "python.json"), JSON.stringify({ bytes: picture.length, place, ends: [...packed.subarray(-8)] }));
+const mark = crypto.createHash("sha256").update(picture).digest().subarray(0, 8);
+fs.writeFileSync(path.join(out, "python.picture"), zlib.gzipSync(Buffer.concat([picture, mark]), { level: 9 }));
+fs.writeFileSync(path.join(out, "python.json"), JSON.stringify({ bytes: picture.length, place, mark: [...mark] }));
 process.exit(0);

@@ -24,22 +24,32 @@ WebAssembly.instantiateStreaming = (...asked) => {
   return made;
 };
 
-// Fill memory with the picture, and count what arrives of it for the progress bar. Its last bytes tell builds apart.
-async function unpack(packed, picture, ends) {
-  let loaded = 0, filled = 0, last = [];
+// The picture is packed, unless its host called it "Content-Encoding: gzip": then the browser has unpacked it.
+async function unpacked(stream) {
+  const [whole, copy] = stream.tee(), head = copy.getReader();
+  const { value } = await head.read();
+  head.cancel();
+  return value?.[0] === 0x1f && value[1] === 0x8b ? whole.pipeThrough(new DecompressionStream("gzip")) : whole;
+}
+
+// Fill memory with the picture, and count what arrives of it for the progress bar. The bytes behind it tell builds apart.
+async function unpack(packed, picture, mark) {
+  const behind = [];
+  let loaded = 0, filled = 0;
   const count = new TransformStream({ transform(chunk, onwards) {
     self.postMessage({ loaded: loaded += chunk.byteLength });
-    last = [...last, ...chunk.subarray(-8)].slice(-8);
     onwards.enqueue(chunk);
   } });
-  const reader = (await packed).body.pipeThrough(count).pipeThrough(new DecompressionStream("gzip")).getReader();
+  const reader = (await unpacked((await packed).body.pipeThrough(count))).getReader();
   for (;;) {
     const { done, value } = await reader.read();
     if (done) break;
-    picture.set(value, filled);
-    filled += value.length;
+    const inside = value.subarray(0, picture.length - filled);
+    picture.set(inside, filled);
+    filled += inside.length;
+    behind.push(...value.subarray(inside.length));
   }
-  if (String(last) !== String(ends)) throw new Error("python.picture and python.json are of two builds");
+  if (String(behind) !== String(mark)) throw new Error("python.picture and python.json are of two builds");
 }
 
 // What no question needed when the picture was taken, of Python's library and of ours. It comes when all else is there.
@@ -54,8 +64,8 @@ async function rest(python) {
 async function begin() {
   const packed = self.fetch(at("python.picture"));
   packed.catch(() => {});  // it is awaited later
-  const { bytes, place, ends } = await (await self.fetch(at("python.json"))).json();
-  const picture = new Uint8Array(bytes), arrived = unpack(packed, picture, ends);
+  const { bytes, place, mark } = await (await self.fetch(at("python.json"))).json();
+  const picture = new Uint8Array(bytes), arrived = unpack(packed, picture, mark);
   arrived.catch(lost.reject);
   const python = await loadPyodide({
     indexURL: at("pyodide/"), packageBaseUrl: at("pyodide/"), stdout: () => {}, stderr: () => {},

@@ -3,6 +3,7 @@
 The proofs in Chromium are slow ones; they are skipped where there is no browser, or where Pyodide cannot be fetched."""
 
 import contextlib
+import functools
 import importlib.util
 import json
 import random
@@ -12,7 +13,7 @@ import sys
 import threading
 import tomllib
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -202,17 +203,23 @@ def test_every_question_that_needs_no_server_is_answered_by_both() -> None:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Where the built site is served under a path of its own, by a host for files."""
-    folder = tmp_path_factory.mktemp("host")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site, in a folder of a host for files."""
+    folder = tmp_path_factory.mktemp("host") / "some" / "planner"
     result = subprocess.run(
-        [sys.executable, str(SITE / "build.py"), "--out", str(folder / "some" / "planner"), "--cache", str(REPO / "build" / "downloads")],
+        [sys.executable, str(SITE / "build.py"), "--out", str(folder), "--cache", str(REPO / "build" / "downloads")],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     if result.returncode == 4:
         pytest.skip(result.stderr.strip())
     assert result.returncode == 0, result.stderr
-    with hosted(folder) as link:
+    return folder
+
+
+@pytest.fixture(scope="module")
+def site(built: Path) -> Iterator[str]:
+    """Where it is served, under a path of its own."""
+    with hosted(built.parent.parent) as link:
         yield f"{link}/some/planner/"
 
 
@@ -289,6 +296,45 @@ def test_the_page_is_drawn_before_python_is_there(chromium: Any, site: str, clie
     page.get_by_label("batch_size sequences", exact=True).fill("16")
     page.wait_for_selector(".errors .bad")
     assert "did not load" in page.locator(".errors").inner_text()
+    context.close()
+
+
+@pytest.mark.slow
+@in_chromium
+def test_a_host_that_says_gzip_of_what_is_packed_serves_it_too(chromium: Any, built: Path) -> None:
+    """The browser then unpacks the picture before the page has it."""
+
+    class Host(SimpleHTTPRequestHandler):
+        def end_headers(self) -> None:
+            if self.path.endswith("python.picture"):
+                self.send_header("Content-Encoding", "gzip")
+            super().end_headers()
+
+        def log_message(self, *_: Any) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Host, directory=str(built)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        with opened(chromium, f"http://127.0.0.1:{server.server_port}/") as page:
+            ready(page)
+            before = needs(page)
+            page.get_by_label("batch_size sequences", exact=True).fill("16")
+            answered(page)
+            assert needs(page) > 1.3 * before
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.slow
+@in_chromium
+def test_a_file_that_does_not_come_ends_in_a_sentence(chromium: Any, site: str) -> None:
+    context = chromium.new_context()
+    context.route("**/site.json", lambda route: route.fulfill(status=404))
+    page = context.new_page()
+    page.goto(site)
+    page.wait_for_selector("#main .bad")
+    assert "could not read one of its files (site.json: 404)" in page.locator("#main").inner_text()
     context.close()
 
 

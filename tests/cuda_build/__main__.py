@@ -47,7 +47,7 @@ class Run:
         self.stop = threading.Event()
         self.untraced: dict[str, str] = {}  # case -> why
         self.measured, self.traced = 0, 0
-        self.waiting = [case for case in wanted if not kept(case).exists()]
+        self.waiting = [case for case in wanted if not kept(case).exists() or was_killed(case)]
         self.before = len(wanted) - len(self.waiting)
         self.host: subprocess.Popen[str] | None = None
 
@@ -186,6 +186,11 @@ def read(case: Any) -> dict[str, Any] | None:
         return json.loads(gzip.decompress(kept(case).read_bytes()))
     except (OSError, EOFError, ValueError):
         return None
+
+
+def was_killed(case: Any) -> bool:
+    """Whether its process was killed before it had an answer, as the system does when its own memory is full."""
+    return str((read(case) or {}).get("error", "")).startswith("the process ended with -9")
 
 
 def rows(run: Run) -> list[compare.Row]:

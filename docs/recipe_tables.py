@@ -26,8 +26,8 @@ def time_to_loss() -> str:
     return "\n".join(lines)
 
 
-def _reached(rows: list[dict[str, Any]], model: str, name: str) -> dict[str, Any] | None:
-    """The shortest modern run that is at or below a recipe's loss with every seed that both have."""
+def _reached(rows: list[dict[str, Any]], model: str, name: str, *, bpe: bool = False) -> dict[str, Any] | None:
+    """The shortest modern run that is at or below a recipe's loss with every seed that both have. `bpe`: of BPEs."""
     own = {row["run"]: row for row in rows if row["model"] == model}
     if name not in own:
         return None
@@ -38,7 +38,7 @@ def _reached(rows: list[dict[str, Any]], model: str, name: str) -> dict[str, Any
         both = losses.keys() & wanted.keys()
         if (
             row["run"].startswith("modern")
-            and "BPE" not in row["run"]
+            and bpe == ("BPE" in row["run"])
             and both
             and all(losses[seed] <= wanted[seed] for seed in both)
         ):
@@ -50,14 +50,18 @@ def sentence() -> str:
     """What follows from it."""
     data, words = result("time_to_loss"), []
     for model in dict.fromkeys(row["model"] for row in data["table"]):
-        for name, called in (("nanogpt", "nanoGPT's recipe"), ("nanogpt tuned", "nanoGPT's recipe at its best rate")):
-            row = _reached(data["table"], model, name)
+        for name, called, recipe, bpe in (
+            ("nanogpt", "nanoGPT's recipe", "the modern recipe", False),
+            ("nanogpt tuned", "nanoGPT's recipe at its best rate", "the modern recipe", False),
+            ("nanogpt", "nanoGPT's recipe", "the modern recipe with a BPE of its corpus", True),
+        ):
+            row = _reached(data["table"], model, name, bpe=bpe)
             if row is None:
                 continue
             wall = f" and {row['wall_share'] * 100:.0f} % of its wall time" if "wall_share" in row else ""
             seeds = f"each of {row['both']} seeds" if row["both"] > 1 else "the one seed that both have"
             words.append(
-                f"At {model.replace('x', ' × ')} the modern recipe is at or below the loss of {called} after "
+                f"At {model.replace('x', ' × ')} {recipe} is at or below the loss of {called} after "
                 f"{row['steps_share'] * 100:.1f} % of its steps{wall}, with {seeds}."
             )
     return "\n".join(words)

@@ -4,10 +4,13 @@ import { h, t } from "./ui.js";
 
 const at = name => new URL(name, import.meta.url).href;
 const read = async name => {
-  const response = await fetch(at(name));
-  if (!response.ok) throw new Error(`${name}: ${response.status}`);
-  return response.json();
+  try {
+    const response = await fetch(at(name));
+    if (response.ok) return await response.json();
+    throw new Error(response.status);
+  } catch (error) { throw new NoFile(`${name}: ${error.message}`); }
 };
+class NoFile extends Error {}
 const waiting = new Map();  // question -> what to do with its answer
 const begun = Promise.withResolvers();  // the worker
 let first = null, finetune = null, language = "en", site = null, asked = 0, problem = "";
@@ -17,7 +20,15 @@ export function takeToken() {}
 
 // [status, answer] to a question; the body is text, or undefined.
 export async function send(method, path, body) {
-  if (path === "/api/start") return start().catch(noFile);
+  try { return await answerTo(path, body); } catch (error) {
+    if (!(error instanceof NoFile)) throw error;
+    // Every sentence of the page is in such a file, so this one is in English.
+    return [500, { message: `This page could not read one of its files (${error.message}). Reload it to try again.` }];
+  }
+}
+
+async function answerTo(path, body) {
+  if (path === "/api/start") return start();
   const known = await workedOut(path);
   if (known && body === known.asked) return known.answer;
   const worker = await begun.promise;
@@ -34,9 +45,6 @@ async function workedOut(path) {
 }
 
 const refusal = reason => JSON.stringify([500, { message: t("page.site.failed", { reason }) }]);
-
-// Every sentence of the page is in such a file, so this one is in English.
-const noFile = error => [500, { message: `This page could not read one of its files (${error.message}). Reload it to try again.` }];
 
 // What the page needs once, in the language that was chosen, else in the one that the browser likes best.
 async function start() {
@@ -57,7 +65,7 @@ function show() {
   if (problem) state.replaceChildren(h("span", { class: "bad" }, t("page.site.failed", { reason: problem })));
   else if (ready) state.replaceChildren(t("page.site.ready"));
   else state.replaceChildren(
-    loaded < total ? t("page.site.loading", { done: megabytes(Math.min(loaded, total)), of: megabytes(total) }) : t("page.site.starting"), " ",
+    loaded < total ? t("page.site.loading", { done: megabytes(loaded), of: megabytes(total) }) : t("page.site.starting"), " ",
     h("progress", { max: total, value: loaded, "aria-label": t("page.site.starting") }));
 }
 

@@ -29,7 +29,7 @@ async function unpacked(stream) {
   const [whole, copy] = stream.tee(), head = copy.getReader();
   const { value } = await head.read();
   head.cancel();
-  return value?.[0] === 0x1f && value[1] === 0x8b ? whole.pipeThrough(new DecompressionStream("gzip")) : whole;
+  return value?.[0] === 0x1f ? whole.pipeThrough(new DecompressionStream("gzip")) : whole;
 }
 
 // Fill memory with the picture, and count what arrives of it for the progress bar. The bytes behind it tell builds apart.
@@ -47,7 +47,7 @@ async function unpack(packed, picture, mark) {
     const inside = value.subarray(0, picture.length - filled);
     picture.set(inside, filled);
     filled += inside.length;
-    behind.push(...value.subarray(inside.length));
+    behind.push(...value.subarray(inside.length, inside.length + mark.length));
   }
   if (String(behind) !== String(mark)) throw new Error("python.picture and python.json are of two builds");
 }

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,17 @@ from foretrain.cli.commands import prepare as cli
 from foretrain.data import tokenizer as tokenizers
 from foretrain.data.checksums import verify
 from foretrain.data.dataset import read_info
-from foretrain.data.prepare import engine, formats, ranges
+from foretrain.data.prepare import engine, formats, ranges, state
 from foretrain.data.prepare.dedup import SeenHashes
+from foretrain.data.prepare.disk import publish
 from foretrain.data.prepare.encode import KEEP_TRAIN, KEEP_VAL, encode_batch, encoder_of, pieces
 from foretrain.data.prepare.estimate import peak_bytes
 from foretrain.data.prepare.formats import documents
 from foretrain.data.prepare.opened import Format, OpenFile, Place
 from foretrain.data.prepare.reader import Job, Position, serve
 from foretrain.data.prepare.sources import expand
-from foretrain.data.shards import dtype_for, histogram_bin, read_index
+from foretrain.data.prepare.writer import SplitState
+from foretrain.data.shards import Shard, dtype_for, histogram_bin, read_index, shard_name
 from foretrain.data.tokenizer import BpeTokenizer, ByteTokenizer, JsonTokenizer, TiktokenTokenizer
 from foretrain.data.tokenizer_check import digest_of
 from tests.kit import prepare as kit
@@ -97,6 +100,30 @@ def test_an_index_of_before_is_read_too(own_directory: Path) -> None:
     shards[0]["blocks"][0] = shards[0]["blocks"][0][:-2]
     write()
     assert problem(read_index, Path("out")).id == "data.bad_meta"
+
+
+def test_the_state_of_a_long_preparation_is_read_again(own_directory: Path) -> None:
+    """Of 1,000 shards, 100 GB of text in bytes. A text that fails in the middle leaves nothing behind."""
+    shards = tuple(
+        Shard(file=shard_name("train", n), tokens=100_000_000, documents=1, min_id=0, max_id=255, sha256=f"{n:064x}",
+              blocks=bytes(16 * 191)) for n in range(1000)
+    )  # fmt: skip
+    made = kit.run(kit.write_kind(Path("a.jsonl"), ROWS[:9])).index
+    assert made is not None
+    identity = state.Identity(settings=made.settings, tokenizer=made.tokenizer, source="s", stamps="")
+    found = state.Snapshot(identity=identity, splits={"train": SplitState(shards=shards), "val": SplitState()})
+    Path("long/.progress").mkdir(parents=True)
+    state.write(Path("long"), found)
+    assert Path("long/.progress/state.json").stat().st_size > 2**22
+    assert state.read(Path("long")) == found
+
+    def broken() -> Iterator[str]:
+        yield "a"
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        publish(Path("long/.progress/state.json"), broken())
+    assert [path.name for path in Path("long/.progress").iterdir()] == ["state.json"]
 
 
 def test_the_number_of_workers_changes_nothing(own_directory: Path) -> None:

@@ -20,7 +20,7 @@ CASES = REPO / "examples" / "real-cases"
 CARD = ("--gpu", "RTX 4070")
 # Schemas of files that foretrain writes and reads itself, and of the page's own answers.
 FILES = {
-    "foretrain.dataset/1", "foretrain.dataset/2", "foretrain.dataset/3", "foretrain.prepare-state/1", "foretrain.nonfinite/1",
+    "foretrain.dataset/1", "foretrain.dataset/2", "foretrain.dataset/3", "foretrain.prepare-state/2", "foretrain.nonfinite/1",
     "foretrain.scores/1",
     "foretrain.trace/1", "foretrain.checkpoint/1", "foretrain.page/1", "foretrain.trainer-run/1", "foretrain.now/1",
     "foretrain.label/1",

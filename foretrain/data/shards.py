@@ -20,13 +20,14 @@ from pydantic import BeforeValidator, Field, PlainSerializer, ValidationError, f
 
 from foretrain.base.errors import UserError
 from foretrain.base.records import Record
-from foretrain.base.safe_read import JSON_BYTES, read_text
+from foretrain.base.safe_read import read_text
 
-SCHEMA, BEFORE = "foretrain.dataset/3", "foretrain.dataset/2"  # before, the digests of blocks were a list
+SCHEMA, OLDER_SCHEMA = "foretrain.dataset/3", "foretrain.dataset/2"  # /2 has the digests of blocks as a list
 INDEX = "dataset.json"
 PROGRESS = ".progress"
 SPLITS = ("train", "val")
 ITEM_BYTES = {"uint16": 2, "uint32": 4}
+INDEX_BYTES = 2**28  # most of an index or a preparation's state that is read: 40,000 shards of the usual size
 BLOCK_BYTES = 2**20  # what one digest of `Shard.blocks` covers
 BLOCK_DIGEST_BYTES = 16  # the first 128 bits of a SHA-256
 DEFAULT_SHARD_TOKENS = 100_000_000
@@ -68,19 +69,19 @@ def histogram_bin(tokens: int) -> int:
 
 
 def _block_digests(value: Any) -> Any:
-    """Bytes of the hex digits that the index has, in one text or in a list."""
-    if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
+    """The bytes of what an index has: hex digits in one text, or a list of them (schema 2)."""
+    if isinstance(value, list) and all(isinstance(item, str) and len(item) == 2 * BLOCK_DIGEST_BYTES for item in value):
         value = "".join(value)
     digests = bytes.fromhex(value) if isinstance(value, str) else value
     if isinstance(digests, bytes) and len(digests) % BLOCK_DIGEST_BYTES:
-        raise ValueError("are no digests of 128 bits")
+        raise ValueError("a digest of a block has 128 bits")
     return digests
 
 
 class Shard(Record):
     """A token file. `documents` is the number of documents that end in it; `blocks` has a digest for each
-    `block_bytes` of the file, the last block being as short as is left. They follow one another without a mark
-    between them: an index of 100 GB has 200,000."""
+    `block_bytes` of the file, the last block being as short as is left. The digests are kept as one string of bytes,
+    since 100 GB of ids have 100,000 of them."""
 
     file: str
     tokens: int = Field(gt=0)
@@ -88,7 +89,7 @@ class Shard(Record):
     min_id: int = Field(ge=0)
     max_id: int = Field(ge=0)
     sha256: str
-    block_bytes: int = Field(default=BLOCK_BYTES, gt=0)
+    block_bytes: int = Field(default=BLOCK_BYTES, gt=0, le=2**30)
     blocks: Annotated[bytes, BeforeValidator(_block_digests), PlainSerializer(bytes.hex, return_type=str)]
 
     @field_validator("file")
@@ -250,9 +251,9 @@ def read_index(folder: Path) -> DatasetIndex:
     """The index of a prepared folder. Raises UserError 'data.bad_meta' where it is damaged or contradicts itself."""
     path = folder / INDEX
     try:
-        text = read_text(path, JSON_BYTES)
+        text = read_text(path, INDEX_BYTES)
         schema = json.loads(text).get("schema")
-        if schema not in (SCHEMA, BEFORE):
+        if schema not in (SCHEMA, OLDER_SCHEMA):
             raise UserError("data.bad_meta", path=str(path), reason=f"its schema is {str(schema)[:60]}, not {SCHEMA}")
         fields = unsealed(text, _DIGEST)
         del fields["schema"]

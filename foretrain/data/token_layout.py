@@ -28,7 +28,7 @@ _MAX_NPY_HEADER = 10_000
 
 @dataclass(frozen=True)
 class Segment:
-    """`tokens` ids of one file, from byte `offset` on. `blocks`: the digests of its `block_bytes` (shards.Shard).
+    """`tokens` ids of one file, from byte `offset` on. `blocks`: digests, as in shards.Shard.
 
     `sha256` is the whole file's. Both are empty where nobody wrote them down.
     """

@@ -1,4 +1,4 @@
-"""Which runs are tried on the CUDA build: the GPU suite's cases, and a grid over options, drawn by a fixed seed.
+"""Which runs are tried on the CUDA build: the GPU suite's cases but one, and a grid over options, drawn by a fixed seed.
 
 Models are small: what counts is how allocation behaves, and a small temporary is a large part of a small model.
 """
@@ -30,7 +30,7 @@ def _suite() -> Any:
 SUITE = _suite()
 Case = SUITE.Case
 
-ON_A_CARD_ONLY = {"1.5B"}  # its states are in the host's memory, more than 32 GB; "all offloads" is it, made small
+ON_A_CARD_ONLY = {"1.5B"}  # it takes more than 32 GB of the host; "all offloads" has its options at a small size
 
 # Runs that once were predicted wrongly, beside the suite's.
 ONCE_WRONG = [

@@ -42,7 +42,7 @@ def publish(path: Path, text: Iterable[str]) -> None:
                 waiting = bytearray()
         write_all(handle, waiting)
         os.fsync(handle)
-    except OSError:
+    except BaseException:
         os.close(handle)
         staging.unlink(missing_ok=True)  # what it took is free again
         raise

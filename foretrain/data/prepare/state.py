@@ -14,6 +14,7 @@ from foretrain.data.prepare.reader import Position
 from foretrain.data.prepare.writer import SplitState
 from foretrain.data.shards import (
     INDEX,
+    INDEX_BYTES,
     ITEM_BYTES,
     PROGRESS,
     SPLITS,
@@ -26,7 +27,7 @@ from foretrain.data.shards import (
     unsealed,
 )
 
-SCHEMA = "foretrain.prepare-state/1"
+SCHEMA = "foretrain.prepare-state/2"
 STATE, DIGEST = "state.json", "state_sha256"
 
 
@@ -67,7 +68,7 @@ def read(folder: Path) -> Snapshot | None:
     """The newest snapshot, None where there is none. Raises UserError 'data.progress_damaged'."""
     path = folder / PROGRESS / STATE
     try:
-        fields = unsealed(read_text(path), DIGEST)
+        fields = unsealed(read_text(path, INDEX_BYTES), DIGEST)
         del fields["schema"]
         return Snapshot.model_validate(fields)
     except FileNotFoundError:

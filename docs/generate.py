@@ -534,7 +534,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "time-to-loss-tokenizer": recipe_tables.tokenizer,
     "time-to-loss-step": recipe_tables.step_seconds,
     "recipe-parts": recipe_tables.parts,
-    "recipe-parts-before": recipe_tables.parts_before,
     "recipe-tried": recipe_tables.tried,
     "recipe-tuning": recipe_tables.tuning,
     "techniques": technique_tables.registry,

@@ -1,6 +1,6 @@
 """The tables of docs/recipes.md from the results of benchmarks/time_to_loss.py and recipe_parts.py."""
 
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 from results import result
@@ -124,19 +124,6 @@ def parts() -> str:
     """The recipe without one part at a time."""
     found = result("time_to_loss_parts")
     return _table([row for row in found["table"] if row["part"] not in found["tried"]], "recipe")
-
-
-def parts_before() -> str:
-    """The same of the recipe before its last two parts."""
-    by_name: dict[str, dict[int, float]] = {}
-    for run in result("time_to_loss_parts_before")["runs"]:
-        by_name.setdefault(run["run"], {})[run["seed"]] = run["val_loss"]
-    base, rows = by_name["all parts"], []
-    for name, own in by_name.items():
-        off = [loss - base[seed] for seed, loss in own.items()]
-        row: dict[str, Any] = {"part": name, "seeds": list(own), "loss": mean(own.values()), "more": mean(off)}
-        rows.append({**row, "more_sd": stdev(off) if len(off) > 1 else None})
-    return _table(rows, "the recipe before, 300 steps")
 
 
 def tried() -> str:

@@ -97,6 +97,10 @@ def test_an_index_of_before_is_read_too(own_directory: Path) -> None:
     write()
     assert read_index(Path("out")) == made.index
     assert not verify(read_info(Path("out"))).problems
+    usual, shards[0]["block_bytes"] = shards[0]["block_bytes"], 10**18  # nobody has that much memory
+    write()
+    assert problem(read_index, Path("out")).id == "data.bad_meta"
+    shards[0]["block_bytes"] = usual
     shards[0]["blocks"][0] = shards[0]["blocks"][0][:-2]
     write()
     assert problem(read_index, Path("out")).id == "data.bad_meta"

@@ -1,10 +1,7 @@
 """The documentation site in headless Chromium: from its folder and under a sub-path, light and dark, wide and narrow."""
 
-import functools
-import http.server
 import shutil
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -15,7 +12,7 @@ pytest.importorskip("playwright")
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
-from tests.kit.browser import browser, pytestmark, settled, tab
+from tests.kit.browser import browser, files_served, pytestmark, settled, tab
 from tests.kit.command import REPO
 
 sys.path.insert(0, str(REPO / "docs"))
@@ -83,22 +80,14 @@ def test_under_a_sub_path(site: Path, browser: Browser) -> None:
     root = site.parent / "web"
     shutil.copytree(site, root / "some" / "where")
 
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, format: str, *args: object) -> None: ...
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(root)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        home = f"http://127.0.0.1:{server.server_port}/some/where/"
+    with files_served(root) as link:
+        home = f"{link}/some/where/"
         page, wrong = opened(browser, home + "index.html")
         links = set(page.eval_on_selector_all("a[href]", "found => found.map(a => a.href.split('#')[0])"))
-        inside = {link for link in links if link.startswith("http://127.0.0.1")}
+        inside = {found for found in links if found.startswith("http://127.0.0.1")}
         assert len(inside) > len(build_site.sources()) - 2
-        for link in inside:
-            assert link.startswith(home), link
-            assert page.request.get(link).ok, link
+        for found in inside:
+            assert found.startswith(home), found
+            assert page.request.get(found).ok, found
         find(page)
         assert not wrong
-    finally:
-        server.shutdown()
-        server.server_close()

@@ -3,7 +3,6 @@
 The proofs in Chromium are slow ones; they are skipped where there is no browser, or where Pyodide cannot be fetched."""
 
 import contextlib
-import functools
 import importlib.util
 import json
 import random
@@ -13,7 +12,7 @@ import sys
 import threading
 import tomllib
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer, SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +31,9 @@ from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import catalogue
 from foretrain.web import browser, calls, devices, fields, routes
 from foretrain.web.finetune import fields as finetune_fields
-from tests.kit.browser import answered, in_chromium, needs
+from tests.kit.browser import answered, files_served, in_chromium, needs
 from tests.kit.browser import browser as chromium
-from tests.kit.command import REPO, free_port
+from tests.kit.command import REPO
 from tests.kit.finetune_files import AXOLOTL, LLAMA_FACTORY
 from tests.kit.page import GOOD, NANOGPT, ORIGIN, PORT, POSTED, TOKEN
 
@@ -219,24 +218,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def site(built: Path) -> Iterator[str]:
     """Where it is served, under a path of its own."""
-    with hosted(built.parent.parent) as link:
+    with files_served(built.parent.parent) as link:
         yield f"{link}/some/planner/"
-
-
-@contextlib.contextmanager
-def hosted(folder: Path) -> Iterator[str]:
-    port = free_port()
-    words = ["-m", "http.server", str(port), "--bind", "127.0.0.1", "--directory", str(folder)]
-    process = subprocess.Popen(
-        [sys.executable, "-u", *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    try:
-        assert process.stdout is not None
-        process.stdout.readline()
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.communicate(timeout=600)
 
 
 @contextlib.contextmanager
@@ -303,27 +286,12 @@ def test_the_page_is_drawn_before_python_is_there(chromium: Any, site: str, clie
 @in_chromium
 def test_a_host_that_says_gzip_of_what_is_packed_serves_it_too(chromium: Any, built: Path) -> None:
     """The browser then unpacks the picture before the page has it."""
-
-    class Host(SimpleHTTPRequestHandler):
-        def end_headers(self) -> None:
-            if self.path.endswith("python.picture"):
-                self.send_header("Content-Encoding", "gzip")
-            super().end_headers()
-
-        def log_message(self, *_: Any) -> None: ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Host, directory=str(built)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        with opened(chromium, f"http://127.0.0.1:{server.server_port}/") as page:
-            ready(page)
-            before = needs(page)
-            page.get_by_label("batch_size sequences", exact=True).fill("16")
-            answered(page)
-            assert needs(page) > 1.3 * before
-    finally:
-        server.shutdown()
-        server.server_close()
+    with files_served(built, packed="python.picture") as link, opened(chromium, f"{link}/") as page:
+        ready(page)
+        before = needs(page)
+        page.get_by_label("batch_size sequences", exact=True).fill("16")
+        answered(page)
+        assert needs(page) > 1.3 * before
 
 
 @pytest.mark.slow

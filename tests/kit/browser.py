@@ -4,6 +4,7 @@ A test file imports what it needs by name, so that the fixture and the marks hol
 """
 
 import contextlib
+import functools
 import json
 import re
 import shutil
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -118,6 +120,27 @@ def needs(page: Page) -> float:
     text = page.locator(".strip-row").first.inner_text()
     number, unit = re.search(r"([\d.]+) ([GM])iB of", text).groups()  # type: ignore[union-attr]
     return float(number) / (1 if unit == "G" else 1024)
+
+
+@contextlib.contextmanager
+def files_served(folder: Path, packed: str = "") -> Iterator[str]:
+    """The address of a host for the files of a folder. It says "gzip" of files whose names end with `packed`."""
+
+    class Host(SimpleHTTPRequestHandler):
+        def end_headers(self) -> None:
+            if packed and self.path.endswith(packed):
+                self.send_header("Content-Encoding", "gzip")
+            super().end_headers()
+
+        def log_message(self, *_: Any) -> None: ...
+
+    host = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Host, directory=str(folder)))
+    threading.Thread(target=host.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{host.server_port}"
+    finally:
+        host.shutdown()
+        host.server_close()
 
 
 @contextlib.contextmanager

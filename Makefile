@@ -8,7 +8,7 @@ DOCS_STAMP := $(VENV)/.installed-docs
 
 RELEASE := build/release
 
-.PHONY: help demo test cuda-truth torch-versions test-machines faults faults-long fuzz golden soak long slow check fix docs docs-serve site site-of-docs picture release-check audit clean
+.PHONY: help demo test cuda-truth torch-versions test-machines faults faults-long fuzz golden soak long slow check fix docs docs-serve site site-of-docs picture release-check audit pins clean
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
@@ -75,7 +75,6 @@ fix: $(STAMP) ## fix what ruff can fix, and format
 
 docs: $(DOCS_STAMP) ## regenerate the generated parts of README.md and docs/, and build the site in build/docs/site
 	$(BIN)/python docs/generate.py
-	$(BIN)/python docs/before_after.py
 	$(BIN)/python docs/build_site.py
 
 site-of-docs: $(DOCS_STAMP) # what CI runs: tests check the generated parts
@@ -93,10 +92,9 @@ picture: $(DEMO_STAMP) ## docs/pictures/report.png: the demo's report as Chromiu
 		--screenshot=docs/pictures/report.png "file://$(CURDIR)/out-picture/report.html"
 	rm -rf out-picture
 
-$(RELEASE)/.installed: pyproject.toml
+$(RELEASE)/.installed: release/requirements.txt
 	$(PYTHON) -m venv $(RELEASE)
-	$(RELEASE)/bin/python -m pip install --quiet --upgrade pip
-	$(RELEASE)/bin/python -m pip install --quiet --group release
+	$(RELEASE)/bin/python -m pip install --quiet --require-hashes --requirement release/requirements.txt
 	@touch $@
 
 release-check: $(RELEASE)/.installed ## build twice and compare, check the metadata, list what it brings, run it where nothing is (TRAIN=1: with torch)
@@ -108,6 +106,12 @@ release-check: $(RELEASE)/.installed ## build twice and compare, check the metad
 audit: $(RELEASE)/.installed ## known vulnerabilities of what is installed, and the workflows
 	$(RELEASE)/bin/python -m pip_audit .
 	$(RELEASE)/bin/zizmor --offline .github action.yml
+
+pins: ## the versions and hashes that the action and a release install; needs uv and Python 3.13's packages
+	@for group in build release; do out=release/requirements.txt; project=; \
+		[ $$group = release ] || { out=release/action-requirements.txt; project=pyproject.toml; }; \
+		{ echo '# Written by `make pins`; installed with --require-hashes.'; uv pip compile --quiet --universal --python-version 3.13 \
+		--generate-hashes --no-header --no-annotate $$project --group pyproject.toml:$$group; } > $$out || exit 1; done
 
 clean: ## remove what the commands made
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis

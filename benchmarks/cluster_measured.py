@@ -21,7 +21,7 @@ from foretrain.config.resolve import from_values
 from foretrain.hardware.cluster import cluster
 from foretrain.model.ranks.sharing import STRATEGIES, Sharing
 from foretrain.predict.memory import estimated, worst_verdict
-from foretrain.predict.ranks.nccl import NcclMemory
+from foretrain.predict.ranks.record import NcclMemory
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.ranks import rank_time
 from foretrain.predict.speed.time import step_time

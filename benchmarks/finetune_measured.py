@@ -82,9 +82,12 @@ def why_planned(row: dict[str, Any]) -> str:
 
 
 def in_range(row: dict[str, Any]) -> bool:
-    """Whether the measured time lies in the range that a plan gives."""
-    tune = FineTune.model_validate(row["options"])
-    found = step_s(facts_for(row["model"]), tune, find_gpu(row["gpu"]))
+    """Whether the measured time, or what nvidia-smi showed, lies in the range that a plan gives."""
+    facts, tune, gpu = facts_for(row["model"]), FineTune.model_validate(row["options"]), find_gpu(row["gpu"])
+    if row["kind"] == "nvidia_smi_bytes":
+        low, _, high = FineTuneLedger(facts, tune, gpu).judged(gpu.memory_bytes, gpu.memory_bytes).neediest.needed_span
+        return low <= row["measured"] <= high
+    found = step_s(facts, tune, gpu)
     return found is not None and found[0].low_s <= tune.tokens_per_step / row["measured"] <= found[0].high_s
 
 
@@ -164,7 +167,7 @@ def main() -> None:
         answers.append({
             "id": row["id"], "model": row["model"], "method": t["method"], "batch": batch, "code": row["code"],
             "kernels": row["kernels"], "kind": kind, "measured": row["measured"], "planned": planned, "as_run": ran,
-            "why_planned": why_planned(row), "refused": dies, "in_range": row["kind"] != "tokens_per_s" or in_range(plan), "why": row.get("why", ""),
+            "why_planned": why_planned(row), "refused": dies, "in_range": row["kind"] == "peak_allocated_bytes" or in_range(plan), "why": row.get("why", ""),
         })  # fmt: skip
     medians = {
         group: {

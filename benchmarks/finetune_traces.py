@@ -22,8 +22,8 @@ from foretrain.config.finetune.options import FineTune
 from foretrain.config.hub.models import models
 from foretrain.hardware.catalogue import find
 from foretrain.predict.trace import interpreter
-from foretrain.predict.trace.finetune.proof import compare
 from tests.kit.finetune import FAMILIES, small, source_of
+from tests.kit.finetune_proof import compare
 
 METHODS = ("full", "lora", "dora", "qlora")
 SMALL = {

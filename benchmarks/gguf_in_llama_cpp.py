@@ -28,8 +28,7 @@ from torch import nn
 import foretrain
 from foretrain.data.batches import TokenFile
 from foretrain.data.gguf_tokenizer import keys_of
-from foretrain.data.tokenizer import CharTokenizer, JsonTokenizer
-from foretrain.data.tokenizer_check import tokenizer_of
+from foretrain.data.tokenizer import CharTokenizer, JsonTokenizer, tokenizer_of
 from foretrain.model.language_model import make_model
 from foretrain.training import checkpoint
 from foretrain.training.exports.forms import GGUF_TYPES

@@ -29,7 +29,7 @@ ROUNDS = 3
 CHILD = """
 import json, sys
 from foretrain.config.options import RunConfig
-from foretrain.tuning.stepper import Stepper
+from foretrain.tuning.timer import Stepper
 from foretrain.training.device import place
 from foretrain.training.host_memory import keep_memory
 from foretrain.base.process_memory import peak_bytes

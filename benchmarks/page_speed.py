@@ -18,7 +18,7 @@ from pathlib import Path
 
 from common import arguments, report
 
-from foretrain.web.fields import fields
+from foretrain.web.planner import fields
 from foretrain.web.routes import files
 
 PRESETS = ("gpt2-124m", "gpt2-774m")

@@ -21,7 +21,7 @@ from foretrain.predict.speed.time import step_time
 from foretrain.training.device import place
 from foretrain.training.host_memory import keep_memory
 from foretrain.tuning.calibrate import calibrate, modes_for, usual_dtypes
-from foretrain.tuning.stepper import Stepper
+from foretrain.tuning.timer import Stepper
 
 SMALL = {"n_layer": 4, "n_head": 4, "n_embd": 256, "block_size": 128, "vocab_size": 256, "batch_size": 16}
 CASES: list[tuple[str, dict[str, Any], Dtype, bool]] = [

@@ -56,6 +56,10 @@ def _geforce(case: Case) -> bool:
     return find(case["gpu"]).is_geforce
 
 
+def _generation(case: Case) -> str:
+    return f"{find(case['gpu']).architecture} {'GeForce' if _geforce(case) else 'boards'}"
+
+
 def _old(case: Case) -> bool:
     version = parse(case["torch"])
     return version is not None and not version.flash2
@@ -116,6 +120,9 @@ def main() -> None:
         map(case_of, DOCUMENT["logs"]), key=lambda case: (order.index(case["gpu"]), case["kind"], case["id"])
     )
     members = {name: [case for case in cases if belongs(case)] for name, belongs in GROUPS.items()}
+    for side in ("looked at", "only judged"):
+        for name in dict.fromkeys(map(_generation, cases)):
+            members[f"{side}, {name}"] = [case for case in members[side] if _generation(case) == name]
     members |= {f"by {origin}": [case for case in cases if case["origin"] == origin] for origin in _origins(cases)}
     groups = [group_of(name, found) for name, found in members.items() if found]
     show(

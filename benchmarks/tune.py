@@ -25,8 +25,7 @@ import torch
 from common import arguments, report
 from rich.console import Console
 
-from foretrain.app.tuning.ready import prepare
-from foretrain.app.tuning.search import Job
+from foretrain.app.tuning.search import Job, prepare
 from foretrain.config.resolve import from_values
 from foretrain.hardware.cpu import cpu_device
 from foretrain.reports import text

@@ -33,7 +33,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     ),
     "Look back": ("explain", "compare", "report"),
     "How far to trust it": (
-        "trust", "accuracy", "contributed", "memory", "cuda-truth", "time", "growth", "before-and-after",
+        "trust", "accuracy", "contributed", "memory", "cuda-truth", "time", "growth",
     ),
     "Reference": ("python", "commands", "options", "exit-codes", "schemas", "languages"),
     "العربية · हिन्दी": ("ar", "hi"),

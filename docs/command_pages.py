@@ -9,7 +9,6 @@ import typer.main
 
 from foretrain.base.errors import ExitCode
 from foretrain.cli import app
-from foretrain.cli.old_options import OLD
 
 # What a command may end with besides 0, 1, 2 and 130, which all of them may.
 CODES: dict[str, tuple[ExitCode, ...]] = {
@@ -39,7 +38,7 @@ MEANINGS = {
     "DONE": "done",
     "INTERNAL": "internal error: a bug in foretrain; the message names the file with the details",
     "USAGE": "bad usage or configuration",
-    "CHECK_FAILED": "`--check`: it does not fit, or is over budget",
+    "CHECK_FAILED": "`--check`: it does not fit, may not fit, does not run on this card, or is over budget",
     "ENVIRONMENT": "something is missing on this machine: torch, a card, a package, rights to a file, a writable folder",
     "OUT_OF_MEMORY": "out of memory",
     "DIVERGED": "the run diverged: the loss or the weights are not finite, or the training loss ends far above its start or "
@@ -47,7 +46,7 @@ MEANINGS = {
     "DATA": "data, a run or a checkpoint is missing or damaged",
     "DISK_FULL": "the disk is full, or the system allows no more writing; earlier checkpoints are intact",
     "STOPPED": "stopped by a signal, the state is saved; `--resume auto` continues",
-    "INTERRUPTED": "interrupted by a second Ctrl-C; earlier saves are intact",
+    "INTERRUPTED": "interrupted: a second Ctrl-C, or a signal that ends a command with nothing to save; earlier saves are intact",
 }
 ALWAYS = (ExitCode.DONE, ExitCode.INTERNAL, ExitCode.USAGE, ExitCode.INTERRUPTED)
 
@@ -111,7 +110,7 @@ def _names(param: Any) -> str:
     if not is_option(param):
         return f"`{param.metavar or param.name.upper()}`"
     value = f" {param.metavar}" if param.metavar else ""
-    return " ".join(f"`{name}{value}`" for name in (*param.opts, *param.secondary_opts) if name not in OLD.values())
+    return " ".join(f"`{name}{value}`" for name in (*param.opts, *param.secondary_opts))
 
 
 def _default(param: Any) -> str:

@@ -40,13 +40,15 @@ def measured() -> str:
         plain = [row for row in rows if row["kernels"] == "none"]
         lines += [_summary(name, rows, MISSES[kind]), _summary("… without fused kernels", plain, MISSES[kind])]
     rows = found["rows"]
-    times = [row for row in rows if row["kind"] == "tokens/s"]
+    times, shown = ([row for row in rows if row["kind"] == kind] for kind in ("tokens/s", "nvidia-smi"))
+    plain = [row for row in shown if row["kernels"] == "none"]
     ran = [row for row in rows if row["kind"] != "tokens/s"]
     inside = sum(row["in_range"] for row in times)
     lines += [
         "",
         f"*Within*: 3 % of memory, 15 % of tokens a second. {inside} of {len(times)} times lie in the range that the plan "
-        f"gives. All {len(ran)} rows of memory are of runs that went through; {sum(row['refused'] for row in ran)} of them are said "
+        f"gives, and {sum(row['in_range'] for row in shown)} of {len(shown)} figures of nvidia-smi "
+        f"({sum(row['in_range'] for row in plain)} of {len(plain)} without fused kernels). All {len(ran)} rows of memory are of runs that went through; {sum(row['refused'] for row in ran)} of them are said "
         "not to fit. "
         f"(`python benchmarks/finetune_measured.py`, {found['date']})",
     ]

@@ -50,15 +50,13 @@ from foretrain.advice.best import best
 from foretrain.advice.first_answer import first_answer
 from foretrain.advice.record import Advices
 from foretrain.analysis import snapshot_file
-from foretrain.analysis.log_analysis import analyse
 from foretrain.analysis.utilization import utilization
-from foretrain.app.explain import LogExplanation, failures, ran_out_in
+from foretrain.app.explain import log_of
 from foretrain.base.quantities import parse_bytes, parse_limit
 from foretrain.config.option import GROUPS
 from foretrain.config.options import OPTIONS
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import find
-from foretrain.monitoring.training_log import read_log
 from foretrain.predict.plan import Plan, plan
 from foretrain.predict.within import within
 from foretrain.reports import text
@@ -225,11 +223,7 @@ def exact_case_c() -> str:
 def explain_out_of_memory() -> str:
     """A log that ends in out of memory; its first sections."""
     log = ROOT / "examples" / "logs" / "c-out-of-memory.log"
-    resolved = resolve([str(CASES / "c.py")])
-    gpu = find("RTX 4070")
-    out, changes = failures(ran_out_in(log), resolved.config, gpu)
-    analysis = analyse(read_log(log), name=log.name, config=resolved.config, gpu=gpu)
-    document = log_view.document(LogExplanation(log=analysis, out_of_memory=out, remedies=changes))
+    document = log_view.document(log_of(log, [str(CASES / "c.py")], "RTX 4070").explanation)
     command = 'foretrain explain examples/logs/c-out-of-memory.log --config examples/real-cases/c.py --gpu "RTX 4070"'
     return block(command, rendered(document, ("oom.section", "oom.saved")))
 

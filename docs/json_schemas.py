@@ -21,7 +21,8 @@ from foretrain.analysis import components as explain
 from foretrain.analysis import forecast_check, log_analysis, snapshot_analysis, trainer_run, utilization
 from foretrain.analysis import run as run_explain
 from foretrain.analysis.finetune_memory import FineTuneExplanation
-from foretrain.analysis.live.record import Top
+from foretrain.analysis.live import Top
+from foretrain.base.records import Note
 from foretrain.comparison import compare
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.options import RunConfig
@@ -89,7 +90,7 @@ _FINETUNE_OF_CARDS = create_model("FineTuneOfCards", __base__=FineTunePlan, **_F
 _PLAN_OF_CARDS = create_model("PlanOfCards", __base__=Plan, **_SCHEMA)  # type: ignore[call-overload]
 _LOG_EXTRA = {
     "watch": (WatchRecord | None, None), "out_of_memory": (run_explain.OutOfMemory | None, None),
-    "remedies": (list[remedies.Remedy], []),
+    "remedies": (list[remedies.Remedy], []), "doubts": (list[Note], []),
 }  # fmt: skip
 _PART = _object(
     "Part", name=(str, ...), path=(str, ...), weight=(float, ...), tokens=(int, ...), epochs=(float | None, ...)
@@ -182,7 +183,7 @@ OUTPUTS: dict[str, Output] = {
     ),
     "foretrain.top/1": Output("top", "cards and runs at one moment", Top),
     "foretrain.languages/1": Output(
-        "languages", "languages, and what each lacks", _object("Languages", languages=(list[dict[str, Any]], ...))
+        "languages", "languages, and how much of each is translated", _object("Languages", languages=(list[dict[str, Any]], ...))
     ),
     "foretrain.report/1": Output("report", "where the report was written", _object("Report", path=(str, ...))),
     "foretrain.sample/1": Output(

@@ -15,7 +15,6 @@ from results import ROOT
 
 from foretrain.base.errors import ExitCode
 from foretrain.cli import app
-from foretrain.cli.old_options import OLD
 
 PATH = ROOT / "docs" / "man" / "foretrain.1"
 FILES = {
@@ -49,7 +48,7 @@ def _command(name: str, command: Any) -> str:
         if not command_pages.is_option(param) or getattr(param, "hidden", False):
             continue
         value = f" {param.metavar}" if param.metavar else ""
-        shown = [f"{each}{value}" for each in (*param.opts, *param.secondary_opts) if each not in OLD.values()]
+        shown = [f"{each}{value}" for each in (*param.opts, *param.secondary_opts)]
         lines.append(_entry(roff(", ".join(shown)), (param.help or "").replace("[CONFIG]", "CONFIG")))
     if examples := command_pages.examples(command):
         lines += [".PP", "Examples:", ".nf", *(roff(line) for line in examples), ".fi"]

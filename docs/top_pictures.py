@@ -61,7 +61,7 @@ def captured(folder: Path) -> tuple[str, str]:
     try:
         inside = shlex.join(["env", f"PYTHONPATH={ROOT}", *command("top", "--interval=1", ".")])
         tmux("-f", "/dev/null", "new-session", "-d", "-x", str(WIDTH), "-y", str(HEIGHT), "-c", str(folder), inside)
-        wait_for("tokens/s", len(RUNS))
+        wait_for("left", len(RUNS))
         time.sleep(20)  # until what is left is no guess from the first steps
         return tmux("capture-pane", "-p"), tmux("capture-pane", "-p", "-e")
     finally:

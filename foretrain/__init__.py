@@ -44,5 +44,5 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'foretrain' has no attribute {name!r}")
     module, attribute = _homes()[name]
     if name in SHOWING:
-        import_module("foretrain.base.records").FIRST.append(_show)
+        import_module("foretrain.base.records").FIRST.add(_show)
     return getattr(import_module(module), attribute)

@@ -17,7 +17,7 @@ from foretrain.app.generation.plan import plan_inference as plan_inference
 from foretrain.app.planning import plan as plan
 from foretrain.app.planning import plan_finetune as plan_finetune
 from foretrain.app.prepare import prepare as prepare
-from foretrain.app.ranks.advise import advise_cluster as advise_cluster
+from foretrain.app.ranks.plan import advise_cluster as advise_cluster
 from foretrain.app.ranks.plan import plan_cluster as plan_cluster
 from foretrain.app.sample import Sample as Sample
 from foretrain.app.sample import sample as sample

@@ -1,6 +1,6 @@
 """Builds the wheel and the sdist twice and compares them byte for byte.
 
-    python release/reproducible.py --out dist      needs `build` (pip install --group release)
+    python release/reproducible.py --out dist      needs `build` and hatchling (release/requirements.txt)
 
 Each build gets a copy of what git tracks in a folder of its own, with other times of the files, another umask, time
 zone and language. SOURCE_DATE_EPOCH is the time of the last commit, unless it is set already. What differs is named and
@@ -49,7 +49,7 @@ def build(folder: Path, epoch: str, surroundings: tuple[str, str, int, int]) -> 
     before = os.umask(umask)
     try:
         subprocess.run(
-            [sys.executable, "-m", "build", "--outdir", str(out), str(source)],
+            [sys.executable, "-P", "-m", "build", "--no-isolation", "--outdir", str(out), str(source)],
             env=environment, check=True, stdout=subprocess.DEVNULL,
         )  # fmt: skip
     finally:

@@ -1,6 +1,6 @@
 """Writes what an installation of the wheel consists of, as a CycloneDX bill of materials.
 
-    python release/sbom.py dist --out sbom/foretrain.cdx.json      needs cyclonedx-bom (pip install --group release)
+    python release/sbom.py dist --out sbom/foretrain.cdx.json      needs cyclonedx-bom (release/requirements.txt)
 
 The wheel is installed into a fresh virtual environment, and that environment is read: versions as an index gives them
 on this day. The extras are not in it.

@@ -86,7 +86,7 @@ def own_threads() -> Iterator[None]:
 def own_weights() -> None:
     """A model that a test builds itself for the estimate has fp32 weights, whatever was planned before."""
     if modules := sys.modules.get("foretrain.predict.abstract.modules"):
-        modules.WEIGHTS[0] = sys.modules["foretrain.predict.abstract.tensors"].float32
+        modules.weights.set(sys.modules["foretrain.predict.abstract.tensors"].float32)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -121,7 +121,8 @@ def test_foretrains_step_as_toml_is_a_config_that_foretrain_trains() -> None:
 def test_what_is_not_in_the_config_is_not_written() -> None:
     card = foretrain("advise", FINETUNE, "--gpu", "4070", "--apply", number_of(
         "another_card", words=(FINETUNE, "--gpu", "4070")), "--write", "ft.toml")  # fmt: skip
-    free = foretrain("advise", str(CASE_C), *CARD, "--apply", number_of("free_others"), "--write", "ft.py")
+    words = (str(CASE_C), "--batch_size=15", *CARD)
+    free = foretrain("advise", *words, "--apply", number_of("free_others", words=words), "--write", "ft.py")
     assert (card.returncode, free.returncode) == (2, 2)
     assert "another card" in card.stderr
     assert "close what nvidia-smi lists" in free.stderr
@@ -261,7 +262,7 @@ def test_the_first_screen_shows_what_a_run_takes_of_the_card_and_the_full_table_
     found = advise(base, "nanogpt")
     room = found.now.available_bytes
     assert room is not None
-    beyond = found.advised[2].effect.model_copy(update={"needed_bytes": 2 * room})
+    beyond = found.advised[2].effect.model_copy(update={"needed_bytes": 2 * room, "verdict": "tight"})
     found = found.model_copy(update={"advised": (found.advised[2].model_copy(update={"effect": beyond}),)})
     table = advice_screen.screen(base, found, Asked()).table
     full = next(b for b in advice_view.document(base, found).sections[1].blocks if isinstance(b, Table))

@@ -247,29 +247,6 @@ def test_times_of_a_change_are_plain(slower: float, longer: float, text: str) ->
     assert "0.0 %" not in said
 
 
-@pytest.mark.parametrize(("needed", "verdict", "told"), [(13, "fits", True), (13, "tight", True), (11, "fits", False)])
-def test_what_fits_though_it_needs_more_than_there_is_is_explained(needed: int, verdict: str, told: bool) -> None:
-    from foretrain.reports import document
-    from foretrain.reports.views import advice as advice_view
-
-    base = plan(resolve(["gpt2-124m"]).config, GPU)
-    effect = Effect.model_validate({
-        "needed_bytes": needed * GIB, "saved_bytes": GIB, "allocated_bytes": 10 * GIB, "available_bytes": 12 * GIB,
-        "verdict": verdict, "phases": (), "step_s": 1.0, "total_s": 1.0, "slower": 0.0, "longer": 0.0, "money": None,
-        "source": "estimated",
-    })  # fmt: skip
-    found = advise(base, "foretrain", "speed")
-    advice = found.advised[0].model_copy(update={"effect": effect})
-    found = found.model_copy(update={"advised": (advice,)})
-
-    def says(blocks: tuple[document.Block, ...]) -> bool:
-        return any("frees its cache" in b.message.text() for b in blocks if isinstance(b, Paragraph))
-
-    listed, one = advice_view.document(base, found).sections[1], advice_view.one(base, found, 1)
-    verdicts = next(section for section in one.sections if section.title.id == "plan.verdict")
-    assert [says(listed.blocks), says(verdicts.blocks), says(advice_view.section(base, found).blocks)] == [told] * 3
-
-
 TRACED = [
     rule
     for rule in RULES
@@ -333,12 +310,15 @@ def test_the_trace_confirms_what_a_rule_claims_compiled(rule: Rule) -> None:
 # -- case C ----------------------------------------------------------------------------------------------------------
 
 
-def test_case_c_gets_three_exact_fixes_that_fit_and_keep_half_a_million_tokens() -> None:
+def test_case_c_gets_exact_fixes_that_fit_and_keep_half_a_million_tokens() -> None:
     base = case_c()
     found = advise(base, "nanogpt")
     assert (found.goal, found.now.verdict) == ("fit", "does_not_fit")
     exact = [a for a in found.advised if a.exactness == "exact" and a.gpu == base.gpu.name]
-    assert [a.rules for a in exact[:3]] == [("foretrain_step",), ("free_others",), ("micro_batch",)]
+    assert [a.rules for a in exact] == [("foretrain_step",), ("micro_batch",)]
+    # Without the desktop it is only tight: 10.57 to 11.86 of 11.56 GiB. One sequence less fits there.
+    smaller = [a.rules for a in advise(case_c("--batch_size=15"), "nanogpt").advised[:3]]
+    assert smaller == [("foretrain_step",), ("free_others",), ("micro_batch",)]
     for advice in exact:
         assert advice.keeps_tokens_per_step
         assert advice.tokens_per_step == 524_288
@@ -398,9 +378,10 @@ def test_an_evaluation_that_is_the_peak_gets_its_own_smaller_batch() -> None:
 
 
 def test_memory_that_others_hold_is_freed_no_further_than_needed() -> None:
-    advice = by_rules(advise(case_c(), "nanogpt"))["free_others"]
+    base = case_c("--batch_size=15")
+    advice = by_rules(advise(base, "nanogpt"))["free_others"]
     assert 0 < advice.used_by_others_bytes < DESKTOP
-    state = state_of(advice, case_c())
+    state = state_of(advice, base)
     more = Planner().outcome(State(state.config, GPU, "nanogpt", advice.used_by_others_bytes + 100_000_000))
     assert more
     assert not more.fits
@@ -582,7 +563,7 @@ def test_json_round_trip() -> None:
 
 
 def test_apply_writes_a_config_of_which_a_plan_says_what_was_promised(tmp_path: Path) -> None:
-    words = ("advise", CASE_C, "--gpu", "4070", "--others", "2.1GB")
+    words = ("advise", CASE_C, "--gpu", "4070", "--used-by-others", "2.1GB")
     listed = json.loads(foretrain(*words, "--json").stdout)
     assert listed["schema"] == "foretrain.advice/2"
     number = next(i for i, a in enumerate(listed["advised"], 1) if a["rules"] == ["micro_batch"])
@@ -590,7 +571,7 @@ def test_apply_writes_a_config_of_which_a_plan_says_what_was_promised(tmp_path: 
     assert result.returncode == 0, result.stderr
     assert "batch_size" in result.stdout
     assert "python train.py CONFIG --batch_size=8" in result.stdout
-    made = json.loads(foretrain("plan", "new.toml", "--gpu", "4070", "--others", "2.1GB", "--json").stdout)
+    made = json.loads(foretrain("plan", "new.toml", "--gpu", "4070", "--used-by-others", "2.1GB", "--json").stdout)
     promised = listed["advised"][number - 1]["effect"]
     memory = next(m for m in made["memory"] if m["step"] == "nanogpt")
     assert max(p["needed_expected_bytes"] for p in memory["phases"]) == pytest.approx(
@@ -601,13 +582,14 @@ def test_apply_writes_a_config_of_which_a_plan_says_what_was_promised(tmp_path: 
 
 
 def test_a_plan_shows_the_three_best() -> None:
-    result = foretrain("plan", CASE_C, "--gpu", "4070", "--others", "2.1GB", "--full")
+    words = ("plan", CASE_C, "--batch_size=15", "--gpu", "4070", "--used-by-others", "2.1GB")
+    result = foretrain(*words, "--full")
     screen = result.stdout
     assert "What to change" in screen
-    assert "micro-batch 8 x 64" in screen
-    made = json.loads(foretrain("plan", CASE_C, "--gpu", "4070", "--others", "2.1GB", "--json").stdout)
+    assert "micro-batch 12 x 40" in screen
+    made = json.loads(foretrain(*words, "--json").stdout)
     assert len(made["advice"]["advised"]) == 3
-    assert Plan.from_json(json.dumps(made)).config.batch_size == 16
+    assert Plan.from_json(json.dumps(made)).config.batch_size == 15
     whole = {"compile": True, "batch_size": 256, "gradient_accumulation_steps": 1}  # of several, fewer launch less
     assert short_list(plan(SMALL.model_copy(update=whole), GPU), "foretrain") is None
 
@@ -618,7 +600,7 @@ def test_a_plan_shows_the_three_best() -> None:
         (("--goal", "beauty"), 2, "quality"), (("--apply", "99"), 2, "from 1 to"), (("--write", "x.toml"), 2, "--apply"),
         (("--gpu", "3060,4070"), 2, "one card"), (("--apply", "1", "--write", "x.json"), 2, ".toml"),
         (("--top", "0"), 2, "top"), (("--exact", "--goal", "quality"), 2, "memory"), (("--trainer", "me"), 2, "nanogpt"),
-        (("--batchsize=3",), 2, "batch_size"), (("--price", "4090=x"), 2, "4090"), (("--others", "9TB"), 2, "has only 12.00 GiB"),
+        (("--batchsize=3",), 2, "batch_size"), (("--price", "4090=x"), 2, "4090"), (("--used-by-others", "9TB"), 2, "has only 11.56 GiB"),
     ],
 )  # fmt: skip
 def test_bad_input_gets_a_sentence(

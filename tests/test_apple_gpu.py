@@ -21,9 +21,9 @@ from foretrain.analysis.forecast_check import of_directory
 from foretrain.app import calibrate as calibration
 from foretrain.app.generation import opened
 from foretrain.app.plan import make_plan
-from foretrain.app.trainer_started import new_record
+from foretrain.app.trainer_forecast import new_record
 from foretrain.app.training import ready
-from foretrain.app.tuning.ready import prepare
+from foretrain.app.tuning.search import prepare
 from foretrain.base.errors import UserError
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import resolve
@@ -39,7 +39,7 @@ from foretrain.predict.plan import plan
 from foretrain.training import device, endings, feed, memory_limit
 from foretrain.training.attempts import Generators, free_memory
 from foretrain.training.device import Placement, place
-from foretrain.training.ranks import meeting
+from foretrain.training.ranks import group
 from foretrain.training.ranks.place import Place
 from foretrain.training.store import RunDirectory
 from foretrain.tuning import timed_step
@@ -163,12 +163,12 @@ def test_what_measures_a_device_does_not_pretend(mac: AppleGpu) -> None:
 
 
 def test_ranks_on_a_mac_are_on_its_cpu(mac: AppleGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "greet", lambda *_: None)
+    monkeypatch.setattr(group, "greet", lambda *_: None)
     ranks: Any = SimpleNamespace(place=Place(rank=0, local_rank=0, world=2, local_world=2), start=lambda device: None)
-    placement = meeting.placed(tiny(device="auto"), ranks)
+    placement = group.placed(tiny(device="auto"), ranks)
     assert (placement.device, placement.notes) == (CPU, ())  # none of them may ask for --device=mps
     with pytest.raises(UserError) as caught:
-        meeting.placed(tiny(device="mps"), ranks)
+        group.placed(tiny(device="mps"), ranks)
     assert caught.value.id == "usage.ranks_one_device"
 
 

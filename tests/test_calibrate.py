@@ -24,8 +24,8 @@ from foretrain.reports.views import calibration as calibration_view
 from foretrain.training import choices
 from foretrain.training.device import place
 from foretrain.training.host_memory import keep_memory
+from foretrain.tuning import calibrate as kernels
 from foretrain.tuning import calibrate as module
-from foretrain.tuning import calibrated_kernels as kernels
 from foretrain.tuning import peaks
 from tests.kit.calibrations import hasty  # noqa: F401
 from tests.kit.tiny import tiny

@@ -30,10 +30,10 @@ from foretrain.comparison.sources.given import Given
 from foretrain.comparison.subject import Subject
 from foretrain.config.finetune.adapter import of_all_layers
 from foretrain.hardware.catalogue import find
-from foretrain.monitoring import trainer_hooks, trainer_record
+from foretrain.monitoring import trainer_meter, trainer_record
 from foretrain.monitoring.trainer_meter import PhaseMeter
 from foretrain.training.store import MeasuredMemory
-from foretrain.web import comparison, forecasts, observe, runs
+from foretrain.web import comparison, observe, runs
 from tests.kit.command import REPO, foretrain
 
 pytest.importorskip("transformers", minversion="5")
@@ -347,7 +347,7 @@ def test_the_page_shows_the_run(run: Path, tmp_path: Path) -> None:
         "ended after 5 steps",
     ]
     assert runs.report(seen)["document"]["sections"]
-    (against,) = forecasts.comparisons(known)["runs"]
+    (against,) = runs.comparisons(known)["runs"]
     assert [row["error"] for row in against["rows"]] == ["0.0 %"]
     other = tmp_path / "other"
     shutil.copytree(run, other)
@@ -580,7 +580,7 @@ def test_what_ends_the_program_between_two_parts_is_heard() -> None:
             heard.append((part, str(error)))
 
     before = sys.excepthook
-    hooks = trainer_hooks.Hooks(None, None, Hears())
+    hooks = trainer_meter.Hooks(None, None, Hears())
     error = ValueError("in a collator")
     sys.excepthook(ValueError, error, None)
     assert heard == [("", "in a collator")]

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 import foretrain as library
 from foretrain.app.generation import opened as opening
-from foretrain.app.generation.fitted import Fitted
+from foretrain.app.generation.opened import Fitted
+from foretrain.app.generation.run_writer import TextStream
 from foretrain.app.sample import opened
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.cli.generation import chat
-from foretrain.data.text_stream import TextStream
 from foretrain.data.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer
 from foretrain.model.generation.options import Sampling
 from foretrain.model.language_model import make_model

@@ -12,8 +12,7 @@ from foretrain.advice.ranks.rules import BY_ID, ORDER, RULES
 from foretrain.advice.ranks.rules.base import Change, Rule, State
 from foretrain.advice.ranks.rules.cards import counted
 from foretrain.app.plan import resolved_of
-from foretrain.app.ranks.advise import advise_cluster
-from foretrain.app.ranks.plan import make_cluster_plan, plan_cluster
+from foretrain.app.ranks.plan import advise_cluster, make_cluster_plan, plan_cluster
 from foretrain.base.errors import UserError
 from foretrain.base.messages import has, say
 from foretrain.config.options import RunConfig

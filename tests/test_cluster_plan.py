@@ -17,9 +17,8 @@ from foretrain.hardware.cluster import Cluster, cluster
 from foretrain.model.ranks.sharing import STRATEGIES, Sharing
 from foretrain.model.shape import ModelShape
 from foretrain.predict.plan import plan
-from foretrain.predict.ranks.nccl import NcclMemory
 from foretrain.predict.ranks.plan import of_run
-from foretrain.predict.ranks.record import SCHEMA, ClusterPlan
+from foretrain.predict.ranks.record import SCHEMA, ClusterPlan, NcclMemory
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.ranks import BUCKET_BYTES, RankTime, largest_share, rank_time, sharings
 from foretrain.predict.speed.time import step_time
@@ -108,7 +107,7 @@ def test_what_is_no_cluster_is_refused(text: str) -> None:
 
 
 def test_unlike_cards_are_refused_with_the_reason() -> None:
-    with pytest.raises(UserError, match=r"wait for the RTX 3060 12GB.*12\.00 GiB.*2 x RTX 3060 12GB"):
+    with pytest.raises(UserError, match=r"wait for the RTX 3060 12GB.*11\.63 GiB.*2 x RTX 3060 12GB"):
         cluster("RTX 4090 + RTX 3060")
 
 

@@ -838,7 +838,7 @@ def test_keys_that_a_source_has_no_use_for_are_refused(word: str) -> None:
 
 def test_others_hold_no_more_than_the_card_has() -> None:
     with pytest.raises(UserError) as caught:
-        of("gpt2-124m+gpu=4070+others=13GiB")
+        of("gpt2-124m+gpu=4070+used_by_others=13GiB")
     assert caught.value.id == "gpu.others_beyond"
 
 

@@ -29,7 +29,7 @@ from foretrain.model.optimizer import learning_rate
 from foretrain.model.shape import ModelShape
 from foretrain.model.step import evaluation_loss
 from foretrain.training import checkpoint, starting
-from foretrain.training.exports.exporting import export
+from foretrain.training.exports.source import export
 from foretrain.training.store import RunDirectory
 from tests.kit.command import foretrain
 from tests.kit.nanogpt import held_by_nanogpt, reference_loss, trained_model, write_ckpt

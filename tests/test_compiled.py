@@ -130,6 +130,23 @@ def test_a_plan_says_where_the_compiled_estimate_is_rough(knobs: dict[str, Any],
         assert any(note.id == "compiled_roughly" for note in made.notes) == (said and compiled)
 
 
+def test_what_takes_too_many_operations_is_in_memory_and_is_what_the_gradient_of_the_logits_is_written_over() -> None:
+    """A softcap in fp32 under the loss: beside the logits, backward has the gradient of the capped ones. In 16 bits the
+    one that stays is fp32, of another size, so the logits themselves are written over."""
+
+    def logits(**changes: Any) -> str:
+        config = {"n_embd": 64, "block_size": 256, "vocab_size": 16000, "batch_size": 4, "n_layer": 2, **changes}
+        knobs = [f"--{key}={value}" for key, value in config.items()]
+        done = foretrain("plan", "--gpu=RTX 4070", "--n_head=4", "--compile=true", *knobs, "--json")
+        (steady,) = (p for p in json.loads(done.stdout)["memory"][0]["phases"] if p["phase"] == "steady_step")
+        (part,) = (part for part in steady["components"] if part["id"] == "logits")
+        return str(part["formula"])
+
+    assert logits(recipe="nanochat", dtype="float32") == "2 × 4·B·T·V"
+    assert logits(recipe="nanochat", dtype="bfloat16") == "2·B·T·V"
+    assert logits(recipe="modern", dtype="float32") == "4·B·T·V"
+
+
 def test_a_plan_does_not_depend_on_what_was_planned_before() -> None:
     """In which order kernels run, and whose memory they use again, follows from bytes."""
     before = [

@@ -142,7 +142,6 @@ def test_unknown_preset_and_missing_file() -> None:
         ("--price_per_kwh=-1", "bad_value"),
         ("--memory_limit=lots", "bad_size"),
         ("--n_head=7", "heads_do_not_divide"),
-        ("--lr_decay_iters=2000", "decay_at_warmup"),
         ("--eval_block_size=2048", "eval_block_beyond"),
     ],
 )
@@ -162,6 +161,7 @@ def test_impossible_values_are_refused(word: str, id: str) -> None:
         (["--max_iters=50", "--warmup_iters=100"], ["warmup_beyond_end"]),
         (["--max_iters=1", "--warmup_iters=5"], ["warmup_beyond_end"]),
         (["--lr_decay_iters=100"], ["decay_before_warmup"]),
+        (["--lr_decay_iters=2000"], ["decay_at_warmup"]),
         (["--learning_rate=1e-5"], ["min_lr_above"]),
         (["--max_iters=50", "--decay_lr=false"], []),
     ],

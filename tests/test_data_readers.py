@@ -18,8 +18,7 @@ from foretrain.data.dataset import check_usable, find, read_info
 from foretrain.data.dataset_look import document_at, documents_of, separators, summarize
 from foretrain.data.locate import locate, make_mix, read_mix
 from foretrain.data.token_layout import read_layout
-from foretrain.data.token_reader import TokenReader
-from foretrain.data.token_sources import readers
+from foretrain.data.token_reader import TokenReader, readers
 from tests.kit.data import documents, ids_of, llmc_bytes, shards, write_llmc, write_npy, write_shards
 from tests.kit.tiny import write_dataset
 

@@ -201,7 +201,7 @@ def test_hostile_names_at_an_address() -> None:
 
 def test_train_and_data_from_an_address() -> None:
     """What `train` does before its first step: every shard is here, and the vocabulary is the dataset's."""
-    from foretrain.app.training.data import prepare_data
+    from foretrain.app.training.ready import prepare_data
     from foretrain.config.resolve import resolve
 
     shards(Path("there"), 200)

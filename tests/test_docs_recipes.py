@@ -71,12 +71,12 @@ ASKED_OF_A_NEW_OPTION = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
 import generate
-from foretrain.cli.completion import config_options
+from foretrain.cli.help import config_options
 from foretrain.config.on_resume import effect_of
 from foretrain.config.options import step_options
 from foretrain.config.resolve import from_text, resolve, to_toml
 from foretrain.predict.tuned_steps import SAME
-from foretrain.web.fields import fields
+from foretrain.web.planner import fields
 
 resolved = resolve(["gpt2-124m", "--z-loss", "0.25"])
 print(json.dumps({
@@ -172,7 +172,7 @@ def test_adding_a_technique(package: Path) -> None:
     words = ("plan", "gpt2-124m", "--gpu", "4070", "--batch_size=8")
     shown = python(package, "-m", "foretrain", *words, "--recompute_mlp=true", "--show-config")
     assert re.search(r"recompute_mlp +True ", shown)
-    completion = "from foretrain.cli.completion import config_options; print(config_options('--recompute_m'))"
+    completion = "from foretrain.cli.help import config_options; print(config_options('--recompute_m'))"
     assert python(package, "-c", completion).strip() == "['--recompute_mlp=']"
     for compile in ("true", "false"):
         plain = asked(package, *words, f"--compile={compile}")
@@ -276,27 +276,27 @@ def test_a_wrong_layer_is_found(package: Path) -> None:
         python(package, "-c", CHECKS_OF_A_FAMILY, str(REPO))
 
 
-# What NVIDIA/Megatron-LM megatron/training/training.py prints.
-MEGATRON = (
-    " iteration {:8d}/     400 | consumed samples: {:12d} | elapsed time per iteration (ms): {:.1f} | "
-    "learning rate: 1.500000E-04 | global batch size:     8 | lm loss: {:.6E} | loss scale: 1.0 | grad norm: 2.345 |"
+# What huggingface/nanotron src/nanotron/trainer.py prints.
+NANOTRON = (
+    "[INFO|DP=0|PP=0|TP=0]: iteration: {} / 400 | consumed_tokens: {} | elapsed_time_per_iteration_ms: {:.1f} | "
+    "tokens_per_sec: 3.34K | global_batch_size: 8 | lm_loss: {:.2f} | lr: 0.00015 | hardware_tflops_per_gpu: 3.1"
 )
 
 
 def test_adding_a_log_format(package: Path) -> None:
-    """One file, and a log that nothing could read before is explained."""
-    lines = [MEGATRON.format(step, 8 * step, 120 + step % 3, 10 - step / 100) for step in range(10, 410, 10)]
+    """One file, and a log of a program that was not known is that program's."""
+    lines = [NANOTRON.format(step, 8 * step, 120 + step % 3, 10 - step / 100) for step in range(10, 410, 10)]
     (package / "run.log").write_text("\n".join(lines), "utf-8")
-    asked(package, "explain", "run.log", code=7)
-    file = package / "foretrain" / "monitoring" / "formats" / "megatron.py"
+    assert asked(package, "explain", "run.log")["format"] == "unknown"
+    file = package / "foretrain" / "monitoring" / "formats" / "nanotron.py"
     file.write_text(recipe("log format"), "utf-8")
     found = asked(package, "explain", "run.log")
-    assert (found["format"], found["steps"], found["last_step"]) == ("megatron", 40, 400)
+    assert (found["format"], found["steps"], found["last_step"]) == ("nanotron", 40, 400)
     assert found["steady_s"] == pytest.approx(0.121, abs=1e-3)
     assert (found["losses"]["first_loss"], found["losses"]["last_loss"]) == (9.9, 6.0)
     assert found["learning_rate"] == 1.5e-4
     assert found["logged_s"] == pytest.approx(400 * 0.121, rel=1e-2)  # a time is the mean of ten steps
-    assert "Megatron-LM" in python(package, "-m", "foretrain", "explain", "run.log")
+    assert "nanotron's console" in python(package, "-m", "foretrain", "explain", "run.log")
 
 
 def test_adding_a_tracker(package: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.cli.commands.train import Printer
-from foretrain.training import checkpoint, divergence, store
+from foretrain.training import checkpoint, nonfinite, store
 from foretrain.training.store import RunDirectory
 from tests.kit.command import foretrain
 from tests.kit.tiny import TINY, tiny, write_dataset
@@ -105,7 +105,7 @@ GUESS = 4.564  # ln 96
     ],
 )  # fmt: skip
 def test_what_counts_as_diverged(losses: list[float], id: str | None) -> None:
-    found = divergence.at_the_end(losses, 96)
+    found = nonfinite.at_the_end(losses, 96)
     assert (found[0] if found else None) == id
 
 
@@ -119,7 +119,7 @@ def test_a_run_that_diverged_does_not_finish(own_directory: Path) -> None:
     with pytest.raises(UserError) as caught:
         train(tiny(learning_rate=30.0, decay_lr=False, warmup_iters=0, grad_clip=0.0), listen=notes.append)
     assert (caught.value.id, caught.value.exit_code) == ("diverged.worse", ExitCode.DIVERGED)
-    assert caught.value.values["loss"] > divergence.FAR_ABOVE * GUESS
+    assert caught.value.values["loss"] > nonfinite.FAR_ABOVE * GUESS
     assert [getattr(note, "id", "") for note in notes].count("diverging") == 1
     record = RunDirectory(Path("out")).read_record()
     assert (record.status, record.reason, record.steps_done) == ("diverged", "diverged.worse", 12)

@@ -96,7 +96,7 @@ def test_the_rest_of_an_enormous_line_is_passed_over(tmp_path: Path, monkeypatch
     monkeypatch.setattr(training_log.Reader, "line", lambda self, line: (seen.append(len(line)), real(self, line))[1])
     found = read_log(path)
     assert list(found.steps.number) == [2]
-    assert sum(seen) < 300_000
+    assert sum(seen) < len(text)  # by each of four readers
     assert parse_log([step]).last_step == 1
 
 
@@ -111,7 +111,12 @@ def test_a_mark_of_direction_is_made_visible_and_a_deep_config_is_said_to_be_dee
 
 def test_a_report_of_a_log_refuses_what_it_has_no_use_for(tmp_path: Path) -> None:
     out = str(tmp_path / "r.html")
-    for option, value in (("--price", "nonsense"), ("--others", "%s%n"), ("--price", "0.35/h"), ("--others", "2GB")):
+    for option, value in (
+        ("--price", "nonsense"),
+        ("--used-by-others", "%s%n"),
+        ("--price", "0.35/h"),
+        ("--used-by-others", "2GB"),
+    ):
         ended = foretrain("report", str(B1), option, value, "--out", out)
         assert ended.returncode == 2
         assert "has no effect" in ended.stderr

@@ -1,11 +1,9 @@
-"""`foretrain eval --tasks`: lm-eval on the Hugging Face export equals lm-eval on the run's own model and on the folder."""
+"""`foretrain eval --tasks`: lm-eval on the run's own model equals lm-eval on the Hugging Face folder of its export."""
 
-import contextlib
 import importlib.util
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -38,14 +36,6 @@ def by_metric(scores: tuple[TaskScore, ...]) -> dict[tuple[str, str], tuple[floa
     return {(s.task, s.metric): (s.value, s.standard_error) for s in scores}
 
 
-@contextlib.contextmanager
-def without_a_layout(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Every run goes through its own model."""
-    with monkeypatch.context() as patch:
-        patch.setattr("foretrain.app.evaluating.subjects.has_layout", lambda run: False)
-        yield
-
-
 def of_lm_eval(folder: str, include_path: Path) -> tuple[TaskScore, ...]:
     """What lm-eval itself says of a Hugging Face folder, by its own front door."""
     import lm_eval
@@ -62,22 +52,16 @@ def of_lm_eval(folder: str, include_path: Path) -> tuple[TaskScore, ...]:
 @pytest.mark.parametrize(
     "recipe", ["nanogpt", *(pytest.param(recipe, marks=pytest.mark.slow) for recipe in ("llama", "nanochat"))]
 )
-def test_the_export_the_folder_and_the_model_itself_score_as_lm_eval_does(
-    recipe: str, own_tasks: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_folder_and_the_model_itself_score_as_lm_eval_does(recipe: str, own_tasks: Path) -> None:
     pytest.importorskip("transformers")
     run = trained(recipe)
-    through_export = library.evaluate(run, tasks=TASKS, include_path=own_tasks, device="cpu").tasks
+    own = library.evaluate(run, tasks=TASKS, include_path=own_tasks, device="cpu").tasks
     folder = library.export(run, "hf").path
     of_folder = library.evaluate(folder, tasks=TASKS, include_path=own_tasks, device="cpu").tasks
-    with without_a_layout(monkeypatch):
-        own = library.evaluate(run, tasks=TASKS, include_path=own_tasks, device="cpu").tasks
-    assert [{s.through for s in scores} for scores in (through_export, of_folder, own)] == [
-        {"export"}, {"folder"}, {"model"},
-    ]  # fmt: skip
+    assert [{s.through for s in scores} for scores in (of_folder, own)] == [{"folder"}, {"model"}]
     expected = by_metric(of_lm_eval(folder, own_tasks))
     assert {task for task, _ in expected} == set(TASKS)
-    for found in (through_export, of_folder, own):
+    for found in (of_folder, own):
         assert by_metric(found).keys() == expected.keys()
         for key, (value, error) in by_metric(found).items():
             assert value == pytest.approx(expected[key][0], rel=1e-5), key

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from torch.cuda import _memory_viz
 
 from foretrain.analysis import snapshot_analysis, snapshot_file
-from foretrain.analysis.snapshot_analysis import SnapshotAnalysis, analyse
-from foretrain.analysis.stack_frames import place_of
+from foretrain.analysis.snapshot_analysis import SnapshotAnalysis, analyse, place_of
 from foretrain.base.errors import UserError
 from foretrain.predict.snapshot.write import Label
 from tests.kit.command import foretrain, said

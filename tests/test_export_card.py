@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from foretrain.app.evaluating.of_run import of_run
+from foretrain.app.evaluating.subjects import of_run
 from foretrain.app.export import export
 from foretrain.app.exporting.card_facts import CardFacts, facts_of
 from foretrain.app.exporting.model_card import card_of, plain

@@ -222,6 +222,14 @@ def test_every_family_in_4_bits_agrees_with_its_trace(name: str, way: str) -> No
     agree_in_all_phases(built_config(name), method="qlora", **IN_4_BITS[way])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("loop", "amp"), [("axolotl", "bf16"), ("llama-factory", "no")])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_4_bits_in_the_loop_of_another_agree_with_their_trace(name: str, loop: str, amp: str) -> None:
+    pytest.importorskip("bitsandbytes")
+    agree_in_all_phases(built_config(name), method="qlora", loop=loop, amp=amp, gradient_checkpointing=True)
+
+
 TURNED: dict[str, dict[str, Any]] = {
     "eager": {}, "bf16": {"amp": "bf16"}, "fp32": {"dtype": "float32"}, "checkpointing": {"gradient_checkpointing": True},
     "checkpointing, dropout": {"amp": "bf16", "gradient_checkpointing": True, "lora_dropout": 0.1},
@@ -257,10 +265,11 @@ def test_a_checkpoint_remakes_saved_weights_and_autocast_keeps_a_leafs_copy(reen
     agree_in_all_phases(small, gradient_checkpointing=True, **options)
 
 
-def test_4_bits_agree_with_their_trace() -> None:
+@pytest.mark.parametrize("loop", [pytest.param("trainer", marks=pytest.mark.slow), "axolotl"])
+def test_4_bits_agree_with_their_trace(loop: str) -> None:
     pytest.importorskip("bitsandbytes")
-    small = {**built_config("llama"), "num_hidden_layers": 2}
-    agree_in_all_phases(small, method="qlora", amp="bf16", gradient_checkpointing=True)
+    small = {**built_config("llama"), "num_hidden_layers": 2, "vocab_size": 8192}
+    agree_in_all_phases(small, method="qlora", loop=loop, amp="bf16", gradient_checkpointing=True, reentrant=True)
 
 
 @pytest.mark.parametrize("targets", ["q_proj,v_proj", pytest.param("v_proj", marks=pytest.mark.slow)])

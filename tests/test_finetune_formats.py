@@ -9,6 +9,7 @@ import random
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from foretrain.base import messages
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.config.finetune.formats import FORMATS
+from foretrain.config.finetune.formats import known_keys as known_keys_file
 from foretrain.config.finetune.formats.known_keys import known_keys
 from foretrain.config.finetune.options import OPTION_OF, FineTune
 from foretrain.config.finetune.read import PEFT_TARGETS, format_of, is_finetune_file, read_file, read_finetune
@@ -24,6 +26,8 @@ from foretrain.config.finetune.table import FileSettings, Table
 from foretrain.config.finetune.words import parse_words
 from foretrain.config.finetune.yaml_file import MAX_BYTES
 from tests.kit.finetune_files import AXOLOTL, LLAMA_FACTORY
+
+KEYS = Path(known_keys_file.__file__).with_name("keys.toml")
 
 LLAMA_FACTORY_V1 = """
 model: Qwen/Qwen3-0.6B
@@ -161,10 +165,14 @@ def test_axolotl(file: Any) -> None:
     assert f.lora_saved == "embed_tokens,lm_head"
     assert (f.seq_len, f.batch_size, f.grad_accum, f.epochs) == (2048, 2, 4, 1.0)
     assert (f.optim, f.packing, f.attn, f.liger) == ("adamw_8bit", True, "flash_attention_2", True)
-    assert (f.gradient_checkpointing, f.reentrant) == (True, True)
+    assert (f.gradient_checkpointing, f.reentrant, f.cut_cross_entropy) == (True, True, True)
     assert (f.amp, f.dtype, f.evaluate, f.eval_batch_size) == ("bf16", "bfloat16", True, 2)
     assert found.unknown == ["context_paralel_size"]
-    assert found.unplanned == ["plugins = CutCrossEntropyPlugin", "deepspeed"]
+    assert found.unplanned == {
+        "deepspeed": "unknown",
+        "liger_rms_norm = False": "at_least",
+        "liger_glu_activation = False": "at_least",
+    }
     assert found.sharding == "deepspeed"
     assert {"wandb_project", "lora_alpha", "learning_rate", "datasets"} <= {*found.harmless}
     assert found.origins["lora_targets"] == "lora_target_linear"
@@ -178,7 +186,7 @@ def test_axolotl_defaults_are_axolotls(file: Any) -> None:
 
 def test_an_adapter_that_is_no_lora_is_said_to_be_planned_as_one(file: Any) -> None:
     found = read("base_model: gpt2\nmicro_batch_size: 1\nadapter: ia3\n", file)
-    assert (finetune(found).method, found.unplanned) == ("lora", ["adapter = ia3 (planned as lora)"])
+    assert (finetune(found).method, [*found.unplanned]) == ("lora", ["adapter = ia3 (planned as lora)"])
     found = read(LLAMA_FACTORY.replace("finetuning_type: lora", "finetuning_type: oft"), file)
     assert "finetuning_type = oft (planned as lora)" in found.unplanned
 
@@ -219,9 +227,10 @@ def test_llama_factory_trains_full_weights_in_float32(file: Any) -> None:
 
 def test_llama_factory_names_what_is_not_planned(file: Any) -> None:
     found = read(f"{LLAMA_FACTORY}\nuse_apollo: true\nref_model: other\n".replace("stage: sft", "stage: dpo"), file)
-    assert found.unplanned == ["stage = dpo", "use_apollo = True", "ref_model = other"]
+    assert (finetune(found).training, found.unplanned) == ("dpo", {"use_apollo = True": "unknown"})
+    assert "ref_model" in found.harmless
     eight = read(LLAMA_FACTORY.replace("quantization_bit: 4", "quantization_bit: 8"), file)
-    assert (finetune(eight).method, eight.unplanned) == ("lora", ["quantization_bit = 8"])
+    assert (finetune(eight).method, eight.unplanned) == ("lora", {"quantization_bit = 8": "unknown"})
 
 
 def test_llama_factory_version_1(file: Any) -> None:
@@ -273,7 +282,8 @@ def test_torchtune(file: Any) -> None:
     assert (f.optim, f.dtype, f.amp, f.max_grad_norm) == ("adamw_torch_fused", "bfloat16", "no", 0.0)
     assert f.gradient_checkpointing
     assert (found.cards, found.sharding) == (2, "fsdp")
-    assert found.unplanned == ["enable_activation_offloading = True"]
+    recipe = "recipe = lora_finetune_distributed"
+    assert found.unplanned == {"enable_activation_offloading = True": "at_most", recipe: "unknown"}
     assert found.unknown == ["length"]
 
 
@@ -309,7 +319,7 @@ def test_a_script_of_unsloth_is_read_and_never_run(file: Any, tmp_path: Path, mo
     assert (found.format, found.model) == ("unsloth", "unsloth/Llama-3.2-3B-Instruct")
     assert (f.method, f.lora_r, f.lora_targets, f.seq_len) == ("qlora", 16, "q_proj,v_proj", 2048)
     assert (f.batch_size, f.grad_accum, f.optim, f.amp, f.max_grad_norm) == (2, 4, "adamw_8bit", "bf16", 0.3)
-    assert found.unplanned == ["learning_rate = float(os.environ['LR'])"]
+    assert not found.unplanned
     assert not found.unknown
     assert not (tmp_path / "ran").exists()
 
@@ -357,7 +367,7 @@ def test_training_arguments_as_transformers_saves_them(file: Any, tmp_path: Path
     f = finetune(found)
     assert found.format == "trainer"
     assert not found.unknown
-    assert found.unplanned == ["use_cpu = True"]
+    assert found.unplanned == {"use_cpu = True": "unknown"}
     assert (f.batch_size, f.grad_accum, f.max_grad_norm) == (3, 5, args.max_grad_norm)
     assert (f.gradient_checkpointing, f.optim, f.epochs, f.max_steps) == (True, "adafactor", 2, 0)
     assert (f.eval_batch_size, f.evaluate, f.eval_accumulation_steps) == (7, True, 4)
@@ -413,9 +423,11 @@ def test_known_keys_are_in_one_list_each() -> None:
         "torchtune",
         "unsloth",
     ):
-        harmless, unplanned = known_keys(group)
-        assert not harmless & unplanned
-        assert unplanned
+        lists = tomllib.loads(KEYS.read_text("utf-8"))[group]
+        named = [key for keys in lists.values() for key in keys.split()]
+        assert len(named) == len({*named})
+        assert {*lists} <= {"harmless", "at_least", "at_most", "decisive"}
+        assert {*known_keys(group)} == {*named}
 
 
 # -- a file and the command line together --------------------------------------------------------------------
@@ -428,7 +440,9 @@ def test_words_count_over_the_file(file: Any) -> None:
     assert (f.method, f.lora_r, f.seq_len, f.packing, f.gradient_checkpointing) == ("lora", 8, 4096, False, False)
     assert (f.batch_size, f.loop) == (2, "axolotl")
     assert (reading.origins["lora_r"], reading.origins["batch_size"]) == ("--lora-r", "micro_batch_size")
-    assert [note.id for note in reading.notes] == ["finetune_unknown", "finetune_unplanned", "finetune_sharding"]
+    assert [note.id for note in reading.notes] == [
+        "finetune_read_as", "finetune_unknown", "finetune_unplanned", "finetune_sharding",
+    ]  # fmt: skip
 
 
 def test_a_model_and_words_alone() -> None:
@@ -470,7 +484,7 @@ def test_peft_targets_of_a_trl_file(file: Any) -> None:
 
 def test_a_length_that_nobody_gives_is_said(file: Any) -> None:
     text = "output_dir: x\nper_device_train_batch_size: 2\nmodel_name_or_path: gpt2\n"
-    assert [note.id for note in read_finetune(str(file(text)))[2].notes] == ["finetune_seq_len"]
+    assert [note.id for note in read_finetune(str(file(text)))[2].notes] == ["finetune_read_as", "finetune_seq_len"]
 
 
 def test_notes_have_texts(file: Any) -> None:
@@ -520,7 +534,7 @@ BAD: list[tuple[str, str]] = [
     ("base_model: 2024-99-99\n", "not YAML"),
     ("? [a, b]\n: c\n", "in the place of a name"),
     ("\tbase_model: x\n", "not YAML"),
-    ("nothing_known: 1\nat_all: 2\n", "none of its keys"),
+    ("nothing_known: 1\nat_all: 2\n", "--format trainer"),
     ("per_device_train_batch_sze: 1\n", "did you mean per_device_train_batch_size"),
     (AXOLOTL.replace("lora_r: 32", "lora_r: -4"), "lora_r = -4"),
     (AXOLOTL.replace("lora_r: 32", "lora_r: .nan"), "lora_r = nan"),
@@ -534,14 +548,14 @@ BAD: list[tuple[str, str]] = [
     (f"{AXOLOTL}\nfp8: true\n", "fp8"),
     (f"{AXOLOTL}\nload_in_8bit: true\n", "load_in_8bit"),
     ("model: qwen3-0.6b\nmethod: qlora\nfp8: true\n", "fp8"),
-    ("model: qwen3-0.6b\nbf16: true\nfp16: true\n", "both true"),
-    ("model: qwen3-0.6b\nlora_r: NaN\n", "lora_r"),
-    ('{"model": "qwen3-0.6b", "max_grad_norm": NaN}', "max_grad_norm = nan"),
-    ('{"model": "qwen3-0.6b", "epochs": Infinity}', "epochs = inf"),
+    ("model: qwen3-0.6b\nmethod: lora\nbf16: true\nfp16: true\n", "both true"),
+    ("model: qwen3-0.6b\nmethod: lora\nlora_r: NaN\n", "lora_r"),
+    ('{"model": "qwen3-0.6b", "method": "lora", "max_grad_norm": NaN}', "max_grad_norm = nan"),
+    ('{"model": "qwen3-0.6b", "method": "lora", "epochs": Infinity}', "epochs = inf"),
     (AXOLOTL.replace("base_model: NousResearch/Llama-3.2-1B", "base_model: [a]"), "base_model = a list"),
     (TORCHTUNE.replace("checkpointer: {", "checkpointer: {").replace("optimizer: {_component_: torch.optim.AdamW, fused: True, lr: 3e-4}", "optimizer: 5"), "optimizer"),
-    ("output_dir: x\noptim: sgd\n", "names no model"),
-    ("model_name_or_path: nothing-here\noutput_dir: x\noptim: sgd\n", "nothing-here"),
+    ("per_device_train_batch_size: 1\noptim: sgd\n", "names no model"),
+    ("model_name_or_path: nothing-here\nper_device_train_batch_size: 1\n", "nothing-here"),
     ("model_name_or_path: x/y\nexport_dir: out\ntemplate: qwen3\nfinetuning_type: lora\n", "does not train"),
     ("compute_environment: LOCAL_MACHINE\ndistributed_type: 'NO'\n", "names no model"),
 ]  # fmt: skip

@@ -26,7 +26,7 @@ from foretrain.predict.finetune.largest import largest
 from foretrain.predict.finetune.plan import FineTunePlan, replanned
 from foretrain.predict.finetune.timing import with_steps
 from foretrain.predict.finetune.within import within
-from foretrain.predict.search import largest_count
+from foretrain.predict.within import largest_count
 from tests.kit.command import first_screen, foretrain
 
 SMALL = ("smollm2-135m", "--method", "lora", "--seq-len", "512", "--batch-size", "2", "--gpu", "RTX 4070")
@@ -98,7 +98,7 @@ def test_a_limit_that_no_step_fits_in_says_what_one_takes() -> None:
         assert error.value.exit_code is ExitCode.CHECK_FAILED
     with pytest.raises(UserError, match="EUR"):
         within(plan, parse_limit("5USD"))
-    with pytest.raises(UserError, match="peak and bandwidth"):
+    with pytest.raises(UserError, match="matmul peak in this dtype or the bandwidth"):
         within(plan.model_copy(update={"timing": None}), parse_limit("2h"))
 
 

@@ -1,6 +1,7 @@
 """Published fine-tuning runs of one GPU: the estimate of the code that ran is what PyTorch's allocator had at its peak."""
 
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -45,3 +46,34 @@ def test_the_estimate_is_the_plans_own_again_afterwards() -> None:
     with published.as_run(row):
         assert published.predicted(row) < 0.99 * before
     assert published.predicted(row) == before
+
+
+def outside(rows: Iterable[dict[str, Any]]) -> list[str]:
+    return [row["id"] for row in rows if not published.in_range(published.as_planned(row))]
+
+
+SHOWN = [row for row in ROWS.values() if row["kind"] == "nvidia_smi_bytes"]
+
+
+def test_the_range_of_a_plan_holds_what_nvidia_smi_showed_of_plain_runs() -> None:
+    """Its factors come from runs on another card."""
+    assert not outside(row for row in SHOWN if row["kernels"] == "none")
+
+
+@pytest.mark.slow
+def test_the_range_of_a_plan_holds_most_of_what_nvidia_smi_showed_with_other_kernels() -> None:
+    """The two runs whose kernels kept twice as much, and one at its card's end, are outside."""
+    assert outside(SHOWN) == ["fm-182", "fm-185", "fm-263"]
+
+
+def test_what_fits_is_never_shown_more_than_there_is() -> None:
+    """As fm-176, at a card's end: one byte less than the whole range is tight, and its need is shown uncut."""
+    row = ROWS["fm-176"]
+    gpu = published.find_gpu(row["gpu"])
+    tune = published.FineTune.model_validate(published.as_planned(row)["options"])
+    ledger = published.FineTuneLedger(published.facts_for(row["model"]), tune, gpu)
+    most = ledger.memory.neediest.needed_high_bytes
+    for free, verdict in ((most, "fits"), (most - 1, "tight")):
+        phases = ledger.judged(free, gpu.memory_bytes).phases
+        assert {phase.verdict for phase in phases if phase.needed_high_bytes == most} == {verdict}
+        assert all(phase.verdict != "fits" or phase.needed_high_bytes <= free for phase in phases)

@@ -21,7 +21,7 @@ from foretrain.predict.finetune.attention import has_flash_2
 from foretrain.predict.finetune.largest import largest
 from foretrain.predict.finetune.plan import FineTunePlan, plan
 from foretrain.web.finetune.asked import Asked, question
-from foretrain.web.finetune.typed import command
+from foretrain.web.finetune.calls import command
 from tests.kit.command import first_screen, foretrain
 
 MODEL = "qwen3-0.6b"

@@ -26,7 +26,8 @@ pytest.importorskip("accelerate")
 pytest.importorskip("peft")
 
 from foretrain.app.exact_finetune import exact_finetune
-from foretrain.predict.trace.finetune import drive, proof
+from foretrain.predict.trace.finetune import drive
+from tests.kit import finetune_proof as proof
 
 # Each takes a second or two.
 pytestmark = pytest.mark.slow
@@ -133,6 +134,15 @@ def test_the_loop_of_trl_takes_what_it_really_does(method: str) -> None:
     pytest.importorskip("bitsandbytes")
     changes = {**KEPT, "loop": "trl", "method": method, "amp": "bf16", "gradient_checkpointing": True}
     truth = proof.compare(small("qwen3-0.6b"), tune(**changes))
+    assert abs(truth.traced_bytes - truth.real_bytes) <= max(64, 0.001 * truth.real_bytes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", ["axolotl", "llama-factory"])
+@pytest.mark.parametrize("name", ["qwen3-0.6b", "gpt2"])
+def test_4_bits_in_the_loop_of_another_take_what_they_really_do(name: str, loop: str) -> None:
+    pytest.importorskip("bitsandbytes")
+    truth = proof.compare(small(name), tune(method="qlora", loop=loop, gradient_checkpointing=True))
     assert abs(truth.traced_bytes - truth.real_bytes) <= max(64, 0.001 * truth.real_bytes)
 
 

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from foretrain.hardware.catalogue import find
 from foretrain.hardware.links import pinned_bytes_per_s
-from foretrain.model.host import gradients
-from foretrain.model.host.gradients import MOST_ON_THE_WAY, Gradients
+from foretrain.model import master
 from foretrain.model.host.leaving import Leaving
+from foretrain.model.master import MOST_ON_THE_WAY, Gradients
 from foretrain.model.shape import ModelShape
 from foretrain.predict.spec import StepSpec
-from foretrain.predict.speed.on_host import waits_s
 from foretrain.predict.speed.ops import Way
+from foretrain.predict.speed.parts import waits_s
 from foretrain.predict.speed.rates import HOST_BYTES_PER_S, CatalogueRates, busy_s
 from foretrain.predict.speed.step_ops import micro_batch
 from tests.kit.tiny import tiny
@@ -52,7 +52,7 @@ class Card(Leaving):
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> tuple[Gradients, Card]:
-    monkeypatch.setattr(gradients, "host_place", lambda like, *, pinned: torch.empty_like(like))
+    monkeypatch.setattr(master, "host_place", lambda like, *, pinned: torch.empty_like(like))
     found, card = Gradients(), Card()
     found._leaving = card
     return found, card

@@ -3,13 +3,14 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from foretrain.base.errors import UserError
-from foretrain.base.units import GIB
+from foretrain.base.units import GIB, MIB
 from foretrain.config.resolve import resolve
-from foretrain.hardware.catalogue import Gpu, catalogue, detect, find, match, nearest
+from foretrain.hardware.catalogue import Gpu, catalogue, detect, find, given_gib, match, nearest
 from foretrain.hardware.cpu import cpu_device, nominal_cpu
 from foretrain.predict.plan import plan
 from foretrain.predict.spec import StepSpec
@@ -80,7 +81,7 @@ def test_one_name_two_cards() -> None:
     assert caught.value.values["choices"] == ["RTX 4060 Ti 8GB", "RTX 4060 Ti 16GB"]
 
 
-@pytest.mark.parametrize("name", ["RTX 4071", "radeon 7900 xtx", "gtx 1080", "cuda", "", "💥", "x" * 300])
+@pytest.mark.parametrize("name", ["RTX 4071", "radeon vii", "mx 450", "cuda", "", "💥", "x" * 300])
 def test_an_unknown_name_is_one_sentence_without_strange_neighbours(name: str) -> None:
     with pytest.raises(UserError) as caught:
         find(name)
@@ -100,8 +101,9 @@ def test_detection_tells_twins_apart_by_memory() -> None:
         found = detect(nvml=nvml)
         assert found
         assert found.gpu.name == card
-        assert found.gpu.memory_gib == pytest.approx(gib)
-        assert found.used_bytes == 2 * GIB
+        assert found.gpu.memory_gib == round(gib)
+        assert found.gpu.memory_bytes == pytest.approx(given_gib(gib) * GIB)
+        assert found.used_bytes == pytest.approx((2 - (gib - given_gib(gib))) * GIB)  # without what the driver keeps
         assert found.driver == "575.64"
         assert nvml.shut_down
 
@@ -196,7 +198,60 @@ def test_detection_uses_the_true_memory() -> None:
     found = detect(nvml=FakeNvml("NVIDIA GeForce RTX 4070", 11.994, 5888))
     assert found
     assert found.gpu.name == "RTX 4070"
-    assert found.gpu.memory_bytes == round(11.994 * GIB)
+    assert found.gpu.label_bytes == 12 * GIB
+    assert found.gpu.memory_bytes == pytest.approx(given_gib(11.994) * GIB)
+    assert "derived" in found.gpu.cuda_memory_source
+
+
+def test_detection_takes_away_what_the_driver_reserves() -> None:
+    """12,282 MiB of an RTX 4070 less the 380 that a driver keeps; NVML counts those as used, too."""
+
+    class Reserving(FakeNvml):
+        nvmlMemory_v2 = 0x2000028
+
+        def nvmlDeviceGetMemoryInfo(self, handle: int, version: int | None = None) -> SimpleNamespace:
+            kept = {} if version is None else {"reserved": 380 * MIB}
+            return SimpleNamespace(total=12282 * MIB, used=(380 + 100) * MIB, **kept)
+
+    found = detect(nvml=Reserving("NVIDIA GeForce RTX 4070", 12, 5888))
+    assert found
+    assert found.gpu.memory_bytes == pytest.approx((12282 - 380) * MIB)
+    assert found.used_bytes == 100 * MIB
+    assert "reserves" in found.gpu.cuda_memory_source
+    idle = detect(nvml=FakeNvml("NVIDIA GeForce RTX 4070", 12, 5888, used_gib=0.3))
+    assert idle
+    assert idle.used_bytes == 0  # what the driver keeps is no other program
+
+
+SEEN_GIB = {  # the least "total capacity" of public out-of-memory messages on Linux
+    "T4": 14.56, "A10": 22.04, "L4": 22.03, "A40": 44.34, "L40S": 44.34, "V100 SXM2 16GB": 15.75, "RTX 3060 12GB": 11.63,
+    "V100 SXM2 32GB": 31.73, "A30": 23.53, "A100 SXM4 40GB": 39.38, "A100 SXM4 80GB": 79.14, "H100 SXM5 80GB": 79.11,
+    "RTX 4090": 23.52, "RTX 3090": 23.56, "RTX 4070": 11.56, "RTX 5090": 31.36, "RTX PRO 6000": 94.96, "RTX 3080 10GB": 9.62,
+    "RTX 3050 Laptop 4GB": 3.63, "RTX 4050 Laptop": 5.60, "RTX 4060": 7.60, "RTX 5070": 11.49, "RTX 5080": 15.48,
+}  # fmt: skip
+
+
+def test_memory_is_what_cuda_gives_never_more_than_was_seen() -> None:
+    for name, gib in SEEN_GIB.items():
+        gpu = find(name)
+        assert gpu.memory_bytes
+        assert 0.98 * gib * GIB <= gpu.memory_bytes <= gib * GIB + 1, name
+    for gpu in CARDS:
+        if gpu.kind == "cuda":
+            assert gpu.label_bytes
+            assert gpu.memory_bytes
+            assert 0.85 * gpu.label_bytes < gpu.memory_bytes < gpu.label_bytes, gpu.name
+            assert gpu.cuda_memory_source, gpu.name
+
+
+def test_the_rule_of_a_label_takes_ecc_from_data_centre_cards() -> None:
+    """Of a card that nobody has seen, the less favourable is taken."""
+    blocks = {"RTX Own": 16, "Own A16": 16}
+    display, server = (Gpu(name=name, memory_gib=gib, memory_bus_bits=128) for name, gib in blocks.items())
+    assert display.memory_bytes == pytest.approx(given_gib(16) * GIB)
+    assert server.memory_bytes == pytest.approx(given_gib(15) * GIB)
+    assert Gpu(name="Own HBM", memory_gib=24, memory_bus_bits=3072).memory_bytes == pytest.approx(23.52 * GIB)
+    assert Gpu(name="Own", memory_gib=24, cuda_memory_gib=23.9).memory_bytes == pytest.approx(23.9 * GIB)
 
 
 @pytest.mark.parametrize(

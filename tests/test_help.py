@@ -1,6 +1,5 @@
-"""`--help` in each language, and the old spellings of options."""
+"""`--help` in each language."""
 
-import json
 import re
 import subprocess
 import sys
@@ -13,8 +12,6 @@ import typer.main
 from foretrain.base import languages
 from foretrain.cli import app, help
 from foretrain.cli.commands import SUMMARIES
-from foretrain.cli.old_options import OLD
-from foretrain.comparison.sources.given import take_apart
 from tests.kit.command import foretrain
 
 ROOT: Any = typer.main.get_command(app)
@@ -81,28 +78,7 @@ def test_help_in_english_is_what_the_code_says() -> None:
     assert "Resume from the last checkpoint automatically after a crash." in said
 
 
-def test_old_spellings_are_understood_and_never_shown() -> None:
-    declared = {word for _, command in commands() for each in command.params for word in each.opts}
-    assert declared >= {*OLD, *OLD.values()}
-    for path, _ in commands():
-        shown = set(re.findall(r"--[a-z-]+", foretrain(*path, "--help").stdout))
-        assert not shown & set(OLD.values()), path
-    words = ("plan", "gpt2-124m", "--gpu", "4070", "--json")
-    new, old = (foretrain(*words, option, "2GB") for option in ("--used-by-others", "--others"))
-    assert json.loads(new.stdout) == json.loads(old.stdout)
-    assert new.stdout != foretrain(*words).stdout
-
-
-@pytest.mark.parametrize("option", ["--used-by-others", "--others"])
-def test_an_error_names_the_option_that_was_typed(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["plan", "gpt2-124m", "--gpu", "4070", f"{option}=much"]
-    monkeypatch.setattr("sys.argv", ["foretrain", *words])
-    error = foretrain(*words)
+def test_an_error_names_the_option_that_was_typed() -> None:
+    error = foretrain("plan", "gpt2-124m", "--gpu", "4070", "--used-by-others=much")
     assert error.returncode == 2
-    assert f"{option} = 'much'" in error.stderr
-
-
-def test_a_source_takes_either_spelling_of_what_other_programs_use() -> None:
-    new, old = (take_apart(f"gpt2-124m+gpu=4070+{key}=2GB") for key in ("used_by_others", "others"))
-    assert new == old
-    assert new.held_bytes == 2 * 10**9
+    assert "--used-by-others = 'much'" in error.stderr

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from foretrain.advice import host_fit
-from foretrain.base import cgroup
-from foretrain.base.cgroup import Limit
+from foretrain.base import process_memory
 from foretrain.base.errors import ExitCode, UserError
-from foretrain.base.process_memory import resident_bytes
+from foretrain.base.process_memory import Limit, resident_bytes
 from foretrain.base.units import GIB, MIB
 from foretrain.hardware import cpu
 from foretrain.training import trainer
@@ -145,21 +144,21 @@ def test_the_level_with_the_least_left_counts(tmp_path: Path) -> None:
     group(tmp_path, "job", str(4 * GIB), 3 * GIB, cache=GIB)
     group(tmp_path, "job/step", "max", GIB)
     (tmp_path / "proc/self/cgroup").write_text("0::/job/step\n")
-    assert cgroup.limits(tmp_path) == [Limit(4 * GIB, 2 * GIB)]
+    assert process_memory.limits(tmp_path) == [Limit(4 * GIB, 2 * GIB)]
     group(tmp_path, "", str(8 * GIB), 7 * GIB)
-    found = cgroup.memory_limit(tmp_path)
+    found = process_memory.memory_limit(tmp_path)
     assert found is not None
     assert found.free_bytes == GIB
 
 
 def test_version_1_and_no_limit_and_no_groups(tmp_path: Path) -> None:
-    assert cgroup.memory_limit(tmp_path) is None
+    assert process_memory.memory_limit(tmp_path) is None
     group(tmp_path, "docker/x", str(2 * GIB), GIB, version=1)
     group(tmp_path, "", str(2**63 - 4096), GIB, version=1)
     (tmp_path / "proc/self/cgroup").write_text("5:cpu,cpuacct:/x\n3:memory:/docker/x\n1:name=systemd:/\n")
-    assert cgroup.limits(tmp_path) == [Limit(2 * GIB, GIB)]
+    assert process_memory.limits(tmp_path) == [Limit(2 * GIB, GIB)]
     (tmp_path / "proc/self/cgroup").write_text("3:memory:/../../x\nnonsense\n")
-    assert cgroup.limits(tmp_path) == []
+    assert process_memory.limits(tmp_path) == []
 
 
 def test_memory_is_what_the_container_may_have(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -262,9 +262,7 @@ def test_sizes_that_no_model_has_are_one_sentence(number: int) -> None:
     assert len(said) < 300
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", "3", "null", "{", "[" * 100_000, '{"a": NaN}', '{"a": 1' + "0" * 5000 + "}", "\x00\x01"]
-)
+@pytest.mark.parametrize("text", ["", "[]", "3", "null", "{", "[" * 100_000, '{"a": 1' + "0" * 5000 + "}", "\x00\x01"])
 def test_what_is_not_a_config_is_one_sentence(text: str) -> None:
     with pytest.raises(UserError) as error:
         config_of(text, "config.json")

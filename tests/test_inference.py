@@ -96,7 +96,7 @@ def test_int8_is_as_large_as_torchao_says(name: str, size_gb: float) -> None:
     "recipe", [{}, {"recipe": "llama", "n_head": 4, "n_embd": 64, "n_kv_head": 2, "mlp_width": 96}]
 )
 def test_the_cache_of_our_models_is_as_large_as_planned(recipe: dict[str, Any]) -> None:
-    from foretrain.model.generation.cache import Reader
+    from foretrain.model.generation.writer import Reader
     from foretrain.model.language_model import make_model
 
     config = tiny(**{"dropout": 0.0, "bias": False, **recipe})
@@ -206,9 +206,9 @@ def test_a_prompt_is_never_cut() -> None:
 def test_what_other_programs_use_is_not_free() -> None:
     shared = foretrain("plan", "qwen3-8b", "--inference", "--gpu", "4070", "--used-by-others", "12GB").stdout
     told = " ".join(shared.split())
-    assert "only 844 MiB of the RTX 4070 are free" in told
+    assert "only 393 MiB of the RTX 4070 are free" in told
     assert "room for it and the other programs is" in told
-    assert "the RTX 4070 has 12.00 GiB." in foretrain("plan", "qwen3-8b", "--inference", "--gpu", "4070").stdout
+    assert "the RTX 4070 has 11.56 GiB." in foretrain("plan", "qwen3-8b", "--inference", "--gpu", "4070").stdout
     assert foretrain("plan", "qwen3-8b", "--inference", "--gpu", "3060,3060", "--json").stdout.count('"asked"') == 1
     assert "auto" not in foretrain("plan", "qwen3-8b", "--inference", "--gpu", ",").stdout
 
@@ -216,7 +216,9 @@ def test_what_other_programs_use_is_not_free() -> None:
 def test_a_model_that_is_published_quantized_is_said_to_be(own_directory: Path) -> None:
     source = preset_source("qwen3-0.6b")
     assert source
-    Path("config.json").write_text(json.dumps({**source.config, "quantization_config": {"quant_method": "gptq"}}))
+    Path("config.json").write_text(
+        json.dumps({**source.config, "quantization_config": {"quant_method": "gptq", "bits": 4}})
+    )
     assert [note.values["quantization"] for note in planned(str(Path.cwd())).notes] == ["gptq"]
     assert planned(str(Path.cwd()), weights="int4").notes == ()
 
@@ -326,8 +328,7 @@ def test_unknown_families_and_cards() -> None:
     source = ModelSource(name="x", where="x", config={"model_type": "mamba"}, facts=None)
     with pytest.raises(UserError, match="mamba"):
         model_of_source(source)
-    with pytest.raises(UserError, match="NVIDIA"):
-        planned(gpu="Apple M1 Max")
+    assert planned(gpu="Apple M1 Max").speed is None
     with pytest.raises(UserError, match="contex"):
         planned(contex=3)
 

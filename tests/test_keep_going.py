@@ -1,4 +1,4 @@
-"""`train --keep-going`: crashes are gone on from, everything else is passed on, nobody is left behind."""
+"""`train --auto-restart`: crashes are gone on from, everything else is passed on, nobody is left behind."""
 
 import json
 import os
@@ -24,15 +24,15 @@ from tests.kit.training import assert_same, final_tensors, train
 @pytest.mark.parametrize(
     ("words", "resumed"),
     [
-        (["train", "a.toml", "--keep-going"], ["train", "a.toml", "--resume=auto"]),
+        (["train", "a.toml", "--auto-restart"], ["train", "a.toml", "--resume=auto"]),
         (["train", "--resume", "no", "a.toml"], ["train", "a.toml", "--resume=auto"]),
-        (["train", "--resume=no", "--keep-going", "--x=1"], ["train", "--x=1", "--resume=auto"]),
+        (["train", "--resume=no", "--auto-restart", "--x=1"], ["train", "--x=1", "--resume=auto"]),
         (["train", "--resume", "auto"], ["train", "--resume=auto"]),
     ],
 )
 def test_the_childs_command_line(words: list[str], resumed: list[str]) -> None:
     assert child_words(words, resume=True) == resumed
-    assert child_words(words, resume=False) == [word for word in words if word != "--keep-going"]
+    assert child_words(words, resume=False) == [word for word in words if word != "--auto-restart"]
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def children(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Any]], list[list
         monkeypatch.setattr(supervisor, "one_attempt", one)
         monkeypatch.setattr(supervisor, "standing", lambda config: ("out" if steps[0] else "", steps[0], 0))
         monkeypatch.setattr(supervisor, "step_reached", lambda config: next(died_at))
-        monkeypatch.setattr(sys, "argv", ["foretrain", "train", "--keep-going"])
+        monkeypatch.setattr(sys, "argv", ["foretrain", "train", "--auto-restart"])
         return seen
 
     return plan
@@ -60,7 +60,7 @@ def children(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Any]], list[list
 
 @pytest.mark.fault(
     "the process is killed, by the kernel or a crash", row="B.1",
-    sees="with --keep-going: how it died, and that it goes on",
+    sees="with --auto-restart: how it died, and that it goes on",
     safe="everything up to the last checkpoint",
 )  # fmt: skip
 def test_crashes_are_gone_on_from_with_growing_waits(children: Any) -> None:
@@ -126,7 +126,7 @@ def test_a_stop_is_a_stop(children: Any) -> None:
 
 
 def started(*words: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", "from foretrain.cli import main; main()", "train", "--keep-going", *words]
+    command = [sys.executable, "-c", "from foretrain.cli import main; main()", "train", "--auto-restart", *words]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -140,7 +140,7 @@ def child_of(parent: subprocess.Popen[str], until: Callable[[], bool]) -> int:
 
 
 @pytest.mark.fault(
-    "the supervisor of --keep-going dies", row="B.3",
+    "the supervisor of --auto-restart dies", row="B.3",
     sees="the training saves and stops",
     safe="everything up to that step",
 )  # fmt: skip

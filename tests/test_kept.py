@@ -15,14 +15,13 @@ from foretrain.advice.rules import BY_ID
 from foretrain.app.kept import advice as kept_advice
 from foretrain.app.kept import plans as kept
 from foretrain.app.plan import plan
-from foretrain.base import plain_toml
+from foretrain.base import languages
 from foretrain.base.cache import Cache
 from foretrain.base.later import Later
 from foretrain.base.quantities import parse_limit
 from foretrain.config.finetune.asked import how_chosen, is_asked
 from foretrain.config.options import RunConfig
-from foretrain.config.presets import PRESET_ALIASES, PRESETS
-from foretrain.config.pretraining import is_surely_asked
+from foretrain.config.presets import PRESET_ALIASES, PRESETS, is_surely_asked
 from foretrain.hardware.calibration import Calibration
 from foretrain.hardware.catalogue import find
 from foretrain.predict.memory import Asked, Ledger, estimated
@@ -129,7 +128,7 @@ def test_a_cache_keeps_the_newest(own_directory: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("name", sorted(path.name for path in (REPO / "foretrain" / "locales").glob("*.toml")))
 def test_locales_are_read_as_tomllib_reads_them(name: str) -> None:
     text = (REPO / "foretrain" / "locales" / name).read_text("utf-8")
-    assert plain_toml.read(text) == plain_toml.flat(tomllib.loads(text))
+    assert languages.read(text) == languages.flat(tomllib.loads(text))
 
 
 @pytest.mark.parametrize(
@@ -143,7 +142,7 @@ def test_locales_are_read_as_tomllib_reads_them(name: str) -> None:
     ],
 )
 def test_other_toml_is_read_too(text: str) -> None:
-    assert plain_toml.read(text) == plain_toml.flat(tomllib.loads(text))
+    assert languages.read(text) == languages.flat(tomllib.loads(text))
 
 
 def test_what_is_surely_pretraining_is_no_fine_tuning(own_directory: Path) -> None:

@@ -26,7 +26,7 @@ from foretrain.hardware.cpu import cpu_device
 from foretrain.model.shape import ModelShape
 from foretrain.model.step import TrainState, build, evaluation_loss, train_step
 from foretrain.predict import memory
-from foretrain.predict.estimate.padding import Product, time_padding
+from foretrain.predict.compiled.timing import Product, time_padding
 from foretrain.predict.estimate.simulated_run import CUDA_GRANULE
 from foretrain.predict.memory import StepMemory, components, estimated, predict, worst_verdict
 from foretrain.predict.spec import StepSpec
@@ -420,8 +420,10 @@ def test_verdicts() -> None:
         return worst_verdict(memory)
 
     assert verdict(steady.allocated_bytes) == "does_not_fit"
-    assert verdict(steady.needed_low_bytes) == "tight"
-    assert verdict(steady.needed_expected_bytes + 300 * MIB) == "fits"
+    assert verdict(steady.needed_low_bytes) == "may_not_fit"
+    assert verdict(steady.needed_expected_bytes) == "tight"
+    assert verdict(steady.needed_high_bytes - MIB) == "tight"
+    assert verdict(steady.needed_high_bytes) == "fits"
     memory = predict(StepSpec.of(config, GPU, "nanogpt", dtype="float16", compiled=True))
     assert worst_verdict(memory) is None
 

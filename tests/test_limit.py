@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.step_operations import is_work, profiled, sides_of
-from foretrain.analysis.run_limit import calibration_here, limit_of_run
+from foretrain.analysis.run_pace import calibration_here, limit_of_run
 from foretrain.base.messages import say
 from foretrain.config.options import RunConfig
 from foretrain.hardware.calibration import Calibration, KernelTime, save

@@ -42,5 +42,7 @@ def test_a_card_gets_its_own_link_and_an_unknown_one_says_that_it_is_assumed() -
 
 
 def test_only_laptops_and_unified_memory_have_no_link_of_their_own() -> None:
-    without = [name for name in catalogue() if link_of(name).assumed]
-    assert all("Laptop" in name or name.startswith("Apple") for name in without), without
+    """Nor have cards that --gpus does not take, and Grace Hopper, whose GPU is alone with its processor."""
+    without = [gpu for name, gpu in catalogue().items() if link_of(name).assumed]
+    alone = {gpu.name for gpu in without if gpu.kind == "cuda" and not gpu.is_laptop}
+    assert alone == {"GB10", "GH200 96GB", "GH200 144GB"}

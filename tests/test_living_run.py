@@ -16,9 +16,9 @@ import torch
 
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.cli import keep_going as supervisor
-from foretrain.cli.patient import Patient, patient_output
+from foretrain.cli.train_progress import Patient, patient_output
 from foretrain.data.dataset import read_info
-from foretrain.training import checkpoint, divergence, trainer
+from foretrain.training import checkpoint, nonfinite, trainer
 from foretrain.training.attempts import is_out_of_memory, not_compiled
 from foretrain.training.endings import card_is_lost
 from foretrain.training.store import RunDirectory, newest_unfinished
@@ -51,7 +51,7 @@ def test_what_counts_as_a_lost_card(error: BaseException, lost: bool) -> None:
 
 @pytest.mark.fault(
     "the card is lost (Xid, dead CUDA context)", row="B.3", sees="exit code 4: the card failed, what it said, where to look",
-    safe="earlier checkpoints; no further call to the card; --keep-going begins again in a new process",
+    safe="earlier checkpoints; no further call to the card; --auto-restart begins again in a new process",
 )  # fmt: skip
 def test_a_lost_card_is_left_alone(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the error no function of torch.cuda is called, though the run believes that it is on a card."""
@@ -99,7 +99,7 @@ def test_a_lost_card_is_left_alone(own_directory: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.fault(
-    "out of memory in the optimizer", row="B.1", sees="exit code 5 with the smaller micro-batch; --keep-going goes on by itself",
+    "out of memory in the optimizer", row="B.1", sees="exit code 5 with the smaller micro-batch; --auto-restart goes on by itself",
     safe="nothing half-updated is saved; a resume continues from the last checkpoint with half the micro-batch",
 )  # fmt: skip
 def test_out_of_memory_in_the_optimizer_goes_back_to_the_last_checkpoint(
@@ -132,7 +132,7 @@ def test_keep_going_begins_again_after_a_lost_card(own_directory: Path, monkeypa
     ends = iter([int(ExitCode.ENVIRONMENT), 0])
     waits: list[float] = []
     monkeypatch.setattr(supervisor, "one_attempt", lambda words: (next(ends), False))
-    monkeypatch.setattr(sys, "argv", ["foretrain", "train", "--keep-going"])
+    monkeypatch.setattr(sys, "argv", ["foretrain", "train", "--auto-restart"])
     assert supervisor.keep_going(tiny(), wait=waits.append) == 0
     assert waits == [2.0]
     assert newest_unfinished("out", 12) is not None
@@ -499,11 +499,11 @@ def test_noise_and_slopes_are_no_leaps() -> None:
     chance, recent, most = random.Random(1), (), 0.0
     for step in range(3000):
         loss = 10 / (1 + step / 50) + 2 + chance.gauss(0, 0.05)
-        most = max(most, divergence.spike_score(recent, loss) or 0.0)
-        recent = divergence.with_loss(recent, loss)
-    assert most < divergence.LEAST_SCORE
-    assert len(recent) == divergence.WINDOW
-    assert (divergence.spike_score(recent, recent[-1] + 2) or 0) > 20
+        most = max(most, nonfinite.spike_score(recent, loss) or 0.0)
+        recent = nonfinite.with_loss(recent, loss)
+    assert most < nonfinite.LEAST_SCORE
+    assert len(recent) == nonfinite.WINDOW
+    assert (nonfinite.spike_score(recent, recent[-1] + 2) or 0) > 20
 
 
 # -- two at once -------------------------------------------------------------------------------------------

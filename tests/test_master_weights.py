@@ -7,7 +7,7 @@ import torch
 
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import find
-from foretrain.model.embedding import TokenEmbedding
+from foretrain.model.layers import TokenEmbedding
 from foretrain.model.shape import ModelShape
 from foretrain.model.step import TrainState, build, evaluation_loss, train_step
 from foretrain.predict.spec import StepSpec

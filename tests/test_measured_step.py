@@ -8,7 +8,7 @@ import pytest
 from foretrain.analysis.measured_step import measured
 from foretrain.base.messages import format_value
 from foretrain.training.store import RunDirectory
-from foretrain.web import forecasts
+from foretrain.web import runs
 from foretrain.web import runs as page
 from tests.kit.command import foretrain
 from tests.kit.runs import write_measured_run
@@ -60,7 +60,7 @@ def test_every_command_gives_the_same_time_of_a_step(run: Path, tmp_path: Path) 
     id, mine = next((id, one) for id, one in known.all().items() if one.path.name == "mine")
     shown = {one["id"]: one["value"] for one in page.page(id, mine, known.curve(id, mine))["now"]}
     assert shown["step"] == format_value(step_s, "duration")
-    picked = {row["label"]: row["measured"] for row in forecasts.comparisons(known)["runs"][0]["rows"]}
+    picked = {row["label"]: row["measured"] for row in runs.comparisons(known)["runs"][0]["rows"]}
     assert format_value(step_s, "duration") in picked.values()
 
 

@@ -18,7 +18,7 @@ from foretrain.hardware.catalogue import find
 from foretrain.model.language_model import make_model
 from foretrain.model.shape import ModelShape
 from foretrain.predict.plan import plan
-from foretrain.training.exports.exporting import export
+from foretrain.training.exports.source import export
 from tests.kit.families import (
     assert_a_run_resumes_exactly,
     assert_it_learns_and_samples,

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from foretrain.base.errors import ConfigError
 from foretrain.config.nanogpt_file import parse, parse_expression
 from foretrain.config.options import OPTIONS
-from foretrain.config.resolve import LEFT_OUT, resolve
+from foretrain.config.resolve import LEFT_OUT, NANOGPT_DEFAULTS, resolve
+from tests.kit.command import foretrain
 
 # The seven stock configs of karpathy/nanoGPT, as facts: which names they set to which values.
 STOCK = {
@@ -185,3 +186,97 @@ def test_arithmetic_is_pythons(text: str) -> None:
     value = parse_expression(text)
     if value != text:
         assert value == eval(text)
+
+
+FIELD = Path(__file__).parent / "data" / "field" / "configs"
+# What running each file after nanoGPT's train.py sets, on a machine with a CUDA card.
+READ = {
+    "device_pick": {"warmup_iters": 250, "lr_decay_iters": 4950, "device": "cuda", "compile": True, "dtype": "bfloat16"},
+    "on_base": {"n_layer": 4, "n_embd": 512, "block_size": 512, "out_dir": "out-variant", "compile": False},
+    "print_line": {"n_embd": 384, "batch_size": 64, "block_size": 256},
+    "odd2": {"max_iters": 5000, "lr_decay_iters": 5000},
+    "odd5": {"n_embd": 384},
+    "odd7": {"n_embd": 384},
+    "short_schedule": {"max_iters": 2000, "lr_decay_iters": 2000, "warmup_iters": 2000},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_forks_file_has_the_values_of_running_it(name: str) -> None:
+    config = resolve([str(FIELD / f"{name}.py")]).config
+    assert {key: getattr(config, key) for key in READ[name]} == READ[name]
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("n_embd = 64 * n_head if n_head > 2 else 128\n", {"n_embd": 768}),
+        ("size = 'm'\nn_layer, n_embd = {'s': (4, 128), 'm': (6, 384)}[size]\n", {"n_layer": 6, "n_embd": 384}),
+        ("batch_size = 8\nbatch_size *= 2\n", {"batch_size": 16}),
+        ("warmup_iters = min(100, max_iters // 10)\n", {"warmup_iters": 100}),
+        ("if block_size >= 1024: batch_size = 4\nelse: batch_size = 9\n", {"batch_size": 4}),
+        ("import os\nout_dir = os.path.join('runs', f'{n_layer}x{n_embd}')\n", {"out_dir": "runs/12x768"}),
+        ("import math\nlr_decay_iters = math.ceil(1e9 / (12 * 1024 * 40))\n", {"lr_decay_iters": 2035}),
+    ],
+)
+def test_what_needs_no_running_is_computed(text: str, values: dict[str, object]) -> None:
+    result = read_with_defaults(text)
+    assert not result.problems
+    found = {setting.key: setting.value for setting in result.settings}
+    assert found == values
+
+
+def read_with_defaults(text: str):
+    return parse(text, "f.py", set(OPTIONS), LEFT_OUT, NANOGPT_DEFAULTS)
+
+
+def test_the_command_line_needs_no_value_in_the_file(own_directory: Path) -> None:
+    Path("p.py").write_text("import os\nbatch_size = int(os.environ['B'])\nn_embd = width()\n")
+    with pytest.raises(ConfigError, match=r"p\.py:2"):
+        resolve(["p.py", "--n_embd=384"])
+    assert resolve(["p.py", "--batch_size=4", "--n_embd=384"]).config.batch_size == 4
+
+
+def test_one_cause_is_told_once(own_directory: Path) -> None:
+    Path("p.py").write_text("exec(open('not/here.py').read())\nn_embd = 64 * heads\n")
+    with pytest.raises(ConfigError) as caught:
+        resolve(["p.py"])
+    assert [problem.values["source"] for problem in caught.value.problems] == ["p.py:1"]
+
+
+@pytest.mark.parametrize(
+    ("line", "id"),
+    [
+        ("use_flash = True", None), ("resume_dir = None", None), ("n_experts = 1", None), ("moe = False", None),
+        ("n_experts = 8", "config.changes_model"), ("n_query_groups = 2", "config.changes_model"),
+        ("d_model = 512", "config.changes_model"), ("batchsize = 4", "config.unknown_key_near"),
+        ("n_layers = 4", "config.unknown_key_near"),
+    ],
+)  # fmt: skip
+def test_a_key_of_the_forks_own(line: str, id: str | None, own_directory: Path) -> None:
+    Path("p.py").write_text(f"n_embd = 384\n{line}\n")
+    if id is None:
+        resolved = resolve(["p.py", f"--{line.replace(' ', '')}"])
+        assert [note.id for note in resolved.notes] == ["config.unread_keys"]
+    else:
+        with pytest.raises(ConfigError) as caught:
+            resolve(["p.py"])
+        assert [problem.id for problem in caught.value.problems] == [id]
+
+
+@pytest.mark.parametrize("text", ["", "import os\n", "# nothing\nwandb_log = True\n"])
+def test_a_file_that_sets_nothing_is_no_run(text: str, own_directory: Path) -> None:
+    Path("p.py").write_text(text)
+    result = foretrain("plan", "p.py", "--gpu", "4070")
+    assert result.returncode == 2
+    assert "sets none" in result.stderr
+    assert resolve(["p.py", "--n_layer=2"]).config.n_layer == 2
+
+
+def test_no_file_outside_is_read(own_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    outside = tmp_path_factory.mktemp("outside") / "secret.py"
+    outside.write_text("n_layer = 3\n")
+    for name in (str(outside), "../" + outside.name):
+        Path("p.py").write_text(f"exec(open({name!r}).read())\n")
+        with pytest.raises(ConfigError, match="would have to be run"):
+            resolve(["p.py"])

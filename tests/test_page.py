@@ -1,6 +1,7 @@
 """The page's answers: the form is the knobs, a plan is what `plan` says, a config goes out and comes back the same."""
 
 import contextlib
+import http.client
 import json
 import os
 import re
@@ -33,7 +34,7 @@ from foretrain.hardware.catalogue import catalogue, find
 from foretrain.predict.plan import plan
 from foretrain.predict.trace import interpreter
 from foretrain.reports import making, palette
-from foretrain.web import advising, calls, child, connections, fields, guard, jobs, planner, routes, server
+from foretrain.web import calls, child, guard, jobs, planner, routes, server
 from tests.kit.command import REPO, foretrain, free_port
 from tests.kit.data import shards
 from tests.kit.language import ARABIC, BRACKETS, pretending
@@ -53,7 +54,7 @@ from tests.kit.page import (  # noqa: F401
 
 
 def test_the_form_has_every_knob_that_has_an_effect() -> None:
-    found = {field["name"]: field for field in fields.fields()}
+    found = {field["name"]: field for field in planner.fields()}
     wanted = {knob.name: knob for knob in OPTIONS.values() if not knob.inert}
     assert set(found) == set(wanted)
     for name, field in found.items():
@@ -66,14 +67,14 @@ def test_the_form_has_every_knob_that_has_an_effect() -> None:
         )
         assert messages.has(f"page.group.{field['group']}")
         assert (field["type"] == "choice") == bool(field["choices"])
-    shown = [field["basic"] for field in fields.fields()]
+    shown = [field["basic"] for field in planner.fields()]
     assert sum(shown) > 10
     assert shown == sorted(shown, reverse=True), "the basic ones come first"
 
 
 @pytest.mark.parametrize("name", named(lambda option: option.slider))
 def test_a_slider_stops_only_where_its_knob_may_stand(name: str) -> None:
-    stops = fields.stops(OPTIONS[name])
+    stops = planner.stops(OPTIONS[name])
     assert stops == sorted(set(stops))
     assert 5 < len(stops) < 120
     for value in (stops[0], stops[-1]):  # what config.py allows, asked of the config itself
@@ -281,17 +282,17 @@ def test_advice_can_be_applied_and_then_holds(client: TestClient) -> None:
 def test_long_advice_is_worked_on_while_the_page_answers(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """A deep model took up to 16 s of the server's own process."""
     asked = {"preset": "gpt2-40m", "gpu": "RTX 4070"}
-    monkeypatch.setattr(advising, "WAIT_S", 0.0)
+    monkeypatch.setattr(jobs, "WAIT_S", 0.0)
     begun = post(client, "/api/advice", asked, 202)
     post(client, "/api/plan", asked)
-    monkeypatch.setattr(advising, "WAIT_S", 600.0)
+    monkeypatch.setattr(jobs, "WAIT_S", 600.0)
     assert get(client, f"/api/advice/{begun['job']}") == calls.advice(json.dumps(asked))[1]
-    monkeypatch.setattr(advising, "WAIT_S", 0.0)
+    monkeypatch.setattr(jobs, "WAIT_S", 0.0)
     first, second = (post(client, "/api/advice", asked, 202)["job"] for _ in range(2))  # the newest wins
     get(client, f"/api/advice/{first}", 404)
     plain = child.start
     monkeypatch.setattr(child, "start", lambda work: plain("no such"))
-    monkeypatch.setattr(advising, "WAIT_S", 600.0)
+    monkeypatch.setattr(jobs, "WAIT_S", 600.0)
     assert "exit 1" in post(client, "/api/advice", asked, 422)["message"]
     get(client, f"/api/advice/{second}", 404)
 
@@ -544,7 +545,7 @@ def is_closed(connection: socket.socket) -> bool:
 
 
 def test_a_connection_that_sends_nothing_whole_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(server, "HEAD_TIMEOUT_S", 0.3)
     with answering(tmp_path) as served:
         page = f"GET /icon.svg HTTP/1.1\r\nHost: 127.0.0.1:{served.port}\r\n\r\n".encode()
         half = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "
@@ -562,6 +563,47 @@ def test_a_connection_that_sends_nothing_whole_is_closed(tmp_path: Path, monkeyp
             assert good.recv(100).startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        lambda n: {"batch_size": n + 1, "n_layer": 2 + n % 3},
+        lambda n: {"recipe": ("nanogpt", "modern", "llama")[n % 3], "n_embd": 64 * (1 + n % 5), "compile": n % 2 == 0},
+    ],
+)
+def test_fifty_requests_at_once_are_answered_as_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: Any
+) -> None:
+    """All connections are open before the first request is sent; none of them is cut off."""
+    monkeypatch.setattr(server, "HEAD_TIMEOUT_S", 600.0)  # however long a busy machine takes to open them
+    with answering(tmp_path) as served, contextlib.ExitStack() as opened:
+        origin = f"http://127.0.0.1:{served.port}"
+        headers = {**POSTED, "origin": origin, guard.TOKEN_HEADER: served.token}
+
+        def connection() -> http.client.HTTPConnection:
+            made = http.client.HTTPConnection("127.0.0.1", served.port, timeout=600)
+            opened.callback(made.close)
+            made.connect()
+            return made
+
+        def request(n: int, made: http.client.HTTPConnection) -> None:
+            small = {"n_layer": 2, "n_head": 2, "n_embd": 64, "block_size": 32, "bias": False, "dropout": 0.0}
+            values = {"preset": "baby", "gpu": "RTX 4070", "values": {**small, **asked(n)}}
+            made.request("POST", "/api/plan", json.dumps(values), headers)
+
+        def answer(made: http.client.HTTPConnection) -> tuple[int, bytes]:
+            got = made.getresponse()
+            return got.status, got.read()
+
+        all_of_them = [connection() for _ in range(50)]
+        for n, made in enumerate(all_of_them):
+            request(n, made)
+        at_once = [answer(made) for made in all_of_them]
+        assert {status for status, _ in at_once} == {200}
+        for n in range(50):
+            request(n, all_of_them[0])
+            assert answer(all_of_them[0]) == at_once[n]
+
+
 def test_half_sent_requests_shut_nobody_out(tmp_path: Path) -> None:
     """Any program on this machine can open connections; 70 that wait held all of the page's for 15 s."""
     with answering(tmp_path) as served, contextlib.ExitStack() as opened:
@@ -573,7 +615,7 @@ def test_half_sent_requests_shut_nobody_out(tmp_path: Path) -> None:
         body = f"POST /api/plan HTTP/1.1\r\n{host}Content-Length: 1000\r\n\r\n{{".encode()
         unread = f"GET /chart.js HTTP/1.1\r\n{host}\r\n".encode() * 40
         for request in (half, body, unread):
-            waiting = [opened.enter_context(connected(served, request)) for _ in range(70)]
+            waiting = [opened.enter_context(connected(served, request)) for _ in range(140)]
             with connected(served, own) as good:
                 assert good.recv(100).startswith(b"HTTP/1.1 200"), request
             assert waiting

@@ -32,9 +32,10 @@ from foretrain.reports.document import cell_text
 from foretrain.reports.views.finetune import cards as cards_view
 from foretrain.reports.views.finetune import screen as screen_view
 from foretrain.reports.views.finetune import whole as whole_view
+from foretrain.reports.views.shared import card_memory
 from foretrain.web import jobs
 from foretrain.web.finetune import asked as ask
-from foretrain.web.finetune import fields, search, shown
+from foretrain.web.finetune import calls, fields, shown
 from tests.kit.command import foretrain
 from tests.kit.finetune import small
 from tests.kit.finetune_files import AXOLOTL, LLAMA_FACTORY
@@ -79,7 +80,8 @@ def test_a_plan_on_the_page_is_the_terminals(client: TestClient) -> None:
     plan = plan_question(question(SMALL, words), "RTX 4090", "2GB")
     shown = screen_view.screen(plan, (), Typed(quiet=True))
     assert answer["rows"] == [[row.label.text(), cell_text(row.text)] for row in shown.rows]
-    assert [part["text"] for part in answer["verdict"]] == [shown.lead[0].message.text()]
+    of_the_card = card_memory(plan.gpu)[0]
+    assert [part["text"] for part in answer["verdict"]] == [shown.lead[0].message.text(), of_the_card.message.text()]
     document = whole_view.document(plan, ())
     assert [part["title"] for part in answer["sections"]] == [part.title.text() for part in document.sections[1:]]
     told = foretrain(*shlex.split(answer["command"])[1:], "--full").stdout
@@ -245,7 +247,7 @@ def test_what_is_pasted_is_bounded(client: TestClient) -> None:
 def test_changes_come_one_after_the_other_and_are_the_terminals(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search, "MOMENT_S", 0.0)
+    monkeypatch.setattr(calls, "MOMENT_S", 0.0)
     plan = plan_question(question("gpt2", ["--batch_size=64"]), CARD)
     expected = [screen_view.change_text(change) for change in changes(plan)]
     counts = []

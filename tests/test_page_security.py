@@ -22,7 +22,7 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from foretrain.analysis.live.observed import ObservedRun, lock_is_held
+from foretrain.analysis.observed import ObservedRun, lock_is_held
 from foretrain.base.errors import UserError
 from foretrain.web import calls, guard, planner, routes
 from foretrain.web.observe import Curve
@@ -410,7 +410,7 @@ def test_looking_at_a_run_changes_nothing_of_it(tmp_path: Path) -> None:
         assert routes.runs.live_answer(run, curve, 0)["status"] == "running"
         assert known.curve(id, run) is curve
         assert known.listed()["runs"][0]["steps"] == 12
-        assert routes.forecasts.comparisons(known)["runs"]
+        assert routes.runs.comparisons(known)["runs"]
         assert before == {p.name: (p.stat().st_mtime_ns, p.stat().st_size) for p in directory.path.iterdir()}
     finally:
         directory.release()

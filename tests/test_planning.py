@@ -11,7 +11,7 @@ import foretrain as library
 from foretrain.base.errors import UserError
 from foretrain.config.hub.models import models
 from foretrain.reports.document import Axis, Bar, Curves, Message, StackedBars, Trace
-from foretrain.reports.svg import svg
+from foretrain.reports.shown import svg
 from tests.kit.command import foretrain
 
 ASKED = {"method": "lora", "seq_len": 512, "batch_size": 2, "gradient_checkpointing": True}

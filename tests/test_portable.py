@@ -120,7 +120,7 @@ def _modules() -> list[str]:
 
 ON_LINUX = "foretrain.predict.trace.worker"  # the process that traces, which is started nowhere else
 TORCH = "a library that not everybody has"
-HEAVY = ("torch", "numpy", "starlette", "tokenizers", "transformers", "pyarrow", "safetensors", "uvicorn", "datatrove")
+HEAVY = ("torch", "numpy", "starlette", "tokenizers", "transformers", "pyarrow", "safetensors", "uvicorn")
 
 
 def _imports(name: str) -> set[str]:

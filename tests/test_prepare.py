@@ -22,19 +22,18 @@ from foretrain.cli.commands import prepare as cli
 from foretrain.data import tokenizer as tokenizers
 from foretrain.data.checksums import verify
 from foretrain.data.dataset import read_info
-from foretrain.data.prepare import engine, formats, ranges, state
-from foretrain.data.prepare.dedup import SeenHashes
+from foretrain.data.prepare import engine, formats, ranges, writer
 from foretrain.data.prepare.disk import publish
 from foretrain.data.prepare.encode import KEEP_TRAIN, KEEP_VAL, encode_batch, encoder_of, pieces
 from foretrain.data.prepare.estimate import peak_bytes
 from foretrain.data.prepare.formats import documents
 from foretrain.data.prepare.opened import Format, OpenFile, Place
+from foretrain.data.prepare.preparation import SeenHashes
 from foretrain.data.prepare.reader import Job, Position, serve
 from foretrain.data.prepare.sources import expand
 from foretrain.data.prepare.writer import SplitState
 from foretrain.data.shards import Shard, dtype_for, histogram_bin, read_index, shard_name
-from foretrain.data.tokenizer import BpeTokenizer, ByteTokenizer, JsonTokenizer, TiktokenTokenizer
-from foretrain.data.tokenizer_check import digest_of
+from foretrain.data.tokenizer import BpeTokenizer, ByteTokenizer, JsonTokenizer, TiktokenTokenizer, digest_of
 from tests.kit import prepare as kit
 from tests.kit.command import foretrain
 
@@ -81,16 +80,14 @@ def test_shards_hold_what_the_plain_way_makes(own_directory: Path) -> None:
     assert problem(kit.run, source, workers=1, shard_tokens=20_000).id == "data.other_preparation"
 
 
-def test_an_index_of_before_is_read_too(own_directory: Path) -> None:
-    """Its digests of blocks were a list. One that is cut short is refused."""
+def test_digests_that_cannot_be_are_refused(own_directory: Path) -> None:
+    """Though the digest of the index itself is right: one that is cut short, of blocks that are too long, a list."""
     made = kit.run(kit.write_kind(Path("a.jsonl"), ROWS), shard_tokens=10_000)
     now = json.loads(Path("out/dataset.json").read_text())
     shards = [shard for split in now["splits"].values() for shard in split["shards"]]
-    for shard in shards:
-        shard["blocks"] = [shard["blocks"][at : at + 32] for at in range(0, len(shard["blocks"]), 32)]
 
     def write() -> None:
-        empty = json.dumps({**now, "schema": "foretrain.dataset/2", "index_sha256": "0" * 64})
+        empty = json.dumps({**now, "index_sha256": "0" * 64})
         digest = hashlib.sha256(empty.encode()).hexdigest()
         Path("out/dataset.json").write_text(empty.replace("0" * 64, digest, 1))
 
@@ -101,9 +98,10 @@ def test_an_index_of_before_is_read_too(own_directory: Path) -> None:
     write()
     assert problem(read_index, Path("out")).id == "data.bad_meta"
     shards[0]["block_bytes"] = usual
-    shards[0]["blocks"][0] = shards[0]["blocks"][0][:-2]
-    write()
-    assert problem(read_index, Path("out")).id == "data.bad_meta"
+    for wrong in (shards[0]["blocks"][:-2], [shards[0]["blocks"]]):
+        shards[0]["blocks"] = wrong
+        write()
+        assert problem(read_index, Path("out")).id == "data.bad_meta"
 
 
 def test_the_state_of_a_long_preparation_is_read_again(own_directory: Path) -> None:
@@ -114,12 +112,12 @@ def test_the_state_of_a_long_preparation_is_read_again(own_directory: Path) -> N
     )  # fmt: skip
     made = kit.run(kit.write_kind(Path("a.jsonl"), ROWS[:9])).index
     assert made is not None
-    identity = state.Identity(settings=made.settings, tokenizer=made.tokenizer, source="s", stamps="")
-    found = state.Snapshot(identity=identity, splits={"train": SplitState(shards=shards), "val": SplitState()})
+    identity = writer.Identity(settings=made.settings, tokenizer=made.tokenizer, source="s", stamps="")
+    found = writer.Snapshot(identity=identity, splits={"train": SplitState(shards=shards), "val": SplitState()})
     Path("long/.progress").mkdir(parents=True)
-    state.write(Path("long"), found)
+    writer.write(Path("long"), found)
     assert Path("long/.progress/state.json").stat().st_size > 2**22
-    assert state.read(Path("long")) == found
+    assert writer.read(Path("long")) == found
 
     def broken() -> Iterator[str]:
         yield "a"

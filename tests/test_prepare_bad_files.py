@@ -11,7 +11,8 @@ from urllib.parse import unquote
 import pytest
 
 from foretrain.base.errors import ExitCode, UserError
-from foretrain.data.prepare import remote, vocabulary
+from foretrain.data.prepare import opened as remote
+from foretrain.data.prepare import vocabulary
 from foretrain.data.prepare.estimate import peak_bytes
 from foretrain.data.prepare.formats import documents
 from foretrain.data.prepare.opened import Format, OpenFile, Place
@@ -223,7 +224,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, own_directory: Path) -> Iterator[type[H
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("foretrain.data.prepare.remote._FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr("foretrain.data.prepare.opened._FIRST_WAIT_S", 0.01)
     rows = kit.texts(300)
     names = {"sample/a.parquet": rows[:200], "sample/b.jsonl.gz": rows[200:], "other/c.jsonl": rows[:9]}
     Hub.files = {name: kit.write_kind(Path(Path(name).name), part).read_bytes() for name, part in names.items()}

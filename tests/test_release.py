@@ -118,7 +118,11 @@ def test_the_recipe_asks_for_what_the_wheel_asks_for() -> None:
 
 
 def test_the_image_runs_as_nobody_special() -> None:
+    """Its base is named by its digest: a tag can be moved."""
     lines = (REPO / "release/Dockerfile").read_text("utf-8").splitlines()
+    bases = [line.split()[1] for line in lines if line.startswith("FROM ")]
+    own = {line.split()[3] for line in lines if line.startswith("FROM ")}
+    assert all(base in own or re.fullmatch(r"python:[\w.-]+@sha256:[0-9a-f]{64}", base) for base in bases)
     stages = [n for n, line in enumerate(lines) if line.startswith("FROM ")]
     for start, end in zip(stages, [*stages[1:], len(lines)], strict=True):
         users = [line.split()[1] for line in lines[start:end] if line.startswith("USER ")]

@@ -29,7 +29,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     run = write_long_run(folder / "run", 900, HOSTILE)
     b1 = f"{CASES}/b1.log+{CASES}/b1.py"
     words = {
-        "run": [str(run)], "plan": [f"{CASES}/c.py", "--others", "1GB"], "log": [b1],
+        "run": [str(run)], "plan": [f"{CASES}/c.py", "--used-by-others", "1GB"], "log": [b1],
         "comparison": [f"b1={b1}", f"b2={CASES}/b2.csv+{CASES}/b2.py"],
     }  # fmt: skip
     for kind in KINDS:

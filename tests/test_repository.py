@@ -1,5 +1,6 @@
 """The pre-commit hook and the comment on a pull request: in a git repository, with the shell scripts that GitHub runs."""
 
+import json
 import os
 import re
 import subprocess
@@ -19,6 +20,12 @@ from tests.kit.command import REPO, foretrain
 
 SMALL = 'preset = "baby"\nmax_iters = 2000\n'
 HUGE = 'preset = "gpt2-124m"\nbatch_size = 64\n'
+SMOLLM2 = json.dumps({
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 576, "intermediate_size": 1536,
+    "num_attention_heads": 9, "num_hidden_layers": 30, "num_key_value_heads": 3, "vocab_size": 49152,
+    "max_position_embeddings": 8192, "tie_word_embeddings": True, "hidden_act": "silu", "torch_dtype": "bfloat16",
+    "rms_norm_eps": 1e-5, "rope_theta": 100000,
+})  # fmt: skip
 CARD = "--gpu=RTX 4070"
 ACTION: dict[str, Any] = yaml.safe_load((REPO / "action.yml").read_text("utf-8"))
 
@@ -70,7 +77,7 @@ def test_the_hook_says_what_plan_says_and_ends_as_the_worst(
 
 def test_the_hook_is_what_pre_commit_reads() -> None:
     (hook,) = yaml.safe_load((REPO / ".pre-commit-hooks.yaml").read_text("utf-8"))
-    assert hook["entry"].split() == ["python", "-m", pre_commit.__module__]
+    assert hook["entry"].split() == ["python", "-P", "-m", pre_commit.__module__]
     assert re.search(hook["files"], "nanogpt/config/train.py")
     assert re.search(hook["files"], "configs/a.toml")
     assert not re.search(hook["files"], "pyproject.toml")
@@ -131,7 +138,9 @@ def test_the_figures_are_the_plans(base: str) -> None:
 
 
 def test_fine_tuning_has_a_row_as_well(own_directory: Path) -> None:
-    found = answer(Path("smollm2-135m"), ["--method=lora", "--seq-len=128", "--batch-size=1", "--max-steps=100", CARD])
+    Path("model").mkdir()
+    Path("model/config.json").write_text(SMOLLM2)
+    found = answer(Path("model"), ["--method=lora", "--seq-len=128", "--batch-size=1", "--max-steps=100", CARD])
     assert found.verdict in ("fits", "tight")
     assert found.total_s
     assert found.needed_bytes
@@ -245,3 +254,139 @@ def test_no_input_of_the_action_is_run(runner: dict[str, str]) -> None:
     for name in ("GPU", "CONFIGS", "ARGUMENTS", "BASE"):
         step("Plan the changed configs", **{**runner, name: '$(touch canary)"; touch canary; `touch canary`'})
     assert not Path("canary").exists()
+
+
+# -- a repository of hostile names ---------------------------------------------------------------------------
+
+PROGRAM = "#!/bin/sh\ntouch '{canary}'\n"
+MODULE = "import pathlib\npathlib.Path({canary!r}).touch()\nraise SystemExit(0)\n"
+IMPORTED = (
+    "json",
+    "types",
+    "queue",
+    "random",
+    "typer",
+    "pydantic",
+    "foretrain",
+    "pip",
+    "hatchling",
+    "runpy",
+    "sitecustomize",
+)
+# Each is a file of the repository that the default patterns take. The last part is a config, a program or a word of plan.
+HOSTILE = (
+    "--python=d/config/a.toml", "--gpu-file=d/config/a.toml", "--write=written/config/b.toml", "--snapshot=snap/config/a.toml",
+    "--exact/config/a.toml", "--largest=batch_size/config/a.toml", "--json/config/a.toml", "--help/config/a.toml",
+    "--/config/a.toml", "-/config/a.toml", "-h/config/a.toml", "@x/config/a.toml", "~/config/a.toml", "hf:a/config/a.toml",
+    "config/$(touch canary).toml", "config/`touch canary`.toml", "config/a\nb.toml", "config/;touch canary;.toml",
+    "config/-.toml", "config/--check.toml", "config/ .toml", "config/\udcff.toml", "config/<b>@all.toml",
+)  # fmt: skip
+
+
+@pytest.fixture
+def hostile(runner: dict[str, str], own_directory: Path) -> list[str]:
+    """The names that a pull request brings; what they name would write `canary` when it is run or imported."""
+    canary = own_directory / "canary"
+    for name in HOSTILE:
+        path = Path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(SMALL)
+    for name in ("d/config/a.toml", "d/bin/python"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text(PROGRAM.format(canary=canary))
+        Path(name).chmod(0o755)
+    for name in IMPORTED:
+        Path(f"{name}.py").write_text(MODULE.format(canary=str(canary)))
+        Path(name).mkdir()
+        for file in ("__init__.py", "__main__.py"):
+            Path(name, file).write_text(MODULE.format(canary=str(canary)))
+    Path("written/config").mkdir(parents=True)
+    Path("snap/config").mkdir(parents=True)
+    git("checkout", "--quiet", "-b", "pull")
+    git("add", "--all", "--", ":!bin", ":!summary", ":!output", ":!log", ":!found")
+    git("commit", "--quiet", "--message", "x")
+    return [os.fsdecode(name) for name in git_bytes("ls-files", "-z").split(b"\0") if name]
+
+
+def git_bytes(*words: str) -> bytes:
+    return subprocess.run(["git", *words], capture_output=True, check=True).stdout
+
+
+def contents(*without: str) -> dict[str, bytes]:
+    return {
+        str(path): path.read_bytes()
+        for path in Path().rglob("*")
+        if path.is_file() and path.parts[0] not in (".git", *without) and "__pycache__" not in path.parts
+    }
+
+
+@pytest.mark.skipif(os.name != "posix", reason="GitHub's runners run these steps by bash")
+def test_the_action_runs_and_writes_nothing_of_a_hostile_repository(hostile: list[str], runner: dict[str, str]) -> None:
+    said = ("summary", "output", "foretrain.md")
+    before = contents(*said)
+    done = step(
+        "Plan the changed configs", **{**runner, "CONFIGS": ACTION["inputs"]["configs"]["default"], "CHECK": "true"}
+    )
+    assert done.returncode == 0, done.stderr
+    assert contents(*said) == before  # no canary among them
+    rows = [line for line in Path("summary").read_text().splitlines() if line.startswith("| ")][1:]
+    wrong = [row for row in rows if "**" in row and safe("d/config/a.toml") not in row]
+    assert len(rows) == len(HOSTILE) + 2, rows  # the title's line, and d/config/a.toml
+    assert wrong == []
+    assert Path("output").read_text() == "code=2\n"  # of d/config/a.toml
+
+
+@pytest.mark.skipif(os.name != "posix", reason="the program of this test is a shell's")
+def test_the_hook_runs_and_writes_nothing_of_a_hostile_repository(hostile: list[str], runner: dict[str, str]) -> None:
+    (hook,) = yaml.safe_load((REPO / ".pre-commit-hooks.yaml").read_text("utf-8"))
+    files = [name for name in hostile if re.search(hook["files"], name) and name != "d/config/a.toml"]
+    assert len(files) >= len(HOSTILE)
+    before = contents()
+    command = [sys.executable, *hook["entry"].split()[1:], CARD, *files]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(REPO)}, capture_output=True, check=False)
+    assert contents() == before
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count(b": baby on RTX 4070: ") == len(files), done.stdout
+
+
+@pytest.mark.parametrize("separator", [[], ["--"]])
+def test_a_word_that_names_a_file_is_no_option_of_the_hook(
+    separator: list[str], own_directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("--gpu=RTX 3060/config/a.toml", "--used-by-others=11GB/config/a.toml"):
+        Path(name).parent.mkdir(parents=True)
+        Path(name).write_text(SMALL)
+        assert pre_commit([CARD, *separator, name]) == 0
+        assert "RTX 4070" in capsys.readouterr().out
+    Path("small.toml").write_text(SMALL)
+    assert pre_commit([CARD, "small.toml", "--gpu=RTX 3060"]) == 2  # behind the first file: a file that is not there
+    assert "--gpu=RTX 3060" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(os.name != "posix", reason="GitHub's runners run these steps by bash")
+def test_pip_is_pythons_and_its_packages_have_hashes(
+    hostile: list[str], runner: dict[str, str], own_directory: Path
+) -> None:
+    """pip is stood in for, as tests have no network: what matters is which `pip` would be run, where and with what."""
+    Path("bin/python").write_text(
+        '#!/bin/sh\nprintf "%s\\n" "$*" >> "$GH_LOG"\nexec "' + sys.executable + '" "${1}" -c "import json"\n'
+    )
+    found = next(each for each in ACTION["runs"]["steps"] if each.get("name") == "Install foretrain")
+    assert found["working-directory"] == "${{ runner.temp }}"
+    done = step("Install foretrain", **{**runner, "FORETRAIN": str(REPO)})
+    assert done.returncode == 0, done.stderr
+    asked = Path("log").read_text().splitlines()
+    assert all(line.startswith("-P -m pip install ") for line in asked)
+    assert [line for line in asked if "--require-hashes" in line or "--no-deps" in line] == asked
+    assert not Path("canary").exists()
+
+
+def test_a_config_that_is_not_utf_8_is_a_row(base: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("config/same.toml").write_bytes(b"# \xff\xfe\n")
+    git("commit", "--all", "--quiet", "--message", "x")
+    bad = git("rev-parse", "HEAD")
+    commit(same=SMALL, new=SMALL)
+    assert pull_request.main(["--base", bad, CARD, "--configs", "config/*.toml"]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| config/")]
+    assert len(rows) == 2
+    assert all("fits" in row for row in rows)

@@ -20,7 +20,7 @@ CASES = REPO / "examples" / "real-cases"
 CARD = ("--gpu", "RTX 4070")
 # Schemas of files that foretrain writes and reads itself, and of the page's own answers.
 FILES = {
-    "foretrain.dataset/1", "foretrain.dataset/2", "foretrain.dataset/3", "foretrain.prepare-state/2", "foretrain.nonfinite/1",
+    "foretrain.dataset/1", "foretrain.dataset/3", "foretrain.prepare-state/2", "foretrain.nonfinite/1",
     "foretrain.scores/1",
     "foretrain.trace/1", "foretrain.checkpoint/1", "foretrain.page/1", "foretrain.trainer-run/1", "foretrain.now/1",
     "foretrain.label/1",
@@ -48,7 +48,7 @@ def asked(name: str, *words: str, code: int = 0) -> dict[str, Any]:
 
 
 ANSWERS = {
-    "foretrain.plan/2": ("plan", str(CASES / "c.py"), *CARD, "--others", "2.1GB"),
+    "foretrain.plan/2": ("plan", str(CASES / "c.py"), *CARD, "--used-by-others", "2.1GB"),
     "foretrain.plans/2": ("plan", "gpt2-124m", "--gpu", "3060,4070"),
     "foretrain.finetune/1": ("plan", "smollm2-135m", "--method", "lora", *CARD),
     "foretrain.finetunes/1": ("plan", "smollm2-135m", "--seq-len", "512", "--gpu", "3060,4070"),
@@ -64,7 +64,7 @@ ANSWERS = {
     "foretrain.inferences/1": ("plan", "llama-3.1-8b", "--inference", "--weights", "q4_k_m", "--gpu", "3060,4070"),
     "foretrain.within/2": ("plan", "gpt2-124m", *CARD, "--within", "12h"),
     "foretrain.config/1": ("plan", "baby", "--show-config"),
-    "foretrain.advice/2": ("advise", str(CASES / "c.py"), *CARD, "--others", "2.1GB"),
+    "foretrain.advice/2": ("advise", str(CASES / "c.py"), *CARD, "--used-by-others", "2.1GB"),
     "foretrain.mfu/1": ("mfu", str(CASES / "b1.py"), "--tokens-per-s", "134k", *CARD),
     "foretrain.compare/2": (
         "compare", f"B1={CASES}/b1.log+{CASES}/b1.py", f"B2={CASES}/b2.csv+{CASES}/b2.py", *CARD,

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from foretrain.config.weights_file import WeightsFile, look
 from foretrain.model.step import build
 from foretrain.training import checkpoint, starting
-from foretrain.training.exports.exporting import export
+from foretrain.training.exports.source import export
 from tests.kit.gloo import (
     MICRO_BATCHES,
     loaded,

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from foretrain.base.units import MIB
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import find
 from foretrain.model.shape import ModelShape
@@ -49,6 +50,23 @@ def test_a_plan_is_for_the_version_that_is_asked_for_else_the_installed_one(monk
     assert software.of("") == (2, 6)
     monkeypatch.setattr(software, "installed", lambda: None)
     assert software.of("") == ASSUMED
+
+
+@pytest.mark.parametrize(
+    ("gpu", "torch", "workspace_bytes"),
+    [
+        ("RTX 5090", "2.11", 2 * 8_519_680), ("RTX 5090", "2.12", 2 * 32 * MIB), ("RTX 5060 Ti 16GB", "2.7", 2 * 8_519_680),
+        ("B200", "2.11", 2 * 8_519_680), ("B200", "2.13", 2 * 32 * MIB), ("H100 SXM5 80GB", "2.6", 2 * 32 * MIB),
+        ("RTX 4090", "2.13", 2 * 8_519_680),
+    ],
+)  # fmt: skip
+def test_the_workspace_of_matmuls_follows_card_and_version(gpu: str, torch: str, workspace_bytes: int) -> None:
+    """Two of them: one for training's stream, one for backward's (aten/src/ATen/cuda/CublasHandlePool.cpp)."""
+    made = json.loads(foretrain("plan", "baby", "--gpu", gpu, f"--torch_version={torch}", "--json").stdout)
+    phases = made["memory"][0]["phases"]
+    assert {
+        part["size_bytes"] for phase in phases[1:3] for part in phase["components"] if part["id"] == "workspace"
+    } == {workspace_bytes}
 
 
 def test_written_attention_does_the_whole_square_and_keeps_its_matrices() -> None:

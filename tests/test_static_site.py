@@ -29,7 +29,7 @@ from foretrain.config.hub.models import models
 from foretrain.config.presets import PRESETS
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import catalogue
-from foretrain.web import browser, calls, devices, fields, routes
+from foretrain.web import browser, calls, devices, planner, routes
 from foretrain.web.finetune import fields as finetune_fields
 from tests.kit.browser import answered, files_served, in_chromium, needs
 from tests.kit.browser import browser as chromium
@@ -59,7 +59,7 @@ __all__ = ["chromium"]  # a fixture that holds here, too
 def drawn(random: random.Random) -> dict[str, Any]:
     """A form as somebody might leave it: a preset or none, a card, some knobs at some of their stops or choices."""
     chosen = random.sample(
-        [f for f in fields.fields() if f["stops"] or f["choices"] or f["type"] == "bool"], random.randint(0, 6)
+        [f for f in planner.fields() if f["stops"] or f["choices"] or f["type"] == "bool"], random.randint(0, 6)
     )
     values = {}
     for field in chosen:

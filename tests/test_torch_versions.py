@@ -1,5 +1,7 @@
 """Notes on what other versions of torch allocate otherwise: only what the step meets, with its size."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -50,6 +52,25 @@ def test_only_the_version_that_trains_is_told_where_it_is_known() -> None:
     assert "with torch 2.9;" in note
     assert "taken to be" not in note
     assert foretrain.trace(normed, torch_version=torch.__version__).notes == ()
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=("around the call", "in the compiled function"))
+def test_norms_in_compiled_code_are_told_where_autocast_casts_them(inside: bool) -> None:
+    def code(on: Tracing, *, enabled: bool) -> None:
+        def norm(x: torch.Tensor) -> torch.Tensor:
+            if not inside:
+                return F.rms_norm(x, (WIDTH,))
+            with torch.autocast("cuda", torch.bfloat16, enabled=enabled):
+                return F.rms_norm(x, (WIDTH,))
+
+        x = torch.empty(ROWS, WIDTH, device=on.device, dtype=torch.bfloat16, requires_grad=True)
+        with torch.autocast("cuda", torch.bfloat16, enabled=enabled or inside):
+            torch.compile(norm)(x).sum().backward()
+
+    (note,) = foretrain.trace(partial(code, enabled=True), compile=True).notes
+    assert "the results of the 1 calls of rms_norm under autocast" in note
+    assert "take up to 2 bytes of each element less with torch 2.8 and before and torch 2.9 to 2.11" in note
+    assert foretrain.trace(partial(code, enabled=False), compile=True).notes == ()
 
 
 @pytest.mark.parametrize(

@@ -82,8 +82,8 @@ def test_a_loss_that_is_only_shown_is_not_noted() -> None:
     def code(on: Tracing) -> None:
         loss = torch.randn(N, device=on.device).sum()
         total = loss.item() / 4 + loss.item()
-        assert f"{total:.3f} {loss:.2f}" == "1.250 1.00"
-        assert f"{float(loss)} {round(total - 0.25, 4)}" == "1.0 1.0"
+        assert (float(total), f"{total:.3f} {loss:.2f}") == (1.25, "? ?")
+        assert f"{float(loss)} {round(total - 0.25, 4)}" == "1.0 ?"
         assert isinstance(total, float)
 
     assert trace(code).notes == ()
@@ -124,7 +124,7 @@ def test_values_that_the_code_wrote_down_are_known() -> None:
         assert step.item() == 3.0
         changed = torch.zeros(8, device=cuda)
         changed[0] = torch.randn((), device=cuda)
-        assert f"{changed.sum().item()}" == "1.0"  # no longer zero
+        assert f"{changed.sum().item()}" == "?"  # no longer zero
         assert torch.equal(changed, changed)
         assert not torch.equal(changed, torch.zeros(9, device=cuda))
 
@@ -138,6 +138,148 @@ def test_integers_out_of_tensors_are_noted() -> None:
 
     (note,) = trace(code).notes
     assert re.search(r"an integer was read from a tensor and taken as 1, at .*test_trace_values\.py:\d+$", note)
+
+
+def with_lbfgs(on: Tracing) -> None:
+    layer = nn.Linear(N, N, bias=False).to(on.device)
+    optimizer = torch.optim.LBFGS(layer.parameters(), line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        found = layer(torch.empty(8, N, device=on.device)).square().mean()
+        found.backward()
+        return found
+
+    optimizer.step(loss)
+
+
+class Halving(torch.optim.SGD):
+    """Decides by the gradient how far it goes."""
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        for group in self.param_groups:
+            for each in group["params"]:
+                if each.grad.norm() > 0.5:
+                    return None
+        return super().step(closure)
+
+
+def with_own_optimizer(on: Tracing) -> None:
+    weight = torch.zeros(N, N, device=on.device, requires_grad=True)
+    weight.sum().backward()
+    Halving([weight], lr=0.1, momentum=0.9).step()
+
+
+@pytest.mark.parametrize(("code", "name"), [(with_lbfgs, "LBFGS"), (with_own_optimizer, "Halving")])
+def test_an_optimizer_that_goes_by_values_is_named_and_bounds_the_answer(
+    code: Callable[[Tracing], object], name: str
+) -> None:
+    found = trace(code)
+    assert found.bound == "at_least"
+    assert any(
+        re.search(rf"so the answer may be too low: {name} decided on a value.*\.py:\d+$", n) for n in found.notes
+    )
+    assert "at least" in str(found)
+    assert found.fits(1 << 30) is None
+    assert found.fits(4 * MIB) is False
+
+
+def _score(on: Tracing) -> Tensor:
+    return torch.randn(N, device=on.device).mean()
+
+
+def skips(on: Tracing) -> None:
+    for _ in range(3):
+        if _score(on) > 1e4:
+            print("skipped")  # noqa: T201
+            continue
+        torch.empty(N, device=on.device)
+
+
+def stops_early(on: Tracing) -> None:
+    for _ in range(3):
+        torch.empty(N, device=on.device)
+        if (_score(on) == 5).all():
+            break
+
+
+def checks(on: Tracing) -> None:
+    score = _score(on)
+    if not (score > -1).all():
+        raise ValueError("no score")
+    assert score > 0.5
+
+
+def counts(on: Tracing) -> None:
+    right = 0
+    right += (torch.randint(9, (4,), device=on.device) == 3).sum().item()
+    print(right)  # noqa: T201
+
+
+def grows_for_some(on: Tracing) -> None:
+    if _score(on) > 2:
+        torch.empty(N, device=on.device)
+
+
+def leaves_for_some(on: Tracing) -> None:
+    for _ in range(3):
+        if _score(on) > 0.5:
+            break
+        torch.empty(N, device=on.device)
+
+
+def waits(on: Tracing) -> None:
+    while _score(on) > 0.5:
+        torch.empty(N, device=on.device)
+
+
+def drops_its_mask(on: Tracing) -> None:
+    mask: Tensor | None = torch.randn(N, device=on.device) > 0
+    if mask is not None and mask.all():
+        mask = None
+
+
+def generates(on: Tracing) -> None:
+    ids = torch.zeros(4, 8, dtype=torch.long, device=on.device)
+    while not (ids[:, -1] == 5).all() and ids.shape[1] < 200:
+        ids = torch.cat([ids, torch.randn(4, 16, device=on.device).argmax(-1)[:, None]], 1)
+
+
+def rounds(on: Tracing) -> None:
+    torch.empty(round(_score(on).item() * 8), 8, device=on.device)
+
+
+def truncates(on: Tracing) -> None:
+    torch.empty(1 + int(_score(on).item() * 8), 8, device=on.device)
+
+
+def adapts(on: Tracing) -> None:
+    optimizer = torch.optim.Adafactor([torch.nn.Parameter(torch.empty(8, 8, device=on.device))])
+    optimizer.param_groups[0]["params"][0].grad = torch.empty(8, 8, device=on.device)
+    optimizer.step()
+
+
+def sizes(on: Tracing) -> None:
+    torch.empty(int(torch.randint(9, (4,), device=on.device).max()), 8, device=on.device)
+
+
+@pytest.mark.parametrize(
+    ("code", "bound"),
+    [
+        *((code, "exact") for code in (skips, stops_early, checks, counts, adapts)),
+        *(
+            (code, "at_least")
+            for code in (grows_for_some, leaves_for_some, waits, drops_its_mask, generates, sizes, rounds, truncates)
+        ),
+    ],
+)
+def test_a_way_that_is_not_taken_and_may_take_more_bounds_the_answer(
+    code: Callable[[Tracing], object], bound: str
+) -> None:
+    found = trace(code)
+    assert found.bound == bound
+    assert found.fits(1 << 30) is (True if bound == "exact" else None)
+    assert any("so the answer may be too low" in note for note in found.notes) == (bound == "at_least")
 
 
 def until_small(on: Tracing) -> None:
@@ -205,3 +347,27 @@ def test_truncated_normal_draws_take_what_they_really_take(std: float, a: float,
         code()
     traced = max(peak for peak, _ in session.tracer.record.finish().peaks().values())
     assert traced == pytest.approx(allocated.peaks_of(run)[0], abs=64)  # and a scalar
+
+
+@pytest.mark.parametrize(
+    "product",
+    [
+        lambda x: x.prod(),
+        lambda x: x.prod(0),
+        lambda x: torch.prod(x, dim=1, keepdim=True),
+        lambda x: x.cumprod(0),
+        lambda x: torch.cumprod(x, dim=-1),
+    ],
+)
+def test_gradients_of_products_without_a_zero_take_what_they_really_take(product: Callable[[Tensor], Tensor]) -> None:
+    """Against PyTorch's allocator on the CPU. With the formula for any values they were 57% to 113% too high."""
+
+    def code() -> None:
+        product(torch.ones(N, N, requires_grad=True)).square().sum().backward()
+
+    with tracing(None, compiled=False) as session:
+        code()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run:
+        code()
+    traced = max(peak for peak, _ in session.tracer.record.finish().peaks().values())
+    assert traced == pytest.approx(allocated.peaks_of(run)[0], abs=64)

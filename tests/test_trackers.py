@@ -23,27 +23,25 @@ from foretrain.comparison.sources import load
 from foretrain.comparison.sources.given import take_apart
 from foretrain.config.resolve import resolve
 from foretrain.training import trackers
-from foretrain.training.notes import Note
-from foretrain.training.store import EvaluationMetrics, RunDirectory, RunRecord, StepMetrics
-from foretrain.training.trackers import TRACKERS, asked_for, names, report
-from foretrain.training.trackers.names import Namer
+from foretrain.training.store import EvaluationMetrics, Note, RunDirectory, RunRecord, StepMetrics
+from foretrain.training.trackers import TRACKERS, asked_for, report
+from foretrain.training.trackers import tracker as names
 from foretrain.training.trackers.report import Report
-from foretrain.training.trackers.tracker import Job, Tracker, without_undone
+from foretrain.training.trackers.tracker import Job, Namer, Tracker, without_undone
 from tests.kit.command import REPO
 from tests.kit.command import foretrain as command
 from tests.kit.tiny import TINY, write_dataset
 
-PLACES = {"mlflow": "mlruns", "trackio": "trackio/mine.db"}
+PLACES = {"trackio": "trackio/mine.db"}
 
 
 @pytest.fixture(autouse=True)
 def offline(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing leaves this machine, and nothing of the user's is written to."""
-    for name in [name for name in os.environ if name.startswith(("WANDB_", "MLFLOW_", "TRACKIO_"))]:
+    for name in [name for name in os.environ if name.startswith(("WANDB_", "TRACKIO_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("TRACKIO_DIR", str(own_directory / "trackio"))
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", (own_directory / "mlruns").as_uri())
     monkeypatch.setenv("HOME", str(own_directory))
 
 
@@ -132,8 +130,7 @@ def test_a_run_read_back_equals_its_record(tracker: str) -> None:
     assert subject.tokens_per_step == own.tokens_per_step
     assert subject.config is not None
     assert own.config is not None
-    changed = {"dataset", "memory_limit"}  # a path is the same, but a text that is empty is no parameter of MLflow's
-    assert subject.config.model_dump(exclude=changed) == own.config.model_dump(exclude=changed)
+    assert subject.config.model_dump(exclude={"dataset"}) == own.config.model_dump(exclude={"dataset"})  # one path
 
     explained = foretrain.explain(kept_by(tracker)).log
     assert (explained.first_step, explained.last_step, explained.steps) == (0, 11, 12)
@@ -196,34 +193,6 @@ def test_nothing_leaves_this_machine_unless_asked(
     assert heard.of("tracker_started")
     seen = Path(f"{spy}.seen")
     assert not seen.exists(), seen.read_text()
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_mlflow_in_a_database(monkeypatch: pytest.MonkeyPatch) -> None:
-    """MLflow makes dozens of tables at first, which takes seconds."""
-    pytest.importorskip("mlflow")
-    pytest.importorskip("sqlalchemy")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{Path.cwd()}/mlflow.db")
-    with pytest.raises(Stopped):
-        trained("mlflow", Heard(stops_at=8))
-    trained("mlflow", resume=True)
-    subject, own = load(take_apart("x=mlflow.db")), load(take_apart("out"))
-    assert subject.train.losses == own.train.losses
-    assert subject.val.losses == own.val.losses
-    assert foretrain.explain("mlflow.db").log.steps == 12
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_an_unreachable_server_costs_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("mlflow")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    heard = Heard()
-    assert trained("mlflow", heard).status == "finished"
-    (failed,) = heard.of("tracker_failed")
-    assert failed["check"] == "`MLFLOW_TRACKING_URI`"
-    assert "127.0.0.1" in failed["reason"]
-    assert len(failed["reason"]) <= 160
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -290,7 +259,6 @@ def test_a_run_of_the_trainer_equals_its_history(tracker: str, monkeypatch: pyte
     """What transformers' own integration of each tracker has written."""
     need(tracker)
     pytest.importorskip("transformers")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     done = subprocess.run([sys.executable, "-c", TRAINER, tracker], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     history = next(json.loads(line) for line in done.stdout.splitlines() if line.startswith("[{"))
@@ -467,7 +435,7 @@ def test_trackers_are_named_together_or_one_by_one() -> None:
     assert asked_for(config.report_to) == ("trackio", "tensorboard", "wandb")
     Path("c.toml").write_text('report_to = ["trackio", "wandb"]\n')
     assert asked_for(resolve(["c.toml"]).config.report_to) == ("trackio", "wandb")
-    assert resolve(["c.toml", "--report-to=mlflow"]).config.report_to == "mlflow"  # the command line comes last
+    assert resolve(["c.toml", "--report-to=wandb"]).config.report_to == "wandb"  # the command line comes last
     Path("bad.toml").write_text("report_to = [1]\n")
     with pytest.raises(UserError, match="report_to"):
         resolve(["bad.toml"])
@@ -523,41 +491,23 @@ def test_steps_that_were_done_again_count_once() -> None:
 # -- files that no library of theirs is needed for -----------------------------------------------------------------
 
 
-def mlflow_database(path: Path, rows: list[tuple[Any, ...]], runs: tuple[str, ...] = ("r",)) -> None:
-    """The tables that MLflow 3 makes, as far as runs and metrics go."""
+def metric(run: str, loss: float, step: int) -> tuple[str, int, str]:
+    """A row of trackio's: ten more for run b."""
+    return run, step, json.dumps({"train/loss": loss + 10 * (run == "b")})
+
+
+def trackio_database(path: Path, *rows: tuple[str, int, str]) -> None:
+    """The tables that trackio 0.43 makes, as far as runs and metrics go. A row: run, step, its metrics as JSON."""
     with sqlite3.connect(path) as base:
-        base.execute("CREATE TABLE runs (run_uuid, name, lifecycle_stage, start_time)")
-        base.execute("CREATE TABLE metrics (key, value, timestamp, run_uuid, step, is_nan)")
-        base.execute("CREATE TABLE params (key, value, run_uuid)")
-        base.executemany("INSERT INTO runs VALUES (?, ?, 'active', 0)", [(run, run.upper()) for run in runs])
-        base.executemany("INSERT INTO metrics VALUES (?, ?, ?, ?, ?, ?)", rows)
-
-
-def test_a_trainers_run_in_mlflow() -> None:
-    """transformers logs through MLflow with these names; a loss that is no number is kept as a mark."""
-    rows: list[tuple[Any, ...]] = [("train/loss", 3.0 - step / 10, 1000 * step, "r", step, 0) for step in range(1, 9)]
-    rows += [("eval/loss", 2.5, 4500, "r", 4, 0), ("train/loss", 0.0, 9000, "r", 9, 1)]
-    mlflow_database(Path("other.db"), rows)
-    subject = load(take_apart("other.db"))
-    assert subject.train.losses == tuple(pytest.approx(3.0 - step / 10) for step in range(1, 9))
-    assert subject.val.losses == (2.5,)
-    assert subject.label == "R"
-    assert subject.config is None
-    assert subject.notes[0].id == "not_finite"
-    assert subject.step_s is not None
-    assert subject.step_s.expected_s == pytest.approx(1.0)
-    explained = foretrain.explain("other.db").log
-    assert explained.steady_s == pytest.approx(1.0)
-    assert explained.losses.last_val_loss == 2.5
-    shown = command("explain", "other.db")
-    assert shown.returncode == 0, shown.stderr
+        base.execute("CREATE TABLE metrics (id INTEGER PRIMARY KEY, run_id, timestamp, run_name, step, metrics)")
+        base.execute("CREATE TABLE configs (id INTEGER PRIMARY KEY, run_id, run_name, config)")
+        for run, step, metrics in rows:
+            at = f"2026-01-01T{step // 3600:02d}:{step // 60 % 60:02d}:{step % 60:02d}+00:00"
+            base.execute("INSERT INTO metrics VALUES (NULL, ?, ?, ?, ?, ?)", (run, at, run.upper(), step, metrics))
 
 
 def test_of_several_runs_one_is_chosen() -> None:
-    rows = [
-        ("train/loss", 1.0 + step + 10 * (run == "b"), 1000 * step, run, step, 0) for run in "ab" for step in (1, 2, 3)
-    ]
-    mlflow_database(Path("two.db"), rows, runs=("a", "b"))
+    trackio_database(Path("two.db"), *(metric(run, 1.0 + step, step) for run in "ab" for step in (1, 2, 3)))
     with pytest.raises(UserError, match=r"several runs \(A, B\)") as raised:
         load(take_apart("two.db"))
     assert raised.value.exit_code == 2
@@ -567,27 +517,9 @@ def test_of_several_runs_one_is_chosen() -> None:
     assert "say which one, such as two.db+run=B" in command("explain", "two.db").stderr
 
 
-def test_a_run_in_mlflows_folder() -> None:
-    folder = Path("mlruns/0/abc")
-    for name, lines in (("train/loss", "1000 3.5 1\n2000 nan 2\n3000 2.5 3\n"), ("eval/loss", "2500 4.0 2\n")):
-        (folder / "metrics" / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / "metrics" / name).write_text(lines)
-    (folder / "meta.yaml").write_text("run_id: abc\n")
-    subject = load(take_apart("mlruns"))
-    assert subject.train.losses == (3.5, 2.5)
-    assert subject.val.losses == (4.0,)
-    (folder / "metrics" / "train" / "loss").write_text("1000 3.5 1\nnot a line\n")
-    with pytest.raises(UserError, match=r"train/loss, line 2") as raised:
-        load(take_apart("mlruns"))
-    assert raised.value.exit_code == 7
-
-
 def test_a_report_of_what_a_tracker_keeps() -> None:
     """One HTML file, outside the tracker's folder, with the losses of the run that is asked for."""
-    rows = [
-        ("train/loss", 1.25 + step + 10 * (run == "b"), 1000 * step, run, step, 0) for run in "ab" for step in (1, 2, 3)
-    ]
-    mlflow_database(Path("two.db"), rows, runs=("a", "b"))
+    trackio_database(Path("two.db"), *(metric(run, 1.25 + step, step) for run in "ab" for step in (1, 2, 3)))
     made = command("report", "two.db+run=B", "--json")
     assert made.returncode == 0, made.stderr
     found = json.loads(made.stdout)
@@ -595,30 +527,11 @@ def test_a_report_of_what_a_tracker_keeps() -> None:
     page = Path(found["path"]).read_text("utf-8")
     assert "14.2500" in page
     assert "4.2500" not in page.replace("14.2500", "")
-    folder = Path("mlruns/0/abc")
-    (folder / "metrics").mkdir(parents=True)
-    (folder / "metrics" / "loss").write_text("1000 3.5 1\n2000 2.5 2\n")
-    (folder / "meta.yaml").write_text("run_id: abc\n")
-    assert foretrain.report("mlruns") == Path("report-mlruns.html")
-    assert not list(Path("mlruns").rglob("*.html"))
-    (folder / "metrics" / "loss").write_text("not a line\n")
-    damaged = command("report", "mlruns")
-    assert (damaged.returncode, damaged.stderr.count("\n")) == (7, 1)
-
-
-def trackio_database(path: Path, metrics: str) -> None:
-    """The tables that trackio 0.43 makes, as far as runs and metrics go."""
-    with sqlite3.connect(path) as base:
-        base.execute("CREATE TABLE metrics (id INTEGER PRIMARY KEY, run_id, timestamp, run_name, step, metrics)")
-        base.execute("CREATE TABLE configs (id INTEGER PRIMARY KEY, run_id, run_name, config)")
-        for step in (1, 2, 3):
-            at = f"2026-01-01T00:00:0{step}+00:00"
-            values = (at, step, metrics.replace("STEP", str(step)))
-            base.execute("INSERT INTO metrics VALUES (NULL, 'x', ?, 'mine', ?, ?)", values)
 
 
 def test_a_trainers_run_in_trackio() -> None:
-    trackio_database(Path("p.db"), '{"train/loss": 4.STEP, "train/global_step": STEP0, "text": [1]}')
+    text = '{"train/loss": 4.STEP, "train/global_step": STEP0, "text": [1]}'
+    trackio_database(Path("p.db"), *(("x", step, text.replace("STEP", str(step))) for step in (1, 2, 3)))
     subject = load(take_apart("p.db"))
     assert subject.train.steps == (10, 20, 30)
     assert subject.train.losses == (4.1, 4.2, 4.3)
@@ -628,14 +541,14 @@ def test_a_trainers_run_in_trackio() -> None:
 
 @pytest.mark.parametrize("text", ["{", "[1]", "null", "[" * 10_000])
 def test_damaged_metrics_of_trackio_are_said(text: str) -> None:
-    trackio_database(Path("p.db"), text)
+    trackio_database(Path("p.db"), *(("x", step, text) for step in (1, 2, 3)))
     with pytest.raises(UserError) as raised:
         load(take_apart("p.db"))
     assert raised.value.exit_code == 7
 
 
 def test_damaged_databases_are_said() -> None:
-    mlflow_database(Path("whole.db"), [("train/loss", 1.0, 1000 * step, "r", step, 0) for step in range(2000)])
+    trackio_database(Path("whole.db"), *(metric("r", 1.0, step) for step in range(2000)))
     whole = Path("whole.db").read_bytes()
     for name, data in (("cut", whole[: len(whole) // 2]), ("zeros", whole[:100] + b"\x00" * 9000),
                        ("flipped", whole[:4096] + b"\xff" * (len(whole) - 4096))):  # fmt: skip
@@ -658,7 +571,7 @@ def test_a_view_without_end_is_not_read() -> None:
 
 
 def test_a_password_in_an_address_is_not_reported() -> None:
-    from foretrain.app.training.reporting import without_secrets
+    from foretrain.app.training_run import without_secrets
 
     assert without_secrets("https://me:secret@host/set?X-Signature=abc") == "https://host/set"
     assert without_secrets("s3://bucket/set") == "s3://bucket/set"

@@ -128,7 +128,7 @@ def test_a_signal_during_evaluation_is_heard(own_directory: Path) -> None:
     assert record.steps_done == 5
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
 def test_exit_code_75_and_resume_from_the_command_line(name: str, own_directory: Path) -> None:
     write_dataset(Path("data/toy"), tokens=20_000)
     words = [f"--{k}={v}" for k, v in TINY.items()] + ["--max_iters=100000", "--lr_decay_iters=100000"]
@@ -560,7 +560,7 @@ def test_without_a_compiler_training_goes_on_in_eager_mode(
 
 
 def test_vocabulary_is_taken_from_the_dataset(own_directory: Path) -> None:
-    from foretrain.app.training.data import prepare_data
+    from foretrain.app.training.ready import prepare_data
 
     path = write_dataset(Path("data/toy"))
     (path / "meta.json").write_text(json.dumps({"dtype": "uint16", "vocab_size": 96}))
@@ -636,7 +636,7 @@ def test_names_that_could_command_a_terminal(value: str) -> None:
 
 
 @pytest.mark.fault(
-    "WORLD_SIZE of torchrun, whatever it says", row="B.5",
+    "WORLD_SIZE without RANK, whatever it says", row="B.5",
     sees="exit code 4",
     safe="everything: nothing has begun",
 )  # fmt: skip

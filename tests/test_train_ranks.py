@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from foretrain.base.errors import ExitCode, UserError
-from foretrain.cli import start_ranks
+from foretrain.cli import keep_going
 from foretrain.config.ranks import as_one_rank_of, of_rank
 from foretrain.model.ranks.sharing import check_ranks
 from foretrain.training.ranks.place import ALONE, Place, first_node, place_of
@@ -243,17 +243,17 @@ def test_the_first_of_slurms_nodes(nodes: str, first: str) -> None:
 
 def test_what_is_started_here() -> None:
     made = kit.config(device="cpu", gradient_accumulation_steps=16)
-    assert start_ranks.wanted(0, made, {}) is None
-    assert start_ranks.wanted(1, made, {}) is None
-    assert start_ranks.wanted(2, made, {}) == start_ranks.Start(2)
-    assert start_ranks.wanted(8, made, TORCHRUN) is None
+    assert keep_going.wanted(0, made, {}) is None
+    assert keep_going.wanted(1, made, {}) is None
+    assert keep_going.wanted(2, made, {}) == keep_going.Start(2)
+    assert keep_going.wanted(8, made, TORCHRUN) is None
     sky = {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "1", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"}
-    assert start_ranks.wanted(0, made, sky | {"SKYPILOT_NUM_GPUS_PER_NODE": "8"}) == start_ranks.Start(
+    assert keep_going.wanted(0, made, sky | {"SKYPILOT_NUM_GPUS_PER_NODE": "8"}) == keep_going.Start(
         8, 1, 2, "10.0.0.1"
     )
     with pytest.raises(UserError, match="--gpus 4"):
-        start_ranks.wanted(4, made, TORCHRUN)
-    assert start_ranks.own_words(["train", "a.toml", "--gpus", "2", "--x=1", "--gpus=3"]) == [
+        keep_going.wanted(4, made, TORCHRUN)
+    assert keep_going.own_words(["train", "a.toml", "--gpus", "2", "--x=1", "--gpus=3"]) == [
         "train",
         "a.toml",
         "--x=1",
@@ -264,11 +264,11 @@ def test_more_ranks_than_cards(monkeypatch: pytest.MonkeyPatch) -> None:
     class Two:
         facts = (1, 2)
 
-    monkeypatch.setattr(start_ranks, "Cards", Two)
+    monkeypatch.setattr(keep_going, "Cards", Two)
     made = kit.config(device="auto", gradient_accumulation_steps=8)
-    assert start_ranks.wanted(2, made, {}) == start_ranks.Start(2)
+    assert keep_going.wanted(2, made, {}) == keep_going.Start(2)
     with pytest.raises(UserError, match=r"4 ranks on .*, which has 2 cards"):
-        start_ranks.wanted(4, made, {})
+        keep_going.wanted(4, made, {})
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from foretrain.reports.views import plan as plan_view
 from tests.kit.command import REPO, foretrain
 
 C = str(REPO / "examples" / "real-cases" / "c.py")  # nanoGPT's step does not fit beside 2.1 GB, foretrain's does
-CARD = ("--gpu", "4070", "--others", "2.1GB")
+CARD = ("--gpu", "4070", "--used-by-others", "2.1GB")
 
 
 def planned(*words: str) -> dict:

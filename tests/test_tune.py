@@ -18,7 +18,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from foretrain.app.plan import with_dataset
-from foretrain.app.training.data import prepare_data
+from foretrain.app.training.ready import prepare_data
 from foretrain.app.tune import job_of as prepare
 from foretrain.base.errors import UserError
 from foretrain.base.quantities import parse_duration
@@ -37,12 +37,11 @@ from foretrain.predict.spec import StepSpec
 from foretrain.predict.tuned_steps import step_of, tuned_like
 from foretrain.reports import text as text_view
 from foretrain.reports.views import tune as tune_view
-from foretrain.tuning import answer as tune_answer
+from foretrain.tuning import cache as tune_answer
 from foretrain.tuning import cache as tune_memory
 from foretrain.tuning import trial as single_trial
 from foretrain.tuning import tuner as tuner_module
 from foretrain.tuning.forecast import fitting, forecast_memory, forecast_s, log_forecasts
-from foretrain.tuning.model import Model
 from foretrain.tuning.pool import Burst, Death, Pool
 from foretrain.tuning.race import LOOKS, Race, estimate
 from foretrain.tuning.record import ForecastError, TuneTrial, Tuning, with_pareto
@@ -59,7 +58,7 @@ from foretrain.tuning.space import (
     settings,
 )
 from foretrain.tuning.timed_step import TimedStep, rows_of
-from foretrain.tuning.tuner import Limits, Outlook, Tuner
+from foretrain.tuning.tuner import Limits, Model, Outlook, Tuner
 from tests import machines
 from tests.kit.command import foretrain
 from tests.kit.tiny import TINY, tiny
@@ -791,7 +790,7 @@ def resolve_values(values: dict[str, Any]) -> RunConfig:
     ("words", "text"),
     [
         (["--budget=soon"], "--budget soon"), (["--budget=2s"], "at least 10 s"), (["--options=n_layer"], "n_layer cannot"),
-        (["--knobs=,"], "cannot be tuned"), (["--write=x.json"], "must end in .toml"),
+        (["--options=,"], "cannot be tuned"), (["--write=x.json"], "must end in .toml"),
         (["--write="], "must end in .toml"), (["--trials=0"], "--trials"),
     ],
 )  # fmt: skip

@@ -21,7 +21,7 @@ from foretrain.cli.commands import verify as verify_command
 from foretrain.hardware.catalogue import Gpu, find
 from foretrain.predict.trace import drive, service
 from foretrain.predict.trace.service import TraceUnavailable
-from foretrain.verification import cases, child, expected, measure, record, session
+from foretrain.verification import cases, measure, record, session
 from foretrain.verification.record import Case, Machine, Outcome, Predicted, Verification, Versions
 from tests.kit.command import REPO, Terminal, foretrain
 
@@ -87,7 +87,7 @@ def test_a_prediction_is_what_plan_exact_says() -> None:
     from foretrain.predict.plan import plan
     from foretrain.predict.trace.forecast import answers_for
 
-    predicted, peaks = expected.predict(TINY, CARD)
+    predicted, peaks = session.predict(TINY, CARD)
     config = TINY.config.model_copy(update={"compile": False, "dtype": "float32"})
     made = plan(config, CARD)
     (exact,) = answers_for(made, ["foretrain"], None)
@@ -107,14 +107,14 @@ def test_a_prediction_is_what_plan_exact_says() -> None:
 
 
 def test_without_a_trace_the_estimate_stands_in(no_trace: None) -> None:
-    predicted, _ = expected.predict(TINY, CARD)
+    predicted, _ = session.predict(TINY, CARD)
     assert predicted.source == "estimated"
     assert predicted.allocated_bytes == predicted.estimate_allocated_bytes
 
 
 def test_a_case_that_only_evaluates_has_no_step(no_trace: None) -> None:
     only = TINY.model_copy(update={"options": {**TINY.options, "eval_only": True}})
-    assert expected.predict(only, CARD)[0].step_s is None
+    assert session.predict(only, CARD)[0].step_s is None
 
 
 # -- measured -------------------------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ def test_a_case_that_only_evaluates_has_no_step(no_trace: None) -> None:
 
 def test_a_case_is_really_measured_in_a_process_of_its_own() -> None:
     case = TINY.model_copy(update={"step": "nanogpt"})
-    found = child.ask({"what": "case", "device": "cpu", "case": case.to_json()}, 600)
+    found = session.ask({"what": "case", "device": "cpu", "case": case.to_json()}, 600)
     assert found["steps"] >= measure.FEWEST_STEPS
     assert found["step_s"] > 0
     assert found["process_bytes"] > 50 * 2**20
@@ -151,10 +151,10 @@ def test_what_a_case_raises_is_its_answer(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_process_that_ends_or_takes_too_long_is_told() -> None:
-    with pytest.raises(child.Ended):
-        child.ask({"what": "device", "device": "no such device"}, 600)
-    with pytest.raises(child.Timeout):
-        child.ask({"what": "case", "device": "cpu", "case": TINY.to_json()}, 0.01)
+    with pytest.raises(session.Ended):
+        session.ask({"what": "device", "device": "no such device"}, 600)
+    with pytest.raises(session.Timeout):
+        session.ask({"what": "case", "device": "cpu", "case": TINY.to_json()}, 0.01)
 
 
 def test_steps_are_timed_until_there_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +247,7 @@ class Machinery:
 @pytest.fixture
 def machinery(monkeypatch: pytest.MonkeyPatch, no_trace: None) -> Machinery:
     found = Machinery()
-    monkeypatch.setattr(child, "ask", found.ask)
+    monkeypatch.setattr(session, "ask", found.ask)
     monkeypatch.setattr(session.Target, "now", lambda self: found.now(self))
     monkeypatch.setattr(session, "SETTLE_S", 0.0)
     there = CARD.model_copy(update={"memory_gib": 24.0})
@@ -331,7 +331,7 @@ def test_only_and_again(machinery: Machinery) -> None:
 def test_what_goes_wrong_with_a_case_spoils_nothing(machinery: Machinery) -> None:
     machinery.answers = {
         "adamw8bit": {"out_of_memory": {"phase": "first_step", "said": "CUDA out of memory"}},
-        "Muon": child.Ended(-9), "dropout and bias": child.Timeout(), "evaluation only": {"error": "ValueError: 7"},
+        "Muon": session.Ended(-9), "dropout and bias": session.Timeout(), "evaluation only": {"error": "ValueError: 7"},
     }  # fmt: skip
     result = foretrain("verify", "--out", "r.json")
     assert result.returncode == 0
@@ -467,7 +467,7 @@ def test_wrong_words_are_refused(machinery: Machinery, words: tuple[str, str]) -
 
 def test_a_file_that_cannot_be_written_is_told_before_anything_runs(machinery: Machinery) -> None:
     result = foretrain("verify", "--out", "nowhere/r.json")
-    assert result.returncode == 4
+    assert result.returncode == 2
     assert "nowhere/r.json" in result.stderr
     assert machinery.asked == []
 

@@ -8,7 +8,6 @@ import pytest
 import typer
 
 from foretrain.cli import app
-from foretrain.cli.old_options import OLD
 from foretrain.config.options import OPTIONS
 from tests.kit.command import REPO
 
@@ -71,7 +70,7 @@ def _said_by_commands(command: object, path: str) -> Iterator[tuple[str, str]]:
     yield path, f"{getattr(command, 'help', '') or ''}\n{getattr(command, 'epilog', '') or ''}"
     for param in getattr(command, "params", ()):
         if not getattr(param, "hidden", False):
-            spellings = set(getattr(param, "opts", ())) - set(OLD.values())  # help shows no old spelling
+            spellings = set(getattr(param, "opts", ()))
             yield path, f"{' '.join(sorted(spellings))} {getattr(param, 'help', '') or ''}"
     for name, own in getattr(command, "commands", {}).items():
         yield from _said_by_commands(own, f"{path} {name}")

@@ -12,17 +12,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from foretrain.advice import combine
-from foretrain.advice.candidates import WORTH, Candidate, Search
+from foretrain.advice.candidates import EACH_MORE, WORTH, Candidate, Search
 from foretrain.advice.planner import Outcome, Planner
 from foretrain.advice.quality import lower_losses
 from foretrain.advice.record import Advices, Idle
 from foretrain.advice.rules import BY_ID, RULES
 from foretrain.advice.rules.base import Change, Goal, Rule, State
-from foretrain.advice.rules.memory import LEAST_FOR_TRITON
 from foretrain.base.errors import UserError
 from foretrain.hardware.catalogue import Gpu, catalogue
 from foretrain.predict.plan import Plan, no_time
-from foretrain.predict.spec import StepName
+from foretrain.predict.spec import StepName, choose_dtype
 
 SHORT, LARGE_GAIN = 3, 0.1  # changes on a plan's screen, and how much of the run's time they have to save
 ENOUGH = 3  # exact single changes that fit: then no sets are searched
@@ -30,13 +29,12 @@ ENOUGH = 3  # exact single changes that fit: then no sets are searched
 
 def default_goal(plan: Plan, step: StepName) -> Goal:
     """fit where it does not fit with its margin, else speed; fit too where speeds are not known."""
-    doubtful = plan.verdict_of(step) in ("tight", "does_not_fit")
+    doubtful = plan.verdict_of(step) not in ("fits", None)
     timing = plan.timing_of(step)
     return "fit" if doubtful or timing is None else "speed"
 
 
 def start_of(plan: Plan, step: StepName) -> State:
-    """The run that a plan is of."""
     return State(plan.config, plan.gpu, step, plan.used_by_others_bytes)
 
 
@@ -150,7 +148,6 @@ def _is_advice(search: Search, candidate: Candidate) -> bool:
 
 
 def _nothing(search: Search, candidate: Candidate) -> Idle:
-    """Why a change that was planned is not advised."""
     rule, before = candidate.rules[-1], _before(search, candidate)
     saved = before.needed_bytes - candidate.outcome.needed_bytes
     effect = search.effect(candidate.outcome)
@@ -182,7 +179,6 @@ def _nothing(search: Search, candidate: Candidate) -> Idle:
 
 
 def _looks_at(search: Search, rule: Rule, quick: bool) -> bool:
-    """Whether a rule can serve the goal."""
     if quick and not rule.quick:
         return False
     if search.goal == "fit" or search.must_fit:
@@ -232,7 +228,8 @@ def _pick(search: Search, rule: Rule, start: State, options: Sequence[Change]) -
 def _sets(search: Search, singles: list[Candidate], quick: bool) -> Iterator[Candidate]:
     if search.must_fit:
         exact = [c for c in singles if c.outcome.fits and c.exactness == "exact"]
-        if len(exact) < (1 if quick else ENOUGH):
+        cheap = quick and any(search.price(c) <= EACH_MORE for c in exact)  # a set costs more
+        if not cheap and len(exact) < ENOUGH:
             yield from combine.fitting(search, singles, alternatives=not quick)
         return
     if search.goal in ("speed", "cost"):
@@ -261,12 +258,14 @@ def _cards(search: Search, found: list[Candidate]) -> Iterator[Candidate]:
 
 
 def usable(gpu: Gpu, state: State) -> bool:
-    """Whether the card can run the config as it stands, memory aside."""
+    """Whether the card can be bought or rented and runs the config as it stands, memory aside."""
     if gpu.kind != "cuda" or gpu.memory_bytes is None or gpu.name == state.gpu.name or gpu.is_laptop:
         return False
-    if state.config.dtype == "bfloat16" and not gpu.supports_bf16:
+    if not gpu.fp16_dense_tflops:  # no time of training is known there
         return False
-    return gpu.capability >= LEAST_FOR_TRITON or not state.config.compile
+    if choose_dtype(state.config, gpu, state.step)[0] == "bfloat16" and not gpu.supports_bf16:
+        return False
+    return gpu.has_triton or not state.config.compile
 
 
 def other_cards(search: Search, state: State | None = None, rules: tuple[str, ...] = ()) -> list[Candidate]:

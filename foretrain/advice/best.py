@@ -83,8 +83,6 @@ def shapes() -> Iterator[dict[str, int]]:
 
 
 class _Search:
-    """What stays the same over the grid."""
-
     def __init__(self, base: Plan, limit: Limit, step: StepName, given: frozenset[str]) -> None:
         self.base, self.limit, self.given = base, limit, given
         self.step: StepName = step
@@ -118,7 +116,6 @@ class _Search:
         return c.model_copy(update=update)
 
     def spec(self, config: RunConfig) -> StepSpec:
-        """The step of another config on the same card."""
         return StepSpec.of(config, self.gpu, self.step, dtype=self.base.dtype)
 
     def timing(self, config: RunConfig) -> Timing:
@@ -152,7 +149,6 @@ class _Search:
         return None
 
     def n_params(self, shape: dict[str, int]) -> int:
-        """The parameters of a shape."""
         return ModelShape.of(self.configured(shape, 1)).n_params
 
     def is_too_large(self, shape: dict[str, int]) -> bool:

@@ -123,7 +123,6 @@ class Search:
         )  # fmt: skip
 
     def advice(self, candidate: Candidate) -> Advice:
-        """The record of a candidate."""
         state, config = candidate.state, self.state.config
         return Advice(
             rules=candidate.rules, settings=settings(config, state.config), step=state.step, gpu=state.gpu.name,
@@ -145,7 +144,6 @@ def _ratio(then: float | None, now: float | None) -> float | None:
 
 
 def settings(before: RunConfig, after: RunConfig) -> tuple[Setting, ...]:
-    """Every knob that differs."""
     found: list[Setting] = []
     for name, knob in OPTIONS.items():
         old, new = getattr(before, name), getattr(after, name)
@@ -161,6 +159,5 @@ def to_set(found: tuple[Setting, ...]) -> tuple[Setting, ...]:
 
 
 def with_settings(config: RunConfig, found: tuple[Setting, ...]) -> RunConfig:
-    """The config with an advice's knobs."""
     update: dict[str, Any] = {setting.option: setting.after for setting in found}
     return config.model_copy(update=update)

@@ -40,7 +40,6 @@ def starts(search: Search) -> Iterator[tuple[tuple[str, ...], State]]:
 
 
 def allowed(rule: str, state: State) -> bool:
-    """Whether this trainer can do it."""
     return state.step == "foretrain" or not BY_ID[rule].ours
 
 

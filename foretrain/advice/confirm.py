@@ -60,7 +60,7 @@ def confirm(
             kept.append(advice.model_copy(update={"confirmation": confirmation}))
         else:
             values = {"needed": confirmation.needed_bytes, "available": advice.effect.available_bytes or 0}
-            reason = "trace_tight" if confirmation.verdict == "tight" else "trace_denies"
+            reason = "trace_tight" if confirmation.verdict in ("tight", "may_not_fit") else "trace_denies"
             denied.append(Idle(rule="+".join(advice.rules), reason=reason, values=values))
     traced, idle = _only_traced(made, search, now, tracer)
     told = {each.rule for each in idle} | {each.rules[-1] for each in traced}
@@ -75,7 +75,6 @@ def confirm(
 
 
 def state_of(advice: Advice, base: Plan) -> State:
-    """The run after an advice."""
     gpu = base.gpu if advice.gpu == base.gpu.name else find(advice.gpu)
     return State(with_settings(base.config, advice.settings), gpu, advice.step, advice.used_by_others_bytes)
 

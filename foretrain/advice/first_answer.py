@@ -14,12 +14,14 @@ from foretrain.advice.planner import Planner
 from foretrain.advice.record import Advice
 from foretrain.advice.rules.base import State
 from foretrain.base.records import Record
-from foretrain.config.options import RunConfig
+from foretrain.config.microbatches import ACCUMULATION, BATCH
+from foretrain.config.options import OPTIONS, RunConfig
+from foretrain.config.resolve import NANOGPT_DEFAULTS, key_of, split
 from foretrain.hardware.catalogue import find
 from foretrain.predict.memory import StepMemory
 from foretrain.predict.plan import Plan, Timing
 from foretrain.predict.spec import StepName
-from foretrain.predict.speed.bottleneck import Bottleneck, bottleneck
+from foretrain.predict.speed.roofline import Bottleneck, bottleneck
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,13 +57,12 @@ class FirstAnswer(Record):
 
 
 def first_answer(plan: Plan, asked: Asked) -> FirstAnswer:
-    """What to say of one plan."""
     slow = bottleneck(plan.spec())
     found = short_list(plan, plan.step)
     best = found.advised[0] if found else None
     if plan.verdict in (None, "fits"):
         gain = best if best is not None and best.gpu == plan.gpu.name and found and found.goal == "speed" else None
-        command = (*START[plan.step], *_words(asked, plan, plan.step))
+        command = (*_environment(plan), *START[plan.step], *_words(asked, plan, plan.step))
         return FirstAnswer(bottleneck=slow, next="train", command=command, advice=gain)
     changed = _changed(plan, best) if best is not None else None
     changes = to_set(best.settings) if best is not None else ()
@@ -104,15 +105,36 @@ def changed_command(plan: Plan, advice: Advice, asked: Asked) -> tuple[str, ...]
 def _words(asked: Asked, plan: Plan, step: StepName) -> tuple[str, ...]:
     """The words with which the trainer of a step runs what was planned: on a CPU foretrain is told so, on an Apple GPU
     both are, and a config that names the CPU is told of the card.
-
-    nanoGPT's train.py reads no stdin: what was piped in is a file there.
     """
     on_cpu = step == "foretrain" and plan.gpu.kind == "cpu" and plan.config.device != "cpu"
-    words = asked.words if step == "foretrain" else ("FILE.py" if word == "-" else word for word in asked.words)
+    words = asked.words if step == "foretrain" else _nanogpt_words(asked.words, plan.config)
     on_card = plan.gpu.kind == "cuda" and plan.config.device == "cpu"
     on_apple = plan.gpu.kind == "mps" and plan.config.device != "mps"
     device = "cpu" if on_cpu else "cuda" if on_card else "mps" if on_apple else ""
     return (*words, *([f"--device={device}"] if device else []))
+
+
+def _environment(plan: Plan) -> tuple[str, ...]:
+    """What nanoGPT's train.py reads from its environment, and foretrain from the config."""
+    settings = plan.config.allocator_settings
+    return (f"PYTORCH_CUDA_ALLOC_CONF={settings}",) if settings and plan.step == "nanogpt" else ()
+
+
+def _nanogpt_words(words: Sequence[str], config: RunConfig) -> tuple[str, ...]:
+    """What nanoGPT's train.py takes: its own files, and --key=value of its own keys with Python's values.
+
+    It knows no preset and no TOML, so their values are written out; it reads no stdin, so what was piped in is a file.
+    """
+    parts = split(words)
+    sources = ["FILE.py" if word == "-" else word for word, value, _ in parts if value is None and word[:2] != "--"]
+    files = [source for source in sources if source.endswith(".py")]
+    keys = {key_of(word).removeprefix("no_") for word, _, _ in parts if word.startswith("--")}
+    if len(files) < len(sources):
+        keys |= {key for key, value in NANOGPT_DEFAULTS.items() if getattr(config, key, value) != value}
+    if config.total_batch_size:
+        keys |= {BATCH, ACCUMULATION}
+    taken = [key for key in RunConfig.model_fields if key in keys and OPTIONS[key].nanogpt == "has"]
+    return (*files, *(f"--{key}={value}" for key in taken if (value := getattr(config, key)) != "auto"))
 
 
 def without(words: Sequence[str], knobs: Sequence[str]) -> tuple[str, ...]:

@@ -113,7 +113,6 @@ def _point(plan: Plan, step: StepName, way: Way, config: RunConfig, given: RunCo
 
 
 def _marked(points: list[FrontierPoint]) -> tuple[FrontierPoint, ...]:
-    """By memory, each with whether it is on the frontier."""
     ordered, fastest, marked = sorted(points, key=lambda p: (p.needed_bytes, -p.tokens_per_s)), 0.0, []
     for point in ordered:
         marked.append(point.model_copy(update={"best": point.tokens_per_s > fastest}))

@@ -32,7 +32,6 @@ class Outcome:
 
     @property
     def ledger(self) -> Ledger:
-        """The estimate."""
         assert self._ledger is not None
         return self._ledger
 
@@ -42,7 +41,6 @@ class Outcome:
 
     @cached_property
     def memory(self) -> StepMemory:
-        """Its phases, with verdicts."""
         if isinstance(self.found, StepMemory):
             return self.found
         return self.ledger.judged(self.available_bytes, self.state.gpu.memory_bytes)

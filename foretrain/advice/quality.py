@@ -71,7 +71,6 @@ def _estimate(plan: Plan, then: RunConfig) -> Estimate | None:
 
 
 def _budget(search: Search) -> Limit:
-    """The time that the run takes now."""
     total_s = search.base.total_s
     assert total_s is not None
     return Limit(kind="time", amount=total_s, text=f"{total_s / 3600:.3g}h")
@@ -111,7 +110,6 @@ def _more_steps(plan: Plan, search: Search, advices: Advices) -> Advice | None:
 
 
 def _best_shape(plan: Plan, search: Search) -> Advice | None:
-    """The shape of best.py for this time."""
     if plan.config.init_from != "scratch" or plan.config.recipe != "nanogpt" or plan.available_bytes is None:
         return None
     try:

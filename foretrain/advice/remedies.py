@@ -18,10 +18,11 @@ class Remedy(Record):
     """A change that fits by the plan. `changes`: knob -> value; `saves_bytes`: of the process at its worst moment.
 
     `id`: the rules of the advisor. `slower`: the predicted step time over that of before, less 1; None where there is
-    no prediction of time. Without `changes` it is foretrain's step at the same config, for a run of nanoGPT's.
+    no prediction of time. `step`: whose program takes the changes; one of nanoGPT's runs may go over to foretrain's.
     """
 
     id: str
+    step: StepName
     changes: dict[str, Any]
     saves_bytes: int
     needed_bytes: int
@@ -30,13 +31,14 @@ class Remedy(Record):
 
 def remedies(
     config: RunConfig, gpu: Gpu, *, used_by_others_bytes: int = 0, over_bytes: int = 0, step: StepName = "foretrain",
-    most: int = 3,
+    most: int = 3, expandable_segments: bool = True,
 ) -> tuple[Remedy, ...]:  # fmt: skip
     """Exact changes that fit what the card had, kindest first.
 
     `over_bytes`: how far the request that failed was beyond what was there. The run needed that much more than the card
     had, whatever the forecast says; where the forecast was lower, as much is kept free in the search. Tokens of a
-    step, and the sequences of an evaluation, stay as they are.
+    step, and the sequences of an evaluation, stay as they are. `expandable_segments`: whether the run's PyTorch has
+    them.
     """
     try:
         made = plan(config, gpu, used_by_others_bytes=used_by_others_bytes)
@@ -48,12 +50,15 @@ def remedies(
     except UserError:  # a card that cannot do what the config asks for
         return ()
     kept = [a for a in found.advised if a.exactness == "exact" and not FREES_NOTHING & set(a.rules)]
-    return tuple(_remedy(advice) for advice in kept if advice.effect.saved_bytes >= max(1, over_bytes))[:most]
+    room = made.available_bytes
+    changes = [_remedy(a) for a in kept if a.effect.saved_bytes >= max(1, over_bytes) and a.effect.needed_bytes <= room]
+    return tuple(r for r in changes if expandable_segments or "allocator_settings" not in r.changes)[:most]
 
 
 def _remedy(advice: Advice) -> Remedy:
     effect = advice.effect
     return Remedy(
-        id="+".join(advice.rules), changes={setting.option: setting.after for setting in advice.settings},
+        id="+".join(advice.rules), step=advice.step,
+        changes={setting.option: setting.after for setting in advice.settings},
         saves_bytes=effect.saved_bytes, needed_bytes=effect.needed_bytes, slower=effect.slower,
     )  # fmt: skip

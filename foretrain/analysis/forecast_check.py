@@ -67,7 +67,6 @@ class ForecastCheck(Record):
 
     @property
     def sources(self) -> Sources:
-        """Where the predictions are from."""
         return {"bytes": (self.predicted_source,), "seconds": (self.time_source,) if self.time_source else ()}
 
 

@@ -5,13 +5,13 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, Literal
 
-from foretrain.analysis.log_checks import Finding, findings, rate_fits, rate_tokens
-from foretrain.analysis.log_steady import Disturbance, Pace, disturbances, spans, steady
+from foretrain.analysis.log_checks import Finding, findings, has_constant_rate, rate_fits, rate_tokens
+from foretrain.analysis.log_steady import Disturbance, Pace, disturbances, has_only_first_steps, spans, steady
 from foretrain.analysis.utilization import Utilization, utilization
 from foretrain.base.records import Record
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Gpu
-from foretrain.monitoring.formats.log_format import TimeSource
+from foretrain.monitoring.formats.log_format import LossUnit, TimeSource
 from foretrain.monitoring.training_log import EVALUATED, LogHeader, TrainingLog
 from foretrain.predict.energy import Spending, spending
 from foretrain.predict.plan import plan
@@ -24,7 +24,7 @@ TokensSource = Literal["config", "log", "rate", "unknown"]
 
 
 class Losses(Record):
-    """Losses of the log; `val_unit` is nats a token or bits a byte. None where nothing finite was printed."""
+    """Losses of the log; `val_unit` is what validation losses count. None where nothing finite was printed."""
 
     first_loss: float | None
     last_loss: float | None
@@ -32,7 +32,7 @@ class Losses(Record):
     best_val_loss: float | None
     best_val_step: int | None
     evaluations: int
-    val_unit: Literal["nats a token", "bits a byte"]
+    val_unit: LossUnit
 
 
 class LoggedMemory(Record):
@@ -132,8 +132,9 @@ def analyse(
 
 
 def pace_of(log: TrainingLog, config: RunConfig | None) -> Pace | None:
-    """The steady step; None where the log has no times. Raises UserError where those that it prints cannot be."""
-    return steady(log, config) if log.times else None
+    """The steady step; None where the log has no times, or those of first steps alone. Raises UserError where those
+    that it prints cannot be."""
+    return steady(log, config) if log.times and not has_only_first_steps(log) else None
 
 
 def _pace(pace: Pace | None) -> dict[str, Any]:
@@ -152,9 +153,9 @@ def mean_step_s(log: TrainingLog) -> float | None:
 
 
 def _rate(log: TrainingLog) -> float | None:
-    """The usual one of the printed tokens per second."""
+    """The usual one of the printed tokens per second, where they can be believed."""
     rates = [rate for rate in log.steps.tokens_per_s if math.isfinite(rate)]
-    return median(rates) if rates else None
+    return median(rates) if rates and not has_constant_rate(log) and not has_only_first_steps(log) else None
 
 
 def _tokens_per_s(log: TrainingLog, tokens: int | None, pace: Pace | None) -> float | None:
@@ -196,7 +197,7 @@ def tokens_of_step(log: TrainingLog, config: RunConfig | None) -> tuple[int | No
 def _nanochat_mfu(log: TrainingLog, mfu: float | None, gpu: Gpu | None) -> float | None:
     """nanochat's own count of FLOPs as a share of this card's dense bfloat16 peak."""
     peak = gpu.peak_flop_per_s("bfloat16") if gpu else None
-    if log.format != "nanochat" or mfu is None or peak is None:
+    if not log.program.h100_mfu or mfu is None or peak is None:
         return None
     return mfu * (log.header.peak_flop_per_s or NANOCHAT_H100_FLOP_PER_S) / peak
 

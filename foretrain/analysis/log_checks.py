@@ -17,6 +17,9 @@ _DECAY = 0.9  # nanoGPT's running mfu: 0.9 of the old, 0.1 of the new
 _MFU_TOLERANCE = 0.03
 _GPUS = (2, 3, 4, 6, 8, 16, 32, 64)  # each prints the mfu of its own share; far apart enough to be told apart
 _RATE_TOLERANCE = 0.1  # llm.c prints a running mean
+_RATE_VARIES = 0.005  # of the times; rounded rates, such as 17.4k, may stay the same within that
+_ENOUGH = 5  # steps
+_OTHER_LOSSES = {"a preference loss": "preference_loss", "a policy loss": "policy_loss"}
 
 
 class Finding(Record):
@@ -43,7 +46,7 @@ def findings(
             found.append(Finding(id="config_agrees", tone="good", values={"what": agreed}))
         found += mismatches + mfu
     elif given is not None:
-        nanochat = log.format == "nanochat"
+        nanochat = log.program.h100_mfu
         values = {} if nanochat else {"format": log.program.shown}
         found.append(Finding(id="nanochat_config" if nanochat else "other_program", tone="warn", values=values))
     if used is not None and used.impossible:
@@ -54,10 +57,21 @@ def findings(
 def rate_tokens(log: TrainingLog) -> float | None:
     """Tokens a step by the printed tokens/s and time; None where none is printed, or for one card only."""
     steps = log.steps
-    if log.program.rate_per_gpu or log.program.step_time != "printed":
+    if log.program.rate_per_gpu or log.program.step_time != "printed" or has_constant_rate(log):
         return None
     products = [r * t for r, t in zip(steps.tokens_per_s, steps.time_s, strict=True) if math.isfinite(r * t)]
     return median(products) if products else None
+
+
+def has_constant_rate(log: TrainingLog) -> bool:
+    """Whether tokens/s stay the same to the last digit while the times vary: then they are no rate."""
+    later = [i for segment in log.steps.segments() for i in segment[1:]]
+    pairs = [(r, t) for i in later if math.isfinite((r := log.steps.tokens_per_s[i]) * (t := log.steps.time_s[i]))]
+    rates, times = {rate for rate, _ in pairs}, sorted(time_s for _, time_s in pairs)
+    if len(rates) != 1 or len(times) < _ENOUGH:
+        return False
+    low, middle, high = (times[round(share * (len(times) - 1))] for share in (0.1, 0.5, 0.9))
+    return (high - low) / middle > _RATE_VARIES
 
 
 def rate_fits(printed: float, config: RunConfig) -> bool:
@@ -132,7 +146,6 @@ def _printed_flops(log: TrainingLog) -> tuple[float, list[float]]:
 
 
 def _of_the_log(log: TrainingLog, steady_s: float | None, interval: int) -> list[Finding]:
-    """What the log shows by itself."""
     steps, found = log.steps, []
 
     def note(id: str, tone: Literal["warn", "bad", "plain"] = "warn", **values: Any) -> None:
@@ -153,8 +166,14 @@ def _of_the_log(log: TrainingLog, steady_s: float | None, interval: int) -> list
         note("log_interval", "plain", interval=interval)
     if log.unnumbered:
         note("unnumbered", "plain")
+    if log.header.read_as:
+        note("read_as", read_as=log.header.read_as)
+    if log.program.val_unit in _OTHER_LOSSES:
+        note(_OTHER_LOSSES[log.program.val_unit], "plain")
+    if has_constant_rate(log):
+        note("constant_rate", rate=next(rate for rate in steps.tokens_per_s if math.isfinite(rate)))
     if steady_s is None:
-        note("no_times", "plain")
+        note("only_first" if log.times else "no_times", "plain")
     elif log.program.step_time in ("bar", "stamps", "difference"):
         found.append(Finding(id=f"times_by.{log.program.step_time}", tone="plain"))
     if log.program.rate_per_gpu and any(math.isfinite(rate) for rate in steps.tokens_per_s):
@@ -162,9 +181,9 @@ def _of_the_log(log: TrainingLog, steady_s: float | None, interval: int) -> list
     if len(steps) < 10:
         note("few_steps", count=len(steps))
     printed, tokens = rate_tokens(log), log.header.tokens_per_step
-    if steady_s and log.format == "nanochat" and tokens and printed and printed < (1 - _RATE_TOLERANCE) * tokens:
+    if steady_s and log.program.h100_mfu and tokens and printed and printed < (1 - _RATE_TOLERANCE) * tokens:
         # Before nanochat counted gradient accumulation in tok/sec: karpathy/nanochat#157, #237.
         note("nanochat_rate", printed=printed / steady_s, right=tokens / steady_s)
-    if log.format == "nanochat" and not log.header.peak_flop_per_s:
+    if log.program.h100_mfu and not log.header.peak_flop_per_s:
         note("nanochat_h100", "plain")
     return found

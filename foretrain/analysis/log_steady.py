@@ -81,6 +81,14 @@ def steady(log: TrainingLog, config: RunConfig | None) -> Pace:
     )  # fmt: skip
 
 
+def has_only_first_steps(log: TrainingLog) -> bool:
+    """Whether every time is of a first step, which compiles, and in nanoGPT evaluates: a log that ends right there."""
+    firsts = {segment[0] for segment in log.steps.segments()}
+    timed = [i for i, time_s in enumerate(log.steps.time_s) if math.isfinite(time_s)]
+    means = log.program.mean_times and any(log.steps.number[i] >= FIRST_STEPS for i in timed)
+    return bool(timed) and not means and firsts.issuperset(timed)
+
+
 def log_of(numbers: Sequence[int], times_s: Sequence[float], starts: list[int]) -> TrainingLog:
     """Step times from elsewhere as a log for `steady`, nothing else within them. `starts`: index of each segment's."""
     unknown = array("d", [math.nan] * len(numbers))

@@ -6,7 +6,7 @@ from foretrain.analysis.forecast import highest
 from foretrain.base.records import Record
 from foretrain.config.options import StrategyName
 from foretrain.predict.plan import Plan
-from foretrain.training.ranks.stragglers import LEAST_S, slow
+from foretrain.training.ranks.place import LEAST_S, slow
 from foretrain.training.store import RankFigures, RunRecord
 
 

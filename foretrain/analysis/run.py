@@ -7,8 +7,7 @@ from foretrain.advice.remedies import Remedy, remedies
 from foretrain.analysis.forecast_check import Row
 from foretrain.analysis.measured_step import measured, step_lines
 from foretrain.analysis.ranks import RanksExplained, ranks_of
-from foretrain.analysis.run_limit import RunLimit, calibration_here, limit_of_run
-from foretrain.analysis.run_pace import RunPace, logged_steps, pace_of
+from foretrain.analysis.run_pace import RunLimit, RunPace, calibration_here, limit_of_run, logged_steps, pace_of
 from foretrain.base.records import Note, Record
 from foretrain.evaluation.record import Scores
 from foretrain.predict.plan import Plan
@@ -42,8 +41,10 @@ class OutOfMemory(Record):
     """One time that memory ran out, as the run wrote it down; None where it could not be known.
 
     `over_bytes`: how far the request was beyond what the device, or the limit, had left. `unused_bytes`: reserved by
-    PyTorch and not allocated. `rest_bytes`: allocated besides weights, gradients and optimizer states: activations,
-    logits, temporaries. `fatal`: it ended the run.
+    PyTorch and not allocated. `context_bytes`: of the run's process besides that. `outside_bytes`: in use besides what
+    PyTorch reserved, where nothing tells its context from other programs. `rest_bytes`: allocated besides weights,
+    gradients and optimizer states: activations, logits, temporaries. `fatal`: it ended the run. `expandable_segments`:
+    whether its PyTorch has them.
     """
 
     phase: str
@@ -57,7 +58,9 @@ class OutOfMemory(Record):
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None
     unused_bytes: int | None = None
+    context_bytes: int | None = None
     used_by_others_bytes: int | None = None
+    outside_bytes: int | None = None
     card_bytes: int | None = None
     weights_bytes: int | None = None
     gradients_bytes: int | None = None
@@ -65,6 +68,7 @@ class OutOfMemory(Record):
     rest_bytes: int | None = None
     batch_size: int | None = None
     accumulation: int | None = None
+    expandable_segments: bool = True
 
     @property
     def fragmented(self) -> bool:
@@ -118,7 +122,6 @@ class RunExplanation(Record):
 def explain_run(
     record: RunRecord, plan: Plan, metrics: list[dict[str, Any]], events: list[dict[str, Any]]
 ) -> RunExplanation:
-    """From a run's own records and the plan that was made for it."""
     pace = pace_of(
         metrics, record.resumed_from, compiled=record.compiled, world_from=record.world_from, world=record.world
     )
@@ -202,7 +205,6 @@ def _less(total: int | None, *parts: int | None) -> int | None:
 
 
 def _phases(plan: Plan, record: RunRecord) -> tuple[Piece, ...]:
-    """The peak of each phase that was measured."""
     predicted = {phase.phase: phase.allocated_bytes for phase in plan.memory_of("foretrain").phases}
     return tuple(
         Piece(id=phase.phase, predicted_bytes=predicted.get(phase.phase), measured_bytes=phase.allocated_bytes)

@@ -13,6 +13,11 @@ from foretrain.analysis.log_steady import FIRST_SLOWER, FIRST_STEPS, SPIKE, Pace
 from foretrain.analysis.measured_step import pace_of_lines, starts_of, step_lines
 from foretrain.base.records import Record
 from foretrain.base.units import MIB
+from foretrain.hardware import devices
+from foretrain.hardware.calibration import Calibration
+from foretrain.hardware.catalogue import Gpu
+from foretrain.predict.spec import StepSpec
+from foretrain.predict.speed.limit import StepLimit, limit_of, peaks_of, with_kernels
 from foretrain.training.store import RunRecord
 
 HEAT = ("hardware_thermal", "thermal", "hardware_slowdown", "power_brake")
@@ -71,7 +76,6 @@ class _Line:
 
     @property
     def data_wait_s(self) -> float | None:
-        """Of one step, a mean as step_s is."""
         return self.number("data_wait_s")
 
 
@@ -190,3 +194,39 @@ def logged_steps(record: RunRecord, metrics: Sequence[dict[str, Any]]) -> tuple[
 def much_is_lost(there: int, expected: int) -> bool:
     """Whether it is more than the few steps that are skipped for not being finite, or that a crash cut off."""
     return expected - there > max(2, 0.1 * expected)
+
+
+class RunLimit(Record):
+    """A run's steady step beside its limit on the device that it ran on. `rest_s`: what its kernels do not account for:
+    launching, Python, fresh pages, caches; None where they were not calibrated."""
+
+    step_s: float
+    share: float
+    rest_s: float | None
+    step: StepLimit
+    calibrated: str  # when
+
+
+def calibration_here(gpu: Gpu) -> Calibration | None:
+    """The calibration of a run's device, if that is this machine's."""
+    here = devices.named(devices.CPU) if gpu.kind == "cpu" else devices.found(devices.HERE)
+    return here.calibration if here and here.name == gpu.name else None
+
+
+def limit_of_run(record: RunRecord, step_s: float, calibration: Calibration) -> RunLimit | None:
+    """The share of its limit that a run of this steady step reaches; None where a peak for it was not measured, or
+    where several ranks shared the step."""
+    if record.world > 1:
+        return None
+    gpu = record.gpu.model_copy(update={"calibration": calibration})
+    spec = StepSpec.of(record.config, gpu, dtype=record.dtype, compiled=record.compiled)
+    limit = limit_of(spec, peaks_of(calibration))
+    if limit is None or not step_s:
+        return None
+    limit = with_kernels(limit, spec)
+    kernels = [group.kernels_s for group in limit.groups]
+    known = None not in kernels
+    return RunLimit(
+        step_s=step_s, share=limit.limit_s / step_s, step=limit, calibrated=calibration.date,
+        rest_s=step_s - sum(each or 0.0 for each in kernels) if known else None,
+    )  # fmt: skip

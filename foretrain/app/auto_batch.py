@@ -13,7 +13,7 @@ from foretrain.config.resolve import ResolvedConfig
 from foretrain.hardware.devices import used_here_bytes
 from foretrain.predict.plan import available
 from foretrain.training.device import Placement
-from foretrain.training.notes import Listener, Note
+from foretrain.training.store import Listener, Note
 from foretrain.tuning import trial as trials
 from foretrain.tuning.trial import Trial
 

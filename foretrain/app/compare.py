@@ -33,7 +33,7 @@ def compare(
     Comparison; of a single run directory a ForecastCheck, its forecast against what it measured.
 
     Each source is a run directory, a plan (JSON), a config or preset, a log, or a run of wandb, TensorBoard,
-    MLflow or trackio, or an export of theirs, as `foretrain compare` takes them: "fast=my.toml+batch_size=8".
+    trackio, or an export of theirs, as `foretrain compare` takes them: "fast=my.toml+batch_size=8".
     `gpu`, `used_by_others` (bytes, or a text such as "2GB"): the card of logs, exports and configs. `price`: rent per
     hour, such as "0.35/h". `columns`: {role: name of a column} of exports. Times are in seconds, memory is in bytes.
     Raises UserError for what cannot be read.

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from foretrain.app.training.data import prepare_data
+from foretrain.app.training.ready import prepare_data
 from foretrain.base import apart
 from foretrain.config.resolve import ResolvedConfig, resolve
 from foretrain.training import choices

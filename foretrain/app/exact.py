@@ -1,11 +1,11 @@
 """What a trace of the real step adds to a plan: exact memory, where it goes, what still fits, a snapshot."""
 
-import errno
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from foretrain.analysis.components import Explanation, explain
+from foretrain.base.durable import not_written
 from foretrain.base.errors import UserError
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.allocator.replay import replay
@@ -111,9 +111,7 @@ def write_trace(trace: Trace, path: Path, settings: Settings) -> None:
     try:
         write(snapshot, path.resolve())  # what a link points to, not the link
     except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise UserError("disk.full_output") from None
-        raise UserError("environment.cannot_write", path=str(path), reason=error.strerror or "") from None
+        raise not_written(path, error) from None
 
 
 def check_snapshot(path: Path, configs: Iterable[Path]) -> None:

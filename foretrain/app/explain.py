@@ -6,8 +6,9 @@ What an explanation is put together from is decided here, for the command, for r
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
+from foretrain.advice.finetune import FineTuneChange
 from foretrain.advice.remedies import Remedy
 from foretrain.analysis import snapshot_file
 from foretrain.analysis.forecast_check import ForecastCheck, in_the_end, of_directory
@@ -19,11 +20,14 @@ from foretrain.analysis.snapshot_analysis import SCHEMA as SNAPSHOT_SCHEMA
 from foretrain.analysis.snapshot_analysis import SnapshotAnalysis
 from foretrain.analysis.trainer_run import SCHEMA as TRAINER_SCHEMA
 from foretrain.analysis.trainer_run import TrainerRunExplanation, of_directory_or_none
+from foretrain.app.finetuning.question import FineTuneQuestion, question
 from foretrain.app.logs.given import read_given
 from foretrain.app.plan import Config, resolved_of
-from foretrain.app.ran_out import Listen, failures, ran_out_in
+from foretrain.app.ran_out import Listen, doubts_of, failure, finetune_saved_by, ran_out_in, saved_by
 from foretrain.base.errors import UserError
-from foretrain.base.records import Record
+from foretrain.base.oom_message import OutOfMemoryMessage
+from foretrain.base.records import Note, Record
+from foretrain.config.finetune.asked import is_asked
 from foretrain.config.options import RunConfig
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import Gpu
@@ -38,13 +42,18 @@ Tell = Callable[[UserError], object]  # hears what was skipped in a config, and 
 class LogExplanation(Record):
     """A log, a watched run with or without steps in its log, or a log that says no more than that memory ran out.
 
-    `remedies`: what would have saved it, where its config and its card are known.
+    `remedies`: what would have saved it, where its config and its card are known, `changes` of a fine-tuning run;
+    `unknown`: what to give first; `doubts`: why the log cannot be of that config's run on that card, and nothing is
+    advised.
     """
 
     log: LogAnalysis | None
     watched: WatchRecord | None = None
     out_of_memory: tuple[OutOfMemory, ...] = ()
     remedies: tuple[Remedy, ...] = ()
+    changes: tuple[FineTuneChange, ...] | None = None
+    unknown: Literal["", "give_config", "give_gpu", "give_config_gpu", "give_figures", "not_planned"] = ""
+    doubts: tuple[Note, ...] = ()
 
     def to_json(self, **extra: Any) -> dict[str, Any]:
         """One object: the log's own figures, with those of the others beside them."""
@@ -53,7 +62,8 @@ class LogExplanation(Record):
             found["watch"] = self.watched.to_json() if self.watched else None
         if self.out_of_memory:
             found["out_of_memory"] = self.out_of_memory[-1].to_json()
-            found["remedies"] = [remedy.to_json() for remedy in self.remedies]
+            found["remedies"] = [remedy.to_json() for remedy in self.changes or self.remedies]
+            found["doubts"] = [doubt.to_json() for doubt in self.doubts]
         return found
 
 
@@ -138,7 +148,8 @@ def log_of(
     tell: Tell = lambda note: None, listen: Listen = lambda what: None,
 ) -> ExplainedLog:  # fmt: skip
     """A log or a watched run, explained. Raises UserError where there is nothing in it that can be told."""
-    resolved = None if config is None else resolved_of(config)
+    tuned = question(config[0], config[1:]) if isinstance(config, list) and is_asked(config) else None
+    resolved = None if config is None or tuned else resolved_of(config)
     for note in resolved.notes if resolved else ():
         tell(note)
     given = read_given(source)
@@ -146,12 +157,38 @@ def log_of(
     ran_out = ran_out_in(given.path) if given.path and not given.kept else None
     if given.problem and watched is None and (ran_out is None or given.problem.id == "data.log_unreadable"):
         raise given.problem  # a program that printed no steps still took memory and time
-    own = given.config(resolved)
+    own = tuned or given.config(resolved)
     card = devices.found(gpu, given.cards, tell)
     found = None
     if read is not None:
-        found = analyse(read, name=given.name, config=own, gpu=card)
-    out, changes = failures(ran_out, own, card, listen)
-    return ExplainedLog(
-        read, own, card, LogExplanation(log=found, watched=watched, out_of_memory=out, remedies=changes)
-    )
+        found = analyse(read, name=given.name, config=own if isinstance(own, RunConfig) else None, gpu=card)
+    failed = _of_failure(ran_out, read, own, card, listen)
+    explanation = LogExplanation(log=found, watched=watched, **failed)
+    return ExplainedLog(read, own if isinstance(own, RunConfig) else None, card, explanation)
+
+
+def _of_failure(
+    message: OutOfMemoryMessage | None,
+    log: TrainingLog | None,
+    config: RunConfig | FineTuneQuestion | None,
+    gpu: Gpu | None,
+    listen: Listen,
+) -> dict[str, Any]:
+    if message is None:
+        return {}
+    failed = failure(message)
+    if message.program:
+        return {"out_of_memory": (failed,), "unknown": "give_figures"}
+    if config is None or gpu is None:
+        both = config is None and gpu is None
+        return {
+            "out_of_memory": (failed,),
+            "unknown": "give_config_gpu" if both else "give_gpu" if config else "give_config",
+        }
+    listen("searching")
+    program = log.program if log else None
+    if isinstance(config, FineTuneQuestion):
+        return {"out_of_memory": (failed,), **finetune_saved_by(message, program, failed, config, gpu)}
+    doubts = doubts_of(message, program, config, gpu)
+    changes = () if doubts else saved_by(message, failed, config, gpu)
+    return {"out_of_memory": (failed,), "remedies": changes, "doubts": doubts}

@@ -4,8 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from foretrain.app.exporting.card_facts import facts_of
-from foretrain.app.exporting.model_card import card_of
-from foretrain.app.exporting.upload import check_repository, upload
+from foretrain.app.exporting.model_card import card_of, check_repository, upload
 from foretrain.app.train import need_torch
 from foretrain.base.errors import UserError
 from foretrain.base.installation import installed
@@ -13,7 +12,7 @@ from foretrain.base.later import Later
 from foretrain.training.exports.forms import Exported, Form, FormOptions, GgufType
 
 SCHEMA = "foretrain.export/1"
-_of_run: Any = Later("foretrain.app.evaluating.of_run")  # which imports torch
+_of_run: Any = Later("foretrain.app.evaluating.subjects")  # which imports torch
 
 
 def export(
@@ -43,10 +42,10 @@ def export(
             raise UserError("usage.push_form", form=to)
         check_repository(push)
     need_torch()
-    from foretrain.training.exports import exporting
+    from foretrain.training.exports.source import export as write_export
 
     card = _card if installed("huggingface-hub") else None
-    made = exporting.export(
+    made = write_export(
         Path(run), to, None if out is None else Path(out), best=best, force=force,
         options=FormOptions(gguf_type=gguf_type or "f16", card=card),
     )  # fmt: skip

@@ -13,7 +13,7 @@ from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.energy import Prices
 from foretrain.predict.finetune.largest import FineTuneLargest
 from foretrain.predict.finetune.largest import largest as largest_of
-from foretrain.predict.finetune.plan import FineTunePlan, plan, timed
+from foretrain.predict.finetune.plan import FineTunePlan, bounded, check_exact, plan, timed
 from foretrain.predict.trace import service
 
 ESTIMATED = ("finetune_compile",)  # notes on what only the estimate leaves out
@@ -27,15 +27,19 @@ def plan_question(
         used_by_others = stated_bytes(used_by_others, "--used-by-others") if used_by_others else 0
     stated = used_by_others or None
     target = devices.checked(gpu, stated or 0) if isinstance(gpu, Gpu) else devices.target(gpu, stated)
-    if target.gpu.kind != "cuda":
+    if target.gpu.kind != "cuda" or not target.gpu.is_trained_on:
         raise UserError("usage.finetune_needs_cuda", gpu=target.gpu.name)
     others, prices = target.used_by_others_bytes, asked.prices
-    found = plan(asked.source, asked.tune, target.gpu, used_by_others_bytes=others, prices=prices)
+    unplanned = asked.unplanned
+    found = plan(asked.source, asked.tune, target.gpu, used_by_others_bytes=others, prices=prices, unplanned=unplanned)
+    found = found.model_copy(update={"notes": (*asked.notes, *found.notes)})
     return found if step_s is None else _timed(found, step_s, prices)
 
 
 def _timed(found: FineTunePlan, step_s: float, prices: Prices) -> FineTunePlan:
     """With the speed of a log. Raises UserError for one that the card cannot have."""
+    if found.tune.bound != "exact":
+        check_exact(found, "--step-time")
     made, gpu = timed(found, step_s, prices), found.gpu
     timing = made.timing
     if timing and timing.hfu and timing.hfu > CLOCK_HEADROOM:
@@ -50,22 +54,24 @@ def traced(
 ) -> FineTunePlan:
     """The plan with the memory of the real Trainer's loop. `settings`: of the allocator. Raises UserError where that
     cannot be traced."""
+    if found.tune.bound != "exact":
+        check_exact(found, "--exact")
     try:
         exact = exact_finetune(asked.source, found.tune, found.gpu, found.available_bytes, listen, settings)
     except service.TraceUnavailable as error:
         raise UserError("environment.no_trace", reason=str(error)) from None
     notes = tuple(note for note in found.notes if note.id not in ESTIMATED)
-    return found.model_copy(update={"memory": exact.memory, "notes": (*notes, *exact.notes)})
+    return found.model_copy(update={"memory": bounded(exact.memory, found.bound), "notes": (*notes, *exact.notes)})
 
 
 def advised(found: FineTunePlan) -> tuple[FineTuneChange, ...]:
     """What to change, best first; nothing where the run fits."""
-    return () if found.verdict == "fits" else changes(found)
+    return () if found.verdict == "fits" or found.bound != "exact" else changes(found)
 
 
 def searched(found: FineTunePlan) -> Iterator[tuple[FineTuneChange, ...]]:
     """What `advised` finds, so far, after each change that was planned."""
-    return iter(()) if found.verdict == "fits" else search(found)
+    return iter(()) if found.verdict == "fits" or found.bound != "exact" else search(found)
 
 
 def largest(found: FineTunePlan, option: str) -> FineTuneLargest:

@@ -106,7 +106,8 @@ def _is(name: str, gpu: Gpu) -> bool:
     if name.lower() == "cpu":
         return gpu.kind == "cpu"
     try:
-        return find(name).name == gpu.name
+        found = find(name)
+        return gpu.name in (found.name, *found.choices)
     except UserError as error:
         return gpu.name in error.values.get("choices", ())
 

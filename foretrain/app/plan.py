@@ -127,7 +127,7 @@ def make_plan(
         dataset_tokens=data.tokens, dataset_source=data.source, logged_step_s=step_time,
     )  # fmt: skip
     notes = (*([decided.note] if decided else []), *made.notes, *data_notes(made.config, data.info))
-    return made.model_copy(update={"notes": notes, "step": resolved.step, "assumptions": data.assumptions})
+    return made.model_copy(update={"notes": notes, "assumptions": data.assumptions}).run_by(resolved.step)
 
 
 def check_speed(option: str, value: float | None) -> None:

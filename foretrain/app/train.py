@@ -16,9 +16,8 @@ from foretrain.data.remote import Bar, no_bar
 from foretrain.model.ranks.sharing import check_ranks
 from foretrain.predict.allocator.settings import Settings, merged
 from foretrain.training.contention import Clock
-from foretrain.training.notes import Listener
 from foretrain.training.ranks.place import place_of
-from foretrain.training.store import RunRecord
+from foretrain.training.store import Listener, RunRecord
 
 
 def train(

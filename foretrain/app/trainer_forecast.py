@@ -2,6 +2,8 @@
 
 import sys
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,14 +11,19 @@ import torch
 from foretrain.app.finetune import FineTuneQuestion, traced
 from foretrain.base.errors import UserError
 from foretrain.base.records import Note
+from foretrain.base.redaction import redacted
+from foretrain.base.units import GIB
 from foretrain.config.finetune import in_memory
-from foretrain.config.finetune.live import LiveRun, read_live
+from foretrain.config.finetune.live import LEARNING, WHERE, LiveRun, read_live
 from foretrain.config.finetune.options import FineTune
 from foretrain.hardware import devices
-from foretrain.hardware.catalogue import Gpu, find
+from foretrain.hardware.catalogue import Gpu, match
 from foretrain.hardware.context import Context
-from foretrain.monitoring.trainer_record import Setting
+from foretrain.hardware.cpu import cpu_device
+from foretrain.monitoring import trainer_record
+from foretrain.monitoring.trainer_record import Setting, TrainerRunRecord
 from foretrain.predict.finetune.plan import FineTunePlan, plan
+from foretrain.training.store import RunDirectory, base_path, create, now
 
 TILED_LOSS = "trl.kernels.chunked_logprob"  # an older TRL has whole logits, as the Trainer
 NEAR = 0.01  # of a count of parameters: farther off it is another model than the forecast's
@@ -28,8 +35,9 @@ def device_of(device: torch.device) -> tuple[Gpu, int]:
         return devices.named("cpu"), 0
     if device.type != "cuda":
         raise UserError("usage.finetune_needs_cuda", gpu=device.type)
-    gpu = find(torch.cuda.get_device_name(device))
     free, total = torch.cuda.mem_get_info(device)
+    seen = torch.cuda.get_device_properties(device)
+    gpu = match(seen.name, total / GIB, seen.multi_processor_count)
     ours = torch.cuda.memory_reserved(device) + Context.of(gpu).expected_bytes
     return gpu, max(0, total - free - ours)
 
@@ -72,13 +80,15 @@ def _eval_batches(trainer: Any, arguments: Any) -> int:
 def forecast(run: LiveRun, device: torch.device, n_params: int, n_trained: int, *, exact: bool) -> FineTunePlan:
     """The forecast of a run. `n_params`, `n_trained`: parameters of the model as it is, by which is seen whether the
     forecast's is the same. Raises UserError for what cannot be forecast."""
-    source, tune, notes = read_live(run)
+    source, tune, unplanned = read_live(run)
     gpu, others_bytes = device_of(device)
-    made = plan(source, tune, gpu, used_by_others_bytes=others_bytes)
+    made = plan(source, tune, gpu, used_by_others_bytes=others_bytes, unplanned=unplanned)
     for counted, ours in ((n_params, made.counts.n_params), (n_trained, made.counts.n_trained)):
         if counted and abs(ours / counted - 1) > NEAR:
             raise UserError("usage.callback_other_model", model=source.name, counted=counted, expected=ours)
-    made = made.model_copy(update={"notes": (*made.notes, *notes)})
+    if unplanned:
+        note = Note(id="finetune_unplanned", values={"where": WHERE, "keys": list(unplanned)})
+        made = made.model_copy(update={"notes": (*made.notes, note)})
     if exact and gpu.kind == "cuda":
         try:
             made = traced(made, FineTuneQuestion(source, made.tune), lambda text: None)
@@ -92,3 +102,69 @@ def settings_of(tune: FineTune) -> dict[str, Setting]:
     """The options of a forecast as settings of its run; those of adapters only where there are any."""
     found: dict[str, Setting] = tune.model_dump(exclude={"dataset_tokens", "max_steps", "epochs"})
     return {key: value for key, value in found.items() if tune.adapters or not key.startswith("lora_")}
+
+
+FOLDER = "foretrain"  # in the Trainer's output_dir
+PACKAGES = ("torch", "transformers", "peft", "trl", "accelerate", "bitsandbytes")
+
+
+def run_directory(folder: str, arguments: Any, *, resumed: bool) -> RunDirectory:
+    """The run's directory, its lock held: the newest one where a run goes on, else a new one; nothing is written over.
+
+    Raises UserError where there can be none.
+    """
+    base = folder or str(Path(arguments.output_dir) / FOLDER)
+    if resumed:
+        for path in sorted(_numbered(base_path(base)), key=_number, reverse=True):
+            directory = RunDirectory(path)
+            directory.acquire()
+            return directory
+    return create(base)
+
+
+def _numbered(base: Path) -> list[Path]:
+    """The run directories under this name and name-2, name-3, …"""
+    return [path for path in (base, *base.parent.glob(f"{base.name}-*")) if trainer_record.is_one(path)]
+
+
+def _number(path: Path) -> int:
+    end = path.name.rpartition("-")[2]
+    return int(end) if end.isascii() and end.isdigit() else 1
+
+
+def _name_of(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return torch.backends.mps.get_name() if device.type == "mps" else cpu_device().name
+
+
+def new_record(trainer: Any, arguments: Any, state: Any, model: Any, device: torch.device) -> TrainerRunRecord:
+    """What is known of the run before its first step."""
+    name = str(getattr(arguments, "run_name", None) or Path(arguments.output_dir).resolve().name)
+    name = Path(name).name or "run"
+    parameters = list(model.parameters())
+    written = arguments.to_dict()
+    settings = {key: _plain(written[key]) for key in LEARNING if written.get(key) is not None}
+    return TrainerRunRecord(
+        id=name, name=redacted([name])[0], status="running", started_at=now(),
+        trainer=type(trainer).__name__ if trainer is not None else "Trainer", versions=dict(_versions()),
+        device=_name_of(device), kind=device.type,
+        cards=max(1, int(getattr(arguments, "world_size", 1) or 1), int(getattr(arguments, "n_gpu", 1) or 1)),
+        settings=settings, n_params=sum(p.numel() for p in parameters),
+        n_trained=sum(p.numel() for p in parameters if p.requires_grad),
+        max_steps=int(state.max_steps or 0) or None, steps_done=int(state.global_step or 0),
+    )  # fmt: skip
+
+
+def _plain(value: Any) -> Setting:
+    return value if isinstance(value, bool | int | float | str) else str(value)
+
+
+def _versions() -> Mapping[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

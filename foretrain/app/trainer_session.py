@@ -17,13 +17,12 @@ import torch
 
 from foretrain.analysis.trainer_run import TrainerRunExplanation, explain_trainer_run
 from foretrain.app import trainer_forecast
-from foretrain.app.trainer_started import new_record, run_directory
+from foretrain.app.trainer_forecast import new_record, run_directory
 from foretrain.base import oom_message
 from foretrain.base.errors import UserError
 from foretrain.model.allocated import storage_bytes
 from foretrain.monitoring import trainer_record
-from foretrain.monitoring.trainer_hooks import Hooks, calling_trainer
-from foretrain.monitoring.trainer_meter import PhaseMeter
+from foretrain.monitoring.trainer_meter import Hooks, PhaseMeter, calling_trainer
 from foretrain.monitoring.trainer_record import TrainerRunRecord
 from foretrain.predict.finetune.plan import SCHEMA as PLAN_SCHEMA
 from foretrain.predict.finetune.plan import FineTunePlan
@@ -37,8 +36,6 @@ MOMENTS = {"micro_batch": "forward", "optimizer": "optimizer", "evaluate": "forw
 
 
 class Show(Protocol):
-    """Who tells the user."""
-
     def forecast(self, plan: FineTunePlan | None, problem: str, cards: int) -> None:
         """Before the first step: the forecast, or why there is none."""
         ...
@@ -47,9 +44,7 @@ class Show(Protocol):
         """Memory ran out; the exception goes on."""
         ...
 
-    def ended(self, found: TrainerRunExplanation, folder: str) -> None:
-        """The run ended by itself."""
-        ...
+    def ended(self, found: TrainerRunExplanation, folder: str) -> None: ...
 
     def broken(self, reason: str) -> None:
         """Something of ours failed; the training goes on without us."""
@@ -98,7 +93,6 @@ class _Tally:
         return step_s, tokens
 
     def found(self) -> dict[str, Any]:
-        """Speed and tokens, as far as they are known."""
         whole_s, tokens = sum(step_s for step_s, _ in self.steps), sum(count for _, count in self.steps)
         known = {
             "tokens": self.tokens, "seq_len": self.longest or None, "first_step_s": self.first_step_s,
@@ -129,7 +123,6 @@ class TrainerSession:
     # -- from the callback -----------------------------------------------------------------------------------
 
     def begin(self, arguments: Any, state: Any, model: Any, optimizer: Any) -> None:
-        """Training begins."""
         with self._safely():
             self._begin(arguments, state, model, optimizer)
 
@@ -193,7 +186,6 @@ class TrainerSession:
         )  # fmt: skip
 
     def step_ended(self, state: Any) -> None:
-        """An optimizer step is done."""
         with self._safely():
             if not self.active:
                 return
@@ -207,7 +199,6 @@ class TrainerSession:
             self.tally.last_s = time.monotonic()  # what this took is no part of a step
 
     def logged(self, state: Any, logs: dict[str, Any] | None) -> None:
-        """The Trainer logs."""
         with self._safely():
             if not self.active or not logs or "loss" not in logs:
                 return
@@ -233,7 +224,6 @@ class TrainerSession:
                 self.record = self.record.model_copy(update={"last_val_loss": loss, "best_val_loss": best})
 
     def finish(self, state: Any) -> None:
-        """Training ended by itself."""
         with self._safely():
             if self.active:
                 self.state = state
@@ -254,7 +244,6 @@ class TrainerSession:
                 self._enter(part)
 
     def left(self, part: str) -> None:
-        """It ended as it should."""
         with self._safely():
             if not (self.active and part in ASIDE and self.record.status == "running"):
                 return
@@ -343,17 +332,12 @@ class TrainerSession:
 
     def _ran_out(self, part: str, error: BaseException) -> None:
         found = oom_message.parse(f"{type(error).__name__}: {error}")
-        values = {key: value for key, value in (found.to_json() if found else {}).items() if value is not None}
+        values: dict[str, Any] = found.figures() if found else {}
         device = self.meter.device
         if self.meter.cuda:
             values.setdefault("allocated_bytes", torch.cuda.memory_allocated(device))
-            values["reserved_bytes"] = torch.cuda.memory_reserved(device)
+            values.setdefault("reserved_bytes", torch.cuda.memory_reserved(device))
             values.setdefault("card_bytes", torch.cuda.get_device_properties(device).total_memory)
-        if {"allocated_bytes", "unused_bytes"} <= set(values):
-            values["reserved_bytes"] = values["allocated_bytes"] + values["unused_bytes"]
-        if {"card_bytes", "free_bytes", "process_bytes"} <= set(values):
-            held = values["card_bytes"] - values["free_bytes"] - values["process_bytes"]
-            values["used_by_others_bytes"] = max(0, held)
         values["weights_bytes"] = storage_bytes(iter(self.model.parameters()))
         grads = (p.grad for p in self.model.parameters() if p.grad is not None)
         values["gradients_bytes"] = storage_bytes(grads)

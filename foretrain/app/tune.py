@@ -52,7 +52,7 @@ def job_of(resolved: ResolvedConfig, change: tuple[str, ...] = (), gpus: int = 1
         raise UserError("usage.tune_gpus", count=world)
     need_torch()
     set_allocator(resolved.config.allocator_settings)
-    from foretrain.app.tuning.ready import prepare
+    from foretrain.app.tuning.search import prepare
 
     return prepare(resolved, change, gpus)
 

@@ -19,7 +19,7 @@ from typing import NoReturn
 
 from foretrain.base.errors import UserError
 from foretrain.base.installation import cache_folder
-from foretrain.base.redaction import redacted
+from foretrain.base.redaction import redacted, redacted_message
 
 DEBUG = "FORETRAIN_DEBUG"
 PACKAGE = Path(__file__).parents[1]
@@ -83,7 +83,7 @@ def _kept(error: BaseException) -> str | None:
         [
             f"foretrain {_version()}, Python {platform.python_version()}, {platform.platform()}",
             f"command: {' '.join(redacted(sys.argv))}", "",
-            "".join(traceback.format_exception(error)),
+            redacted_message("".join(traceback.format_exception(error))),
         ]
     )  # fmt: skip
     return keep(text, "bug")
@@ -99,7 +99,8 @@ def keep(text: str, what: str) -> str | None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / name
-            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(text)
         except (OSError, ValueError):
             continue

@@ -6,7 +6,6 @@ A file that is damaged counts as none. One that cannot be written costs time the
 import contextlib
 import hashlib
 import json
-import os
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,8 +69,7 @@ class Cache:
 
     def _prune(self, folder: Path) -> None:
         """Remove the oldest files beyond so many, which another process may be doing, too."""
-        with os.scandir(folder) as entries:
-            files = [entry.path for entry in entries]
+        files = [str(path) for path in folder.glob(f"*{'[0-9a-f]' * 20}.json*")]  # and nothing of others'
         if len(files) <= self.most_files:
             return
         ages: list[tuple[float, str]] = []

@@ -5,14 +5,20 @@ path and its bytes before the call is made, and may count, wait, raise OSError o
 """
 
 import contextlib
+import errno
 import hashlib
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from foretrain.base.errors import UserError
+
 CHUNK_BYTES = 1 << 20  # at most so much is written at a time
+# How a file is opened that must be our own: not through a link, and without waiting for a pipe's reader.
+OWN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 Watcher = Callable[[str, Path, int], None]
 _watchers: list[Watcher] = []
@@ -29,7 +35,6 @@ def _about_to(call: str, path: Path, size_bytes: int = 0) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """A new folder in one that is there."""
     _about_to("mkdir", path)
     path.mkdir()
 
@@ -76,8 +81,35 @@ def rename(path: Path, target: Path) -> None:
     path.rename(target)
 
 
+def not_written(path: Path, error: OSError) -> UserError:
+    """Return why a file that the user named could not be written."""
+    if error.errno == errno.ENOSPC:
+        return UserError("disk.full_output")
+    if error.errno in (errno.EDQUOT, errno.EFBIG):
+        return UserError("disk.limit_output")
+    no_place = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError)
+    id = "usage.cannot_write_file" if isinstance(error, no_place) else "environment.cannot_write"
+    return UserError(id, path=str(path), reason=error.strerror or str(error))
+
+
+def refuse_links(paths: Iterable[Path]) -> None:
+    """Raise UserError 'environment.link' where one of these leads elsewhere: what lies there is not ours to change."""
+    for path in paths:
+        if path.is_symlink() or (path.exists() and not (path.is_file() or path.is_dir())):
+            name = shlex.quote(str(path))
+            command = f"mv {name} {name}.old"
+            if path.is_file() or path.is_dir():
+                command += f" && cp -rL {name}.old {name}"
+            raise UserError("environment.link", path=str(path), command=command)
+
+
 def remove_folder(path: Path) -> None:
-    """Remove a folder and the files in it, as far as the system lets us; none is no error."""
+    """Remove a folder and the files in it, or a link alone, as far as the system lets us; none is no error."""
+    if path.is_symlink() or path.is_file():
+        with contextlib.suppress(OSError):
+            _about_to("unlink", path)
+            path.unlink()
+        return
     with contextlib.suppress(OSError):
         for entry in sorted(path.iterdir()):
             if not entry.is_dir() or entry.is_symlink():
@@ -118,7 +150,7 @@ def append_lines(path: Path, lines: Iterable[str]) -> None:
     """Add lines to a text file, all or none of them. Raises OSError."""
     rest = memoryview("".join(f"{line}\n" for line in lines).encode())
     _about_to("append", path, len(rest))
-    with path.open("ab", buffering=0) as file:
+    with open(path, "ab", buffering=0, opener=lambda name, flags: os.open(name, flags | OWN, 0o666)) as file:
         before = file.tell()
         try:
             while rest.nbytes:  # a nearly full disk takes a part

@@ -7,8 +7,10 @@ process (`use`), or for as long as something lasts (`speaking`), such as one req
 of it.
 """
 
+import json
 import re
-from collections.abc import Collection, Iterator
+import tomllib
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -16,19 +18,47 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from foretrain.base import plain_toml
+# A line: a table's header, a text, a comment, or nothing.
+_PLAIN = r'[^"\\\x00-\x1f\x7f]*'
+_LINE = re.compile(
+    rf'^(?:\[([A-Za-z0-9_.-]+)\]|(?:"([^"\\\n]+)"|([A-Za-z0-9_-]+)) = "({_PLAIN}(?:\\["\\nt]{_PLAIN})*)"|#.*|[ \t]*)$',
+    re.MULTILINE,
+)
+
+
+def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as {dotted id: value}."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return found
+
+
+def read(text: str) -> dict[str, Any]:
+    """All values of a file as {dotted id: value}; the first table may have values of any kind. Raises
+    TOMLDecodeError."""
+    first = text.find("\n[", text.find("[") + 1) + 1
+    found = _texts(text[first:])
+    return flat(tomllib.loads(text)) if found is None else flat(tomllib.loads(text[:first])) | found
+
+
+def _texts(text: str) -> dict[str, str] | None:
+    """Those of tables of texts; None where there is anything else in them."""
+    lines = _LINE.findall(text)
+    if len(lines) != text.count("\n") + 1:
+        return None
+    found, prefix = {}, ""
+    for header, quoted, bare, value in lines:
+        if header:
+            prefix = f"{header}."
+        elif quoted or bare:
+            found[prefix + (quoted or bare)] = json.loads(f'"{value}"') if "\\" in value else value
+    return found
+
 
 ENGLISH = "en"
 _FOLDER = resources.files("foretrain") / "locales"
 _ID = re.compile(r"[a-z]{2,3}(-[a-z0-9]{2,8})*")
-# What is typed, printed by a program or filled in: the same in every language. Compiled where translations are counted.
-_TYPED = r"""`[^`]*`
-    | [“«"][\x20-\x7e…]*[”»"]                                 # a quotation that is all in English: a line of a log
-    | \w+://\S+ | [\w.-]+/[\w./*{}-]*[.*{][\w./*{}:!-]* | \w+/(?![\w.])
-    | (?:foretrain|pip|python|nvidia-smi)[ ]-?[a-z]+ | '?\w+\[[\w{},]+\]'?   # commands
-    | (?<![A-Za-z0-9_-])[A-Za-z_][\w-]+[ ]?=[ ]?(?:\{[^{}]*\}|[\w.:/'-])*     # settings
-    | --[A-Za-z][\w-]* | \{[^{}]*\} | (?<![\w)])\.[a-z]+"""
-_RUN = re.compile(r"[A-Za-z0-9_.\-]*[A-Za-z][A-Za-z0-9_.\-]*")
 
 
 @dataclass(frozen=True)
@@ -40,24 +70,8 @@ class Language:
     direction: str  # ltr or rtl
 
 
-@dataclass(frozen=True)
-class Coverage:
-    """How much of English a language has. `missing` are said in English; `unknown` is said by nobody.
-
-    `untranslated`: (id, words) of texts with English words that the language does not keep; they do not count as texts.
-    """
-
-    language: Language
-    texts: int
-    of: int
-    missing: tuple[str, ...]
-    unknown: tuple[str, ...]
-    untranslated: tuple[tuple[str, tuple[str, ...]], ...] = ()
-
-
 @cache
 def ids_of() -> tuple[str, ...]:
-    """Of every language, English first."""
     names = (file.name for file in _FOLDER.iterdir() if file.name.endswith(".toml"))
     found = {id for name in names if _ID.fullmatch(id := name.removesuffix(".toml"))}
     return (ENGLISH, *sorted(found - {ENGLISH}))
@@ -68,7 +82,7 @@ def file_of(id: str) -> dict[str, Any]:
     """A language's file as {dotted id: text}, read when somebody speaks it. Raises KeyError where there is none."""
     if id not in ids_of():
         raise KeyError(id)
-    return plain_toml.read((_FOLDER / f"{id}.toml").read_text("utf-8"))
+    return read((_FOLDER / f"{id}.toml").read_text("utf-8"))
 
 
 def texts_of(id: str) -> dict[str, str]:
@@ -98,7 +112,6 @@ _here: ContextVar[str | None] = ContextVar("language", default=None)
 
 
 def current() -> Language:
-    """The language that is spoken here and now."""
     return table_of(_here.get() or _process)
 
 
@@ -138,40 +151,3 @@ def preferred(accepted: str) -> str | None:
         if id is not None and weight > 0:
             wishes.append((-weight, len(wishes), id))
     return min(wishes)[2] if wishes else None
-
-
-def coverage(id: str, extra: frozenset[str] = frozenset()) -> Coverage:
-    """How much of English this language has. `extra`: ids whose English does not stand in en.toml."""
-    wanted = texts_of(ENGLISH).keys() | extra
-    own = wanted if id == ENGLISH else texts_of(id).keys()
-    missing, unknown = sorted(wanted - own), sorted(own - wanted)
-    untranslated = _untranslated(id, wanted)
-    count = len(wanted & own) - len(untranslated)
-    return Coverage(table_of(id), count, len(wanted), tuple(missing), tuple(unknown), untranslated)
-
-
-def _untranslated(id: str, wanted: Collection[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """(id, English words) of the texts of a language that keeps some words only."""
-    kept = file_of(id).get("language.kept")
-    if kept is None:
-        return ()
-    left = ((key, english_words(text, frozenset(kept))) for key, text in sorted(texts_of(id).items()) if key in wanted)
-    return tuple((key, words) for key, words in left if words)
-
-
-def english_words(text: str, kept: frozenset[str]) -> tuple[str, ...]:
-    """The Latin words of a text that are not kept, each once.
-
-    What is typed is none, nor are names with a digit, a dot or an underscore inside (block_size, meta.pkl, bf16),
-    with a capital inside (GPU, GiB, nanoGPT), or of one letter (units, the sizes of a formula).
-    """
-    found: dict[str, None] = {}
-    for run in _RUN.findall(re.sub(_TYPED, " ", text, flags=re.VERBOSE)):
-        word = run.lstrip("0123456789.-_").rstrip(".-_")
-        if (
-            len(word) > 1
-            and re.fullmatch(r"[A-Za-z][a-z]*(-[A-Za-z]?[a-z]*)*", word)
-            and not {word, word.lower()} & kept
-        ):
-            found[word] = None
-    return tuple(found)

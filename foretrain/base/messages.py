@@ -33,7 +33,6 @@ class _End(float):
         return {**values, **found}
 
     def text(self) -> str:
-        """As units.format_duration would have it in that unit."""
         size, unit = units.duration_unit(self.of)
         number = self / size
         plain = f"{number:.3g}" if size <= 1 and number < 1000 else units.grouped(number, 1)

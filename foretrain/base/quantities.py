@@ -68,7 +68,6 @@ def _number(text: str) -> float:
 
 
 def _quantity(text: str, units: Mapping[str, float], what: str) -> float:
-    """A number with one of these units, in the base unit."""
     match = _QUANTITY.fullmatch(text)
     factor = units.get(match[2].lower()) if match else None
     if match is None or factor is None:

@@ -46,10 +46,10 @@ class Note(Record):
 
 # Name of a record's class -> (record, as HTML?) -> text. Filled by reports/shown.py, since records know of no view.
 SHOWN: dict[str, Callable[[Any, bool], str]] = {}
-FIRST: list[Callable[[], None]] = []  # run when the first record is shown: views take a while to load
+FIRST: set[Callable[[], None]] = set()  # run when the first record is shown: views take a while to load
 
 
 def _shown(kind: type) -> Callable[[Any, bool], str] | None:
-    while FIRST:
-        FIRST.pop()()
+    for fill in () if SHOWN else tuple(FIRST):
+        fill()
     return SHOWN.get(kind.__name__)

@@ -13,7 +13,9 @@ with collected_later(stays=True):  # a fifth of what importing takes
 
     from foretrain.base import bugs, languages
     from foretrain.base.errors import ExitCode, UserError
-    from foretrain.cli.common import OUT, own_words, print_error
+    from foretrain.base.messages import say
+    from foretrain.base.signals import Terminated, raising_terminated
+    from foretrain.cli.common import ERR, OUT, own_words, print_error
     from foretrain.cli.language import Group, from_environment
     from foretrain.hardware.catalogue import GPU_FILE_VARIABLE
 
@@ -65,7 +67,8 @@ def main() -> None:
             stream.reconfigure(errors="replace")
     bugs.watch_threads()
     try:
-        code = _run()
+        with raising_terminated():
+            code = _run()
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of our output went away, as `head` does
         _silence(sys.stdout)
@@ -100,8 +103,10 @@ def _run() -> int:
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):  # click and rich make an exit code 1 of it; `main` says it
             raise end.__context__ from None
+        _tell_signal(end)
         return end.code if isinstance(end.code, int) else 0
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as end:
+        _tell_signal(end)
         return int(ExitCode.INTERRUPTED)
     except OSError as error:
         # Of our own output: `main` says it.
@@ -120,6 +125,14 @@ def _run() -> int:
         else:
             os.environ[GPU_FILE_VARIABLE] = cards
     return int(ExitCode.DONE)
+
+
+def _tell_signal(end: BaseException | None) -> None:
+    """Name the signal that ended a command, if one did; typer makes an exit code of it."""
+    while end is not None and not isinstance(end, Terminated):
+        end = end.__context__
+    if end is not None:
+        ERR.print(say("train.stopped_by", signal=str(end)), soft_wrap=True)
 
 
 def _is_limit(error: OSError) -> bool:

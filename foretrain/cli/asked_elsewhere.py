@@ -8,7 +8,7 @@ from importlib import import_module
 import typer
 
 from foretrain.base.errors import UserError
-from foretrain.config.pretraining import is_surely_asked
+from foretrain.config.presets import is_surely_asked
 
 FINETUNING = {"plan": "foretrain.cli.finetune", "advise": "foretrain.cli.finetune_advise"}
 CLUSTER = {"plan": "foretrain.cli.cluster", "advise": "foretrain.cli.cluster_advise"}

@@ -6,22 +6,21 @@ import typer
 
 from foretrain.advice.asked import Asked
 from foretrain.app.limits import Limits
-from foretrain.app.ranks.exact import traced_cluster
 from foretrain.app.ranks.job_files import JOB_KINDS, write_job
-from foretrain.app.ranks.plan import Cards, answer
+from foretrain.app.ranks.plan import Cards, answer, traced_cluster
 from foretrain.base.errors import UserError
+from foretrain.base.messages import say
 from foretrain.cli.common import need_one_of, print_error, print_json, print_notes
-from foretrain.cli.old_options import typed
 from foretrain.cli.planning.exact import progress
 from foretrain.cli.planning.limits import tell_written
 from foretrain.cli.planning.printing import Form, document, line, screen
 from foretrain.cli.show_config import show_config_of
 from foretrain.config.resolve import resolve
+from foretrain.predict.memory import FAILING
 from foretrain.predict.ranks.record import SCHEMA, ClusterPlan
 from foretrain.reports.views.cluster import screen as screen_view
 from foretrain.reports.views.cluster import whole as whole_view
 
-OTHERS = "--used-by-others"
 CARDS = ("gpus", "link", "network")  # options that name them
 # Those that such a plan cannot have.
 ALONE = (
@@ -53,9 +52,8 @@ def answer_command(context: typer.Context, words: list[str]) -> None:
 
 
 def cards_of(context: typer.Context) -> Cards:
-    """The cards as they were typed."""
     given = context.params
-    return Cards(given["gpus"], given["gpu"], given["link"], given["network"], given["others"], typed(OTHERS))
+    return Cards(given["gpus"], given["gpu"], given["link"], given["network"], given["others"])
 
 
 def _is_typed(context: typer.Context, name: str) -> bool:
@@ -75,7 +73,6 @@ def check_options(context: typer.Context, alone: tuple[str, ...]) -> None:
 
 
 def asked_of(context: typer.Context, words: list[str], command: str = "plan") -> Asked:
-    """What was typed, for the next command."""
     given = context.params
     cards = tuple(word for name in CARDS if given[name] for word in (f"--{name}", given[name]))
     return Asked(
@@ -98,12 +95,13 @@ def _print(plan: ClusterPlan, form: Form) -> None:
 
 def _check(plan: ClusterPlan) -> None:
     """Exit with 3 where the strategy that is meant, or every one, does not fit."""
-    if plan.verdict != "does_not_fit":
+    if plan.verdict not in FAILING:
         return
     rank = plan.best or plan.least
     error = UserError(
         "check.failed_cluster", name=plan.name, cluster=plan.cluster.text, strategy=rank.strategy,
         needed=rank.memory.needed_bytes, room=plan.one_card.available_bytes or 0,
+        verdict=say(f"word.{plan.verdict}"),
     )  # fmt: skip
     print_error(error, as_json=False)
     raise typer.Exit(int(error.exit_code))

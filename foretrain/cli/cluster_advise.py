@@ -4,8 +4,7 @@ import typer
 
 from foretrain.advice.ranks.record import SCHEMA
 from foretrain.app.limits import Limits
-from foretrain.app.ranks.advise import advices
-from foretrain.app.ranks.plan import answer
+from foretrain.app.ranks.plan import advices, answer
 from foretrain.cli.cluster import asked_of, cards_of, check_options
 from foretrain.cli.common import print_json, print_notes
 from foretrain.cli.planning.printing import document, screen

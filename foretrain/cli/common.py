@@ -11,11 +11,13 @@ from typing import Annotated, Any
 import typer
 import typer.main
 from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.text import Text
 
 from foretrain.base.errors import ConfigError, UserError
 from foretrain.base.messages import listed, printable, say
 from foretrain.base.records import Note
+from foretrain.base.redaction import redacted_message
 from foretrain.config.options import OPTIONS
 from foretrain.config.presets import PRESET_ALIASES, PRESETS
 
@@ -78,7 +80,6 @@ def own_words() -> list[str]:
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """One object on stdout."""
     text = json.dumps(value, ensure_ascii=False)
     sys.stdout.write(_UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
     sys.stdout.flush()
@@ -88,24 +89,24 @@ def print_error(error: UserError, *, as_json: bool) -> None:
     """The sentence on stderr; with --json also one object on stdout."""
     if as_json:
         problems = error.problems if isinstance(error, ConfigError) else [error]
-        listed = [{"id": p.id, "message": str(p), **_plain(p.values)} for p in problems]
+        listed = [{"id": p.id, "message": redacted_message(str(p)), **_plain(p.values)} for p in problems]
         print_json(
             {
                 "schema": "foretrain.error/1",
                 "id": error.id,
                 "exit_code": int(error.exit_code),
-                "message": str(error),
+                "message": redacted_message(str(error)),
                 "problems": listed,
             }
         )
     text = Text(say("label.error") + " ", style="bold red")
-    text.append(printable(str(error)), style="not bold default")
+    text.append(printable(redacted_message(str(error))), style="not bold default")
     ERR.print(text, soft_wrap=True)
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
     """Values as JSON has them; a value that it cannot hold, NaN for one, becomes text."""
-    return {"values": json.loads(json.dumps(values, default=str), parse_constant=str)}
+    return {"values": json.loads(redacted_message(json.dumps(values, default=str)), parse_constant=str)}
 
 
 def print_said(notes: Iterable[Note], *, quiet: bool) -> None:
@@ -131,7 +132,6 @@ class LiveLine:
         self._shown = True
 
     def clear(self) -> None:
-        """Take it away, if it is there."""
         if self._shown:
             self._write("")
             self._shown = False
@@ -158,7 +158,6 @@ def working(text: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]
 
 
 def noted(what: object, style: str = "dim") -> Text:
-    """A note as the terminal shows it."""
     return Text(printable(say("label.note", text=str(what))), style=style)
 
 
@@ -167,3 +166,25 @@ def print_notes(notes: tuple[UserError, ...], *, quiet: bool) -> None:
     if not quiet:
         for note in notes:
             ERR.print(noted(note), soft_wrap=True)
+
+
+@contextmanager
+def bytes_bar(label: str, total: int, *, quiet: bool) -> Iterator["Bar"]:
+    """A bar of bytes on stderr; none where nobody looks."""
+    if quiet or not total or not ERR.is_terminal:
+        yield Bar(None, None)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(20), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=ERR, transient=True) as progress:
+        yield Bar(progress, progress.add_task(printable(label), total=total))
+
+
+class Bar:
+    """Takes counts of bytes."""
+
+    def __init__(self, progress: Progress | None, task: int | None) -> None:
+        self._progress, self._task = progress, task
+
+    def __call__(self, count: int) -> None:
+        if self._progress is not None and self._task is not None:
+            self._progress.advance(self._task, count)  # type: ignore[arg-type]

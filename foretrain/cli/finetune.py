@@ -9,8 +9,9 @@ from foretrain.base.errors import UserError
 from foretrain.cli import finetune_deeper, finetune_print, show_config
 from foretrain.cli.common import print_error
 from foretrain.cli.finetune_options import Options, asked_about, read
-from foretrain.cli.old_options import typed
 from foretrain.predict.finetune.plan import FineTunePlan
+from foretrain.predict.memory import FAILING
+from foretrain.reports.views.shared import check_error
 
 # Options of `plan` that a fine-tuning plan cannot have, each with a sentence that says what to take instead.
 REFUSED = {
@@ -36,8 +37,7 @@ def _answer(context: typer.Context, words: list[str]) -> None:
     if given["show_config"]:
         show_config.show_finetune(found, given["as_json"])
         return
-    spelling = typed("--used-by-others")
-    plans = limits_of.plans(found, given["gpu"], given["others"], options.limits, options.step_s, spelling)
+    plans = limits_of.plans(found, given["gpu"], given["others"], options.limits, options.step_s)
     options.checked(plans)
     plans = _answered(plans, found, options)
     if given["check"]:
@@ -66,12 +66,18 @@ def _answered(plans: list[FineTunePlan], found: FineTuneQuestion, options: Optio
 
 
 def _check(plans: list[FineTunePlan]) -> None:
-    """Exit with 3 where one does not fit."""
+    """Exit with 3 where one does not fit, with 2 where nobody can say."""
     for plan in plans:
-        if plan.verdict == "does_not_fit":
-            room = plan.available_bytes or 0
-            error = UserError(
-                "check.failed_finetune", name=plan.name, gpu=plan.gpu.name, needed=plan.needed_bytes, room=room
-            )
-            print_error(error, as_json=False)
-            raise typer.Exit(int(error.exit_code))
+        if plan.verdict in FAILING:
+            _fail(check_error("check.failed_finetune", plan, plan.memory, plan.gpu, plan.available_bytes or 0))
+    for plan in plans:
+        if plan.verdict is None:
+            phase = plan.memory.neediest
+            needed = phase.needed_low_bytes if plan.bound == "at_least" else phase.needed_high_bytes
+            room, id = plan.available_bytes or 0, f"usage.no_verdict.{plan.bound}"
+            _fail(UserError(id, name=plan.name, gpu=plan.gpu.name, needed=needed, room=room, keys=plan.bounded_by))
+
+
+def _fail(error: UserError) -> None:
+    print_error(error, as_json=False)
+    raise typer.Exit(int(error.exit_code))

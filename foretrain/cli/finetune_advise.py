@@ -8,7 +8,6 @@ from foretrain.app.limits import Limits
 from foretrain.base.errors import UserError
 from foretrain.cli.common import print_json
 from foretrain.cli.finetune_options import asked_about, asked_with, read
-from foretrain.cli.old_options import typed
 from foretrain.cli.planning.exact import progress
 from foretrain.cli.planning.printing import document, screen
 from foretrain.reports.views.finetune import advice as view
@@ -33,7 +32,7 @@ def _answer(context: typer.Context, words: list[str]) -> None:
     """Print the changes, in the form that the options of `advise` ask for. Raises UserError."""
     given, top = context.params, context.params["top"]
     found = read(context, words, REFUSED)
-    base = plans(found, given["gpu"], given["others"], Limits(given["price"]), option=typed("--used-by-others"))
+    base = plans(found, given["gpu"], given["others"], Limits(given["price"]))
     if len(base) > 1:
         raise UserError("usage.one_card_advise", count=len(base))
     changes = advice(base[0], given["goal"])

@@ -34,7 +34,8 @@ def read(context: typer.Context, words: list[str], refused: Mapping[str, str]) -
         if source is not None and source.name == "COMMANDLINE":
             raise UserError(f"usage.finetune_without.{id}")
     found = question(words[0], words[1:])
-    print_said(found.notes, quiet=context.params["quiet"])
+    said = [note for note in found.notes if note.id != "finetune_read_as"]  # which the answer itself says
+    print_said(said, quiet=context.params["quiet"] or bool(context.params.get("full")))
     return found
 
 

@@ -15,7 +15,6 @@ COMMANDS = ("gpus", "serve", "train", "demo", "calibrate")  # beside those with 
 
 @cache
 def option() -> Any:
-    """The option, made once."""
     return option_of(_only_this, "gpu_file")
 
 

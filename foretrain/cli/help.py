@@ -1,4 +1,4 @@
-"""`--help` in the language that is spoken, without the old spellings of options.
+"""`--help` in the language that is spoken.
 
 The English stands with each command and option. A language has it as cli_help.<command>.<option>, the summary of a
 command as .summary and the remarks in its examples as .note_1 and so on. A text that several commands share has the
@@ -12,14 +12,14 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from functools import partial
-from typing import Any
+from types import MethodType
+from typing import Any, NamedTuple
 
 from typer.core import TyperCommand
 
 from foretrain.base import bidi, languages
 from foretrain.cli.commands import SUMMARIES, Commands
 from foretrain.cli.common import OUT
-from foretrain.cli.old_options import OLD
 
 EXAMPLES = "Examples:"
 PROSE_WIDTH = 100  # as reports/text.py has it
@@ -110,8 +110,6 @@ def _show(command: Any, ctx: Any, formatter: Any) -> None:
         """A copy of a command or parameter with its help as it is said."""
         made = copy.copy(part)
         made.help = say(part.help) if getattr(part, "help", None) else None
-        if hasattr(made, "opts"):
-            made.opts = [word for word in part.opts if word not in OLD.values()]
         return made
 
     made = spoken(command)
@@ -156,7 +154,6 @@ def _line(line: str, say: Any) -> str:
 
 @contextmanager
 def _changed(module: Any, values: Mapping[str, str | int]) -> Iterator[None]:
-    """A module with other values of these names for a while."""
     before = {name: getattr(module, name) for name in values}
     try:
         for name, value in values.items():
@@ -165,3 +162,56 @@ def _changed(module: Any, values: Mapping[str, str | int]) -> Iterator[None]:
     finally:
         for name, value in before.items():
             setattr(module, name, value)
+
+
+class Item(NamedTuple):
+    """A word that is offered; of the framework's own kind it is only in some versions, and click's in others."""
+
+    value: str
+    type: str = "plain"
+    help: str | None = None
+
+
+def cards(incomplete: str) -> list[str]:
+    """Names of cards that begin with this, in a form without blanks; the last one of a list such as 3060,40."""
+    from foretrain.hardware.catalogue import catalogue
+
+    before, comma, last = incomplete.rpartition(",")
+    names = ["auto", "cpu", *(name.replace(" ", "-") for name in catalogue())]
+    if last[:1].isdigit():
+        names = [name.removeprefix("RTX-") for name in names]
+    return [before + comma + name for name in names if name.lower().startswith(last.lower())]
+
+
+def config_options(incomplete: str) -> list[str]:
+    """Options of the config that begin with this, in either spelling: --n_layer=, --n-layer=."""
+    from foretrain.config.options import OPTIONS
+
+    written = "--" + incomplete.removeprefix("--").replace("-", "_")
+    return [f"--{name}=" for name in OPTIONS if f"--{name}".startswith(written)]
+
+
+def commands(incomplete: str) -> list[Any]:
+    """Commands that begin with this, each with its summary. Importing all of them would take as long as a plan."""
+    said = languages.texts(languages.current().id)
+    begun = [name for name in SUMMARIES if name.startswith(incomplete)]
+    return [Item(name, help=said.get(f"cli_help.{name}.summary", SUMMARIES[name])) for name in begun]
+
+
+def complete(command: Any) -> None:
+    """Have a command complete --gpu, and the config's options where it takes them."""
+    for parameter in command.params:
+        if parameter.name == "gpu":
+            parameter.shell_complete = lambda ctx, incomplete: _items(cards(incomplete))
+    if command.context_settings.get("ignore_unknown_options"):
+        own = command.shell_complete
+
+        def shell_complete(self: Any, ctx: Any, incomplete: str) -> list[Any]:
+            more = config_options(incomplete) if incomplete.startswith("-") else []
+            return [*own(ctx, incomplete), *_items(more)]
+
+        command.shell_complete = MethodType(shell_complete, command)
+
+
+def _items(words: list[str]) -> list[Any]:
+    return [Item(word) for word in words]

@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 from foretrain.base import languages
 from foretrain.base.errors import UserError
-from foretrain.cli import completion, gpu_file, mistyped, wrong_usage
+from foretrain.cli import gpu_file, help, wrong_usage
 from foretrain.cli import help as spoken_help
 from foretrain.cli.commands import Commands
 from foretrain.cli.common import option_of, own_words
@@ -39,7 +39,7 @@ class Group(TyperGroup):
         if not isinstance(self.commands, Commands):
             return super().shell_complete(ctx, incomplete)
         options = super(TyperGroup, self).shell_complete(ctx, incomplete)
-        return [*completion.commands(incomplete), *options]
+        return [*help.commands(incomplete), *options]
 
     def invoke(self, ctx: Any) -> Any:
         with wrong_usage.told(self, _speak_typed):
@@ -47,21 +47,19 @@ class Group(TyperGroup):
 
 
 def _give_options(command: Any) -> None:
-    """To a command and those under it."""
     names = {parameter.name for parameter in command.params}
     command.params.append(_option())
     if "gpu" in names or command.name in gpu_file.COMMANDS:
         command.params.append(gpu_file.option())
     spoken_help.speak(command)
-    mistyped.watch(command)
-    completion.complete(command)
+    wrong_usage.watch(command)
+    help.complete(command)
     for each in getattr(command, "commands", {}).values():
         _give_options(each)
 
 
 @cache
 def _option() -> Any:
-    """The option, made once."""
     return option_of(_only_this, "lang")
 
 

@@ -37,7 +37,6 @@ def show_config_of(resolved: ResolvedConfig, as_json: bool) -> None:
 
 
 def show_finetune(asked: "FineTuneQuestion", as_json: bool) -> None:
-    """The same of a fine-tuning run."""
     values = asked.tune.model_dump(mode="json")
     sources = {name: asked.origins.get(name, "default") for name in values}
     if as_json:

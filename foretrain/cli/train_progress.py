@@ -1,16 +1,20 @@
 """The progress of a run on stderr, and how it ended on stdout."""
 
+import contextlib
+import errno
+import os
+import signal
 import sys
 import time
-from typing import get_args
+from collections.abc import Iterator
+from typing import Any, TextIO, cast, get_args
 
 from rich.text import Text
 
 from foretrain.base.messages import printable, say
 from foretrain.base.units import format_bytes, format_left, format_percent
 from foretrain.cli.common import ERR, OUT, LiveLine, rewrites_lines
-from foretrain.training.notes import Event, Note
-from foretrain.training.store import EvaluationMetrics, Status, StepMetrics
+from foretrain.training.store import EvaluationMetrics, Event, Note, Status, StepMetrics
 
 # Notes that --quiet leaves, as --json does not tell them; that are not dim; and with which a run ends, on stdout.
 TOLD_QUIETLY = (
@@ -79,3 +83,67 @@ class Printer:
         """The last line: how it ended, and what to do next."""
         self._live_line.leave()
         OUT.print(Text(printable(say(event.id, **event.values))), soft_wrap=True)
+
+
+_GONE = (errno.EPIPE, errno.EIO, errno.EBADF)
+
+
+class Patient:
+    """A stream that goes quiet when its reader is gone. `any_error`: nor does any other error come out."""
+
+    def __init__(self, stream: TextIO, *, any_error: bool) -> None:
+        self._stream, self._any_error = stream, any_error
+
+    def write(self, text: str) -> int:
+        with self._quiet():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._quiet():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def _quiet(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno in _GONE:  # what is in the buffers has to go somewhere at the end
+                with contextlib.suppress(OSError, ValueError):
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+            elif not self._any_error:
+                raise
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def patient_output() -> Iterator[None]:
+    """SIGHUP is ignored and stdout and stderr are patient, for as long as this lasts."""
+    old = sys.stdout, sys.stderr
+    sys.stdout = cast(TextIO, Patient(old[0], any_error=False))
+    sys.stderr = cast(TextIO, Patient(old[1], any_error=True))
+    try:
+        with hangup_ignored():
+            yield
+    finally:
+        sys.stdout, sys.stderr = old
+
+
+@contextlib.contextmanager
+def hangup_ignored() -> Iterator[None]:
+    """Unless somebody wants it for something else, SIGHUP does nothing; processes begun meanwhile inherit that."""
+    number = getattr(signal, "SIGHUP", None)
+    if number is None or signal.getsignal(number) is not signal.SIG_DFL:
+        yield
+        return
+    try:
+        signal.signal(number, signal.SIG_IGN)
+    except ValueError:  # not the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(number, signal.SIG_DFL)

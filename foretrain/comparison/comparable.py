@@ -7,8 +7,9 @@ from typing import Any, Literal
 
 from foretrain.comparison.settings import CONTENTS
 from foretrain.comparison.subject import Curve, Subject
+from foretrain.monitoring.formats.log_format import LossUnit
 
-Basis = Literal["nats a token", "bits a byte", "not"]
+Basis = LossUnit | Literal["not"]
 # GPT-2's tokenizer has 50,257 tokens; padded rows are never the answer, so they change no loss.
 _GPT2 = {50257, 50304}
 
@@ -25,7 +26,7 @@ def reasons(one: Subject, other: Subject) -> tuple[str, ...]:
         found.append("tokenizer")
     if _other_text(a, b):
         found.append("dataset")
-    if one.val_unit != other.val_unit and len(one.val) and len(other.val):
+    if one.train_unit != other.train_unit or (one.val_unit != other.val_unit and len(one.val) and len(other.val)):
         found.append("unit")
     return tuple(found)
 
@@ -55,6 +56,8 @@ def brought_together(one: Subject, other: Subject) -> tuple[Subject, Subject, Ba
 def in_bits(subject: Subject) -> Subject | None:
     """Losses in bits a byte of text; None where it is not known how many bytes a token has."""
     per_token = subject.bytes_per_token
+    if subject.val_unit not in ("nats a token", "bits a byte"):
+        return None
     if subject.val_unit == "bits a byte" and not per_token:
         return replace(subject, train=Curve())
     if not per_token:

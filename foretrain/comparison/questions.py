@@ -12,7 +12,7 @@ from pydantic import Field
 from foretrain.base.records import Record
 from foretrain.comparison import matched_loss as equal
 from foretrain.comparison import settings
-from foretrain.comparison.comparable import Basis, brought_together
+from foretrain.comparison.comparable import brought_together
 from foretrain.comparison.noise import Interval, of_times
 from foretrain.comparison.overlap import shared
 from foretrain.comparison.repeats import are_repeats, assumed
@@ -27,6 +27,7 @@ EFFECTS: dict[Question, tuple[Effect, ...]] = {
 }  # fmt: skip
 # A smaller model is faster and takes less memory: which of two models is better is a question of what they learn.
 OF_SIZE: frozenset[Question] = frozenset({"speed", "mfu", "memory"})
+LEARNING: tuple[Question, ...] = ("tokens", "flops", "hours", "money")
 SIZE: tuple[Effect, ...] = ("speed", "memory")
 # Measured memory that is not the same to the byte: reserved by segments, or a process with all its libraries.
 MEMORY_NOISE = {"reserved": 0.01, "process": 0.05, "needed": 0.0}
@@ -34,7 +35,7 @@ MEMORY_NOISE = {"reserved": 0.01, "process": 0.05, "needed": 0.0}
 # benchmarks/published_logs.json with one source, card and mode differ from it by up to 20 %, half by up to 6 %.
 SAME_CARD_RATIO = 0.20
 Outcome = Literal["difference", "within_noise", "forecast", "within_forecast", "few_steps", "not_comparable"]
-Attribution = Literal["", "one", "confounded", "none", "forecast", "unknown"]
+Attribution = Literal["", "one", "confounded", "none", "forecast", "unknown", "unsaid", "unsaid_losses"]
 
 
 class Pair(Record):
@@ -190,7 +191,7 @@ def learning(axis: equal.Axis) -> Compare:
             low=interval.low, high=interval.high, at=found.at,
             axis=found.axis, split=found.split, predicted_times=predicted,
             outcome="forecast" if predicted and outcome == "difference" else outcome,
-            unit=_unit(first, basis, found.split),
+            unit=first.train_unit if found.split == "training" else basis,
         )  # fmt: skip
 
     return compare
@@ -202,10 +203,6 @@ def _predicted_times(subjects: Sequence[Subject], axis: equal.Axis, split: str) 
         return ()
     curves = [(s, s.train if split == "training" else s.val) for s in subjects]
     return tuple(s.label for s, c in curves if not c.seconds_s and not s.measured)
-
-
-def _unit(subject: Subject, basis: Basis, split: str) -> str:
-    return subject.train_unit if split == "training" and basis != "bits a byte" else basis
 
 
 def _lacks(one: Subject, other: Subject, axis: equal.Axis) -> str:
@@ -242,9 +239,12 @@ def answer(question: Question, subjects: Sequence[Subject], found: Sequence[Sett
     can = _can(found, one, two, EFFECTS[question])
     of_size = question in OF_SIZE
     unknown = sum(s.unknown_between(one, two) and bool(set(s.affects) & set(EFFECTS[question])) for s in found)
+    attribution = _attribution(pair, len(can), unknown)
+    if attribution in ("one", "none") and all(s.config is None and s.kind != "run" for s in (best, other)):
+        attribution = "unsaid_losses" if question in LEARNING else "unsaid"
     return Verdict(
         question=question, outcome=pair.outcome, pair=pair, others=pairs, settings=tuple(s.name for s in can),
-        unknown=unknown, attribution=_attribution(pair, len(can), unknown),
+        unknown=unknown, attribution=attribution,
         unlike_models=tuple(s.name for s in _can(found, one, two, SIZE) if s.group == "model") if of_size else (),
     )  # fmt: skip
 

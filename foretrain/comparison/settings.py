@@ -74,7 +74,7 @@ def of_config(config: RunConfig, gpu: Gpu | None, step: StepName) -> dict[str, A
         name: getattr(config, name) for name in OPTIONS if is_compared(name)
     }  # fmt: skip
     if config.dtype == "auto":
-        known["dtype"] = choose_dtype(config, gpu)[0] if gpu else None
+        known["dtype"] = choose_dtype(config, gpu, step)[0] if gpu else None
     if config.attention == "auto":  # on a CPU a measurement decides
         known["attention"] = "sdpa" if gpu and gpu.kind != "cpu" else None
     if config.dataset != BUILT_IN:  # its own files say how it was cut, not this knob

@@ -13,6 +13,7 @@ from foretrain.base.units import JOULES_PER_KWH
 from foretrain.config.options import RunConfig
 from foretrain.evaluation.record import Scores
 from foretrain.hardware.catalogue import Gpu
+from foretrain.monitoring.formats.log_format import LossUnit
 from foretrain.predict.energy import power
 from foretrain.predict.plan import Note
 from foretrain.predict.spec import StepName
@@ -79,8 +80,8 @@ class Subject:
     memory: Memory | None = None
     train: Curve = NO_CURVE
     val: Curve = NO_CURVE
-    val_unit: Literal["nats a token", "bits a byte"] = "nats a token"
-    train_unit: Literal["nats a token", "bits a byte"] = "nats a token"
+    val_unit: LossUnit = "nats a token"
+    train_unit: LossUnit = "nats a token"
     wall_s: float | None = None
     used: Utilization | None = None
     mfu: float | None = None

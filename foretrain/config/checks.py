@@ -104,11 +104,6 @@ def shown(value: Any) -> str:
 # Rules over several knobs that are neither a technique's (model/techniques) nor a family's (config/families).
 _RULES: tuple[Rule, ...] = (
     (("n_embd", "n_head"), lambda c: c.n_embd % c.n_head != 0, "heads_do_not_divide"),
-    (  # nanoGPT's schedule divides by their difference, at that step
-        ("lr_decay_iters", "warmup_iters", "max_iters", "decay_lr"),
-        lambda c: c.decay_lr and not c.eval_only and c.lr_decay_iters == c.warmup_iters <= c.max_iters,
-        "decay_at_warmup",
-    ),
     (
         ("init_optimizer", "init_from"),
         lambda c: c.init_optimizer and c.init_from in ("scratch", *GPT2_SHAPES),
@@ -136,6 +131,11 @@ def rules_for(config: RunConfig) -> tuple[Rule, ...]:
 _ODD: tuple[Rule, ...] = (
     (("warmup_iters", "max_iters"), lambda c: c.warmup_iters > c.max_iters, "warmup_beyond_end"),
     (("lr_decay_iters", "warmup_iters"), lambda c: c.lr_decay_iters < c.warmup_iters, "decay_before_warmup"),
+    (  # nanoGPT's schedule divides by their difference, at that step
+        ("lr_decay_iters", "warmup_iters"),
+        lambda c: c.lr_decay_iters == c.warmup_iters <= c.max_iters,
+        "decay_at_warmup",
+    ),
     (("min_lr", "learning_rate"), lambda c: c.min_lr > c.learning_rate, "min_lr_above"),
 )
 

@@ -18,12 +18,10 @@ BATCH, ACCUMULATION, TOTAL, SWITCH = (
 
 
 def sequences_of(config: RunConfig) -> int:
-    """Sequences in one optimizer step."""
     return config.batch_size * config.gradient_accumulation_steps
 
 
 def divisors(number: int) -> list[int]:
-    """All divisors, rising."""
     low = [d for d in range(1, isqrt(number) + 1) if number % d == 0]
     return low + [number // d for d in reversed(low) if d * d != number]
 

@@ -116,7 +116,6 @@ class Option(Attributes):
 
     @classmethod
     def of(cls, name: str, field: FieldInfo) -> "Option":
-        """The option that a field of RunConfig is."""
         known: Any = field.json_schema_extra
         choices, help = get_args(field.annotation), field.description or ""
         return cls(

@@ -429,7 +429,7 @@ class RunConfig(Record):
     )
 
     report_to: str = option(
-        "", "trackers, such as trackio or tensorboard,wandb: tensorboard, trackio, wandb, mlflow; empty: none",
+        "", "trackers, such as trackio or tensorboard,wandb: tensorboard, trackio, wandb; empty: none",
         group="run", pattern=r"^[A-Za-z0-9_, -]{0,200}$", nanogpt="lacks", adds=True,
         affects=NOTHING, on_resume="free",
     )

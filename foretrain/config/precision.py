@@ -5,10 +5,28 @@ Ampere on; sums in fp16 are a mode of every tensor core since Volta. A CPU has n
 numbers, so that the modes can be tried there.
 """
 
+from collections.abc import Iterator
+
 from foretrain.base.errors import UserError
-from foretrain.config.inactive import check_refused
-from foretrain.config.options import RunConfig
+from foretrain.config.options import OPTIONS, RunConfig, named
 from foretrain.hardware.catalogue import Dtype, Gpu, MatmulMode
+
+REFUSED = named(lambda option: bool(option.refused))
+
+
+def idle(config: RunConfig, gpu: Gpu, dtype: Dtype) -> Iterator[tuple[str, str]]:
+    """(what is set, why it does nothing here)."""
+    for name, option in OPTIONS.items():
+        if (why := option.idle_on(gpu.kind, dtype)) and getattr(config, name) != option.default:
+            yield name, why
+
+
+def check_refused(config: RunConfig, gpu: Gpu) -> None:
+    """Raise UserError where an option is set that the device refuses."""
+    for name in REFUSED:
+        if (why := OPTIONS[name].refused_on(gpu.kind)) and getattr(config, name) != OPTIONS[name].default:
+            raise UserError("config.refused_here", option=name, gpu=gpu.name, reason=why)
+
 
 MULTIPLE = 16  # cuBLAS's FP8 products want every side to be one of 16; INT8 would be content with 8
 LEAST_CAPABILITY: dict[MatmulMode, tuple[int, int]] = {"fp8": (8, 9), "int8": (8, 0), "fp16_accumulation": (7, 0)}

@@ -1,6 +1,10 @@
 """Named starting points: one line a model. `foretrain plan gpt2-124m --gpu "RTX 4070"`."""
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+from foretrain.config.hub.models import model_named
 
 # Shapes of the GPT-2 family: Radford et al. 2019, and karpathy/nanoGPT model.py for the parameter counts.
 GPT2_SHAPES: dict[str, dict[str, Any]] = {
@@ -68,3 +72,15 @@ def preset_named(word: str) -> str | None:
     """The preset of this name or alias, in any case; None where there is none."""
     name = PRESET_ALIASES.get(word.lower(), word.lower())
     return name if name in PRESETS else None
+
+
+def is_surely_asked(words: Sequence[str]) -> bool:
+    """True only where `config.finetune.asked.is_asked` says no, and has no note: of options alone, of a preset that is
+    no model of Hugging Face's, and of a TOML file."""
+    first = words[0] if words else "-"
+    if first.startswith("-"):
+        return True
+    if first.startswith("hf:") or model_named(first) is not None:
+        return False
+    path = Path(first)
+    return first in PRESETS or first in PRESET_ALIASES or (path.suffix == ".toml" and path.is_file())

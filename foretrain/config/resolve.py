@@ -3,8 +3,10 @@
 Every value keeps its source, so that a message can say where it came from and `plan --show-config` can print it.
 """
 
+import contextlib
 import difflib
 import errno
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -18,12 +20,24 @@ from foretrain.config import init_from, nanogpt_file
 from foretrain.config.checks import Setting, bad_value, check, odd_schedule, shown
 from foretrain.config.families import FAMILIES
 from foretrain.config.microbatches import BATCH, SWITCH, TOTAL, accumulation_for_total, last_word, layer_of, says_auto
+from foretrain.config.nanogpt_file import Neighbour
 from foretrain.config.option import GROUPS, Option
 from foretrain.config.options import FORETRAINS_OWN, OPTIONS, RunConfig, named, unread
 from foretrain.config.presets import PRESET_ALIASES, PRESETS, preset_named
 
 Trainer = Literal["foretrain", "nanogpt"]
 STDIN = "stdin"
+# What train.py has when it runs a config; device and dtype are decided by the card.
+NANOGPT_DEFAULTS = {
+    **{name: option.default for name, option in OPTIONS.items() if option.nanogpt == "has"},
+    "device": "cuda",
+    "__name__": "__main__",
+}
+# Keys of forks that make another model than GPT-2.
+_OTHER_MODEL = re.compile(
+    r"(num|n)_(kv_heads?|key_value_heads|kv_groups|query_groups|(routed_|shared_)?experts?)(_per_tok(en)?)?|(use_)?moe"
+    r"|(model_|hidden_|ffn_|ff_|inter_)?dim|d_(model|ff|inner|state)|n_inner|(hidden|intermediate|model)_size"
+)
 LEFT_OUT = set(named(lambda option: option.inert or option.label))  # what nanoGPT's file computes of these
 ALIASES = {alias: name for name, option in OPTIONS.items() for alias in option.aliases}
 _WEIGHTS = (".gguf", ".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".onnx")  # files of weights, by their names
@@ -76,6 +90,8 @@ class _Collected:
     names: list[str] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
     piped_nanogpt: bool = False
+    own_keys: set[str] = field(default_factory=set)  # those that nanoGPT files set for themselves
+    empty_files: list[str] = field(default_factory=list)  # nanoGPT files that set none of the options
 
 
 def resolve(arguments: Sequence[str]) -> ResolvedConfig:
@@ -84,7 +100,7 @@ def resolve(arguments: Sequence[str]) -> ResolvedConfig:
     Raises ConfigError with every problem found.
     """
     found = _Collected()
-    for word, value, position in _split(arguments):
+    for word, value, position in split(arguments):
         if word == "-":
             _add_stdin(found)
         elif value is None and not word.startswith("-"):
@@ -129,7 +145,7 @@ def _is_toml(text: str, name: str) -> bool:
     return True
 
 
-def _split(arguments: Sequence[str]) -> list[tuple[str, str | None, str]]:
+def split(arguments: Sequence[str]) -> list[tuple[str, str | None, str]]:
     """(word, value or None, as written) of each argument; `--key value` takes the word that follows."""
     parts: list[tuple[str, str | None, str]] = []
     words = iter(range(len(arguments)))
@@ -143,7 +159,7 @@ def _split(arguments: Sequence[str]) -> list[tuple[str, str | None, str]]:
         else:
             following = arguments[i + 1] if i + 1 < len(arguments) else None
             takes_value = following is not None and not following.startswith("--")
-            option = OPTIONS.get(_key_of(word))
+            option = OPTIONS.get(key_of(word))
             if takes_value and option and option.is_switch:
                 # `--compile config.py` is a switch and a file
                 takes_value = str(following).lower() in {*_BOOLEAN_WORDS, *option.choices}
@@ -162,13 +178,13 @@ def _cut(text: str) -> str:
 _BOOLEAN_WORDS = {"true", "false", "yes", "no", "on", "off", "0", "1"}
 
 
-def _key_of(word: str) -> str:
+def key_of(word: str) -> str:
     key = word.lstrip("-").replace("-", "_")
     return ALIASES.get(key, key)
 
 
 def _add_override(word: str, value: str | None, written: str, found: _Collected) -> None:
-    key = _key_of(word)
+    key = key_of(word)
     if value is None:
         if key.startswith("no_") and OPTIONS.get(key[3:]) and OPTIONS[key[3:]].is_switch:
             found.settings.append(Setting(key[3:], False, written))
@@ -180,12 +196,11 @@ def _add_override(word: str, value: str | None, written: str, found: _Collected)
             found.settings.append(Setting(key, "", written))  # reported as unknown, with the nearest names
         return
     quoted = value[:1] in ("'", '"')  # nanoGPT evaluates what is typed, so that a quoted text is the text
-    is_text = key in OPTIONS and OPTIONS[key].type in ("str", "choice") and not quoted
+    is_text = key in OPTIONS and not quoted and (OPTIONS[key].type in ("str", "choice") or "," in value)
     found.settings.append(Setting(key, value if is_text else nanogpt_file.parse_expression(value), written))
 
 
 def _add_source(word: str, found: _Collected) -> None:
-    """A preset name or a file."""
     preset, path = preset_named(word), Path(word)
     if preset is not None:
         found.names.append(preset)
@@ -194,9 +209,12 @@ def _add_source(word: str, found: _Collected) -> None:
     elif path.suffix in (".toml", ".py"):
         text = _read(path, found, word)
         if text is not None:
-            found.names.append(path.stem)
+            found.names.append(os.fsencode(path.stem).decode("utf-8", "replace"))
             found.files.append(path)
-            (_add_toml if path.suffix == ".toml" else _add_nanogpt)(text, word, found)
+            if path.suffix == ".toml":
+                _add_toml(text, word, found)
+            else:
+                _add_nanogpt(text, word, found, _neighbours(path))
     else:
         found.problems.append(_unknown_source(word, path))
 
@@ -252,11 +270,56 @@ def _read(path: Path, found: _Collected, word: str) -> str | None:
     return None
 
 
-def _add_nanogpt(text: str, path: str, found: _Collected) -> None:
-    parsed = nanogpt_file.parse(text, path, set(OPTIONS) | set(ALIASES), LEFT_OUT)
-    found.settings += parsed.settings
+def _add_nanogpt(text: str, path: str, found: _Collected, neighbour: Neighbour = lambda name: None) -> None:
+    parsed = nanogpt_file.parse(text, path, set(OPTIONS) | set(ALIASES), LEFT_OUT, NANOGPT_DEFAULTS, neighbour)
     found.notes += parsed.notes
     found.problems += parsed.problems
+    own: dict[str, Setting] = {}
+    for setting in parsed.settings:
+        key = setting.key
+        if key in OPTIONS or key in ALIASES:
+            found.settings.append(setting)
+        elif key in NANOCHAT or _misspelt(key):
+            found.problems.append(_unknown(key, setting.source))
+        else:
+            own[key] = setting
+    others = [key for key, setting in own.items() if not _changes_model(key, setting.value)]
+    found.problems += [
+        UserError("config.changes_model", key=key, value=shown(setting.value), source=setting.source)
+        for key, setting in own.items()
+        if key not in others
+    ]
+    if others:
+        found.notes.append(UserError("config.unread_keys", keys=others, source=path))
+    if not parsed.problems and not any(not setting.key.startswith("wandb_") for setting in parsed.settings):
+        found.empty_files.append(path)
+    found.own_keys |= own.keys()
+
+
+def _neighbours(path: Path) -> Neighbour:
+    """The reader of files that one at `path` names: as seen from here, as nanoGPT runs it, or from its own folder."""
+
+    def read(name: str) -> tuple[str, str] | None:
+        if not name.endswith(".py") or Path(name).is_absolute() or ".." in Path(name).parts:
+            return None
+        for folder in (Path(), path.parent.parent, path.parent):
+            there = folder / name
+            with contextlib.suppress(OSError, ValueError):
+                if there.is_file():
+                    return bounded.read_bytes(there, nanogpt_file.MAX_BYTES).decode("utf-8-sig"), str(there)
+        return None
+
+    return read
+
+
+def _misspelt(key: str) -> bool:
+    """Whether a name looks like an option's so much that it is one, misspelt."""
+    return bool(difflib.get_close_matches(key.lower(), [*OPTIONS, *ALIASES], n=1, cutoff=0.85))
+
+
+def _changes_model(key: str, value: Any) -> bool:
+    """Whether a fork's key sets another width, other experts or other heads than GPT-2 has."""
+    return _OTHER_MODEL.fullmatch(key.lower()) is not None and value not in (None, False, 0, 1, "")
 
 
 def _add_toml(text: str, path: str, found: _Collected) -> None:
@@ -278,9 +341,9 @@ def _add_toml(text: str, path: str, found: _Collected) -> None:
             id, source = "config.unknown_preset", source_of(key)
             found.problems.append(UserError(id, word=word, presets=list(PRESETS), source=source))
         elif isinstance(value, dict) and key in GROUPS:
-            found.settings += [Setting(_key_of(k), v, source_of(k)) for k, v in value.items()]
+            found.settings += [Setting(key_of(k), v, source_of(k)) for k, v in value.items()]
         else:
-            found.settings.append(Setting(_key_of(key), value, source_of(key)))
+            found.settings.append(Setting(key_of(key), value, source_of(key)))
 
 
 _TOML_KEY = re.compile(r"""\s*\[?(?:"([^"]*)"|'([^']*)'|([^\s"'=\[\]]+))\s*[=\]]""")
@@ -308,6 +371,8 @@ def _finish(found: _Collected) -> ResolvedConfig:
         if says_auto(key, setting.value):
             auto = values[SWITCH] = True
             sources[SWITCH], layers[SWITCH] = setting.source, number
+        elif key in found.own_keys:  # over a key of the file's own, as nanoGPT allows
+            continue
         elif key not in OPTIONS:
             found.problems.append(_unknown(key, setting.source))
         elif _is_of_another_type(setting, OPTIONS[key]):
@@ -322,6 +387,10 @@ def _finish(found: _Collected) -> ResolvedConfig:
             values[key], sources[key], layers[key] = value, setting.source, number
             if key == BATCH and auto:  # the same knob, said again
                 auto = values[SWITCH] = False
+    if found.empty_files and all(key.startswith("wandb_") for key in values):
+        found.problems.append(UserError("config.sets_nothing", path=found.empty_files[0]))
+    # What the command line gives needs no value in the file.
+    found.problems = [each for each in found.problems if not sources.get(_key_in(each), "").startswith("-")]
     notes, problems = init_from.apply(values, sources)
     found.notes += notes
     found.problems += problems
@@ -336,6 +405,11 @@ def _finish(found: _Collected) -> ResolvedConfig:
     name = found.names[-1] if found.names else "run"
     files = tuple(found.files)
     return ResolvedConfig(config, sources, tuple(found.notes), name, files, piped_nanogpt=found.piped_nanogpt)
+
+
+def _key_in(problem: UserError) -> str:
+    key = str(problem.values.get("key", "")) if problem.id == "config.not_data" else ""
+    return ALIASES.get(key, key)
 
 
 def _joined(setting: Setting) -> Setting:
@@ -418,7 +492,6 @@ def to_toml(config: RunConfig) -> str:
 
 
 def toml_value(value: Any) -> str:
-    """A value as TOML has it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from foretrain.base.durable import not_written
 from foretrain.base.errors import UserError
 from foretrain.base.messages import printable
 from foretrain.config import nanogpt_file
@@ -26,8 +27,7 @@ def write_text(text: str, path: Path) -> None:
         with path.open("x", encoding="utf-8", newline="") as file:
             file.write(text)
     except OSError as error:
-        id = "usage.cannot_write_file" if isinstance(error, FileExistsError) else "environment.cannot_write"
-        raise UserError(id, path=str(path), reason=error.strerror or "") from None
+        raise not_written(path, error) from None
 
 
 def short_toml(config: RunConfig, origin: Sequence[str] = (), before: Mapping[str, str] | None = None) -> str:
@@ -52,7 +52,6 @@ def short_toml(config: RunConfig, origin: Sequence[str] = (), before: Mapping[st
 
 
 def comments(texts: Sequence[str]) -> list[str]:
-    """Each text as a comment of one line."""
     return ["# " + " ".join(printable(text).split()) for text in texts]
 
 
@@ -78,7 +77,6 @@ def _settings(text: str) -> dict[str, Any]:
 
 
 def _values(tree: ast.Module) -> dict[str, ast.expr]:
-    """Where the last value of each name stands."""
     found: dict[str, ast.expr] = {}
     for statement in tree.body:
         match statement:

@@ -15,8 +15,7 @@ import torch
 from foretrain.base.errors import UserError
 from foretrain.data.dataset import DatasetInfo
 from foretrain.data.order import Order, dealt, epoch_starts, starts
-from foretrain.data.token_reader import TokenReader
-from foretrain.data.token_sources import readers
+from foretrain.data.token_reader import TokenReader, readers
 
 Batch = tuple[torch.Tensor, torch.Tensor]  # token ids and the ids that follow them, each B x T, int64
 
@@ -46,7 +45,6 @@ class TokenFile:
                 self._scan(reader)
 
     def close(self) -> None:
-        """Give the files back."""
         for reader in self.readers:
             reader.close()
 

@@ -17,9 +17,8 @@ from foretrain.base.errors import ExitCode, UserError
 from foretrain.data.dataset import DatasetInfo, read_meta
 from foretrain.data.shards import is_block
 from foretrain.data.token_layout import Segment, read_layout
-from foretrain.data.token_reader import read_at
-from foretrain.data.token_sources import fetch_of
-from foretrain.data.tokenizer_check import tokenizer_of
+from foretrain.data.token_reader import fetch_of, read_at
+from foretrain.data.tokenizer import tokenizer_of
 from foretrain.hardware.cpu import usable_cores
 
 _PIECE_BYTES = 2**20
@@ -88,7 +87,6 @@ def _of_tokenizer(info: DatasetInfo) -> list[UserError]:
 
 
 def _problems(info: DatasetInfo, segment: Segment, progress: Progress) -> list[UserError]:
-    """Of one file."""
     path, found = str(segment.path), []
     try:
         fetch = fetch_of(info)

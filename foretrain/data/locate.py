@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from foretrain.base.errors import UserError
+from foretrain.base.redaction import without_password
 from foretrain.base.safe_read import parse_toml, read_text
 from foretrain.data.dataset import DatasetInfo, Part, find, read_info
 from foretrain.data.token_layout import is_dataset
@@ -39,7 +40,7 @@ def locate(name: str) -> DatasetInfo | None:
     if is_remote(name):
         from foretrain.data.remote import read_remote
 
-        return read_remote(name)
+        return read_remote(without_password(name))
     if name.endswith(MIX_SUFFIX) and Path(name).is_file():
         return read_mix(Path(name))
     path = find(name)

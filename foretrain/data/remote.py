@@ -68,7 +68,6 @@ def read_remote(url: str) -> DatasetInfo:
 
 
 def no_bar(label: str, total: int) -> AbstractContextManager[Progress]:
-    """For those who show nothing."""
     return contextlib.nullcontext(lambda count: None)
 
 
@@ -226,7 +225,7 @@ def _evict(own: Path, needs: int) -> None:
     """Shards of datasets that were used longest ago, until `needs` bytes fit in the cache."""
     held: list[tuple[float, Path, int]] = []
     total = 0
-    for folder in own.parent.iterdir():
+    for folder in (each for each in own.parent.iterdir() if not each.is_symlink()):
         used = folder / _USED
         at = used.stat().st_mtime if used.is_file() else 0.0
         for path in (*folder.glob("*.bin"), *folder.glob("*.part")):

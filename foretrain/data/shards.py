@@ -22,7 +22,7 @@ from foretrain.base.errors import UserError
 from foretrain.base.records import Record
 from foretrain.base.safe_read import read_text
 
-SCHEMA, OLDER_SCHEMA = "foretrain.dataset/3", "foretrain.dataset/2"  # /2 has the digests of blocks as a list
+SCHEMA = "foretrain.dataset/3"
 INDEX = "dataset.json"
 PROGRESS = ".progress"
 SPLITS = ("train", "val")
@@ -54,7 +54,6 @@ def block_digest(block: bytes | memoryview) -> bytes:
 
 
 def block_count(digests: bytes) -> int:
-    """How many blocks these digests are of."""
     return len(digests) // BLOCK_DIGEST_BYTES
 
 
@@ -69,9 +68,7 @@ def histogram_bin(tokens: int) -> int:
 
 
 def _block_digests(value: Any) -> Any:
-    """The bytes of what an index has: hex digits in one text, or a list of them (schema 2)."""
-    if isinstance(value, list) and all(isinstance(item, str) and len(item) == 2 * BLOCK_DIGEST_BYTES for item in value):
-        value = "".join(value)
+    """The bytes of an index's hex digits."""
     digests = bytes.fromhex(value) if isinstance(value, str) else value
     if isinstance(digests, bytes) and len(digests) % BLOCK_DIGEST_BYTES:
         raise ValueError("a digest of a block has 128 bits")
@@ -200,7 +197,6 @@ class DatasetIndex(Record):
 
     @property
     def tokens(self) -> int:
-        """Of both splits."""
         return sum(split.tokens for split in self.splits.values())
 
     @property
@@ -253,7 +249,7 @@ def read_index(folder: Path) -> DatasetIndex:
     try:
         text = read_text(path, INDEX_BYTES)
         schema = json.loads(text).get("schema")
-        if schema not in (SCHEMA, OLDER_SCHEMA):
+        if schema != SCHEMA:
             raise UserError("data.bad_meta", path=str(path), reason=f"its schema is {str(schema)[:60]}, not {SCHEMA}")
         fields = unsealed(text, _DIGEST)
         del fields["schema"]

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from foretrain.base.errors import UserError
 from foretrain.data.dataset import DatasetInfo
-from foretrain.data.token_sources import readers
+from foretrain.data.token_reader import readers
 
 if TYPE_CHECKING:
     import numpy as np

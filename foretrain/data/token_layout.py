@@ -48,7 +48,6 @@ class Segment:
 
     @property
     def end(self) -> int:
-        """The byte after its last token."""
         return self.offset + self.tokens * self.item_bytes
 
 

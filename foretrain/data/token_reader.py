@@ -10,11 +10,13 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from itertools import accumulate
+from pathlib import Path
 from typing import BinaryIO
 
 from foretrain.base.errors import UserError
+from foretrain.data.dataset import DatasetInfo
 from foretrain.data.shards import block_count, is_block
-from foretrain.data.token_layout import Segment
+from foretrain.data.token_layout import Segment, read_layout
 
 _MOST_OPEN = 128  # files; a process has 1,024 on most systems
 
@@ -142,3 +144,21 @@ def read_at(file: BinaryIO, offset: int, view: memoryview) -> int:
     except OSError as error:
         raise UserError("data.unreadable", path=str(file.name), reason=error.strerror or str(error)) from None
     return done
+
+
+def readers(info: DatasetInfo, split: str, *, verify: bool = True) -> list[TokenReader]:
+    """The readers of a split, in the order of the parts. Raises UserError 'data.…'."""
+    if info.parts:
+        return [reader for part in info.parts for reader in readers(part.dataset, split, verify=verify)]
+    layout = read_layout(Path(info.path), info.dtype, present=info.remote is None)
+    return [TokenReader(layout.splits[split], verify=verify, fetch=fetch_of(info))]
+
+
+def fetch_of(info: DatasetInfo) -> Fetch | None:
+    """What brings a shard that is not here; None for a dataset of this machine."""
+    if info.remote is None:
+        return None
+    from foretrain.data.remote import fetch_shard
+
+    remote = info.remote
+    return lambda segment: fetch_shard(remote, segment)

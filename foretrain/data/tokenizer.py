@@ -4,6 +4,7 @@ Every tokenizer has a `separator`: the id that ends a document.
 """
 
 import base64
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
@@ -14,7 +15,7 @@ from foretrain.base.errors import UserError
 from foretrain.base.installation import need_extra
 from foretrain.base.safe_read import read_bytes, read_text
 from foretrain.base.units import MIB
-from foretrain.data.dataset import read_meta_pickle
+from foretrain.data.dataset import DatasetInfo, read_meta_pickle
 
 
 class Tokenizer(Protocol):
@@ -57,14 +58,14 @@ class JsonTokenizer:
     # What ends a text in vocabularies that are in use, where tokenizer_config.json does not say.
     SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
 
-    def __init__(self, text: str, separator: str | None = None) -> None:
+    def __init__(self, text: str, separator: str | None = None, path: str = FILE) -> None:
         tokenizers = need_extra("tokenizers", "data")
         self.text = text
         try:
             self._fast = tokenizers.Tokenizer.from_str(text)
         except Exception as error:  # of Rust, without a type of its own
             raise UserError(
-                "data.bad_tokenizer", path=self.FILE, reason=(str(error).splitlines() or ["?"])[0][:200]
+                "data.bad_tokenizer", path=path, reason=(str(error).splitlines() or ["?"])[0][:200]
             ) from None
         # Text is text: a separator that is spelled out in a document is not one, and nothing is cut or filled up.
         self._fast.encode_special_tokens = True
@@ -75,7 +76,7 @@ class JsonTokenizer:
         wanted = self.SEPARATORS if separator is None else (separator,)
         self.separator_text = next((token for token in wanted if token in ids), "")
         if not self.separator_text:
-            raise UserError("data.no_separator", path=self.FILE, wanted=wanted)
+            raise UserError("data.no_separator", path=path, wanted=wanted)
         self.separator: int = ids[self.separator_text]
 
     @classmethod
@@ -89,10 +90,10 @@ class JsonTokenizer:
             separator = said.get("content") if isinstance(said, dict) else said
             text = read_text(folder / cls.FILE, MOST_BYTES)
             try:
-                return cls(text, separator if isinstance(separator, str) else None)
+                return cls(text, separator if isinstance(separator, str) else None, str(folder / cls.FILE))
             except UserError as error:
                 if error.id != "data.no_separator" or (named := cls._named_by_model(folder, text)) is None:
-                    raise UserError(error.id, **{**error.values, "path": str(folder / cls.FILE)}) from None
+                    raise
                 return cls(text, named)
         except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
             raise UserError("data.bad_meta", path=str(folder / cls.FILE), reason=str(error)[:200]) from None
@@ -131,8 +132,8 @@ class BpeTokenizer(JsonTokenizer):
     name = "bpe"
     SEPARATOR = "<|endoftext|>"
 
-    def __init__(self, text: str, separator: str | None = None) -> None:
-        super().__init__(text, self.SEPARATOR)
+    def __init__(self, text: str, separator: str | None = None, path: str = JsonTokenizer.FILE) -> None:
+        super().__init__(text, self.SEPARATOR, path)
 
     @classmethod
     def train(cls, documents: Iterable[bytes], vocab_size: int) -> "BpeTokenizer":
@@ -282,3 +283,27 @@ def load(folder: Path, name: str | None) -> Tokenizer | None:
         if isinstance(characters, dict) and characters:
             return CharTokenizer({int(id): str(character) for id, character in characters.items()})
     return None
+
+
+def digest_of(tokenizer: Tokenizer) -> str:
+    """SHA-256 over what decides the ids: vocabulary, pattern, special tokens."""
+    digest = hashlib.sha256(tokenizer.name.encode())
+    if isinstance(tokenizer, JsonTokenizer):
+        digest = hashlib.sha256(json.dumps(json.loads(tokenizer.text), sort_keys=True).encode())
+    elif isinstance(tokenizer, TiktokenTokenizer):
+        encoding: Any = tokenizer._encoding
+        digest.update(json.dumps([encoding._pat_str, encoding._special_tokens], sort_keys=True).encode())
+        for token, rank in sorted(tokenizer.ranks.items(), key=lambda item: item[1]):
+            digest.update(b"%d %d " % (rank, len(token)) + token)
+    return digest.hexdigest()
+
+
+def tokenizer_of(info: DatasetInfo) -> Tokenizer | None:
+    """The tokenizer that made a dataset's ids; None where its files do not say which it was.
+
+    Raises UserError 'data.other_tokenizer' where the files beside the shards are of another one, or damaged.
+    """
+    found = load(info.tokenizer_folder, info.tokenizer)
+    if found is not None and info.tokenizer_sha256 is not None and digest_of(found) != info.tokenizer_sha256:
+        raise UserError("data.other_tokenizer", path=str(info.tokenizer_folder))
+    return found

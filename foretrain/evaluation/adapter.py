@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from foretrain.data.tokenizer import Tokenizer, document_end
-from foretrain.evaluation.models import OwnModel
-from foretrain.evaluation.windows import rows_at_once
+from foretrain.evaluation.windows import OwnModel, rows_at_once
 from foretrain.model.generation.writer import generate
 
 _api: Any = import_module("lm_eval.api.model")

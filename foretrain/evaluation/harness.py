@@ -4,8 +4,6 @@ lm-eval and datasets are others' code, loaded late. What a task lacks (a package
 sentence.
 """
 
-from __future__ import annotations
-
 import difflib
 import importlib.metadata
 import importlib.util

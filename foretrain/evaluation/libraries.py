@@ -4,8 +4,6 @@ lm-eval prints and logs freely, draws bars, and starts processes; datasets and h
 minute before they say that there is none.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os
@@ -56,7 +54,6 @@ class _WithoutBars:
         self._stream, self._in_bar = stream, False
 
     def write(self, text: str) -> int:
-        """As the stream's own."""
         if text.startswith("\r"):
             self._in_bar = True
         elif text.strip():

@@ -40,8 +40,8 @@ class TextScore(Record):
 class TaskScore(Record):
     """One metric of one of lm-eval's tasks, as it names it. `shots`: examples before each question.
 
-    `documents` of `documents_in_all` were asked. `through`: what lm-eval ran: the Hugging Face "export" of a run, its
-    "model" as it is, or a "folder".
+    `documents` of `documents_in_all` were asked. `through`: what lm-eval ran: the "model" of a run,
+    or a "folder" of Hugging Face's.
     """
 
     task: str

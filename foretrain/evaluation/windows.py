@@ -5,13 +5,12 @@ other those that no window before it had, so that each has at least context - st
 recipe of "Perplexity of fixed-length models" in the documentation of transformers.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -19,8 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from foretrain.base.errors import UserError
+from foretrain.base.later import Later
 from foretrain.base.units import MIB
+from foretrain.evaluation.libraries import first_line
 from foretrain.hardware import accelerator
+from foretrain.model.language_model import LanguageModel
 
 LOGITS_BYTES = 256 * MIB  # of a batch of windows, unless one window alone has more
 MOST_ROWS = 64
@@ -54,7 +56,6 @@ class Summed:
         return float(self.nats.sum()) / self.tokens
 
     def bits_per_byte(self, size_bytes: int) -> float:
-        """Of a text of this size."""
         return float(self.nats.sum()) / math.log(2) / size_bytes
 
     def standard_error(self, size_bytes: int) -> float | None:
@@ -140,3 +141,38 @@ def _nats(model: Predictor, ids: np.ndarray, batch: list[tuple[int, int, int]]) 
     logits = model.logits(rows[:, :-1])
     found = [F.cross_entropy(row, targets, reduction="none") for row, targets in zip(logits, rows[:, 1:], strict=True)]
     return torch.stack(found).cpu().double().numpy()
+
+
+_transformers: Any = Later("transformers")
+
+
+class OwnModel:
+    def __init__(self, model: LanguageModel, vocab_size: int) -> None:
+        self.model = model.eval()
+        self.context_tokens = model.block_size
+        self.vocab_size = vocab_size
+        self.device = next(model.parameters()).device
+
+    def logits(self, idx: Tensor) -> Tensor:
+        """B x T x V, fp32."""
+        return self.model.lm_head(self.model.hidden(idx)).float()
+
+
+class HubModel:
+    """A causal language model of transformers', in single precision."""
+
+    def __init__(self, folder: Path, device: torch.device) -> None:
+        """Raises UserError where transformers cannot load the folder. Weights are read from safetensors only."""
+        load = _transformers.AutoModelForCausalLM.from_pretrained
+        try:
+            model = load(str(folder), dtype=torch.float32, use_safetensors=True, local_files_only=True)
+        except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+            raise UserError("data.bad_hf_folder", path=str(folder), reason=first_line(error)) from None
+        self.model: Any = model.to(device).eval()
+        self.context_tokens = int(getattr(model.config, "max_position_embeddings", None) or 2048)
+        self.vocab_size = int(model.config.vocab_size)
+        self.device = device
+
+    def logits(self, idx: Tensor) -> Tensor:
+        """B x T x V, fp32."""
+        return self.model(input_ids=idx, use_cache=False).logits.float()

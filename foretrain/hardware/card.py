@@ -58,6 +58,7 @@ class CardFacts(Record):
     index: int
     name: str
     total_bytes: int | None
+    reserved_bytes: int | None = None  # what the driver keeps of it; None where it does not say
     driver: str = ""
 
 
@@ -93,7 +94,8 @@ class Cards:
         self.facts = tuple(
             CardFacts(
                 index=i, name=_text(self._ask("nvmlDeviceGetName", handle)) or f"card {i}",
-                total_bytes=getattr(self._ask("nvmlDeviceGetMemoryInfo", handle), "total", None), driver=driver,
+                total_bytes=getattr(self._ask("nvmlDeviceGetMemoryInfo", handle), "total", None),
+                reserved_bytes=self._reserved(handle), driver=driver,
             )
             for i, handle in enumerate(self._handles)
         )  # fmt: skip
@@ -105,6 +107,12 @@ class Cards:
         except Exception as error:
             self._refused = _reason(error)
             return None
+
+    def _reserved(self, handle: Any) -> int | None:
+        """Drivers from 510 on tell it in the second version of the answer."""
+        version = getattr(self._nvml, "nvmlMemory_v2", None)
+        answer = None if version is None else self._ask("nvmlDeviceGetMemoryInfo", handle, version)
+        return _number(getattr(answer, "reserved", None), int)
 
     def sample(self, pids: Collection[int]) -> tuple[CardSample, ...]:
         """Every card now. `pids`: the processes whose memory is `ours`."""
@@ -120,15 +128,6 @@ class Cards:
     def held_bytes(self, index: int | None, pids: Collection[int]) -> int | None:
         """What these processes hold on a card; None where there is none, or NVML does not tell them apart."""
         return self._ours(self._handles[index], pids) if self._has(index) else None
-
-    def holders(self, index: int | None) -> tuple[tuple[int, int | None], ...] | None:
-        """(process, what it holds) of each that computes on a card; None where there is none, or NVML does not say."""
-        if not self._has(index):
-            return None
-        processes = self._ask("nvmlDeviceGetComputeRunningProcesses", self._handles[index])
-        if processes is None:
-            return None
-        return tuple((process.pid, getattr(process, "usedGpuMemory", None)) for process in processes)
 
     def load(self, index: int | None) -> tuple[float, float] | None:
         """(clock in GHz, power in W) of a card now; None where NVML does not say."""

@@ -18,13 +18,20 @@ from pydantic import Field, ValidationError
 
 from foretrain.base.errors import UserError
 from foretrain.base.quantities import parse_bytes, read
-from foretrain.base.records import Record
+from foretrain.base.records import Note, Record
 from foretrain.base.safe_read import parse_toml, read_text
 from foretrain.base.units import GIB, MIB
 from foretrain.hardware.calibration import Calibration, load
 from foretrain.hardware.card import Cards
+from foretrain.hardware.links import NVLINK, link_of
 
 USUAL_L2_MIB = 32
+LEAST_CAPABILITY = (5, 0)  # no wheel of PyTorch 2 has kernels for Kepler
+# Of the fp32 peak where a card has no bfloat16 units: RTX 2080 Ti 6.95 and 7.28 of 13.4 TFLOP/s, GTX 1660 Ti 2.84 of
+# 5.4, 1080 Ti 5.38 of 11.3, 1070 Ti 4.05 of 8.2 (zzc0721/torch-performance-test-data issues 181, 115, 89, 60, 192).
+EMULATED_BF16_SHARE = 0.5
+LEAST_FOR_TRITON = (7, 0)  # triton-lang/triton: Volta and later; torch.compile refuses what is older
+HBM_BUS_BITS, HBM_LOSS, ECC_SHARE = 1024, 0.02, 1 / 16
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 MatmulMode = Literal["dtype", "fp8", "int8", "fp16_accumulation"]
@@ -36,11 +43,11 @@ NANOGPT_PEAK_FLOP_PER_S = 312e12  # karpathy/nanoGPT model.py estimate_mfu: an A
 class Gpu(Record):
     """A device to plan for. Rates are in the catalogue's vendor units; methods give base units.
 
-    `kind` is cuda, mps or cpu. Tensor figures are dense. `source` says where the figures are from.
+    `kind`: rocm is AMD's cards, xpu Intel's. Tensor figures are dense. `source` says where the figures are from.
     """
 
     name: str
-    kind: Literal["cuda", "mps", "cpu"] = "cuda"
+    kind: Literal["cuda", "mps", "cpu", "rocm", "xpu"] = "cuda"
     aliases: tuple[str, ...] = ()
     architecture: str = ""
     compute_capability: str = ""
@@ -50,7 +57,10 @@ class Gpu(Record):
     fp32_clock_ghz: float | None = None
     fp16_flop_per_clock_per_sm: int | None = None
     fp32_flop_per_clock_per_sm: int | None = None
-    memory_gib: float | None = None
+    memory_gib: float | None = None  # the label on the box
+    cuda_memory_gib: float | None = None  # what CUDA gives of it; the driver keeps the rest, and ECC its part
+    cuda_memory_source: str = ""
+    unified_memory_gib: tuple[float, ...] = ()  # sizes in which a chip is sold that shares the computer's memory
     l2_mib: float | None = None
     memory_bus_bits: int | None = None
     memory_gbps_per_pin: float | None = None
@@ -61,16 +71,40 @@ class Gpu(Record):
     tf32_dense_tflops: float | None = None
     fp8_dense_tflops: float | None = None
     fp32_tflops: float | None = None
+    measured_bf16_matmul_tflops: float | None = None
+    measured_fp16_matmul_tflops: float | None = None
+    measured_source: str = ""
+    sustained_like: str = ""  # the measured card whose rate says what this one's power allows
     board_power_w: float | None = None
     lowest_board_power_w: float | None = None
     source: str = ""
+    # All cards of the name that was asked for, where it is short and one of them was taken.
+    choices: tuple[str, ...] = Field(default=(), exclude=True, repr=False)
     # What was measured on this very device; not written out with a plan, which holds what follows from it.
     calibration: Calibration | None = Field(default=None, exclude=True, repr=False)
 
     @property
-    def memory_bytes(self) -> int | None:
-        """Memory of the device; None where the catalogue cannot know it (unified memory)."""
+    def label_bytes(self) -> int | None:
+        """Memory as the box states it; None where the catalogue cannot know it (unified memory)."""
         return round(self.memory_gib * GIB) if self.memory_gib else None
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """Memory that CUDA gives, by which everything is judged; None where the catalogue cannot know it."""
+        gib = self.cuda_memory_gib or (self.memory_gib and self._derived_gib)
+        return round(gib * GIB) if gib else None
+
+    @property
+    def _derived_gib(self) -> float:
+        """What CUDA gives of the label where nobody has said it. HBM loses at most 1.6% (39.38 of 40 GiB). Other
+        data-centre cards have their ECC bits in the memory itself: one byte of 16."""
+        label = self.memory_gib or 0.0
+        if self.kind != "cuda":  # HIP's messages: 7.98 of 8, 15.98 of 16, 19.98 of 20 GiB; of Intel's 11.93 of 12
+            return {"rocm": label - 0.02, "xpu": 0.99 * label}.get(self.kind, label)
+        if (self.memory_bus_bits or 0) >= HBM_BUS_BITS:
+            return label * (1 - HBM_LOSS)
+        without_ecc = re.search(r"RTX|GTX|TITAN|Quadro", self.name) or self.is_geforce
+        return given_gib(label if without_ecc else label * (1 - ECC_SHARE))
 
     @property
     def cache_bytes(self) -> int:
@@ -87,6 +121,11 @@ class Gpu(Record):
     def reserves(self) -> bool:
         """Whether PyTorch's allocator there says what it reserved, as it does on cards and Apple's GPUs."""
         return self.kind != "cpu"
+
+    @property
+    def is_trained_on(self) -> bool:
+        """Whether training is planned there: NVIDIA's cards that PyTorch has kernels for, Apple's GPUs and CPUs."""
+        return self.kind in ("cpu", "mps") or self.capability >= LEAST_CAPABILITY
 
     @property
     def is_laptop(self) -> bool:
@@ -117,17 +156,46 @@ class Gpu(Record):
         which torch 2.8 and newer ask for macOS 14."""
         return self.kind != "cuda" or self.capability >= (8, 0)
 
+    @property
+    def has_triton(self) -> bool:
+        """Whether torch.compile has kernels for it; where nobody knows the capability, it is taken to have."""
+        return self.kind != "cuda" or self.capability == (0, 0) or self.capability >= LEAST_FOR_TRITON
+
     def peak_flop_per_s(self, dtype: Dtype) -> float | None:
         """Dense peak of matrix products in this dtype with fp32 accumulation; None where no source states one.
 
-        float32 counts TF32 where the card has it, because nanoGPT and foretrain both allow it.
+        float32 counts TF32 where the card has it, because nanoGPT and foretrain both allow it. Where a card has no
+        bfloat16 units, what large products of the emulated ones reach.
         """
+        emulated = self.fp32_tflops and EMULATED_BF16_SHARE * self.fp32_tflops
         tflops = {
             "float16": self.fp16_dense_tflops,
-            "bfloat16": self.bf16_dense_tflops,
+            "bfloat16": self.bf16_dense_tflops or (None if self.supports_bf16 else emulated),
             "float32": self.tf32_dense_tflops or self.fp32_tflops,
         }[dtype]
         return tflops * 1e12 if tflops else None
+
+    def sustained_share(self, dtype: Dtype) -> float | None:
+        """The share of the peak that large products hold within the board's power; None where nobody knows it.
+
+        Measured by others, in this dtype or else in the other half precision. For a card that nobody measured it
+        follows from one of its architecture: the rate grows with the root of power times SMs, since twice the power
+        brings less than twice the clock, and twice the SMs at the same power run slower.
+        """
+        rates = {
+            "bfloat16": (self.measured_bf16_matmul_tflops, self.bf16_dense_tflops),
+            "float16": (self.measured_fp16_matmul_tflops, self.fp16_dense_tflops),
+        }
+        for each in ("float16", "bfloat16") if dtype == "float16" else ("bfloat16", "float16"):
+            measured, peak = rates[each]
+            if measured and peak:
+                return measured / peak
+        like = _built_in().get(self.sustained_like)
+        share = like and like.sustained_share(dtype)
+        if not like or not share or not self.fp16_dense_tflops:
+            return None
+        watts, more = (like.board_power_w or 0) * (like.sm_count or 0), (self.board_power_w or 0) * (self.sm_count or 0)
+        return share * (like.fp16_dense_tflops or 0) * (more / watts) ** 0.5 / self.fp16_dense_tflops
 
     def matmul_peak_flop_per_s(self, mode: MatmulMode, dtype: Dtype) -> float | None:
         """Dense peak of products in a mode of the knob `matmul`; None where no source states one or gives its ratio.
@@ -150,9 +218,27 @@ class Gpu(Record):
         return tflops * 1e12 if tflops else None
 
     @property
+    def sized_name(self) -> str:
+        """'Apple M4 Max 128GB': the name with the most memory that it is sold with."""
+        return f"{self.name} {self.unified_memory_gib[-1]:g}GB" if self.unified_memory_gib else self.name
+
+    @property
+    def notes(self) -> list[Note]:
+        """Which card was taken, where the name that was asked for has several."""
+        others = [name for name in self.choices if name != self.name]
+        return [Note(id="card_of_several", values={"gpu": self.name, "others": others})] if others else []
+
+    @property
     def bandwidth_bytes_per_s(self) -> float | None:
         """Bytes a second of its memory; None where no source states them."""
         return self.bandwidth_gb_per_s * 1e9 if self.bandwidth_gb_per_s else None
+
+
+def given_gib(total_gib: float) -> float:
+    """What CUDA gives of what nvidia-smi shows as a card's total, or of a label without ECC; never more than was seen
+    on Linux: 3.63 of 4, 5.60 of 6, 7.60 of 8, 9.62 of 10, 11.49 of 12, 15.48 of 16, 19.57 of 20, 23.52 of 24, 31.36 of
+    32, 47.27 of 48 and 94.96 of 96 GiB."""
+    return 0.9935 * total_gib - min(0.45, 0.1 * total_gib)
 
 
 def catalogue() -> dict[str, Gpu]:
@@ -176,7 +262,13 @@ def _built_in() -> dict[str, Gpu]:
 
 
 def _card(name: str, block: dict[str, Any]) -> Gpu:
-    return Gpu(name=name, kind="mps" if name.startswith("Apple") else "cuda", **block)
+    """With what CUDA gives, so that whoever shows or keeps the card has both figures."""
+    figures: dict[str, Any] = {"kind": "mps" if name.startswith("Apple") else "cuda"} | block
+    gpu = Gpu(name=name, **figures)
+    if gpu.cuda_memory_gib or gpu.memory_bytes in (None, gpu.label_bytes):
+        return gpu
+    derived = {"cuda_memory_gib": round(gpu._derived_gib, 2), "cuda_memory_source": "derived from the label"}
+    return gpu.model_copy(update=derived)
 
 
 def _own_cards(path: Path) -> dict[str, Gpu]:
@@ -215,42 +307,74 @@ def _checked(gpu: Gpu) -> Gpu:
     return gpu
 
 
+_WORDS = re.compile(
+    r"\(r\)|\(tm\)|nvidia|geforce|tesla|amd|radeon|instinct|intel|graphics|generation|\bgpu\b|[^a-z0-9]"
+)
+_VARIANT = re.compile(r"(sxm\d?|pcie|nvl)?(\d+gb)?(hbm\d)?|\d+core")
+_SIZED = re.compile(r"(?P<name>.*\S)[\s_-]+(?P<gib>\d{1,3})\s*gi?b?", re.IGNORECASE)
+_LINE = re.compile(r"(quadrortx|rtxpro|rtxa|titan|[a-z]*)(\d*)(.*)")
+_WORKSTATION = ("quadrortx", "rtxpro", "rtxa")
+SAME_KIND = 0.3  # a card is near another one without a generation where its number is not below this share of it
+
+
+@cache
 def _key(name: str) -> str:
-    """'NVIDIA GeForce RTX 4070' -> 'rtx4070': what is left when vendor, case and spacing are dropped."""
-    key = re.sub(r"[^a-z0-9]", "", name.lower())
-    for word in ("nvidia", "geforce", "tesla", "graphics"):
-        key = key.replace(word, "")
-    return key
-
-
-_VARIANT = re.compile(r"((sxm\d?|pcie)?(\d+gb)?(hbm\d)?|(\d+coregpu))")
+    """'NVIDIA GeForce RTX 4070 Mobile' -> 'rtx4070laptop': what is left without vendor, case and spacing."""
+    return _WORDS.sub("", name.lower()).replace("mobile", "laptop")
 
 
 def _matches(key: str) -> list[Gpu]:
-    """Cards whose name or alias is this key, or else is it but for the memory size or form factor."""
-    exact = [gpu for gpu in catalogue().values() if key in {_key(name) for name in (gpu.name, *gpu.aliases)}]
-    if exact:
-        return exact
-    found = []
-    for gpu in catalogue().values():
-        name = _key(gpu.name)
-        if name.startswith(key) and _VARIANT.fullmatch(name[len(key) :]):
-            found.append(gpu)
-    return found
+    """Cards whose name or alias is this key, or else is it but for the memory size, form factor or line."""
+    cards = [(gpu, _key(gpu.name)) for gpu in catalogue().values()]
+    return (
+        [gpu for gpu, name in cards if key in (name, *map(_key, gpu.aliases))]
+        or [gpu for gpu, name in cards if name.startswith(key) and _VARIANT.fullmatch(name[len(key) :])]
+        or [gpu for gpu, name in cards if key == re.sub("quadro|pro|ada$|maxq|server", "", name)]
+    )
+
+
+def _named(name: str) -> list[Gpu]:
+    """Cards that go by this name; with a size of memory behind it, those that have it."""
+    key = _key(name)
+    for line in ("", "rtx", "gtx", "rx") if key else ():
+        if found := _matches(line + key):
+            return found
+    sized = _SIZED.fullmatch(name.strip())
+    found = _named(sized["name"]) if sized else []
+    gib = float(sized["gib"]) if sized else 0.0
+    return [each for gpu in found if (each := _with_memory(gpu, gib))]
+
+
+def _with_memory(gpu: Gpu, gib: float) -> Gpu | None:
+    """The card where it has so much memory. Of a chip that shares the computer's, how much of it the GPU may use.
+
+    Metal recommends 10,922 of 16 GB and 21,845 of 32 (ggml-org/llama.cpp#2011, ise-uiuc/magicoder#19), and 73,728 of 96
+    (ggml-org/llama.cpp#3213); AMD lets 96 of 128 be set.
+    """
+    if gib not in (gpu.unified_memory_gib or (gpu.memory_gib,)):
+        return None
+    if not gpu.unified_memory_gib:
+        return gpu
+    usable = gib * (2 / 3 if gpu.kind == "mps" and gib <= 32 else 3 / 4)
+    return gpu.model_copy(update={"name": f"{gpu.name} {gib:g}GB", "memory_gib": gib, "cuda_memory_gib": usable})
 
 
 def find(name: str) -> Gpu:
-    """The card of this name: 'RTX 4070', 'rtx4070', '4070', 'NVIDIA GeForce RTX 4070'.
+    """The card of this name: 'RTX 4070', 'rtx4070', '4070', 'NVIDIA GeForce RTX 4070', 'M4 Max 64GB'.
 
-    Raises UserError 'gpu.unknown_name…' or 'gpu.ambiguous' (one name, two cards).
+    A short name of several cards means the one that NVLink connects in machines with several, and of these the one with
+    the least memory: H100 is H100 SXM5 80GB, A100 is A100 SXM4 40GB; `choices` are all of them. Where none has NVLink,
+    as of RTX 4060 Ti, it is an error. Raises UserError 'gpu.unknown_name…' or 'gpu.ambiguous'.
     """
-    key = _key(name)
-    for candidate in (key, f"rtx{key}") if key else ():
-        found = _matches(candidate)
-        if len(found) == 1:
-            return found[0]
-        if found:
-            raise UserError("gpu.ambiguous", name=name, choices=[gpu.name for gpu in found])
+    found = _named(name)
+    if len(found) == 1:
+        return found[0]
+    linked = [gpu for gpu in found if link_of(gpu.name).link.kind == NVLINK]
+    if linked:
+        least = min(linked, key=lambda gpu: gpu.memory_bytes or 0)
+        return least.model_copy(update={"choices": tuple(gpu.name for gpu in found)})
+    if found:
+        raise UserError("gpu.ambiguous", name=name, choices=[gpu.name for gpu in found], example=found[0].name)
     near = nearest(name)
     id = "gpu.unknown_name_near" if near else "gpu.unknown_name"
     raise UserError(id, name=name[:80], near=near, count=len(catalogue()))
@@ -260,16 +384,33 @@ find_gpu = find  # as Python programs know it
 
 
 def nearest(name: str, count: int = 3) -> list[str]:
-    """Names of the cards that look most like this one, of its generation: an RTX 5080 is not near a GTX 1080."""
-    generation = _generation(name)
-    keys = {_key(gpu.name): gpu.name for gpu in catalogue().values() if _generation(gpu.name) == generation}
-    return [keys[key] for key in difflib.get_close_matches(_key(name), keys, n=count, cutoff=0.5)]
+    """Names of the cards of this one's kind that are most like it: those of its generation, where there are any."""
+    line, number, is_laptop = _line(name)
+    kin = [(gpu.name, *_line(gpu.name)) for gpu in catalogue().values() if _line(gpu.name)[0] == line]
+    kin = [card for card in kin if card[2] // 1000 == number // 1000] or kin
+    near = [card for card in kin if min(card[2], number) >= SAME_KIND * max(card[2], number)]
+    key = _key(name)
+
+    def distance(card: tuple[str, str, int, bool]) -> tuple[bool, int, float]:
+        alike = difflib.SequenceMatcher(None, key, _key(card[0])).ratio()
+        return card[3] != is_laptop, abs(card[2] - number), -alike
+
+    return [card[0] for card in sorted(near, key=distance)[:count]]
 
 
-def _generation(name: str) -> str:
-    """'40' of RTX 4070: the first two digits."""
-    number = re.search(r"\d+", name)
-    return number[0][:2] if number else ""
+def _line(name: str) -> tuple[str, int, bool]:
+    """(what a card is sold as, its number, whether it is a laptop's): ('rtx', 4070, False) of RTX 4070."""
+    sized = _SIZED.fullmatch(name.strip())
+    match = _LINE.match(_key(sized["name"] if sized else name).removeprefix("apple"))
+    assert match
+    line, digits, rest = match[1], match[2], match[3]
+    if not line:
+        line = "rx" if re.match("xtx?|gre", rest) else "gtx" if digits[:2] in ("10", "16") else "rtx"
+    if line in _WORKSTATION or (line == "rtx" and "ada" in rest):
+        line = "workstation"
+    if line == "m" and len(digits) == 1:
+        line = "apple"
+    return line, int(digits or 0), "laptop" in rest
 
 
 def stated_bytes(text: str, option: str) -> int:
@@ -303,11 +444,10 @@ def _unknown(name: str, memory_gib: float | None = None, sm_count: int | None = 
 
 
 class DetectedGpu(Record):
-    """The card in this machine: what its driver says, and its catalogue entry with the true memory size."""
+    """The card in this machine: what its driver says, and its catalogue entry with what CUDA gives of its memory."""
 
     gpu: Gpu
     index: int
-    memory_bytes: int
     used_bytes: int
     driver: str
 
@@ -318,11 +458,9 @@ def match(name: str, memory_gib: float, sm_count: int | None) -> Gpu:
     Raises UserError 'gpu.unknown' with the block to add.
     """
     key = _key(name)
-    candidates = _matches(key) + [
-        gpu for gpu in catalogue().values() if _key(gpu.name).startswith(key) and gpu not in _matches(key)
-    ]
-    for gpu in candidates:
-        same_memory = gpu.memory_gib and abs(memory_gib / gpu.memory_gib - 1) < 0.08
+    for gpu in [*_matches(key), *(gpu for gpu in catalogue().values() if _key(gpu.name).startswith(key))]:
+        sizes = (gpu.memory_gib, gpu.cuda_memory_gib)  # NVML counts the one nearly, PyTorch the other
+        same_memory = any(size and abs(memory_gib / size - 1) < 0.08 for size in sizes)
         if same_memory and (sm_count is None or gpu.sm_count == sm_count):
             return gpu
     raise _unknown(name, round(memory_gib), sm_count)
@@ -343,14 +481,17 @@ def detect(index: int = 0, nvml: Any = None, **more: str) -> DetectedGpu | None:
         facts = cards.facts[sample.index]
         if facts.total_bytes is None:
             return None
-        memory_gib = facts.total_bytes / GIB
-        gpu = match(facts.name, memory_gib, cards.sm_count(sample.index))
-        here = {"memory_gib": memory_gib, "calibration": load(gpu.name, facts.driver)}
+        gpu = match(facts.name, facts.total_bytes / GIB, cards.sm_count(sample.index))
+        kept, source = facts.reserved_bytes, "this card: NVML's total less what the driver reserves"
+        if kept is None:
+            kept = facts.total_bytes - round(given_gib(facts.total_bytes / GIB) * GIB)
+            source = "this card: derived from NVML's total"
+        given = (facts.total_bytes - kept) / GIB
+        here = {"cuda_memory_gib": given, "cuda_memory_source": source, "calibration": load(gpu.name, facts.driver)}
         return DetectedGpu(
             gpu=gpu.model_copy(update=here),
             index=index,
-            memory_bytes=facts.total_bytes,
-            used_bytes=sample.used_bytes,
+            used_bytes=max(0, sample.used_bytes - kept),  # NVML counts what the driver keeps as used
             driver=facts.driver,
         )
     finally:

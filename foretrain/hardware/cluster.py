@@ -11,18 +11,18 @@ from typing import NamedTuple
 from foretrain.base.errors import UserError
 from foretrain.base.records import Record
 from foretrain.hardware.catalogue import Gpu, find
-from foretrain.hardware.links import Link, find_link, link_of, links, network_of, nvlink_of
+from foretrain.hardware.links import NVLINK, Link, find_link, link_of, links, network_of, nvlink_of
 
 MOST_RANKS = 16_384
 A_MACHINE = 8  # cards of one machine, where nobody says how many machines there are
 BRIDGED = 2  # cards that an NVLink bridge joins
-NVLINK = "nvlink"
 EXAMPLE = '"2 x RTX 4090"'
 
 _TIMES = r"\s*[x×*]\s*"
 _NODES = re.compile(rf"(?P<nodes>\d+)\s*(?:nodes?|machines?)(?:{_TIMES}|\s+of\s+|\s+)(?P<rest>.+)", re.IGNORECASE)
-_COUNTED = re.compile(rf"(?P<count>\d+){_TIMES}(?P<name>.*\S)", re.IGNORECASE)
-_BEHIND = re.compile(r"(?P<name>.*[a-z].*?)(?:\s+x|\s*[×*])\s*(?P<count>\d+)", re.IGNORECASE)
+# Not '7900 XTX' or '6800xt', cards of AMD, nor '3090 x 2'.
+_COUNTED = re.compile(rf"(?!\d+\s*xtx?\b)(?P<count>\d+){_TIMES}(?!\s*\d{{1,3}}$)(?P<name>.*\S)", re.IGNORECASE)
+_BEHIND = re.compile(r"(?P<name>.*(?:[a-z]|\d{4}).*?)(?:\s+x|\s*[×*])\s*(?P<count>\d+)", re.IGNORECASE)
 _PARTS = re.compile(r"\s*(?:\+|,|&| and )\s*")
 
 
@@ -139,18 +139,6 @@ def _mixed(names: list[str], text: str) -> UserError:
     )  # fmt: skip
 
 
-def _card(name: str) -> tuple[Gpu, tuple[str, ...]]:
-    """The card of a name, and those that it can mean: of A100 those with NVLink, of these the one with least memory."""
-    try:
-        return find(name), ()
-    except UserError as error:
-        if error.id != "gpu.ambiguous":
-            raise
-        choices = [find(choice) for choice in error.values["choices"]]
-    linked = [gpu for gpu in choices if link_of(gpu.name).link.kind == "nvlink"] or choices
-    return min(linked, key=lambda gpu: gpu.memory_bytes or 0), tuple(gpu.name for gpu in choices)
-
-
 def cluster(text: str, link: str = "", network: str = "", here: Callable[[], Gpu] | None = None) -> Cluster:
     """The cards of a text, with links by name or those that such cards usually have. `here`: the card of a count alone.
 
@@ -158,9 +146,9 @@ def cluster(text: str, link: str = "", network: str = "", here: Callable[[], Gpu
     """
     asked = parse(text)
     if asked.name:
-        gpu, choices = _card(asked.name)
+        gpu = find(asked.name)
     elif here is not None:
-        gpu, choices = here(), ()
+        gpu = here()
     else:
         raise UserError("usage.gpus", value=text[:80], example=EXAMPLE)
     if gpu.kind != "cuda":
@@ -174,10 +162,10 @@ def cluster(text: str, link: str = "", network: str = "", here: Callable[[], Gpu
     assumed += ["link"] if usual.assumed and not link else []
     between, nics, known = _network(network, gpu, nodes)
     assumed += [] if known else ["network"]
-    assumed += ["card"] if choices else []
+    assumed += ["card"] if gpu.choices else []
     return Cluster(
         gpu=gpu, nodes=nodes, per_node=per_node, link=inside, network=between, nics_per_node=min(nics, per_node),
-        assumed=tuple(assumed), meant=asked.name if choices else "", choices=choices,
+        assumed=tuple(assumed), meant=asked.name if gpu.choices else "", choices=gpu.choices,
     )  # fmt: skip
 
 

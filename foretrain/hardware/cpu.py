@@ -13,8 +13,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from foretrain.base.cgroup import limits, memory_limit
-from foretrain.base.process_memory import system
+from foretrain.base.process_memory import limits, memory_limit, system
 from foretrain.base.units import GIB
 from foretrain.hardware.calibration import load
 from foretrain.hardware.catalogue import Gpu

@@ -10,7 +10,7 @@ from typing import Literal
 
 from foretrain.base.records import Record
 
-WHERE_UNKNOWN, NETWORK_UNKNOWN = "pcie4x16", "tcp-10"
+WHERE_UNKNOWN, NETWORK_UNKNOWN, NVLINK = "pcie4x16", "tcp-10", "nvlink"
 PINNED_SHARE = 0.8  # assumed, not measured: of the wire, by one large copy between a card and pinned host memory
 
 
@@ -126,6 +126,6 @@ def network_of(card: str) -> CardLink:
 def nvlink_of(card: str) -> Link | None:
     """The NVLink of a card: its own, or the bridge that can be put on it; None where it takes none."""
     own = link_of(card).link
-    if own.kind == "nvlink":
+    if own.kind == NVLINK:
         return own
     return next((link for link in links().values() if card in link.joins), None)

@@ -28,7 +28,6 @@ def group_size(N: int, T: int, item_bytes: int) -> int:
 
 
 def score_elements(N: int, T: int, item_bytes: int) -> int:
-    """Scores that exist at one time."""
     return group_size(N, T, item_bytes) * rows_at_once(T) * T
 
 

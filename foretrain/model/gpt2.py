@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from foretrain.config.options import RunConfig
 from foretrain.model.attention import causal_attention
-from foretrain.model.embedding import TokenEmbedding
 from foretrain.model.language_model import LanguageModel
+from foretrain.model.layers import TokenEmbedding
 
 
 class Attention(nn.Module):

@@ -33,7 +33,6 @@ class LanguageModel(nn.Module):
         self.chunked_loss = None
 
     def layers(self) -> nn.ModuleList:
-        """The transformer blocks."""
         raise NotImplementedError
 
     def hidden(self, idx: Tensor) -> Tensor:
@@ -68,7 +67,6 @@ class LanguageModel(nn.Module):
             self.whole_loss = torch.compile(self.whole_loss, **options)
 
     def stay_eager(self) -> None:
-        """Take back what was compiled."""
         for block in self.layers():
             block._compiled_call_impl = None
         for name in ("head_input", "whole_loss"):

@@ -4,7 +4,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+
+from foretrain.model.language_model import LanguageModel
 
 NORM_EPS = 1e-6
 
@@ -58,3 +60,87 @@ def squared_relu(x: Tensor) -> Tensor:
     """max(0, x)², x of any shape."""
     y: Tensor = _SquaredRelu.apply(x)
     return y
+
+
+# Token embeddings whose gradient is summed in fp32.
+#
+# A CPU adds the rows of embedding's gradient in the dtype that they have: in bfloat16 a sum of ones ends at 256
+# (aten/src/ATen/native/Embedding.cpp, embedding_dense_backward_cpu). CUDA's kernels and Inductor's sum in fp32.
+
+
+class _Lookup(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, idx: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(idx)
+        ctx.shape = weight.shape
+        return F.embedding(idx, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
+        (idx,) = ctx.saved_tensors
+        total = torch.zeros(ctx.shape, dtype=torch.float32, device=idx.device)
+        return None, total.index_add_(0, idx.flatten(), grads[0].flatten(0, -2).float())
+
+
+class TokenEmbedding(nn.Embedding):
+    """nn.Embedding: token ids of any shape to that shape x C."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        half = self.weight.dtype != torch.float32
+        if half and self.weight.device.type == "cpu" and not torch.compiler.is_compiling():
+            out: Tensor = _Lookup.apply(input, self.weight)
+            return out
+        return F.embedding(input, self.weight)
+
+
+# Rotary positions (Su et al. 2021, arXiv:2104.09864), and the models whose blocks turn queries and keys by them.
+#
+# Shapes: B micro-batch, T context, C width, H heads, D width of a head.
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary positions: column i of each head (B x T x H x D) is turned against column i + D/2."""
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
+
+
+def rotary_tables(block_size: int, width: int, base: float) -> tuple[Tensor, Tensor]:
+    """Cosines and signed sines of `rotate`, each T x 1 x D, fp32."""
+    rates = base ** -torch.arange(0, width, 2, dtype=torch.float64).div(width)
+    angles = torch.arange(block_size, dtype=torch.float64)[:, None, None] * rates
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((cos, cos), -1).float(), torch.cat((-sin, sin), -1).float()
+
+
+class RotaryModel(LanguageModel):
+    """A model whose blocks take the tables of `rotate`. A family says what is before the blocks and what after them."""
+
+    def keep_tables(self, width: int, base: float, *, back: bool = False) -> None:
+        """The tables for heads of this width. `back`: turned the other way."""
+        cos, sin = rotary_tables(self.block_size, width, base)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", -sin if back else sin, persistent=False)
+
+    def embed(self, idx: Tensor) -> Tensor:
+        """The embedding of token ids, B x T x C."""
+        raise NotImplementedError
+
+    def enter(self, x: Tensor) -> tuple[Tensor, ...]:
+        """What the first block takes, made from the embedding; all but its first are for every block."""
+        return (x,)
+
+    def leave(self, x: Tensor, low: torch.dtype) -> Tensor:
+        """The normed output of the last block, in this dtype."""
+        raise NotImplementedError
+
+    def hidden(self, idx: Tensor) -> Tensor:
+        """The normed last hidden states, B x T x C, of token ids idx, B x T; in autocast's dtype where that is on."""
+        T, device = idx.shape[1], idx.device.type
+        assert self.block_size >= T, f"context of {T} tokens, the model has {self.block_size} positions"
+        x = self.embed(idx)
+        low = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        tables: Any = self.cos, self.sin
+        cos, sin = (table[:T].to(low) for table in tables)
+        x, *beside = self.enter(x)
+        for i in range(len(self.layers())):
+            x = self.block(i, x, *beside, cos, sin)
+        return self.leave(x, low)

@@ -18,9 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foretrain.config.options import RunConfig
-from foretrain.model.embedding import TokenEmbedding
-from foretrain.model.layers import norm
-from foretrain.model.rotary import RotaryModel, rotate
+from foretrain.model.layers import RotaryModel, TokenEmbedding, norm, rotate
 
 INIT_STD = 0.02  # transformers' initializer_range
 WIDEST_GROUPED = 192  # of heads that FlashAttention learns on every card
@@ -117,8 +115,6 @@ class Block(nn.Module):
 
 
 class Llama(RotaryModel):
-    """The model."""
-
     def __init__(self, config: RunConfig) -> None:
         super().__init__(config)
         c = config

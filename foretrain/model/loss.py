@@ -95,7 +95,6 @@ class ChunkedLoss(nn.Module):
         self.softmax_step_ = torch.compile(softmax_step_, dynamic=False)
 
     def stay_eager(self) -> None:
-        """Take that back."""
         self.softmax_step_ = softmax_step_
 
     def chunks(self, targets: Tensor) -> Iterator[slice]:

@@ -144,7 +144,6 @@ def _parts(numel: int, block: int) -> list[tuple[slice, slice]]:
 
 
 def _rows(x: Tensor, part: slice, blocks: slice) -> Tensor:
-    """Of each row of x the elements of these blocks, a row for each block."""
     return x[:, part].unflatten(1, (blocks.stop - blocks.start, -1))
 
 
@@ -166,7 +165,6 @@ class LowBitAdamW(Uncompiled):
         return self._tables_on[device, beta2]
 
     def state_shapes(self, parameter: Tensor) -> dict[str, tuple[int, ...]]:
-        """The shape of each tensor of a parameter's state."""
         shape, numel = tuple(parameter.shape), parameter.numel()
         if not is_quantised(numel):
             return {"step": (), "exp_avg": shape, "exp_avg_sq": shape}

@@ -28,9 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foretrain.config.options import RunConfig
-from foretrain.model.embedding import TokenEmbedding
-from foretrain.model.layers import norm, squared_relu
-from foretrain.model.rotary import RotaryModel, rotate
+from foretrain.model.layers import RotaryModel, TokenEmbedding, norm, rotate, squared_relu
 
 ROPE_BASE = 10_000.0
 EMBEDDING_STD = 0.02

@@ -22,9 +22,7 @@ from torch import Tensor, nn
 
 from foretrain.config.families.nanochat import ROPE_BASE, SOFTCAP
 from foretrain.config.options import RunConfig
-from foretrain.model.embedding import TokenEmbedding
-from foretrain.model.layers import norm, squared_relu
-from foretrain.model.rotary import RotaryModel, rotate
+from foretrain.model.layers import RotaryModel, TokenEmbedding, norm, rotate, squared_relu
 
 EMBEDDING_STD = 0.02
 

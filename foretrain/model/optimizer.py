@@ -26,7 +26,7 @@ def learning_rate(config: RunConfig, step: int) -> float:
         return c.learning_rate
     if step < c.warmup_iters:
         return c.learning_rate * (step + 1) / (c.warmup_iters + 1)
-    if step > c.lr_decay_iters:
+    if step >= c.lr_decay_iters:
         return c.min_lr
     if c.lr_schedule == "linear":
         down = max(1.0, min(c.cooldown * c.lr_decay_iters, c.lr_decay_iters - c.warmup_iters))

@@ -91,7 +91,6 @@ def _mean(state: TrainState, batches: list[Batch], weights: list[Tensor]) -> tup
 
 
 def compare(state: TrainState, batches: Iterable[Batch], dtype: str) -> Agreement:
-    """The agreement on these batches, with the weights as they are."""
     batches = list(batches)
     named = weights_of(state.model)
     weights = [weight for _, weight in named]

@@ -71,7 +71,6 @@ class ModelShape:
         return (Parameter(f"{prefix}{name}", shape) for name, shape in self.family.block(self.config))
 
     def parameters(self) -> Iterator[Parameter]:
-        """Every tensor of the model."""
         yield from self._outside(self.family.before)
         for layer in range(self.n_layer):
             yield from self.block_parameters(f"{self.family.blocks}.{layer}.")
@@ -95,7 +94,6 @@ class ModelShape:
 
     @cached_property
     def n_params(self) -> int:
-        """All parameters, a tied embedding once."""
         outside = sum(p.numel for part in (self.family.before, self.family.after) for p in self._outside(part))
         return outside + self.n_layer * sum(self.block_numels)
 
@@ -117,7 +115,6 @@ class ModelShape:
 
     @cached_property
     def n_block_matrix_params(self) -> int:
-        """Parameters in the matrices of the blocks."""
         return sum(math.prod(shape) * count for shape, count in self.block_matrices.items())
 
     @property

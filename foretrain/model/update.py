@@ -69,8 +69,6 @@ class Uncompiled(torch.optim.Optimizer):
 
 
 class AdamW(Uncompiled, torch.optim.AdamW):
-    """torch.optim.AdamW."""
-
     _own_step: ClassVar[Any] = undecorated(torch.optim.AdamW.step)
 
     @torch.no_grad()

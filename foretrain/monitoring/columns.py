@@ -46,5 +46,4 @@ def column_of(role: str, columns: Mapping[str, int], chosen: Mapping[str, str] |
 
 
 def counts_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """How many values each column of these rows has."""
     return dict(Counter(name for row in rows for name in row))

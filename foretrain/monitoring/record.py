@@ -17,14 +17,12 @@ import json
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from foretrain.base.durable import replace_text
-from foretrain.base.errors import UserError
 from foretrain.base.records import Record
-from foretrain.base.safe_read import read_text
 from foretrain.config.options import RunConfig
-from foretrain.training.store import RunDirectory
+from foretrain.training.store import RunDirectory, folders_with, record_in
 
 SCHEMA = "foretrain.watch/1"
 RECORD, LOG = "watch.json", "output.log"
@@ -93,7 +91,6 @@ class WatchRecord(Record):
 
 
 def write(directory: RunDirectory, record: WatchRecord) -> None:
-    """Replace watch.json."""
     replace_text(directory.path / RECORD, json.dumps(record.to_json(schema=SCHEMA), indent=1) + "\n")
 
 
@@ -105,13 +102,7 @@ def is_watched(path: Path) -> bool:
 def read(path: Path, directory: RunDirectory | None = None) -> WatchRecord:
     """The record of a directory; one that says running without its lock was killed. `directory`: one that looks at the
     lock in another way. Raises UserError."""
-    file = path / RECORD
-    try:
-        record = WatchRecord.from_json(read_text(file))
-    except (OSError, UnicodeDecodeError):
-        raise UserError("data.no_run", path=str(path)) from None
-    except (ValidationError, ValueError, AttributeError, TypeError, RecursionError) as error:
-        raise UserError("data.bad_run", path=str(file), reason=str(error).splitlines()[0]) from None
+    record = record_in(path / RECORD, WatchRecord)
     if record.status == "running" and not (directory or RunDirectory(path)).is_locked():
         return record.model_copy(update={"status": "killed"})
     return record
@@ -119,5 +110,4 @@ def read(path: Path, directory: RunDirectory | None = None) -> WatchRecord:
 
 def find(roots: list[Path]) -> list[Path]:
     """Every watched run in these directories and the two levels below them, by path."""
-    patterns = (RECORD, f"*/{RECORD}", f"*/*/{RECORD}")
-    return sorted({record.parent for root in roots for pattern in patterns for record in root.glob(pattern)})
+    return folders_with(RECORD, roots)

@@ -12,8 +12,7 @@ from foretrain.config.options import OPTIONS
 from foretrain.monitoring.columns import column_of, counts_of
 from foretrain.monitoring.formats.tracked import OTHERS, OURS
 from foretrain.monitoring.training_log import TrainingLog, parse_log
-from foretrain.training.trackers.names import OF_STEP
-from foretrain.training.trackers.tracker import Row, Tracked, logged_at_s, without_undone
+from foretrain.training.trackers.tracker import OF_STEP, Row, Tracked, logged_at_s, without_undone
 
 _RATES = ("train/learning_rate", "learning_rate", "lr")
 

@@ -18,14 +18,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from foretrain.base.durable import replace_text
-from foretrain.base.errors import UserError
 from foretrain.base.records import Record
-from foretrain.base.safe_read import read_bytes, read_text
+from foretrain.base.safe_read import read_bytes
 from foretrain.base.units import MIB
-from foretrain.training.store import MeasuredMemory, RunDirectory
+from foretrain.training.store import MeasuredMemory, RunDirectory, folders_with, record_in
 
 SCHEMA = "foretrain.trainer-run/1"
 RECORD, PLAN = "trainer.json", "plan.json"
@@ -77,7 +76,6 @@ class TrainerRunRecord(Record):
 
 
 def write(directory: RunDirectory, record: TrainerRunRecord) -> None:
-    """Replace trainer.json."""
     replace_text(directory.path / RECORD, json.dumps(record.to_json(schema=SCHEMA), indent=1) + "\n")
 
 
@@ -89,13 +87,7 @@ def is_one(path: Path) -> bool:
 def read(path: Path, directory: RunDirectory | None = None) -> TrainerRunRecord:
     """The record of a directory; one that says running without its lock was killed. `directory`: one that looks at the
     lock in another way. Raises UserError."""
-    file = path / RECORD
-    try:
-        record = TrainerRunRecord.from_json(read_text(file))
-    except (OSError, UnicodeDecodeError):
-        raise UserError("data.no_run", path=str(path)) from None
-    except (ValidationError, ValueError, AttributeError, TypeError, RecursionError) as error:
-        raise UserError("data.bad_run", path=str(file), reason=str(error).splitlines()[0]) from None
+    record = record_in(path / RECORD, TrainerRunRecord)
     if record.status == "running" and not (directory or RunDirectory(path)).is_locked():
         return _up_to_its_end(record, path).model_copy(update={"status": "killed"})
     return record
@@ -115,8 +107,7 @@ def _up_to_its_end(record: TrainerRunRecord, path: Path) -> TrainerRunRecord:
 
 def find(roots: list[Path]) -> list[Path]:
     """Every such run in these directories and the two levels below them, by path."""
-    patterns = (RECORD, f"*/{RECORD}", f"*/*/{RECORD}")
-    return sorted({record.parent for root in roots for pattern in patterns for record in root.glob(pattern)})
+    return folders_with(RECORD, roots)
 
 
 def lines(path: Path, kind: str = "") -> list[dict[str, Any]]:

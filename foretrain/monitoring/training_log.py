@@ -17,7 +17,7 @@ from foretrain.base.records import Record
 from foretrain.base.safe_read import open_stream
 from foretrain.base.units import format_bytes
 from foretrain.config.nanogpt_file import parse_expression
-from foretrain.monitoring.formats import FORMATS, PROGRAMS
+from foretrain.monitoring.formats import FORMATS
 from foretrain.monitoring.formats.log_format import (
     BYTES,
     INT,
@@ -86,6 +86,7 @@ class LogHeader(Record):
     `settings`: the config file and the options that nanoGPT prints, the later ones over the earlier. Peaks of memory
     are the highest that was printed: held by tensors (allocated), in use at once (active), kept by the allocator
     (reserved), in use on the card by everybody (device). `run_s`: the whole training, with evaluations, of `run_steps`.
+    `read_as`: what was taken for what, of a program that is not known.
     """
 
     tokens_per_step: int | None = None
@@ -105,6 +106,7 @@ class LogHeader(Record):
     device_peak_bytes: int | None = None
     run_s: float | None = None
     run_steps: int | None = None
+    read_as: str | None = None
     settings: dict[str, bool | int | float | str] = Field(default_factory=dict)
 
 
@@ -184,10 +186,12 @@ def _header_value(name: str, text: str) -> float | int | None:
 class Reader:
     """Takes lines, one after the other; `steps` and `evaluations` are what was found so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, fallback: LogFormat | None = None) -> None:
+        formats = [fallback] if fallback else [format for format in FORMATS.values() if not format.fallback]
+        self.others = [] if fallback else [Reader(format) for format in FORMATS.values() if format.fallback]
         self.format: str | None = None
         self.lines: LineReader | None = None  # of that format
-        self.looking: list[LineReader] = [format.new_reader() for format in FORMATS.values()]
+        self.looking: list[LineReader] = [format.new_reader() for format in formats]
         self.searching = all(lines.words for lines in self.looking)  # whether each of them looks for a word
         self.headers: tuple[Header, ...] = _ALL_HEADERS
         self.header: dict[str, object] = {}
@@ -218,6 +222,8 @@ class Reader:
                 return
         # A line may hold several where processes write into each other; what is found keeps its order.
         found = self._readings(line)
+        for other in self.others:
+            other.line(line)
         if ("val" in line or "Val" in line) and not (self.lines and self.lines.format.own_evaluations):
             found = found + [_evaluation(match) for match in _EVALUATION.finditer(line)]
         for reading in sorted(found, key=lambda one: one.at) if len(found) > 1 else found:
@@ -237,7 +243,7 @@ class Reader:
             found = lines.read(line) if _worth_a_look(line, lines.words) else []
             self.searching = self.searching and bool(lines.words)
             if found:
-                self.lines, self.format, self.looking = lines, lines.format.name, []
+                self.lines, self.format, self.looking, self.others = lines, lines.format.name, [], []
                 self.headers = _HEADERS + lines.format.headers
                 if lines.format.own_evaluations:
                     self.evaluations, self.happened = [], {}
@@ -343,9 +349,13 @@ class Reader:
         self.header.pop("total_steps", None)
 
     def done(self) -> TrainingLog | None:
-        """The log, where there was a step in it."""
         if self.format is None or self.lines is None or not len(self.steps):
-            return None
+            # Of evaluations, of unknown lines: what tells most steps; of a progress bar: where neither does.
+            logs = [
+                log for other in self.others if (log := other.done()) and len(log.steps) > (log.format == "unknown")
+            ]
+            texts = [log for log in logs if log.program.step_time != "bar"]
+            return max(texts or logs, key=lambda log: len(log.steps), default=None)
         steps = self._corrected(self.lines)
         header = {**self.header, **self.lines.header(), "settings": self.settings}
         return TrainingLog(
@@ -400,12 +410,14 @@ def parse_log(lines: Iterable[str], name: str = "log") -> TrainingLog:
     for line in lines:
         if count < 200 and not binary:
             binary = "\x00" in line
-        count += bool(line.strip())
+        if line.isspace():
+            continue
+        count += 1
         reader.line(line)
     log = reader.done()
     if log is None:
         if count and not binary:
-            raise UserError("data.log_unknown", path=name, programs=list(PROGRAMS))
+            raise UserError("data.log_unknown", path=name, count=sum(one.printed for one in FORMATS.values()))
         raise UserError("data.log_binary" if binary else "data.log_empty", path=name)
     return log
 

@@ -23,6 +23,7 @@ from foretrain.base.records import Record
 from foretrain.base.units import MIB
 from foretrain.config.options import named
 from foretrain.hardware.context import Context
+from foretrain.predict.abstract.tensors import alone
 from foretrain.predict.allocator.lifetimes import Lifetimes
 from foretrain.predict.allocator.replay import PhasePeak, Tried, replay
 from foretrain.predict.allocator.settings import Settings, of_run
@@ -30,8 +31,14 @@ from foretrain.predict.estimate.simulated_run import SimulatedRun, resume, stage
 from foretrain.predict.spec import StepName, StepSpec
 from foretrain.predict.timeline import Kind, Peak
 
-Verdict = Literal["fits", "tight", "does_not_fit"]
-VERDICTS: tuple[Verdict | None, ...] = ("does_not_fit", "tight", "fits", None)  # the worst first
+# What is said of the range of what a run needs, against what the device gives. fits: all of the range is within, and
+# 200 MiB beside what is expected. tight: what is expected is within, the high end is not. may_not_fit: only the low
+# end is. does_not_fit: not even that. On a card a run is tight, too, that would take more and lives in a replay of the
+# allocator, which frees what it only keeps.
+Verdict = Literal["fits", "tight", "may_not_fit", "does_not_fit", "does_not_run"]
+# The worst first. does_not_run: the card cannot do what the run asks for, however much memory there is.
+VERDICTS: tuple[Verdict | None, ...] = ("does_not_run", "does_not_fit", "may_not_fit", "tight", "fits", None)
+REFUSED, FAILING = VERDICTS[:2], VERDICTS[:3]  # what is certain to end; what fails --check
 
 # Of what the replay says is reserved, eager and compiled; benchmarks/reserved.py compares it with traces.
 RESERVED = {False: (0.99, 1.0, 1.02), True: (0.99, 1.0, 1.06)}
@@ -121,7 +128,8 @@ class Phased:
 
 
 class StepMemory(Phased, Record):
-    """The phases of one way to run the step. `source` is the figure's source."""
+    """The phases of one way to run the step. `source` is the figure's source. `obstacle`: what the card cannot do of
+    it, an id of does_not_run."""
 
     step: StepName
     compiled: bool
@@ -129,6 +137,7 @@ class StepMemory(Phased, Record):
     saved_bytes: int  # what autograd keeps of one micro-batch between its forward and its backward pass
     source: str = "estimated"
     context: Context = Context()
+    obstacle: str = ""
 
 
 def _formula(tensor: Kind, count: int) -> str:
@@ -169,15 +178,18 @@ class Room:
         self.settings, self.context, self.roughly, self.compiled = settings, context, roughly, compiled
 
     def limits(self, available_bytes: int, card_bytes: int | None, context: Context | None = None) -> tuple[int, int]:
-        """(leniently, strictly): what the allocator may take, with the smallest and with the expected context, which is
-        that of the card where none is given."""
+        """What the allocator may take at the low end of the range and at what is expected. `context`: in the place of
+        the card's."""
         held = context or self.context
         low, expected, _ = self.roughly
-        leniently = round((available_bytes - held.low_bytes) / (low * RESERVED[self.compiled][0]))
-        strictly = round((available_bytes - held.expected_bytes - MARGIN_BYTES) / expected)
-        # The trainer's own cap, which memory_limit is, takes the place of the setting.
-        cap = None if self.capped or card_bytes is None else self.settings.cap_bytes(card_bytes)
-        return (leniently, strictly) if cap is None else (min(leniently, cap), min(strictly, cap))
+        at_low = round((available_bytes - held.low_bytes) / (low * RESERVED[self.compiled][0]))
+        at_expected = round((available_bytes - held.expected_bytes) / expected)
+        cap = self.cap_bytes(card_bytes)
+        return (at_low, at_expected) if cap is None else (min(at_low, cap), min(at_expected, cap))
+
+    def cap_bytes(self, card_bytes: int | None) -> int | None:
+        """Of the allocator's setting; the trainer's own cap, which memory_limit is, takes the place of it."""
+        return None if self.capped or card_bytes is None else self.settings.cap_bytes(card_bytes)
 
 
 class Fit:
@@ -199,13 +211,16 @@ class Fit:
     ) -> tuple[PhaseMemory, ...]:
         """The phases with verdicts; `training`: those of one process, in their order. `at_best`: that of a run which
         takes less where the card is in time; what lives then is not certain to die."""
-        leniently, strictly = limits = self.room.limits(available_bytes, card_bytes, context)
+        limits = self.room.limits(available_bytes, card_bytes, context)
         dead = [self.dies_in(limit, training) for limit in limits]
-        if dead[0] and at_best and at_best[0].dies_in(leniently, at_best[1]) is None:
+        if dead[0] and at_best and at_best[0].dies_in(limits[0], at_best[1]) is None:
             dead[0] = None
         least = {phase.phase: phase.tensors_bytes for phase in at_best[1]} if at_best else {}
-        return judged(phases, dead[0] or dead[1], dead[0] is not None, leniently, strictly, least)
+        if (cap := self.room.cap_bytes(card_bytes)) is not None:
+            available_bytes = min(available_bytes, cap + (context or self.room.context).high_bytes)
+        return judged(phases, available_bytes, dead[0] or dead[1], dead[0] is not None, limits, least)
 
+    @alone
     def dies_in(self, limit_bytes: int, phases: Sequence[PhaseMemory]) -> str | None:
         """The phase in which the allocator cannot serve a request under a limit; None where the run lives."""
         if limit_bytes not in self._deaths:
@@ -224,8 +239,6 @@ class Fit:
 
 
 class _Simulated(NamedTuple):
-    """What a simulated run comes to."""
-
     peaks: dict[str, Peak]
     events: Lifetimes
     resumed: Lifetimes
@@ -251,6 +264,7 @@ class Ledger:
         self.room.capped = spec.config.memory_limit_bytes is not None
         self._names = [name for name in PHASES if not (spec.config.eval_only and name != "evaluate_first")]
         self._begun: SimulatedRun | None = None  # one whose first evaluation is done
+        self._simulated: _Simulated | None = None
         self._first_bytes: int | None = None  # the tensors at the highest moment of that
 
     def _begin(self) -> SimulatedRun:
@@ -259,14 +273,18 @@ class Ledger:
             run.begin()
         return run
 
-    @cached_property
+    @property
+    @alone
     def _run(self) -> _Simulated:
-        run, self._begun = self._begun or self._begin(), None
-        with collected_later():
-            peaks = run.finish() | (resumed := resume(run)).peaks
-        staged = staged_bytes(run) if self._saves else 0
-        return _Simulated(peaks, run.t.packed(), resumed, run.symbols["P"], run.saved_bytes, staged)
+        if self._simulated is None:
+            run, self._begun = self._begun or self._begin(), None
+            with collected_later():
+                peaks = run.finish() | (resumed := resume(run)).peaks
+            staged = staged_bytes(run) if self._saves else 0
+            self._simulated = _Simulated(peaks, run.t.packed(), resumed, run.symbols["P"], run.saved_bytes, staged)
+        return self._simulated
 
+    @alone
     def _begins_within(self, limit_bytes: int) -> bool:
         """Whether the tensors of the first evaluation do, which is known before the rest is simulated."""
         if self._first_bytes is None:
@@ -315,6 +333,7 @@ class Ledger:
             phases=phases,
             saved_bytes=self._run.saved_bytes,
             context=self.context,
+            obstacle=self.spec.obstacle,
         )
 
     def fits(self, available_bytes: int | None, card_bytes: int | None = None) -> bool:
@@ -323,15 +342,12 @@ class Ledger:
         Where the tensors alone are too large, nothing is replayed; where those of the first evaluation are, the rest is
         not simulated.
         """
-        if not self.spec.cuda or available_bytes is None:
-            return worst_verdict(self.judged(available_bytes, card_bytes)) in ("fits", None)
-        if self.is_beyond(available_bytes, card_bytes):
+        if self.spec.cuda and available_bytes is not None and self.is_beyond(available_bytes, card_bytes):
             return False
-        limits = self.room.limits(available_bytes, card_bytes)
-        return all(self.fit.dies_in(limit, self._training) is None for limit in reversed(limits))
+        return worst_verdict(self.judged(available_bytes, card_bytes)) in ("fits", None)
 
     def is_beyond(self, available_bytes: int, card_bytes: int | None) -> bool:
-        """Whether the tensors alone are more than what is there with the plan's margin."""
+        """Whether the tensors alone are more than what is there."""
         least = min(self.room.limits(available_bytes, card_bytes))
         return not self._begins_within(least) or self.tensors_bytes > least
 
@@ -354,7 +370,6 @@ class Ledger:
         )  # fmt: skip
 
     def _needing(self, phase: PhaseMemory, context: Context) -> PhaseMemory:
-        """A phase as it needs memory beside another context."""
         low, expected, high = self._needed(phase.phase, phase.allocated_bytes, phase.reserved_bytes, context)
         need = {"needed_low_bytes": low, "needed_expected_bytes": expected, "needed_high_bytes": high}
         return phase.model_copy(update=need)
@@ -427,38 +442,42 @@ def needed(
     return low, expected, high
 
 
+def of_range(span: tuple[int, int, int], available_bytes: int) -> Verdict:
+    """The verdict of a range (low, expected, high) of bytes; the rule stands at `Verdict`."""
+    low, expected, high = span
+    if max(high, expected + MARGIN_BYTES) <= available_bytes:
+        return "fits"
+    return "tight" if expected <= available_bytes else "may_not_fit" if low <= available_bytes else "does_not_fit"
+
+
 def on_cpu(phase: PhaseMemory, available_bytes: int | None) -> PhaseMemory:
-    """fits: the expected need and 200 MiB of it to spare; does_not_fit: not even the low end does; else tight."""
-    if available_bytes is None:
-        return phase
-    verdict: Verdict = "fits" if phase.needed_expected_bytes + MARGIN_BYTES <= available_bytes else "tight"
-    if phase.needed_low_bytes > available_bytes:
-        verdict = "does_not_fit"
+    """With its verdict."""
+    verdict = None if available_bytes is None else of_range(phase.needed_span, available_bytes)
     return phase.model_copy(update={"verdict": verdict})
 
 
 def judged(
     phases: Sequence[PhaseMemory],
+    available_bytes: int,
     dead: str | None,
     certain: bool,
-    leniently: int,
-    strictly: int,
+    limits: tuple[int, int],
     least: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[PhaseMemory, ...]:
-    """The phases with verdicts. fits: the run lives with the expected context and 200 MiB to spare; does_not_fit: it
-    runs out even with the smallest context; else tight.
+    """The phases on a card, with verdicts.
 
-    `dead`: the phase in which the replay ends under a limit, `certain`: even under the lenient one; every other phase
-    is judged by its tensors. `leniently`, `strictly`: bytes that the allocator may take with either context; `least`:
-    what the tensors of a phase are at least, where that is not sure.
+    `limits`: bytes that the allocator may take at the low end of the range and at what is expected. `dead`: the phase
+    in which the replay ends under one of them, `certain`: under that of the low end; every other phase is judged by
+    its tensors. `least`: what the tensors of a phase are at least, where that is not sure.
     """
     found = []
     for phase in phases:
         size = phase.tensors_bytes
-        dies = least.get(phase.phase, size) > leniently
-        verdict: Verdict = "does_not_fit" if dies else "tight" if size > strictly else "fits"
-        if phase.phase == dead:
-            verdict = "does_not_fit" if certain else "tight"
+        verdict: Verdict = "fits" if of_range(phase.needed_span, available_bytes) == "fits" else "tight"
+        if phase.phase == dead or size > limits[1]:
+            verdict = "may_not_fit"
+        if (phase.phase == dead and certain) or least.get(phase.phase, size) > limits[0]:
+            verdict = "does_not_fit"
         found.append(phase.model_copy(update={"verdict": verdict}))
     return tuple(found)
 
@@ -497,7 +516,7 @@ class Asked:
             *(getattr(c, knob) for knob in SHAPING_KNOBS), c.eval_batch, c.eval_block, c.allocator_settings,
             spec.micro_batches_that_count, c.memory_limit_bytes is not None, self.saves, spec.compiled,
             spec.step, spec.dtype, gpu.kind, gpu.capability, gpu.cache_bytes if spec.compiled else gpu.sm_count,
-            _context_of(spec), spec.sharing, keeps, spec.is_one_graph, spec.torch.reuses_oldest,
+            _context_of(spec), spec.sharing, keeps, spec.is_one_graph, spec.torch.reuses_oldest, spec.obstacle,
         )  # fmt: skip
 
     def __eq__(self, other: object) -> bool:
@@ -513,6 +532,8 @@ def _made(asked: Asked) -> Ledger:
 
 
 def worst_verdict(memory: Phased) -> Verdict | None:
-    """The verdict of the whole run: that of its worst phase."""
+    """The verdict of the whole run: that of its worst phase, unless the card cannot do it at all."""
+    if isinstance(memory, StepMemory) and memory.obstacle:
+        return "does_not_run"
     verdicts: list[Verdict | None] = [phase.verdict for phase in memory.phases]
     return min(verdicts, key=VERDICTS.index)

@@ -13,9 +13,8 @@ from foretrain.base.errors import UserError
 from foretrain.base.records import Note, Record
 from foretrain.base.units import format_bytes, format_duration
 from foretrain.config.families import family_of
-from foretrain.config.inactive import idle
 from foretrain.config.options import RunConfig
-from foretrain.config.precision import EIGHT_BITS
+from foretrain.config.precision import EIGHT_BITS, idle
 from foretrain.hardware.catalogue import NANOGPT_PEAK_FLOP_PER_S, Dtype, Gpu
 from foretrain.model.shape import ModelShape
 from foretrain.model.techniques import TECHNIQUES, optimizer_of
@@ -157,10 +156,20 @@ class Plan(Record):
 
     def spec(self, step: StepName | None = None) -> StepSpec:
         """The step that was planned; by default the one that is meant."""
-        known: dict[str, Any] = {"dtype": self.dtype, "compiled": self.compiled}
+        dtype = choose_dtype(self.config, self.gpu, step or self.step)[0]
+        known: dict[str, Any] = {"dtype": dtype, "compiled": self.compiled}
         if self.world > 1 and (step or self.step) == "foretrain":
             return StepSpec.of_rank(self.config, self.gpu, self.world, self.per_node, **known)
         return StepSpec.of(self.config, self.gpu, step or self.step, **known)
+
+    def run_by(self, step: StepName) -> Self:
+        """The same with the trainer that is meant, and the dtype that it chooses."""
+        dtype, reason = choose_dtype(self.config, self.gpu, step)
+        notes = self.notes
+        if reason == "emulated_bf16":
+            values = {"gpu": self.gpu.name, "torch": str(software.of(self.config.torch_version))}
+            notes = (*notes, Note(id=reason, values=values))
+        return self.model_copy(update={"step": step, "dtype": dtype, "dtype_reason": reason, "notes": notes})
 
     @property
     def devices(self) -> int:
@@ -281,7 +290,6 @@ class _Parts(NamedTuple):
     start_s: Range | None
 
     def total_s(self, reading: Reading, steps: int, evaluations: int) -> float:
-        """The low, expected or high end of all together."""
         name = f"{reading}_s"
         total = getattr(self.step_s, name) * steps + getattr(self.compile_s, name)
         total += getattr(self.save_s, name) * (evaluations - 1)
@@ -334,6 +342,7 @@ def _notes(
 
     if gpu.kind == "cuda" and not used_by_others_bytes:
         note("others_unknown")
+    notes += gpu.notes
     if gpu.lowest_board_power_w and gpu.board_power_w:
         note("power_range", gpu=gpu.name, low_w=gpu.lowest_board_power_w, high_w=gpu.board_power_w)
     if dtype == "bfloat16" and not gpu.supports_bf16:
@@ -362,11 +371,11 @@ def _notes(
     if dataset_tokens is None and not config.eval_only:
         note("dataset_unknown", dataset=config.dataset)
     if gpu.memory_bytes is None and config.memory_limit_bytes is None:
-        note("memory_unknown", gpu=gpu.name)
+        note("memory_unknown", gpu=gpu.name, example=gpu.sized_name)
     if gpu.kind == "mps":
         note("mps_as_cuda")
     if config.compile and not compiled:
-        note("mps_eager")
+        note("mps_eager" if gpu.kind == "mps" else "old_card_eager", gpu=gpu.name, capability=gpu.compute_capability)
     for knob, reason in idle(config, gpu, dtype):
         note("no_effect_here", option=knob, reason=reason)
     if config.matmul != "dtype":
@@ -390,8 +399,10 @@ def plan(
 
     `used_by_others_bytes`: what other processes hold there. `dataset_tokens`: tokens in the training split.
     `logged_step_s`: seconds of one iteration from the user's own log; replaces the predicted step time.
-    Raises UserError where the device cannot do what `matmul` asks for.
+    Raises UserError where training is not planned on the device, or it cannot do what `matmul` asks for.
     """
+    if not gpu.is_trained_on:
+        raise UserError("usage.training_needs_cuda", gpu=gpu.name)
     shape = ModelShape.of(config)
     dtype, reason = choose_dtype(config, gpu)
     available_bytes, limited_by = available(config, gpu, used_by_others_bytes)

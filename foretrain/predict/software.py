@@ -11,6 +11,8 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
+from foretrain.base.units import KIB, MIB
+
 COMPILED_BYTES_2_0 = 1.35
 NEWEST = (2, 13)  # the newest that predictions were compared with
 
@@ -30,6 +32,12 @@ class Software(NamedTuple):
     def compiles(self) -> bool:
         """torch 2.0 brought torch.compile; without it nanoGPT runs with compile = False."""
         return self >= (2, 0)
+
+    @property
+    def emulates_bf16(self) -> bool:
+        """torch.cuda.is_bf16_supported(), by which nanoGPT chooses, says True of cards without bfloat16 units (pytorch
+        pull 115924, January 2024: torch 2.3; 2.2.2 says False of a V100, pytorch issue 124996)."""
+        return self >= (2, 3)
 
     @property
     def flash2(self) -> bool:
@@ -80,6 +88,12 @@ class Software(NamedTuple):
         all graphs of a process read those that the first one made on its stream (CUDAGeneratorImpl.cpp; seen on the
         CUDA builds of 2.11, 2.12 and 2.13)."""
         return self >= (2, 12)
+
+    def cublas_workspace_bytes(self, capability: tuple[int, int]) -> int:
+        """What a matmul asks for beside its result: 32 MiB on Hopper, from torch 2.12 on Blackwell too, else 8.125 MiB
+        (aten/src/ATen/cuda/CublasHandlePool.cpp)."""
+        large = capability[0] == 9 or (capability[0] >= 10 and self >= (2, 12))
+        return 32 * MIB if large else 8 * MIB + 128 * KIB
 
     def __str__(self) -> str:
         return f"{self.major}.{self.minor}"

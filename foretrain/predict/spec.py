@@ -78,7 +78,7 @@ class StepSpec:
     ) -> "StepSpec":
         """The step of a config. Without `dtype` the one that the config and the device lead to; without `compiled` what
         the config says; `sharing`: by how many ranks, and how."""
-        dtype = dtype or choose_dtype(config, gpu)[0]
+        dtype = dtype or choose_dtype(config, gpu, step)[0]
         compiled = compiles(config, gpu) if compiled is None else compiled
         if step == "nanogpt":
             config = config.as_nanogpt()
@@ -109,6 +109,13 @@ class StepSpec:
     def torch(self) -> software.Software:
         """What runs it."""
         return software.of(self.config.torch_version)
+
+    @property
+    def obstacle(self) -> str:
+        """What the card cannot do of it, an id of does_not_run; "" where it can do all. nanoGPT's train.py ends where
+        torch.compile refuses the card; foretrain's trainer goes on without."""
+        asks = self.step == "nanogpt" and self.config.compile and self.torch.compiles
+        return "compile" if asks and not self.gpu.has_triton else ""
 
     @property
     def cuda(self) -> bool:
@@ -184,17 +191,21 @@ class StepSpec:
 
 
 def compiles(config: RunConfig, gpu: Gpu) -> bool:
-    """Whether the step is compiled where nothing else is known: as the config says, on Apple GPUs never."""
-    return config.compile and gpu.kind != "mps"
+    """Whether the step is compiled where nothing else is known: as the config says, on Apple GPUs and cards without
+    Triton never."""
+    return config.compile and gpu.kind != "mps" and gpu.has_triton
 
 
-def choose_dtype(config: RunConfig, gpu: Gpu) -> tuple[Dtype, str]:
+def choose_dtype(config: RunConfig, gpu: Gpu, step: StepName = "foretrain") -> tuple[Dtype, str]:
     """The dtype of the matrix products, and the id of the reason."""
     if config.dtype != "auto":
         return config.dtype, "config"
     if gpu.kind == "cpu":
         return "float32", "cpu"
-    return ("bfloat16", "has_bf16") if gpu.supports_bf16 else ("float16", "no_bf16")
+    if gpu.supports_bf16:
+        return "bfloat16", "has_bf16"
+    emulates = step == "nanogpt" and software.of(config.torch_version).emulates_bf16
+    return ("bfloat16", "emulated_bf16") if emulates else ("float16", "no_bf16")
 
 
 def letters_of(config: RunConfig, batch: int, block: int) -> dict[str, int]:

@@ -130,7 +130,6 @@ class Passage:
 
 
 def _balance(events: Sequence[int], kinds: Sequence[tuple[str, Size]]) -> dict[tuple[str, Size], int]:
-    """Births less deaths of each kind."""
     counts = Counter(kinds[e] for e in events if e >= 0)
     counts.subtract(Counter(kinds[~e] for e in events if e < 0))
     return {kind: count for kind, count in counts.items() if count}

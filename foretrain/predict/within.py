@@ -4,6 +4,8 @@ The answer is the largest max_iters whose whole run, as `plan` counts it (steps,
 checkpoint), stays within the limit. It is searched by halving, since each of these only grows with the steps.
 """
 
+from collections.abc import Callable
+
 from foretrain.base.errors import UserError
 from foretrain.base.quantities import Limit, currency_code
 from foretrain.base.records import Record
@@ -11,9 +13,24 @@ from foretrain.config.options import RunConfig
 from foretrain.predict.energy import Spending
 from foretrain.predict.memory import Verdict
 from foretrain.predict.plan import READINGS, Plan, Reading, Timing, no_time, seconds_by_steps, whole_run
-from foretrain.predict.search import largest_count
 from foretrain.predict.spec import StepName, StepSpec
 from foretrain.predict.speed.time import Range
+
+
+def largest_count(fits: Callable[[int], bool], most: int) -> int:
+    """The largest count up to `most` that fits, found by doubling and then by halving; 0 where not even 1 does.
+
+    `fits` must say no to every count above one that does not fit.
+    """
+    low, high = 0, 1
+    while high <= most and fits(high):
+        low, high = high, 2 * high
+    high = min(high, most + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
 
 MOST_STEPS = 10**10  # as many as the knob allows
 MOST_WARMUP = 1 / 20  # of a run
@@ -135,7 +152,6 @@ def within(plan: Plan, limit: Limit, step: StepName = "foretrain") -> Within:
 
 
 def _too_small(one: Timing, config: RunConfig, limit: Limit) -> UserError:
-    """What the shortest run would take."""
     if limit.kind == "tokens":
         return UserError("check.within_tokens", text=limit.as_option, needs=config.tokens_per_step)
     needs = amount_of(one, limit, "expected")

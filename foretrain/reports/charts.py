@@ -3,11 +3,15 @@
 What draws chooses among texts, colours and ticks, and computes places; it formats nothing.
 """
 
-from collections.abc import Iterable
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from foretrain.base.messages import say
+from foretrain.base.bidi import isolated
+from foretrain.base.messages import format_value, say
+from foretrain.base.units import BYTE_UNITS, format_bytes
 from foretrain.reports.document import (
     Axis,
     Curves,
@@ -25,7 +29,127 @@ from foretrain.reports.document import (
 )
 from foretrain.reports.numbers import level_text, range_text, value_cell
 from foretrain.reports.palette import COLOURS
-from foretrain.reports.ticks import MARGIN, ROOM, ticks
+
+# The marks of an axis with their texts, at several densities: what draws takes the densest one that has room.
+#
+# Linear axes have even steps that people count in (1, 2, 5; bytes by powers of two; time by minutes and hours).
+# Logarithmic axes have a few digits of every power.
+
+Tick = tuple[float, str]
+Density = list[Tick]  # the ticks of one density, upwards
+
+COUNTS = (12, 8, 6, 4, 3, 2)  # how many steps an axis may have, the densest first
+MOST = 24  # ticks of a density, which may reach beyond what is shown
+MARGIN, ROOM = 0.3, 1.2  # of its length an axis may be longer than its values; where texts stand behind bars
+CLOCK_S = (
+    1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 432000, 864000
+)  # fmt: skip
+# On a logarithmic axis: which digits of a power are marked. Bytes go by powers of four.
+DIGITS = {4: ((1, 2), (1,)), 10: ((1, 2, 3, 4, 5, 6, 7, 8, 9), (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,))}
+SPARSE = (2, 3, 4, 6)  # every so many powers, where even one digit of each has no room
+SHORT_RATIO = 2.5  # between the ends of a logarithmic axis so short that even steps stand well
+CLOCK_UNITS_S = ((1.0, 60.0), (60.0, 3600.0), (3600.0, 86400.0), (86400.0, math.inf))
+
+
+def ticks(format: str, low: float, high: float, *, log: bool = False, beyond: float = MARGIN) -> list[Density]:
+    """(value, text) from low to high and somewhat beyond, a list for each density, the densest first.
+
+    `format`: see Quantity. `low`, `high`: the ends of the values; they may be equal. A logarithmic axis leaves out what
+    is not above 0. `beyond`: of its length the axis may be longer. In a level no two texts are equal; where that leaves
+    none, as the ends are too close to each other, the lower end alone is marked.
+    """
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return []
+    if log and high <= 0:
+        return []
+    low = low if low > 0 or not log else high / 1e3
+    made = _logarithmic if log else _linear
+    return _distinct(made(format, low, high, beyond)) or [[(low, _text(format, low, high))]]
+
+
+def _distinct(levels: Iterable[Density]) -> list[Density]:
+    found: list[Density] = []
+    for level in levels:
+        if level and level not in found and len({text for _, text in level}) == len(level):
+            found.append(level)
+    return found
+
+
+def _linear(format: str, low: float, high: float, beyond: float) -> Iterator[Density]:
+    length = high - low
+    if not length:  # one value stands in the middle of a short axis
+        length = 0.2 * abs(high) or 1.0
+        low -= length / 2
+    start, end = low - MARGIN * length if low else 0.0, high + beyond * length
+    for step in dict.fromkeys(_step(format, length / count, high) for count in COUNTS):
+        first, last = math.ceil(start / step - 1e-9), math.floor(end / step + 1e-9)
+        if last - first < MOST:
+            values = [float(f"{number * step:.12g}") for number in range(first, last + 1)]
+            yield [(value, _text(format, value, high)) for value in values]
+
+
+def _step(format: str, least: float, high: float) -> float:
+    """The first round step of at least so much."""
+    if format == "duration" and high >= 2 and least <= CLOCK_S[-1]:
+        return next(float(one) for one in CLOCK_S if one >= least)
+    unit = _unit(format, high)
+    power = 10 ** math.floor(math.log10(least / unit))
+    return unit * power * next((k for k in (1, 2, 5) if k * power * unit >= least * 0.999), 10)
+
+
+def _unit(format: str, high: float) -> float:
+    if format == "bytes":
+        return BYTE_UNITS[format_bytes(high).split()[1].lower()]
+    if format == "energy":
+        return 3.6e6 if high >= 3.6e6 else 3600.0
+    if format == "duration" and high > CLOCK_S[-1]:
+        return 86400.0
+    return 1.0
+
+
+def _logarithmic(format: str, low: float, high: float, beyond: float) -> Iterator[Density]:
+    base = 4 if format == "bytes" else 10
+    ratio = max(high / low, 1.0)
+    if ratio < SHORT_RATIO:
+        yield from _linear(format, low, high, beyond)
+        return
+    start, end = low / 2, min(high * 2 * ratio**beyond, 1e300)
+    densities: list[tuple[Sequence[int], int]] = [(digits, 1) for digits in DIGITS[base]]
+    densities += [((1,), every) for every in SPARSE]
+    for digits, every in densities:
+        values = sorted({value for value in _marks(format, base, digits, every, start, end) if start <= value <= end})
+        if len(values) <= MOST:
+            yield [(value, _text(format, value, value)) for value in values]
+
+
+def _marks(format: str, base: int, digits: Sequence[int], every: int, start: float, end: float) -> Iterator[float]:
+    """These digits of every so many powers; of time, powers of each unit up to where the next begins."""
+    for unit, limit in CLOCK_UNITS_S if format == "duration" else ((1.0, math.inf),):
+        lowest = 0 if unit > 1 else math.floor(math.log(start, base) / every) * every
+        highest = math.ceil(math.log(max(min(end, limit) / unit, 1e-300), base))
+        for power in range(lowest, highest + 1, every):
+            for digit in digits:
+                value = float(f"{unit * digit * float(base) ** power:.12g}")
+                if value < limit:
+                    yield value
+
+
+def _text(format: str, value: float, most: float) -> str:
+    """As everywhere, without zeros that say nothing; bytes in the unit of the largest."""
+    if format == "bytes":
+        unit = format_bytes(most).split()[1]
+        return isolated(f"{_bare(f'{value / BYTE_UNITS[unit.lower()]:,.3f}')} {unit}")
+    if value == 0:
+        return "0"
+    if format == "money":  # a cent is much on an axis of tokens
+        return _bare(f"{value:,.2f}") if abs(value) >= 0.1 else f"{value:.2g}"
+    return _bare(format_value(value, format))
+
+
+def _bare(text: str) -> str:
+    """'5 min' of '5.0 min', '1.5' of '1.500'."""
+    return re.sub(r"(\.\d*?)0+(?=\D|$)", lambda found: found[1].rstrip("."), text)
+
 
 Json = dict[str, Any]
 Parts = tuple[tuple[str, int], ...]

@@ -38,7 +38,6 @@ Cell = str | Message | Quantity
 
 
 def cell_text(cell: Cell) -> str:
-    """A cell as text."""
     return bidi.isolated(source_name(cell)) if isinstance(cell, str) else cell.text()
 
 
@@ -103,8 +102,6 @@ class Figure:
 
 @dataclass(frozen=True)
 class Figures:
-    """A row of such numbers."""
-
     items: tuple[Figure, ...]
 
 
@@ -269,13 +266,10 @@ class Only:
 
 @dataclass(frozen=True)
 class Section:
-    """A titled part of a document."""
-
     title: Message
     blocks: tuple[Block | Only, ...]
 
     def on(self, place: Place) -> tuple[Block, ...]:
-        """What is shown there."""
         return tuple(
             block.block if isinstance(block, Only) else block
             for block in self.blocks
@@ -285,8 +279,6 @@ class Section:
 
 @dataclass(frozen=True)
 class Document:
-    """A whole report."""
-
     title: Message
     subtitle: Message
     sections: Sequence[Section]

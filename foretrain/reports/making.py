@@ -1,6 +1,5 @@
 """A report of whatever a run can be read from: one document, and its file. `foretrain.report` for Python."""
 
-import errno
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from foretrain.app import exact, run_report
 from foretrain.app.compare import compared
 from foretrain.app.limits import Limits, make_plans, priced
 from foretrain.app.plan import targets
+from foretrain.base.durable import not_written
 from foretrain.base.errors import UserError
 from foretrain.base.safe_read import head, read_text
 from foretrain.comparison.pictures import gather
@@ -141,7 +141,6 @@ def run(path: Path, sample: str | None = None) -> Document:
 
 
 def _plan(asked: Asked, one: Given) -> Document:
-    """Of a config on one card."""
     resolved = resolve([one.path, *one.words, *asked.options])
     asked.tell(resolved.notes)
     limits = Limits(price=asked.price, given=frozenset(resolved.sources))
@@ -218,9 +217,7 @@ def write(document: "Document", path: Path) -> Path:
         if whole:
             staged.replace(target)
     except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise UserError("disk.full_output") from None
-        raise UserError("environment.cannot_write", path=str(path), reason=error.strerror or "") from None
+        raise not_written(path, error) from None
     finally:
         if whole:
             with suppress(OSError):

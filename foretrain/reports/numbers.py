@@ -22,7 +22,6 @@ Rows = list[tuple[Cell, ...]]
 
 
 def behind(picture: Picture | Figures) -> Table:
-    """The table of a picture."""
     match picture:
         case StackedBars():
             return _stacked(picture)
@@ -40,7 +39,6 @@ def behind(picture: Picture | Figures) -> Table:
 
 
 def value_cell(value: float | None, format: str) -> Cell:
-    """A number in the format of an axis."""
     if value is None:
         return "–"
     return Quantity(value, format)

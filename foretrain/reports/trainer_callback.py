@@ -44,23 +44,18 @@ class ForetrainCallback(TrainerCallback):
         self._session = TrainerSession(wishes, _Terminal(quiet))
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The run begins."""
         self._session.begin(args, state, kwargs.get("model"), kwargs.get("optimizer"))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """An optimizer step is done."""
         self._session.step_ended(state)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """The Trainer logs."""
         self._session.logged(state, logs)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """An evaluation is done."""
         self._session.evaluated(state, kwargs.get("metrics"))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The run ended by itself."""
         self._session.finish(state)
 
 
@@ -72,21 +67,17 @@ class _Terminal:
         self._console = Console(stderr=True, highlight=False)
 
     def forecast(self, plan: FineTunePlan | None, problem: str, cards: int) -> None:
-        """Before the first step."""
         self._print(run_view.before(plan, problem, cards))
 
     def out_of_memory(self, found: TrainerRunExplanation, folder: str) -> None:
-        """Memory ran out."""
         self._print(run_view.ran_out(found))
         self._line(Message("callback.folder", {"path": folder}).text() if folder else "")
 
     def ended(self, found: TrainerRunExplanation, folder: str) -> None:
-        """The run ended by itself."""
         self._print(run_view.document(found))
         self._line(Message("callback.folder", {"path": folder}).text() if folder else "")
 
     def broken(self, reason: str) -> None:
-        """Something of ours failed."""
         self._line(Message("callback.broken", {"reason": reason}).text())
 
     def _line(self, line: str) -> None:

@@ -85,7 +85,6 @@ def steps_in(folder: Path) -> list[int]:
 
 
 def kept_in(folder: Path) -> str:
-    """What is safe there, for a sentence."""
     try:
         steps = steps_in(folder)
     except OSError:
@@ -175,6 +174,7 @@ def _disk_error(error: OSError, folder: Path, needs: int) -> UserError:
 
 
 def _make_staging(folder: Path, staging: Path) -> None:
+    durable.refuse_links([folder])
     folder.mkdir(parents=True, exist_ok=True)
     durable.remove_folder(staging)
     durable.make_folder(staging)
@@ -184,7 +184,6 @@ Manifest = dict[str, dict[str, Any]]  # of each file its size_bytes, and the sha
 
 
 def _write(staging: Path, snapshot: Snapshot, step: int, peers: Peers) -> Manifest:
-    """The files of this rank, each synced."""
     if not staging.is_dir():  # which the first rank has made
         raise _not_shared(staging.parent, peers.rank, host_name())
     return {name: _written(staging / name, content) for name, content in sorted(snapshot.contents(step).items())}
@@ -210,7 +209,9 @@ def _finish(staging: Path, final: Path, snapshot: Snapshot, progress: Progress, 
     durable.write(staging / MANIFEST, [text.encode()])
     durable.sync_folder(staging)
     folder, old = final.parent, final.with_name(f".old-{final.name}")
-    if final.exists():  # the same step again: the old one keeps another name until the new one has this one
+    if (
+        final.exists() or final.is_symlink()
+    ):  # the same step again: the old one keeps another name until the new one has this one
         durable.remove_folder(old)
         durable.rename(final, old)
     durable.rename(staging, final)
@@ -252,11 +253,14 @@ def retain(
 
 def sweep(folder: Path) -> None:
     """Remove what a killed process left half-done; a checkpoint that lost its name to a new one gets it back."""
+    if folder.is_symlink():  # it is another run's, or nobody's
+        return
     for old in folder.glob(".old-*"):
         final = folder / old.name.removeprefix(".old-")
         if final.exists():
             durable.remove_folder(old)
         else:
+            durable.remove_folder(final)  # a link that leads nowhere
             durable.rename(old, final)
     for pattern in (".staging-*", ".trash-*"):
         for path in folder.glob(pattern):
@@ -355,7 +359,6 @@ def newest_valid(folder: Path, peers: Peers = ALONE) -> tuple[Path | None, tuple
 
 
 def _seen_by_all(folder: Path, peers: Peers) -> list[int]:
-    """The steps of the checkpoints there."""
     own = steps_in(folder)
     seen = peers.agree(lambda: {"steps": own, "host": host_name()})
     for rank, each in enumerate(seen):

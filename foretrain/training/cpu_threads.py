@@ -76,7 +76,6 @@ class Waiting:
         return True
 
     def spin(self) -> None:
-        """Let them spin again."""
         self._end.set()
         for idle in self._idle:
             idle.join()

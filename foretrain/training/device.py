@@ -10,12 +10,11 @@ from typing import Any
 import torch
 
 from foretrain.base.errors import UserError
-from foretrain.config.inactive import idle
 from foretrain.config.options import RunConfig
-from foretrain.config.precision import check_precision
+from foretrain.config.precision import check_precision, idle
 from foretrain.hardware import accelerator
 from foretrain.hardware.card import Cards
-from foretrain.hardware.catalogue import Dtype, Gpu, detect
+from foretrain.hardware.catalogue import LEAST_FOR_TRITON, Dtype, Gpu, detect
 from foretrain.hardware.cpu import cpu_device
 from foretrain.hardware.visible import identity
 
@@ -88,7 +87,7 @@ def _gpu(device: torch.device) -> Gpu:
         name=properties.name,
         compute_capability=f"{properties.major}.{properties.minor}",
         sm_count=properties.multi_processor_count,
-        memory_gib=properties.total_memory / 2**30,
+        cuda_memory_gib=properties.total_memory / 2**30,
         source="CUDA device properties",
     )
 
@@ -102,6 +101,8 @@ def obstacle_to_compile(device: torch.device) -> str | None:
     if device.type == "mps":  # torch 2.13's Inductor has kernels for it, of which we ran none
         return "foretrain has not tried it on Apple GPUs"
     if device.type == "cuda":
+        if torch.cuda.get_device_capability(device) < LEAST_FOR_TRITON:
+            return "Triton needs compute capability 7.0"
         return None if importlib.util.find_spec("triton") else "Triton is not installed"
     compilers = [os.environ.get("CXX", ""), "g++", "clang++", "c++", "cl"]
     return None if any(name and shutil.which(name) for name in compilers) else "no C++ compiler was found"

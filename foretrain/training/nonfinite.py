@@ -7,25 +7,200 @@ the step's numbers, so the state is then still that from before the step.
 import contextlib
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from foretrain.base.errors import UserError
 from foretrain.base.messages import say
+from foretrain.base.records import Record
 from foretrain.config.options import RunConfig
 from foretrain.data.batches import TRAIN, Batch, starts
 from foretrain.data.dataset import DatasetInfo
 from foretrain.model.optimizer import learning_rate
 from foretrain.model.step import StepResult, TrainState
-from foretrain.training import checkpoint, divergence
-from foretrain.training.attempts import Generators
+from foretrain.training import checkpoint
+from foretrain.training.attempts import Generators, is_out_of_memory
 from foretrain.training.checkpoint import Progress
-from foretrain.training.failure_report import SCHEMA, FailureReport, first_not_finite
 from foretrain.training.ranks.group import Ranks
 from foretrain.training.store import RunDirectory
+
+SCHEMA = "foretrain.nonfinite/1"
+
+
+class Culprit(Record):
+    """The first tensor that is not finite. `kind`: weight, moment, activation, its_loss, gradient, sum.
+
+    Where the step could not be done again: no_memory, failed.
+
+    `not_a_number`, `infinite`: how many of its `numbers` are; `micro`: the micro-step, where it is of one.
+    """
+
+    kind: str
+    name: str = ""
+    micro: int | None = None
+    numbers: int = 0
+    not_a_number: int = 0
+    infinite: int = 0
+
+
+class FailureReport(Record):
+    """One step that was not finite. `loss`, `grad_norm`: as texts, since JSON has no nan.
+
+    `rows`: first tokens of its rows in the training split, in order; `block_size` tokens of each were inputs.
+    """
+
+    step: int
+    loss: str
+    grad_norm: str
+    learning_rate: float
+    batch_size: int
+    block_size: int
+    rows: tuple[int, ...]
+    dataset: str
+    transient: bool
+    first: Culprit | None
+
+
+class _Search:
+    """Remembers the first tensor that is not finite."""
+
+    def __init__(self) -> None:
+        self.found: Culprit | None = None
+        self.micro: int | None = None
+
+    def look(self, kind: str, name: str, tensor: object) -> None:
+        if self.found is None and isinstance(tensor, Tensor) and tensor.is_floating_point():
+            tensor = tensor.detach()
+            if not bool(torch.isfinite(tensor).all()):
+                nan, infinite = int(tensor.isnan().sum()), int(tensor.isinf().sum())
+                self.found = Culprit(
+                    kind=kind, name=name, micro=self.micro, numbers=tensor.numel(), not_a_number=nan, infinite=infinite
+                )
+
+    def watch(self, model: nn.Module) -> list[Any]:
+        """Hooks on the outputs of all modules, and on the gradients of these and of the weights."""
+
+        def on_output(name: str) -> Any:
+            def hook(_: object, __: object, output: object) -> None:
+                for tensor in output if isinstance(output, tuple) else (output,):
+                    self.look("activation", name, tensor)
+                    if isinstance(tensor, Tensor) and tensor.requires_grad:
+                        tensor.register_hook(lambda g: self.look("gradient", f"the output of {name}", g))
+
+            return hook
+
+        hooks: list[Any] = [m.register_forward_hook(on_output(name)) for name, m in model.named_modules() if name]
+        for name, parameter in model.named_parameters():
+            hooks.append(parameter.register_hook(lambda g, name=name: self.look("gradient", name, g)))
+        return hooks
+
+
+def first_not_finite(state: TrainState, batches: Iterable[Batch], generators: Generators) -> Culprit | None:
+    """Do a step's micro-batches again, uncompiled and without an update; None where all is finite.
+
+    Leaves weights, moments and the generators as they are, and no gradients.
+    """
+    now, search = Generators.now(state.device), _Search()
+    for name, parameter in state.trained.named_parameters():
+        search.look("weight", name, parameter)
+        for kind, value in state.optimizer.state.get(parameter, {}).items():
+            search.look("moment", f"{kind} of {name}", value)
+    if search.found:
+        return search.found
+    if state.parallel and state.parallel.sharing.way.shards_weights:  # a pass needs all ranks, to its end
+        return Culprit(kind="failed", name="FSDP")
+    hooks = search.watch(state.model)
+    try:
+        generators.restore(state.device)
+        _again(state, batches, search)
+        norms = [p.grad.float().norm() for p in state.model.parameters() if p.grad is not None]
+        if search.found is None and norms and not bool(torch.isfinite(torch.stack(norms).norm())):
+            search.found = Culprit(kind="sum")
+    except Exception as error:  # what ended the run must be said, even where it cannot be looked into
+        search.found = Culprit(kind="no_memory" if is_out_of_memory(error) else "failed", name=type(error).__name__)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    state.optimizer.zero_grad(set_to_none=True)
+    if state.masters:
+        state.masters.drop_gradients()
+    now.restore(state.device)
+    return search.found
+
+
+def _again(state: TrainState, batches: Iterable[Batch], search: _Search) -> None:
+    count = state.config.gradient_accumulation_steps
+    state.model.train()
+    for search.micro, (idx, targets) in enumerate(batches):
+        with state.autocast():
+            loss = state.model(idx, targets)
+        search.look("its_loss", "", loss)
+        if search.found:  # what follows from it would only hide it
+            return
+        state.scaler.scale(loss / count).backward()
+        if search.found:
+            return
+
+
+# Losses that show that a run goes wrong although all its numbers stayed finite.
+#
+# It has diverged: training text alone is looked at, as on validation text the loss of a model that overfits rises
+# too. Nothing is stopped for it in the middle of a run, as losses recover; a run that ends so did not finish well.
+#
+# It leaps, which is told and never acted on. A loss is compared with the steps before it by their median and by the
+# spread around it (the median distance, which for a normal distribution is 1 / 1.4826 of a standard deviation), so
+# that neither a leap nor the slope of a young run makes the next leap look small. The losses are part of a
+# checkpoint, so a resumed run tells what the whole one would have.
+
+FAR_ABOVE = 1.5  # times the loss of a model that knows nothing: worse than that is no chance
+LEAST_GAIN, MOST_LOST = 0.5, 0.5  # nats that were gained at all, and the share of them that is lost again
+
+
+def knows_nothing(losses: Sequence[float], vocab_size: int) -> float:
+    """The loss of a guess among all tokens, or that of the run's start where it is higher."""
+    return max(math.log(vocab_size), losses[0])
+
+
+def diverging(losses: Sequence[float], vocab_size: int) -> bool:
+    """Whether the last of these training losses is far above that of a model that knows nothing."""
+    return losses[-1] > FAR_ABOVE * knows_nothing(losses, vocab_size)
+
+
+def at_the_end(losses: Sequence[float], vocab_size: int) -> tuple[str, dict[str, Any]] | None:
+    """(id of the error, its values) of a run that ends with the last of these training losses; None: it went well."""
+    if len(losses) < 2:
+        return None
+    first, best, last = losses[0], min(losses), losses[-1]
+    if diverging(losses, vocab_size):
+        return "diverged.worse", {"loss": last, "start": knows_nothing(losses, vocab_size)}
+    if first - best >= LEAST_GAIN and last - best > MOST_LOST * (first - best):
+        return "diverged.lost", {"loss": last, "best": best, "start": first}
+    return None
+
+
+WINDOW, FEWEST = 100, 30  # steps
+LEAST_SCORE = 8.0  # standard deviations; a run of a million steps with normal noise has none beyond 5
+_NORMAL = 1.4826
+_SMALLEST = 1e-3  # of the median: the spread of a loss that hardly moves says nothing
+
+
+def spike_score(recent: tuple[float, ...], loss: float) -> float | None:
+    """By how many standard deviations a loss lies above the recent ones; None where there are too few of them."""
+    if len(recent) < FEWEST:
+        return None
+    middle = median(recent)
+    spread = max(_NORMAL * median(abs(x - middle) for x in recent), _SMALLEST * abs(middle), 1e-9)
+    return (loss - middle) / spread
+
+
+def with_loss(recent: tuple[float, ...], loss: float) -> tuple[float, ...]:
+    """The recent losses with one more, the oldest left out where there are enough."""
+    return (*recent[-(WINDOW - 1) :], loss)
+
 
 MOST_SKIPS, SKIP_WINDOW = 10, 1000  # steps passed over, of the last so many
 MOST_OVERFLOWS = 20  # one after the other: each halves the scale, which begins at 65536
@@ -120,14 +295,13 @@ class Guard:
     def _counted(self, progress: Progress, step: int, loss: float) -> Progress:
         """With a loss more; one that leaps is told, once in a while."""
         recent, update = progress.recent_losses, {"overflows": 0}
-        leaps = loss > max(recent, default=loss) and divergence.spike_score(recent, loss)
-        if leaps and leaps >= divergence.LEAST_SCORE and step - progress.last_spike >= divergence.FEWEST:
+        leaps = loss > max(recent, default=loss) and spike_score(recent, loss)
+        if leaps and leaps >= LEAST_SCORE and step - progress.last_spike >= FEWEST:
             self.note("loss_spike", step=step, loss=loss, usual=median(recent), score=leaps)
             update["last_spike"] = step
-        return progress.model_copy(update={**update, "recent_losses": divergence.with_loss(recent, loss)})
+        return progress.model_copy(update={**update, "recent_losses": with_loss(recent, loss)})
 
     def _saved(self) -> str:
-        """What is safe, for the message."""
         with contextlib.suppress(Exception):  # that a save failed does not count beside what ends the run
             self.saved()
         return checkpoint.kept_in(self.directory.checkpoints)

@@ -136,7 +136,6 @@ class Saver:
         self.note("saved", name=checkpoint.path_of(self.folder, self._saved.step).name, save_s=self._held_s)
 
     def _newest(self) -> str:
-        """The checkpoint that is left, in words."""
         try:
             steps = checkpoint.steps_in(self.folder)
         except OSError:

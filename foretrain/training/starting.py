@@ -111,7 +111,6 @@ def known_digest(events: list[dict[str, Any]]) -> str | None:
 
 
 def _files(weights: WeightsFile, folder: Path, *, wants_moments: bool) -> tuple[tuple[str, ...], list[Path]]:
-    """(safetensors files of the weights, those of the moments where they are wanted)."""
     if weights.kind == "nanogpt":
         read_nanogpt(Path(weights.files[0]), folder, moments=wants_moments)
         return (str(folder / "model.safetensors"),), [folder / "optimizer.safetensors"]
@@ -159,7 +158,6 @@ def keep_origin(config: RunConfig, record: RunRecord, directory: RunDirectory) -
 
 
 def _change(key: str, old: RunConfig, new: RunConfig) -> str:
-    """'before → now', or nothing where they are the same."""
     before, now = getattr(old, key), getattr(new, key)
     return "" if before == now else f"{before} → {now}"
 

@@ -7,16 +7,17 @@ system when that process dies, so a record that says "running" without its lock 
 import contextlib
 import glob
 import json
+import shlex
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
-from foretrain.base.durable import append_lines, replace_text
+from foretrain.base.durable import append_lines, refuse_links, replace_text
 from foretrain.base.errors import UserError
 from foretrain.base.records import Record
 from foretrain.base.safe_read import read_bytes, read_text
@@ -40,8 +41,11 @@ SCORES = "scores"  # folder of what `foretrain eval` found, one file a checkpoin
 WRITTEN_ONCE = ("config.toml", "environment.json", "plan.json")  # before the first step
 CROWDED = 0.1  # of the cores that training wants, taken by others: below that a forecast's range covers it
 MOST_WAITING = 10_000  # lines of a log that the disk does not take
+# What a run adds to or removes from; its other files are replaced, and a link to one with them.
+_OWN = ("run.lock", "checkpoints", "events.jsonl", "rank-*.jsonl", "*.log", ".ranks", "tensorboard", SCORES)
 _MOST_LINES_BYTES = 512 * MIB  # a line for each of 600,000 steps takes 120 MB
 Status = Literal["running", "finished", "interrupted", "diverged", "failed", "killed"]
+KindOfRecord = TypeVar("KindOfRecord", bound=Record)
 
 
 class MeasuredPhase(Record):
@@ -225,8 +229,6 @@ def now() -> str:
 
 
 class RunDirectory:
-    """The files of one run."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = FileLock(path / "run.lock")
@@ -249,7 +251,8 @@ class RunDirectory:
         return self.path
 
     def acquire(self) -> None:
-        """Take the run's lock. Raises UserError when another process trains here."""
+        """Take the run's lock. Raises UserError when another process trains here, or 'environment.link'."""
+        refuse_links(path for path in sorted(self.path.glob("*")) if any(map(path.match, _OWN)))
         try:
             self._lock.acquire(timeout=0)
         except Timeout:
@@ -312,13 +315,7 @@ class RunDirectory:
 
     def read_record(self) -> RunRecord:
         """The record; a run that says it is running without holding its lock was killed. Raises UserError."""
-        path = self.path / "run.json"
-        try:
-            record = RunRecord.from_json(read_text(path))
-        except (OSError, UnicodeDecodeError):
-            raise UserError("data.no_run", path=str(self.path)) from None
-        except (ValidationError, ValueError, AttributeError, TypeError, RecursionError) as error:
-            raise UserError("data.bad_run", path=str(path), reason=str(error).splitlines()[0]) from None
+        record = record_in(self.path / "run.json", RunRecord)
         if record.status == "running" and not self.is_locked():
             return record.model_copy(update={"status": "killed"})
         return record
@@ -340,6 +337,7 @@ class RunDirectory:
     def keep_scores(self, scores: Scores) -> Path:
         """The file that holds these, and what was found of the same checkpoint before. Raises OSError."""
         folder = self.path / SCORES
+        refuse_links([folder, folder / ".lock"])
         folder.mkdir(exist_ok=True)
         path = folder / f"step-{scores.step:010d}.json"
         with FileLock(folder / ".lock"):
@@ -451,7 +449,11 @@ def newest_unfinished(out_dir: str, max_iters: int) -> RunDirectory | None:
     A finished run has some again when max_iters was raised.
     """
     for directory in _runs_of(out_dir):
-        record = directory.read_record()
+        try:
+            record = directory.read_record()
+        except UserError:
+            _refuse_lost(directory.path)
+            raise
         if record.status != "finished" or record.steps_done < max_iters:
             return directory
     return None
@@ -463,7 +465,6 @@ def newest(out_dir: str) -> RunDirectory | None:
 
 
 def _runs_of(out_dir: str) -> Iterator[RunDirectory]:
-    """The newest first."""
     base = base_path(out_dir)
     numbers = {1: base} if base.is_dir() else {}
     for path in base.parent.glob(f"{glob.escape(base.name)}-*"):
@@ -473,14 +474,43 @@ def _runs_of(out_dir: str) -> Iterator[RunDirectory]:
     for number in sorted(numbers, reverse=True):
         if (numbers[number] / "run.json").exists():
             yield RunDirectory(numbers[number])
+        else:
+            _refuse_lost(numbers[number])
 
 
-def find_runs(roots: list[Path]) -> list[RunDirectory]:
+def _refuse_lost(path: Path) -> None:
+    """Raise UserError 'data.lost_record' where a run's record is lost and weights of it are there."""
+    if weights := max(path.glob("checkpoints/step-*/model.safetensors"), default=None):
+        raise UserError("data.lost_record", path=str(path), weights=shlex.quote(str(weights)))
+
+
+def find_runs(roots: Iterable[Path]) -> list[RunDirectory]:
     """Every run in these directories and the two levels below them, by path."""
-    paths = {
-        record.parent
-        for root in roots
-        for pattern in ("run.json", "*/run.json", "*/*/run.json")
-        for record in root.glob(pattern)
-    }
-    return [RunDirectory(path) for path in sorted(paths)]
+    return [RunDirectory(path) for path in folders_with("run.json", roots)]
+
+
+def folders_with(name: str, roots: Iterable[Path]) -> list[Path]:
+    """The folders with a file of this name, in these and the two levels below them, by path."""
+    return sorted({file.parent for root in roots for depth in ("", "*/", "*/*/") for file in root.glob(depth + name)})
+
+
+def record_in(file: Path, kind: type[KindOfRecord]) -> KindOfRecord:
+    """The record that a run keeps in this file. Raises UserError."""
+    try:
+        return kind.from_json(read_text(file))
+    except (OSError, UnicodeDecodeError):
+        raise UserError("data.no_run", path=str(file.parent)) from None
+    except (ValidationError, ValueError, AttributeError, TypeError, RecursionError) as error:
+        raise UserError("data.bad_run", path=str(file), reason=str(error).splitlines()[0]) from None
+
+
+class Note:
+    """Something that the user should hear of: an id and its values."""
+
+    def __init__(self, id: str, /, **values: Any) -> None:
+        self.id = id
+        self.values = values
+
+
+Event = StepMetrics | EvaluationMetrics | Note
+Listener = Callable[[Event], None]

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Literal
 
 from foretrain.base.errors import UserError
+from foretrain.base.signals import StopFlag
 from foretrain.config.microbatches import cut, sequences_of, shrunk, uncut
 from foretrain.config.options import RunConfig
 from foretrain.data.batches import Batch, TokenFile, evaluation_batches
@@ -22,7 +23,7 @@ from foretrain.model.low_precision import fp16_accumulation
 from foretrain.model.optimizer import learning_rate
 from foretrain.model.shape import ModelShape
 from foretrain.model.step import StepResult, TrainState, build, evaluation_loss, train_step
-from foretrain.training import checkpoint, cpu_threads, divergence, starting
+from foretrain.training import checkpoint, cpu_threads, nonfinite, starting
 from foretrain.training.attempts import (
     Mean,
     NotCompiled,
@@ -42,13 +43,20 @@ from foretrain.training.feed import Feed, token_files
 from foretrain.training.memory_limit import HostGuard, Watch, kept
 from foretrain.training.meter import Meter
 from foretrain.training.nonfinite import Guard, Reading
-from foretrain.training.notes import Listener, Note
 from foretrain.training.pace import WARM_STEPS, Pace
 from foretrain.training.ranks.together import Ranks, Together
 from foretrain.training.saver import Saver
-from foretrain.training.signals import StopFlag
 from foretrain.training.starting import config_digest
-from foretrain.training.store import EvaluationMetrics, RankFigures, RunDirectory, RunRecord, StepMetrics, now
+from foretrain.training.store import (
+    EvaluationMetrics,
+    Listener,
+    Note,
+    RankFigures,
+    RunDirectory,
+    RunRecord,
+    StepMetrics,
+    now,
+)
 from foretrain.training.vitals import Vitals
 
 
@@ -160,7 +168,7 @@ class Trainer:
 
     def _judge_end(self) -> None:
         """Raises UserError 'diverged.…' where the run is over and its loss is no result."""
-        if found := divergence.at_the_end(self._training_losses(), self.config.vocab_size):
+        if found := nonfinite.at_the_end(self._training_losses(), self.config.vocab_size):
             id, values = found
             saved = checkpoint.kept_in(self.directory.checkpoints)
             raise UserError(id, step=self.progress.step, saved=saved, **values)
@@ -274,7 +282,6 @@ class Trainer:
             self._note(id, **values)
 
     def _use(self, config: RunConfig) -> None:
-        """Another way to carry out the same training."""
         self._take(config)
         self.graphed = None
         use_split(self.state, self.own, compiled=self.placement.compiled)
@@ -426,7 +433,6 @@ class Trainer:
         raise self._out_of_memory("memory.one_sequence")
 
     def _shrink_to(self, step: int, batch_size: int) -> None:
-        """From here on, by all ranks."""
         old = self.config.batch_size
         self.shrunk_from = self.shrunk_from or old
         self._use(cut(self.config, batch_size))
@@ -515,7 +521,7 @@ class Trainer:
         if self.together.several:
             self.together.gather(self._figures())
         start = self.progress.first_val_loss or losses["val"]
-        if divergence.diverging([start, losses["train"]], self.config.vocab_size) and not self._diverging:
+        if nonfinite.diverging([start, losses["train"]], self.config.vocab_size) and not self._diverging:
             self._diverging = True  # said once
             self._note("diverging", step=step, loss=losses["train"])
         if step and (best or force or self.config.always_save_checkpoint):
@@ -567,7 +573,6 @@ class Trainer:
         return found
 
     def _figures(self) -> RankFigures:
-        """What this rank has measured of itself so far."""
         phases = self.meter.phases.values()
         return RankFigures(
             rank=self.ranks.rank, card=self.placement.gpu.name,

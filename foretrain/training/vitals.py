@@ -127,7 +127,7 @@ class Vitals:
         said = oom_message.parse(message)
         values: dict[str, Any] = {"message": " ".join(message.split())[:MAX_MESSAGE]}
         if said is not None:
-            values |= {key: value for key, value in said.to_json().items() if value is not None}
+            values |= said.figures()
         values |= self._of_card() if self.device.type == "cuda" else of_host()
         return values
 

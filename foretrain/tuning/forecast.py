@@ -6,9 +6,9 @@ from math import log
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Dtype, Gpu
 from foretrain.hardware.cluster import Cluster, cluster
-from foretrain.predict.memory import StepMemory, predict, worst_verdict
-from foretrain.predict.ranks.nccl import NcclMemory
+from foretrain.predict.memory import REFUSED, StepMemory, predict, worst_verdict
 from foretrain.predict.ranks.plan import rank_memory
+from foretrain.predict.ranks.record import NcclMemory
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.ranks import rank_time
 from foretrain.predict.speed.time import step_time
@@ -19,7 +19,6 @@ FEWER_THREADS = 0.5  # a step on half the threads is taken to be 2^0.5 times as 
 
 
 def dtype_of(config: RunConfig, fallback: Dtype) -> Dtype:
-    """The dtype of a decided config."""
     return fallback if config.dtype == "auto" else config.dtype
 
 
@@ -73,7 +72,7 @@ def fitting(found: Sequence[Setting], gpu: Gpu, dtype: Dtype, room_bytes: int | 
         while low < high:
             middle = high if low == 0 and high == len(batches) else (low + high + 1) // 2
             config = next(s.config for s in members if s.levels[0] == batches[middle - 1])
-            if worst_verdict(forecast_memory(config, gpu, dtype, room_bytes, world)) == "does_not_fit":
+            if worst_verdict(forecast_memory(config, gpu, dtype, room_bytes, world)) in REFUSED:
                 high = middle - 1
             else:
                 low = middle

@@ -17,7 +17,7 @@ from foretrain.hardware.calibration import Calibration
 from foretrain.hardware.peaks import Bandwidth, Peaks, ProductPeak
 from foretrain.training.device import TORCH_DTYPES, Placement
 from foretrain.tuning import calibrate as calibrating
-from foretrain.tuning import calibrated_kernels as kernels
+from foretrain.tuning import calibrate as kernels
 from foretrain.tuning.timer import Enough, Timer, on_host, repeated, timer
 
 Listen = Callable[[str, float], None]
@@ -70,7 +70,6 @@ def _best_s(run: Callable[[], Any], timed: Timer, most: int) -> float:
 
 
 def _best_products(device: torch.device, dtype: str, timed: Timer, most: int) -> list[ProductPeak]:
-    """The best of each kind."""
     best: dict[str, ProductPeak] = {}
     for kernel in (*_linear(device, dtype), *batched(device, dtype)):
         rate = 2 * math.prod(kernel.shape) / _best_s(kernel.run, timed, most)

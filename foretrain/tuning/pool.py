@@ -10,21 +10,74 @@ capped in the child. The children's temporary files are in a folder that goes wi
 import contextlib
 import json
 import os
+import queue
 import select
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
+import threading
 import time
+import traceback
 from types import TracebackType
 from typing import Any, Literal, Self
 
 from foretrain.base import apart
+from foretrain.base.errors import ExitCode
 from foretrain.base.process_memory import resident_bytes
 from foretrain.base.records import Record
 from foretrain.config.options import RunConfig
 from foretrain.hardware.cpu import cores_each
 from foretrain.tuning.trial import config_on_cpu, failure
+
+# A child process of `foretrain tune`: one setting's training steps, timed in short bursts whenever the parent asks.
+#
+# The parent writes one JSON object a line: first the job, then orders. Each is answered by one line. What is timed is
+# foretrain's own step (model/step.py) on random tokens, which are the same for every setting. A step of many micro-
+# batches is cut short: the rest of them take as long as those between the first and the last. The child ends with its
+# parent, whose end it notices by its standard input, and takes its compiler's processes and the scratch folder with
+# it. Where several ranks share a step, this is the first one (tuning/timed_step.py), or one that the first one started.
+
+IS_OTHER = "FORETRAIN_TUNE_RANK" in os.environ
+
+
+def main() -> None:
+    """Serve the parent on the standard streams."""
+    reply = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what libraries print is not an answer
+    job = json.loads(sys.stdin.readline())
+    orders: queue.Queue[dict[str, Any]] = queue.Queue()
+
+    def listen() -> None:
+        for line in sys.stdin:
+            orders.put(json.loads(line))
+        shutil.rmtree(job["scratch"], ignore_errors=True)  # nobody is left to do it
+        os.killpg(0, signal.SIGKILL)
+
+    def answer(value: dict[str, Any]) -> None:
+        if IS_OTHER and "died" in value:
+            os._exit(int(ExitCode.OUT_OF_MEMORY))  # which the first rank tells
+        reply.write(json.dumps(value) + "\n")
+        reply.flush()
+
+    threading.Thread(target=listen, daemon=True).start()
+    try:
+        from foretrain.tuning.timed_step import serve
+
+        serve(job, orders, answer)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        if job["world"] > 1:
+            time.sleep(1.0)  # another rank may have ended, which the thread that watches them tells
+        os._exit(1)
+    os._exit(0)  # the thread above still reads
+
+
+if __name__ == "__main__":
+    main()
+
 
 LOOK_EVERY_S = 0.02
 SIDE_BY_SIDE = 0.6  # of the memory that there is; beyond it, children are ended to make room
@@ -60,7 +113,7 @@ class _Child:
         if job["world"] > 1:
             environ.setdefault("OMP_NUM_THREADS", str(cores_each(job["world"])))
         self.process = apart.start(
-            "foretrain.tuning.child", env=environ,
+            "foretrain.tuning.pool", env=environ,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors,
         )  # fmt: skip
         self._unread = b""
@@ -73,7 +126,6 @@ class _Child:
             self.process.stdin.flush()
 
     def answer(self, cap_bytes: int | None, limit_s: float) -> dict[str, Any] | Death:
-        """Its next line, or what became of it."""
         assert self.process.stdout is not None
         end, watched = time.monotonic() + limit_s, config_on_cpu(self.config) and cap_bytes is not None
         while b"\n" not in self._unread:

@@ -107,7 +107,6 @@ class Tuning(Record):
 
     @property
     def best(self) -> TuneTrial:
-        """The trial of the pick."""
         return self.trials[0]
 
 

@@ -53,7 +53,6 @@ class Setting:
 
 
 def levels_of(config: RunConfig) -> tuple[Level, ...]:
-    """The levels that a config stands for."""
     levels = {name: getattr(config, name) for name in TUNABLE}
     levels["activation_checkpointing"] = config.checkpointed
     if config.dtype == "bfloat16" and config.master_weights:

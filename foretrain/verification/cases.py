@@ -114,7 +114,6 @@ def with_batch(case: Case, size: int) -> Case:
 
 
 def _room(gpu: Gpu, free_bytes: int | None) -> Callable[[Case], bool]:
-    """Whether a case is expected to fit."""
     return lambda case: free_bytes is None or needed_bytes(case, gpu) <= ROOM * free_bytes
 
 

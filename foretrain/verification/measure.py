@@ -53,7 +53,6 @@ class Watch:
         self._since = time.perf_counter()
 
     def enter(self, phase: str) -> None:
-        """The run goes on with this phase."""
         self.close()
         self.phase = phase
         timed = self.times[UNTIMED:]

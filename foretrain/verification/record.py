@@ -208,7 +208,6 @@ class Verification(Record):
         return self
 
     def of(self, *statuses: Status) -> list[Outcome]:
-        """The cases with one of these statuses."""
         return [outcome for outcome in self.outcomes if outcome.status in statuses]
 
     @property
@@ -217,11 +216,9 @@ class Verification(Record):
         return summaries([(outcome.case.label, outcome) for outcome in self.outcomes])
 
     def text(self) -> str:
-        """As it is written to a file."""
         return json.dumps(self.as_json(), indent=1, ensure_ascii=False) + "\n"
 
     def as_json(self) -> dict[str, Any]:
-        """With its schema and the summary."""
         return {**self.to_json(schema=SCHEMA), "summary": [each.to_json() for each in self.by_quantity]}
 
 

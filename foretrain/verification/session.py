@@ -1,21 +1,32 @@
 """A verification from its first case to its last: what is done is kept after each, and the next start continues."""
 
+import contextlib
 import datetime
+import json
+import os
 import platform
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foretrain.base.durable import replace_text
+from foretrain.base import apart
+from foretrain.base.durable import not_written, replace_text
 from foretrain.base.errors import UserError
 from foretrain.base.installation import installed, installed_torch
 from foretrain.hardware.card import Cards
 from foretrain.hardware.catalogue import Gpu, detect
+from foretrain.hardware.context import Context
 from foretrain.hardware.cpu import available_memory_bytes, cpu_device
-from foretrain.predict.trace.service import code_digest
-from foretrain.verification import child, expected
+from foretrain.predict.allocator.replay import replay
+from foretrain.predict.memory import StepMemory, estimated
+from foretrain.predict.plan import timing
+from foretrain.predict.trace import service
+from foretrain.predict.trace.forecast import requests_for
+from foretrain.predict.trace.service import Request, TraceUnavailable, code_digest
 from foretrain.verification.cases import cases_for, is_ours
 from foretrain.verification.record import (
     Case,
@@ -29,6 +40,75 @@ from foretrain.verification.record import (
     Versions,
     read,
 )
+
+Peaks = dict[str, tuple[int, int | None]]  # phase -> allocated and reserved bytes
+
+
+def requests(case: Case, gpu: Gpu) -> list[Request]:
+    """The traces that predict a case; none of a CPU."""
+    if gpu.kind != "cuda":
+        return []
+    return requests_for(case.spec(gpu))
+
+
+def trace_all(cases: Sequence[Case], gpu: Gpu, listen: Callable[[str], None]) -> None:
+    """Make all traces at once, which costs less than one by one; those that fail are told with their case."""
+    with contextlib.suppress(TraceUnavailable):
+        service.traces([request for case in cases for request in requests(case, gpu)], listen)
+
+
+def predict(case: Case, gpu: Gpu) -> tuple[Predicted, Peaks]:
+    """(figures, peaks by phase): traced where a trace can be made, else estimated."""
+    spec = case.spec(gpu)
+    ledger = estimated(spec).memory
+    peaks, source = _traced(case, gpu), "traced"
+    if peaks is None:
+        peaks, source = _estimated(ledger), "estimated"
+    cuda = gpu.kind == "cuda"
+    reserved = max((size for _, size in peaks.values() if size is not None), default=None)
+    context = ledger.context
+    need, low, high = _process(ledger, context, reserved if cuda else None)
+    found = timing(spec)
+    step = None if found is None or spec.config.eval_only else found.step_s
+    return Predicted(
+        source=source,
+        allocated_bytes=max(size for size, _ in peaks.values()) if cuda else None,
+        reserved_bytes=reserved if cuda else None,
+        process_bytes=need, process_low_bytes=low, process_high_bytes=high,
+        estimate_allocated_bytes=max(size for size, _ in _estimated(ledger).values()) if cuda else None,
+        step_s=step and step.expected_s, step_low_s=step and step.low_s, step_high_s=step and step.high_s,
+    ), peaks  # fmt: skip
+
+
+def _process(ledger: StepMemory, context: Context, reserved: int | None) -> tuple[int, int, int]:
+    """(expected, low, high) bytes of the process: what is reserved and the context, or as the estimate has it."""
+    if reserved is not None:
+        return tuple(reserved + size for size in (context.expected_bytes, context.low_bytes, context.high_bytes))  # type: ignore[return-value]
+    most = max((p for p in ledger.phases if p.phase != "resume"), key=lambda p: p.needed_expected_bytes)
+    return most.needed_expected_bytes, most.needed_low_bytes, most.needed_high_bytes
+
+
+def _traced(case: Case, gpu: Gpu) -> Peaks | None:
+    """Of two traces, which differ in how a vocabulary is padded, the one with more reserved, as in a plan."""
+    try:
+        found = [replay(trace) for trace in service.traces(requests(case, gpu))]
+    except TraceUnavailable:
+        return None
+    if not found:
+        return None
+    worst = max(found, key=lambda run: run.peak_reserved_bytes)
+    return {phase.phase: (phase.allocated_bytes, phase.reserved_bytes) for phase in worst.phases}
+
+
+def _estimated(ledger: StepMemory) -> Peaks:
+    """Without the phase of resuming, which no case does."""
+    return {p.phase: (p.allocated_bytes, p.reserved_bytes) for p in ledger.phases if p.phase != "resume"}
+
+
+def without_calibration(gpu: Gpu) -> Gpu:
+    """The card as the catalogue has it: what is contributed shows how good that is."""
+    return gpu.model_copy(update={"calibration": None})
+
 
 DEVICE_S = 120.0  # in which torch must have said what card this is
 EAGER_S, COMPILED_S = 240.0, 900.0  # after which a case is ended
@@ -62,11 +142,57 @@ class Target:
         return max(0, self.machine.memory_bytes - used), used, (sample.busy or 0.0) > BUSY
 
 
+# A run has the allocator as PyTorch brings it; these change what is measured, and a trace does not know them.
+_NOT_PASSED_ON = (
+    "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING", "CUDA_LAUNCH_BLOCKING",
+    "TORCH_COMPILE_DISABLE",
+)  # fmt: skip
+
+
+class Timeout(Exception):
+    """The job took longer than it may."""
+
+
+class Ended(Exception):
+    """The process ended without an answer; its exit code, or the negative number of a signal."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+def ask(job: dict[str, Any], limit_s: float) -> dict[str, Any]:
+    """Return the answer of verification/measure.py to a job, within seconds. Raises Timeout, Ended."""
+    with tempfile.TemporaryDirectory(prefix="foretrain-verify-") as folder:
+        out = Path(folder) / "answer.json"
+        with (Path(folder) / "log").open("wb") as log:
+            kept = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED_ON}
+            process = apart.start(
+                "foretrain.verification.measure", env=kept, cwd=folder, stdin=subprocess.PIPE, stdout=log, stderr=log
+            )
+        assert process.stdin is not None
+        try:
+            with contextlib.suppress(OSError):  # it has ended; `wait` says so
+                process.stdin.write(json.dumps({**job, "out": str(out)}).encode() + b"\n")
+                process.stdin.flush()
+            try:
+                code = process.wait(limit_s)
+            except subprocess.TimeoutExpired:
+                raise Timeout from None
+        finally:
+            apart.end(process)
+        try:
+            found = json.loads(out.read_text("utf-8"))
+        except (OSError, ValueError):
+            raise Ended(code) from None
+        return found
+
+
 def target(device: str) -> Target:
     """The device of this machine. Raises UserError 'environment.verify_…' where there is none that can be used."""
     try:
-        seen = child.ask({"what": "device", "device": device}, DEVICE_S)
-    except (child.Timeout, child.Ended):
+        seen = ask({"what": "device", "device": device}, DEVICE_S)
+    except (Timeout, Ended):
         raise UserError("environment.verify_torch", torch=installed_torch()) from None
     system = f"{platform.system()} {platform.machine()}"
     versions = Versions(
@@ -74,7 +200,7 @@ def target(device: str) -> Target:
         **{key: str(seen.get(key, "")) for key in ("python", "torch", "cuda", "triton")},
     )  # fmt: skip
     if device == "cpu":
-        gpu = expected.without_calibration(cpu_device())
+        gpu = without_calibration(cpu_device())
         machine = Machine(device=gpu.name, kind="cpu", memory_bytes=gpu.memory_bytes, system=system)
         return Target(gpu, device, machine, versions)
     if not seen["count"]:
@@ -103,12 +229,12 @@ def _gpu(number: int, ids: dict[str, str], seen: dict[str, Any]) -> Gpu:
     try:
         found = detect(number, **ids)
         if found is not None:
-            return expected.without_calibration(found.gpu)
+            return without_calibration(found.gpu)
     except UserError:
         pass
     return Gpu(
         name=seen["name"], compute_capability=seen["capability"], sm_count=seen["sm_count"],
-        memory_gib=seen["memory_bytes"] / 2**30, source="CUDA device properties",
+        cuda_memory_gib=seen["memory_bytes"] / 2**30, source="CUDA device properties",
     )  # fmt: skip
 
 
@@ -140,14 +266,13 @@ def begin(path: Path, where: Target, name: str, listen: Listener) -> Verificatio
 
 
 def _set_aside(path: Path, why: str) -> Path:
-    """The free name that a file has now."""
     number = 1
     while (aside := path.with_name(f"{path.stem}.{why}-{number}{path.suffix}")).exists():
         number += 1
     try:
         return path.rename(aside)
     except OSError as error:
-        raise UserError("environment.cannot_write", path=str(aside), reason=error.strerror or "") from None
+        raise not_written(aside, error) from None
 
 
 def keep(found: Verification, path: Path) -> None:
@@ -155,9 +280,7 @@ def keep(found: Verification, path: Path) -> None:
     try:
         replace_text(path, found.text())
     except OSError as error:
-        if error.errno == 28:
-            raise UserError("disk.full_output") from None
-        raise UserError("environment.cannot_write", path=str(path), reason=error.strerror or "") from None
+        raise not_written(path, error) from None
 
 
 def chosen(found: Verification, only: str) -> list[int]:
@@ -183,7 +306,7 @@ def work(found: Verification, places: Sequence[int], where: Target, path: Path, 
     """Run these cases and keep the file after each; `listen` hears 'tracing', 'case' and 'done'. What ends this with an
     exception (a signal, a full disk) loses no more than the case in hand."""
     cases = [found.outcomes[i].case for i in places]
-    expected.trace_all(cases, where.gpu, lambda state: listen("tracing", {"state": state}))
+    trace_all(cases, where.gpu, lambda state: listen("tracing", {"state": state}))
     began = time.monotonic()
     for number, place in enumerate(places, 1):
         case = cases[number - 1]
@@ -205,7 +328,7 @@ def try_case(case: Case, where: Target) -> Outcome:
     here: dict[str, Any] = {"case": case}
     if case.compiled and where.no_compile:
         return Outcome(**here, status="skipped", reason=_why("no_compile", problem=where.no_compile[:160]))
-    predicted, peaks = expected.predict(case, where.gpu)
+    predicted, peaks = predict(case, where.gpu)
     free, used_by_others, busy = _settled(where, predicted.process_bytes)
     here |= {"predicted": predicted, "used_by_others_bytes": used_by_others, "busy": busy}
     room = free if free is not None else where.machine.memory_bytes
@@ -215,10 +338,10 @@ def try_case(case: Case, where: Target) -> Outcome:
     job = {"what": "case", "device": where.device, "case": case.to_json()}
     limit_s = COMPILED_S if case.compiled else EAGER_S
     try:
-        answer = child.ask(job, limit_s)
-    except child.Timeout:
+        answer = ask(job, limit_s)
+    except Timeout:
         ended: dict[str, Any] = {"status": "failed", "reason": _why("timeout", limit=limit_s)}
-    except child.Ended as error:
+    except Ended as error:
         ended = {"status": "failed", "reason": _why("ended", code=error.code)}
     else:
         ended = _read_answer(answer, predicted, peaks, room)
@@ -241,10 +364,7 @@ def _why(id: str, **values: Any) -> Reason:
     return Reason(id=id, values=values)  # type: ignore[arg-type]
 
 
-def _read_answer(
-    answer: dict[str, Any], predicted: Predicted, peaks: expected.Peaks, room: int | None
-) -> dict[str, Any]:
-    """Status and figures of what a process wrote."""
+def _read_answer(answer: dict[str, Any], predicted: Predicted, peaks: Peaks, room: int | None) -> dict[str, Any]:
     if "error" in answer:
         return {"status": "failed", "reason": _why("error", problem=answer["error"])}
     if "out_of_memory" in answer:

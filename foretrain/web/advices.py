@@ -12,7 +12,7 @@ from foretrain.reports.as_json import document_json
 from foretrain.reports.views import advice as advice_view
 from foretrain.web import planner
 from foretrain.web.answers import SCHEMA
-from foretrain.web.ranks import advised
+from foretrain.web.ranks import shown
 
 MOST = 8
 
@@ -31,8 +31,8 @@ def answer(asked: AskedAdvice) -> dict[str, Any]:
     if planner.count(asked) > 1:
         if asked.step != "foretrain":
             raise UserError("page.count_nanogpt", count=planner.count(asked))
-        return advised.answer(asked, resolved, asked.goal, asked.most)
-    plan = planner.made(resolved, asked.gpu, asked.others).model_copy(update={"step": asked.step})
+        return shown.answer(asked, resolved, asked.goal, asked.most)
+    plan = planner.made(resolved, asked.gpu, asked.others).run_by(asked.step)
     found = advices(plan, asked.goal).top(asked.most)
     document = document_json(advice_view.document(plan, found))
     now, listed, *rest = document["sections"]

@@ -1,10 +1,14 @@
 """What the page draws, as JSON: documents with their texts made, and the numbers of pictures. No engine in here."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from pydantic import ValidationError
 
 from foretrain.base.errors import ConfigError, UserError
 from foretrain.base.messages import printable
+from foretrain.base.records import Record
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.predict.memory import Phased
 from foretrain.predict.plan import Plan
@@ -40,7 +44,6 @@ def plan_json(plan: Plan, found: ResolvedConfig) -> dict[str, Any]:
 
 
 def _strip(plan: Plan) -> list[dict[str, Any]]:
-    """A line for each way to run the step."""
     rows = [(memory_view.step_mode(memory), memory, plan.verdict_of(memory.step)) for memory in plan.memories]
     return strip(rows, plan.available_bytes)
 
@@ -57,3 +60,35 @@ def strip(rows: Sequence[tuple[Message, Phased, str | None]], free: int | None) 
         share = memory.needed_bytes / most
         found.append({"text": text, "tone": memory_view.TONES[verdict], "share": share, "limit": limit})
     return found
+
+
+Made = tuple[int, dict[str, Any]]  # a status of HTTP, and what is answered
+
+
+def answered(body: bytes | str, kind: type[Record], work: Callable[[Any], Made]) -> Made:
+    """What `work` makes of a body that is a record of this kind: 400 where it is not one, 422 for what can be fixed."""
+    try:
+        asked = _record(body, kind)
+    except UserError as error:
+        return 400, error_json(error)
+    return sentences(lambda: work(asked))
+
+
+def sentences(work: Callable[[], Made]) -> Made:
+    """The result of `work`; 422 with the sentences of a UserError."""
+    try:
+        return work()
+    except UserError as error:
+        return 422, error_json(error)
+
+
+def _record(body: bytes | str, kind: type[Record]) -> Record:
+    """The body as a record. Raises UserError where it is none."""
+    try:
+        return kind.model_validate(json.loads(body))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part)[:40] for part in first["loc"])
+        raise UserError("page.bad_request", where=where or "body", reason=first["msg"]) from None
+    except (ValueError, RecursionError):
+        raise UserError("page.bad_request", where="body", reason="it is not JSON") from None

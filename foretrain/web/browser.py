@@ -21,5 +21,4 @@ def post(path: str, body: str, language: str) -> str:
 
 
 def as_json(value: Any) -> str:
-    """As the server writes it."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

@@ -8,10 +8,10 @@ from foretrain.base.messages import printable, say
 from foretrain.config.resolve import from_text, to_toml
 from foretrain.reports.views import cards as cards_view
 from foretrain.web import advices, answers, devices, planner
-from foretrain.web.asking import Made, answered
-from foretrain.web.fields import fields
+from foretrain.web.answers import Made, answered
 from foretrain.web.finetune import calls as finetune
 from foretrain.web.language import spoken
+from foretrain.web.planner import fields
 from foretrain.web.ranks import shown as ranks
 
 

@@ -22,7 +22,7 @@ WORK = {
     "advice": ("foretrain.web.calls", "advice"),
     "comparison": ("foretrain.web.comparison", "of_paths"),
     "exact": ("foretrain.web.exact", "traced"),
-    "exact_finetune": ("foretrain.web.finetune.exact", "traced"),
+    "exact_finetune": ("foretrain.web.exact", "traced_finetune"),
 }
 _GRACE_S = 3.0
 

@@ -4,13 +4,17 @@ Files are read and nothing else (observe.py); what cannot be read is a sentence 
 """
 
 import shlex
+import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, StrictStr
 
 from foretrain.analysis.forecast import plan_of
 from foretrain.base.errors import UserError
 from foretrain.base.messages import printable, say
+from foretrain.base.records import Record
 from foretrain.comparison.compare import compare
 from foretrain.comparison.pictures import gather
 from foretrain.comparison.sources import runs as source
@@ -19,9 +23,10 @@ from foretrain.comparison.subject import Subject
 from foretrain.reports.as_json import document_json
 from foretrain.reports.views import compare as compare_view
 from foretrain.training.store import RunRecord
-from foretrain.web.answers import SCHEMA
+from foretrain.web import child
+from foretrain.web.answers import SCHEMA, Made
 from foretrain.web.observe import ObservedRun, said_of
-from foretrain.web.runs import of_trainer, row
+from foretrain.web.runs import Runs, of_trainer, row
 
 
 def made(chosen: Sequence[tuple[str, ObservedRun | None]]) -> dict[str, Any]:
@@ -76,10 +81,63 @@ def _unreadable(path: str, error: OSError) -> str:
 
 
 def _notes(run: ObservedRun, record: RunRecord) -> list[str]:
-    """What makes the comparison less than whole."""
     notes = [] if record.status == "finished" else [say("page.beside.so_far")]
     try:
         plan_of(run.path, record)
     except UserError as error:
         notes.append(printable(str(error)))
     return notes
+
+
+# Which runs are asked to be compared, and where that is done: small ones in a thread, large ones in a process.
+#
+# The metrics of a long run, parsed, take many times their size, and seconds in which sliders would stand still.
+
+MOST = 4  # stand side by side in a table that can be read
+LARGE_BYTES = 512 * 1024
+TIMEOUT_S = 180.0
+
+
+class Asked(Record):
+    """Runs by the ids that the list of runs gave; the others are held against the first."""
+
+    runs: Annotated[tuple[Annotated[StrictStr, Field(max_length=64)], ...], Field(min_length=2, max_length=MOST)]
+
+
+class Comparer:
+    """Compares runs of a server; of large ones one comparison at a time, the newest wins."""
+
+    def __init__(self, known: Runs) -> None:
+        self._known, self._turn = known, threading.Lock()
+        self._child: child.Child | None = None
+
+    def answer(self, asked: Asked) -> Made:
+        """What the page shows of these runs. Raises UserError where the process ends without an answer."""
+        found = self._known.all()
+        chosen = [(id, found.get(id)) for id in asked.runs]
+        if sum(_size(run) for _, run in chosen if run) <= LARGE_BYTES:
+            return 200, made(chosen)
+        self.stop()
+        with self._turn:
+            working = self._child = child.Child(
+                "comparison", [[id, str(run.path) if run else None] for id, run in chosen]
+            )
+            if not working.finished(TIMEOUT_S):
+                working.stop()
+                raise UserError("page.compare_failed", reason=f"{TIMEOUT_S:.0f} s")
+            if working.failure:
+                raise UserError("page.compare_failed", reason=working.failure)
+            return 200, working.answer
+
+    def stop(self) -> None:
+        """End what is being compared in a process, if anything is."""
+        if self._child is not None:
+            self._child.stop()
+
+
+def _size(run: ObservedRun) -> int:
+    """Bytes of its metrics."""
+    try:
+        return (run.path / "metrics.jsonl").stat().st_size
+    except OSError:
+        return 0

@@ -40,7 +40,7 @@ def _card_here() -> DetectedGpu | None:
 def listed() -> list[dict[str, str]]:
     """Every device as a chooser shows it, this machine's first: `text` has its memory, too, where that is known."""
     here = None if NO_MACHINE else _card_here()
-    rows = [_listed(HERE, here.gpu.name, here.memory_bytes, here=True)] if here else []
+    rows = [_listed(HERE, here.gpu.name, here.gpu.memory_bytes, here=True)] if here else []
     rows += [_listed(gpu.name, gpu.name, gpu.memory_bytes) for gpu in catalogue().values()]
     if NO_MACHINE:
         return rows

@@ -2,10 +2,13 @@
 
 from typing import Any
 
+from foretrain.app import finetune
 from foretrain.app.exact import traced_plan
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.plan import Plan
 from foretrain.web import child
+from foretrain.web.finetune import asked as ask
+from foretrain.web.finetune import shown
 
 
 def traced(asked: dict[str, Any]) -> dict[str, Any]:
@@ -13,3 +16,11 @@ def traced(asked: dict[str, Any]) -> dict[str, Any]:
     plan = Plan.model_validate(asked)
     plan = plan.model_copy(update={"gpu": Gpu.model_validate(asked["gpu"])})
     return traced_plan(plan, lambda text: child.say({"progress": text})).to_json()
+
+
+def traced_finetune(asked: dict[str, Any]) -> dict[str, Any]:
+    """The plan of a form with traced memory, as the page shows it; says how far the trace is. Raises UserError."""
+    form = ask.Asked.model_validate(asked)
+    question = ask.question(form)
+    plan = ask.made(question, ask.target(form))
+    return shown.plan_json(finetune.traced(plan, question, lambda text: child.say({"progress": text})), question)

@@ -54,7 +54,6 @@ def hosts_of(port: int) -> frozenset[str]:
 
 
 def proves(headers: Pairs, token: bytes) -> bool:
-    """Whether these headers hold the token, once."""
     given = (_Headers(headers).only(TOKEN_HEADER) or "").encode("utf-8", "replace")
     return hmac.compare_digest(given, token)
 

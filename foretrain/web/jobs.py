@@ -1,14 +1,16 @@
 """Exact answers on request: one process at a time, with its progress, stopped on request or by the next one."""
 
 import secrets
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 from foretrain.base.errors import UserError
 from foretrain.predict.plan import Plan
 from foretrain.predict.trace import service
-from foretrain.web import answers, child, planner
-from foretrain.web.asking import Made, answered
+from foretrain.web import advices, answers, child, planner
+from foretrain.web.answers import Made, answered
 from foretrain.web.finetune import asked as finetune
 
 _KEPT = 4
@@ -56,8 +58,6 @@ class Job:
 
 
 class Jobs:
-    """The newest jobs by id."""
-
     def __init__(self) -> None:
         self._jobs: dict[str, Job] = {}
         # What answers a form that is posted to a path: the job that begins.
@@ -95,7 +95,6 @@ class Jobs:
         return self._jobs.get(id)
 
     def stop_all(self) -> None:
-        """Stop what still works."""
         for job in self._jobs.values():
             job.stop()
 
@@ -103,3 +102,55 @@ class Jobs:
 def why_not() -> str:
     """'' where exact answers can be had here, else the sentence that says why not."""
     return service.why_not()
+
+
+# Advice in a process: a deep model takes many seconds, in which the page would answer nobody else.
+#
+# A question is answered within WAIT_S: with the advice, else with a job to ask again. The newest question wins.
+
+WAIT_S = 2.0
+
+
+class Advising:
+    """One question for advice, worked on in a process. `body`: as it was posted."""
+
+    def __init__(self, body: bytes) -> None:
+        self.id = secrets.token_hex(8)
+        self._begun = time.monotonic()
+        self._child = child.Child("advice", body.decode("utf-8", "replace"))
+        self.stop = self._child.stop
+
+    def state(self) -> Made:
+        """The answer, waited for WAIT_S; else 202 and the seconds so far. Raises UserError where there is none."""
+        if not self._child.finished(WAIT_S):
+            seconds = int(time.monotonic() - self._begun)
+            return 202, {"schema": answers.SCHEMA, "job": self.id, "seconds": seconds}
+        if self._child.failure:
+            raise UserError("page.advice_failed", reason=self._child.failure)
+        status, answer = self._child.answer
+        return status, answer
+
+
+class Adviser:
+    def __init__(self) -> None:
+        self._turn = threading.Lock()
+        self._newest: Advising | None = None
+
+    def answer(self, body: bytes) -> Made:
+        """Begin to answer a body; one that is no question is refused at once."""
+        return answered(body, advices.AskedAdvice, lambda _: self._begun(body).state())
+
+    def _begun(self, body: bytes) -> Advising:
+        with self._turn:
+            self.stop()
+            self._newest = Advising(body)
+            return self._newest
+
+    def get(self, id: str) -> Advising | None:
+        newest = self._newest
+        return newest if newest is not None and newest.id == id else None
+
+    def stop(self) -> None:
+        """End what is being worked on, if anything is."""
+        if self._newest is not None:
+            self._newest.stop()

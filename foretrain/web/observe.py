@@ -1,14 +1,18 @@
 """What the page reads of a run: what its user says of it, and the curves of its metrics, read on as the file grows."""
 
+import contextlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from foretrain.analysis.live.observed import ObservedRun
-from foretrain.base.messages import printable
+from foretrain.analysis.observed import ObservedRun, newest_lines
+from foretrain.base.downsample import extremes
+from foretrain.base.messages import format_value, printable, say
+from foretrain.reports.document import Axis, Cell, Curves, Figure, Figures, Message, Quantity, Trace
 from foretrain.training.folder import label
+from foretrain.training.store import RunRecord
 
 MAX_POINTS = 1200  # of a curve; more cannot be seen
 _SHOWN = ("kind", "step", "loss", "val_loss", "train_loss", "step_s", "tokens_per_s", "mfu", "memory_bytes", "eta_s",
@@ -70,9 +74,7 @@ def _size(path: Path) -> int:
 
 def newest(path: Path) -> dict[str, Any] | None:
     """The last step that metrics.jsonl tells of."""
-    start = max(0, _size(path) - 16 * 1024)
-    lines = list(_lines(path, start))[1 if start else 0 :]  # the first of a piece is seldom whole
-    steps = [line for line in _parsed(lines) if line["kind"] == "step"]
+    steps = [shown for line in newest_lines(path) if (shown := _shown(line)) and line["kind"] == "step"]
     return steps[-1] if steps else None
 
 
@@ -93,13 +95,17 @@ def _parsed(lines: list[bytes]) -> list[dict[str, Any]]:
     """What of these lines can be shown; those that a crash or a hand has spoilt are left out."""
     found = []
     for line in lines:
-        try:
-            value = json.loads(line)
-            if value["kind"] in ("step", "evaluation") and isinstance(value["step"], int):
-                found.append({key: value[key] for key in _SHOWN if _is_plain(value.get(key))})
-        except (ValueError, KeyError, TypeError, RecursionError):
-            continue
-    return found
+        with contextlib.suppress(ValueError, RecursionError):
+            found.append(_shown(json.loads(line)))
+    return [line for line in found if line]
+
+
+def _shown(line: Any) -> dict[str, Any]:
+    """The figures of a step or an evaluation; none of another line."""
+    if not isinstance(line, dict) or line.get("kind") not in ("step", "evaluation"):
+        return {}
+    plain = {key: line[key] for key in _SHOWN if _is_plain(line.get(key))}
+    return plain if isinstance(line.get("step"), int) else {}
 
 
 def _is_plain(value: Any) -> bool:
@@ -107,3 +113,79 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, float):
         return value - value == 0  # not infinite, not NaN
     return isinstance(value, bool | int) or (isinstance(value, str) and len(value) < 40)
+
+
+MOST_POINTS = 600  # of a curve; more cannot be told apart
+
+Lines = Sequence[dict[str, Any]]  # of metrics.jsonl
+
+
+def pictures(lines: Lines) -> list[Curves]:
+    """The loss, a step's time, and the memory where the run measures it."""
+    steps, evaluations = _of_kind(lines, "step"), _of_kind(lines, "evaluation")
+    loss = [
+        _trace(Message("axis.train"), steps, "loss", 1, colour=0),
+        _trace(Message("axis.val"), evaluations, "val_loss", 0, colour=1),
+    ]
+    time = _trace(Message("page.picture.step_time"), steps, "step_s", 1)
+    memory = _trace(Message("page.picture.memory"), steps, "memory_bytes", 1)
+    found = [
+        _curves("loss", Axis(Message("axis.loss"), "number"), loss),
+        _curves("step_time", Axis(Message("page.picture.step_time"), "duration", from_zero=True), [time]),
+    ]
+    if memory.values:
+        found.append(_curves("memory", Axis(Message("page.picture.memory"), "bytes", from_zero=True), [memory]))
+    return found
+
+
+def _of_kind(lines: Lines, kind: str) -> Lines:
+    return [line for line in lines if line["kind"] == kind]
+
+
+def _curves(name: str, y: Axis, traces: list[Trace]) -> Curves:
+    steps = Axis(Message("axis.step"), "number")
+    return Curves(
+        Message(f"page.picture.{name}"), (steps,), y, tuple(traces), small=name != "loss", smooth=name == "loss"
+    )
+
+
+def _trace(label: Message, lines: Lines, key: str, shift: int, colour: int = 0) -> Trace:
+    """`shift`: 1 where a line is of a step that is done, 0 where it is said before one."""
+    found = [(line["step"] + shift, line[key]) for line in lines if isinstance(line.get(key), int | float)]
+    kept = [found[i] for i in extremes([y for _, y in found], MOST_POINTS)]
+    places, values = tuple(float(x) for x, _ in kept), tuple(float(y) for _, y in kept)
+    return Trace(label, (places,), values, colour, dashed=key == "val_loss")
+
+
+def figures(record: RunRecord, lines: Lines) -> Figures:
+    """Of a run that goes, the newest step's; of one that is over, the medians that the list and the report have."""
+    over = record.status != "running" and record.step_s
+    known = {key: getattr(record, key) for key in ("step_s", "tokens_per_s", "mfu")} if over else {}
+    return figures_of(known, lines, running=record.status == "running")
+
+
+def figures_of(known: dict[str, Any], lines: Lines, *, running: bool) -> Figures:
+    """The newest step's and evaluation's; `known`: figures of the whole run in their place."""
+    step = next(reversed(_of_kind(lines, "step")), {})
+    evaluation = next(reversed(_of_kind(lines, "evaluation")), {})
+    of = known or step
+    speed = of.get("tokens_per_s")
+    found: list[tuple[str, Cell | None]] = [
+        ("loss", _quantity(step.get("loss"), "digits4")),
+        ("val_loss", _quantity(evaluation.get("val_loss"), "digits4")),
+        ("step", _quantity(of.get("step_s"), "duration")),
+        ("speed", Message("value.throughput", {"tokens_per_s": speed}) if speed else None),
+        ("mfu", _quantity(of.get("mfu") or None, "percent")),
+        ("left", _quantity(step.get("eta_s"), "duration") if running else None),
+    ]
+    source = Message("page.measured")
+    return Figures(tuple(Figure(Message(f"page.now.{id}"), cell, source) for id, cell in found if cell is not None))
+
+
+def _quantity(value: Any, format: str) -> Quantity | None:
+    return Quantity(value, format) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def progress(done: int, of: int) -> str:
+    """'120 of 5,000 steps', in words."""
+    return say("page.steps_of", done=format_value(done, "number"), of=format_value(of, "number"))

@@ -15,12 +15,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from foretrain.base import bugs
 from foretrain.base.messages import say
-from foretrain.web import advising, calls, comparing, forecasts, jobs, runs
-from foretrain.web.asking import Made, answered, sentences
-from foretrain.web.guard import Guard
+from foretrain.web import answers, calls, comparison, jobs, runs
+from foretrain.web.answers import Made, answered, sentences
+from foretrain.web.guard import App, Guard, Receive, Scope, Send
 from foretrain.web.language import Speaking
-from foretrain.web.telling import Telling
 
 _PACKED = {"content-encoding": "gzip", "vary": "accept-encoding"}
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
@@ -112,12 +112,35 @@ async def _answer(work: Callable[[], Made]) -> Response:
     return JSONResponse(value, status)
 
 
+class Telling:
+    """ASGI middleware: a bug of foretrain is answered in a sentence with status 500, without a traceback anywhere."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on; what nobody expected is answered in a sentence, where nothing was answered yet."""
+        begun = False
+
+        async def sending(message: Any) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, sending)
+        except Exception as error:
+            if bugs.wants_traceback() or scope["type"] != "http" or begun:
+                raise
+            await JSONResponse(answers.error_json(bugs.told(error)), 500)(scope, receive, send)
+
+
 class _Handlers:
     """What answers; holds the runs' folders and the exact jobs."""
 
     def __init__(self, known: runs.Runs) -> None:
-        self._runs, self.jobs, self.comparer = known, jobs.Jobs(), comparing.Comparer(known)
-        self.adviser = advising.Adviser()
+        self._runs, self.jobs, self.comparer = known, jobs.Jobs(), comparison.Comparer(known)
+        self.adviser = jobs.Adviser()
         self._posted = {**calls.POSTED, "/api/advice": self.adviser.answer, **self.jobs.posted}
 
     async def start(self, request: Request) -> Response:
@@ -180,8 +203,8 @@ class _Handlers:
 
     async def compare(self, request: Request) -> Response:
         """Some runs beside each other."""
-        return await self._with(request, lambda body: answered(body, comparing.Asked, self.comparer.answer))
+        return await self._with(request, lambda body: answered(body, comparison.Asked, self.comparer.answer))
 
     async def comparisons(self, request: Request) -> Response:
         """Predicted against measured, of all runs."""
-        return await _answer(lambda: (200, forecasts.comparisons(self._runs)))
+        return await _answer(lambda: (200, runs.comparisons(self._runs)))

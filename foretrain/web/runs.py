@@ -4,15 +4,17 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+from foretrain.analysis.forecast_check import ForecastCheck, Row, of_directory
 from foretrain.analysis.measured_step import with_measured_step
 from foretrain.app import run_report
 from foretrain.base.bidi import isolated
 from foretrain.base.errors import UserError
 from foretrain.base.messages import format_value, has, printable, say
 from foretrain.reports.as_json import block_json, document_json
+from foretrain.reports.document import Message
 from foretrain.reports.views import run as run_view
 from foretrain.training.store import RunRecord, find_runs
-from foretrain.web import live, trainer_runs
+from foretrain.web import observe, trainer_runs
 from foretrain.web.answers import SCHEMA
 from foretrain.web.observe import Curve, ObservedRun, newest, said_of
 
@@ -78,7 +80,6 @@ def _record(run: ObservedRun) -> RunRecord:
 
 
 def row(id: str, run: ObservedRun, record: RunRecord) -> dict[str, Any]:
-    """One run as the list has it."""
     return {
         "id": id, **said_of(run, record.name), **_state(run, record),
         "val_loss": "–" if record.val_loss is None else format_value(record.val_loss, "digits4"),
@@ -98,7 +99,7 @@ def _state(run: ObservedRun, record: RunRecord) -> dict[str, Any]:
     steps, of = max(record.steps_done, last["step"] + 1) if last else record.steps_done, record.config.max_iters
     return {
         "status": record.status, "status_text": run_view.status_text(run, record).text(), "tone": tone, "steps": steps,
-        "of": of, "steps_text": isolated(f"{steps:,} / {of:,}"), "progress": live.progress(steps, of),
+        "of": of, "steps_text": isolated(f"{steps:,} / {of:,}"), "progress": observe.progress(steps, of),
         "speed": say("value.throughput", tokens_per_s=record.tokens_per_s) if record.tokens_per_s else "",
         "mfu": format_value(record.mfu, "percent") if record.mfu else "",
     }  # fmt: skip
@@ -134,8 +135,8 @@ def live_answer(run: ObservedRun, curve: Curve, seen_bytes: int) -> dict[str, An
 def _now(run: ObservedRun, record: RunRecord, curve: Curve, seen_bytes: int = -1) -> dict[str, Any]:
     """Figures, events and pictures, these where the metrics go on after `seen_bytes`; `next` is how far they go."""
     lines = curve.lines()
-    drawn = None if curve.end_bytes == seen_bytes else [block_json(one) for one in live.pictures(lines)]
-    figures = block_json(live.figures(record, lines))["items"]
+    drawn = None if curve.end_bytes == seen_bytes else [block_json(one) for one in observe.pictures(lines)]
+    figures = block_json(observe.figures(record, lines))["items"]
     return {"now": figures, "pictures": drawn, "next": curve.end_bytes, "events": _events(run)}
 
 
@@ -151,3 +152,37 @@ def _events(run: ObservedRun) -> list[dict[str, str]]:
         at = isolated(printable(str(line.get("at", "")).replace("T", " ")[:19]))
         found.append({"at": at, "text": printable(text)[:2000]})
     return found
+
+
+def comparisons(runs: Runs) -> dict[str, Any]:
+    """Predicted against measured of every run that has measured something: a step's time, and the memory."""
+    rows = []
+    for id, run in list(runs.all().items())[:MAX_RUNS]:
+        try:
+            if trainer_runs.is_one(run):
+                told = trainer_runs.against_forecast(run)
+                rows += [{"id": id, "path": printable(str(run.path)), **told}] if told else []
+                continue
+            record, _, found = of_directory(run)
+        except UserError:
+            continue
+        picked = _picked(found)
+        if picked:
+            named = {"id": id, "name": printable(record.name), "path": printable(str(run.path))}
+            rows.append({**named, "rows": picked, "source": found.predicted_source})
+    return {"schema": SCHEMA, "runs": rows}
+
+
+def _picked(comparison: ForecastCheck) -> list[dict[str, Any]]:
+    wanted = ("time.step", "process.reserved", "process.resident", "phase.steady_step", "time.run")
+    return [_comparison_row(row) for row in comparison.rows if row.id in wanted]
+
+
+def _comparison_row(row: Row) -> dict[str, Any]:
+    unit = "bytes" if row.kind == "bytes" else "duration"
+    inside = "" if row.in_range is None else say("page.inside" if row.in_range else "page.outside")
+    return {
+        "label": Message(f"quantity.{row.id}").text(), "predicted": format_value(row.predicted, unit),
+        "measured": format_value(row.measured, unit), "error": format_value(row.error, "signed_percent"),
+        "range": say("page.busy") if row.busy else inside,
+    }  # fmt: skip

@@ -1,22 +1,86 @@
 """`foretrain serve`: the page on 127.0.0.1, its token, its link."""
 
+import asyncio
 import contextlib
 import html
 import os
 import secrets
 import signal
 import socket
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from foretrain.base.errors import UserError
-from foretrain.web import connections
+from foretrain.web import guard
 from foretrain.web.routes import create_app
+
+# Which connections the page keeps: those that have sent the token, and a few others, of which the oldest goes first.
+#
+# Every program on this machine can open the port, and half a request costs it nothing. So a connection that has not
+# yet shown the token has little time for the head of a request, and when there are too many of them, the one that has
+# waited longest is cut off. A browser sends its request at once; whoever knows the token is never cut off for others.
+
+HEAD_TIMEOUT_S = 5.0
+# So few are accepted between two looks at what they have sent that none is cut off before it was read once.
+BACKLOG = 64
+MAX_UNPROVEN = 2 * BACKLOG
+MAX_CONNECTIONS = 256  # in all; unproven ones, with those that are being cut off, alone never come near
+
+
+def protocol(token: str) -> type[H11Protocol]:
+    """The class of a server's connections. `token`: what proves that one is the user's."""
+    unproven: dict[Any, None] = {}  # the oldest first
+
+    class Connection(H11Protocol):
+        """One connection, with a clock for the head of its next request."""
+
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            """Start the clock, and cut off the oldest of too many that have not shown the token."""
+            super().connection_made(transport)
+            self._clock: asyncio.TimerHandle | None = None
+            unproven[self] = None
+            self._wait()
+            if len(unproven) > MAX_UNPROVEN:
+                next(iter(unproven)).cut_off()
+
+        def cut_off(self) -> None:
+            """Close it without waiting for what it does not read."""
+            unproven.pop(self, None)
+            self.transport.abort()
+
+        def handle_events(self) -> None:
+            """A request whose head has come stops the clock; one that has begun starts it."""
+            super().handle_events()
+            if self.headers is not None and guard.proves(self.headers, token.encode()):
+                unproven.pop(self, None)
+            if self.conn.their_state is not h11.IDLE:
+                self._stop()
+            elif self.conn.trailing_data[0] and self._clock is None:
+                self._wait()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            unproven.pop(self, None)
+            self._stop()
+            super().connection_lost(exc)
+
+        def _wait(self) -> None:
+            self._clock = self.loop.call_later(HEAD_TIMEOUT_S, self.cut_off)
+
+        def _stop(self) -> None:
+            if self._clock is not None:
+                self._clock.cancel()
+                self._clock = None
+
+    return Connection
+
 
 HOST, DEFAULT_PORT = "127.0.0.1", 8765
 
@@ -52,10 +116,10 @@ def prepare(port: int | None, roots: list[Path], language: str | None = None) ->
     listening = listen(DEFAULT_PORT if port is None else port, or_any=port is None)
     found, token = listening.getsockname()[1], secrets.token_urlsafe(32)
     config = uvicorn.Config(
-        create_app(found, token, roots, language), http=connections.protocol(token), ws="none", loop="asyncio",
+        create_app(found, token, roots, language), http=protocol(token), ws="none", loop="asyncio",
         log_level="error", access_log=False, server_header=False, date_header=False, proxy_headers=False,
-        limit_concurrency=connections.MAX_CONNECTIONS, timeout_keep_alive=20, timeout_graceful_shutdown=2,
-        h11_max_incomplete_event_size=16 * 1024,
+        limit_concurrency=MAX_CONNECTIONS, timeout_keep_alive=20, timeout_graceful_shutdown=2,
+        h11_max_incomplete_event_size=16 * 1024, backlog=BACKLOG,
     )  # fmt: skip
     return Served(uvicorn.Server(config), listening, found, token)
 
@@ -67,9 +131,11 @@ def listen(port: int, *, or_any: bool) -> socket.socket:
     candidate = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     if os.name == "posix":  # elsewhere this would let two servers share a port
         candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if sys.platform == "linux":  # only those that have sent something are accepted: the head can be read at once
+        candidate.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, 1)
     try:
         candidate.bind((HOST, port))
-        candidate.listen(128)
+        candidate.listen(BACKLOG)
     except OSError as error:
         candidate.close()
         if or_any:

@@ -14,7 +14,7 @@ from foretrain.reports import measured
 from foretrain.reports.as_json import block_json, document_json
 from foretrain.reports.document import Message
 from foretrain.training.store import RunDirectory
-from foretrain.web import live
+from foretrain.web import observe
 from foretrain.web.observe import ObservedRun, said_of
 
 TONES = {"finished": "good", "failed": "bad", "killed": "bad", "stopped": "warn"}
@@ -50,7 +50,7 @@ def _state(run: ObservedRun) -> dict[str, Any]:
     return {
         "status": record.status, "status_text": Message(f"callback.status.{record.status}").text(),
         "tone": TONES.get(record.status, "plain"), "steps": steps, "of": of,
-        "steps_text": isolated(f"{steps:,} / {of:,}"), "progress": live.progress(steps, of),
+        "steps_text": isolated(f"{steps:,} / {of:,}"), "progress": observe.progress(steps, of),
         "speed": say("value.throughput", tokens_per_s=record.tokens_per_s) if record.tokens_per_s else "", "mfu": "",
     }  # fmt: skip
 
@@ -68,8 +68,8 @@ def page(id: str, run: ObservedRun, events: list[dict[str, str]], seen_bytes: in
         size = 0
     lines = _as_steps(analysis.lines_of(run.path))
     known = {"step_s": record.step_s, "tokens_per_s": record.tokens_per_s} if record.status != "running" else {}
-    now = block_json(live.figures_of(known if record.step_s else {}, lines, running=record.status == "running"))
-    drawn = None if size == seen_bytes else [block_json(one) for one in live.pictures(lines)]
+    now = block_json(observe.figures_of(known if record.step_s else {}, lines, running=record.status == "running"))
+    drawn = None if size == seen_bytes else [block_json(one) for one in observe.pictures(lines)]
     return {**row(id, run)[1], "now": now["items"], "pictures": drawn, "next": size, "events": events}
 
 
@@ -120,5 +120,4 @@ def _row(label: Message, predicted: float, measured: float, unit: str) -> dict[s
 
 
 def is_one(run: ObservedRun) -> bool:
-    """Whether this is a run of ForetrainCallback's."""
     return analysis.is_one(run.path)

@@ -13,10 +13,9 @@ from foretrain.base.errors import ExitCode, UserError
 from foretrain.data.batches import TokenFile
 from foretrain.data.checksums import verify
 from foretrain.data.dataset import read_info
-from foretrain.data.prepare import state
+from foretrain.data.prepare import writer
 from foretrain.data.shards import PROGRESS, TokenizerInfo, read_index
-from foretrain.data.tokenizer import BpeTokenizer
-from foretrain.data.tokenizer_check import digest_of, tokenizer_of
+from foretrain.data.tokenizer import BpeTokenizer, digest_of, tokenizer_of
 from tests.faults.harness import random_of, result_of
 from tests.kit.data import documents, shards, write_shards
 
@@ -35,13 +34,15 @@ def make() -> dict[Path, Check]:
     words.save(spoken)
     unfinished = Path("flips/unfinished")
     (unfinished / PROGRESS).mkdir(parents=True)
-    identity = state.Identity(
+    identity = writer.Identity(
         settings=read_index(folder).settings, tokenizer=TokenizerInfo(name="byte", sha256="0" * 64, separator=0), source="s", stamps="t",
     )  # fmt: skip
-    state.write(unfinished, state.Snapshot(identity=identity, duplicates=3, separators=2, seen=12345, digest="f" * 64))
+    writer.write(
+        unfinished, writer.Snapshot(identity=identity, duplicates=3, separators=2, seen=12345, digest="f" * 64)
+    )
     found: dict[Path, Check] = dict.fromkeys(sorted(folder.iterdir()), _train)
     found |= {spoken / name: _speak for name in ("tokenizer.json", SETTINGS)}
-    return {**found, unfinished / PROGRESS / state.STATE: lambda path: state.read(unfinished)}
+    return {**found, unfinished / PROGRESS / writer.STATE: lambda path: writer.read(unfinished)}
 
 
 def _train(path: Path) -> list[np.ndarray]:
@@ -99,7 +100,7 @@ def data_flips(count: int, seed: int) -> dict[str, Any]:
             wrong = _damaged(data, chance)
             path.write_bytes(wrong)
             seen = _refused(checks[path], path, right[path])
-            ok = seen is None or (seen and (path.name == state.STATE or _verified(path)))
+            ok = seen is None or (seen and (path.name == writer.STATE or _verified(path)))
             path.write_bytes(data)
             found["cut" if len(wrong) < len(data) else "flips"] += 1
             found["found" if seen else "no_effect" if seen is None else "missed"] += 1

@@ -199,7 +199,7 @@ def _override(chance: random.Random) -> tuple[tuple[str, ...], str]:
 
 TYPED: dict[str, tuple[str, ...]] = {
     "--gpu": ("4070", "", ",", "4070,3060", "A" * 200, "\x1b[1m", "4070,,", "RTX 9999", "4070," * 300, "auto", "cpu,cpu", "\ud800"),
-    "--others": NUMBERS + TEXTS, "--step-time": NUMBERS, "--logged-mfu": NUMBERS, "--co2": NUMBERS,
+    "--used-by-others": NUMBERS + TEXTS, "--step-time": NUMBERS, "--logged-mfu": NUMBERS, "--co2": NUMBERS,
     "--within": (*NUMBERS, "12h", "1d12h", "-3h", "1e308h", "nanh", "5EUR", "0s", "3kWh", "1e-300kWh", "9" * 400 + "h"),
     "--tokens": (*NUMBERS, "10B", "1e400", "-5B", "0", "0.001"), "--data-tokens": (*NUMBERS, "10B", "-1", "1e30"),
     "--price": (*NUMBERS, "4070=0.35", "4070=", "=1", "4070=nan", "$1/h", "1e400", "x=1", "4070=1,4070=2"),

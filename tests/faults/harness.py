@@ -23,10 +23,10 @@ import torch._dynamo  # every optimizer imports it, which takes longer than a ru
 
 from foretrain.base import durable
 from foretrain.base.errors import UserError
+from foretrain.base.signals import StopFlag
 from foretrain.data.dataset import read_info
 from foretrain.training import checkpoint, store, trainer
 from foretrain.training.device import place
-from foretrain.training.signals import StopFlag
 from foretrain.training.store import RunDirectory
 from foretrain.training.trainer import Trainer
 from tests.kit.tiny import tiny

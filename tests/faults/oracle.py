@@ -189,9 +189,6 @@ def _together(values: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
         yield ("n_embd", "n_head"), "heads do not divide the width"
     if (n["eval_block_size"] or 0) > n["block_size"]:  # type: ignore[operator]
         yield ("eval_block_size", "block_size"), "evaluation beyond the model's positions"
-    decays = v["decay_lr"] is True and v["eval_only"] is False
-    if decays and n["lr_decay_iters"] == n["warmup_iters"] <= n["max_iters"]:  # type: ignore[operator]
-        yield ("lr_decay_iters", "warmup_iters", "max_iters", "decay_lr", "eval_only"), "divided by zero"
     auto = v["batch_size"] == "auto"
     unit = n["block_size"] * (1 if auto else n["batch_size"] or 1)  # type: ignore[operator]
     if n["total_batch_size"] and n["total_batch_size"] % unit:

@@ -1,4 +1,4 @@
-"""python -m tests.faults.soak [--hours 1] [--every 30]: a small real run under `train --keep-going`, with faults.
+"""python -m tests.faults.soak [--hours 1] [--every 30]: a small real run under `train --auto-restart`, with faults.
 
 Nobody does anything by hand: every fault has to be got over by the run and its supervisor. For the last third of the
 time the faults are those that end no process, so that one training process is old enough to show what it leaks. At the
@@ -60,7 +60,7 @@ class Soak:
 
     def run(self) -> None:
         log = (self.work / "stderr.txt").open("w")
-        words = command("out", "--keep-going")
+        words = command("out", "--auto-restart")
         own = subprocess.Popen(words, cwd=self.work, env=environment(faults=True), stdout=log, stderr=log)
         watch = Watch(own.pid, self.work / "out")
         while watch.last_step() < 2 * SAVE_EVERY:  # the data are made and a checkpoint is there

@@ -13,8 +13,7 @@ from foretrain.config import checks as config_checks
 from foretrain.data.checksums import verify
 from foretrain.data.dataset import read_info
 from foretrain.data.shards import Source, sealed, unsealed
-from foretrain.data.tokenizer import BpeTokenizer
-from foretrain.data.tokenizer_check import digest_of, tokenizer_of
+from foretrain.data.tokenizer import BpeTokenizer, digest_of, tokenizer_of
 from tests.faults import grammar, hostile, hostile_configs, inputs, oracle, payloads
 from tests.faults.__main__ import TIERS, experiment
 from tests.faults.grammar import Case
@@ -24,7 +23,7 @@ from tests.kit.data import documents, write_shards
 UNREACHABLE = (
     "n_layer=0", "n_layer=-3", "n_layer=1.5", "n_head=7", "block_size=0", "batch_size=0", "eval_iters=0", "dropout=1.5",
     "dropout=-0.1", "learning_rate=nan", "learning_rate=inf", "learning_rate=0", "learning_rate=1e309", "beta2=1",
-    "warmup_iters=600000", "min_lr=-1", "lr_decay_iters=2000", "max_iters=-1", "vocab_size=99999999999999999999", "grad_clip=-1",
+    "min_lr=-1", "max_iters=-1", "vocab_size=99999999999999999999", "grad_clip=-1",
     "memory_limit=-1GB", "memory_limit=1e400GB", "memory_limit=99999999999TB", "device=tpu", "dtype=float64", "bias=maybe",
     "eval_block_size=2048", "total_batch_size=1025", "weight_decay=-inf", "seed=-1", "optimizer=sgd", "price_per_kwh=nan",
 )  # fmt: skip
@@ -54,7 +53,7 @@ def test_the_harness_knows_the_names() -> None:
 
 def test_a_rule_that_is_gone_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config_checks, "_RULES", ())
-    for override in ("n_head=7", "lr_decay_iters=2000", "eval_block_size=2048"):
+    for override in ("n_head=7", "eval_block_size=2048"):
         assert inputs.fate_of(typed(override))["fate"] in ("silent acceptance", "traceback")
 
 

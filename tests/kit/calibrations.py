@@ -8,8 +8,8 @@ import pytest
 from foretrain.hardware import calibration
 from foretrain.hardware.calibration import Calibration, KernelTime, StepTime
 from foretrain.hardware.cpu import nominal_cpu
+from foretrain.tuning import calibrate as kernels
 from foretrain.tuning import calibrate as module
-from foretrain.tuning import calibrated_kernels as kernels
 from foretrain.tuning import peaks
 
 

@@ -22,7 +22,7 @@ from foretrain.predict.speed.ops import flops
 from foretrain.predict.speed.step_ops import micro_batch
 from foretrain.predict.trace.forecast import traced
 from foretrain.training import starting
-from foretrain.training.exports.exporting import export
+from foretrain.training.exports.source import export
 from tests.kit.operations import counted, way
 from tests.kit.tiny import TINY
 from tests.kit.training import assert_same, final_tensors, train

@@ -18,7 +18,7 @@ from foretrain.data.dataset import DatasetInfo
 from foretrain.hardware.catalogue import find
 from foretrain.predict.plan import plan
 from foretrain.training.store import RunDirectory, RunRecord
-from foretrain.web import advising, guard, routes
+from foretrain.web import guard, jobs, routes
 from tests.kit.command import REPO
 from tests.kit.tiny import tiny
 
@@ -26,7 +26,7 @@ from tests.kit.tiny import tiny
 @pytest.fixture
 def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(advising, "WAIT_S", 600.0)  # a busy machine changes no answer
+    monkeypatch.setattr(jobs, "WAIT_S", 600.0)  # a busy machine changes no answer
     write_run(tmp_path / "runs" / "baby")
     with TestClient(routes.create_app(PORT, TOKEN, [tmp_path / "runs"]), base_url=ORIGIN) as made:
         yield made

@@ -5,19 +5,99 @@ that was not named, comes after what does not.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 from foretrain.advice.candidates import WORTH, settings
-from foretrain.advice.ranks.buckets import buckets
-from foretrain.advice.ranks.counts import counts
 from foretrain.advice.ranks.effects import effect, way_of
-from foretrain.advice.ranks.planner import Outcome
-from foretrain.advice.ranks.record import ClusterAdvice
+from foretrain.advice.ranks.planner import Outcome, Planner
+from foretrain.advice.ranks.record import CardCount, ClusterAdvice
 from foretrain.advice.ranks.rules import BY_ID, ORDER, RULES
 from foretrain.advice.ranks.rules.base import Change, Rule, State
+from foretrain.advice.ranks.rules.cards import counted, moved
 from foretrain.advice.ranks.search import Candidate, Search, candidate, check, record_of
 from foretrain.advice.record import Idle
 from foretrain.advice.rules.base import Goal
+from foretrain.base.units import MIB
+from foretrain.hardware.cluster import Cluster
+from foretrain.model.ranks.sharing import Sharing
+from foretrain.predict.memory import estimated
+from foretrain.predict.ranks.plan import of_one_rank, speed_up
 from foretrain.predict.ranks.record import ClusterPlan
+from foretrain.predict.speed.ranks import BUCKET_BYTES, rank_time, sharings
+
+
+def counts(plan: ClusterPlan, now: Outcome, planner: Planner) -> tuple[CardCount, ...]:
+    """One card first, then the numbers that are tried, with that of now among them."""
+    one = plan.one_card
+    alone = Outcome(now.state, one.memory_of("foretrain"), one.timing_of("foretrain"), one.available_bytes)
+    found = [_count(plan, now, alone, plan.cluster.model_copy(update={"nodes": 1, "per_node": 1, "network": None}))]
+    for cluster in sorted([plan.cluster, *counted(plan.cluster)], key=lambda each: each.world):
+        outcome = now if cluster is plan.cluster else _on(now.state, cluster, planner)
+        found.append(_count(plan, now, outcome, cluster))
+    return tuple(found)
+
+
+def _on(state: State, cluster: Cluster, planner: Planner) -> Outcome | None:
+    """What the same run takes there, shared in the way that is asked for, else the quickest that fits."""
+    change = moved(state, cluster)
+    return planner.outcome(change.applied(state)) if change else None
+
+
+def _count(plan: ClusterPlan, now: Outcome, outcome: Outcome | None, cluster: Cluster) -> CardCount:
+    where: dict[str, Any] = {"cards": cluster.world, "nodes": cluster.nodes, "text": cluster.text}
+    if outcome is None:
+        config = plan.config
+        split: dict[str, Any] = {"batch_size": config.batch_size, "accumulation": config.gradient_accumulation_steps}
+        return CardCount(**where, **split, way=None, effect=None, speed_up=None, efficiency=None)
+    config, alone = outcome.state.config, plan.one_card.timing_of("foretrain")
+    factor = speed_up(alone.step_s, outcome.timing.step_s) if alone and outcome.timing else None
+    return CardCount(
+        **where, way=way_of(outcome) if outcome.rank else None, batch_size=config.batch_size,
+        accumulation=config.gradient_accumulation_steps, effect=effect(now, outcome), speed_up=factor,
+        efficiency=factor.expected / cluster.world if factor else None,
+    )  # fmt: skip
+
+
+# What DDP's buckets bring here: gradients that are views of them, which foretrain always has, and other sizes of
+# them.
+#
+# Neither is an option of a config. The figures say why: what a card would take without views, and what the best other
+# size would save.
+
+SHOWN = 0.001  # of a step: less is nothing
+SIZES = tuple(MIB * size for size in (1, 5, 10, 50, 100, 200, 400))
+
+
+def buckets(plan: ClusterPlan, way: str) -> list[Idle]:
+    """Both, where DDP or ZeRO-1 is what the cards do."""
+    sharing = next(each for each in sharings(plan.cluster, plan.micro_batches) if each.id == way)
+    return [] if sharing.way.shards_weights else [_views(plan, sharing), *_sizes(plan, sharing)]
+
+
+def _views(plan: ClusterPlan, sharing: Sharing) -> Idle:
+    whole = plan.one_card.spec("foretrain")
+    ways = (sharing, replace(sharing, bucket_view=False))
+    specs = [of_one_rank(whole, plan.cluster, each) for each in ways]
+    # As in most steps: buckets that NCCL keeps in the second one are in both.
+    ledgers = [estimated(spec, keeps=False) for spec in specs]
+    now, without = (max(phase.allocated_bytes for phase in ledger.memory.phases) for ledger in ledgers)
+    more = max(0, without - now)
+    return Idle(rule="bucket_view", reason="bucket_view" if more else "bucket_view_same", values={"more": more})
+
+
+def _sizes(plan: ClusterPlan, sharing: Sharing) -> list[Idle]:
+    spec = of_one_rank(plan.one_card.spec("foretrain"), plan.cluster, sharing)
+    now = rank_time(spec, sharing, plan.cluster)
+    if now is None:
+        return []
+    steps = {size: rank_time(spec, sharing, plan.cluster, size) for size in SIZES}
+    seconds = {size: time.step_s.expected_s for size, time in steps.items() if time}
+    best = min(seconds, key=lambda size: seconds[size])
+    gain = max(0.0, 1 - seconds[best] / now.step_s.expected_s)
+    values = {"gain": gain, "best": best, "usual": BUCKET_BYTES}
+    return [Idle(rule="bucket_size", reason="bucket_size" if gain >= SHOWN else "bucket_size_same", values=values)]
+
 
 TOGETHER = 4  # changes at most, where none alone is enough
 
@@ -25,7 +105,7 @@ TOGETHER = 4  # changes at most, where none alone is enough
 def default_goal(plan: ClusterPlan) -> Goal:
     """fit where it does not fit with its margin, else speed; fit too where speeds are not known."""
     rank = plan.best or plan.least
-    return "fit" if rank.verdict in ("tight", "does_not_fit") or rank.timing is None else "speed"
+    return "fit" if rank.verdict not in ("fits", None) or rank.timing is None else "speed"
 
 
 def advise(plan: ClusterPlan, goal: Goal | None = None) -> ClusterAdvice:
@@ -60,7 +140,6 @@ def advise(plan: ClusterPlan, goal: Goal | None = None) -> ClusterAdvice:
 
 
 def _looks_at(search: Search, rule: Rule) -> bool:
-    """Whether a rule can serve the goal."""
     if search.goal == "fit" or search.must_fit:
         return rule.kind in ("memory", "both")
     return rule.kind in ("speed", "both")
@@ -137,7 +216,6 @@ def _joined(search: Search, parts: Sequence[Candidate]) -> Candidate | None:
 
 
 def _nothing(search: Search, rule: str, tried: list[Candidate]) -> Idle:
-    """Why a change that was planned is not advised."""
     best = min(tried, key=lambda each: each.outcome.needed_bytes)
     if search.goal == "fit":
         return Idle(rule=rule, reason="needs_more" if search.saved(best.outcome) <= -WORTH else "no_gain")

@@ -22,7 +22,6 @@ class Way(Record):
 
     @property
     def id(self) -> str:
-        """As RankPlan.id."""
         return way_id(self.strategy, syncs_each=not self.holds_gradients)
 
 
@@ -87,7 +86,6 @@ class ClusterAdvice(Record):
 
     @property
     def alone(self) -> CardCount:
-        """The run on one card."""
         return self.counts[0]
 
     def keeps_cards(self, change: ClusterChange) -> bool:

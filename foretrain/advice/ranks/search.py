@@ -108,7 +108,6 @@ def candidate(search: Search, rules: Sequence[Rule], outcome: Outcome) -> Candid
 
 
 def record_of(search: Search, candidate: Candidate) -> ClusterChange:
-    """The record of a candidate."""
     outcome, state = candidate.outcome, candidate.outcome.state
     rank = outcome.rank
     return ClusterChange(

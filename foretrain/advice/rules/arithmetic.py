@@ -35,7 +35,6 @@ def matmul(state: State) -> Sequence[Change]:
 
 
 def matmul_idle(state: State) -> str:
-    """Why there is no other arithmetic."""
     c = state.effective
     if c.matmul != "dtype":
         return "already_on"

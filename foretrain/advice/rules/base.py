@@ -12,7 +12,7 @@ from typing import Any, Literal
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Dtype, Gpu
 from foretrain.model.techniques.technique import Technique
-from foretrain.predict.spec import StepName, StepSpec, choose_dtype
+from foretrain.predict.spec import StepName, StepSpec
 
 # exact: the same maths, other order of sums at most; rounding: the same in expectation (other half-precision rounding,
 # other random draws); other optimizer: other updates; other model: another model or context is trained.
@@ -36,13 +36,12 @@ class State:
 
     @cached_property
     def spec(self) -> StepSpec:
-        """The step that is planned."""
         return StepSpec.of(self.config, self.gpu, self.step)
 
     @property
     def dtype(self) -> Dtype:
         """What the config and the card lead to."""
-        return choose_dtype(self.config, self.gpu)[0]
+        return self.spec.dtype
 
     @property
     def half(self) -> bool:
@@ -51,7 +50,6 @@ class State:
 
     @property
     def effective(self) -> RunConfig:
-        """The config as its step reads it."""
         return self.spec.config
 
 
@@ -65,7 +63,6 @@ class Change:
     used_by_others_bytes: int | None = None
 
     def applied(self, state: State) -> State:
-        """The run after the change."""
         return State(
             config=state.config.model_copy(update=self.knobs),
             gpu=self.gpu or state.gpu,

@@ -5,8 +5,6 @@ from collections.abc import Iterator, Sequence
 from foretrain.advice.rules.base import Change, Rule, State, rule_of
 from foretrain.model.techniques import TECHNIQUES
 
-LEAST_FOR_TRITON = (7, 0)  # triton-lang/triton: Volta and later
-
 
 def expandable(state: State) -> Sequence[Change]:
     """The allocator's setting; nanoGPT takes it from the environment."""
@@ -19,12 +17,11 @@ def expandable(state: State) -> Sequence[Change]:
 
 def compile_on(state: State) -> Sequence[Change]:
     """On cards that Triton has kernels for."""
-    able = state.gpu.kind == "cuda" and state.gpu.capability >= LEAST_FOR_TRITON
+    able = state.gpu.kind == "cuda" and state.gpu.has_triton
     return [Change({"compile": True})] if able and not state.config.compile else []
 
 
 def compile_idle(state: State) -> str:
-    """Why it is not compiled."""
     if state.config.compile:
         return "already_on"
     return "old_card" if state.gpu.kind == "cuda" else ""
@@ -50,8 +47,8 @@ def half_idle(state: State) -> str:
 
 
 def right_half(state: State) -> Sequence[Change]:
-    """float16 where bfloat16 was asked for and the card has no units for it."""
-    wrong = state.gpu.kind == "cuda" and state.config.dtype == "bfloat16" and not state.gpu.supports_bf16
+    """float16 where the run is in bfloat16 and the card has no units for it."""
+    wrong = state.gpu.kind == "cuda" and state.dtype == "bfloat16" and not state.gpu.supports_bf16
     return [Change({"dtype": "float16"})] if wrong else []
 
 

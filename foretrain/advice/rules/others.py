@@ -50,7 +50,6 @@ def shorter_context(state: State) -> Sequence[Change]:
 
 
 def fewer_layers(state: State) -> Sequence[Change]:
-    """One after another."""
     c = state.config
     if not free_to_reshape(state):
         return []
@@ -88,7 +87,6 @@ def padded_vocabulary(state: State) -> Sequence[Change]:
 
 
 def fewer_eval_iters(state: State) -> Sequence[Change]:
-    """A quarter of them."""
     c = state.config
     knobs = {"eval_iters": max(1, c.eval_iters // 4)}
     if c.eval_sequences:
@@ -97,14 +95,12 @@ def fewer_eval_iters(state: State) -> Sequence[Change]:
 
 
 def shorter_evaluation(state: State) -> Sequence[Change]:
-    """Half of the context."""
     c = state.config
     able = state.step == "foretrain" and c.eval_block > 64
     return [Change({"eval_block_size": c.eval_block // 2})] if able else []
 
 
 def less_accumulation(state: State) -> Sequence[Change]:
-    """Half of it, with nothing in exchange."""
     c = state.config
     if sequences_of(c) <= 2 * c.batch_size:
         return []

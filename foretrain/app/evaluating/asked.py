@@ -1,7 +1,5 @@
 """What is asked of an evaluation. No torch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,6 @@
 """What `eval` evaluates: a checkpoint of a run with its tokenizer and its data, or a folder of Hugging Face's."""
 
-from __future__ import annotations
-
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,18 +8,46 @@ from typing import Any
 
 import torch
 
-from foretrain.app.evaluating.of_run import OfRun
 from foretrain.base.errors import UserError
 from foretrain.base.safe_read import read_text
-from foretrain.config.families import family_of
 from foretrain.config.resolve import from_values
-from foretrain.data.tokenizer import JsonTokenizer, TiktokenTokenizer, Tokenizer, document_end
-from foretrain.data.tokenizer_check import tokenizer_of
-from foretrain.evaluation.models import HubModel, OwnModel
-from foretrain.evaluation.windows import Predictor
+from foretrain.data.tokenizer import JsonTokenizer, Tokenizer, document_end, tokenizer_of
+from foretrain.evaluation.windows import HubModel, OwnModel, Predictor
 from foretrain.model.language_model import make_model
 from foretrain.training import checkpoint
 from foretrain.training.device import place
+from foretrain.training.exports.source import locate
+from foretrain.training.store import RunDirectory, RunRecord
+
+
+@dataclass(frozen=True)
+class OfRun:
+    """A checkpoint whose checksums are right, and its run. `skipped`: newer ones that are damaged, and why."""
+
+    directory: RunDirectory
+    record: RunRecord
+    path: Path
+    step: int
+    skipped: tuple[str, ...] = ()
+
+    @property
+    def weights_sha256(self) -> str:
+        """As `weights_sha256` of its path."""
+        return weights_sha256(self.path)
+
+
+def weights_sha256(path: Path) -> str:
+    """Of a checkpoint, over the checksums of the files of its weights."""
+    listed = json.loads(read_text(path / checkpoint.MANIFEST))["files"]
+    digests = [listed[name]["sha256"] for name in checkpoint.files_of(path, "model")]
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def of_run(path: Path, *, best: bool) -> OfRun:
+    """The newest intact checkpoint of a run, its best one, or the checkpoint at this path. Raises UserError."""
+    found = locate(path, best=best)
+    step = checkpoint.read_progress(found.path).step
+    return OfRun(found.run, found.run.read_record(), found.path, step, found.skipped)
 
 
 @dataclass(frozen=True)
@@ -77,17 +104,3 @@ def _begins(folder: Path, words: JsonTokenizer) -> int:
     name = said.get("content") if isinstance(said, dict) else said
     id = words.id_of(name) if isinstance(name, str) else None
     return words.separator if id is None else id
-
-
-def has_layout(run: OfRun) -> bool:
-    """Whether lm-eval can run the Hugging Face export of a run.
-
-    Its family must have a layout there, and its tokenizer a token that ends a text: lm-eval needs one as context of
-    texts that have none.
-    """
-    return bool(family_of(run.record.config).hugging_face) and _ends_texts(_words(run))
-
-
-def _ends_texts(words: Tokenizer) -> bool:
-    """Of tiktoken's only GPT-2's can be exported."""
-    return isinstance(words, JsonTokenizer) or (isinstance(words, TiktokenTokenizer) and words.name == "gpt2")

@@ -1,27 +1,174 @@
 """An evaluation carried out: texts first, then the tasks, each result kept as soon as it is there."""
 
-from __future__ import annotations
-
 import contextlib
-import tempfile
-from collections.abc import Iterator
+import hashlib
+import json
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from foretrain.app.evaluating import subjects, texts
-from foretrain.app.evaluating.asked import Asked
-from foretrain.app.evaluating.of_run import OfRun, of_run
-from foretrain.app.evaluating.subjects import Subject
-from foretrain.app.export import export
+from foretrain.app.evaluating import subjects
+from foretrain.app.evaluating.asked import VALIDATION_TOKENS, Asked, Listen
+from foretrain.app.evaluating.subjects import OfRun, Subject, of_run
 from foretrain.base.errors import UserError
 from foretrain.base.later import Later
 from foretrain.base.records import Note
-from foretrain.evaluation import harness, libraries
+from foretrain.base.safe_read import read_bytes
+from foretrain.base.units import MIB
+from foretrain.data.token_reader import readers
+from foretrain.data.tokenizer import (
+    ByteTokenizer,
+    CharTokenizer,
+    JsonTokenizer,
+    TiktokenTokenizer,
+    Tokenizer,
+    document_end,
+)
+from foretrain.evaluation import harness, libraries, windows
 from foretrain.evaluation.record import Evaluation, Scores, TaskScore, TextScore
-from foretrain.training.store import now
+from foretrain.training.store import RunRecord, now
+
+_BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")  # a byte for which SentencePiece has no piece
+_SPACE = "\u2581"  # SentencePiece's
+
+
+def token_bytes(tokenizer: Tokenizer) -> list[int]:
+    """UTF-8 bytes by id; 0 of separators and of other special tokens, which stand for no text."""
+    found = [0] * tokenizer.vocab_size
+    for id, size in _sizes(tokenizer).items():
+        found[id] = size
+    return found
+
+
+def _sizes(tokenizer: Tokenizer) -> dict[int, int]:
+    if isinstance(tokenizer, JsonTokenizer):
+        return _of_json(tokenizer)
+    if isinstance(tokenizer, TiktokenTokenizer):
+        return {id: len(token) for token, id in tokenizer.ranks.items()}
+    if isinstance(tokenizer, CharTokenizer):
+        return {id: len(character.encode()) for character, id in tokenizer.ids.items()}
+    assert isinstance(tokenizer, ByteTokenizer), tokenizer.name
+    return {byte: 1 for byte in range(256) if byte != tokenizer.separator}
+
+
+def _of_json(tokenizer: JsonTokenizer) -> dict[int, int]:
+    """Of a byte-level vocabulary each character is a byte; in others a space has a sign of its own."""
+    fast: Any = tokenizer._fast
+    by_byte = "ByteLevel" in _kinds(json.loads(tokenizer.text).get("decoder"))
+    added = fast.get_added_tokens_decoder()
+    found = {}
+    for token, id in fast.get_vocab(with_added_tokens=True).items():
+        if id in added:
+            found[id] = 0 if added[id].special else len(added[id].content.encode())
+        elif by_byte:
+            found[id] = len(token)
+        else:
+            found[id] = 1 if _BYTE.fullmatch(token) else len(token.replace(_SPACE, " ").encode())
+    return found
+
+
+def _kinds(decoder: Any) -> set[str]:
+    """The types of a decoder and of those that it is made of."""
+    if not isinstance(decoder, dict):
+        return set()
+    inner = (_kinds(each) for each in decoder.get("decoders", ()))
+    return {str(decoder.get("type")), *(kind for kinds in inner for kind in kinds)}
+
+
+MOST_BYTES = 256 * MIB  # of a text, which is tokenized as a whole
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text: its bytes, or ids that are tokens already, of which the first is context only. `complete`: all of it."""
+
+    name: str
+    sha256: str
+    data: bytes = b""
+    ids: np.ndarray | None = None
+    complete: bool = True
+
+
+def read(path: Path) -> Document:
+    """A file of UTF-8 text. Raises UserError where it is none."""
+    try:
+        data = read_bytes(path, MOST_BYTES)
+        data.decode("utf-8")
+    except OSError as error:
+        raise UserError("data.text_unreadable", path=str(path), reason=error.strerror or str(error)) from None
+    except UnicodeDecodeError as error:
+        raise UserError(
+            "data.text_not_utf8", path=str(path), at=error.start, byte=f"{error.object[error.start]:02x}"
+        ) from None
+    if not data:
+        raise UserError("data.text_empty", path=str(path))
+    return Document(path.name, hashlib.sha256(data).hexdigest(), data)
+
+
+def validation(record: RunRecord, subject: Subject, tokens: int | None) -> list[Document]:
+    """The validation data of a run, of a mixture that of each part; of long ones the beginning. Raises UserError."""
+    info = record.dataset
+    found = []
+    for part, reader in zip([p.dataset for p in info.parts] or [info], readers(info, "val"), strict=True):
+        count = min(reader.tokens, (tokens or VALIDATION_TOKENS) + 1)
+        ids = np.frombuffer(reader.read(0, count), dtype=f"<u{reader.item_bytes}").astype(np.int64)
+        digest = hashlib.sha256(ids.astype("<u4").tobytes()).hexdigest()
+        found.append(Document(f"{part.name}/val", digest, ids=ids, complete=count == reader.tokens))
+    return found
+
+
+def scored(subject: Subject, document: Document, stride: int | None, tokens: int | None, listen: Listen) -> TextScore:
+    """How well the model predicts it. Raises UserError where the two do not belong together."""
+    context = subject.model.context_tokens
+    stride = max(1, context // 2) if stride is None else stride
+    if stride > context:
+        raise UserError("usage.stride", stride=stride, context=context)
+    sizes = token_bytes(subject.words)
+    ids = _ids(subject, document)
+    whole = document.complete and (tokens is None or len(ids) - 1 <= tokens)
+    ids = ids if tokens is None else ids[: tokens + 1]
+    _check(subject, document, ids)
+    separator = None if document.data else document_end(subject.words)
+    summed = windows.score(
+        subject.model, ids, sizes, stride=stride, skip=separator,
+        tell=lambda done, total: listen("text_progress", {"name": document.name, "done": done, "total": total}),
+    )  # fmt: skip
+    size_bytes = _size(subject, document, ids, sizes, whole) or int(summed.byte_counts.sum())
+    return TextScore(
+        text=document.name, sha256=document.sha256, size_bytes=size_bytes, tokens=summed.tokens, loss=summed.loss,
+        bits_per_byte=summed.bits_per_byte(size_bytes), standard_error=summed.standard_error(size_bytes),
+        windows=len(summed.nats), context_tokens=context, stride_tokens=stride, whole=whole, device=subject.device,
+        dtype="float32", at=now(),
+    )  # fmt: skip
+
+
+def _ids(subject: Subject, document: Document) -> np.ndarray:
+    """The ids, with what the first one is predicted from before them."""
+    if document.ids is not None:
+        return document.ids
+    own = np.array(list(subject.words.encode(document.data)), dtype=np.int64)
+    return own if subject.begins is None else np.concatenate([[subject.begins], own])
+
+
+def _check(subject: Subject, document: Document, ids: np.ndarray) -> None:
+    if len(ids) < 2:
+        raise UserError("data.text_too_short", path=document.name, tokens=len(ids))
+    largest, size = int(ids.max()), subject.model.vocab_size
+    if largest >= size:
+        raise UserError("data.id_beyond_vocab", path=document.name, id=largest, vocab_size=size)
+
+
+def _size(subject: Subject, document: Document, ids: np.ndarray, sizes: Sequence[int], whole: bool) -> int | None:
+    """The bytes of a whole file that were predicted; None: as its tokens have them."""
+    if not document.data or not whole:
+        return None
+    return len(document.data) - (sizes[ids[0]] if subject.begins is None else 0)
+
 
 _adapter: Any = Later("foretrain.evaluation.adapter")  # which imports lm-eval
 ROWS = 4  # of a batch of lm-eval's hf, whose logits are of whole sequences
@@ -65,16 +212,16 @@ def carry_out(asked: Asked) -> Evaluation:
         raise UserError("usage.best_of_folder", path=str(asked.source))
     elif not asked.texts and not asked.tasks:
         raise UserError("usage.nothing_to_evaluate", path=str(asked.source))
-    documents = [texts.read(path) for path in asked.texts]
+    documents = [read(path) for path in asked.texts]
     tasks = harness.find(asked.tasks, asked.include_path) if asked.tasks else None
     found, device = _Found(run), str(subjects.device_of(asked.device))
     subject = None
     if documents or tasks is None:
         subject = _loaded(asked, run)
         if run is not None and not documents:
-            documents = texts.validation(run.record, subject, asked.tokens)
+            documents = validation(run.record, subject, asked.tokens)
         for document in documents:
-            found.add(texts.scored(subject, document, asked.stride, asked.tokens, asked.listen))
+            found.add(scored(subject, document, asked.stride, asked.tokens, asked.listen))
     if tasks is not None:
         _run_tasks(asked, tasks, run, subject, found, device)
     return Evaluation(
@@ -102,7 +249,7 @@ def _run_tasks(
             stack.enter_context(libraries.offline_without_network())
         # All data before the model: what a task lacks is told at once.
         loaded = {name: _task_data(asked, tasks, name) for name in asked.tasks}
-        model, through = stack.enter_context(_task_model(asked, run, subject, device))
+        model, through = _task_model(asked, run, subject, device)
         for name, data in loaded.items():
             asked.listen("task", {"name": name})
             shared = {"through": through, "device": device, "dtype": "float32", "at": now()}
@@ -118,21 +265,12 @@ def _task_data(asked: Asked, tasks: harness.Harness, name: str) -> Any:
     return tasks.load(name, asked.shots)
 
 
-@contextlib.contextmanager
-def _task_model(asked: Asked, run: OfRun | None, subject: Subject | None, device: str) -> Iterator[tuple[Any, str]]:
-    """(what lm-eval runs, how): its own model over a Hugging Face folder, of a run its export to a temporary one; else
-    the run's model as it is."""
-    rows = asked.batch_size or ROWS
+def _task_model(asked: Asked, run: OfRun | None, subject: Subject | None, device: str) -> tuple[Any, str]:
+    """(what lm-eval runs, how): its own model over a Hugging Face folder, of a run the run's model as it is."""
     if run is None:
-        yield harness.hugging_face(asked.source, device, rows), "folder"
-        return
-    if subjects.has_layout(run):
-        with tempfile.TemporaryDirectory(prefix="foretrain-eval-") as folder:
-            exported = export(run.path, "hf", Path(folder) / "hf")
-            yield harness.hugging_face(Path(exported.path), device, rows), "export"
-        return
+        return harness.hugging_face(asked.source, device, asked.batch_size or ROWS), "folder"
     own = subject or subjects.loaded(run, asked.device)
-    yield _adapter.OwnLM(own.model, own.words, asked.batch_size, _progress(asked)), "model"
+    return _adapter.OwnLM(own.model, own.words, asked.batch_size, _progress(asked)), "model"
 
 
 def _progress(asked: Asked) -> Any:

@@ -137,7 +137,6 @@ def _data(record: RunRecord, progress: Progress) -> list[Figure]:
 
 
 def _loss(lines: Sequence[dict[str, Any]], step: int) -> Loss | None:
-    """The last evaluation up to a step."""
     told = [line for line in lines if line["kind"] == "evaluation" and line["step"] <= step]
     last = max(told, key=lambda line: line["step"], default=None)
     return Loss(step=last["step"], train=last["train_loss"], val=last["val_loss"]) if last else None

@@ -9,7 +9,7 @@ from foretrain.app.finetune import plan_question, traced
 from foretrain.app.finetuning.question import FineTuneQuestion
 from foretrain.app.planning import Source, asked_of
 from foretrain.base.errors import UserError
-from foretrain.predict.finetune.plan import FineTunePlan, replanned
+from foretrain.predict.finetune.plan import FineTunePlan, check_exact, replanned
 
 Listen = Callable[[str], None]
 
@@ -39,6 +39,7 @@ def advise_finetune(
 
 def advice(plan: FineTunePlan, goal: str | None) -> FineTuneAdvice:
     """The changes to a plan. Raises UserError for a goal that is not searched for."""
+    check_exact(plan, "foretrain advise")
     if goal and goal not in get_args(FineTuneGoal):
         raise UserError("usage.finetune_goal", goal=goal[:80], choices=get_args(FineTuneGoal))
     return advise_plan(plan, goal or None)  # type: ignore[arg-type]

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from foretrain.base.records import Note
-from foretrain.config.finetune.options import FineTune
+from foretrain.config.finetune.options import Bound, FineTune
 from foretrain.config.finetune.read import read_finetune
 from foretrain.config.hub.facts import ModelSource
 from foretrain.config.resolve import ResolvedConfig, resolve
@@ -16,7 +16,7 @@ from foretrain.predict.finetune.timing import PRICES
 class FineTuneQuestion:
     """What is asked: a model, how it is trained, notes on what was read, prices, and where each option is from.
 
-    `costs`: the options about prices, as they were typed.
+    `costs`: the options about prices, as they were typed; `unplanned`: what is not planned, with what figures then are.
     """
 
     source: ModelSource
@@ -25,13 +25,14 @@ class FineTuneQuestion:
     prices: Prices = PRICES
     origins: Mapping[str, str] = field(default_factory=dict)
     costs: Mapping[str, str] = field(default_factory=dict)
+    unplanned: Mapping[str, Bound] = field(default_factory=dict)
 
 
 def question(source: str, words: Sequence[str] = ()) -> FineTuneQuestion:
     """A model's name or path, or a trainer's file, with words of the command line over it. Raises UserError."""
     model, tune, reading = read_finetune(source, words)
     prices = prices_of(reading.costs)
-    return FineTuneQuestion(model, tune, reading.notes, prices, reading.origins, reading.costs)
+    return FineTuneQuestion(model, tune, reading.notes, prices, reading.origins, reading.costs, reading.unplanned)
 
 
 def prices_of(costs: Mapping[str, str]) -> Prices:

@@ -36,8 +36,6 @@ def plan_inference(
 
 def planned(model: InferenceModel, asked: Inference, target: devices.Target) -> InferencePlan:
     """The forecast on a target. Raises UserError."""
-    if target.gpu.kind == "mps":
-        raise UserError("usage.inference_needs_cuda", gpu=target.gpu.name)
     return plan(model, asked, target.gpu, used_by_others_bytes=target.used_by_others_bytes)
 
 

@@ -41,9 +41,9 @@ def short_list(plan: Plan) -> Advices | None:
     return plans.answer("short", _of(plan), plan.gpu, plan.config, ShortList, make).found
 
 
-def base_plan(resolved: ResolvedConfig, gpu: str, used_by_others: str, price: str | None, option: str) -> Plan:
+def base_plan(resolved: ResolvedConfig, gpu: str, used_by_others: str, price: str | None) -> Plan:
     """The same as `app.advise.base_plan`. Raises UserError as it does."""
-    return advise.base_plan(resolved, gpu, used_by_others, price, option, by=plans.plan)
+    return advise.base_plan(resolved, gpu, used_by_others, price, by=plans.plan)
 
 
 def advices(base: Plan, goal: str | None, price: str | None) -> Advices:

@@ -3,14 +3,18 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from foretrain.analysis.log_config import config_of, of_tracked, of_watched
 from foretrain.base.errors import UserError
+from foretrain.base.safe_read import head
+from foretrain.comparison.sources import tables
+from foretrain.comparison.sources.table_file import read_table
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.monitoring import record as watch_record
 from foretrain.monitoring import tracked
+from foretrain.monitoring.columns import NAMES
 from foretrain.monitoring.record import WatchRecord
 from foretrain.monitoring.training_log import TrainingLog, read_log, read_stream
 from foretrain.training import trackers
@@ -29,7 +33,6 @@ class GivenLog:
 
     @property
     def name(self) -> str:
-        """What it is called."""
         if self.watched or self.kept:
             return self.watched.id if self.watched else self.kept.name if self.kept else ""
         return self.path.name if self.path else "stdin"
@@ -71,7 +74,22 @@ def read_given(source: str | Path | BinaryIO) -> GivenLog:
     if trackers.keeper_of(path):
         kept = trackers.read(path, run)
         return GivenLog(tracked.log_of(kept, path), None, path, kept=kept)
-    return _read(lambda: read_log(path), path)
+    found = _read(lambda: read_log(path), path)
+    if found.problem and found.problem.id == "data.log_unknown" and tables.claims(path, head(path, 4096)):
+        return _read(lambda: _of_table(path, run), path)
+    return found
+
+
+def _of_table(path: Path, run: str | None) -> TrainingLog:
+    """The table that a tracker has exported, as `compare` reads it. Raises UserError."""
+    roles = tables.by_step(read_table(path, run), path, {})
+    roles["timestamp"] = tables.seconds_of(roles)
+    roles["step_s"] = {step: ms / 1e3 for step, ms in roles.get("step_ms", {}).items()} | roles.get("step_s", {})
+    rows: dict[int, dict[str, Any]] = {}
+    for role, values in roles.items():
+        for step, value in values.items():
+            rows.setdefault(step, {"step": step})[NAMES[role][0]] = value
+    return tracked.log_of(Tracked("table", path.name, [rows[step] for step in sorted(rows)]), path)
 
 
 def _with_run(path: Path) -> tuple[Path, str | None]:

@@ -52,7 +52,6 @@ def gather(path: Path, explained: ExplainedLog) -> LogFacts:
 
 
 def _card_lines(watched: WatchRecord | None, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of the card that the command held most of."""
     used = max(watched.cards, key=lambda one: one.ours_peak_bytes or 0, default=None) if watched else None
     return of_samples(samples, used.index) if used else []
 

@@ -14,6 +14,7 @@ from typing import Literal
 from foretrain.base.errors import UserError
 from foretrain.base.records import Record
 from foretrain.config import writer
+from foretrain.predict.memory import REFUSED
 from foretrain.predict.ranks.record import ClusterPlan
 
 JobKind = Literal["slurm", "sky"]
@@ -53,7 +54,6 @@ class Job(Record):
 
     @property
     def train(self) -> str:
-        """The command that each rank runs."""
         return shlex.join(["foretrain", "train", *self.words, "--resume", "auto"])
 
     @property
@@ -63,7 +63,6 @@ class Job(Record):
 
     @property
     def found(self) -> str:
-        """What the plan found, as a comment."""
         memory = f"{self.needed_bytes / 2**30:.1f} GiB a card"
         if self.expected_s is None or self.high_s is None:
             return f"Estimated: {memory}; the time is not known for this card."
@@ -84,7 +83,7 @@ def write_job(kind: JobKind, plan: ClusterPlan, words: Sequence[str]) -> Path:
 def job_of(plan: ClusterPlan, words: Sequence[str]) -> Job:
     """What a plan found, for a job file. Raises UserError where the run fits in no way."""
     best = plan.best
-    if best is None or best.verdict == "does_not_fit":
+    if best is None or best.verdict in REFUSED:
         raise UserError("usage.job_does_not_fit", name=plan.name, cards=plan.cluster.text)
     total = best.timing.total_s if best.timing else None
     return Job(
@@ -96,7 +95,6 @@ def job_of(plan: ClusterPlan, words: Sequence[str]) -> Job:
 
 
 def job_file(kind: JobKind, job: Job) -> str:
-    """The text of a job file."""
     return _slurm(job) if kind == "slurm" else _sky(job)
 
 

@@ -3,6 +3,10 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+from foretrain.advice.ranks.advisor import advise
+from foretrain.advice.ranks.record import ClusterAdvice
+from foretrain.advice.rules.base import Goal
+from foretrain.app.exact import Listen, settings_of
 from foretrain.app.limits import Limits, priced, prices_of
 from foretrain.app.plan import Config, make_plan, resolved_of, target_of
 from foretrain.base.errors import UserError
@@ -15,6 +19,8 @@ from foretrain.hardware.cluster import Cluster, cluster
 from foretrain.predict.ranks.pays import with_pays
 from foretrain.predict.ranks.plan import share
 from foretrain.predict.ranks.record import ClusterPlan
+from foretrain.predict.ranks.traced import traced
+from foretrain.predict.trace import interpreter
 
 
 def plan_cluster(
@@ -55,7 +61,6 @@ class Cards:
     link: str
     network: str
     others: str = ""
-    spelling: str = "--used-by-others"  # what `others` was given as, for errors
 
 
 def answer(resolved: ResolvedConfig, cards: Cards, limits: Limits) -> ClusterPlan:
@@ -64,7 +69,7 @@ def answer(resolved: ResolvedConfig, cards: Cards, limits: Limits) -> ClusterPla
     found = cluster(cards.gpus, cards.link, cards.network, lambda: _card(cards.gpu, resolved.config))
     (rent,) = prices_of(limits, resolved.config, [found.gpu])
     config = resolved.config.model_copy(update={"price_per_hour": rent})
-    others = stated_bytes(cards.others, cards.spelling) if cards.others else 0
+    others = stated_bytes(cards.others, "--used-by-others") if cards.others else 0
     return make_cluster_plan(replace(resolved, config=config), found, others)
 
 
@@ -91,3 +96,26 @@ def _check(resolved: ResolvedConfig, cards: Cluster) -> None:
     hybrid = "strategy" in resolved.sources and resolved.config.strategy == "hsdp"
     if hybrid and (cards.nodes == 1 or cards.per_node == 1):
         raise UserError("usage.hsdp_of_one_node", cluster=cards.text)
+
+
+def traced_cluster(plan: ClusterPlan, listen: Listen, python: str = "") -> ClusterPlan:
+    """The plan with traced memory, by the torch of another environment where `python` names one; of each strategy that
+    could not be traced it says why. Raises UserError."""
+    with interpreter.using(python):
+        return with_pays(traced(plan, settings_of(plan.one_card), listen))
+
+
+def advise_cluster(
+    config: Config = "gpt2-124m", gpus: str | Cluster = "", *, goal: Goal | None = None, **options: Any
+) -> ClusterAdvice:
+    """What to change, ranked by gain and cost: `foretrain.advise_cluster("gpt2-774m", "2 x RTX 4090").advised[0]`.
+
+    `counts` of the answer says what 1, 2, 4 and 8 cards would give. `goal`: "fit", "speed" or "cost"; None: what the
+    run needs most. The others are as in `plan_cluster`. Raises UserError for what cannot be planned.
+    """
+    return advices(plan_cluster(config, gpus, **options), goal)
+
+
+def advices(plan: ClusterPlan, goal: Goal | None) -> ClusterAdvice:
+    """The changes to a plan of several cards."""
+    return advise(plan, goal)

@@ -3,20 +3,167 @@
 Of several ranks the first one does it, and tells the others what came of it; they look for the data themselves.
 """
 
+import json
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
 
 from foretrain.advice import host_fit
-from foretrain.app.training.data import prepare_data
-from foretrain.app.training.directories import already_finished, check_start, directory_of
-from foretrain.app.training.following import follow, told_of
-from foretrain.app.training.inputs import choose, pick_batch, write_inputs
+from foretrain.app import auto_batch
+from foretrain.app.plan import make_plan
 from foretrain.app.training.request import Ready, Request
-from foretrain.training.device import Placement, place
+from foretrain.base.errors import UserError
+from foretrain.config.options import RunConfig
+from foretrain.config.ranks import as_one_rank_of, of_all, of_rank
+from foretrain.config.resolve import ResolvedConfig, to_toml
+from foretrain.data import dataset
+from foretrain.data.builtin import prepare_built_in
+from foretrain.data.dataset import DatasetInfo
+from foretrain.data.locate import locate, no_dataset
+from foretrain.data.remote import Bar, fetch, no_bar
+from foretrain.hardware.devices import Target
+from foretrain.predict.memory import REFUSED
+from foretrain.predict.plan import SCHEMA
+from foretrain.predict.ranks.plan import of_run
+from foretrain.training import choices, starting, store
+from foretrain.training.device import Placement, environment, place
 from foretrain.training.folder import label
 from foretrain.training.host_memory import give_back, keep_memory
-from foretrain.training.ranks import meeting
+from foretrain.training.ranks import group
+from foretrain.training.ranks.follower import FollowerDirectory
 from foretrain.training.ranks.group import Group
-from foretrain.training.store import RunRecord
+from foretrain.training.store import Listener, Note, RunDirectory, RunRecord
+
+
+def choose(
+    resolved: ResolvedConfig, placement: Placement, directory: RunDirectory, resuming: bool, world: int = 1
+) -> tuple[ResolvedConfig, Placement]:
+    """What the config leaves open: as the run has it already, else measured."""
+    given = set(resolved.sources)
+    if world > 1:  # their gradients would be sent in half precision (model/ranks/sharing.py)
+        given.add("master_weights")
+    if resuming:
+        chosen = choices.recall(resolved.config, placement, directory.read_record(), given)
+    else:
+        chosen = choices.spared_compiling(choices.decide(resolved.config, placement, given), given)
+    return replace(resolved, config=chosen.config), chosen.placement
+
+
+def pick_batch(resolved: ResolvedConfig, placement: Placement, asked: Request, world: int) -> ResolvedConfig:
+    """The micro-batch for this device, picked for the part of a step that one rank carries out."""
+    whole = resolved.config
+    own = replace(resolved, config=of_rank(as_one_rank_of(whole, world), world))
+    chosen = auto_batch.chosen(own, placement, trial=asked.trial, listen=asked.listen)
+    return replace(chosen, config=of_all(chosen.config, world))
+
+
+def write_inputs(directory: RunDirectory, resolved: ResolvedConfig, placement: Placement, asked: Request) -> None:
+    """Config, environment and the forecast, on disk before the first step."""
+    known = environment(placement)
+    config = resolved.config.model_copy(update={"compile": placement.compiled, "dtype": placement.dtype})
+    planned = ResolvedConfig(config, {**resolved.sources, "vocab_size": "run"}, (), resolved.name)
+    forecast = make_plan(planned, Target(placement.gpu, 0))
+    if asked.place.world > 1:
+        forecast = of_run(forecast, asked.place.world, asked.place.local_world)
+    if resolved.config.memory_limit and forecast.verdict_of("foretrain") in REFUSED:
+        # It starts all the same: it may shrink its micro-batch, and a CPU's limit is only watched.
+        needs = max(phase.needed_low_bytes for phase in forecast.memory_of("foretrain").phases)
+        if needs > (limit := resolved.config.memory_limit_bytes or 0):  # else it is the card that is too small
+            asked.listen(Note("train.beyond_limit", needs=needs, limit=limit))
+    directory.write("config.toml", to_toml(resolved.config))
+    directory.write("environment.json", json.dumps(known, indent=1) + "\n")
+    directory.write("plan.json", json.dumps(forecast.to_json(schema=SCHEMA)) + "\n")
+
+
+def told_of(found: Ready | RunRecord) -> dict[str, Any]:
+    if isinstance(found, RunRecord):
+        return {"finished": found.model_dump_json()}
+    return {
+        "config": found.resolved.config.model_dump_json(), "dtype": found.placement.dtype,
+        "compiled": found.placement.compiled, "path": str(found.directory.path.resolve()),
+        "resuming": found.resuming, "fingerprint": found.info.fingerprint,
+    }  # fmt: skip
+
+
+def follow(asked: Request, placement: Placement, told: dict[str, Any], rank: int) -> Ready:
+    """The run as the first rank has it. Raises UserError where this machine has not the same data or folder."""
+    config = RunConfig.from_json(told["config"])
+    if placement.device.type == "cpu":
+        keep_memory()
+        if config.cpu_threads:
+            torch.set_num_threads(config.cpu_threads)
+    resolved, info = prepare_data(replace(asked.resolved, config=config), asked.bar)
+    if info.fingerprint != told["fingerprint"]:
+        raise UserError("data.other_on_rank", path=info.path)
+    directory = FollowerDirectory(Path(told["path"]), rank)
+    own = replace(placement, dtype=told["dtype"], compiled=told["compiled"] and placement.compiled)
+    return Ready(replace(resolved, config=config), own, info, directory, told["resuming"])
+
+
+def already_finished(asked: Request) -> RunRecord | None:
+    """The record of a run that there is nothing left of to resume."""
+    if not asked.resume or (done := _finished(asked.resolved.config)) is None:
+        return None
+    record = done.read_record()
+    values = {"path": str(done.path), "steps": record.steps_done, "total": asked.resolved.config.max_iters}
+    asked.listen(Note("train.already_finished", **values))
+    return record
+
+
+def _steps_wanted(config: RunConfig) -> int:
+    """A run with as many steps has nothing left to do; an evaluation is of any run."""
+    return 1 << 62 if config.eval_only else config.max_iters
+
+
+def _finished(config: RunConfig) -> RunDirectory | None:
+    """The run that there is nothing left of to resume; None where there is none, or another one has steps to do."""
+    if store.newest_unfinished(config.out_dir, _steps_wanted(config)) is not None:
+        return None
+    return store.newest(config.out_dir)
+
+
+def check_start(resolved: ResolvedConfig, resume: bool) -> None:
+    """What a run starts from, looked for before its data: what is lacking is said at once. Raises UserError."""
+    config = resolved.config
+    if not resume:
+        starting.find(config.init_from)
+    elif store.newest_unfinished(config.out_dir, _steps_wanted(config)) is None:
+        left = store.base_path(config.out_dir) / "ckpt.pt"
+        if left.is_file():  # nanoGPT's own init_from = 'resume' means this file
+            raise UserError("usage.resume_nanogpt", path=str(left))
+
+
+def directory_of(resolved: ResolvedConfig, resume: bool, listen: Listener) -> tuple[RunDirectory, bool]:
+    """(the run's directory with its lock held, whether it holds a run to go on with)."""
+    out_dir = resolved.config.out_dir
+    if resume:
+        found = store.newest_unfinished(out_dir, _steps_wanted(resolved.config))
+        if found is not None:
+            found.acquire()
+            return found, True
+        listen(Note("train.nothing_to_resume", out_dir=out_dir))
+    return store.create(out_dir), False
+
+
+def prepare_data(resolved: ResolvedConfig, bar: Bar = no_bar) -> tuple[ResolvedConfig, DatasetInfo]:
+    """The dataset of a config, made if it is the built-in one, checked against the model. Raises UserError."""
+    config = resolved.config
+    if config.dataset == dataset.BUILT_IN:
+        info = prepare_built_in(config)
+    else:
+        found = locate(config.dataset)
+        if found is None:
+            raise no_dataset(config.dataset)
+        info = found
+        fetch(info, bar)
+    if info.vocab_size and "vocab_size" not in resolved.sources:
+        config = config.model_copy(update={"vocab_size": info.vocab_size})
+        resolved = replace(resolved, config=config, sources={**resolved.sources, "vocab_size": info.path})
+    dataset.check_usable(info, config.vocab_size, config.block_size, config.eval_block)
+    return resolved, info
 
 
 def alone(asked: Request) -> Ready | RunRecord:
@@ -26,7 +173,7 @@ def alone(asked: Request) -> Ready | RunRecord:
 
 def together(asked: Request, ranks: Group) -> Ready | RunRecord:
     """The same for one rank of several. Raises UserError."""
-    placement = meeting.placed(asked.resolved.config, ranks)
+    placement = group.placed(asked.resolved.config, ranks)
     if ranks.first:
         found = _first(asked, lambda: placement, ranks.world)
         ranks.agree(told_of(found), lambda words: words[0], patient=True)

@@ -8,9 +8,8 @@ from foretrain.data.dataset import DatasetInfo
 from foretrain.data.remote import Bar
 from foretrain.training.contention import Reading
 from foretrain.training.folder.label import UNSAID, Label, changed
-from foretrain.training.notes import Listener
 from foretrain.training.ranks.place import ALONE, Place
-from foretrain.training.store import RunDirectory
+from foretrain.training.store import Listener, RunDirectory
 from foretrain.training.trackers import asked_for
 
 if TYPE_CHECKING:

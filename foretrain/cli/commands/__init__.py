@@ -19,7 +19,7 @@ SUMMARIES = {
     "train": "Train a config, with a live line, evaluation and checkpoints. Ctrl-C saves; --resume auto resumes.",
     "tune": "Measure which settings are fastest here, without changing tokens per step or the result.",
     "runs": "List runs and watched runs: status, steps, loss, speed. Or give a run a name, a note, tags.",
-    "top": "Watch this machine's cards and runs: phase, memory against the plan, speed, clocks, energy, what is left.",
+    "top": "Watch this machine's cards and runs: phase, memory against the plan, speed, clocks, what is left.",
     "report": "Write one offline HTML file about a run, a plan, a log or a comparison, with charts and their numbers.",
     "compare": "Compare runs: what differs, which is better beyond noise, and whether one setting explains it.",
     "explain": "Explain a run, a log or a memory snapshot: where memory and time went, why it ran out, what to change.",

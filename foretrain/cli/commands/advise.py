@@ -1,9 +1,10 @@
 """`foretrain advise`: what to change, each change planned for the user's own run and card."""
 
 import shlex
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -14,9 +15,10 @@ from foretrain.advice.record import Advice, Advices
 from foretrain.advice.rules.base import Goal
 from foretrain.app.advise import confirmed
 from foretrain.app.kept import advice as kept_advice
+from foretrain.base import safe_read as bounded
 from foretrain.base.errors import UserError
 from foretrain.base.messages import listed, say
-from foretrain.cli import asked_elsewhere, changed_nanogpt
+from foretrain.cli import asked_elsewhere
 from foretrain.cli.common import (
     CONFIG_CONTEXT,
     ERR,
@@ -28,17 +30,42 @@ from foretrain.cli.common import (
     print_json,
     print_notes,
 )
-from foretrain.cli.old_options import typed
 from foretrain.cli.planning import exact as plan_exact
 from foretrain.cli.planning import limits as plan_limits
 from foretrain.cli.planning import options as o
 from foretrain.cli.planning.exact import Depth
+from foretrain.config import nanogpt_file, writer
+from foretrain.config.microbatches import TOTAL
+from foretrain.config.options import OPTIONS
 from foretrain.config.resolve import ResolvedConfig, resolve
 from foretrain.config.writer import check_writable
+from foretrain.predict.memory import FAILING
 from foretrain.predict.plan import Plan, plan
 from foretrain.reports import text
 from foretrain.reports.views import advice as advice_view
 from foretrain.reports.views import advice_screen
+
+
+def write(
+    resolved: ResolvedConfig, changes: Mapping[str, Any], before: Mapping[str, str], path: Path, asked: Asked
+) -> None:
+    """Write it. `changes`: options with their new values; `before`: what each was, in words."""
+    sources = [file for file in resolved.files if file.suffix == ".py"]
+    text = "\n".join(bounded.read_bytes(file, nanogpt_file.MAX_BYTES).decode("utf-8-sig") for file in sources)
+    told = (f"{option}: {before[option]}" for option in changes)
+    lines: Sequence[str] = [*plan_limits.origin(asked), *told]
+    writer.write_text(writer.nanogpt_text(text, {**_typed(resolved), **changes}, lines), path)
+    plan_limits.tell_written(path, quiet=asked.quiet)
+
+
+def _typed(resolved: ResolvedConfig) -> dict[str, Any]:
+    """nanoGPT's options that were typed beside its file."""
+    return {
+        key: getattr(resolved.config, key)
+        for key, source in resolved.sources.items()
+        if source.startswith(("-", TOTAL)) and not OPTIONS[key].ours
+    }
+
 
 SCHEMA = "foretrain.advice/2"
 LISTED = 10  # changes with --full and --json where --top does not say
@@ -129,7 +156,7 @@ def advise_command(
         return
     resolved = plan_exact.with_trainer(resolve(words or []), trainer)
     print_notes(resolved.notes, quiet=quiet)
-    base = kept_advice.base_plan(resolved, gpu, others, price, typed("--used-by-others"))
+    base = kept_advice.base_plan(resolved, gpu, others, price)
     with _progress(quiet or goal != "quality"):
         found = kept_advice.advices(base, goal or None, price)
     count = max(apply, top or TRACED)
@@ -218,7 +245,7 @@ def write_changed(
         if advice.step != "nanogpt" or any(setting.ours for setting in changes):
             command = shlex.join(changed_command(base, advice, asked))
             raise UserError("usage.advise_needs_foretrain", number=number, path=str(path), command=command)
-        changed_nanogpt.write(resolved, {s.option: s.after for s in changes}, before, path, asked)
+        write(resolved, {s.option: s.after for s in changes}, before, path, asked)
     else:
         plan_limits.write_config(with_settings(base.config, advice.settings), path, asked, before)
     return _does_not_fit(base, found, advice, path)
@@ -232,7 +259,7 @@ def _does_not_fit(base: Plan, found: Advices, advice: Advice, path: Path) -> Use
     """What a new plan of the changed config says of the card as it was asked about."""
     config = with_settings(base.config, advice.settings)
     made = plan(config, base.gpu, used_by_others_bytes=base.used_by_others_bytes)
-    if made.verdict_of(advice.step) != "does_not_fit":
+    if made.verdict_of(advice.step) not in FAILING:
         return None
     return UserError(
         "check.advise_written", path=str(path), gpu=base.gpu.name, needed=made.memory_of(advice.step).needed_bytes,

@@ -10,7 +10,6 @@ from foretrain.analysis.forecast_check import ForecastCheck
 from foretrain.app.compare import compare
 from foretrain.base.errors import UserError
 from foretrain.cli.common import OUT, Json, print_json, print_notes
-from foretrain.cli.old_options import spellings, typed
 from foretrain.comparison.compare import SCHEMA
 from foretrain.hardware.catalogue import stated_bytes
 from foretrain.monitoring.columns import NAMES
@@ -26,7 +25,7 @@ foretrain compare out-a out-b
 
 foretrain compare b1.log+b1.py b2.log+b2.py --gpu "RTX 4070"   (logs, each with the config of its run)
 
-foretrain compare mine=out theirs=runs/Nov27_12-00-00_host b=mlflow.db   (what TensorBoard, wandb, trackio, MLflow keep)
+foretrain compare mine=out theirs=runs/Nov27_12-00-00_host   (what TensorBoard, wandb, trackio keep)
 
 foretrain compare before=out-a after=plan.json faster=my.toml+batch_size=8 --gpu 4070
 
@@ -39,7 +38,7 @@ Sources = Annotated[
     typer.Argument(
         metavar="[NAME=]SOURCE...",
         help="A run directory, a plan (JSON), a config or preset, the log of a trainer (nanoGPT, Hugging Face Trainer, "
-        "TRL, axolotl, torchtitan, llm.c and others), a run of wandb, TensorBoard, MLflow or trackio, or an export of "
+        "TRL, axolotl, torchtitan, llm.c and others), a run of wandb, TensorBoard or trackio, or an export of "
         "theirs (CSV, JSON). After a +: the config of "
         "the run, options such as batch_size=8, and gpu=, used_by_others=, tokens_per_step=, "
         "bytes_per_token=, run=.",
@@ -51,7 +50,7 @@ GpuOption = Annotated[
     typer.Option("--gpu", help="Card for logs, exports and configs; auto: the one the log names, or this machine's."),
 ]
 OthersOption = Annotated[
-    str, typer.Option(*spellings("--used-by-others"), help="Memory used by other programs on the card, such as 2GB.")
+    str, typer.Option("--used-by-others", help="Memory used by other programs on the card, such as 2GB.")
 ]
 PriceOption = Annotated[
     str | None,
@@ -81,7 +80,7 @@ def compare_command(
     as_json: Json = False,
 ) -> None:
     """Compare runs: what differs, which is better beyond noise, and whether one setting explains it."""
-    held = stated_bytes(others, typed("--used-by-others")) if others else 0
+    held = stated_bytes(others, "--used-by-others") if others else 0
     found = compare(
         *sources, gpu=gpu, used_by_others=held, price=price, columns=_columns(column or []),
         tell=partial(print_notes, quiet=as_json),

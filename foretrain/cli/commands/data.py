@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
+from foretrain.base.durable import not_written
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.base.messages import printable, say
 from foretrain.base.quantities import parse_count, read
@@ -14,8 +15,8 @@ from foretrain.cli.common import ERR, OUT, Json, Quiet, need_one_of, noted, prin
 from foretrain.data.checksums import segments_of, verify
 from foretrain.data.dataset_look import document_at, documents_of, separator_of, summarize
 from foretrain.data.locate import locate, make_mix, mix_text, no_dataset
-from foretrain.data.token_sources import readers
-from foretrain.data.tokenizer_check import tokenizer_of
+from foretrain.data.token_reader import readers
+from foretrain.data.tokenizer import tokenizer_of
 from foretrain.reports import text
 from foretrain.reports.views import data as data_view
 
@@ -115,7 +116,7 @@ def _tokenizer(info: Any) -> Any:
 
 def verify_command(name: Name, as_json: Json = False, quiet: Quiet = False) -> None:
     """Verify the checksum of every block of every shard. Exits with code 7 if one is wrong."""
-    from foretrain.cli.fetching import bytes_bar
+    from foretrain.cli.common import bytes_bar
 
     info = located(name)
     total = sum(segment.end for _, segment in segments_of(info))
@@ -217,7 +218,7 @@ def mix_command(
         try:
             out.write_text(mix_text({names[n]: weight for n, weight in weights.items()}), "utf-8")
         except OSError as error:
-            raise UserError("usage.cannot_write_file", path=str(out), reason=error.strerror or "") from None
+            raise not_written(out, error) from None
     if as_json:
         listed = [
             {"name": p.dataset.name, "path": p.dataset.path, "weight": p.weight, "tokens": p.dataset.train_tokens,

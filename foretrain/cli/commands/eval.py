@@ -146,5 +146,4 @@ class _Line:
             ERR.print(Text(line), soft_wrap=True)
 
     def clear(self) -> None:
-        """Take the live line away."""
         self._live_line.clear()

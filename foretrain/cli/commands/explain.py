@@ -47,7 +47,7 @@ def explain_command(
         str,
         typer.Argument(
             help="A run directory, one of ForetrainCallback, a PyTorch memory snapshot, a run of wandb, TensorBoard, "
-            "MLflow or trackio, or the log of a trainer (nanoGPT, Hugging Face Trainer, TRL, axolotl, torchtitan, "
+            "trackio, or the log of a trainer (nanoGPT, Hugging Face Trainer, TRL, axolotl, torchtitan, "
             "llm.c and others); - reads a log from stdin.",
             metavar="RUN|SNAPSHOT|LOG",
         ),

@@ -9,7 +9,6 @@ from foretrain.app.plan import Target, targets
 from foretrain.base.errors import UserError
 from foretrain.cli import asked_elsewhere
 from foretrain.cli.common import CONFIG_CONTEXT, Json, Quiet, Words, print_notes
-from foretrain.cli.old_options import typed
 from foretrain.cli.planning import exact as plan_exact
 from foretrain.cli.planning import limits as plan_limits
 from foretrain.cli.planning import options as o
@@ -119,7 +118,7 @@ def plan_command(
     depth = Depth(exact or bool(python), explain, observed, process, largest, snapshot, alloc_conf, quiet)
     form.check(elsewhere="--explain" if explain else "--largest" if largest else "")
     plan_exact.check_depth(depth, resolved.files)
-    found = targets(gpu, others, resolved.config, typed("--used-by-others"))
+    found = targets(gpu, others, resolved.config)
     _check_targets(found, depth, limits, step_time, logged_mfu)
     plans = make_plans(resolved, found, limits, step_time, logged_mfu, kept.plan)
     if largest and not limits.asks:
@@ -131,7 +130,6 @@ def plan_command(
 
 
 def _answered(plans: list[Plan], limits: Limits, depth: Depth, form: Form, python: str) -> list[Plan]:
-    """The plans, with what was asked of them printed."""
     if limits.asks:
         plan_limits.answer(plans[0], limits, form)
         return plans

@@ -13,6 +13,7 @@ from rich.text import Text
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.base.messages import printable, say
 from foretrain.base.quantities import parse_bytes, parse_count, read
+from foretrain.base.signals import StopFlag
 from foretrain.base.units import format_bytes, format_percent
 from foretrain.cli.common import (
     ERR,
@@ -29,7 +30,6 @@ from foretrain.cli.common import (
 from foretrain.data.prepare.sources import not_utf8
 from foretrain.reports import text
 from foretrain.reports.views import data as data_view
-from foretrain.training.signals import StopFlag
 
 if TYPE_CHECKING:
     from foretrain.data.prepare.options import PrepareOptions
@@ -174,7 +174,7 @@ def _prepare(options: "PrepareOptions", *, as_json: bool, quiet: bool) -> None:
         print_json(_result(options, done))
     if done.index is None:
         ERR.print(Text(say("prepare.stopped", signal=done.signal, tokens=done.tokens)), soft_wrap=True)
-        raise typer.Exit(int(ExitCode.INTERRUPTED if done.signal == "SIGINT" else ExitCode.STOPPED))
+        raise typer.Exit(int(ExitCode.STOPPED))
     if not quiet:
         for name, count in done.index.counts.to_json().items():
             if count:
@@ -246,7 +246,6 @@ class _Line:
         return max(shares, default=None)
 
     def clear(self) -> None:
-        """Take the live line away."""
         self._live_line.clear()
 
 

@@ -10,7 +10,6 @@ from rich.text import Text
 
 from foretrain.base.errors import UserError
 from foretrain.cli.common import CONFIG_CONTEXT, OUT, Json, Quiet, print_json, print_notes
-from foretrain.cli.old_options import spellings, typed
 from foretrain.cli.planning.exact import progress
 from foretrain.config.options import OPTIONS
 from foretrain.reports import making
@@ -41,7 +40,7 @@ GpuOption = Annotated[
     str, typer.Option("--gpu", help="Card for configs and logs; auto: the one the log names, or this machine's.")
 ]
 OthersOption = Annotated[
-    str, typer.Option(*spellings("--used-by-others"), help="Memory used by other programs on the card, such as 2GB.")
+    str, typer.Option("--used-by-others", help="Memory used by other programs on the card, such as 2GB.")
 ]
 Price = Annotated[str | None, typer.Option("--price", help="Rent per hour, such as 0.35/h.", metavar="PRICE")]
 Exact = Annotated[bool, typer.Option("--exact", help="For a plan: trace the step instead of estimating it.")]
@@ -77,7 +76,6 @@ def report_command(
         kind, document = making.document(
             making.Asked(
                 named, options, gpu, others, price, exact, partial(print_notes, quiet=silent), listen,
-                typed("--used-by-others"),
             )
         )  # fmt: skip
     path = making.write(document, target)

@@ -9,22 +9,20 @@ import typer
 
 from foretrain.app.train import UNSAID, Label, label_of, need_torch, train_resolved
 from foretrain.base.errors import ExitCode, UserError
+from foretrain.cli import keep_going as start_ranks
 from foretrain.cli import keep_going as supervisor
-from foretrain.cli import start_ranks
 from foretrain.cli.common import (
     CONFIG_CONTEXT,
     Json,
     Quiet,
     Words,
+    bytes_bar,
     need_one_of,
     print_error,
     print_json,
     print_notes,
 )
-from foretrain.cli.fetching import bytes_bar
-from foretrain.cli.old_options import spellings
-from foretrain.cli.patient import patient_output
-from foretrain.cli.train_progress import Printer
+from foretrain.cli.train_progress import Printer, patient_output
 from foretrain.config.resolve import ResolvedConfig, resolve
 from foretrain.training.ranks.place import OfRank, Place, place_of
 from foretrain.training.store import SCHEMA, RunRecord
@@ -45,7 +43,7 @@ foretrain train my.toml --auto-restart       (resumes automatically after a cras
 
 foretrain train my.toml --name "wider MLP" --tag sweep --note "twice the width"
 
-foretrain train my.toml --report-to tensorboard,trackio    (wandb and mlflow too; docs/trackers.md)
+foretrain train my.toml --report-to tensorboard,trackio    (wandb too; docs/trackers.md)
 
 foretrain train my.toml --gpus 2             (on two GPUs; torchrun and Slurm's srun work too)"""
 
@@ -65,7 +63,7 @@ def train_command(
     ] = False,
     keep_going: Annotated[
         bool,
-        typer.Option(*spellings("--auto-restart"), help="Resume from the last checkpoint automatically after a crash."),
+        typer.Option("--auto-restart", help="Resume from the last checkpoint automatically after a crash."),
     ] = False,
     name: Annotated[str | None, typer.Option(help="What to call the run in lists, comparisons and reports.")] = None,
     note: Annotated[str | None, typer.Option(help="A note to keep with the run.")] = None,

@@ -1,7 +1,5 @@
 """`foretrain tune`: the setting that trains fastest on this machine, measured; tokens per step stay."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex
@@ -18,7 +16,7 @@ from foretrain.base.messages import printable, say
 from foretrain.base.quantities import parse_duration, read
 from foretrain.base.units import format_bytes
 from foretrain.cli.common import CONFIG_CONTEXT, ERR, OUT, Json, Quiet, Words, print_json, print_notes
-from foretrain.cli.old_options import spellings, typed
+from foretrain.config import writer
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import resolve, to_toml
 from foretrain.reports import text
@@ -56,7 +54,7 @@ def tune_command(
     knobs: Annotated[
         str,
         typer.Option(
-            *spellings("--options"),
+            "--options",
             help="Options to change, such as batch_size,compile. Default: all that keep the learning unchanged.",
         ),
     ] = "",
@@ -110,23 +108,19 @@ def _check_write(path: Path | None) -> None:
         if each.exists():
             raise UserError("usage.cannot_write_file", path=str(each), reason="it is there already")
     if not os.access(path.parent, os.W_OK):
-        raise UserError("usage.cannot_write_file", path=str(path), reason="the folder cannot be written to")
+        raise UserError("environment.cannot_write", path=str(path), reason="the folder cannot be written to")
 
 
 def _wanted(text: str) -> tuple[str, ...]:
     names = tuple(name.strip().replace("-", "_") for name in text.split(",") if name.strip())
-    check_tunable(names or (text,) * bool(text), typed("--options"))
+    check_tunable(names or (text,) * bool(text), "--options")
     return names
 
 
 def _write(found: Tuning, path: Path, *, quiet: bool) -> None:
     """The config, and every trial beside it. Raises UserError."""
     for each, config in ((path, to_toml(found.config)), (path.with_suffix(".json"), "")):
-        try:
-            with each.open("x", encoding="utf-8") as file:
-                file.write(config or json.dumps(found.to_json(schema=SCHEMA), indent=1) + "\n")
-        except OSError as error:
-            raise UserError("usage.cannot_write_file", path=str(each), reason=error.strerror or "") from None
+        writer.write_text(config or json.dumps(found.to_json(schema=SCHEMA), indent=1) + "\n", each)
     if not quiet:
         several = f" --gpus {found.world}" if found.world > 1 else ""
         command = f"foretrain train {shlex.quote(str(path))}{several}"

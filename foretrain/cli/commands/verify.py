@@ -1,12 +1,6 @@
 """`foretrain verify`: 24 short runs on this machine's card, predicted against measured; a file to contribute."""
 
-from __future__ import annotations
-
-import contextlib
 import re
-import signal
-import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +11,7 @@ from rich.text import Text
 from foretrain.app.train import need_torch
 from foretrain.base.errors import ExitCode
 from foretrain.base.messages import printable, say
+from foretrain.base.signals import Terminated
 from foretrain.cli.common import ERR, OUT, Json, Quiet, print_json, working, wrong_value
 from foretrain.reports import text
 from foretrain.reports.views import verify as verify_view
@@ -108,13 +103,12 @@ def _run(where: Target, path: Path, asked: Asked) -> tuple[Verification, ExitCod
 
     progress = Progress(quiet=asked.quiet)
     try:
-        with _ended_by_signals():
-            found = session.begin(path, where, asked.name, progress)
-            places = session.to_do(found, asked.only, again=asked.again)
-            if not asked.quiet:
-                _say_before(found, places, where, path)
-            return session.work(found, places, where, path, progress), ExitCode.DONE
-    except (KeyboardInterrupt, Terminated) as end:
+        found = session.begin(path, where, asked.name, progress)
+        places = session.to_do(found, asked.only, again=asked.again)
+        if not asked.quiet:
+            _say_before(found, places, where, path)
+        return session.work(found, places, where, path, progress), ExitCode.DONE
+    except KeyboardInterrupt as end:
         code = ExitCode.STOPPED if isinstance(end, Terminated) else ExitCode.INTERRUPTED
         if not path.is_file():
             raise typer.Exit(int(code)) from None
@@ -131,27 +125,6 @@ def _words() -> list[str]:
     """What the names of cases are made of; a shell completes single words."""
 
     return list(dict.fromkeys(word.strip(",") for case in (*ON_A_CARD, *FILLING) for word in case.label.split()))
-
-
-class Terminated(BaseException):
-    """SIGTERM: as Ctrl-C, with another exit code."""
-
-
-@contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM raises Terminated within."""
-
-    def end(number: int, frame: Any) -> None:
-        raise Terminated
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _slug(name: str) -> str:
@@ -201,7 +174,6 @@ class Progress:
         self.quiet, self.status = quiet, None
 
     def __call__(self, id: str, values: dict[str, Any]) -> None:
-        """Hear what a session says."""
         if id in ("damaged", "other"):  # a file has another name now: that is told whatever else is not
             self.close()
             _tell(f"verify.{id}", style="yellow", **values)

@@ -46,6 +46,8 @@ def watch_command(
 ) -> None:
     """Measure a training command without changing it: memory, energy, clocks, log. Returns its exit code."""
 
+    if not out:
+        raise UserError("usage.empty_value", option="--out")
     if not 0.05 <= interval <= 3600:
         raise UserError("usage.watch_interval", value=interval)
     if not command[0].strip():

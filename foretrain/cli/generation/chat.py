@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from foretrain.base.errors import UserError
 from foretrain.base.messages import printable, say
+from foretrain.base.signals import StopFlag
 from foretrain.cli.common import ERR, noted, print_error
 from foretrain.model.generation.options import Sampling
-from foretrain.training.signals import StopFlag
 
 if TYPE_CHECKING:
     from foretrain.app.generation.run_writer import RunWriter
@@ -57,7 +57,7 @@ class Conversation:
         sys.stdout.write("\n")
         sys.stdout.flush()
         self._tell_dropped()
-        if stop.signal_name == "SIGTERM":
+        if stop.signal_name not in ("", "SIGINT"):
             raise KeyboardInterrupt
 
     def _tell_dropped(self) -> None:

@@ -6,12 +6,14 @@ import typer
 
 from foretrain.app.generation.plan import model_of_words, planned
 from foretrain.base.errors import UserError
+from foretrain.base.messages import say
 from foretrain.cli.common import print_error, print_json
 from foretrain.cli.planning.printing import document, line, screen
 from foretrain.config.inference.words import parse_inference
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import stated_bytes
 from foretrain.predict.inference.plan import SCHEMA, InferencePlan
+from foretrain.predict.memory import FAILING
 from foretrain.reports.views.generation import plan as view
 
 PLANS_SCHEMA = "foretrain.inferences/1"
@@ -57,10 +59,10 @@ def _print(plan: InferencePlan, as_json: bool, full: bool, oneline: bool, *, qui
 def _check(plans: list[InferencePlan]) -> None:
     """Exit with 3 where one does not fit."""
     for plan in plans:
-        if plan.verdict == "does_not_fit":
+        if plan.verdict in FAILING:
             error = UserError(
                 "check.failed_inference", name=plan.name, gpu=plan.gpu.name, needed=plan.needed_bytes,
-                room=plan.available_bytes or 0,
+                room=plan.available_bytes or 0, verdict=say(f"word.{plan.verdict}"),
             )  # fmt: skip
             print_error(error, as_json=False)
             raise typer.Exit(int(error.exit_code))

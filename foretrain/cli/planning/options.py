@@ -5,8 +5,6 @@ from typing import Annotated
 
 import typer
 
-from foretrain.cli.old_options import spellings
-
 Gpu = Annotated[
     str,
     typer.Option(help="The card to plan for, such as 'RTX 4070'; 3060,4070 compares cards; cpu means this machine."),
@@ -45,7 +43,7 @@ WriteJob = Annotated[
 Others = Annotated[
     str,
     typer.Option(
-        *spellings("--used-by-others"),
+        "--used-by-others",
         help="Memory used by other programs on the card, such as 2GB. On this machine's card foretrain measures it.",
     ),
 ]
@@ -57,7 +55,12 @@ LoggedMfu = Annotated[
     float | None,
     typer.Option(help="The mfu that nanoGPT printed, in percent, for the step time."),
 ]
-Check = Annotated[bool, typer.Option("--check", help="Exit with code 3 if the step of the verdict does not fit.")]
+Check = Annotated[
+    bool,
+    typer.Option(
+        "--check", help="Exit with code 3 if the step of the verdict does not fit, may not fit or does not run there."
+    ),
+]
 Inference = Annotated[
     bool,
     typer.Option(

@@ -14,11 +14,13 @@ from foretrain.base.errors import UserError
 from foretrain.base.later import Later
 from foretrain.base.messages import printable
 from foretrain.cli.common import OUT, print_error, print_json
+from foretrain.predict.memory import FAILING
 from foretrain.predict.plan import SCHEMA, Plan
 from foretrain.reports import text
 from foretrain.reports.document import Document, Message, Screen
 from foretrain.reports.views import first as first_view
 from foretrain.reports.views import limits as limits_view
+from foretrain.reports.views.shared import check_error
 
 if TYPE_CHECKING:
     from foretrain.advice.best import Best
@@ -130,11 +132,8 @@ def check(plans: list[Plan]) -> None:
     """Exit with 3 when the step that the headline means does not fit; the one object of --json is the plan, which says
     so too."""
     for p in plans:
-        if p.verdict == "does_not_fit":
+        if p.verdict in FAILING:
             id = "check.failed_nanogpt" if p.step == "nanogpt" else "check.failed_foretrain"
-            error = UserError(
-                id, name=p.name, gpu=p.gpu.name, needed=p.memory_of(p.step).needed_bytes,
-                room=first_view.room(p, "short").text(),
-            )  # fmt: skip
+            error = check_error(id, p, p.memory_of(p.step), p.gpu, first_view.room(p, "short").text())
             print_error(error, as_json=False)
             raise typer.Exit(int(error.exit_code))

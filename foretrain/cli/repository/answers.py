@@ -1,6 +1,7 @@
 """What `foretrain plan` says of one config file, asked of a process of its own: a bad one does not end the others."""
 
 import json
+import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,8 +27,12 @@ class Answer(NamedTuple):
 
 
 def asked(path: Path, words: Sequence[str], *more: str) -> subprocess.CompletedProcess[str]:
-    """`foretrain plan` with a file and options, ended. Raises UserError where it takes too long."""
-    command = apart.command("foretrain", "plan", str(path), *words, *more)
+    """`foretrain plan` with a file and options, ended. Raises UserError where it takes too long.
+
+    ./ stands before a name of the repository, as it may look like an option, a preset, stdin or an address.
+    """
+    named = str(path) if path.is_absolute() else os.path.join(".", path)  # noqa: PTH118 - Path drops the ./
+    command = apart.command("foretrain", "plan", named, *words, *more)
     try:
         return subprocess.run(
             command, env=apart.variables(), stdin=subprocess.DEVNULL, capture_output=True, text=True, encoding="utf-8",

@@ -1,6 +1,6 @@
 """What a pull request changes of the training configs in a repository, as Markdown: fits, memory, time, cost.
 
-    python -m foretrain.cli.repository.pull_request --base main "--gpu=RTX 4070" --configs "config/*.py" "config/*.toml"
+    python -P -m foretrain.cli.repository.pull_request --base main "--gpu=RTX 4070" --configs "config/*.toml"
 
 `action.yml` puts it on the pull request. Names and sentences come from the repository and may be written by anybody, so
 none of them can become markup, a link or a mention. Configs are parsed and never run.
@@ -8,6 +8,7 @@ none of them can become markup, a link or a mention. Configs are parsed and neve
 
 import argparse
 import html
+import os
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from typing import NamedTuple
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.base.messages import printable, say
 from foretrain.cli.repository.answers import Answer, answer
+from foretrain.predict.memory import FAILING
 
 MARK = "<!-- foretrain -->"  # by which the comment is found and replaced
 MOST_CONFIGS, LONGEST = 50, 300  # a comment has room for 65,536 characters
@@ -33,36 +35,36 @@ class Change(NamedTuple):
     after: Answer | None
 
 
-def git(*words: str) -> str:
+def git(*words: str) -> bytes:
     """What git prints. Raises UserError 'environment.git' with what it says."""
     try:
-        done = subprocess.run(["git", *words], capture_output=True, text=True, encoding="utf-8", check=False)
+        done = subprocess.run(["git", *words], capture_output=True, check=False)
     except OSError as error:
         raise UserError("environment.git", reason=error.strerror or str(error)) from None
     if done.returncode:
-        raise UserError("environment.git", reason=(done.stderr.strip().splitlines() or ["?"])[-1][:LONGEST])
+        lines = os.fsdecode(done.stderr).strip().splitlines() or ["?"]
+        raise UserError("environment.git", reason=lines[-1][:LONGEST])
     return done.stdout
 
 
 def changed(base: str, patterns: Sequence[str]) -> list[tuple[str, str]]:
     """[(A, M or D; path)] of the configs that differ from where this branch left `base`; below the current folder."""
     words = ["--no-renames", "--name-status", "-z", "--relative", "--end-of-options", f"{base}...HEAD", "--"]
-    listed = git("diff", *words).split("\0")
+    listed = os.fsdecode(git("diff", *words)).split("\0")
     pairs = zip(listed[::2], listed[1::2], strict=False)
     return [(kind, path) for kind, path in pairs if any(PurePosixPath(path).match(each) for each in patterns)]
 
 
 def changes(base: str, patterns: Sequence[str], words: Sequence[str]) -> Iterator[Change]:
-    """Each changed config, planned before and after."""
-    left = git("merge-base", "--end-of-options", base, "HEAD").strip()
-    repository = Path(git("rev-parse", "--show-toplevel").strip()).resolve()
+    left = git("merge-base", "--end-of-options", base, "HEAD").decode().strip()
+    repository = Path(os.fsdecode(git("rev-parse", "--show-toplevel")).strip("\r\n")).resolve()
     with tempfile.TemporaryDirectory() as folder:
         for kind, path in changed(base, patterns)[:MOST_CONFIGS]:
             before = None
             if kind != "A":
                 old = Path(folder) / path
                 old.parent.mkdir(parents=True, exist_ok=True)
-                old.write_text(git("show", f"{left}:./{path}"), "utf-8")
+                old.write_bytes(git("show", f"{left}:./{path}"))
                 before = answer(old, words)
             after = None if kind == "D" else _after(Path(path), repository, words)
             yield Change(path, before, after)
@@ -82,7 +84,6 @@ def safe(text: str) -> str:
 
 
 def cells(row: Change) -> list[str]:
-    """What changed in each column, and what is as it was once."""
     if row.after is None:
         return [say("pull_request.removed"), *("" for _ in COLUMNS[1:])]
     if row.after.problem:
@@ -99,7 +100,7 @@ def _cell(shown: Callable[[Answer], str], before: Answer | None, after: Answer) 
 
 def _verdict(found: Answer) -> str:
     word = say(f"word.{found.verdict}") if found.verdict else say("unit.unknown")
-    return f"**{word}**" if found.verdict == "does_not_fit" else word
+    return f"**{word}**" if found.verdict in FAILING else word
 
 
 def _memory(found: Answer) -> str:
@@ -119,7 +120,6 @@ def _cost(found: Answer) -> str:
 
 
 def markdown(rows: Sequence[Change], words: Sequence[str]) -> str:
-    """The comment."""
     head = [MARK, f"### {say('pull_request.title')}", ""]
     if not rows:
         return "\n".join([*head, say("pull_request.none"), ""])
@@ -153,7 +153,7 @@ def main(arguments: Sequence[str]) -> int:
     after = [row.after for row in rows if row.after is not None]
     if options.check and any(each.problem for each in after):
         return int(ExitCode.USAGE)
-    return int(ExitCode.CHECK_FAILED if options.check and any(e.verdict == "does_not_fit" for e in after) else 0)
+    return int(ExitCode.CHECK_FAILED if options.check and any(e.verdict in FAILING for e in after) else 0)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from foretrain.training.folder import label
 _NAMED = re.compile(r"([^=+/\\]{1,40})=(.+)", re.DOTALL)
 _TABLES = (".csv", ".tsv", ".json", ".jsonl", ".ndjson")
 OWN_KEYS = ("gpu", "used_by_others", "bytes_per_token", "tokens_per_step", "run")
-_OLD_KEYS = {"others": "used_by_others"}  # still understood
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ def _with_extras(word: str, path: str, label: str, extras: list[str]) -> Given:
     words, own, tables = [], {}, []
     for extra in extras:
         key, equals, value = extra.partition("=")
-        name = _OLD_KEYS.get(key.lstrip("-"), key.lstrip("-"))
+        name = key.lstrip("-").replace("-", "_")
         if equals and name in OWN_KEYS:
             own[name] = value
         elif equals:

@@ -50,6 +50,7 @@ def of_log(given: Given, log: TrainingLog, config: RunConfig | None, seen: Gpu |
         step_source="measured (log)" if step_s else None, memory=_memory(log),
         used_by_others_bytes=given.held_bytes, train=train, val=val,
         val_unit=log.program.val_unit,
+        train_unit=log.program.val_unit if log.program.val_unit != "bits a byte" else "nats a token",
         wall_s=train.seconds_s[-1] if train.seconds_s else None,
         printed_mfu=next((m for m in reversed(log.steps.logged_mfu) if math.isfinite(m)), None), notes=_notes(log),
     )  # fmt: skip

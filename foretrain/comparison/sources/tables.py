@@ -19,8 +19,8 @@ from foretrain.predict.plan import Note
 
 
 def claims(path: Path, head: bytes) -> bool:
-    """By its name, or JSON that is not foretrain's own; the Trainer's state is a log."""
-    if b'"log_history"' in head:
+    """By its name, or JSON that is not foretrain's own; what a fine-tuning program writes is a log."""
+    if any(word in head for word in (b'"log_history"', b'"current_steps"', b"global_step/max_steps")):
         return False
     return path.suffix in (".csv", ".tsv", ".json", ".jsonl", ".ndjson") or head.lstrip()[:2] in (b'{"', b"[{", b"[[")
 
@@ -68,7 +68,7 @@ def _values(steps: list[Value], values: list[Value]) -> dict[int, float]:
 
 def subject_of(given: Given, roles: dict[str, dict[int, float]]) -> Subject:
     """The subject of {role: {step: value}}. Raises UserError."""
-    seconds = _seconds(roles)
+    seconds = seconds_of(roles)
     tokens, stated = _tokens_per_step(roles), given.number("tokens_per_step", 1, 10**13)
     times, since = _times(roles, seconds)
     bpb = not roles.get("val_loss") and bool(roles.get("val_bpb"))
@@ -90,7 +90,7 @@ def subject_of(given: Given, roles: dict[str, dict[int, float]]) -> Subject:
     return with_forecast(subject, config, gpu, resolved.step) if config and resolved else subject
 
 
-def _seconds(roles: dict[str, dict[int, float]]) -> dict[int, float]:
+def seconds_of(roles: dict[str, dict[int, float]]) -> dict[int, float]:
     """Since the first record; MLflow counts milliseconds."""
     if roles.get("seconds"):
         return roles["seconds"]

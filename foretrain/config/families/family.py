@@ -52,11 +52,9 @@ class Family:
     # -- parameters, in the order of the model's state dict -------------------------------------------------
 
     def before(self, c: RunConfig) -> Named:
-        """Those before the blocks."""
         raise NotImplementedError
 
     def block(self, c: RunConfig) -> Named:
-        """Those of one block."""
         raise NotImplementedError
 
     def after(self, c: RunConfig) -> Named:
@@ -72,11 +70,9 @@ class Family:
         raise NotImplementedError
 
     def head_dim(self, c: RunConfig) -> int:
-        """Width of a head."""
         return c.n_embd // c.n_head
 
     def n_kv_head(self, c: RunConfig) -> int:
-        """Heads of keys and values."""
         return c.n_head
 
     def roughly_compiled(self, c: RunConfig) -> str:

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from foretrain.base.errors import UserError
-from foretrain.base.records import Note
 from foretrain.config.finetune.adapter import put_adapter
 from foretrain.config.finetune.formats.format import training_arguments
-from foretrain.config.finetune.options import FineTune
+from foretrain.config.finetune.options import Bound, FineTune
 from foretrain.config.finetune.table import FileSettings, Table
 from foretrain.config.hub.facts import ModelSource
 from foretrain.config.hub.read import facts_of
@@ -56,8 +55,9 @@ class LiveRun:
         return self.model_class.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration"))
 
 
-def read_live(run: LiveRun) -> tuple[ModelSource, FineTune, tuple[Note, ...]]:
-    """(the model, how it is trained, notes on what is not planned). Raises UserError for what cannot be planned."""
+def read_live(run: LiveRun) -> tuple[ModelSource, FineTune, dict[str, Bound]]:
+    """(the model, how it is trained, what is not planned with what the figures then are). Raises UserError for what
+    cannot be planned."""
     if not run.predicts_tokens:
         raise UserError("usage.callback_head", model=run.model_class)
     if run.other_trainer:
@@ -80,8 +80,7 @@ def read_live(run: LiveRun) -> tuple[ModelSource, FineTune, tuple[Note, ...]]:
     table = Table({"attn_implementation": run.attention}, found)
     table.put("attn", "attn_implementation")
     tune = FineTune.model_validate({**found.values, **given})
-    notes = [Note(id="finetune_unplanned", values={"where": WHERE, "keys": found.unplanned})] if found.unplanned else []
-    return _source(run), tune, tuple(notes)
+    return _source(run), tune, found.unplanned
 
 
 def _arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:

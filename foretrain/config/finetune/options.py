@@ -14,6 +14,25 @@ from foretrain.base.records import Record
 from foretrain.config.hub.facts import ModelFacts
 from foretrain.config.option import Group, Stops
 
+Bound = Literal["exact", "at_least", "at_most", "unknown"]
+Training = Literal[
+    "sft",
+    "pretraining",
+    "dpo",
+    "kto",
+    "orpo",
+    "simpo",
+    "cpo",
+    "preference",
+    "grpo",
+    "ppo",
+    "rloo",
+    "reward",
+    "classification",
+    "embedding",
+    "distillation",
+    "unknown",
+]
 Method = Literal["full", "lora", "qlora", "dora"]
 Optim = Literal[
     "adamw_torch_fused",
@@ -26,7 +45,19 @@ Optim = Literal[
     "sgd",
 ]
 Attn = Literal["sdpa", "eager", "flash_attention_2"]
-Loop = Literal["trainer", "trl", "axolotl", "llama-factory", "unsloth", "torchtune"]
+Loop = Literal["trainer", "trl", "axolotl", "llama-factory", "unsloth", "torchtune", "own"]
+# What the figures of a step of SFT are of another training's. Training on preferences, by reinforcement or from a
+# teacher runs the same blocks, and more beside them. A classifier's head has no logits of the vocabulary, so its step
+# is below; a reward model takes two such sequences of each sample, so nothing is known.
+BOUNDS: dict[str, Bound] = {
+    "sft": "exact", "pretraining": "exact", "classification": "at_most",
+    **dict.fromkeys(("reward", "embedding", "unknown"), "unknown"),
+}  # fmt: skip
+NAMES_OF_TRAINING: dict[str, Training] = {
+    "pt": "pretraining", "rm": "reward", "prm": "reward", "reward_model": "reward", "ipo": "dpo", "online_dpo": "dpo",
+    "bco": "kto", "gspo": "grpo", "gdpo": "grpo", "dapo": "grpo", "gkd": "distillation", "kd": "distillation",
+    "seq_cls": "classification", "reranker": "classification",
+}  # fmt: skip
 NAMES_OF_OPTIM: dict[str, Optim] = {
     "adamw_hf": "adamw_torch", "adamw_bnb_8bit": "adamw_8bit", "paged_adamw": "paged_adamw_32bit",
     "adamw_apex_fused": "adamw_torch_fused", "adamw": "adamw_torch",
@@ -62,6 +93,10 @@ class FineTune(Record):
     """All that decides what a fine-tuning run takes, beside the model and the card."""
 
     # fmt: off
+    training: Training = _option(
+        "sft", "what is trained for; kinds beside the first two are named and bounded, not planned", "stage",
+        "rlhf_type", group="model",
+    )
     method: Method = _option(
         "full", "full: all weights; lora, dora: adapters; qlora: adapters over 4-bit weights", "finetuning_type",
         group="model", basic=True,
@@ -119,6 +154,7 @@ class FineTune(Record):
     )
     compile: bool = _option(False, "torch.compile the model", "torch_compile", group="system")
     liger: bool = _option(False, "Liger's kernels", "use_liger_kernel", "liger_plugin", group="system")
+    cut_cross_entropy: bool = _option(False, "axolotl's CutCrossEntropy plugin", group="system")
     unsloth: bool = _option(False, "unsloth's functions, and how it loads a model", "use_unsloth", group="system")
     offload_checkpoints: bool = _option(
         False, "with unsloth: checkpoints go to the computer's memory (gradient_checkpointing: unsloth)", group="batch",
@@ -144,6 +180,11 @@ class FineTune(Record):
     )
     loop: Loop = _option("trainer", "whose training loop: it decides what is cast and kept", group="system")
     # fmt: on
+
+    @property
+    def bound(self) -> Bound:
+        """What the figures of SFT's step are of this training's."""
+        return BOUNDS.get(self.training, "at_least")
 
     @property
     def adapters(self) -> bool:

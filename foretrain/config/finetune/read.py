@@ -15,16 +15,25 @@ from pydantic import Field
 from foretrain.base.errors import UserError
 from foretrain.base.records import Note, Record
 from foretrain.config.finetune.adapter import put_adapter
-from foretrain.config.finetune.formats import FORMATS
+from foretrain.config.finetune.formats import FORMATS, foreign
 from foretrain.config.finetune.formats.script import table_of_script, without_unread
-from foretrain.config.finetune.options import FineTune
+from foretrain.config.finetune.options import OPTION_OF, Bound, FineTune
 from foretrain.config.finetune.table import FileSettings, Table
 from foretrain.config.finetune.together import idle_note, whole
 from foretrain.config.finetune.words import COSTS, parse_words
 from foretrain.config.finetune.yaml_file import read_text_of, table_of
 from foretrain.config.hub.facts import ModelSource
-from foretrain.config.hub.source import MODEL_FILES, describes_model, find_source, is_repository, model_named
+from foretrain.config.hub.read import FOUR_BITS
+from foretrain.config.hub.source import (
+    MODEL_FILES,
+    describes_model,
+    find_source,
+    is_repository,
+    model_named,
+    unquantized,
+)
 
+TELLING = 2  # keys that no other trainer has
 _SUFFIXES = (".yaml", ".yml", ".json", ".py")
 # The modules that peft gives an adapter where nobody names them, for families whose facts are known
 # (peft 0.21, utils/constants.py, TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING).
@@ -47,7 +56,7 @@ class FineTuneReading(Record):
     where: str
     format: str = ""
     origins: dict[str, str] = Field(default_factory=dict)
-    unplanned: tuple[str, ...] = ()
+    unplanned: dict[str, Bound] = Field(default_factory=dict)
     unknown: tuple[str, ...] = ()
     harmless: tuple[str, ...] = ()
     cards: int = 0
@@ -65,7 +74,12 @@ def read_finetune(source: str, words: Sequence[str] = ()) -> tuple[ModelSource, 
     values, origins, others = parse_words(words)
     path = _path(source)
     given = path is not None and _is_config(path)
-    found = read_file(path) if path and given else FileSettings("", source, model=source)
+    format = others.get("format", "")
+    if format and format not in FORMATS:
+        raise UserError("config.finetune_format", format=format[:60], formats=list(FORMATS))
+    if format and not given:
+        raise UserError("config.finetune_format_file", source=source[:200])
+    found = read_file(path, format) if path and given else FileSettings("", source, model=source)
     if "accelerate" in others:
         _add_accelerate(found, Path(others["accelerate"]))
     if path is None and Path(source).suffix in _SUFFIXES:
@@ -78,8 +92,15 @@ def read_finetune(source: str, words: Sequence[str] = ()) -> tuple[ModelSource, 
     if model.adapter is not None and not given:
         put_adapter(Table(dict(model.adapter), found), model.facts, four_bit=False)
     costs = {name: others[name] for name in COSTS if name in others}
+    # what was typed for an option stands in the place of what the file says of it
+    found.unplanned = {text: bound for text, bound in found.unplanned.items() if _option_of(text) not in values}
     reading = reading_of(found, model, origins)
     tune = whole(FineTune.model_validate({**found.values, **values}), origins, model.facts)
+    if tune.method == "qlora":
+        if model.facts is not None and model.facts.quantization == FOUR_BITS and "double_quant" not in origins:
+            double = bool(model.config["quantization_config"].get("bnb_4bit_use_double_quant"))  # type: ignore[attr-defined]
+            tune = tune.model_copy(update={"double_quant": double})
+        model = unquantized(model)
     read_from = {"unsloth": reading.origins.get("loop", "default")} if tune.unsloth else {}
     return model, tune, reading.model_copy(update={"costs": costs, "origins": {**read_from, **reading.origins}})
 
@@ -91,7 +112,7 @@ def reading_of(found: FileSettings, model: ModelSource | None, origins: Mapping[
         _choose_targets(found, model)
     origins = {**found.origins, **origins}
     return FineTuneReading(
-        where=found.source, format=found.format, origins=origins, unplanned=tuple(found.unplanned),
+        where=found.source, format=found.format, origins=origins, unplanned=found.unplanned,
         unknown=tuple(found.unknown), harmless=tuple(found.harmless), cards=found.cards, sharding=found.sharding,
         notes=_notes(found, model, origins),
     )  # fmt: skip
@@ -105,8 +126,8 @@ def read_file(path: Path, format: str = "") -> FileSettings:
 def settings_of(text: str, source: str, format: str = "", *, script: bool) -> FileSettings:
     """What the text of such a file says; `source` names it in sentences. Raises UserError."""
     if script:
-        format, keys = table_of_script(text, source)
-        found = FileSettings(format, source)
+        called, keys = table_of_script(text, source)
+        found = FileSettings(format or called, source, called=True)
         keys = without_unread(keys, found)
     else:
         keys = table_of(text, source)
@@ -117,21 +138,26 @@ def settings_of(text: str, source: str, format: str = "", *, script: bool) -> Fi
 
 
 def format_of(keys: Mapping[str, Any], source: str) -> str:
-    """The format that a file's keys tell; TrainingArguments' own tell of none of the others. Raises UserError."""
-    for each in FORMATS.values():
+    """The format that a file's keys tell: by one that is unmistakable, or by two that no other trainer has. Raises
+    UserError for another trainer's file, and where nobody can say."""
+    foreign.refuse(keys, source)
+    trainer = FORMATS["trainer"]
+    others = [each for each in FORMATS.values() if each is not trainer]
+    for each in others:
         if each.fits(keys):
             return each.name
-    counts = {each.name: len(each.keys & keys.keys()) for each in FORMATS.values()}
-    best = max((name for name in counts if name != "trainer"), key=lambda name: counts[name])
-    best = best if counts[best] else "trainer"
-    if not counts[best]:
-        every = sorted({key for each in FORMATS.values() for key in each.keys})
-        first = next(iter(keys))
-        near = difflib.get_close_matches(str(first), every, n=3, cutoff=0.8)
-        if near:
-            raise UserError("config.finetune_no_format_near", path=source, key=str(first)[:60], near=near)
-        raise UserError("config.finetune_no_format", path=source)
-    return best
+    counts = {each.name: len(each.keys & keys.keys()) for each in others}
+    best = max(counts, key=lambda name: counts[name])
+    if counts[best] >= TELLING:
+        return best
+    if trainer.fits(keys) or len(trainer.keys & keys.keys()) >= TELLING:
+        return trainer.name
+    every = sorted({key for each in FORMATS.values() for key in each.keys} | {"per_device_train_batch_size"})
+    first = str(next(iter(keys)))
+    near = difflib.get_close_matches(first, every, n=3, cutoff=0.9)
+    if near and first not in every:
+        raise UserError("config.finetune_no_format_near", path=source, key=first[:60], near=near)
+    raise UserError("config.finetune_no_format", path=source, formats=list(FORMATS), example="--format trainer")
 
 
 def is_finetune_file(source: str) -> bool:
@@ -147,6 +173,11 @@ def is_finetune_file(source: str) -> bool:
     except UserError:
         return False
     return True
+
+
+def _option_of(text: str) -> str | None:
+    """The option that a setting's key is a spelling of."""
+    return OPTION_OF.get(text.partition(" ")[0].rpartition(".")[2])
 
 
 def _path(source: str) -> Path | None:
@@ -183,7 +214,7 @@ def _add_accelerate(found: FileSettings, path: Path) -> None:
     part = read_file(path, "accelerate")
     found.values = {**found.values, **part.values}
     found.origins = {**found.origins, **part.origins}
-    found.unplanned += part.unplanned
+    found.unplanned |= part.unplanned
     found.unknown += part.unknown
     found.cards, found.sharding = part.cards or found.cards, part.sharding or found.sharding
 
@@ -198,11 +229,13 @@ def _choose_targets(found: FileSettings, model: ModelSource) -> None:
 
 def _notes(found: FileSettings, model: ModelSource | None, origins: Mapping[str, str]) -> tuple[Note, ...]:
     """What the user should know of the reading."""
-    notes = []
+    notes = (
+        [Note(id="finetune_read_as", values={"where": found.source, "format": found.format})] if found.format else []
+    )
     if found.unknown:
         notes.append(Note(id="finetune_unknown", values={"where": found.source, "keys": found.unknown}))
     if found.unplanned:
-        notes.append(Note(id="finetune_unplanned", values={"where": found.source, "keys": found.unplanned}))
+        notes.append(Note(id="finetune_unplanned", values={"where": found.source, "keys": list(found.unplanned)}))
     if found.sharding:
         notes.append(Note(id="finetune_sharding", values={"where": found.source, "sharding": found.sharding}))
     if found.cards > 1:

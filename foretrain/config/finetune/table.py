@@ -6,14 +6,23 @@ What is left at the end is known to change nothing, known and not planned, or no
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from foretrain.base.errors import UserError
 from foretrain.config.checks import shown
+from foretrain.config.finetune.options import Bound
 from foretrain.config.finetune.values import NotPlanned, converted, flag
 
 _SHORT = re.compile(r"[\w./, -]{1,40}")  # what is shown as it stands; the rest as Python writes it
 _MOST_NAMED = 60  # of a key, in characters
+# Words in the name of a key that nobody here knows, by which it decides what a run takes.
+_DECIDES = re.compile(
+    r"quant|bit(s|$|_)|fp8|nvfp|offload|zero|shard|parallel|kernel|attn|attention|optim|checkpointing|recompute|galore"
+    r"|lomo|badam|apollo|reward|teacher|distil|critic|ref_model|rollout|vllm|freez|cross_entropy|loss_(fn|type|func)"
+)
+KINDS: dict[str, Bound] = {"at_least": "at_least", "at_most": "at_most"}
+_OF_CARDS = ("_dim", "_size", "_degree")
 _TRACKERS = ("wandb", "mlflow", "comet", "trackio", "swanlab", "hub_", "push_to_hub", "hf_", "tensorboard", "neptune")
 
 
@@ -21,8 +30,8 @@ _TRACKERS = ("wandb", "mlflow", "comet", "trackio", "swanlab", "hub_", "push_to_
 class FileSettings:
     """What a file says of a fine-tuning run. `values`: by FineTune's options; `origins`: the key that each is from.
 
-    `unplanned`: what changes memory or time and is not planned; `harmless`: what changes neither; `cards` and
-    `sharding`: what the file wants of several cards.
+    `unplanned`: what changes memory or time and is not planned, with what the plan's figures then are of the run's;
+    `harmless`: what changes neither; `cards` and `sharding`: what the file wants of several cards.
     """
 
     format: str
@@ -32,9 +41,10 @@ class FileSettings:
     origins: dict[str, str] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
     harmless: list[str] = field(default_factory=list)
-    unplanned: list[str] = field(default_factory=list)
+    unplanned: dict[str, Bound] = field(default_factory=dict)
     cards: int = 0
     sharding: str = ""
+    called: bool = False  # a script makes the calls, so what it leaves out has their defaults
     peft_targets: bool = False  # the modules that peft chooses by itself for this family
 
 
@@ -87,41 +97,60 @@ class Table:
         try:
             self.found.values[option] = converted(option, value, self.name(key), self.found.source)
         except NotPlanned as other:
-            self.unplanned(key, value, str(other))
+            self.unplanned(key, value, str(other), "at_most" if str(other) else "unknown")
             if not str(other):
                 return False
             self.found.values[option] = str(other)
-        self.found.origins[option] = self.name(key)
+        stated = key in self.keys or "." in key or self.inside
+        self.found.origins[option] = self.name(key) if stated else f"{self.found.format}'s default"
         return True
 
-    def unplanned(self, key: str, value: Any = None, instead: str = "") -> None:
-        """Name a key that changes memory or time in a way that is not planned, and what is planned instead."""
+    def cards(self, key: str) -> None:
+        """How many cards the file wants. On each of several, gradients have buckets beside all that one card holds."""
+        count = self.take(key)
+        if isinstance(count, int) and count > 1:
+            self.found.cards = count
+            self.unplanned(key, count, bound="at_least")
+
+    def unplanned(self, key: str, value: Any = None, instead: str = "", bound: Bound = "unknown") -> None:
+        """Name a key that changes memory or time in a way that is not planned, and what is planned instead. `bound`:
+        what the plan's figures are of the run's."""
         self.taken.add(key)
         text = self.name(key)
         if isinstance(value, str | int | float | bool):
             text = f"{text} = {value if isinstance(value, str) and _SHORT.fullmatch(value) else shown(value)}"
         if instead:
             text = f"{text} (planned as {instead})"
-        if text not in self.found.unplanned:
-            self.found.unplanned.append(text)
+        before = self.found.unplanned.get(text, bound)
+        self.found.unplanned[text] = bound if before == bound else "unknown"
 
     def name(self, key: str) -> str:
         """How a key is named: with the tables that it is in."""
         text = f"{self.inside}{key}"
         return text if _SHORT.fullmatch(text) else shown(text)[:_MOST_NAMED]
 
-    def rest(self, harmless: Collection[str] = (), unplanned: Collection[str] = ()) -> None:
-        """Sort the keys that were not taken: what changes nothing, what is not planned, what is not known.
+    def rest(
+        self,
+        harmless: Collection[str] = (),
+        decisive: Collection[str] = (),
+        known: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Sort the keys that were not taken: what changes nothing, what is not planned, what is not known. `known`: by
+        known_keys.
 
-        A key that is not planned changes nothing where it is null, false, 0 or empty; those of a tracker never do.
+        A key that is not planned changes nothing where it is null, false, 0 or empty, or a size of one card; those of a
+        tracker never do.
         """
+        known = {**known, **dict.fromkeys(harmless, "harmless"), **dict.fromkeys(decisive, "decisive")}
         for key, value in self.keys.items():
             if key in self.taken:
                 continue
             self.taken.add(key)
-            if key in unplanned and value not in (None, False, 0, "", [], {}, "no", "none"):
-                self.unplanned(key, value)
-            elif key in harmless or key in unplanned or key.startswith(_TRACKERS):
+            of_one = value in (1, -1) and key.endswith(_OF_CARDS)
+            kind, off = known.get(key), of_one or value in (None, False, 0, "", [], {}, "no", "none")
+            if kind == "harmless" or key.startswith(_TRACKERS) or (off and (kind or _DECIDES.search(key))):
                 self.found.harmless.append(self.name(key))
+            elif kind or _DECIDES.search(key):
+                self.unplanned(key, value, bound=KINDS.get(kind or "", "unknown"))
             else:
                 self.found.unknown.append(self.name(key))

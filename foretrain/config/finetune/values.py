@@ -10,11 +10,20 @@ from foretrain.base.errors import UserError
 from foretrain.base.messages import listed, say
 from foretrain.base.quantities import parse_count
 from foretrain.config.checks import shown
-from foretrain.config.finetune.options import FINETUNE_OPTIONS, NAMES_OF_OPTIM, FineTune, FineTuneOption
+from foretrain.config.finetune.options import (
+    FINETUNE_OPTIONS,
+    NAMES_OF_OPTIM,
+    NAMES_OF_TRAINING,
+    FineTune,
+    FineTuneOption,
+)
 
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0", "none", "null")
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
-_NEAR = {"adamw_torch_8bit": "adamw_8bit", "ao_adamw_8bit": "adamw_8bit"}  # torchao's: states of as many bytes
+# torchao's optimizers, whose states have at most as many bytes as those of what is planned instead.
+_NEAR = dict.fromkeys(
+    (f"{name}_{kind}" for name in ("adamw_torch", "ao_adamw") for kind in ("8bit", "4bit", "fp8")), "adamw_torch"
+)
 _PLAIN_NAMES = re.compile(r"[\w.-]*")
 
 
@@ -127,6 +136,8 @@ def _choice(option: FineTuneOption, value: Any, key: str, source: str) -> str:
     word = value.strip().removeprefix("torch.")
     if option.name == "optim":
         word = NAMES_OF_OPTIM.get(word.lower(), word.lower())
+    elif option.name == "training":
+        word = NAMES_OF_TRAINING.get(word.lower(), word.lower())
     elif option.name == "dtype":
         word = _DTYPES.get(word.lower(), word.lower())
     if word in option.choices:

@@ -19,7 +19,7 @@ _SWITCHES = {
 _WITH_SWITCH = {("lora", "qlora"), ("lora", "dora")}  # --method lora --load-in-4bit is qlora
 COSTS = tuple(name for name, option in OPTIONS.items() if option.group == "cost")  # prices are those of any run
 _SURE = 0.85  # what is as much like another word is taken for it
-OTHERS = ("model", "accelerate", *COSTS)  # words that are no options of FineTune
+OTHERS = ("model", "accelerate", "format", *COSTS)  # words that are no options of FineTune
 
 
 def parse_words(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
@@ -190,9 +190,9 @@ def _next(rest: list[str], name: str) -> str:
 
 def _unknown(key: str, name: str) -> UserError:
     keys, own = known_keys("training", "adapter", "trl", "unsloth"), [*OPTION_OF, *_SWITCHES, *OTHERS]
-    alike = difflib.get_close_matches(key, [*own, *sorted(keys.harmless | keys.unplanned)], n=1, cutoff=_SURE)
+    alike = difflib.get_close_matches(key, [*own, *sorted(keys)], n=1, cutoff=_SURE)
     if alike and alike[0] not in own:
-        id = "config.finetune_harmless" if alike[0] in keys.harmless else "config.finetune_not_planned"
+        id = "config.finetune_harmless" if keys[alike[0]] == "harmless" else "config.finetune_not_planned"
         return UserError(id, option=name[:60], near=f"--{alike[0].replace('_', '-')}")
     near = difflib.get_close_matches(key, own, n=3, cutoff=0.6)
     if near:

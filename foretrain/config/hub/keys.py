@@ -39,7 +39,6 @@ class Keys:
         self.config, self.where, self.family = config, where, family
 
     def has(self, *names: str) -> bool:
-        """Whether one of these keys has a value."""
         return any(self.config.get(name) is not None for name in names)
 
     def whole(self, *names: str, default: int | None = None, least: int = 1, most: int = MOST_WIDE) -> int:
@@ -56,11 +55,9 @@ class Keys:
         return value
 
     def layers(self, *names: str) -> int:
-        """How many layers there are."""
         return self.whole(*names, most=MOST_LAYERS)
 
     def number(self, name: str, default: float, *, least: float = 0.0, most: float = 1e9) -> float:
-        """A number with a fraction."""
         value = self.config.get(name)
         if value is None:
             return default
@@ -71,12 +68,10 @@ class Keys:
         return float(value)
 
     def share(self, *names: str, default: float = 0.0) -> float:
-        """A probability of dropout."""
         name, value = self._first(names)
         return default if value is None else self.number(name, default, most=1.0)
 
     def flag(self, name: str, default: bool) -> bool:
-        """true or false."""
         value = self.config.get(name)
         if value is None:
             return default
@@ -113,7 +108,6 @@ class Keys:
         return value[:count]
 
     def numbers_of_layers(self, name: str, count: int) -> frozenset[int]:
-        """A list of layers, by their numbers."""
         value = self.config.get(name)
         if value is None:
             return frozenset()

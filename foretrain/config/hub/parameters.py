@@ -24,7 +24,6 @@ class Parameter(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """How many numbers it has."""
         return math.prod(self.shape)
 
     @property
@@ -61,7 +60,6 @@ _O = (("self_attn.o_proj", "o"),)
 
 
 def _modern(*block: tuple[str, str], model: str = "model", norm: str = "norm") -> _Layout:
-    """The names that came with Llama."""
     return _Layout(f"{model}.embed_tokens", f"{model}.layers", block, f"{model}.{norm}")
 
 
@@ -134,7 +132,6 @@ def _has(facts: ModelFacts, layer: int, name: str, part: str) -> bool:
 def _part(
     facts: ModelFacts, matrices: dict[str, tuple[int, int, bool]], name: str, part: str, layer: int | None
 ) -> Iterator[Parameter]:
-    """The parameters of one module."""
     if part in matrices:
         out, into, bias = matrices[part]
         yield Parameter(f"{name}.weight", (into, out) if facts.conv1d else (out, into), layer, "linear")

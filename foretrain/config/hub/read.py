@@ -14,7 +14,8 @@ from foretrain.config.hub.facts import ModelFacts
 from foretrain.config.hub.families import FAMILIES
 from foretrain.config.hub.keys import Keys, Unknown
 
-MAX_BYTES = 2 * 2**20  # those of the largest models have some kilobytes
+MAX_BYTES = 10 * 2**20  # most have some kilobytes, those with many labels some megabytes
+FOUR_BITS = "bitsandbytes"
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -53,13 +54,16 @@ def _dtype(keys: Keys) -> Any:
 def _quantization(keys: Keys) -> str:
     """The method by which the published weights are quantized; none: ''."""
     table = keys.table("quantization_config")
-    return table.word("quant_method", default="bitsandbytes")[:40] if table.config else ""
+    if not table.config:
+        return ""
+    method = table.word("quant_method", default=FOUR_BITS)[:40]
+    return f"{method}, 8 bits" if method == FOUR_BITS and table.config.get("load_in_8bit") else method
 
 
 def config_of(text: str, where: str) -> dict[str, Any]:
     """The table of a config.json's text. Raises UserError where it is not JSON, or not an object."""
     try:
-        found = json.loads(text, parse_constant=_refuse)
+        found = json.loads(text)  # with Infinity and NaN, as Python writes them; no size may be one
     except RecursionError:
         raise UserError("config.hub_not_json", where=where, reason="it is nested too deeply") from None
     except ValueError as error:
@@ -67,10 +71,6 @@ def config_of(text: str, where: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise UserError("config.hub_not_object", where=where)
     return found
-
-
-def _refuse(word: str) -> None:
-    raise ValueError(f"it has {word}, which is no number")
 
 
 def read_config(path: Path) -> dict[str, Any]:

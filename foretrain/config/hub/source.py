@@ -15,7 +15,7 @@ from foretrain.base.errors import UserError
 from foretrain.config.hub.facts import ModelSource
 from foretrain.config.hub.families import FAMILIES
 from foretrain.config.hub.models import ModelPreset, model_named, models
-from foretrain.config.hub.read import config_of, facts_of, names_code, read_config
+from foretrain.config.hub.read import FOUR_BITS, config_of, facts_of, names_code, read_config
 
 _PREFIXES = ("hf://", "hf:", "https://huggingface.co/", "http://huggingface.co/", "huggingface.co/")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
@@ -38,6 +38,14 @@ def preset_source(name: str) -> ModelSource | None:
     """The model of a preset's name or repository, wherever one asks; None where there is none. No path is tried."""
     preset = model_named(name)
     return _of_preset(preset, preset.name) if preset else None
+
+
+def unquantized(source: ModelSource) -> ModelSource:
+    """The model as it was before bitsandbytes put it into 4 bits: QLoRA does that anyway, so its plan is the same."""
+    if source.facts is None or source.facts.quantization != FOUR_BITS:
+        return source
+    config = {key: value for key, value in source.config.items() if key != "quantization_config"}
+    return source.model_copy(update={"config": config, "facts": facts_of(config, source.where)})
 
 
 def unknown_model(name: str) -> UserError:

@@ -6,7 +6,8 @@ for 256, q5_K 176, q6_K 210. The mixtures with _m and _s keep a part of the bloc
 and 8.5008 for Q8_0; these rows come to that within 0.2 %.
 """
 
-from typing import Literal, NamedTuple, get_args
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, get_args
 
 Engine = Literal["llama.cpp", "pytorch"]
 ENGINES: tuple[Engine, ...] = get_args(Engine)
@@ -30,10 +31,40 @@ FORMATS: dict[str, Format] = {
     "q4_k_s": Format(4.538, 4.5, 6.5625, "llama.cpp"), "q4_0": Format(4.5, 4.5, 6.5625, "llama.cpp"),
     # torchao's weight-only formats leave the embedding in bf16: int8 has a scale a row, int4 a scale and a zero for 64.
     "fp8": Format(8, 16, 8, "pytorch"), "int8": Format(8, 16, 8, "pytorch"), "int4": Format(4.5, 16, 4.5, "pytorch"),
+    # As repositories publish them, with the embedding and the head in 16 bits: GPTQ and AWQ have a 16-bit scale and a
+    # 4-bit zero for each group, bitsandbytes' NF4 a scale of 32 for 64 weights, or one of 8 that is quantized again.
+    "w8": Format(8.01, 16, 16, "pytorch"), "w4_g128": Format(4 + 20 / 128, 16, 16, "pytorch"),
+    "w4_g64": Format(4 + 20 / 64, 16, 16, "pytorch"), "w4_g32": Format(4 + 20 / 32, 16, 16, "pytorch"),
+    "nf4": Format(4.5, 16, 16, "pytorch"), "nf4_dq": Format(4.127, 16, 16, "pytorch"),
 }  # fmt: skip
+PUBLISHED = ("w8", "w4_g128", "w4_g64", "w4_g32", "nf4", "nf4_dq")
 SPELLINGS = {"float32": "f32", "fp32": "f32", "float16": "f16", "fp16": "f16", "half": "f16", "bfloat16": "bf16",
              "q8": "q8_0", "q4": "q4_k_m", "q5": "q5_k_m", "q6": "q6_k"}  # fmt: skip
 CACHES: dict[str, float] = {"f32": 32, "f16": 16, "bf16": 16, "fp8": 8, "q8_0": 8.5, "q4_0": 4.5}
+
+
+def published_in(quantization: Mapping[str, Any]) -> str:
+    """The format of a config.json's quantization_config; '' of one that is not known here."""
+    method, groups = quantization.get("quant_method", "bitsandbytes"), quantization.get("config_groups")
+    if method == "bitsandbytes":
+        return (
+            "w8"
+            if quantization.get("load_in_8bit")
+            else f"nf4{'_dq' * bool(quantization.get('bnb_4bit_use_double_quant'))}"
+        )
+    weights = quantization
+    if method == "compressed-tensors" and isinstance(groups, Mapping) and len(groups) == 1:
+        group = next(iter(groups.values()))
+        weights = group.get("weights") if isinstance(group, Mapping) else None
+    bits = 8 if method in ("fp8", "fbgemm_fp8") else None
+    size: Any = 128
+    if method in ("gptq", "awq", "compressed-tensors") and isinstance(weights, Mapping):
+        bits = weights.get("bits", weights.get("num_bits", weights.get("w_bit")))
+        size = weights.get("group_size") or weights.get("q_group_size") or 128
+    if bits == 8:
+        return "w8"
+    size = 128 if size == -1 else size
+    return f"w4_g{size}" if bits == 4 and f"w4_g{size}" in FORMATS else ""
 
 
 def named(word: str) -> str:

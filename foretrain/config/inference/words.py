@@ -34,7 +34,6 @@ def parse_inference(words: Sequence[str]) -> tuple[Inference, list[str]]:
 
 
 def _option(word: str) -> str | None:
-    """The option of a word, where it is one."""
     name = word.removeprefix("--").replace("-", "_")
     name = _ALIASES.get(name, name)
     return name if word.startswith("--") and name in Inference.model_fields else None
@@ -70,6 +69,5 @@ def _number(name: str, value: Any) -> Any:
 
 
 def _expected(name: str) -> str:
-    """What an option takes, as its limits say it."""
     most = next((each.le for each in Inference.model_fields[name].metadata if hasattr(each, "le")), None)
     return f"1 - {most:,}" if most is not None else listed(list(ENGINES))

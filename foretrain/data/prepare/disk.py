@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from foretrain.base.durable import sync_folder
+from foretrain.base.durable import OWN, sync_folder
 from foretrain.base.errors import UserError
 
 _PIECE_BYTES = 2**20
@@ -17,8 +17,8 @@ _write = os.write  # what tests stand in for
 
 
 def open_file(path: Path, *, empty: bool = False) -> int:
-    """A file to read and write, made where it is not there."""
-    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0) | (os.O_TRUNC if empty else 0)
+    """A file to read and write, made where it is not there; a link is refused."""
+    flags = os.O_RDWR | os.O_CREAT | OWN | getattr(os, "O_BINARY", 0) | (os.O_TRUNC if empty else 0)
     return os.open(path, flags, 0o644)
 
 

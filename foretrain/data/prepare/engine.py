@@ -12,16 +12,16 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from foretrain.base.durable import sync_folder
+from foretrain.base.durable import refuse_links, sync_folder
 from foretrain.base.errors import UserError
-from foretrain.data.prepare import disk, state, vocabulary
+from foretrain.data.prepare import disk, vocabulary, writer
 from foretrain.data.prepare.estimate import PreparePlan, estimate
 from foretrain.data.prepare.options import PrepareOptions
 from foretrain.data.prepare.pool import started
 from foretrain.data.prepare.preparation import Preparation
 from foretrain.data.prepare.run import Outcome, Run, Status
 from foretrain.data.prepare.sources import SourceList, expand
-from foretrain.data.prepare.state import Identity, Snapshot
+from foretrain.data.prepare.writer import Identity, Snapshot
 from foretrain.data.shards import INDEX, ITEM_BYTES, PROGRESS, SPLITS, TokenizerInfo
 
 LOCK = ".prepare.lock"
@@ -58,7 +58,7 @@ def prepare(
         lock = FileLock(folder / LOCK)
         lock.acquire(timeout=0)
     except Timeout:
-        raise UserError("data.being_prepared", path=str(folder)) from None
+        raise UserError("usage.being_prepared", path=str(folder)) from None
     except OSError as error:
         raise disk.as_user_error(error, folder, 2**20) from None
     try:
@@ -85,21 +85,22 @@ def _prepare_locked(
     should_stop: Callable[[], str],
     listen: Callable[[Status], None],
 ) -> Outcome:
+    refuse_links([folder / PROGRESS])
     own = (folder / PROGRESS).is_dir() or (folder / INDEX).is_file()
     if not own and any(path for split in SPLITS for path in folder.glob(f"{split}*.bin")):
         raise UserError("data.out_in_use", path=str(folder))
     if options.restart and own:
-        state.clear(folder)
+        writer.clear(folder)
     if (folder / INDEX).is_file():
-        info = state.read_index(folder).tokenizer
+        info = writer.read_index(folder).tokenizer
         _check_request(options, folder, info)
-        index = state.finished(folder, _identity(options, sources, info))
+        index = writer.finished(folder, _identity(options, sources, info))
         assert index is not None
         return Outcome(index, resumed=False, existed=True, tokens=index.tokens)
     (folder / PROGRESS).mkdir(exist_ok=True)
     sync_folder(folder)
     with started(options.workers) as children:
-        snapshot = state.read(folder)
+        snapshot = writer.read(folder)
         if snapshot is None or snapshot.is_empty:
             snapshot = None  # nothing was written yet, so nothing has to be as it was
             vocabulary.forget_other(options.request, folder / PROGRESS)
@@ -107,7 +108,7 @@ def _prepare_locked(
         _check_request(options, folder, info)
         identity = _identity(options, sources, info)
         if snapshot is not None:
-            state.check_same(folder, identity, snapshot.identity)
+            writer.check_same(folder, identity, snapshot.identity)
         saved = folder / PROGRESS / vocabulary.FOLDER
         run = Run(options, folder, sources, identity, size, children, should_stop, listen)
         _check_room(run, saved, snapshot)

@@ -64,7 +64,7 @@ class Child:
             names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
             quiet |= {"TOKENIZERS_PARALLELISM": "false", **dict.fromkeys(names, "1")}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", code, *words], stdin=stdin, stdout=subprocess.PIPE, env={**os.environ, **quiet}
+            [sys.executable, "-P", "-c", code, *words], stdin=stdin, stdout=subprocess.PIPE, env={**os.environ, **quiet}
         )
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None and fcntl is not None:
@@ -110,7 +110,6 @@ def ignore_interrupts() -> None:
 
 
 def error_frame(error: UserError) -> dict[str, Any]:
-    """A user's error as a header."""
     return {"type": "error", "id": error.id, "values": json.loads(json.dumps(error.values, default=str))}
 
 
@@ -122,7 +121,6 @@ def limit_memory(more_bytes: int) -> None:
 
 @contextlib.contextmanager
 def limited_memory(more_bytes: int) -> Iterator[None]:
-    """The same for a while."""
     now = _address_space_bytes()
     if resource is None or not now:
         yield

@@ -7,8 +7,8 @@ from pathlib import Path
 from pydantic import Field
 
 from foretrain.base.records import Record
+from foretrain.data.prepare.opened import kind_of
 from foretrain.data.prepare.reader import Job, Position
-from foretrain.data.prepare.source_file import kind_of
 from foretrain.data.prepare.sources import SourceList
 from foretrain.data.shards import DEFAULT_SHARD_TOKENS, Settings
 from foretrain.hardware.cpu import usable_cores

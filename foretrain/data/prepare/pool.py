@@ -88,7 +88,6 @@ class Reader:
         return frame
 
     def end(self) -> None:
-        """Stop it."""
         self._ended.set()
         self.child.process.kill()
         self.child.end()

@@ -11,9 +11,8 @@ from foretrain.base.errors import UserError
 from foretrain.base.records import Record
 from foretrain.data.prepare.formats import documents
 from foretrain.data.prepare.ipc import limited_memory
-from foretrain.data.prepare.opened import BUFFER, Format, OpenFile, Place, reason_of
+from foretrain.data.prepare.opened import BUFFER, Format, OpenFile, Place, SourceFile, reason_of
 from foretrain.data.prepare.reader import MEMORY_BYTES, Job, Position
-from foretrain.data.prepare.source_file import SourceFile
 
 TAIL_BYTES = 2**16
 
@@ -90,7 +89,6 @@ class Ranges:
         }  # fmt: skip
 
     def end(self) -> None:
-        """Close what is open."""
         if self._opened is not None:
             self._opened.abandon()
             self._opened = None

@@ -19,12 +19,9 @@ import numpy as np
 
 from foretrain.base.errors import UserError
 from foretrain.base.records import Record
-from foretrain.data.prepare.formats import documents
+from foretrain.data.prepare.formats import documents, open_parquet
 from foretrain.data.prepare.ipc import error_frame, ignore_interrupts, limit_memory, send
-from foretrain.data.prepare.opened import Format, OpenFile, Place, need_pyarrow
-from foretrain.data.prepare.parquet import open_parquet
-from foretrain.data.prepare.remote import need_hub
-from foretrain.data.prepare.source_file import SourceFile
+from foretrain.data.prepare.opened import Format, OpenFile, Place, SourceFile, need_hub, need_pyarrow
 
 BATCH_BYTES, BATCH_DOCUMENTS = 2**20, 4096
 WINDOW_BYTES = 64 * 2**20

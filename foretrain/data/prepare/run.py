@@ -8,7 +8,7 @@ from foretrain.data.prepare.estimate import PreparePlan
 from foretrain.data.prepare.ipc import Child
 from foretrain.data.prepare.options import PrepareOptions
 from foretrain.data.prepare.sources import SourceList
-from foretrain.data.prepare.state import Identity
+from foretrain.data.prepare.writer import Identity
 from foretrain.data.shards import DatasetIndex
 
 
@@ -38,8 +38,6 @@ class Outcome:
 
 @dataclass
 class Run:
-    """What the steps of one preparation share."""
-
     options: PrepareOptions
     folder: Path
     sources: SourceList

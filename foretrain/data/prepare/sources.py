@@ -13,8 +13,7 @@ from pydantic import Field
 from foretrain.base.errors import UserError
 from foretrain.base.records import Record
 from foretrain.base.safe_read import head
-from foretrain.data.prepare.remote import list_files
-from foretrain.data.prepare.source_file import _COMPRESSIONS, Kind, SourceFile, kind_of, others, suffix_of
+from foretrain.data.prepare.opened import _COMPRESSIONS, Kind, SourceFile, kind_of, list_files, others, suffix_of
 from foretrain.data.shards import INDEX, PROGRESS
 
 _PIECES, _PIECE_BYTES = 16, 4096

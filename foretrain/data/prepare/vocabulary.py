@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from foretrain.base.durable import sync_folder
+from foretrain.base.durable import replace, sync_folder
 from foretrain.base.errors import UserError
 from foretrain.base.safe_read import read_bytes
 from foretrain.data import tokenizer as tokenizers
@@ -28,8 +28,8 @@ from foretrain.data.tokenizer import (
     JsonTokenizer,
     TiktokenTokenizer,
     Tokenizer,
+    digest_of,
 )
-from foretrain.data.tokenizer_check import digest_of
 
 FOLDER, REQUEST = "tokenizer", "request.json"
 SAMPLE_BYTES, PLAN_SAMPLE_BYTES = 64 * 2**20, 4 * 2**20  # text that a BPE is trained on, for shards and for a plan
@@ -89,9 +89,7 @@ def publish(folder: Path) -> None:
     """The tokenizer's files beside the shards, where `lm.tokenizer.load` finds them."""
     for path in (folder / PROGRESS / FOLDER).iterdir():
         if path.name != REQUEST:
-            shutil.copyfile(path, folder / path.name)
-            with (folder / path.name).open("rb") as file:
-                os.fsync(file.fileno())
+            replace(folder / path.name, path.read_bytes())
     sync_folder(folder)
 
 
@@ -104,7 +102,11 @@ def _find(wanted: str) -> Tokenizer:
     if path.is_file():
         if path.name == JsonTokenizer.FILE:
             return JsonTokenizer.load(path.parent)
-        return JsonTokenizer(read_bytes(path, MOST_BYTES).decode("utf-8", "replace"))
+        try:
+            text = read_bytes(path, MOST_BYTES).decode("utf-8", "replace")
+        except OSError as error:
+            raise UserError("data.bad_tokenizer", path=wanted, reason=error.strerror or str(error)) from None
+        return JsonTokenizer(text, path=wanted)
     if wanted in _tiktoken_names():
         return TiktokenTokenizer(wanted)
     if wanted.endswith(".json") or "/" in wanted:

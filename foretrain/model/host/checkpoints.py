@@ -31,7 +31,6 @@ class Inputs:
         self._coming: dict[int, tuple[Tensor, Any]] = {}  # places on the device by block, and when they are filled
 
     def call(self, i: int, block: Callable[..., Tensor], x: Tensor, *others: Tensor) -> Tensor:
-        """What block i makes of x."""
         if i == 0:  # a pass that was broken off may have left something
             self._coming.clear()
         storage, device = x.untyped_storage()._cdata, x.device

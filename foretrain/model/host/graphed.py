@@ -31,9 +31,7 @@ Replay = Callable[[], None]
 class Recorder(Protocol):
     """What a device has for graphs; a test has one for a CPU."""
 
-    def aside(self) -> AbstractContextManager[None]:
-        """Where what will be recorded is warmed up."""
-        ...
+    def aside(self) -> AbstractContextManager[None]: ...
 
     def record(self, work: Callable[[], Made]) -> tuple[Replay, Made]:
         """Write down what `work` launches, which runs nothing; how to run it, and what it returned. Later recordings
@@ -46,8 +44,6 @@ class Recorder(Protocol):
 
 
 class OnCard:
-    """Of a CUDA card."""
-
     def __init__(self, state: TrainState) -> None:
         """Later recordings of a state have its stream again: each stream keeps memory, which a run that is short of it
         would take once more with every smaller micro-batch."""
@@ -109,7 +105,6 @@ class GraphedStep:
 
     @property
     def gave_up(self) -> bool:
-        """Whether steps stay as they are."""
         return self.done > WARM_STEPS and self._step is None
 
     def __call__(self, batches: Iterable[Batch], learning_rate: float) -> StepResult:
@@ -211,6 +206,5 @@ def graphed_step(
 
 
 def _write(kept: Batch, new: Batch) -> None:
-    """Put a batch where a graph reads it."""
     for here, there in zip(kept, new, strict=True):
         here.copy_(there, non_blocking=True)

@@ -33,7 +33,8 @@ JOINING = ("gpt_neox", "phi", "phi3")  # what is turned is joined to the other c
 
 class Build:
     """How the layers of a model are made. `adapted`: roles of linear layers that get an adapter; `packed`: how those
-    of blocks are kept in 4 bits; `liger`, `unsloth`: whose functions it gets in the place of transformers'."""
+    of blocks are kept in 4 bits; `liger`, `unsloth`: whose functions it gets in the place of transformers';
+    `cached`: in which modes, training or not, keys and values are copied and stay."""
 
     def __init__(
         self,
@@ -42,9 +43,10 @@ class Build:
         packed: Packed | None = None,
         liger: Liger | None = None,
         unsloth: Unsloth | None = None,
+        cached: tuple[bool, ...] = (),
     ) -> None:
         self.adapter, self.adapted, self.packed = adapter, adapted, packed
-        self.liger, self.unsloth = liger, unsloth
+        self.liger, self.unsloth, self.cached = liger, unsloth, cached
 
     @property
     def fast_blocks(self) -> bool:
@@ -146,7 +148,6 @@ class GemmaNorm(nn.Module):
         return output.type_as(x)
 
     def scaled(self, x: Tensor) -> Tensor:
-        """x / rms(x)."""
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
 
 
@@ -179,12 +180,10 @@ def gelu_new(x: Tensor) -> Tensor:
 
 
 def gelu_fast(x: Tensor) -> Tensor:
-    """The same as FastGELUActivation does it."""
     return 0.5 * x * (1.0 + torch.tanh(x * 0.7978845608 * (1.0 + 0.044715 * x * x)))
 
 
 def activation(name: str) -> Callable[[Tensor], Tensor]:
-    """The function of this name."""
     known = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu, "gelu_new": gelu_new, "gelu_fast": gelu_fast}
     if name == "relu2":
         return lambda x: torch.pow(F.relu(x), 2)
@@ -226,7 +225,7 @@ class Attention(nn.Module):
         joins = f.rotary_dim > 0 or f.model_type in JOINING
         self.rotary_dim = (f.rotary_dim or f.head_dim) if joins else 0
         self.windowed = layer in f.sliding_layers
-        self.rotate = build.rotary
+        self.rotate, self.cached = build.rotary, build.cached
         heads, kv = f.n_head * f.head_dim, f.n_kv_head * f.head_dim
         if f.fused_qkv:
             self.qkv_proj = build.linear("qkv", f.n_embd, heads + 2 * kv, f.qkv_bias, f.conv1d)
@@ -251,6 +250,8 @@ class Attention(nn.Module):
             q, k = self.rotate(q, k, *tables)
         elif tables is not None and self.rotary:
             q, k = self.turned(q, *tables), self.turned(k, *tables)
+        if self.training in self.cached:
+            k, v = self.kept = torch.cat([k], dim=-2), torch.cat([v], dim=-2)
         y = self.attend(q, k, v, mask)
         y = y.reshape(B, T, self.facts.n_head * self.facts.head_dim)
         y = unsloth.lora_out(y, *adapted(self.whole_out)) if self.whole_out else self.o_proj(y)
@@ -304,7 +305,6 @@ class Attention(nn.Module):
         return x.transpose(1, 2)
 
     def split(self, x: Tensor, B: int, T: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The same of one matrix."""
         f = self.facts
         qkv = self.qkv_proj(x)
         if f.model_type == "gpt_neox":
@@ -316,7 +316,6 @@ class Attention(nn.Module):
         return q, *(part.view(B, T, f.n_kv_head, f.head_dim).transpose(1, 2) for part in (k, v))
 
     def turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """x with its positions."""
         width = self.rotary_dim
         return partly_rotated(x, cos, sin, width) if width else rotated(x, cos, sin)
 
@@ -421,7 +420,6 @@ class Mixture(nn.Module):
 
 
 def make_mlp(facts: Any, layer: int, build: Build) -> nn.Module:
-    """The MLP of a block."""
     if facts.n_expert and layer not in facts.dense_layers:
         return Mixture(facts, build)
     return GatedMLP(facts, build) if facts.mlp == "gated" else PlainMLP(facts, build)
@@ -509,7 +507,7 @@ def added(mask: Tensor, dtype: torch.dtype) -> Tensor:
 class Decoder(nn.Module):
     """The model with its loss. `checkpointing`: recompute each block in backward; `reentrant`: the older way;
     `offloads`: what blocks begin with lies on the host until then, but for the last block's after the first pass;
-    `keeps_logits`: an evaluation wants them; `tiled`: the loss is TRL's."""
+    `keeps_logits`: an evaluation wants them; `tiled`: the loss is TRL's; `returns_logits`: beside the loss."""
 
     def __init__(
         self,
@@ -535,7 +533,7 @@ class Decoder(nn.Module):
         self.lm_head: Any = build.head(f)
         if f.tied:
             getattr(self.lm_head, "base_layer", self.lm_head).weight = self.embed_tokens.weight
-        self.build, self.keeps_logits, self.tiled = build, keeps_logits, tiled
+        self.build, self.keeps_logits, self.tiled, self.returns_logits = build, keeps_logits, tiled, False
         self.chunks = build.unsloth is not None and build.unsloth.loss
         self.kept_tables = [torch.empty(int(f.max_positions), f.head_dim) for _ in range(2)]
         if tiled:
@@ -618,7 +616,7 @@ class Decoder(nn.Module):
             made = [None if mask is None else added(mask, like.dtype) for mask in made]
         return made[0], made[1] if f.sliding_layers else None
 
-    def forward(self, idx: Tensor, labels: Tensor) -> Tensor:
+    def forward(self, idx: Tensor, labels: Tensor) -> Any:
         """The mean loss in nats of predicting labels, B x T, one to the left of where they stand."""
         if self.tiled:
             return self.tiled_loss(idx, labels)
@@ -633,6 +631,8 @@ class Decoder(nn.Module):
             logits = self.head(states)
             own = (liger.cross_entropy,) if kind == "cross_entropy" else ()
             loss = causal_loss(logits, labels, *own)
+            if self.returns_logits:
+                return loss, logits
         del states
         return loss
 

@@ -139,12 +139,10 @@ class Experts(nn.Module):
         return weighted.view(N, taken, C).sum(dim=1).to(x.dtype)
 
     def act_up(self, up: Tensor) -> Tensor:
-        """act(gate) · up of both in one tensor."""
         gate, up = up.chunk(2, dim=-1)
         return self.act(gate) * up
 
     def ends(self, experts: Tensor) -> Tensor:
-        """Where the tokens of each expert end."""
         numbers = experts.int() if experts.device.type == "cuda" else experts.float()
         counts = torch.histc(numbers, bins=self.count, min=0, max=self.count - 1)
         return torch.cumsum(counts, dim=0, dtype=torch.int32)

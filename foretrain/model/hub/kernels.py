@@ -35,7 +35,6 @@ def sums_half_in_fp32(device: Any) -> bool:
 
 
 def room_for_logits(like: Tensor, shape: Sequence[int], dtype: Any) -> Tensor:
-    """Room for logits beside a tensor."""
     return like.new_empty(shape, dtype=dtype)
 
 

@@ -113,8 +113,6 @@ def _count(labels: Tensor) -> Tensor:
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """LigerCrossEntropyFunction."""
-
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
         losses = logits.new_zeros((logits.shape[0],), dtype=logits.dtype)

@@ -27,8 +27,6 @@ class Adapter(NamedTuple):
 
 
 class Conv1D(nn.Module):
-    """x·W + b with W in x out."""
-
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(n_in, n_out))
@@ -82,7 +80,6 @@ class Linear4bit(nn.Module):
         self.bias = nn.Parameter(torch.zeros(n_out)) if bias else None
 
     def weight(self, dtype: Any) -> Tensor:
-        """Room for the weight, out x in, in this dtype."""
         return torch.empty(self.shape, dtype=dtype)
 
     def scales(self) -> Tensor | None:

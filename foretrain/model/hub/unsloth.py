@@ -111,12 +111,10 @@ class Adapted(NamedTuple):
 
 
 def _added(total: Tensor, x: Tensor, y: Tensor, kind: str) -> None:
-    """Add x·y to what is there, in one product."""
     launch(kind, total, x, y, total, shape=(*total.shape, x.shape[-1]))
 
 
 def _dropped(x: Tensor, p: float) -> tuple[Tensor, Tensor | None]:
-    """x with zeros, and where they are."""
     if not p:
         return x, None
     out, mask = torch.empty_like(x), x.new_empty(x.shape, dtype=torch.bool)
@@ -125,7 +123,6 @@ def _dropped(x: Tensor, p: float) -> tuple[Tensor, Tensor | None]:
 
 
 def _again(x: Tensor, mask: Tensor | None) -> Tensor:
-    """x with the zeros of a mask."""
     if mask is None:
         return x
     out = torch.empty_like(x)
@@ -250,7 +247,6 @@ def _narrow(layers: tuple[Adapted, ...], x: Tensor) -> tuple[Adapted, ...]:
 
 
 def _room(layer: Adapted) -> tuple[Tensor, Tensor]:
-    """For the gradients of an adapter."""
     return torch.empty_like(layer.a), torch.empty_like(layer.b)
 
 
@@ -262,13 +258,11 @@ def _first(dx: Tensor, grad: Tensor, layer: Adapted) -> Tensor:
 
 
 def _next(dx: Tensor, grad: Tensor, layer: Adapted) -> None:
-    """Add that by another layer."""
     weight = layer.dense(False)
     _added(dx, grad, weight, "matmul_input")
 
 
 def _with_adapter(dx: Tensor, product: Tensor, layer: Adapted, mask: Tensor | None) -> None:
-    """Add that by an adapter."""
     if mask is None:
         _added(dx, product, layer.a, "matmul_input")
     else:
@@ -276,7 +270,6 @@ def _with_adapter(dx: Tensor, product: Tensor, layer: Adapted, mask: Tensor | No
 
 
 def _parts(layers: tuple[Adapted, ...]) -> list[Tensor]:
-    """What autograd sees of them."""
     return [part for layer in layers for part in (layer.a, layer.b)]
 
 

@@ -32,7 +32,6 @@ class Split:
         self._parts: list[tuple[int, Any, tuple[int, ...]]] = []  # first row, file, shape
 
     def add(self, begin: int, file: Any) -> None:
-        """A part of it, in any order."""
         self._parts.append((begin, file, tuple(file.get_slice(self.name).get_shape())))
         self._parts.sort(key=lambda part: part[0])
 
@@ -48,13 +47,11 @@ class Split:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the whole tensor."""
         begin, _, shape = self._parts[-1]
         return (begin + shape[0], *shape[1:]) if shape else ()
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its numbers."""
         return self[0:0].dtype
 
     def whole(self) -> Tensor:

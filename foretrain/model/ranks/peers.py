@@ -33,7 +33,6 @@ class Peers:
 
     @property
     def first(self) -> bool:
-        """Whether this is the rank that does what one of them has to do."""
         return self.rank == 0
 
     def agree(self, work: Callable[[], T]) -> list[T]:
@@ -79,7 +78,6 @@ ALONE = Peers()
 
 
 def _told(error: Exception) -> dict[str, Any]:
-    """An error as JSON."""
     if isinstance(error, UserError):
         return {"id": error.id, "values": error.values}
     if isinstance(error, OSError):
@@ -89,7 +87,6 @@ def _told(error: Exception) -> dict[str, Any]:
 
 
 def _heard(word: dict[str, Any], rank: int) -> Exception:
-    """The error of another rank."""
     if "id" in word:
         return UserError(word["id"], **word["values"])
     if "errno" in word:

@@ -17,9 +17,7 @@ class Rows(Protocol):
     """A tensor, or what reads rows of one."""
 
     @property
-    def shape(self) -> Sequence[int]:
-        """Of the whole tensor."""
-        ...
+    def shape(self) -> Sequence[int]: ...
 
     def __getitem__(self, rows: slice, /) -> Tensor: ...
 

@@ -75,7 +75,6 @@ class Sharing:
 
     @property
     def way(self) -> Strategy:
-        """What is known of the strategy."""
         return STRATEGIES[self.strategy]
 
     @property

@@ -24,7 +24,6 @@ OPTIMIZERS = {each.options["optimizer"]: each for each in (Optimizer(), *TECHNIQ
 
 
 def optimizer_of(config: RunConfig) -> Optimizer:
-    """What is known of a config's optimizer."""
     return OPTIMIZERS[config.optimizer]
 
 

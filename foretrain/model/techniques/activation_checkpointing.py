@@ -56,8 +56,6 @@ class ActivationCheckpointing(Technique):
 
 
 class FirstBlocks(Technique):
-    """The same for some of the blocks."""
-
     id = "checkpointed_blocks"
     options: Mapping[str, Any] = {"activation_checkpointing": True, "checkpointed_blocks": 1}
     saves = "the same for the first blocks only; the activations of the last ones are needed right away"

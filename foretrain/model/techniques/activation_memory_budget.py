@@ -36,7 +36,6 @@ class ActivationMemoryBudget(Technique):
         return f"activation_memory_budget = {budget}" if budget < 1 else ""
 
     def changes(self, c: RunConfig, gpu: Gpu, half: bool) -> Sequence[Options]:
-        """For compiled runs."""
         return [{"activation_memory_budget": 0.7}] if c.compile and c.activation_memory_budget == 1 else []
 
     def idle(self, c: RunConfig, gpu: Gpu, half: bool) -> str:

@@ -40,7 +40,6 @@ class CheckpointOffload(Technique):
             model.around = {i: partial(inputs.call, i) for i in range(config.checkpointed)}
 
     def changes(self, c: RunConfig, gpu: Gpu, half: bool) -> Sequence[Options]:
-        """On a card, with all blocks checkpointed."""
         if gpu.kind != "cuda" or c.n_layer < 3 or (c.checkpoint_offload and c.checkpointed == c.n_layer):
             return []
         return [{**self.options, "checkpointed_blocks": 0, "recompute_norm_gelu": False}]

@@ -24,7 +24,6 @@ class CompileBlocks(Technique):
         return "compile_blocks with auto_chunker" if config.compile_blocks and config.auto_chunker else ""
 
     def changes(self, c: RunConfig, gpu: Gpu, half: bool) -> Sequence[Options]:
-        """For compiled runs on a card."""
         able = c.compile and c.compile_mode == "default" and not c.auto_chunker and gpu.kind == "cuda"
         return [self.options] if able and not c.compile_blocks else []
 

@@ -1,4 +1,4 @@
-"""Gradients in the computer's memory, each as soon as it is there (model/host/gradients.py). No torch."""
+"""Gradients in the computer's memory, each as soon as it is there (model/master.py). No torch."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -26,7 +26,6 @@ class MasterWeights(Technique):
         return {"dtype": dtype} if config.master_weights and dtype != torch.float32 else {}
 
     def changes(self, c: RunConfig, gpu: Gpu, half: bool) -> Sequence[Options]:
-        """In half precision only."""
         return [] if c.master_weights or not half or (c.auto_chunker and c.compile) else [self.options]
 
     def idle(self, c: RunConfig, gpu: Gpu, half: bool) -> str:

@@ -24,7 +24,6 @@ class OptimizerOffload(Technique):
         return {"device": torch.device("cpu")} if config.optimizer_offload else {}
 
     def changes(self, c: RunConfig, gpu: Gpu, half: bool) -> Sequence[Options]:
-        """On a card."""
         return [] if getattr(c, self.id) or gpu.kind == "cpu" else [self.options]
 
     def idle(self, c: RunConfig, gpu: Gpu, half: bool) -> str:

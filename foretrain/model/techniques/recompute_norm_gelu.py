@@ -77,7 +77,6 @@ class RecomputeNormGelu(Technique):
                     block.instead = forward
 
     def changes(self, c: RunConfig, gpu: Gpu, half: bool) -> Sequence[Options]:
-        """Where the blocks keep them."""
         done = c.recompute_norm_gelu or c.recipe != "nanogpt" or c.checkpointed == c.n_layer
         return [] if done else [self.options]
 

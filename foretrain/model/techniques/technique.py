@@ -39,7 +39,6 @@ class Technique:
     refuses: tuple[Rule, ...] = ()  # configs that are refused
 
     def applied(self, config: RunConfig) -> RunConfig:
-        """The config with the technique switched on."""
         return config.model_copy(update=dict(self.options))
 
     # -- in the step: torch is imported within these ----------------------------------------------------------
@@ -139,7 +138,6 @@ class Optimizer(Technique):
         return sum(8 * numel * count for numel, count in numels.items())
 
     def make(self, named: Sequence[tuple[str, Any]], config: RunConfig, device_type: str) -> Any:
-        """The optimizer of these parameters with their names."""
         from foretrain.model.update import AdamW
 
         groups, betas = by_dimensions([p for _, p in named], config), (config.beta1, config.beta2)

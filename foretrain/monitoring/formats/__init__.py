@@ -15,6 +15,3 @@ def _found() -> Iterator[LogFormat]:
 FORMATS: dict[str, LogFormat] = {
     format.name: format for format in sorted(_found(), key=lambda format: (format.place, format.name))
 }
-PROGRAMS = tuple(
-    sorted({format.shown for format in FORMATS.values() if format.printed}, key=str.lower)
-)  # as texts name them

@@ -18,6 +18,7 @@ MEMORY = ("allocated", "reserved", "active", "device")  # what a figure of memor
 # Where the time of a step is from: as printed; the difference of times since the start; the time stamps of the lines;
 # the mean that a progress bar shows; or the log has none.
 TimeSource = Literal["printed", "difference", "stamps", "bar", "none"]
+LossUnit = Literal["nats a token", "bits a byte", "a preference loss", "a policy loss"]
 
 
 def pattern(*parts: str) -> re.Pattern[str]:
@@ -82,7 +83,7 @@ class LineReader:
         """What only the whole log tells of the steps."""
         return Corrected()
 
-    def header(self) -> Mapping[str, float]:
+    def header(self) -> Mapping[str, object]:
         """Fields of LogHeader that only the whole log tells."""
         return {}
 
@@ -114,7 +115,9 @@ class LogFormat:
     title: str = ""  # the program's name as it is written, if that is another one
     place: int = 50  # the lower ones are looked for first
     has_config: bool = False  # whether a config of foretrain's can describe its model
-    val_unit: Literal["nats a token", "bits a byte"] = "nats a token"  # of validation losses
+    val_unit: LossUnit = "nats a token"  # of validation losses
+    h100_mfu: bool = False  # older versions divide by an H100's peak on every card
+    fallback: bool = False  # looked for where no other format takes a line of the whole log
     counts_to_total: bool = False  # the last step has the number of all steps; else that less one
     times_evaluation: bool = False  # evaluations and saves are within the time of their step
     step_time: TimeSource = "printed"
@@ -178,8 +181,8 @@ class PatternReader(LineReader):
     def evaluation(self, match: re.Match[str]) -> Reading:
         """What is said of an evaluation."""
         groups = match.groupdict()
-        at = int(groups["step"])
-        if self.before is None and (total := groups.get("total_ms")):
+        at = int(groups["step"]) if "step" in groups else None
+        if at is not None and self.before is None and (total := groups.get("total_ms")):
             self.before = at, number(total) / 1e3
         loss = number(groups["val"], grouped_thousands=False)
         return Reading(match.start(), at, evaluated=True, val_loss=loss)

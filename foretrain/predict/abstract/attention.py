@@ -18,19 +18,19 @@ HERE = "activations.attention"
 
 def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Tensor | None = None) -> Tensor:
     """B x H x T x D of queries, keys and values to the same of results. FlashAttention takes no mask."""
-    kind = m.machine.attention(wants(q, k, v))
-    if kind == "math" and mask is not None and m.machine.cuda and int(k.shape[1]) == int(q.shape[1]):
+    kind = m.machine().attention(wants(q, k, v))
+    if kind == "math" and mask is not None and m.machine().cuda and int(k.shape[1]) == int(q.shape[1]):
         kind = "efficient"  # where there is a mask, keys are repeated before
     if kind == "math":
         return _math(q, k, v, dropout)
-    if mask is not None and kind == "flash" and m.machine.cuda:
+    if mask is not None and kind == "flash" and m.machine().cuda:
         kind = "efficient"
     return _fused(kind, q, k, v, dropout, mask)
 
 
 def _place() -> str | None:
     """The component of an activation; a gradient has the default one."""
-    return None if m.machine.in_backward else HERE
+    return None if m.machine().in_backward else HERE
 
 
 def _by_rows(like: Tensor, width: int, place: str | None = None) -> Tensor:
@@ -45,7 +45,7 @@ def _laid_out(kind: str, like: Tensor, width: int) -> Tensor:
     """As FlashAttention and cuDNN write a result: heads and tokens in the order that the input has them in memory
     (empty_like in flash_api.cpp); the other kernels write by rows."""
     B, H, T, _ = like.shape
-    if kind in ("flash", "cudnn") and m.machine.cuda and like.strides[1] > like.strides[2] and int(T) > 1:
+    if kind in ("flash", "cudnn") and m.machine().cuda and like.strides[1] > like.strides[2] and int(T) > 1:
         return allocate((B, H, T, width), like.dtype, _place())
     return _by_rows(like, width)
 
@@ -63,7 +63,7 @@ def padded(width: int) -> int:
 
 
 def _fused(kind: str, q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Tensor | None) -> Tensor:
-    machine = m.machine
+    machine = m.machine()
     B, H, T, D = q.shape
     width = padded(D) if kind == "flash" else D
     inputs = [q, k, v]
@@ -106,7 +106,7 @@ def _narrowed(whole: Tensor, D: int) -> Tensor:
 
 def _math(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
     """Scale q and k, multiply, softmax, drop, multiply by v; in fp32."""
-    machine, low, learns = m.machine, q.dtype, wants(q, k, v)
+    machine, low, learns = m.machine(), q.dtype, wants(q, k, v)
     for_q, for_k, for_v = (learns and x.requires_grad for x in (q, k, v))
     B, H, T, D = q.shape
     heads, scores = (B, H, T, D), (B, H, T, T)
@@ -171,7 +171,7 @@ def _weights(products: list[Tensor], dropout: float) -> list[Tensor]:
     if not dropout:
         return [softmax, softmax]
     dropped = make("dropout", shape, float32, softmax, component=_place())
-    return [softmax, allocate(shape, bool_ if m.machine.cuda else float32, "activations.dropout"), dropped]
+    return [softmax, allocate(shape, bool_ if m.machine().cuda else float32, "activations.dropout"), dropped]
 
 
 def _math_backward(
@@ -199,7 +199,7 @@ def _math_backward(
             del before
             mask.clear()
         before, ds = ds, make("softmax_backward", scores, float32, ds, softmax)
-        if m.machine.cuda:  # the gradient times the output
+        if m.machine().cuda:  # the gradient times the output
             allocate(scores, float32, "workspace")
         del before, softmax
         dq = make("matmul_input", heads, float32, ds, k, of=(rows, D, T)) if k is not None else None
@@ -217,7 +217,7 @@ def _math_backward(
 
 def causal_attention(qkv: Tensor, H: int) -> Tensor:
     """model/attention.py: attention as batched matmuls, for CPUs. B x T x 3C to B x T x C."""
-    machine = m.machine
+    machine = m.machine()
     B, T, width = qkv.shape
     C = width // 3
     t, low = machine.t, qkv.dtype
@@ -246,5 +246,5 @@ def causal_attention(qkv: Tensor, H: int) -> Tensor:
 
 
 def _storage(coefficient: int, letter: str) -> Tensor:
-    serial = m.machine.t.birth(HERE, 1, (), (coefficient, letter))
-    return Tensor((), (), float32, m.Storage(m.machine.t, serial))
+    serial = m.machine().t.birth(HERE, 1, (), (coefficient, letter))
+    return Tensor((), (), float32, m.Storage(m.machine().t, serial))

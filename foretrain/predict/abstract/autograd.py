@@ -48,7 +48,7 @@ class Node:
     __slots__ = ("composite", "edges", "kind", "layer", "leaf", "moment", "name", "run", "saved", "seq", "slots")
 
     def __init__(self, run: Backward, inputs: Sequence[Tensor | None], saved: Sequence[Tensor | None]) -> None:
-        machine = m.machine
+        machine = m.machine()
         self.run = run
         self.edges = [edge_of(x) for x in inputs]
         self.saved: list[Any] | None = [pack(x) for x in saved]
@@ -65,7 +65,7 @@ def edge_of(x: Tensor | None) -> Edge | None:
     if x is None or not x.requires_grad:
         return None
     if isinstance(x, Parameter):
-        return Edge(x, 0, x.shape, float32 if m.machine.wide_gradients else x.dtype)
+        return Edge(x, 0, x.shape, float32 if m.machine().wide_gradients else x.dtype)
     return Edge(x.node, x.slot, x.shape, x.dtype)
 
 
@@ -73,7 +73,7 @@ def pack(x: Tensor | None) -> Any:
     """What a node keeps of x; a checkpoint keeps a place for it, for a weight too (saved_variable.cpp)."""
     if x is None:
         return None
-    open_ = m.machine.packing
+    open_ = m.machine().packing
     return open_[-1].pack(x) if open_ else _kept(x)
 
 
@@ -88,7 +88,7 @@ def unpack(held: Any) -> Any:
 
 def wants(*inputs: Tensor | None) -> bool:
     """Whether a graph is made of an operation on these."""
-    return m.machine is not None and m.machine.grad and any(x is not None and x.requires_grad for x in inputs)
+    return m.machine() is not None and m.machine().grad and any(x is not None and x.requires_grad for x in inputs)
 
 
 def record(
@@ -109,7 +109,7 @@ def record(
 def backward(scalar: list[Tensor]) -> None:
     """Gradients of all parameters that the scalar hangs on, which is taken out of its list."""
     root = scalar.pop()
-    machine = m.machine
+    machine = m.machine()
     grad_before, machine.grad = machine.grad, False
     machine.thread = "backward"
     node = root.node
@@ -255,8 +255,8 @@ class Checkpoint:
         self.arriving: Callable[[Checkpoint], Tensor] | None = None
         self.places: list[ref[Holder]] = []
         self.remade = None
-        self.autocasting = m.machine.autocasting
-        self.kind, self.moment = m.machine.kind, m.machine.t.moment
+        self.autocasting = m.machine().autocasting
+        self.kind, self.moment = m.machine().kind, m.machine().t.moment
 
     remade: dict[int, Tensor] | None
     result: Any
@@ -287,7 +287,7 @@ class Checkpoint:
         return out
 
     def run_again(self) -> None:
-        machine = m.machine
+        machine = m.machine()
         again = _Again(self.places, whole=self.whole)
         self.remade = again.kept
         before = machine.grad, machine.kind, machine.name, machine.t.moment, machine.packing
@@ -362,7 +362,7 @@ def offloaded(call: Callable[..., Any], *args: Any) -> Any:
 
 def checkpointed(call: Callable[..., Any], args: tuple[Any, ...], *, whole: bool) -> tuple[Any, Checkpoint | None]:
     """(call(*args), the checkpoint that it is; None without a graph)."""
-    machine = m.machine
+    machine = m.machine()
     if not machine.grad:
         return call(*args), None
     frame = Checkpoint(call, args, whole=whole)
@@ -377,11 +377,11 @@ def checkpointed(call: Callable[..., Any], args: tuple[Any, ...], *, whole: bool
 @contextmanager
 def no_grad() -> Any:
     """No graph is made within."""
-    before, m.machine.grad = m.machine.grad, False
+    before, m.machine().grad = m.machine().grad, False
     try:
         yield
     finally:
-        m.machine.grad = before
+        m.machine().grad = before
 
 
 class Context:
@@ -415,7 +415,7 @@ class Function:
         inputs = [a for a in args if isinstance(a, Tensor)]
         ctx.needs_input_grad = [isinstance(a, Tensor) and a.requires_grad for a in args]
         tracked = wants(*inputs)
-        machine = m.machine
+        machine = m.machine()
         before, machine.kind = machine.kind, KINDS.get(cls.__name__, machine.kind)
         with no_grad():
             out = cls.forward(ctx, *args)  # type: ignore[attr-defined]

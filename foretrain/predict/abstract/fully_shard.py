@@ -46,7 +46,6 @@ class Group:
         self.clear()
 
     def clear(self) -> None:
-        """Nothing of it is there but its piece."""
         self.whole: list[Storage | None] = []  # the gathered weights; nothing is written of what stays as it is
         self.arriving: Storage | None = None  # what was gathered, before it is cut into weights
         self.held: list[Storage] = []  # gradients that are held back
@@ -116,7 +115,6 @@ class FullyShard(Alone):
         return not self.sharing.syncs_each
 
     def _resume(self, t: Recorder, state: State) -> None:
-        """What micro-batches before this one left."""
         for group in [*reversed(self.groups), self.root]:
             t.layer = group.layer
             if self._holds and state.last:
@@ -249,7 +247,6 @@ class FullyShard(Alone):
         return list(zip(group.parameters, group.sizes, strict=True))
 
     def _gradient(self, parameter: Parameter) -> Storage:
-        """One that is held back."""
         return Storage(self.on.t, self.on.t.birth("gradients", REDUCED_BYTES, parameter.shape))
 
     def _born(self, component: str, item_bytes: int, parameter: Parameter, size: int) -> Storage:

@@ -81,17 +81,14 @@ def _product_backward(x: Tensor, y: Tensor) -> Callable[..., Grads]:
 
 
 def neg(x: Tensor) -> Tensor:
-    """-x."""
     return mul(x, -1)
 
 
 def div(x: Tensor, y: Any) -> Tensor:
-    """x / y."""
     return mul(x, y)
 
 
 def addcmul(x: Tensor, a: Tensor, b: Tensor, *, value: float = 1) -> Tensor:
-    """x + a·b in one kernel."""
     dtype = promoted(x.dtype, promoted(a.dtype, b.dtype))
     out = make("add", broadcast(x.shape, broadcast(a.shape, b.shape)), dtype, x, a, b)
     if wants(x, a, b):
@@ -107,35 +104,30 @@ def in_place(x: Tensor, *others: Any, **_: Any) -> Tensor:
 
 
 def accumulate_(x: Tensor, y: Tensor) -> Tensor:
-    """x with y added to it."""
     ran("accumulate", x, x, y)
     return x
 
 
 def copy_(x: Tensor, y: Tensor) -> Tensor:
-    """x with the values of y."""
     if y is not x:
         ran("cast", x, y)
     return x
 
 
 def fill_(x: Tensor, *_: Any) -> Tensor:
-    """x with one value."""
     ran("fill", x)
     return x
 
 
 def scatter_(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
-    """x with a source added to some of it."""
     ran("scatter", x.viewed((), ()), index, source)
     return x
 
 
 def to(x: Tensor, dtype: Any, *_: Any, **__: Any) -> Tensor:
-    """x in another dtype, or x itself."""
     if not isinstance(dtype, DType) or x.dtype == dtype:
         return x
-    if m.machine is None or m.machine.in_backward:
+    if m.machine() is None or m.machine().in_backward:
         return _cast(x, dtype, None)
     return _cast(x, dtype, "weight_copies" if isinstance(x, Parameter) else x.component or None)
 
@@ -162,7 +154,6 @@ def roll(x: Tensor, *_: Any) -> Tensor:
 
 
 def cat(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """The parts one after the other, in a new tensor."""
     dim %= len(parts[0].shape)
     out = make("join", joined(parts, dim), parts[0].dtype, *parts)
     if wants(*parts):
@@ -184,31 +175,26 @@ def _unary(save: str, kind: str, backward: str) -> Callable[[Tensor], Tensor]:
 
 
 def arange(*bounds: Any, dtype: DType = int64, **_: Any) -> Tensor:
-    """Numbers in steps."""
     first, end, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
     shape = (end // step if not first and end % step == 0 else -(-(end - first) // step),)
-    own = m.machine.component(shape) if m.machine is not None else None  # other whole numbers are a batch's
+    own = m.machine().component(shape) if m.machine() is not None else None  # other whole numbers are a batch's
     return make("fill", shape, dtype, component=own)
 
 
 def zeros(*shape: Any, dtype: DType = float32, **_: Any) -> Tensor:
-    """Zeros."""
     whole = len(shape) == 1 and isinstance(shape[0], tuple | list)
     return make("fill", shape[0] if whole else shape, dtype)
 
 
 def eye(n: int, *, dtype: DType = float32, **_: Any) -> Tensor:
-    """Ones on the diagonal."""
     return make("fill", (n, n), dtype)
 
 
 def zeros_like(x: Tensor, *, dtype: DType | None = None, **_: Any) -> Tensor:
-    """Zeros of the shape of x."""
     return make("fill", x.shape, dtype or x.dtype)
 
 
 def empty_like(x: Tensor) -> Tensor:
-    """Room for another x."""
     return allocate(x.shape, x.dtype, x.component if x.dtype == int64 else None)
 
 
@@ -218,7 +204,7 @@ relu, tanh, rsqrt = (_unary("result", "add", "add") for _ in range(3))
 
 def pow(x: Tensor, exponent: Any) -> Tensor:
     """x to a power, by autocast in fp32; its gradient is made of a lower power and of that times the exponent."""
-    if m.machine.autocasting:
+    if m.machine().autocasting:
         x = to(x, float32)
     out = make("add", x.shape, x.dtype, x)
     if wants(x):
@@ -244,7 +230,6 @@ def pad(x: Tensor, sides: tuple[int, int], **_: Any) -> Tensor:
 
 
 def pointwise(x: Tensor, *_: Any, **__: Any) -> Tensor:
-    """A function that is not differentiated here."""
     return make("add", x.shape, x.dtype, x)
 
 
@@ -252,7 +237,6 @@ exp = log = pointwise
 
 
 def compared(x: Tensor, *_: Any) -> Tensor:
-    """Booleans of the shape of x."""
     return make("add", x.shape, bool_, x)
 
 
@@ -265,9 +249,9 @@ def along(x: Tensor, dim: Any = None, keepdim: bool = False, dtype: DType | None
 def column_sums(x: Tensor) -> Tensor:
     """The sum of all rows of a matrix in fp32, which a card makes of partial sums."""
     rows, columns = (Dimension(int(size), int(step)) for size, step in zip(x.shape, x.strides, strict=True))
-    card = m.machine.card
+    card = m.machine().card
     processors = Processors.of(card.capability, card.processors)
-    passing = reduction_bytes(processors, [rows], [columns], 4) if m.machine.cuda else []
+    passing = reduction_bytes(processors, [rows], [columns], 4) if m.machine().cuda else []
     held = [allocate((nbytes,), int8, "workspace") for nbytes in passing]
     out = make("add", x.shape[1:], float32, x)
     del held
@@ -285,8 +269,8 @@ def vector_norm(x: Tensor, *, dim: int, keepdim: bool = False, dtype: DType | No
     """The root of the sum of squares over a dimension; of one whose values lie apart in memory, as of a weight that is
     turned, blocks make a part each."""
     out = along(x, dim, keepdim, dtype)
-    if m.machine is not None and m.machine.cuda:
-        card, sizes = m.machine.card, [Dimension(int(n), int(s)) for n, s in zip(x.shape, x.strides, strict=True)]
+    if m.machine() is not None and m.machine().cuda:
+        card, sizes = m.machine().card, [Dimension(int(n), int(s)) for n, s in zip(x.shape, x.strides, strict=True)]
         inner = sizes.pop(dim % len(sizes))
         processors = Processors.of(card.capability, card.processors)
         m.passing_all(reduction_bytes(processors, [inner], sizes, max(x.dtype.itemsize, 4)))
@@ -294,7 +278,6 @@ def vector_norm(x: Tensor, *, dim: int, keepdim: bool = False, dtype: DType | No
 
 
 def where(condition: Tensor, x: Tensor, y: Any) -> Tensor:
-    """x or y."""
     tensors = (condition, *(each for each in (x, y) if isinstance(each, Tensor)))
     return make("add", broadcast(condition.shape, x.shape), x.dtype, *tensors)
 
@@ -314,7 +297,7 @@ def mean(x: Tensor, dim: Any = None, keepdim: bool = False, dtype: DType | None 
 def autocast(x: Tensor | None) -> Tensor | None:
     """x as a matmul takes it. The copy of a leaf that wants a gradient, as a trained weight is one, is kept until the
     context ends, and with it the leaf, which the copy's graph holds (cached_cast)."""
-    machine = m.machine
+    machine = m.machine()
     low = machine.low
     if x is None or not machine.autocasting or low is None or x.dtype.itemsize < 4 or x.dtype == int64:
         return x
@@ -341,10 +324,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
             x, weight = saved
             if not biased:
                 dw = _weight_gradient(grad, x, shape) if for_weight else None
-                m.machine.workspace()
+                m.machine().workspace()
                 return (_input_gradient(grad, rows, weight) if for_x else None, dw, None)
             dx = _input_gradient(grad, rows, weight) if for_x else None
-            m.machine.workspace()
+            m.machine().workspace()
             dw = _weight_gradient(grad, x, shape) if for_weight else None
             return (dx, dw, grad)  # the engine sums it, when nothing holds x any more
 
@@ -354,7 +337,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         record(out, run, (x, _turned(weight), bias), (x if for_weight else None, weight if for_x else None))
     # Where only what backward needs of it is recomputed, the matmul is not.
     out.storage = allocate(sizes, x.dtype).storage
-    m.machine.workspace()
+    m.machine().workspace()
     ran("matmul", out, x, weight, bias, shape=_product(out.shape, x.shape[-1]))
     return out
 
@@ -393,7 +376,7 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
     """x·y over the last dimensions; differentiated for as many matrices in x as in y."""
     x, y = autocast(x), autocast(y)  # type: ignore[assignment]
     out = _ran_mm(allocate((*x.shape[:-1], y.shape[-1]), x.dtype), x, y)
-    m.machine.workspace()
+    m.machine().workspace()
     if wants(x, y):
         assert len(x.shape) == len(y.shape)
         left, right, for_x, for_y = x.shape, y.shape, x.requires_grad, y.requires_grad
@@ -413,13 +396,13 @@ def addmm(bias: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """bias + x·y of two matrices, as GPT-2's layers of Hugging Face run it: y is in x out."""
     x, y, bias = autocast(x), autocast(y), autocast(bias)  # type: ignore[assignment]
     out = _ran_mm(allocate((x.shape[0], y.shape[1]), x.dtype), x, y)
-    m.machine.workspace()
+    m.machine().workspace()
     if wants(x, y, bias):
         for_x, for_y, rows, shape = x.requires_grad, y.requires_grad, x.shape, y.shape
 
         def run(saved: list[Any], grad: Tensor) -> Grads:
             x, y = saved
-            m.machine.workspace()
+            m.machine().workspace()
             dx = make("matmul_input", rows, grad.dtype, grad, y, of=(*rows, shape[1])) if for_x else None
             dy = make("matmul_weight", shape, grad.dtype, x, grad, of=(*shape, rows[0])) if for_y else None
             return grad, dx, dy
@@ -429,16 +412,15 @@ def addmm(bias: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def addmm_(total: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """total with x·y added to it."""
-    m.machine.workspace()
+    m.machine().workspace()
     return _ran_mm(total, x, y)
 
 
 def softmax(x: Tensor, dim: int = -1, dtype: DType | None = None) -> Tensor:
     """Exponentials over their sum; autocast takes them in fp32. A card's kernel reads fp16 and gives fp32 (softmax in
     aten SoftMax.cpp, `half_to_float`); of all else a copy in fp32 is made first."""
-    kind = dtype or (float32 if m.machine.autocasting else x.dtype)
-    if not (m.machine.cuda and x.dtype == float16 and kind == float32):
+    kind = dtype or (float32 if m.machine().autocasting else x.dtype)
+    if not (m.machine().cuda and x.dtype == float16 and kind == float32):
         x = to(x, kind)
     out = make("softmax", x.shape, kind, x)
     if wants(x):
@@ -449,7 +431,7 @@ def softmax(x: Tensor, dim: int = -1, dtype: DType | None = None) -> Tensor:
 def _softmax_backward(own: DType, saved: list[Any], grad: Tensor) -> Grads:
     """A card's kernel reads the gradient times the output (softmax_backward_cuda_out)."""
     found = make("softmax_backward", grad.shape, own, grad, *saved)
-    if m.machine.cuda:
+    if m.machine().cuda:
         allocate(grad.shape, grad.dtype, "workspace")
     return (found,)
 
@@ -462,7 +444,7 @@ def int_mm(x: Tensor, y: Tensor) -> Tensor:
 def mm(x: Tensor, y: Tensor, *, out: Tensor | None = None, out_dtype: DType | None = None, **_: Any) -> Tensor:
     """x·y of two matrices, where nobody differentiates it."""
     made = out if out is not None else allocate((x.shape[0], y.shape[1]), out_dtype or x.dtype)
-    m.machine.workspace()
+    m.machine().workspace()
     return _ran_mm(made, x, y)
 
 
@@ -472,7 +454,7 @@ def _ran_mm(out: Tensor, x: Tensor, y: Tensor) -> Tensor:
     kind = "matmul"
     if len(y.shape) == 2:
         tokens = not {"B", "T", "n"}.isdisjoint(getattr(x.shape[-1], "letters", ()))
-        kind = "matmul_weight" if tokens else "matmul_input" if m.machine.in_backward or is_contiguous(y) else kind
+        kind = "matmul_weight" if tokens else "matmul_input" if m.machine().in_backward or is_contiguous(y) else kind
     ran(kind, out, x, y, shape=_product(out.shape, x.shape[-1]))
     return out
 
@@ -501,7 +483,7 @@ def layer_norm(
     x: Tensor, shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 0
 ) -> Tensor:
     """LayerNorm: the result, and mean and 1/std of each row, which backward takes with x."""
-    if m.machine.autocasting and x.dtype != float32:
+    if m.machine().autocasting and x.dtype != float32:
         x = to(x, float32)
     out = allocate(x.shape, x.dtype)
     rows = (*x.shape[:-1], 1)
@@ -540,7 +522,7 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
     if not training or not p:
         return x
     out = allocate(x.shape, x.dtype)
-    mask = allocate(x.shape, bool_ if m.machine.cuda else x.dtype, "activations.dropout")
+    mask = allocate(x.shape, bool_ if m.machine().cuda else x.dtype, "activations.dropout")
     ran("dropout", (out, mask), x)
     if wants(x):
         record(out, partial(_elementwise, kind="dropout"), (x,), (mask,))
@@ -550,7 +532,7 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
 def cross_entropy(logits: Tensor, targets: Tensor, **_: Any) -> Tensor:
     """log_softmax and nll_loss. On CUDA log_softmax keeps the dtype of the logits and nll_loss takes an fp32 copy
     (aten LossNLL.cpp); on a CPU autocast casts the logits to fp32 first."""
-    machine = m.machine
+    machine = m.machine()
     machine.name = "loss"
     if machine.autocasting and not machine.cuda:
         logits = to(logits, float32)
@@ -585,8 +567,8 @@ def scaled_dot_product_attention(
     """See attention.py. Before torch 2.0 nanoGPT writes it out: scaled, masked, dropped. A mask of booleans becomes
     numbers that are added (convert_boolean_attn_mask)."""
     q, k, v = autocast(q), autocast(k), autocast(v)  # type: ignore[assignment]
-    if m.machine.attention(wants(q, k, v)) == "written":
-        m.machine.name = "attention"
+    if m.machine().attention(wants(q, k, v)) == "written":
+        m.machine().name = "attention"
         scores = mul(mul(matmul(q, transpose(k, -2, -1)), 1.0), 1.0)
         return matmul(dropout(softmax(scores), dropout_p), v)
     mask = None if attn_mask is None else make("add", attn_mask.shape, q.dtype, attn_mask)

@@ -25,7 +25,6 @@ class Kernel(NamedTuple):
     times: int = 1  # that it is launched, with other parts of the same tensors
 
     def in_letters(self) -> "Launch":
-        """The same for any sizes."""
         shape = tuple(factors(1, (size,), False) for size in self.shape)
         if not shape:
             shape = (factors(1, max((each for _, each in self.reads + self.writes), key=_elements), False),)
@@ -54,7 +53,6 @@ Launches = dict[Launch, Counter[int]]  # with how often each runs in each layer
 
 
 def counted(kernels: Iterable[Kernel]) -> Launches:
-    """Kernels in letters."""
     found: Launches = {}
     known: dict[Any, Counter[int]] = {}
     for kernel in kernels:

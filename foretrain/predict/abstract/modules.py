@@ -1,6 +1,7 @@
 """torch.nn on tensors without values: modules know their parts, and which of them runs names what is allocated."""
 
 from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 from foretrain.config.families import FAMILIES
@@ -18,16 +19,14 @@ OPERATIONS = {
     "mlp.up": "fc", "mlp.down": "out", ".lm_head": "head", ".chunked_loss": "head",
 }  # fmt: skip
 MOMENTS = {name: moment for name, (_, moment) in _PARTS if moment}
+weights: ContextVar[DType] = ContextVar("weights", default=float32)  # what they are made in
 
 
 def operations() -> Any:
-    """The module with the operations of what runs."""
-    return (m.machine and m.machine.functional) or F
+    return (m.machine() and m.machine().functional) or F
 
 
 class Module:
-    """nn.Module."""
-
     training = True
     _parts: dict[str, "Module"]
     _parameters: dict[str, Parameter]
@@ -49,7 +48,7 @@ class Module:
         object.__setattr__(self, name, value)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        machine = m.machine
+        machine = m.machine()
         before = machine.kind, machine.name, machine.back, machine.t.layer
         if self._kind:
             machine.kind = self._kind
@@ -80,7 +79,6 @@ class Module:
             yield from part.named_modules(f"{prefix}.{name}".lstrip("."))
 
     def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
-        """Each once, under its first name."""
         seen: set[int] = set()
         for name, parameter in self._named(prefix):
             if id(parameter) not in seen:
@@ -114,15 +112,12 @@ def _name(module: Module, name: str) -> None:
 
 
 def name_operations(module: Module, path: str = "") -> None:
-    """Each module's by its name and its parent's."""
     for name, part in module._parts.items():
         part.__dict__["_operation"] = "residual" if name.isdigit() else OPERATIONS.get(f"{path}.{name}", name)
         name_operations(part, name)
 
 
 class ModuleList(Module):
-    """nn.ModuleList."""
-
     def __init__(self, parts: Iterable[Module] = ()) -> None:
         super().__init__()
         for i, part in enumerate(parts):
@@ -139,8 +134,6 @@ class ModuleList(Module):
 
 
 class ModuleDict(Module):
-    """nn.ModuleDict."""
-
     def __init__(self, parts: dict[str, Module]) -> None:
         super().__init__()
         for name, part in parts.items():
@@ -151,36 +144,30 @@ class ModuleDict(Module):
 
 
 class Linear(Module):
-    """nn.Linear."""
-
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
-        self.weight = Parameter((out_features, in_features), WEIGHTS[0])
-        self.bias = Parameter((out_features,), WEIGHTS[0]) if bias else None
+        self.weight = Parameter((out_features, in_features), weights.get())
+        self.bias = Parameter((out_features,), weights.get()) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         return operations().linear(x, self.weight, self.bias)
 
 
 class Embedding(Module):
-    """nn.Embedding."""
-
     def __init__(self, num_embeddings: int, embedding_dim: int) -> None:
         super().__init__()
-        self.weight = Parameter((num_embeddings, embedding_dim), WEIGHTS[0])
+        self.weight = Parameter((num_embeddings, embedding_dim), weights.get())
 
     def forward(self, idx: Tensor) -> Tensor:
         return operations().embedding(idx, self.weight)
 
 
 class LayerNorm(Module):
-    """nn.LayerNorm."""
-
     def __init__(self, shape: int, bias: bool = True, eps: float = 1e-5) -> None:
         super().__init__()
-        self.weight = Parameter((shape,), WEIGHTS[0])
-        self.bias = Parameter((shape,), WEIGHTS[0]) if bias else None
+        self.weight = Parameter((shape,), weights.get())
+        self.bias = Parameter((shape,), weights.get()) if bias else None
         self.shape = shape
 
     def forward(self, x: Tensor) -> Tensor:
@@ -188,11 +175,9 @@ class LayerNorm(Module):
 
 
 class RMSNorm(Module):
-    """nn.RMSNorm."""
-
     def __init__(self, shape: int, eps: float | None = None) -> None:
         super().__init__()
-        self.weight = Parameter((shape,), WEIGHTS[0])
+        self.weight = Parameter((shape,), weights.get())
         self.shape = shape
 
     def forward(self, x: Tensor) -> Tensor:
@@ -200,8 +185,6 @@ class RMSNorm(Module):
 
 
 class Dropout(Module):
-    """nn.Dropout."""
-
     def __init__(self, p: float = 0.5) -> None:
         super().__init__()
         self.p = p
@@ -211,10 +194,5 @@ class Dropout(Module):
 
 
 class GELU(Module):
-    """nn.GELU."""
-
     def forward(self, x: Tensor) -> Tensor:
         return operations().gelu(x)
-
-
-WEIGHTS: list[DType] = [float32]  # what weights are made in

@@ -248,7 +248,6 @@ class Structure(NamedTuple):
     streams: Mapping[int, int] = MappingProxyType({})  # of births that are not on the default one
 
     def sized(self, timeline: Timeline) -> Passage:
-        """The pass in a timeline's sizes."""
         known = {kind: (kind[0], timeline.size(*kind[1])) for kind in set(self.kinds)}
         kinds = [known[kind] for kind in self.kinds]
         return Passage.of(self.events, kinds, self.moments, self.split, self.given, self.streams)

@@ -5,14 +5,43 @@ Only models are: no file or socket is touched, and nothing of torch is there but
 
 import builtins
 import importlib.util
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any
 
-from foretrain.predict.abstract import attention, autograd, methods, modules, on_host, routing
+from foretrain.predict.abstract import attention, autograd, methods, modules, routing
 from foretrain.predict.abstract import functional as eager
 from foretrain.predict.abstract import tensors as m
+from foretrain.predict.abstract.autograd import Checkpoint, checkpointed
+from foretrain.predict.abstract.tensors import Tensor
+
+
+class Inputs:
+    """Calls checkpointed blocks. An input is gone when its block has run; the place that it comes back to is taken when
+    the block after it is recomputed."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._places: dict[int, Tensor] = {}
+
+    def call(self, i: int, block: Callable[..., Any], x: Tensor, *others: Tensor) -> Any:
+        result, frame = checkpointed(block, (x, *others), whole=False)
+        if frame is not None:
+            stays = i == self.count - 1
+            if not stays:
+                frame.leave()
+            frame.arriving = partial(self._arriving, i, stays)
+        return result
+
+    def _arriving(self, i: int, stays: bool, frame: Checkpoint) -> Tensor:
+        like: Tensor = frame.args[0]
+        found = like if stays else self._places.pop(i)
+        if i:
+            self._places[i - 1] = m.allocate(like.shape, like.dtype, "activations.residual")
+        return found
+
 
 HERE, TECHNIQUES = "foretrain.model.", "foretrain.model.techniques"  # the latter import torch where they are called
 assert methods.METHODS  # model code calls them
@@ -48,12 +77,12 @@ def _namespace(name: str, known: dict[str, Any]) -> ModuleType:
 
 
 def _parameter(x: Any) -> autograd.Parameter:
-    return autograd.Parameter(x.shape if isinstance(x, m.Tensor) else x, modules.WEIGHTS[0])
+    return autograd.Parameter(x.shape if isinstance(x, m.Tensor) else x, modules.weights.get())
 
 
 def _capability() -> tuple[int, int]:
     """Of the card, as far as models ask: whether it has FlashAttention."""
-    return (8, 0) if m.machine.attention(True) in ("flash", "cudnn") else (7, 5)
+    return (8, 0) if m.machine().attention(True) in ("flash", "cudnn") else (7, 5)
 
 
 def _no_grad(function: Any) -> Any:
@@ -89,9 +118,9 @@ class Loader:
             "cuda": SimpleNamespace(get_device_capability=_capability),
             "compiler": SimpleNamespace(is_compiling=lambda: compiling),
             "finfo": lambda dtype: SimpleNamespace(tiny=0.0, min=-1.0, max=1.0),
-            "is_grad_enabled": lambda: m.machine.grad,
-            "is_autocast_enabled": lambda device="cuda": m.machine.autocasting,
-            "get_autocast_dtype": lambda device: m.machine.low,
+            "is_grad_enabled": lambda: m.machine().grad,
+            "is_autocast_enabled": lambda device="cuda": m.machine().autocasting,
+            "get_autocast_dtype": lambda device: m.machine().low,
             "no_grad": lambda: _no_grad, "compile": lambda f, **_: f,
             **{name: getattr(operations, name) for name in OPERATIONS},
             **{name: getattr(eager, name) for name in MORE},
@@ -106,18 +135,19 @@ class Loader:
             "torch.nn": nn,
             "torch.nn.functional": functional,
             "torch.utils.checkpoint": again,
-            "foretrain.model.host.checkpoints": _namespace("checkpoints", {"Inputs": on_host.Inputs}),
+            "foretrain.model.host.checkpoints": _namespace("checkpoints", {"Inputs": Inputs}),
             "foretrain.model.attention": _namespace("attention", {"causal_attention": own_attention}),
             "foretrain.model.hub.kernels": _namespace("kernels", {
-                "launch": m.ran, "processors": lambda device: m.machine.card.processors,
+                "launch": m.ran, "processors": lambda device: m.machine().card.processors,
                 "column_sums": eager.column_sums,
                 "room_for_logits": lambda like, shape, dtype: m.allocate(shape, dtype, "logits"),
-                "sums_half_in_fp32": lambda device: m.machine.cuda and m.machine.card.capability >= (8, 0),
-                "card_bytes": lambda device: m.machine.card.nbytes, "offloaded": autograd.offloaded,
+                "sums_half_in_fp32": lambda device: m.machine().cuda and m.machine().card.capability >= (8, 0),
+                "card_bytes": lambda device: m.machine().card.nbytes, "offloaded": autograd.offloaded,
             }),
         }  # fmt: skip
         self.loaded: dict[str, ModuleType] = {}
 
+    @m.alone
     def load(self, name: str) -> ModuleType:
         """A module of foretrain.model, for tensors without values."""
         if name in self.stands_for:

@@ -48,11 +48,9 @@ class Alone:
         return recorded(FRESH).later() if state.gradients else recorded(FRESH)
 
     def structure(self, unrolled: Callable[[State], Structure], state: State) -> Structure:
-        """The pass of all layers."""
         return unrolled(state)
 
     def sized(self, structure: Structure, state: State, t: Timeline) -> Passage:
-        """That pass in a timeline's sizes."""
         return structure.sized(t)
 
     def wrap(self, model: Any, machine: m.Machine) -> None:
@@ -78,7 +76,7 @@ class Machine(m.Machine):
     leaving: Any = None
 
     def accumulate(self, parameter: Any, gradient: Any) -> None:
-        """It is held until the next one leaves (model/host/gradients.py)."""
+        """It is held until the next one leaves (model/master.py)."""
         self.leaving = gradient
 
 
@@ -120,8 +118,6 @@ class Updates(Alone):
 
 
 class Buckets(Alone):
-    """DDP, with gradients beside its buckets."""
-
     as_views = False
 
     def state(self, gradients: list[Tensor], left: list[Tensor], *, last: bool, saving: bool) -> State:
@@ -149,7 +145,6 @@ class BucketViews(Buckets):
 
 
 def _gradients(first: Structure) -> list[int]:
-    """The serial numbers of those that a pass leaves."""
     ended = {~event for event in first.events if event < 0}
     return [n for n, (component, _) in enumerate(first.kinds) if component == "gradients" and n not in ended]
 

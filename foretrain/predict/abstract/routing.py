@@ -27,7 +27,7 @@ from foretrain.predict.abstract.tensors import (
 
 def _numbers(x: Tensor, shape: Any) -> Tensor:
     """Whole numbers that belong to the pass, not to its batch."""
-    return allocate(shape, int64, m.machine.component(shape))
+    return allocate(shape, int64, m.machine().component(shape))
 
 
 def topk(x: Tensor, k: int, dim: int = -1) -> tuple[Tensor, Tensor]:
@@ -55,23 +55,21 @@ def sort(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def histc(x: Tensor, *, bins: int, **_: Any) -> Tensor:
-    """How many there are of each."""
     return make("add", (bins,), x.dtype, x)
 
 
 def cumsum(x: Tensor, *, dim: int, dtype: Any) -> Tensor:
-    """Sums up to each place."""
     return make("add", x.shape, dtype, x)
 
 
 def quotient(x: Tensor, _: int) -> Tensor:
     """Whole numbers divided."""
-    return make("add", x.shape, x.dtype, x, component=m.machine.component(x.shape))
+    return make("add", x.shape, x.dtype, x, component=m.machine().component(x.shape))
 
 
 def to_int(x: Tensor) -> Tensor:
     """x in 32 bits."""
-    return x.cast(int32, m.machine.component(x.shape))
+    return x.cast(int32, m.machine().component(x.shape))
 
 
 def getitem(x: Tensor, key: Any) -> Tensor:
@@ -86,7 +84,7 @@ def getitem(x: Tensor, key: Any) -> Tensor:
 
         def run(saved: list[Any], grad: Tensor) -> Grads:
             found = make("fill", shape, grad.dtype)
-            sorting = [allocate(saved[0].shape, int64, "workspace") for _ in range(6 if m.machine.cuda else 0)]
+            sorting = [allocate(saved[0].shape, int64, "workspace") for _ in range(6 if m.machine().cuda else 0)]
             del sorting
             ran("scatter", found.viewed((), ()), grad, *saved, grad)
             return (found,)
@@ -98,7 +96,6 @@ def getitem(x: Tensor, key: Any) -> Tensor:
 
 
 def setitem(x: Tensor, key: Tensor, value: Tensor) -> None:
-    """Other values at some places."""
     ran("scatter", x.viewed((), ()), key, value)
 
 
@@ -142,13 +139,13 @@ def grouped_mm(x: Tensor, weight: Tensor, *, offs: Tensor) -> Tensor:
     sizes = rows, n_out
     out = unmade(sizes, x.dtype)
     if wants(x, weight):
-        own = m.machine.grouped == "own"
+        own = m.machine().grouped == "own"
         for_x, for_weight = x.requires_grad or own, weight.requires_grad or own
         shape, dtype = weight.shape, weight.dtype
 
         def run(saved: list[Any], grad: Tensor) -> Grads:
             x, weight, _ = saved
-            m.machine.workspace()
+            m.machine().workspace()
             dx = _for_rows(grad, weight) if own else None
             dw = _for_weight(grad, x, shape, dtype) if for_weight else None
             if for_x and not own:
@@ -157,7 +154,7 @@ def grouped_mm(x: Tensor, weight: Tensor, *, offs: Tensor) -> Tensor:
 
         record(out, run, (x, weight), (x if for_weight else None, weight if for_x else None, offs))
     out.storage = allocate(sizes, x.dtype).storage
-    m.machine.workspace()
+    m.machine().workspace()
     _each("matmul", out, x, weight, shape=(rows, n_out, n_in), many=0)
     return out
 
@@ -180,7 +177,7 @@ def _for_weight(grad: Tensor, x: Tensor, shape: tuple[int, ...], dtype: DType) -
 def _each(kind: str, out: Tensor, x: Tensor, y: Tensor, *, shape: tuple[int, int, int], many: int) -> None:
     """One kernel for all experts on cards that have it, in bfloat16; else one for each, of as many rows, which are size
     `many` of the matmul: routing is taken to be even (aten native/cuda/GroupedBlas.cpp)."""
-    machine = m.machine
+    machine = m.machine()
     rows = shape[many]
     count = max(1, min(int(out.shape[0] if many else y.shape[0]), int(rows)))
     if count == 1 or (machine.grouped == "at once" and x.dtype == bfloat16):
@@ -203,14 +200,14 @@ def baddbmm(x: Tensor, a: Tensor, b: Tensor, *, alpha: float = 1) -> Tensor:
     """x + alpha·a·b of as many matrices; each gradient is multiplied by alpha after it was made."""
     (count, rows, inner), columns = a.shape, b.shape[-1]
     out = allocate(x.shape, x.dtype)
-    m.machine.workspace()
+    m.machine().workspace()
     ran("matmul", out, x, a, b, shape=(product((count, rows)), columns, inner))
     if wants(x, a, b):
         for_x = x.requires_grad
 
         def run(saved: list[Any], grad: Tensor) -> Grads:
             a, b = saved
-            m.machine.workspace()
+            m.machine().workspace()
             of = product((count, rows)), inner, columns
             da = make("matmul_input", (count, rows, inner), grad.dtype, grad, b, of=of)
             da = make("add", da.shape, da.dtype, da)
@@ -228,7 +225,6 @@ def sigmoid(x: Tensor) -> Tensor:
 
 
 def repeat_interleave(x: Tensor, times: int) -> Tensor:
-    """Each element so many times."""
     return make("join", (x.shape[0] * times,), x.dtype, x)
 
 

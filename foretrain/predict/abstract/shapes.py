@@ -10,7 +10,6 @@ ORDER = {"bool": 0, "int8": 1, "int32": 1, "int64": 1, "float16": 2, "bfloat16":
 
 
 def broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of an operation on both."""
     if len(a) < len(b):
         a, b = b, a
     b = (1,) * (len(a) - len(b)) + tuple(b)
@@ -18,7 +17,6 @@ def broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def promoted(a: DType, b: DType) -> DType:
-    """The dtype of an operation on both."""
     return a if ORDER[a.name] >= ORDER[b.name] else b
 
 
@@ -46,7 +44,6 @@ def joined(parts: Sequence[Tensor], dim: int) -> list[int]:
 
 
 def product(sizes: Sequence[int]) -> int:
-    """All multiplied, with their letters."""
     found: int = 1
     for size in sizes:
         found = size if found == 1 else found * size

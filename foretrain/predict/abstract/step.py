@@ -121,10 +121,10 @@ class EagerProgram:
                     kept.append(self.t.adopt(component, size, serial + shifts[serial >= second]))
 
     def zero_grad(self) -> None:
-        """Gradients end."""
         self.t.free(*self.gradients)
         self.gradients = []
 
+    @m.alone
     def launches(self, saving: bool, fuse: Fuse | None = None) -> list[tuple[Launch, int]]:
         """The kernels of a pass, in letters, and how often each runs in all layers; `fuse`: as a compiler has them."""
         alike = self._kernels_of(saving), self.run
@@ -154,15 +154,14 @@ class EagerProgram:
         return self.passages[key]
 
     def _whole(self, saving: bool) -> Passage:
-        """The pass in the present sizes."""
         s, state = self.t.symbols, self._state(saving)
         key = saving, state, s["B"], s["T"]
         if key not in self.passages:
             self.passages[key] = self.ranks.sized(self._structure(saving), state, self.t)
         return self.passages[key]
 
+    @m.alone
     def _structure(self, saving: bool) -> Structure:
-        """The pass of all layers, for any sizes."""
         state = self._state(saving)
         key = self._shape_of(saving), self.groups, state
         found = _structures.get(key)
@@ -184,7 +183,6 @@ class EagerProgram:
             return unroll(self.ranks.recorder(record, state), self.groups, self.run)
 
     def _uneven(self) -> None:
-        """From now on all layers are run."""
         self.run, self.model = self.groups, None
 
     def _recorder(self, saving: bool, state: State = FRESH) -> Recorder:
@@ -200,7 +198,6 @@ class EagerProgram:
         return found
 
     def _shape_of(self, saving: bool) -> Any:
-        """All that decides a pass but sizes."""
         takes = (bool(self.t.symbols[letter]) for letter in self.TAKEN)
         return replace(self.v, checkpointed=0), self.ranks.key, *takes, *self._besides(saving)
 
@@ -224,7 +221,7 @@ class EagerProgram:
 
     def _dtypes(self) -> m.DType | None:
         """What autocast makes of fp32; None without. Weights that are made from here on have the step's dtype."""
-        modules.WEIGHTS[0] = self.low if self.v.master and self.low is not None else m.float32
+        modules.weights.set(self.low if self.v.master and self.low is not None else m.float32)
         return self.low if self.v.casts else None
 
     def _built(self) -> Any:

@@ -7,11 +7,15 @@ the same births and deaths as on real ones, wherever the functions below know wh
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
-from typing import Any, NamedTuple
+from contextvars import ContextVar
+from functools import lru_cache, wraps
+from threading import RLock
+from typing import Any, NamedTuple, TypeVar, cast
 
 from foretrain.predict.abstract.kernels import Kernel
 from foretrain.predict.abstract.passage import Recorder
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class DType(NamedTuple):
@@ -103,19 +107,29 @@ class Machine:
                 self.casts.clear()
 
 
-machine: Machine = None  # type: ignore[assignment]  # the one that runs now; see `running`
+_running: ContextVar[Any] = ContextVar("machine", default=None)
+machine: Callable[[], Machine] = _running.get  # the one that runs now, in this thread or task
+_turn = RLock()
+
+
+def alone(function: F) -> F:
+    """Let one thread at a time call any such function: what they remember is every thread's."""
+
+    @wraps(function)
+    def call(*args: Any, **named: Any) -> Any:
+        with _turn:
+            return function(*args, **named)
+
+    return cast(F, call)
 
 
 @contextmanager
 def running(on: Machine) -> Iterator[None]:
-    """Programs run on this machine."""
-    global machine
-    before = machine
-    machine = on
+    token = _running.set(on)
     try:
         yield
     finally:
-        machine = before
+        _running.reset(token)
 
 
 class Storage:
@@ -172,7 +186,7 @@ class Tensor:
         """The sum over what was broadcast; over all rows, it is made of partial sums."""
         out = make("add", shape, self.dtype, self)
         letters = getattr(shape[0], "letters", ()) if len(shape) == 1 else ()
-        if machine.cuda and letters == ("C",):
+        if machine().cuda and letters == ("C",):
             passing(1, f"sums{getattr(shape[0], 'coefficient', 0)}")
         return out
 
@@ -212,26 +226,27 @@ def unmade(shape: tuple[int, ...], dtype: DType) -> Tensor:
 def allocate(shape: Sequence[int], dtype: DType, component: str | None = None) -> Tensor:
     """A new contiguous tensor; without a storage where no program runs, as while a model is built."""
     shape = tuple(shape)
-    if machine is None:
+    on = machine()
+    if on is None:
         return unmade(shape, dtype)
-    t = machine.t
     if component is None:
-        component = "batch" if dtype is int64 else machine.component(shape)
-    serial = t.birth(component, dtype.itemsize, shape)
-    return Tensor(shape, contiguous_strides(shape), dtype, Storage(t, serial))
+        component = "batch" if dtype is int64 else on.component(shape)
+    serial = on.t.birth(component, dtype.itemsize, shape)
+    return Tensor(shape, contiguous_strides(shape), dtype, Storage(on.t, serial))
 
 
 def ran(
     kind: str, out: Tensor | Sequence[Tensor], *inputs: Tensor | None, shape: Sequence[int] = (), times: int = 1
 ) -> None:
     """Note a kernel that reads the inputs and writes its results, each once; or one that runs so many times."""
-    if machine is None or machine.traces:
+    on = machine()
+    if on is None or on.traces:
         return
     outs = (out,) if isinstance(out, Tensor) else out
     read = [x for x in inputs if x is not None]
-    machine.t.kernels.append(
+    on.t.kernels.append(
         Kernel(
-            machine.t.layer, machine.name, kind, "recompute" if machine.again else machine.thread,
+            on.t.layer, on.name, kind, "recompute" if on.again else on.thread,
             (*read, *outs)[0].dtype.itemsize, tuple(shape), tuple([_moved(x) for x in read]),
             tuple([_moved(x) for x in outs]), tuple([_which(x) for x in read]), tuple([_which(x) for x in outs]), times,
         )
@@ -281,11 +296,13 @@ def dense_like(x: Tensor, shape: Sequence[int]) -> tuple[int, ...] | None:
 
 def passing(coefficient: int, letter: str) -> None:
     """What a kernel takes for itself: so many times a symbol of the timeline."""
-    if machine.t.symbols.get(letter):
-        machine.t.death(machine.t.birth("workspace", 1, (), (coefficient, letter)))
+    t = machine().t
+    if t.symbols.get(letter):
+        t.death(t.birth("workspace", 1, (), (coefficient, letter)))
 
 
 def passing_all(sizes: Sequence[int]) -> None:
     """The same of tensors of so many bytes, which are there together."""
-    for serial in [machine.t.birth("workspace", 1, (), (nbytes,)) for nbytes in sizes]:
-        machine.t.death(serial)
+    t = machine().t
+    for serial in [t.birth("workspace", 1, (), (nbytes,)) for nbytes in sizes]:
+        t.death(serial)

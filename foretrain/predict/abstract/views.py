@@ -136,7 +136,6 @@ def reshape(x: Tensor, *shape: Any) -> Tensor:
 
 
 def clone(x: Tensor) -> Tensor:
-    """A copy."""
     out = x.made(x.shape, x.dtype)
     if wants(x):
         record(out, identity, (x,))
@@ -161,7 +160,6 @@ def contiguous(x: Tensor) -> Tensor:
 
 
 def identity(saved: Any, grad: Tensor) -> Grads:
-    """The gradient as it is."""
     return (grad,)
 
 
@@ -205,17 +203,14 @@ def _laid_out_as(shape: tuple[int, ...], dtype: DType, grads: Sequence[Tensor | 
 
 
 def chunk(x: Tensor, count: int, dim: int = 0) -> tuple[Tensor, ...]:
-    """So many equal stretches."""
     return split(x, x.shape[dim] // count, dim)
 
 
 def t(x: Tensor) -> Tensor:
-    """The transposed matrix."""
     return transpose(x, 0, 1)
 
 
 def flatten(x: Tensor, start: int = 0, end: int = -1) -> Tensor:
-    """Dimensions start to end as one."""
     end %= len(x.shape)
     merged: int = 1
     for size in x.shape[start : end + 1]:
@@ -240,7 +235,7 @@ def _taken(key: slice, start: int, stop: int, size: int) -> int:
     count = stop - start
     if isinstance(key.stop, Dim) and not start and key.stop == stop:
         return key.stop
-    if m.machine is not None and count == m.machine.t.symbols["n"]:
+    if m.machine() is not None and count == m.machine().t.symbols["n"]:
         return Dim(count, 1, ("n",))
     return size // 2 if size == 2 * count else count
 

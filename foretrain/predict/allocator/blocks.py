@@ -79,7 +79,6 @@ class Pool:
     searches: int = 0  # get_free_blocks_call_count: the clock by which garbage collection tells a block's age
 
     def add(self, block: Block) -> None:
-        """A block becomes free."""
         block.freed_at = self.searches
         insort(self.order, ((block.stream << BITS | block.size) << BITS) | block.ptr)
         self.blocks[block.ptr] = block
@@ -108,5 +107,4 @@ class Pool:
         return self.blocks[self.order[position] & LOW]
 
     def all(self) -> list[Block]:
-        """Free blocks in order."""
         return [self.blocks[key & LOW] for key in self.order]

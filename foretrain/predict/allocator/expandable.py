@@ -45,7 +45,6 @@ class ExpandableSegments:
         self.blocks: dict[int, Block] = {}
 
     def page_bytes(self, pool: Pool) -> int:
-        """How much is mapped at once."""
         return SMALL_PAGE_BYTES if pool.small else self.allocator.settings.large_segment_bytes
 
     def _keep(self, block: Block) -> None:

@@ -63,11 +63,9 @@ class Lifetimes:
             yield mark.name, mark.position, end
 
     def phase_at(self, position: int) -> str:
-        """The phase that an event belongs to."""
         return name_at(self.phases, position)
 
     def label(self, position: int) -> Label:
-        """What is known of an event."""
         return Label()
 
 

@@ -197,7 +197,6 @@ class Tried:
         return death.model_copy(update={"limit_bytes": limit_bytes})
 
     def _like(self, limit_bytes: int) -> Replay:
-        """A replay that goes as it would under this limit."""
         for made in self._made:
             if made.allocator.granted_bytes <= limit_bytes < made.allocator.refused_bytes:
                 return made

@@ -165,7 +165,6 @@ def driver_backend(environment: Mapping[str, str]) -> str:
 
 
 def _variable(environment: Mapping[str, str]) -> tuple[str, str]:
-    """The variable that counts, and its text."""
     return next(((name, environment[name]) for name in VARIABLES if name in environment), ("", ""))
 
 

@@ -323,7 +323,6 @@ class Allocator:
         return self._cap_bytes is not None and not self._granted(nbytes, self._cap_bytes)
 
     def _granted(self, nbytes: int, limit_bytes: int) -> bool:
-        """Whether a limit allows so many bytes more."""
         asked = self.reserved_bytes + nbytes
         if asked > limit_bytes:
             self.refused_bytes = min(self.refused_bytes, asked)

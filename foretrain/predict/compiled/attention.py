@@ -19,7 +19,7 @@ def scaled_dot_product_attention(
 ) -> Tensor:  # fmt: skip
     """A kernel of PyTorch's own, or the math path, which Inductor fuses. FlashAttention takes no mask."""
     q, k, v = autocast(q), autocast(k), autocast(v)  # type: ignore[assignment]
-    kind = m.machine.attention(wants(q, k, v))
+    kind = m.machine().attention(wants(q, k, v))
     D = q.shape[-1]
     if attn_mask is not None:
         bias = point("where", attn_mask.shape, q.dtype, attn_mask)
@@ -135,7 +135,7 @@ def _softmax(x: Tensor, low: DType) -> Tensor:
 def causal_attention(qkv: Tensor, H: int) -> Tensor:
     """model/attention.py, one operation for the compiler too: attention as batched matmuls, B x T x 3C to B x T x C."""
     B, T, width = qkv.shape
-    scores = m.machine.t.symbols["kept"]
+    scores = m.machine().t.symbols["kept"]
     shapes: list[tuple[tuple[int, ...], DType]] = [((B, T, width // 3), qkv.dtype), ((B, T, width), qkv.dtype)]
     if scores:
         shapes.append(((Dim(scores, 1, ("kept",)),), qkv.dtype))
@@ -147,6 +147,5 @@ def causal_attention(qkv: Tensor, H: int) -> Tensor:
 
 
 def kernel(name: str, inputs: Sequence[Tensor], results: Any, *detail: Any) -> list[Traced]:
-    """The results of a kernel with several of them."""
     of = compiler().graph.add(name, EXTERN, [node_of(x) for x in inputs], (), float32, *detail)
     return [item(of, i, shape, dtype) for i, (shape, dtype) in enumerate(results)]

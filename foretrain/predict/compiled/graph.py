@@ -24,7 +24,7 @@ class Node:
     """One operation. `shapes`: of its results, one unless it is given apart by ITEM nodes."""
 
     __slots__ = (
-        "component", "dtype", "index", "inputs", "item", "kind", "layer", "moment", "must_save", "name",
+        "component", "constants", "dtype", "index", "inputs", "item", "kind", "layer", "moment", "must_save", "name",
         "nbytes", "recompute",
         "region",
         "shape", "static", "users",
@@ -34,6 +34,7 @@ class Node:
         self.name, self.kind, self.inputs, self.shape, self.dtype = name, kind, inputs, shape, dtype
         self.nbytes = dtype.itemsize * elements(shape)
         self.users: list[Node] = []
+        self.constants: frozenset[Any] = frozenset()  # among its inputs
         self.index = 0
         self.layer, self.moment, self.component = -1, "", ""
         self.static = False  # of an input: it is there anyway
@@ -55,8 +56,7 @@ class Node:
 
 
 def compiler() -> "Compiler":
-    """The machine that runs."""
-    machine = m.machine
+    machine = m.machine()
     assert isinstance(machine, Compiler)
     return machine
 
@@ -79,6 +79,7 @@ class Graph:
             return known
         node = Node(name, kind, inputs, shape, dtype)
         node.index = len(self.nodes)
+        node.constants = frozenset(detail)
         node.layer, node.moment = machine.t.layer, machine.t.moment
         node.component = machine.component(shape)
         node.region = machine.checkpointing if machine.thread == "forward" else 0
@@ -133,14 +134,12 @@ class Traced(Tensor):
         return emit("pointwise", POINTWISE, (self, *(o for o in others if o is not None)), shape, dtype)
 
     def cast(self, dtype: DType, component: str | None = None) -> "Traced":
-        """A copy in another dtype."""
         out = emit("convert", POINTWISE, (self,), self.shape, dtype)
         if component and out.value.component != component:
             out.value.component = component
         return Traced(out.value, self.shape, self.strides)
 
     def reduced(self, shape: tuple[int, ...]) -> "Traced":
-        """The sum over what was broadcast."""
         return emit("sum", REDUCTION, (self,), shape, self.dtype)
 
     def summed(self, other: Tensor) -> "Traced":
@@ -154,23 +153,19 @@ def node_of(x: Tensor) -> Node:
 
 
 def emit(name: str, kind: int, inputs: Sequence[Tensor], shape: Sequence[int], dtype: DType, *detail: Any) -> Traced:
-    """The result of an operation on tensors."""
-    if m.machine is None:  # while a model is built
+    if m.machine() is None:  # while a model is built
         return m.allocate(shape, dtype)  # type: ignore[return-value]
     node = compiler().graph.add(name, kind, [node_of(x) for x in inputs], shape, dtype, *detail)
     return Traced(node, shape)
 
 
 def item(of: Node, number: int, shape: Sequence[int], dtype: DType, strides: Sequence[int] | None = None) -> Traced:
-    """One of several results."""
     node = compiler().graph.add(f"item{number}", ITEM, (of,), shape, dtype)
     node.item = number
     return Traced(node, shape, strides)
 
 
 class Compiler(m.Machine):
-    """A machine that writes a graph."""
-
     traces = True
     wide_gradients = False
 
@@ -217,5 +212,4 @@ class Compiler(m.Machine):
         self.gradients.append((parameter, gradient.value))
 
     def tangent(self, root: Tensor) -> Traced:
-        """The gradient of the loss."""
         return self.input(root.shape, root.dtype, TANGENT)

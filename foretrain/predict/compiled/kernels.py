@@ -1,7 +1,7 @@
 """The kernels of one half of a compiled step, and what is alive between them: Inductor's fusion, estimated. No torch.
 
 What is computed an element at a time is not kept but computed where it is read, unless a library's kernel reads it, the
-graph returns it, or too much would be read again (torch/_inductor/graph.py, run_node; config.realize_reads_threshold).
+graph returns it, or too much would be read or computed again (torch/_inductor/graph.py, run_node; config.realize_*).
 What is kept is fused with what it is made from or shares its inputs with, where no library's kernel stands between
 (torch/_inductor/scheduler.py). A result takes the place of an input of its size that nobody reads after it.
 """
@@ -11,13 +11,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from foretrain.predict.abstract.tensors import elements
-from foretrain.predict.compiled.graph import EXTERN, INPUT, ITEM, RANDOM, REDUCTION, TANGENT, VIEW, Node
+from foretrain.predict.compiled.graph import EXTERN, INPUT, ITEM, POINTWISE, RANDOM, REDUCTION, TANGENT, VIEW, Node
 
 # Of a sum over so few columns Inductor tries several ways to run it (triton_heuristics.py, persistent_reduction: of one
 # over 256 and more, rounded up to a power of two, it takes the first).
 FEW_COLUMNS = 128
 READS_TWICE = 4  # what reads more and has several users is kept
 READS = 8  # what reads more is kept
+OPERATIONS = 30  # what takes more is kept: loads, constants and what is computed (ops_handler.py, OpCounterCSE)
 FAR = 64  # kernels that lie farther apart are not fused (scheduler.py, are_long_distant_nodes)
 
 
@@ -34,7 +35,6 @@ class Kernel:
 
     @property
     def work(self) -> int:
-        """Elements that it goes over."""
         return max(_elements(node) for node in self.members)
 
     @property
@@ -76,7 +76,6 @@ class Half:
         self.bytes_at: list[int] = []  # what is alive at each, as Inductor estimates it (order.py)
 
     def _users(self) -> None:
-        """Who takes what, with views left out."""
         self.users: dict[Node, list[Node]] = defaultdict(list)
         for node in self.nodes:
             if node.kind == VIEW:
@@ -99,31 +98,36 @@ class Half:
 
     def _realize(self) -> None:
         """What is in memory, and what is read from memory for it."""
-        self.reads: dict[Node, frozenset[Node]] = {}
+        self.reads: dict[Node, dict[Node, None]] = {}  # in the order in which they are read
+        inside: dict[Node, frozenset[Any]] = {}  # what is done to compute one element
         self.products: set[Node] = set()  # sums that are one kernel with a matmul
         self.kept: dict[Node, None] = {}
         for node in self.nodes:
             if node.kind == VIEW:
                 continue
-            found: set[Node] = set()
+            found: dict[Node, None] = {}
+            done = frozenset({node, *((node.dtype, str(each)) for each in node.constants)})
             for each in node.inputs:
                 before = each.base
                 # Random numbers are read from memory, too (inductor_prims.random).
                 if before in self.kept or before not in self.reads or before.kind == RANDOM:
-                    found.add(before)
+                    found[before] = None
+                    done |= {before}
                 else:
                     found |= self.reads[before]
-            self.reads[node] = frozenset(found)
+                    done |= inside[before]
+            self.reads[node], inside[node] = found, done
             users = self.users[node]
             product = self._adds_to(node)
             if product is not None:  # addmm
                 del self.kept[product]
-                self.reads[node] = frozenset(found - {product} | self.reads[product])
+                self.reads[node] = {each: None for each in found if each is not product} | self.reads[product]
                 self.products.add(node)
             if (
                 node.kind in (EXTERN, REDUCTION, ITEM) or node in self.wanted
                 or any(user.kind == EXTERN or self._adds_to(user) for user in users)
                 or (len(users) > 1 and len(found) > READS_TWICE) or len(found) > READS
+                or (node.kind == POINTWISE and len(done) > OPERATIONS)
             ):  # fmt: skip
                 self.kept[node] = None
 
@@ -224,22 +228,26 @@ class Half:
             found[number] = mask
         return [found[i] for i in range(len(self.groups))]
 
-    def replaces(self, node: Node, old: Node, kernel: Kernel) -> bool:
-        """Whether a result is written over something: of its size, and read for it and for what it is made from alone
+    def replaced(self, node: Node, ended: Sequence[Node], kernel: Kernel) -> Node | None:
+        """What a result is written over: the first of its size that is read for it and for what it is made from alone
         (scheduler.py, decide_inplace_update). What was changed in place is not written over again."""
         if node.name == "index_put":
-            return old.name == "full"
-        if kernel.extern or old.name == "index_put" or (old.nbytes, old.dtype) != (node.nbytes, node.dtype):
-            return False
-        if old not in self.reads[node]:
-            return False
+            return next((old for old in ended if old.name == "full"), None)
+        if kernel.extern:
+            return None
         before, open_ = {node}, [node]
         while open_:
             for each in self.reads[open_.pop()]:
                 if each in kernel.own and each not in before:
                     before.add(each)
                     open_.append(each)
-        return all(each in before for each in kernel.members if old in self.reads[each])
+        for old in self.reads[node]:
+            if old.name == "index_put" or (old.nbytes, old.dtype) != (node.nbytes, node.dtype):
+                continue
+            passing = old in kernel.own and old not in kernel.writes  # in memory only so that it can be written over
+            if (passing or old in ended) and all(each in before for each in kernel.members if old in self.reads[each]):
+                return self.replaced(old, ended, kernel) if passing else old
+        return None
 
     def _readers(self, node: Node) -> Iterable[Node]:
         if not hasattr(self, "_read_by"):

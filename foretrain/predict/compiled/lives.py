@@ -68,14 +68,12 @@ class Lives:
         self.given_away: frozenset[Node] = frozenset()  # results of the forward pass that backward reads too
 
     def birth(self, node: Node, component: str) -> None:
-        """A tensor of the graph."""
         shape = node.shape
         if len(shape) == 4 and getattr(shape[1], "letters", ()) == ("H",):  # heads lie in rows: H·D is C
             shape = (shape[0], shape[2], shape[1], shape[3])
         self.alive[node] = self.t.birth(component, node.dtype.itemsize, shape, ours=node.layer != OUTSIDE)
 
     def free(self, *nodes: Node) -> None:
-        """They end."""
         for node in nodes:
             self.t.death(self.alive.pop(node))
 
@@ -129,7 +127,7 @@ class Lives:
             over = [node for node in dying if node.kind != TANGENT and node not in self.given_away]
             changed: list[Node] = []
             for node in kernel.writes:
-                old = next((each for each in over if half.replaces(node, each, kernel)), None)
+                old = half.replaced(node, over, kernel)
                 if old is not None:
                     over.remove(old)
                     dying.remove(old)
@@ -155,7 +153,6 @@ class Lives:
             self.t.products.append(((m, k, n, *batch[:-1]), first.inputs[0].dtype.itemsize))
 
     def _inside(self, kernel: Kernel) -> None:
-        """What an attention kernel takes for itself."""
         letter = {"attention": "split", "attention_backward": "flash"}.get(kernel.first.name)
         if letter and self.t.symbols.get(letter):
             self.t.death(self.t.birth("workspace", 1, (), (1, letter)))

@@ -42,7 +42,6 @@ def convert(x: Tensor, dtype: DType) -> Tensor:
 
 
 def traced(x: Tensor) -> Traced:
-    """x as a node."""
     return x if isinstance(x, Traced) else Traced(node_of(x), x.shape, x.strides)
 
 
@@ -60,7 +59,6 @@ def _result(name: str, x: Tensor, y: Any) -> Traced:
 
 
 def add(x: Tensor, y: Any, *, alpha: float = 1) -> Tensor:
-    """x + y."""
     out = _result("add", x, y)
     inputs = (x, y) if isinstance(y, Tensor) else (x,)
     if wants(*inputs):
@@ -69,7 +67,6 @@ def add(x: Tensor, y: Any, *, alpha: float = 1) -> Tensor:
 
 
 def mul(x: Tensor, y: Any) -> Tensor:
-    """x·y."""
     out = _result("mul", x, y)
     if not isinstance(y, Tensor):
         if wants(x):
@@ -85,12 +82,10 @@ def _product_backward(saved: list[Any], grad: Tensor) -> Grads:
 
 
 def div(x: Tensor, y: Any) -> Tensor:
-    """x / y."""
     return mul(x, y if isinstance(y, Tensor) else 1 / y)
 
 
 def neg(x: Tensor) -> Tensor:
-    """-x."""
     out = _result("neg", x, -1)
     if wants(x):
         record(out, lambda saved, grad: (_result("neg", grad, -1),), (x,))
@@ -98,13 +93,11 @@ def neg(x: Tensor) -> Tensor:
 
 
 def addcmul(x: Tensor, a: Tensor, b: Tensor, *, value: float = 1) -> Tensor:
-    """x + value·a·b."""
     product = mul(a, b)
     return add(x, product if value == 1 else mul(product, value))
 
 
 def to(x: Tensor, dtype: Any, *_: Any, **__: Any) -> Tensor:
-    """x in another dtype, or x itself."""
     if not isinstance(dtype, DType) or x.dtype == dtype:
         return x
     out = traced(x).cast(dtype)
@@ -128,7 +121,6 @@ def roll(x: Tensor, *by: Any) -> Tensor:
 
 
 def cat(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """The parts one after the other."""
     dim %= len(parts[0].shape)
     shape = joined(parts, dim)
     out = emit("cat", POINTWISE, list(parts), shape, parts[0].dtype, dim)
@@ -207,7 +199,6 @@ def tanh(x: Tensor) -> Tensor:
 
 
 def pow(x: Tensor, power: float) -> Tensor:
-    """x to a power."""
     out = point("pow", x.shape, x.dtype, x, power)
     out = Traced(out.value, x.shape, x.strides)
     if wants(x):
@@ -242,7 +233,6 @@ def pad(x: Tensor, sides: tuple[int, int], **_: Any) -> Tensor:
 
 
 def where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """x or y."""
     return point("where", x.shape, x.dtype, condition, x, y)
 
 
@@ -254,13 +244,11 @@ def arange(*bounds: Any, dtype: DType = int64, **_: Any) -> Tensor:
 
 
 def zeros(*shape: Any, dtype: DType = float32, **_: Any) -> Tensor:
-    """Zeros."""
     whole = len(shape) == 1 and isinstance(shape[0], tuple | list)
     return emit("full", POINTWISE, (), shape[0] if whole else shape, dtype)
 
 
 def zeros_like(x: Tensor, *, dtype: DType | None = None, **_: Any) -> Tensor:
-    """Zeros of the shape of x."""
     return emit("full", POINTWISE, (), x.shape, dtype or x.dtype)
 
 
@@ -280,7 +268,6 @@ def vector_norm(x: Tensor, *, dim: int, keepdim: bool = False, dtype: DType | No
 
 
 def mean(x: Tensor, dim: Any = None, keepdim: bool = False, dtype: DType | None = None, **_: Any) -> Tensor:
-    """The mean over dimensions."""
     out = total(convert(x, float32), reduced(x, dim, keepdim), "mean")
     out = traced(convert(out, x.dtype))
     if wants(x):
@@ -293,8 +280,7 @@ def mean(x: Tensor, dim: Any = None, keepdim: bool = False, dtype: DType | None 
 
 
 def autocast(x: Tensor | None) -> Tensor | None:
-    """x as a matmul takes it."""
-    machine = m.machine
+    machine = m.machine()
     low = machine.low
     if x is None or not machine.autocasting or low is None or x.dtype.itemsize < 4 or x.dtype == int64:
         return x
@@ -306,7 +292,6 @@ def autocast(x: Tensor | None) -> Tensor | None:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """All dimensions but the last as one."""
     if len(x.shape) == 2:
         return x
     rows = product(x.shape[:-1])
@@ -393,7 +378,7 @@ def layer_norm(
 ) -> Tensor:
     """LayerNorm, in fp32."""
     own = x.dtype
-    if m.machine.autocasting and own != float32:
+    if m.machine().autocasting and own != float32:
         x = to(x, float32)
         own = float32
     rows = (*x.shape[:-1], 1)
@@ -488,7 +473,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, **_: Any) -> Tensor:
     log = point("log", rows, f, total(point("exp", s, f, moved), rows))
     logs = point("sub", s, f, moved, log)
     ignored = point("ne", targets.shape, bool_, targets, -1)
-    column = point("where", rows, int64, ignored, targets)
+    column = point("where", rows, int64, ignored, targets, 0)
     at = emit("gather", POINTWISE, (logs, column), rows, f)
     lost = point("where", targets.shape, f, ignored, point("neg", targets.shape, f, at))
     count = convert(emit("sum", REDUCTION, (ignored,), (), int64), f)
@@ -500,9 +485,9 @@ def cross_entropy(logits: Tensor, targets: Tensor, **_: Any) -> Tensor:
             logs, targets, count = saved
             each = point("div", (), f, grad, count)
             ignored = point("ne", rows, bool_, targets, -1)
-            column = point("where", rows, int64, ignored, targets)
-            hit = point("where", s, f, point("eq", s, bool_, column, "iota"), -1)
-            weight = point("where", rows, f, ignored, each)
+            column = point("where", rows, int64, ignored, targets, 0)
+            hit = point("where", s, f, point("eq", s, bool_, column, "iota", int64), -1, 0)
+            weight = point("where", rows, f, ignored, each, 0)
             hit = point("mul", s, f, hit, weight)
             softmax = point("mul", s, f, point("exp", s, f, logs), total(hit, rows))
             return (convert(point("sub", s, f, hit, softmax), own),)
@@ -549,7 +534,7 @@ def _of_machine(name: str) -> Any:
 
 
 def _traces() -> bool:
-    return m.machine is not None and m.machine.traces
+    return m.machine() is not None and m.machine().traces
 
 
 for _name in ("add", "__add__", "__radd__", "mul", "__mul__", "__rmul__", "to", "float"):

@@ -26,7 +26,6 @@ class _Lives(Lives):
         self.storages: dict[int, Storage] = {}
 
     def hold(self, kept: dict[Node, Tensor]) -> None:
-        """Tensors that were there before."""
         for node, tensor in kept.items():
             if (storage := tensor.storage) is not None:
                 self.alive[node], self.storages[storage.serial] = storage.serial, storage
@@ -67,7 +66,7 @@ class Function:
 
     def traced(self, args: Sequence[Tensor]) -> _Traced:
         """Its graphs for such arguments, in the present mode."""
-        eager = m.machine
+        eager = m.machine()
         key = eager.grad, eager.autocasting, tuple((x.shape, x.dtype, x.requires_grad) for x in args)
         found = self._known.get(key)
         if found is None:
@@ -75,7 +74,7 @@ class Function:
         return found
 
     def _trace(self, args: Sequence[Tensor], *, saving: bool, casting: bool) -> _Traced:
-        eager, machine = m.machine, self.make()
+        eager, machine = m.machine(), self.make()
         machine.t, machine.grad = Recorder(eager.t.symbols), saving
         machine.t.layer, machine.t.moment = 0, eager.t.moment
         inputs: list[Traced] = []
@@ -120,7 +119,7 @@ class Region:
         self.function, self.parameters = function, parameters
 
     def __call__(self, *args: Tensor) -> Tensor:
-        eager = m.machine
+        eager = m.machine()
         found = self.function.traced(args)
         lives = self._lives(eager)
         graphs = found.graphs
@@ -160,7 +159,7 @@ class Region:
         grads: list[Tensor | None],
         count: int,
     ) -> list[Tensor | None]:
-        lives, graphs = self._lives(m.machine), found.graphs
+        lives, graphs = self._lives(m.machine()), found.graphs
         lives.layer = layer
         lives.given_away = frozenset(found.inputs)
         lives.hold(kept)

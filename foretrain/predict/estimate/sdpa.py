@@ -18,7 +18,8 @@ WITH_CUDNN = ("cudnn", "flash", "efficient", "math")
 class Call(NamedTuple):
     """A call of scaled_dot_product_attention. Of three: queries, keys, values.
 
-    `learns`: whether there is a backward pass; `strict`: only deterministic algorithms are allowed.
+    `dense`: they have four dimensions, and each row of the last one lies in one piece. `learns`: whether there is a
+    backward pass; `strict`: only deterministic algorithms are allowed.
     """
 
     dtype: str
@@ -35,7 +36,6 @@ class Call(NamedTuple):
 
     @property
     def half(self) -> bool:
-        """Whether it is in half precision."""
         return self.dtype in ("float16", "bfloat16")
 
     @property

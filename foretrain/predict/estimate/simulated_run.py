@@ -7,20 +7,24 @@ it writes fewer.
 
 from typing import Any
 
-from foretrain.base.units import MIB
 from foretrain.config.families import family_of
 from foretrain.hardware.catalogue import Gpu
 from foretrain.model import attention_sizes
 from foretrain.model.shape import ModelShape
 from foretrain.model.techniques import optimizer_of
+from foretrain.predict.abstract.fully_shard import passes_of
+from foretrain.predict.abstract.ranks import Alone, Sends, Updates
+from foretrain.predict.abstract.step import EagerProgram
+from foretrain.predict.abstract.tensors import bfloat16, float16
 from foretrain.predict.allocator.lifetimes import GRAPH_POOL
+from foretrain.predict.compiled.blocks import BlocksProgram
+from foretrain.predict.compiled.step import CompiledProgram
 from foretrain.predict.estimate.kernel_buffers import (
     Processors,
     column_sum_bytes,
     flash_backward_bytes,
     flash_split_bytes,
 )
-from foretrain.predict.estimate.programs import program_of
 from foretrain.predict.estimate.ranks import Rank
 from foretrain.predict.spec import TOLD_APART, StepSpec, letters_of
 from foretrain.predict.timeline import Peak, Tensor, Timeline
@@ -31,16 +35,12 @@ SAVED_COMPONENTS = ("activations", "logits", "weight_copies", "batch")
 EARLY_GRADIENTS = "activations.head"
 # A step that becomes one CUDA graph runs on a stream of its own, then is recorded into a pool (model/host/graphed.py).
 ASIDE, IN_GRAPH = 1, GRAPH_POOL + 1
+LOWS = {"float16": float16, "bfloat16": bfloat16}
 
 
 def granule_of(gpu: Gpu) -> int:
     """Bytes that sizes round up to."""
     return CUDA_GRANULE if gpu.kind != "cpu" else 1
-
-
-def cublas_workspace_bytes(gpu: Gpu) -> int:
-    """aten/src/ATen/cuda/CublasHandlePool.cpp: 32 MiB on compute capability 9.x and later, else 8.125 MiB."""
-    return 32 * MIB if gpu.capability[0] >= 9 else 4096 * 1024 * 2 + 16 * 1024 * 8
 
 
 def symbols_of(spec: StepSpec, batch: int, block: int) -> dict[str, int]:
@@ -60,7 +60,7 @@ def symbols_of(spec: StepSpec, batch: int, block: int) -> dict[str, int]:
     processors = Processors.of(gpu.capability, gpu.sm_count or 1)
     return {
         **letters, "m": -(-(batch * block) // 8),
-        "cuBLAS": cublas_workspace_bytes(gpu) if gpu.kind == "cuda" else 0,
+        "cuBLAS": spec.torch.cublas_workspace_bytes(gpu.capability) if gpu.kind == "cuda" else 0,
         "L2": gpu.cache_bytes if gpu.kind == "cuda" else 0,
         "flash": sum(in_flash) if flash else 0,
         "split": sum(flash_split_bytes(batch, shape.n_head, block, block, shape.head_dim, processors.number)),
@@ -80,6 +80,20 @@ def weight_widths(spec: StepSpec) -> tuple[int, ...]:
     narrow = spec.config.master_weights and spec.half
     runs = 2 if narrow else 4
     return (runs, 4) if (narrow or spec.config.optimizer_offload) and not spec.offloads else (runs,)
+
+
+def program_of(spec: StepSpec, t: Timeline) -> EagerProgram:
+    """What writes the passes of a step into `t`: eager, compiled as one, or, where ranks share it, block by block."""
+    blocks = spec.sharing is not None or spec.config.compiles_blocks  # as model/step.py compiles it
+    compiled = BlocksProgram if blocks else CompiledProgram
+    program = compiled if spec.compiled else EagerProgram
+    if spec.offloads and spec.config.gradient_offload:
+        ranks: Alone = Sends()
+    elif spec.updates_in_backward:
+        ranks = Updates()
+    else:
+        ranks = passes_of(spec.sharing, [p.shape for p in ModelShape.of(spec.config).parameters()], half=spec.half)
+    return program(t, spec.variant, spec.config, LOWS.get(spec.dtype), ranks=ranks)
 
 
 class SimulatedRun:
@@ -257,7 +271,7 @@ class SimulatedRun:
         self.t.stream = IN_GRAPH
 
     def _seeds(self) -> None:
-        """The generator's seed and offset, which a graph reads (predict/trace/card/graphs.py)."""
+        """The generator's seed and offset, which a graph reads (predict/trace/card/torch_cuda.py)."""
         self.t.stream = 0
         for _ in range(2):
             self.t.alloc("workspace", self.t.size(8))

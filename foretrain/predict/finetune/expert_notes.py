@@ -5,7 +5,7 @@ from foretrain.base.records import Note
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.hub.facts import ModelFacts
 from foretrain.config.hub.parameters import parameters_of
-from foretrain.predict.finetune.program import DTYPES, WIDENS
+from foretrain.predict.finetune.program import DTYPES, widens
 from foretrain.predict.finetune.targets import adapted_roles
 
 EXPERTS = {"expert_gate_up", "expert_down"}  # roles of their adapters
@@ -21,8 +21,7 @@ def expert_notes(facts: ModelFacts, tune: FineTune) -> list[Note]:
     values = {"taken": facts.experts_per_token, "experts": facts.n_expert, "rows": rows, "most": tokens}
     found = [Note(id="experts_even", values={**values, "even": -(-rows // facts.n_expert)})]
     elements = sum(each.elements for each in parameters_of(facts) if each.role == "expert")
-    widened = tune.method == "qlora" and tune.loop in WIDENS
-    item_bytes = 4 if widened else DTYPES[tune.dtype].itemsize
+    item_bytes = 4 if widens(tune) else DTYPES[tune.dtype].itemsize
     if tune.method == "qlora":
         found.append(Note(id="experts_not_packed", values={"count": elements, "size": item_bytes * elements}))
     if adapted_roles(facts, tune) & EXPERTS:

@@ -2,8 +2,8 @@
 
 from foretrain.base.errors import UserError
 from foretrain.base.records import Record
-from foretrain.predict.finetune.plan import FineTunePlan, replanned
-from foretrain.predict.search import largest_count
+from foretrain.predict.finetune.plan import FineTunePlan, check_exact, replanned
+from foretrain.predict.within import largest_count
 
 # (granule, most) of each option that can be searched.
 SEARCHED: dict[str, tuple[int, int]] = {"batch_size": (1, 4096), "seq_len": (64, 1_048_576), "lora_r": (1, 4096)}
@@ -28,6 +28,7 @@ def largest(plan: FineTunePlan, option: str) -> FineTuneLargest:
     """The largest value that fits. Raises UserError for an option that is not searched, or does nothing here."""
     if option not in SEARCHED:
         raise UserError("usage.finetune_largest", option=option, options=list(SEARCHED))
+    check_exact(plan, f"--largest {option}")
     if option == "lora_r" and not plan.tune.adapters:
         raise UserError("usage.finetune_no_adapter", option=option, method=plan.tune.method)
     granule, most = SEARCHED[option]

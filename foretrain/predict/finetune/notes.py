@@ -25,6 +25,7 @@ def notes_of(
 
     if not others_bytes:
         note("others_unknown")
+    found += gpu.notes
     if source.code:
         note("remote_code")
     if names := unknown_names(facts, tune):

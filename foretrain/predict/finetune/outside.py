@@ -112,11 +112,17 @@ class Outside:
             return
         self.t.phase("prepare")
         weights, loaded = self.program.weights, self.program.dtype.itemsize
+        passing = [name for name in weights if name in self.there and self.program.converts_back(name)]
+        for name in passing:
+            self._convert(name, 4)
         for name, weight in weights.items():  # in the order of the model's code
             itemsize = loaded if name in self.program.saved and self.program.halved else weight.dtype.itemsize
             if name in self.there and itemsize != loaded:
-                before, self.there[name] = self.there[name], self._weight(weight, itemsize)
-                self.t.free(before)
+                self._convert(name, itemsize)
+        if self.program.widened and self.program.cuda:  # peft's auto_clear_cache
+            self.t.empty_cache()
+        for name in passing:
+            self._convert(name, loaded)
         made = dict(self._made_adapters())
         for weight in self.program.saved.values():
             self._weight(weight, weight.dtype.itemsize)
@@ -127,6 +133,10 @@ class Outside:
                     made[parameter] = self._adapter(parameter, itemsize)
                     self.t.free(tensor)
             loaded = itemsize
+
+    def _convert(self, name: str, itemsize: int) -> None:
+        before, self.there[name] = self.there[name], self._weight(self.program.weights[name], itemsize)
+        self.t.free(before)
 
     def _made_adapters(self) -> Iterator[tuple[Parameter, Tensor]]:
         """In the dtype of the weights. DoRA begins with the lengths of a weight's rows (dora.py, update_layer)."""

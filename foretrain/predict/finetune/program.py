@@ -14,14 +14,23 @@ from foretrain.predict.abstract.autograd import Parameter
 from foretrain.predict.abstract.dims import Dim
 from foretrain.predict.abstract.passage import MOST, Recorder, Structure, Uneven, unroll
 from foretrain.predict.abstract.tensors import DType, bfloat16, float16, float32
-from foretrain.predict.finetune.saved import is_saved, is_untied
+from foretrain.predict.finetune.saved import is_saved, is_untied, own_words
 from foretrain.predict.finetune.targets import adapted_roles, no_such_layers
 
 DTYPES: dict[str, DType] = {"float32": float32, "bfloat16": bfloat16, "float16": float16}
 AMP: dict[str, DType | None] = {"auto": None, "no": None, "bf16": bfloat16, "fp16": float16}
 HALF = ("torchtune",)  # loops whose adapters have the dtype of the model
-AS_LOADED = ("torchtune", "trl")  # loops that leave what is beside 4 bits in the dtype of the model
-WIDENS = ("trainer", "axolotl")  # loops in which peft makes all that is not in 4 bits fp32, experts as well
+# Loops that leave what is not quantized in the dtype of the model. LLaMA-Factory never calls peft's
+# prepare_model_for_kbit_training (hiyouga/LLaMA-Factory@ff6d4d1, model/model_utils/checkpointing.py).
+AS_LOADED = ("torchtune", "trl", "llama-factory")
+# axolotl calls it, and then gives modules with these words in their names the dtype of the model again, whatever the
+# adapter and the attention (axolotl-ai-cloud/axolotl@067b021, loaders/model.py, _configure_embedding_dtypes).
+CONVERTED_BACK = ("norm", "embed_tokens", "lm_head", "embed_in", "embed_out")
+
+
+def widens(tune: FineTune) -> bool:
+    """Whether peft makes all that is not quantized fp32 before the first step, experts as well."""
+    return tune.method == "qlora" and tune.loop not in AS_LOADED and not tune.unsloth
 
 
 def grouped_matmul(gpu: Gpu) -> str:
@@ -44,6 +53,7 @@ class Lettered:
         self.joined = tune.joined
         self.groups = Dim(facts.groups, 1, ("G",)) if facts.groups > 1 else 1
         self.tied = facts.tied and not is_untied(facts, tune)
+        self.balanced = facts.balanced and tune.loop == "trl"
 
     def __getattr__(self, name: str) -> Any:
         value, letter = getattr(self._facts, name), LETTERS.get(name)
@@ -64,14 +74,15 @@ class Program:
         self.wide = self.dtype.itemsize == 2 and tune.loop not in HALF
         self.unsloth = facts.unsloth_functions(tune.dtype, adapters=tune.adapters) if tune.unsloth else None
         quantized = tune.method == "qlora"
-        # prepare_model_for_kbit_training; unsloth leaves what is beside 4 bits as it is
-        self.widened = self.wide and quantized and tune.loop not in AS_LOADED and not tune.unsloth
-        self.tiled = tune.loop == "trl" and self.unsloth is None
+        self.widened = self.wide and widens(tune)
+        # a tile of the logits is all that is sure where a bound from below is asked for
+        self.tiled = tune.loop == "trl" or tune.bound == "at_least" or tune.cut_cross_entropy
+        self.tiled = self.tiled and self.unsloth is None
         # SFTTrainer makes all that is trained bfloat16, last of all
         self.halved = quantized and tune.loop == "trl" and not tune.unsloth
         self.adapter_dtype = bfloat16 if self.halved else float32 if self.wide else self.dtype
         # accelerate makes what a model gives within autocast fp32 (convert_outputs_to_fp32)
-        self.logit_bytes = 4 if self.low or self.widened else self.dtype.itemsize
+        self.logit_bytes = 4 if self.low or (self.widened and tune.loop != "axolotl") else self.dtype.itemsize
         whole = self._built(facts.n_layer)
         self.weights = dict(whole.named_parameters())
         # weights that peft trains a copy of (ModulesToSaveWrapper): the original stays, frozen
@@ -106,19 +117,23 @@ class Program:
         """The model with so many layers; `masked`: its attention has a mask in any case."""
         tune, linear = self.tune, loader.load("foretrain.model.hub.linear")
         decoder = loader.load("foretrain.model.hub.decoder")
-        modules.WEIGHTS[0] = self.dtype
+        modules.weights.set(self.dtype)
         adapter = linear.Adapter(Dim(tune.lora_r, 1, ("r",)), tune.lora_dropout, self.wide, tune.method == "dora")
         packed = linear.Packed(self.low or self.dtype, self.dtype, tune.double_quant)
         kept = packed if tune.method == "qlora" else None
         kernels = self.facts.liger_kernels(tune.loop) if tune.liger and not tune.unsloth else None
         adapted = adapted_roles(self.facts, tune)
-        build = decoder.Build(adapter if tune.adapters else None, adapted, kept, kernels, self.unsloth)
+        # transformers' models return keys and values where nobody says use_cache = False, as Trainers do; not while
+        # they train with checkpoints
+        cached = (False, not tune.gradient_checkpointing) if tune.loop == "own" and not tune.unsloth else ()
+        build = decoder.Build(adapter if tune.adapters else None, adapted, kept, kernels, self.unsloth, cached)
         ways = {"checkpointing": tune.gradient_checkpointing, "reentrant": tune.reentrant, "offloads": tune.offloads}
         written = tune.attn == "eager" and not build.fast_blocks
         facts = Lettered(self.facts, tune, layers, written=written, masked=masked)
         model = decoder.Decoder(facts, build, **ways, keeps_logits=tune.keeps_logits, tiled=self.tiled)
+        model.returns_logits = tune.loop == "own"
         self._prepare(model)
-        modules.WEIGHTS[0] = float32
+        modules.weights.set(float32)
         return model
 
     def _prepare(self, model: Any) -> None:
@@ -131,8 +146,14 @@ class Program:
                 parameter.dtype = self.adapter_dtype
             elif self.halved and parameter.requires_grad:
                 parameter.dtype = bfloat16
-            elif self.widened and (self.tune.loop in WIDENS or ".experts." not in name):
-                parameter.dtype = float32  # prepare_model_for_kbit_training: all that is not in 4 bits
+            elif self.widened and not self.converts_back(name):
+                parameter.dtype = float32
+
+    def converts_back(self, name: str) -> bool:
+        """Whether a weight becomes fp32 and then has its own dtype again."""
+        tied = self.facts.tied and name.startswith("embed_tokens")  # it is the head's as well
+        *words, _ = own_words(self.facts.model_type, "lm_head.weight" if tied else name)
+        return self.widened and self.tune.loop == "axolotl" and any(part in ".".join(words) for part in CONVERTED_BACK)
 
     @property
     def residual_bytes(self) -> int:
@@ -178,7 +199,11 @@ class Program:
         idx, labels = (m.Tensor(shape, m.contiguous_strides(shape), m.int64, None) for _ in range(2))
         with m.running(machine):
             with machine.autocast():
-                loss = model(idx, labels)
+                found = model(idx, labels)
+                loss, *outputs = found if isinstance(found, tuple) else (found,)
+                if self.low:  # accelerate's convert_outputs_to_fp32
+                    outputs = [each.float() for each in outputs]
+                del found
             t.split = len(t.events)
             if train:
                 root = [loss]

@@ -28,6 +28,9 @@ def resolved(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> FineTune:
         raise UserError("usage.flash_needs_half")
     if tune.attn == "flash_attention_2" and not has_flash_2(gpu):
         raise UserError("usage.flash_needs_ampere", gpu=gpu.name, capability=".".join(map(str, gpu.capability)))
+    asks = {"torch_compile": tune.compile, "unsloth": tune.unsloth, "use_liger_kernel": tune.liger}
+    if (what := next((name for name, on in asks.items() if on), None)) and not gpu.has_triton:
+        raise UserError("usage.needs_triton", what=what, gpu=gpu.name, capability=gpu.compute_capability)
     if tune.positions_beyond(facts):
         raise UserError("usage.seq_beyond", seq_len=tune.seq_len, most=facts.max_positions)
     return tune.model_copy(update={"dtype": dtype})

@@ -12,7 +12,7 @@ from foretrain.predict.finetune.targets import ENDS, names_in
 
 GPT2 = {
     "model": "transformer", "layers": "h", "self_attn": "attn", "embed_tokens": "wte", "embed_positions": "wpe",
-    "norm": "ln_f",
+    "norm": "ln_f", "input_layernorm": "ln_1", "post_attention_layernorm": "ln_2",
 }  # fmt: skip
 OWN_WORDS = {  # of paths, where they are others than the decoder's
     "gpt2": GPT2, "gpt_bigcode": GPT2,

@@ -9,13 +9,14 @@ from typing import Any
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.hub.facts import ModelFacts
 from foretrain.hardware.catalogue import Gpu
+from foretrain.predict import software
 from foretrain.predict.estimate.kernel_buffers import (
     Processors,
     column_sum_bytes,
     flash_backward_bytes,
     flash_split_bytes,
 )
-from foretrain.predict.estimate.simulated_run import cublas_workspace_bytes, granule_of
+from foretrain.predict.estimate.simulated_run import granule_of
 from foretrain.predict.finetune.attention import attention_kernel
 from foretrain.predict.finetune.collected import Collected, numbers
 from foretrain.predict.finetune.compiled import CompiledProgram, program_of
@@ -31,6 +32,7 @@ MICRO_BATCHES = 3  # that are written out, and three steps: then what the alloca
 def symbols_of(facts: ModelFacts, tune: FineTune, gpu: Gpu, batch: int) -> dict[str, int]:
     """The letters of the formulas: sizes of the model and of a batch, and what kernels take on this card."""
     H, D, cuda = facts.n_head, facts.head_dim, gpu.kind == "cuda"
+    padded = -(-D // 8) * 8
     batch, T = tune.rows(batch)
     processors = Processors.of(gpu.capability, gpu.sm_count or 1)
     in_flash = flash_backward_bytes(batch, H, T, D)
@@ -38,12 +40,13 @@ def symbols_of(facts: ModelFacts, tune: FineTune, gpu: Gpu, batch: int) -> dict[
         in_flash += [2 * batch * H * T * D] * 2
     sums = {f"sums{n}": sum(column_sum_bytes(processors, batch * T, n * facts.n_embd)) for n in (1, 2, 3, 4)}
     return {
-        "B": batch, "T": T, "C": facts.n_embd, "H": H, "K": facts.n_kv_head, "D": D, "E": -(-D // 8) * 8,
-        "G": facts.groups, "F": facts.mlp_width, "V": facts.vocab_size, "r": tune.lora_r, "n": -1, "kept": 0,
-        "X": facts.n_expert, "M": facts.expert_width,
+        "B": batch, "T": T, "C": facts.n_embd, "H": H, "K": facts.n_kv_head, "D": D, "E": padded,
+        "A": H * padded, "G": facts.groups, "F": facts.mlp_width, "V": facts.vocab_size, "r": tune.lora_r, "n": -1,
+        "kept": 0, "X": facts.n_expert, "M": facts.expert_width,
         "flash": sum(in_flash) if gpu.capability >= (8, 0) else 0,
         "split": sum(flash_split_bytes(batch, H, T, T, D, processors.number)), **sums,
-        "cuBLAS": cublas_workspace_bytes(gpu) if cuda else 0, "L2": gpu.cache_bytes if cuda else 0,
+        "cuBLAS": software.of("").cublas_workspace_bytes(gpu.capability) if cuda else 0,
+        "L2": gpu.cache_bytes if cuda else 0,
     }  # fmt: skip
 
 
@@ -65,6 +68,7 @@ class SimulatedFineTuning:
         self.trained = list(self.program.trained().values())
         self.passages: dict[Any, Passage] = {}
         self.gradients: list[Tensor] = []
+        self.outputs: list[Tensor] = []  # of the last micro-batch, which a loop of one's own holds until the next ones
         self.started: set[bool] = set()
         self.held: list[Tensor] = []  # the batch that was taken last
         self.paged_bytes = self.saved_bytes = 0
@@ -112,6 +116,8 @@ class SimulatedFineTuning:
         self.outside.places.before_a_pass()
         passage = self.passage(train=True)
         shift = self.t.play(passage, 0)
+        self.t.free(*self.outputs)
+        self.outputs = []
         self.saved_bytes = sum(
             kind.size.nbytes * kind.count
             for kind in self.t.living()
@@ -123,6 +129,14 @@ class SimulatedFineTuning:
             if component == "gradients":
                 at = serial + (second if serial >= passage.parts[1].first else shift)
                 self.gradients.append(self.t.adopt(component, size, at))
+        self.hold(passage, shift)
+
+    def hold(self, passage: Passage, shift: int) -> None:
+        """Take what a forward pass gave a loop of one's own."""
+        for serial in passage.left if self.tune.loop == "own" else ():
+            component, size = passage.kinds[serial]
+            if component not in ("gradients", "workspace"):
+                self.outputs.append(self.t.adopt(component, size, serial + shift))
 
     def optimize(self, *, first: bool) -> None:
         """Clipping takes a norm for each gradient; the states appear in the first step."""
@@ -155,7 +169,11 @@ class SimulatedFineTuning:
         before: list[Tensor] = []  # the last batch, until the next one was used
         for number in numbers(tune.eval_batches):
             batch = self.batch()
-            self.t.play(self.passage(train=False), 0)
+            passage = self.passage(train=False)
+            shift = self.t.play(passage, 0)
+            self.t.free(*self.outputs)
+            self.outputs = []
+            self.hold(passage, shift)
             if tune.keeps_logits:
                 collected.add(number)
             self.t.free(*before)

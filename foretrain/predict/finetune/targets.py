@@ -120,8 +120,8 @@ def _check_ends(facts: ModelFacts, tune: FineTune, names: set[str]) -> None:
     if any(ENDS[name.rpartition(".")[2]] == "embed" for name in names):
         raise UserError("usage.lora_embedding", names=shown)
     kernels = facts.liger_kernels(tune.loop) if tune.liger else None
-    if tune.loop == "trl" or (kernels is not None and kernels.loss == "fused"):
-        loss = "TRL" if tune.loop == "trl" else "Liger"
+    if tune.loop == "trl" or tune.cut_cross_entropy or (kernels is not None and kernels.loss == "fused"):
+        loss = "TRL" if tune.loop == "trl" else "cut cross-entropy" if tune.cut_cross_entropy else "Liger"
         raise UserError("usage.lora_head", names=shown, loss=loss)
 
 

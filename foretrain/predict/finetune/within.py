@@ -3,10 +3,9 @@
 from foretrain.base.errors import UserError
 from foretrain.base.quantities import Limit
 from foretrain.base.records import Record
-from foretrain.predict.finetune.plan import FineTunePlan
+from foretrain.predict.finetune.plan import FineTunePlan, check_exact
 from foretrain.predict.finetune.timing import FineTuneTiming, with_steps
-from foretrain.predict.search import largest_count
-from foretrain.predict.within import MOST_STEPS, Reading, check_currency, spent_of
+from foretrain.predict.within import MOST_STEPS, Reading, check_currency, largest_count, spent_of
 
 TOO_SMALL = {
     "time": "check.finetune_within_time", "energy": "check.finetune_within_energy",
@@ -34,6 +33,7 @@ class FineTuneWithin(Record):
 def within(plan: FineTunePlan, limit: Limit) -> FineTuneWithin:
     """The steps that fit in a limit. Raises UserError 'check.…' where not one does, and where nobody can say."""
     timing, tune = plan.timing, plan.tune
+    check_exact(plan, limit.as_option)
     if timing is None:
         raise UserError("usage.no_time", text=limit.as_option, gpu=plan.gpu.name)
     check_currency(limit, timing.prices.currency)

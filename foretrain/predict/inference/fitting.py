@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from foretrain.base.records import Record
-from foretrain.config.inference.formats import FORMATS, Engine
+from foretrain.config.inference.formats import FORMATS, PUBLISHED, Engine
 from foretrain.config.inference.options import USUAL_CONTEXT, USUAL_PROMPT, Inference
 from foretrain.hardware.catalogue import Gpu, catalogue
 from foretrain.predict.inference.memory import InferenceMemory, memory_of, verdict_of
@@ -41,7 +41,9 @@ class Search:
         bits = [
             (each.block, name)
             for name, each in FORMATS.items()
-            if each.block < own.block and (not asked.engine or not each.quantized or each.engine == asked.engine)
+            if each.block < own.block
+            and name not in PUBLISHED
+            and (not asked.engine or not each.quantized or each.engine == asked.engine)
         ]
         self._fewer = [name for _, name in sorted(bits, reverse=True)]
 
@@ -64,7 +66,7 @@ class Search:
         needed, others = memory.needed_expected_bytes, (self._gpu.memory_bytes or 0) - (self._available_bytes or 0)
         if self._gpu.kind != "cuda":
             return Smallest(weights=name, needed_bytes=needed)
-        cards = [card for card in catalogue().values() if card.kind == "cuda" and card.memory_bytes]
+        cards = [card for card in catalogue().values() if card.kind == "cuda" and card.fp16_dense_tflops]
         for card in sorted(cards, key=lambda each: each.memory_bytes or 0):
             size = card.memory_bytes or 0
             if verdict_of(self._memory({"weights": name}, card), size - others) == "fits":

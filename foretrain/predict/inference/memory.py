@@ -12,7 +12,7 @@ from foretrain.config.inference.options import Inference
 from foretrain.hardware.catalogue import Gpu
 from foretrain.hardware.context import Context
 from foretrain.predict.inference.model import InferenceModel
-from foretrain.predict.memory import MARGIN_BYTES, Component, Verdict
+from foretrain.predict.memory import Component, Verdict, of_range
 
 PROMPT_AT_ONCE = 512  # llama.cpp's --ubatch-size
 OTHERS_BYTES = 4  # norms and biases stay in fp32
@@ -63,7 +63,7 @@ def _activations_bytes(model: InferenceModel, asked: Inference, engine: Engine) 
 def memory_of(model: InferenceModel, asked: Inference, engine: Engine, gpu: Gpu) -> InferenceMemory:
     """What an `asked` with all its values needs."""
     context = Context.of(gpu)
-    cuda = gpu.kind == "cuda"
+    card = gpu.kind != "cpu"
     activations = _activations_bytes(model, asked, engine)
     stored = weights_bytes(model, asked.weights, engine)
     parts = [
@@ -71,11 +71,11 @@ def memory_of(model: InferenceModel, asked: Inference, engine: Engine, gpu: Gpu)
         Component(id="kv_cache", size_bytes=cache_bytes(model, asked), formula=_cache_formula(model, asked)),
         Component(id="prompt", size_bytes=activations, formula=_prompt_formula(asked, engine)),
     ]
-    if cuda:
+    if card:
         parts.append(Component(id="overhead", size_bytes=context.expected_bytes, formula=""))
     total = sum(part.size_bytes for part in parts)
-    low = total - (context.expected_bytes - context.low_bytes if cuda else 0)
-    high = total + (context.high_bytes - context.expected_bytes if cuda else 0)
+    low = total - (context.expected_bytes - context.low_bytes if card else 0)
+    high = total + (context.high_bytes - context.expected_bytes if card else 0)
     high += round(activations * (ACTIVATIONS_HIGH - 1))
     return InferenceMemory(
         components=tuple(parts), needed_low_bytes=low, needed_expected_bytes=total, needed_high_bytes=high
@@ -107,7 +107,5 @@ def verdict_of(memory: InferenceMemory, available_bytes: int | None) -> Verdict 
     """Whether it fits; None where the memory to fit in is not known."""
     if available_bytes is None:
         return None
-    if memory.needed_expected_bytes > available_bytes:
-        return "does_not_fit"
-    spare = max(memory.needed_high_bytes, memory.needed_expected_bytes + MARGIN_BYTES)
-    return "tight" if spare > available_bytes else "fits"
+    span = memory.needed_low_bytes, memory.needed_expected_bytes, memory.needed_high_bytes
+    return of_range(span, available_bytes)

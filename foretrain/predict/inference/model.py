@@ -4,12 +4,13 @@ A model comes from a config of ours, or from a config.json of Hugging Face. No t
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from foretrain.base.errors import UserError
 from foretrain.base.records import Record
 from foretrain.config.hub.facts import ModelFacts, ModelSource
 from foretrain.config.hub.parameters import parameters_of
+from foretrain.config.inference.formats import published_in
 from foretrain.config.options import RunConfig
 from foretrain.model.shape import ModelShape, is_block_matrix
 from foretrain.predict.inference.latent import latent_model
@@ -48,6 +49,7 @@ class InferenceModel(Record):
     sliding_layers: int = 0
     dtype: str = "bf16"
     quantization: str = ""  # how the published weights are quantized, where they are
+    published: str = ""  # and in which format, where that is known here
 
     @property
     def n_params(self) -> int:
@@ -102,13 +104,22 @@ def _widest(shapes: Iterable[tuple[int, ...]]) -> int:
 def model_of_source(source: ModelSource) -> InferenceModel:
     """That of a config.json. Raises UserError for a family whose parts foretrain does not know."""
     if source.facts is not None:
-        return _of_facts(source, source.facts)
+        return _published(_of_facts(source, source.facts), source)
     found = latent_model(source.config, source.where)
     if found is None:
         raise UserError(
             "usage.inference_family_unknown", model=str(source.config.get("model_type"))[:40], source=source.where
         )
-    return InferenceModel(name=source.name, where=source.where, **found)
+    return _published(InferenceModel(name=source.name, where=source.where, **found), source)
+
+
+def _published(model: InferenceModel, source: ModelSource) -> InferenceModel:
+    """With the format of its published weights, where they are quantized."""
+    quantization = source.config.get("quantization_config")
+    if not isinstance(quantization, Mapping) or not quantization:
+        return model
+    method = str(quantization.get("quant_method", "bitsandbytes"))[:40]
+    return model.model_copy(update={"quantization": method, "published": published_in(quantization)})
 
 
 def _of_facts(source: ModelSource, facts: ModelFacts) -> InferenceModel:
@@ -128,5 +139,4 @@ def _of_facts(source: ModelSource, facts: ModelFacts) -> InferenceModel:
         expert_params=sums.get("expert", 0), n_expert=facts.n_expert, experts_per_token=facts.experts_per_token,
         kv_numbers=2 * facts.n_kv_head * facts.head_dim, sliding_window=facts.sliding_window,
         sliding_layers=len(facts.sliding_layers), dtype=_DTYPES[facts.dtype],
-        quantization=facts.quantization,
     )  # fmt: skip

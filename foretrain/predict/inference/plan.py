@@ -11,7 +11,7 @@ from foretrain.predict.inference.fitting import Fitting, Search, Smallest, large
 from foretrain.predict.inference.memory import InferenceMemory, memory_of, verdict_of
 from foretrain.predict.inference.model import InferenceModel
 from foretrain.predict.inference.speed import InferenceSpeed, speed_of
-from foretrain.predict.memory import Verdict
+from foretrain.predict.memory import FAILING, Verdict
 
 SCHEMA = "foretrain.inference/1"
 
@@ -61,8 +61,8 @@ def plan(model: InferenceModel, asked: Inference, gpu: Gpu, *, used_by_others_by
     verdict = verdict_of(memory, room)
     most = min(max(model.max_positions, asked.context), MOST_CONTEXT)
     search = Search(model, asked, prompt, gpu, room)
-    fitting = search.fitting() if verdict == "does_not_fit" else None
-    smallest = search.smallest() if verdict == "does_not_fit" and fitting is None else None
+    fitting = search.fitting() if verdict in FAILING else None
+    smallest = search.smallest() if verdict in FAILING and fitting is None else None
     return InferencePlan(
         name=model.name, where=model.where, model=model, asked=asked, engine=engine, gpu=gpu, available_bytes=room,
         used_by_others_bytes=used_by_others_bytes, memory=memory, verdict=verdict,
@@ -76,7 +76,9 @@ def plan(model: InferenceModel, asked: Inference, gpu: Gpu, *, used_by_others_by
 
 def resolved(model: InferenceModel, asked: Inference, gpu: Gpu) -> tuple[Inference, Engine]:
     """All that was left out, and who generates. Raises UserError for a format that nobody knows or the engine lacks."""
-    weights, kv = named(asked.weights) or model.dtype, named(asked.kv)
+    if model.quantization and not model.published and not asked.weights:
+        raise UserError("usage.inference_published", model=model.name, quantization=model.quantization)
+    weights, kv = named(asked.weights) or model.published or model.dtype, named(asked.kv)
     if weights == "bf16" and not asked.weights and not gpu.supports_bf16:
         weights = "f16"
     for option, value, known in (("--weights", weights, FORMATS), ("--kv", kv, CACHES)):
@@ -97,7 +99,11 @@ def resolved(model: InferenceModel, asked: Inference, gpu: Gpu) -> tuple[Inferen
 def _notes(
     model: InferenceModel, asked: Inference, engine: Engine, gpu: Gpu, *, as_published: bool
 ) -> tuple[Note, ...]:
-    found = []
+    found = gpu.notes
+    if gpu.kind not in ("cuda", "cpu"):
+        found.append(Note(id="inference_unchecked", values={"gpu": gpu.name}))
+    if gpu.memory_bytes is None:
+        found.append(Note(id="inference_no_size", values={"gpu": gpu.name, "example": gpu.sized_name}))
     if as_published and model.quantization:
         values = {"quantization": model.quantization, "weights": asked.weights}
         found.append(Note(id="inference_quantized", values=values))

@@ -13,7 +13,7 @@ out stands in docs/inference.md.
 """
 
 from foretrain.base.records import Record
-from foretrain.config.inference.formats import FORMATS, Engine
+from foretrain.config.inference.formats import FORMATS, PUBLISHED, Engine
 from foretrain.config.inference.options import Inference
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.inference.memory import cache_bytes
@@ -27,7 +27,8 @@ UNPACKED_PER_CLOCK = 9.4  # weights of few bits that a multiprocessor unpacks in
 UNPACKED_MORE = 0.17  # of that time, for each further text at once (RTX 3090, ggml-org/llama.cpp#15802)
 # HBM against its data sheet: "peak bandwidth is about 1700 GB/s" of an A100 with 2039 (gpt-fast's README).
 HBM_SHARE, HBM_BUS_BITS = 0.834, 3000
-KERNEL_SHARE = {"int8": 0.88, "int4": 0.61, "fp8": 0.88}  # torchao's kernels against bf16's; of fp8 nobody says: int8's
+# torchao's kernels against bf16's; of fp8 and of what repositories publish nobody says: those of as many bits
+KERNEL_SHARE = {"int8": 0.88, "int4": 0.61, "fp8": 0.88, "w8": 0.88, **dict.fromkeys(PUBLISHED[1:], 0.61)}
 # For a prompt, of what products reach at most: the dense peak of half precision with fp32 sums. llama.cpp's kernels
 # take no more of a multiprocessor than a GeForce card's has, also of an A100's. Of PyTorch beyond GeForce no row is
 # known: a guess.

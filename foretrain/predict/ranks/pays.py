@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from foretrain.config.microbatches import accumulations, cut, divisors, sequences_of
 from foretrain.config.options import RunConfig
 from foretrain.hardware.cluster import Cluster
-from foretrain.predict.memory import estimated
+from foretrain.predict.memory import REFUSED, estimated
 from foretrain.predict.plan import Plan
 from foretrain.predict.ranks.plan import rank_spec, speed_up
 from foretrain.predict.ranks.record import Change, ClusterPlan, Factor, Pays, RankPlan, What, Word
@@ -32,7 +32,7 @@ def _pays(found: ClusterPlan) -> Pays:
     alone = one.timing
     if best is None:
         return Pays(word="unknown")
-    needed = one.verdict_of("foretrain") == "does_not_fit"
+    needed = one.verdict_of("foretrain") in REFUSED
     if best.timing is None or best.speed_up is None or best.efficiency is None or alone is None:
         return Pays(word="needed" if needed else "unknown")
     changes = tuple(_changes(found, best))
@@ -53,7 +53,6 @@ def _word(factor: Factor, efficiency: float) -> Word:
 
 
 def _changes(found: ClusterPlan, best: RankPlan) -> Iterator[Change]:
-    """Where cards pay there is nothing to say."""
     if best.efficiency is None or best.speed_up is None or _word(best.speed_up, best.efficiency) == "pays":
         return
     config, cluster = found.config, found.cluster
@@ -101,7 +100,7 @@ def _planned(found: ClusterPlan, config: RunConfig, cluster: Cluster, what: What
     alone = one.timing.step_s if one.timing else None
     if what == "accumulation":  # against one card that runs as much
         alone = step_time(StepSpec.of(config, one.gpu, dtype=one.dtype, compiled=one.compiled))
-    fitting = [rank for rank in found.ranks if rank.verdict != "does_not_fit"]
+    fitting = [rank for rank in found.ranks if rank.verdict not in REFUSED]
     timed: list[tuple[float, Factor, RankPlan]] = []
     for rank in fitting:
         spec, sharing = rank_spec(one, config, cluster, rank)

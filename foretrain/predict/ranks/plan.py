@@ -14,8 +14,7 @@ from foretrain.hardware.cluster import Cluster, cluster
 from foretrain.model.ranks.sharing import Sharing, of_one_strategy, sharing_problem
 from foretrain.predict.memory import StepMemory, estimated
 from foretrain.predict.plan import Plan, Timing, whole_run
-from foretrain.predict.ranks.nccl import NcclMemory
-from foretrain.predict.ranks.record import ClusterPlan, Factor, RankPlan
+from foretrain.predict.ranks.record import ClusterPlan, Factor, NcclMemory, RankPlan
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.ranks import RankTime, rank_time, sharings
 from foretrain.predict.speed.time import Range, compile_time, evaluation_time, is_calibrated
@@ -93,7 +92,7 @@ def choose(ranks: tuple[RankPlan, ...], ways: Collection[str] = ()) -> RankPlan 
     """The quickest that fits, of those about as quick the first; else of those that are tight. `ways`: ids of the only
     ones that are meant; of one strategy also where it does not fit."""
     meant = [rank for rank in ranks if not ways or rank.id in ways]
-    for verdict in ("fits", "tight", None, *(("does_not_fit",) if of_one_strategy(ways) else ())):
+    for verdict in ("fits", "tight", None, *(("may_not_fit", "does_not_fit") if of_one_strategy(ways) else ())):
         fitting = [rank for rank in meant if rank.verdict == verdict]
         if not fitting:
             continue
@@ -133,7 +132,6 @@ def rank_timing(whole: StepSpec, cluster: Cluster, sharing: Sharing) -> tuple[Ra
 
 
 def of_one_rank(whole: StepSpec, cluster: Cluster, sharing: Sharing) -> StepSpec:
-    """The step of one rank, of the step of all."""
     config = of_rank(whole.config, cluster.world)
     return StepSpec.of(config, cluster.gpu, dtype=whole.dtype, compiled=whole.compiled, sharing=sharing)
 

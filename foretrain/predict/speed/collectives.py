@@ -56,7 +56,6 @@ class Group(Record):
 
     @property
     def ranks(self) -> int:
-        """Cards in all."""
         return self.ranks_per_node * self.nodes
 
     @property

@@ -70,7 +70,6 @@ class StepLimit(Record):
 
 
 def group_of(op: Operation) -> Group:
-    """Where an operation belongs."""
     if op.part in ("optimizer", "accumulate"):
         return "optimizer"
     return OF_KIND.get(op.kind) or ("loss" if op.name == "loss" else "pointwise")

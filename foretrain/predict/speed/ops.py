@@ -63,12 +63,10 @@ class Way:
 
     @property
     def config(self) -> RunConfig:
-        """The config that the step runs."""
         return self.spec.config
 
     @property
     def compiled(self) -> bool:
-        """Whether it is compiled, with a torch that can."""
         return self.spec.compiled and self.torch.compiles
 
     @property

@@ -158,7 +158,6 @@ class _Queue:
         self.times, self.free = times, 0.0
 
     def send(self, collective: Collective, size: float, ready: float) -> float:
-        """When it is done."""
         self.free = max(self.free, ready) + self.times(collective, size)
         return self.free
 
@@ -206,7 +205,6 @@ class _Step:
         return time
 
     def waits_s(self, pace: _Pace, micro_batches: int) -> float:
-        """What a step takes longer than the work itself."""
         if not self.sharing.way.shards_weights:
             queue = _Queue(self.times["all"])
             for ready, size in _buckets(self.weights, pace, self.wide, self.bucket_bytes):
@@ -285,7 +283,6 @@ def _launches(sharing: Sharing, weights: _Weights) -> int:
 
 
 def _own(way: Way, rates: Rates, sharing: Sharing, weights: _Weights) -> StepParts:
-    """One rank's parts of the step."""
     parts, share = step_parts(way, rates, _launches(sharing, weights)), _share(sharing, weights)
     sums = share if sharing.way.shards_weights and sharing.syncs_each else 1.0
     optimizer_s = share * parts.optimizer_s + _copies_s(way, rates, sharing, parts, weights)
@@ -293,7 +290,6 @@ def _own(way: Way, rates: Rates, sharing: Sharing, weights: _Weights) -> StepPar
 
 
 def _communication(step: _Step, micro_batches: int) -> tuple[Communication, ...]:
-    """All of a step, for one rank."""
     weights, sharing = step.weights, step.sharing
     found: list[Communication] = []
 

@@ -88,7 +88,6 @@ class Rates(Protocol):
 
 
 def busy_s(operations: list[Operation], rates: Rates) -> float:
-    """What the device works on these operations."""
     return sum(op.runs * rates.time_s(op) for op in operations)
 
 
@@ -122,9 +121,20 @@ class CatalogueRates:
         assert peak
         if op.kind.startswith("attention"):
             share = CPU_ATTENTION_SHARE if self.cpu else self.attention_share(op.kind)
+        elif op.dtype == "bfloat16" and not self.gpu.supports_bf16:
+            share = 1.0  # its peak is what large products reach
         else:
             share = CPU_PRODUCT_SHARE if self.cpu else self.product_share(op)
-        return max(bytes_s, op.causal_flops / (peak * share))
+        return max(bytes_s, op.causal_flops / (peak * share * self.held_clock(op.dtype)))
+
+    def held_clock(self, dtype: Dtype) -> float:
+        """The clock that the board's power allows, as a share of that at which cards of its kind run products.
+
+        No product of a step is taken to be faster than the large ones that others measured on the card. It holds for
+        attention and exponentials, too, as power is balanced over much longer than one kernel.
+        """
+        share = self.gpu.sustained_share(dtype)
+        return min(1.0, share / PRODUCT_SHARE.get(self.rate, 0.7)) if share else 1.0
 
     def cached_bytes(self, op: Operation) -> float:
         """What a kernel finds in the second-level cache of that which the kernel before it wrote there.
@@ -141,7 +151,7 @@ class CatalogueRates:
         peak = self.gpu.peak_flop_per_s("float16")
         if op.kind != "softmax" or op.name != "loss" or self.gpu.kind != "cuda" or not (peak and self.gpu.sm_count):
             return 0.0
-        clocks_per_s = peak / self.rate  # of all SMs
+        clocks_per_s = peak / self.rate * self.held_clock(op.dtype)  # of all SMs
         return op.shape[0] / clocks_per_s / (SOFTMAX_PER_CLOCK if op.written_bytes else ONLINE_SOFTMAX_PER_CLOCK)
 
     def attention_share(self, kind: str) -> float:
@@ -197,7 +207,6 @@ class MeasuredRates:
 
     @cached_property
     def dtypes(self) -> frozenset[str]:
-        """The dtypes of which products were measured."""
         return frozenset(dtype for kind, dtype in self.kernels if kind == "matmul")
 
     def time_s(self, op: Operation) -> float:

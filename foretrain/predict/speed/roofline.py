@@ -7,10 +7,12 @@ under a roof; their share of the time is said beside it.
 """
 
 from collections.abc import Iterable
+from typing import Literal
 
 from foretrain.base.records import Record
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.ops import Operation
+from foretrain.predict.speed.parts import step_load
 from foretrain.predict.speed.rates import MeasuredRates, Rates
 from foretrain.predict.speed.step_ops import step as step_operations
 from foretrain.predict.speed.time import known_rates, way_of
@@ -82,3 +84,35 @@ def _under(operations: Iterable[Operation], rates: Rates, peak: float, bandwidth
         points=tuple(sorted(points, key=lambda point: -point.time_s)),
         other_share=times.get(("", "", ""), 0.0) / total_s,
     )  # fmt: skip
+
+
+Limit = Literal["arithmetic", "bandwidth", "launches"]
+
+
+class Bottleneck(Record):
+    """What limits the speed of a step, and the share of the step that this takes."""
+
+    limit: Limit
+    share: float
+
+
+def bottleneck(spec: StepSpec) -> Bottleneck | None:
+    """What a step's time mostly goes to; None where the device's peak or bandwidth is not known.
+
+    Arithmetic: operations beyond the roof's ridge. Bandwidth: the others, which only move bytes. Launches: the kernels
+    of a micro-batch are done before Python has started the next ones.
+    """
+    roof = roofline(spec)
+    if roof is None:
+        return None
+    way = way_of(spec)
+    rates = known_rates(way)
+    assert rates is not None  # as the roof is known
+    load = step_load(way, rates)
+    working_s, starting_s = load.work_s, load.host_s - (0.0 if spec.cuda else rates.python_s)
+    if starting_s > working_s:
+        whole_s = starting_s if spec.cuda else starting_s + working_s
+        return Bottleneck(limit="launches", share=starting_s / whole_s)
+    arithmetic = sum(point.share for point in roof.points if point.flops_per_byte >= roof.ridge_flops_per_byte)
+    limit: Limit = "arithmetic" if arithmetic >= 0.5 else "bandwidth"
+    return Bottleneck(limit=limit, share=arithmetic if limit == "arithmetic" else 1 - arithmetic)

@@ -89,12 +89,10 @@ def optimizer_launches(way: Way) -> int:
 
 
 def tensor_count(way: Way) -> int:
-    """How many parameters there are."""
     return sum(count for _, count in _tensors(way))
 
 
 def step(way: Way) -> list[Operation]:
-    """All operations of one optimizer step."""
     n = way.config.gradient_accumulation_steps
     micro = [op._replace(runs=op.runs * n) for op in micro_batch(way)]
     sums = [op._replace(runs=op.runs * (n - 1)) for op in accumulation(way)] if n > 1 else []

@@ -16,6 +16,7 @@ import torch._inductor.config as inductor_config
 from torch import Tensor
 from torch._C._dynamo import guards
 from torch._dynamo.device_interface import CudaInterface
+from torch._dynamo.variables.optimizer import OptimizerVariable
 from torch._inductor import codecache, compile_fx, scheduler
 from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.codegen import triton_utils
@@ -121,6 +122,7 @@ def _triton_patches(patches: Patches) -> None:
 def _folding_patch(patches: Patches) -> None:
     """Constant folding computes one-element constants on the device; here on the CPU."""
     deduce = Folder._deduce_value
+    of_zeros: Any = getattr(Folder, "_add_peephole_patterns", None)
 
     def deduce_on_cpu(self: Any, node: Any) -> Any:
         device = node.kwargs.get("device")
@@ -135,7 +137,42 @@ def _folding_patch(patches: Patches) -> None:
             return self.env[node.args[0]]
         return deduce(self, node)
 
+    def zeros_on_cpu(self: Any) -> None:
+        full = torch.full
+        with Patches() as inner:
+            inner.set(torch, "full", lambda *size, device, **kwargs: full(*size, **kwargs))
+            of_zeros(self)
+
     patches.set(Folder, "_deduce_value", deduce_on_cpu)
+    if of_zeros is not None:
+        patches.set(Folder, "_add_peephole_patterns", zeros_on_cpu)
+
+
+def _optimizer_patch(patches: Patches, tracer: Tracer | None) -> None:
+    """Dynamo makes an optimizer's states itself, outside of all modes; on a card that is not there within them."""
+    call = OptimizerVariable.call_method
+
+    def call_method(self: Any, tx: Any, name: str, *args: Any) -> Any:
+        optimizer = self.value
+        fakes = (p.fake_mode for group in optimizer.param_groups for p in group["params"] if hasattr(p, "fake_mode"))
+        modes: Any = (next(fakes, None), tracer)
+        if name != "_init_group" or None in modes:
+            return call(self, tx, name, *args)
+        init = optimizer._init_group
+
+        def init_group(*args: Any, **kwargs: Any) -> Any:
+            with contextlib.ExitStack() as stack:
+                for mode in modes:
+                    stack.enter_context(mode)
+                return init(*args, **kwargs)
+
+        optimizer._init_group = init_group
+        try:
+            return call(self, tx, name, *args)
+        finally:
+            del optimizer._init_group
+
+    patches.set(OptimizerVariable, "call_method", call_method)
 
 
 def _symbolic_patch(patches: Patches) -> None:
@@ -204,6 +241,7 @@ def compiling(
             _triton_patches(patches)
             _folding_patch(patches)
             _padding_patch(patches, pads, tuning)
+        _optimizer_patch(patches, tracer)
         _code_patches(patches, tracer, tuning)
         _symbolic_patch(patches)
         changes: dict[str, Any] = {"compile_threads": 1, "force_disable_caches": True, **dict.fromkeys(CHECKS, False)}

@@ -23,7 +23,7 @@ from foretrain.predict import software
 from foretrain.predict.trace import interpreter, service
 from foretrain.predict.trace.forked import ChildDied
 from foretrain.predict.trace.record import Trace
-from foretrain.predict.trace.traced import StandInError, Traced, card_of
+from foretrain.predict.trace.traced import StandInError, Traced, call_with, card_of
 
 if TYPE_CHECKING:
     from foretrain.predict.trace.library import Tracing
@@ -129,7 +129,7 @@ class Target:
         if not callable(function):
             place = self.file or self.module
             raise StandInError(str(UserError("usage.trace_no_function", place=place, function=self.function)))
-        function(on)
+        call_with(function, on)
 
 
 def _sent(target: Target, card: Gpu, compile: bool, pads: bool) -> Traced:
@@ -149,7 +149,10 @@ def _sent(target: Target, card: Gpu, compile: bool, pads: bool) -> Traced:
             raise StandInError(f"the process that traced ended without an answer (exit {ended})") from None
     if "error" in answer:
         raise _error(answer)
-    low, *high = (Traced(Trace.from_json(found["trace"]), card, tuple(found["notes"])) for found in answer["found"])
+    low, *high = (
+        Traced(Trace.from_json(found["trace"]), card, tuple(found["notes"]), bound=found["bound"])
+        for found in answer["found"]
+    )
     return replace(low, high=high[0]) if high else low
 
 
@@ -177,7 +180,7 @@ def _answer(job: dict[str, Any]) -> dict[str, Any]:
         card = Gpu.model_validate(job["gpu"])
         found = library.trace(target.run, card, compile=job["compile"], pads=job["pads"])
         ends = [found, *([found.high] if found.high else [])]
-        return {"found": [{"trace": end.trace.to_json(), "notes": end.notes} for end in ends]}
+        return {"found": [{"trace": end.trace.to_json(), "notes": end.notes, "bound": end.bound} for end in ends]}
     except (StandInError, self_test.TraceError, ChildDied) as error:
         return {"error": "StandInError", "text": str(error), "traceback": traceback.format_exc()}
     except Exception as error:

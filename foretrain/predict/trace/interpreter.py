@@ -39,8 +39,14 @@ names = sys.argv[1:]
 print(json.dumps({"torch": version("torch"), "python": sys.version_info[:2],
     "packages": [version(name) for name in names], "lacks": u.find_spec("pydantic_core") is None}))
 """
-START = "import os, runpy, sys; sys.path += os.environ['FORETRAIN_BORROWED'].split(os.pathsep); \
-runpy.run_module(sys.argv[1], run_name='__main__', alter_sys=True)"
+# -c puts the working directory first, which may hold an os.py.
+START = """
+import sys
+sys.path = [path for path in sys.path if path]
+import os, runpy
+sys.path += filter(None, os.environ["FORETRAIN_BORROWED"].split(os.pathsep))
+runpy.run_module(sys.argv[1], run_name="__main__", alter_sys=True)
+"""
 
 
 class Interpreter(NamedTuple):
@@ -63,7 +69,7 @@ class Interpreter(NamedTuple):
     def worker(self, module: str = "foretrain.predict.trace.worker") -> tuple[list[str], dict[str, str]]:
         """The command that starts a module of ours, and the variables that it needs beside the usual ones."""
         if self.path == sys.executable:
-            return [self.path, "-m", module], {"PYTHONPATH": apart.search_path()}
+            return [self.path, "-P", "-m", module], {"PYTHONPATH": apart.search_path()}
         borrowed = [path for path in sys.path if path.endswith("-packages")] if self.borrows else []
         told = {"PYTHONPATH": apart.SOURCE, "FORETRAIN_BORROWED": os.pathsep.join(borrowed)}
         return [self.path, "-c", START, module], told

@@ -15,6 +15,8 @@ found.peak_allocated_bytes, found.fits(10 << 30)
 """
 
 import contextlib
+import io
+import logging
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -32,7 +34,7 @@ from foretrain.predict.trace.card.torch_cuda import Card, Memory
 from foretrain.predict.trace.forked import CAN_FORK, in_child
 from foretrain.predict.trace.kernels.values import place_now, raised_at
 from foretrain.predict.trace.session import tracing
-from foretrain.predict.trace.traced import StandInError, Traced, card_of
+from foretrain.predict.trace.traced import StandInError, Traced, call_with, card_of
 from foretrain.predict.trace.tracer import Tracer
 
 WHY = {
@@ -48,6 +50,12 @@ SENTENCES = {
     "DataLoader worker process": "a DataLoader's workers are other processes, without fake tensors: give num_workers=0",
     "Autograd-and-Fork": "this process has computed gradients where PyTorch sees a card, after which a forked child "
     "cannot: trace first, or in a fresh process, or give in_process=True",
+    "shape_env must not be None": "the shapes of nested tensors are values, which fake tensors have not: trace the "
+    "batch padded to its longest sequence, which takes more memory",
+    "No module named 'triton'": "Inductor writes this code with Triton itself (a cumsum or cumprod, as a rule), which "
+    "is not installed: keep that line out of torch.compile, as by torch.compiler.disable",
+    "Target values should be in": "nn.AdaptiveLogSoftmaxWithLoss sorts words by their values, which fake tensors have "
+    "not: trace F.nll_loss(layer.log_prob(x), target) in its place, which takes more memory",
     "not compiled with CUDA|NVIDIA driver|driver version|ATen_cuda|_cuda_|CUDA support": "the code asked CUDA for what "
     "only a real card answers",
 }
@@ -82,8 +90,13 @@ def in_one_sentence() -> Iterator[list[Tracer]]:
         yield seen
     except tuple(WHY) as error:
         op, advice = str(error.args[0]), ""
-        if any(tracer.sparse for tracer in seen):
-            advice = ", nor for sparse tensors at all: trace with sparse=False"
+        if "_ctc_loss" in op:
+            advice = "; trace -log_probs.mean() in its place, to which the loss adds two tensors of batch x length of "
+            advice += "log_probs x (2 x length of the longest target + 1)"
+        elif "nested" in op:
+            advice = "; a batch padded to its longest sequence can be traced, and takes more memory"
+        elif "sparse" in op or any(tracer.sparse for tracer in seen):
+            advice = "; dense tensors can be traced, and take more memory: to_dense(), nn.Embedding without sparse=True"
         elif "._fused_" in op:
             advice = "; the optimizer's foreach=True can be traced"
         place = raised_at(error)
@@ -120,10 +133,17 @@ def trace(
         raise StandInError("this process has used CUDA; trace in a fresh one")
     card = card_of(gpu)
 
-    def run(upper: bool) -> tuple[Traced, bool]:
-        if in_process or not CAN_FORK:
+    def traced(upper: bool) -> tuple[Traced, bool]:
+        with contextlib.ExitStack() as stack:
+            if upper:  # what the code shows was shown before
+                stack.callback(logging.disable, logging.root.manager.disable)
+                logging.disable(logging.CRITICAL)
+                stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+                stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
             return _traced(code, card, compile, pads, upper)
-        return in_child(lambda: _traced(code, card, compile, pads, upper))
+
+    def run(upper: bool) -> tuple[Traced, bool]:
+        return traced(upper) if in_process or not CAN_FORK else in_child(lambda: traced(upper))
 
     found, ranged = run(upper=False)
     return replace(found, high=run(upper=True)[0]) if ranged else found
@@ -138,7 +158,7 @@ def _traced(
         assert there is not None
         seen.append(tracer)
         there.memory.at_reset = lambda: tracer.enter(f"since {place_now()}")
-        code(Tracing(torch.device("cuda"), tracer, there.memory))
+        call_with(code, Tracing(torch.device("cuda"), tracer, there.memory))
     if not tracer.record.sizes:
         raise StandInError(f"the code put nothing on the {card.name}: make its tensors on `device`, which is cuda")
     record = tracer.record.finish(weight_shapes=frozenset(session.names.weight_shapes))
@@ -146,4 +166,5 @@ def _traced(
         "torch": torch.__version__, "gpu": card.name, "attention": sorted(there.attention.seen),
         "matmul_dtypes": dict(tracer.matmul_dtypes), **session.marks.facts(),
     }  # fmt: skip
-    return Traced(record, card, _notes(tracer, there.notes)), bool(tracer.ranges)
+    bound = "at_least" if tracer.values.bounded else "exact"
+    return Traced(record, card, _notes(tracer, there.notes), bound=bound), bool(tracer.ranges)

@@ -16,7 +16,6 @@ from foretrain.predict.allocator.replay import Death, Replay, Tried, replay, sma
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.estimate.simulated_run import EARLY_GRADIENTS
 from foretrain.predict.memory import (
-    MARGIN_BYTES,
     PHASES,
     Component,
     PhaseMemory,
@@ -128,19 +127,16 @@ def exact(
     phases += [phase for phase in ledger.phases if phase.phase == "resume"]
     death = None
     if available_bytes is not None:
-        leniently = available_bytes - ledger.context.low_bytes
-        strictly = available_bytes - ledger.context.expected_bytes - MARGIN_BYTES
-        ends = [
-            [_ends(each, limit, run) for each, run in zip(tried, runs, strict=True)] for limit in (leniently, strictly)
-        ]
+        limits = available_bytes - ledger.context.low_bytes, available_bytes - ledger.context.expected_bytes
+        ends = [[_ends(each, limit, run) for each, run in zip(tried, runs, strict=True)] for limit in limits]
         dies, risks = ([end for end in each if end is not None] for each in ends)
         death = dies[0] if dies else risks[0] if risks else None
         # A run that dies while the model is built reaches no phase of the table: it never gets into the first one.
         dead = None if death is None else death.phase if death.phase in PHASES else phases[0].phase
-        phases = judged(phases, dead, len(dies) == len(traces), leniently, strictly)
+        phases = judged(phases, available_bytes, dead, len(dies) == len(traces), limits)
     memory = StepMemory(
         step=ledger.step, compiled=ledger.compiled, phases=tuple(phases), saved_bytes=saved_bytes(trace),
-        source="traced", context=ledger.context,
+        source="traced", context=ledger.context, obstacle=ledger.obstacle,
     )  # fmt: skip
     return Exact(
         memory=memory,

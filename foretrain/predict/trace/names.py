@@ -70,10 +70,11 @@ class Names:
     @contextlib.contextmanager
     def hooked(self, *, modules: bool = True) -> Iterator[None]:
         """`modules` off under torch.compile, which would see the hooks as part of the model."""
+        uncompiled: Any = torch.compiler.disable
         with contextlib.ExitStack() as stack:
             handles = [
-                register_optimizer_step_pre_hook(self._before_step),
-                register_optimizer_step_post_hook(self._after_step),
+                register_optimizer_step_pre_hook(uncompiled(self._before_step)),
+                register_optimizer_step_post_hook(uncompiled(self._after_step)),
             ]
             if modules:
                 handles += [

@@ -23,6 +23,7 @@ from typing import Any, Protocol, TypeVar
 from foretrain.base import apart
 from foretrain.base.cache import Cache
 from foretrain.base.records import Record
+from foretrain.base.signals import ends
 from foretrain.base.units import MIB
 from foretrain.config.options import RunConfig
 from foretrain.config.precision import EIGHT_BITS
@@ -43,7 +44,7 @@ TRACES = Cache("traces", compressed=True, most_bytes=MOST_KEPT_BYTES)
 ANSWERS = Cache("answers", compressed=True, most_bytes=MOST_KEPT_BYTES)
 Answer = TypeVar("Answer", bound=Record)
 # What of a card shapes a trace.
-SHAPING_FACTS = {"name", "compute_capability", "sm_count", "memory_gib", "l2_mib"}
+SHAPING_FACTS = {"name", "compute_capability", "sm_count", "memory_gib", "cuda_memory_gib", "l2_mib"}
 # What of the environment shapes a trace: by whom Inductor measures kernels (autotuning.py).
 SHAPING_VARIABLES = ("TORCHINDUCTOR_USE_EXPERIMENTAL_BENCHMARKER", "TORCHINDUCTOR_USE_TORCH_PROFILER_BENCHMARKER")
 AT_ONCE = 2  # traces side by side; each takes one core and half a GiB
@@ -258,14 +259,14 @@ def _deferred_signals() -> Iterator[list[int]]:
     received: list[int] = []
     numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     main = threading.current_thread() is threading.main_thread()
-    taken = [number for number in numbers if main and signal.getsignal(number) is signal.SIG_DFL]
+    taken = {number: signal.getsignal(number) for number in numbers if main and ends(number)}
     for number in taken:
         signal.signal(number, lambda number, frame: received.append(number))
     try:
         yield received
     finally:
-        for number in taken:
-            signal.signal(number, signal.SIG_DFL)
+        for number, handler in taken.items():
+            signal.signal(number, handler)
         if received:
             signal.raise_signal(received[0])
 

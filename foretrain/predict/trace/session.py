@@ -13,7 +13,7 @@ from foretrain.predict.trace import drive
 from foretrain.predict.trace.card import libraries, standin
 from foretrain.predict.trace.card.patches import Patches
 from foretrain.predict.trace.card.standin import StandIn
-from foretrain.predict.trace.kernels import convolutions, values
+from foretrain.predict.trace.kernels import convolutions, products, values
 from foretrain.predict.trace.kernels import temporaries as kernels
 from foretrain.predict.trace.names import Names
 from foretrain.predict.trace.quick import quick
@@ -65,11 +65,13 @@ def tracing(gpu: Gpu | None, *, compiled: bool, pads: bool = False, upper: bool 
 
             card, memory = (None, None) if there is None else (there.card, there.memory)
             stack.enter_context(inductor.compiling(card, tracer, pads=pads, memory=memory))
+            marks.patch_compiler(patches, inductor.compile_fx)
         else:
             stack.enter_context(standin.uncompiled())
             # Dynamo, which flex_attention runs even where nothing is compiled, changes nothing of what it does.
             patches.set(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
             marks.patch(patches)
+            products.patch(patches)  # Dynamo knows the real ones alone
         stack.enter_context(quick(compiled=compiled))
         names = stack.enter_context(drive.named(tracer, compiled=compiled))
         names.before_a_root = libraries.real_ways(patches, tracer.values)

@@ -1,5 +1,7 @@
 """What a trace of any code answers, and why there may be none. No torch."""
 
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,12 +23,14 @@ class Traced:
     """A finished trace with its replays. Bytes. `notes` say what it leaves out, a sentence each.
 
     Where only the card knows what something takes, this is the lower end and `high` the same code with the upper end.
+    Where other values may take more, `bound` is "at_least", no longer "exact".
     """
 
     trace: Trace
     gpu: Gpu
     notes: tuple[str, ...] = ()
     high: "Traced | None" = None
+    bound: str = "exact"
 
     def with_versions(self, trains: str) -> "Traced":
         """With notes on what the torch that trains is known to allocate otherwise; '' is not known."""
@@ -40,12 +44,16 @@ class Traced:
         high = self.high or self
         most = high.replay()
         ends = {phase.phase: phase.allocated_bytes for phase in most.phases}
-        peaks = [f"  {p.phase:<24} {_range(p.allocated_bytes, ends.get(p.phase, 0)):>12}" for p in found.phases]
+        least = "" if self.bound == "exact" else "at least "
+        peaks = [
+            f"  {p.phase:<24} {_range(p.allocated_bytes, ends.get(p.phase, p.allocated_bytes)):>12}"
+            for p in found.phases
+        ]
         lines = (
             f"Traced on {self.gpu.name} with torch {self.trace.facts['torch']}: "
-            f"{_range(found.peak_allocated_bytes, most.peak_allocated_bytes)} allocated, "
-            f"{_range(found.peak_reserved_bytes, most.peak_reserved_bytes)} reserved at the peak; "
-            f"runs with {_range(self.smallest_limit_bytes, high.smallest_limit_bytes)} reserved or more",
+            f"{least}{_range(found.peak_allocated_bytes, most.peak_allocated_bytes)} allocated, "
+            f"{least}{_range(found.peak_reserved_bytes, most.peak_reserved_bytes)} reserved at the peak; "
+            f"runs with {least}{_range(self.smallest_limit_bytes, high.smallest_limit_bytes)} reserved or more",
             *peaks,
             *(f"Note: {note}" for note in self.notes),
         )
@@ -70,14 +78,38 @@ class Traced:
         """The least reserved memory under which it lives."""
         return smallest_limit_bytes(self.trace, physical=True)
 
-    def fits(self, limit_bytes: int, settings: Settings | None = None) -> bool:
-        """Whether it lives with so many bytes for the allocator, the CUDA context not included; at the upper end."""
-        return (self.high or self).replay(limit_bytes, settings).survives
+    def fits(self, limit_bytes: int, settings: Settings | None = None) -> bool | None:
+        """Whether it lives with so many bytes for the allocator, the CUDA context not included; at both ends.
+
+        None where it would if it took no more than `bound` "at_least" says.
+        """
+        if not all(end.replay(limit_bytes, settings).survives for end in (self, self.high) if end):
+            return False
+        return True if self.bound == "exact" else None
 
 
 def _range(low: int, high: int) -> str:
-    """5.2 GiB, or 5.2 GiB to 5.9 GiB."""
-    return " to ".join(dict.fromkeys((format_bytes(low), format_bytes(high))))
+    """5.2 GiB, or 5.2 GiB to 5.9 GiB. With more at hand the upper end can take less at the peak of another moment."""
+    return " to ".join(dict.fromkeys(map(format_bytes, sorted((low, high)))))
+
+
+def call_with(code: Callable[..., object], given: object) -> object:
+    """Call the traced function with what it is given; one that needs no argument, as a script's main, with none."""
+    try:
+        asked = inspect.signature(code).parameters.values()
+    except ValueError:  # a builtin's
+        return code(given)
+    many = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+    needed = [each for each in asked if each.default is each.empty and each.kind not in many]
+    if len(needed) > 1 or any(each.kind is each.KEYWORD_ONLY for each in needed):
+        name, names = getattr(code, "__name__", "the function"), ", ".join(each.name for each in needed)
+        raise StandInError(
+            f"{name} needs values for {names}, of which a trace has none: write a function without arguments that "
+            f"calls {name} with them, and trace that one"
+        )
+    if needed or any(each.name == "on" or each.kind is each.VAR_POSITIONAL for each in asked):
+        return code(given)
+    return code()
 
 
 def card_of(gpu: str | Gpu) -> Gpu:

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from foretrain.predict.trace.card.streams import record_stream
-from foretrain.predict.trace.kernels import losses, reductions
+from foretrain.predict.trace.kernels import reductions
 from foretrain.predict.trace.kernels.attention import Attention
 from foretrain.predict.trace.kernels.choices import Choices
 from foretrain.predict.trace.kernels.values import Values
@@ -61,12 +61,12 @@ EIGHT_BIT_MATMULS = {"_scaled_mm", "_int_mm"}
 IN_PLACE_FOR_PLAIN_TENSORS = {
     aten.scatter.src: aten.scatter_.src,
     aten.scatter_add.default: aten.scatter_add_.default,
+    aten.index_add.default: aten.index_add_.default,
     aten.index_put.default: aten._index_put_impl_.default,
     aten._unsafe_index_put.default: aten._index_put_impl_.default,
     aten.put.default: aten.put_.default,
 }
-
-
+ZEROS = ("zeros", "new_zeros", "zeros_like")
 UNFUSED = {"flex_attention", "flex_attention_backward"}
 # Ops that take masks, or whose size is a matter of values.
 BY_MASK = {
@@ -240,15 +240,15 @@ class Tracer(TorchDispatchMode):
             return args[0].add_(args[1])
         if func is aten.add.Tensor and self.attention is not None and self.attention.masking:
             func = aten.add_.Tensor  # the mask to the scores, as above for plain tensors only
-        if func in IN_PLACE_FOR_PLAIN_TENSORS and _called_by_engine(2):
+        if func in IN_PLACE_FOR_PLAIN_TENSORS and self._is_of_zeros(args[0]) and _called_by_engine(2):
             func = IN_PLACE_FOR_PLAIN_TENSORS[func]
             if func is aten._index_put_impl_.default:
                 args = (*args, True)  # its indices were in range before
         if func in BY_MASK and (masked := self._by_mask(func, args, kwargs)) is not None:
             return masked
-        if func in losses.COMPOSED:
+        if func in reductions.COMPOSED:
             with self:
-                return losses.run_composed(func, args, kwargs)
+                return reductions.run_composed(func, args, kwargs)
         if func in self.composed:
             return self._below(self.composed[func], args, kwargs)
         op = func.overloadpacket.__name__
@@ -260,9 +260,9 @@ class Tracer(TorchDispatchMode):
         out = on_fakes(func, args, kwargs)
         steps: list[Step] = []
         if here:
-            steps += [*losses.inside(op, args), *reductions.as_large_as_the_input(op, args, kwargs)]
+            steps += [*reductions.inside(op, args), *reductions.as_large_as_the_input(op, args, kwargs)]
             steps += self.in_kernel(self, op, args, out) if self.in_kernel is not None else []
-            losses.keep(op, args, out)
+            reductions.keep(op, args, out)
         results = [out] if isinstance(out, Tensor) else [t for t in tree_iter(out) if isinstance(t, Tensor)]
         self._allocate(op, results, steps)
         if "out" in kwargs and isinstance(out, Tensor):  # a compiled wrapper's product into a buffer of its own
@@ -391,6 +391,11 @@ class Tracer(TorchDispatchMode):
             return True
         self.out_of_place_sums += 1
         return False
+
+    def _is_of_zeros(self, tensor: Tensor) -> bool:
+        """Whether a formula made it to write into: of what else it adds to, it wants another (scatter_reduce)."""
+        id = self.id_of(tensor)
+        return id is not None and self.record.labels[id][0] in ZEROS
 
     @classmethod
     def calibrate(cls, device_type: str) -> None:

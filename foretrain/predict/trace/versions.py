@@ -61,6 +61,11 @@ def _era(torch: Software) -> int:
 
 
 def _of_norms(trace: Trace, traced: Software, others: list[tuple[str, Software]]) -> str:
+    if count := trace.facts.get("compiled_norms", 0):
+        other = [name for name, torch in others if (torch >= NORM_IN_FP32) != (traced >= NORM_IN_FP32)]
+        more = "less" if traced >= NORM_IN_FP32 else "more"
+        results = f"the results of the {count} calls of rms_norm under autocast, and what is made of them, take up to 2"
+        return f"{results} bytes of each element {more} with {' and '.join(other)}, where compiled" if other else ""
     norms = [Norm(*each) for each in trace.facts.get("rms_norms", ())]
     if not norms:
         return ""

@@ -16,6 +16,8 @@ EXACTNESS_ID = {"exact": "exact", "rounding": "rounding", "other optimizer": "op
 NOW = {
     "fits": "advice.fits_already",
     "tight": "advice.tight_now",
+    "may_not_fit": "advice.may_not_now",
+    "does_not_run": "advice.not_running",
     "does_not_fit": "advice.not_now",
     None: "advice.unknown_now",
 }
@@ -29,7 +31,7 @@ def document(plan: Plan, found: Advices, hidden: int = 0) -> Document:
     sections = [Section(Message("advice.now"), (*_now(plan, found), *assumed(plan)))]
     if found.advised:
         blocks: list[Block] = [
-            _table(plan, found, found.advised), *_given_back(found.advised), *_uneven(plan, found),
+            _table(plan, found, found.advised), *_uneven(plan, found),
         ]  # fmt: skip
         if hidden:
             total = {"count": hidden, "all": len(found.advised) + hidden}
@@ -49,14 +51,11 @@ def document(plan: Plan, found: Advices, hidden: int = 0) -> Document:
 
 
 def section(plan: Plan, found: Advices) -> Section:
-    """The short list in a plan."""
     title = Message(
         "advice.plan_section", {"step": Message(f"step.{found.step}"), "goal": Message(f"goal.{found.goal}")}
     )
     table = _table(plan, found, found.advised)
-    return Section(
-        title, (table, *_given_back(found.advised), *_uneven(plan, found), Paragraph(Message("advice.plan_more")))
-    )
+    return Section(title, (table, *_uneven(plan, found), Paragraph(Message("advice.plan_more"))))
 
 
 def _now(plan: Plan, found: Advices) -> tuple[Block, ...]:
@@ -74,15 +73,6 @@ def _now(plan: Plan, found: Advices) -> tuple[Block, ...]:
         told = Message("advice.traced_now", {"verdict": verdict, "needed": traced.needed_bytes})
         blocks.append(Paragraph(told, TONES[traced.verdict]))
     return tuple(blocks)
-
-
-def _given_back(shown: tuple[Advice, ...]) -> tuple[Block, ...]:
-    """Why something fits that needs more than there is, where that is so."""
-    effects = (advice.effect for advice in shown)
-    beyond = any(
-        e.verdict != "does_not_fit" and e.needed_bytes > e.available_bytes for e in effects if e.available_bytes
-    )
-    return (Paragraph(Message("advice.given_back")),) if beyond else ()
 
 
 def _uneven(plan: Plan, found: Advices) -> tuple[Block, ...]:
@@ -214,7 +204,7 @@ def one(plan: Plan, found: Advices, number: int) -> Document:
     subtitle = {"gpu": advice.gpu, "goal": Message(f"goal.{found.goal}"), "source": Message("plan.source")}
     sections = [
         *(Section(_short(plan, advice, rule), (_rule(rule),)) for rule in advice.rules),
-        Section(Message("plan.verdict"), (Table((), _effects(found, advice)), *_given_back((advice,)))),
+        Section(Message("plan.verdict"), (Table((), _effects(found, advice)),)),
         Section(Message("advice.by_phase"), (_phases(advice),)),
         Section(Message("advice.diff"), (_diff(advice),)),
         Section(Message("advice.do"), tuple(Paragraph(message) for message in commands(plan.config, found, advice))),
@@ -292,7 +282,6 @@ def _shown(value: Any) -> str:
 
 
 def commands(config: RunConfig, found: Advices, advice: Advice) -> list[Message]:
-    """What to type or do."""
     environment = [s for s in advice.settings if s.option == "allocator_settings"] if advice.step == "nanogpt" else []
     own = [s for s in to_set(advice.settings) if s not in environment]
     options = " ".join(f"--{s.option}={s.after}" for s in own)

@@ -41,7 +41,6 @@ def screen(plan: Plan, found: Advices, asked: Asked, count: int | None = None) -
 
 
 def _more_lines(following: list[Row]) -> int:
-    """Lines of the command after its first."""
     return sum(len(" ".join(row.command)) // COMMAND for row in following)
 
 
@@ -94,6 +93,6 @@ def _next(plan: Plan, found: Advices, asked: Asked) -> list[Row]:
 
 def _more(hidden: int, advised: tuple[Advice, ...]) -> list[Row]:
     if not advised:
-        return [Row(Message("first.label.more"), Message("first.more_full"))]
+        return [Row(Message("first.label.more"), Message("first.more_full"), optional=3)]
     id = "advice.screen_more" if hidden else "advice.screen_all"
-    return [Row(Message("first.label.more"), Message(id, {"count": hidden}))]
+    return [Row(Message("first.label.more"), Message(id, {"count": hidden}), optional=3)]

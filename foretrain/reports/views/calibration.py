@@ -21,8 +21,6 @@ def document(found: Calibration, gpu: Gpu, kept: bool) -> Document:
         if peak:
             shares = {"share": max(products) / peak, "peak": peak}
             rows.append((Message("row.of_peak", {"dtype": dtype}), Message("calibration.of_peak", shares)))
-    if found.peaks is None:
-        rows += _without_peaks(found)
     for step in found.steps:
         values = {"dtype": step.dtype, "how": listed(_how(step)), **_sizes(step)}
         rows.append((Message("row.reference", values), Message("calibration.step", {"time": step.time_s})))
@@ -44,7 +42,6 @@ def document(found: Calibration, gpu: Gpu, kept: bool) -> Document:
 
 
 def _peaks(peaks: Peaks) -> Iterator[tuple[Cell, ...]]:
-    """The best of each kind of work."""
     for dtype in peaks.dtypes:
         kinds = {"forward": "matmul", "input": "matmul_input", "weight": "matmul_weight", "attention": "attention"}
         values: dict[str, Any] = {name: _rate(peaks, dtype, kind) for name, kind in kinds.items()}
@@ -67,20 +64,6 @@ def _peaks(peaks: Peaks) -> Iterator[tuple[Cell, ...]]:
 def _rate(peaks: Peaks, dtype: str, kind: Any) -> float:
     found = peaks.best(dtype, kind)
     return found.flop_per_s if found else 0.0
-
-
-def _without_peaks(found: Calibration) -> list[tuple[Cell, ...]]:
-    """Bandwidth and launches as an older version measured them."""
-    rows: list[tuple[Cell, ...]] = []
-    copies = [k.shape[0] / k.time_s for k in found.kernels if k.kind in ("add", "join") and k.dtype == "float32"]
-    rows.append(
-        (
-            Message("row.bandwidth"),
-            Message("calibration.bandwidth", {"low": min(copies) / 1e9, "high": max(copies) / 1e9}),
-        )
-    )
-    rows.append((Message("row.launch"), Message("calibration.launch", {"each": found.launch_s * 1e6})))
-    return rows
 
 
 def _how(step: StepTime) -> list[str]:

@@ -1,6 +1,7 @@
 """Several cards beside each other: what fits in one table, what it takes in a second, so that 80 columns do."""
 
 from foretrain.advice.cards import Choice
+from foretrain.predict.memory import REFUSED
 from foretrain.predict.plan import Plan, Timing
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
 from foretrain.reports.views.shared import TONES, assumed, uncalibrated, verdict_word
@@ -38,9 +39,7 @@ def _memory(plans: list[Plan]) -> Table:
         ("verdict", "nanogpt_verdict") if plans[0].step == "foretrain" else ("nanogpt_verdict", "foretrain_verdict")
     )
     names = ("gpu", "memory", "needed_short", "highest_in", *verdicts, "dtype")
-    tones = tuple(
-        TONES[verdict] if verdict == "does_not_fit" else "plain" for verdict in (plan.verdict for plan in plans)
-    )
+    tones = tuple(TONES[verdict] if verdict in REFUSED else "plain" for verdict in (plan.verdict for plan in plans))
     return Table(tuple(Message(f"column.{n}") for n in names), tuple(rows), frozenset({1, 2}), tones, optional=(6, 1))
 
 
@@ -75,7 +74,6 @@ def _span(timing: Timing | None) -> Cell:
 
 
 def _best(plans: list[Plan], choice: Choice) -> list[Block]:
-    """What the marks mean, in words."""
     if choice.fastest is None:
         return [Paragraph(Message("cards.none_fits"), "warn")]
     blocks: list[Block] = [

@@ -8,7 +8,7 @@ from foretrain.base.messages import listed
 from foretrain.comparison.ablations import Ablation
 from foretrain.comparison.compare import Comparison, Side
 from foretrain.comparison.loss_axes import LossCurves
-from foretrain.comparison.questions import Pair, Verdict
+from foretrain.comparison.questions import LEARNING, Pair, Verdict
 from foretrain.comparison.settings import GROUPS, Setting
 from foretrain.reports.document import (
     Axis,
@@ -29,19 +29,17 @@ from foretrain.reports.views.comparison import paragraphs, scores
 
 WIDE = 4  # subjects that stand side by side; more of them stand one below the other
 _LABEL = 18
-_LEARNING = ("tokens", "flops", "hours", "money")
 _TONES = {"difference": "good", "forecast": "plain", "within_noise": "plain", "within_forecast": "plain"}
 _EQUAL = {"within_noise": "within_noise_same", "within_forecast": "within_forecast_same"}
 Rows = list[tuple[Cell, ...]]
 
 
 def document(found: Comparison) -> Document:
-    """The whole answer."""
     labels = [side.label for side in found.sides]
     sections = [
+        Section(Message("side.verdicts"), tuple(_verdicts(found))),
         Section(Message("side.settings"), _settings(found, labels)),
         Section(Message("side.figures"), _figures(found.sides)),
-        Section(Message("side.verdicts"), tuple(_verdicts(found))),
         *scores.sections(found.scores, labels),
         *_settle(found),
     ]
@@ -56,12 +54,11 @@ def _short(text: str, most: int = _LABEL) -> str:
 
 
 def shown(value: Any) -> str:
-    """The value of a setting as text."""
     if value is None:
         return "?"
     if isinstance(value, tuple | list):
         first, second = value
-        if second is None:
+        if second is None or (first == second and isinstance(first, float)):
             return shown(first)
         return f"{first} × {second}" if isinstance(first, int) else f"{first:g} → {second:g}"
     if isinstance(value, bool):
@@ -104,7 +101,6 @@ def _headline(able: list[Setting], unknown: tuple[Setting, ...]) -> Paragraph:
 
 
 def _and(words: list[Any]) -> str:
-    """'a, b and c'."""
     if len(words) < 2:
         return "".join(words)
     return Message("side.and", {"first": listed(words[:-1]), "last": words[-1]}).text()
@@ -172,7 +168,6 @@ def _brief(cell: Cell) -> str:
 
 
 def _ms(seconds: float) -> str:
-    """Five digits at most."""
     ms = seconds * 1e3
     return f"{ms:,.{0 if ms >= 1000 else 1 if ms >= 10 else 3}f}"
 
@@ -240,7 +235,7 @@ _COMPACT = ("tokens_per_s", "iteration", "mfu", "memory", "val_loss", "tokens", 
 def _verdicts(found: Comparison) -> list[Block]:
     rows: Rows = []
     tones: list[str] = []
-    learning = [verdict for verdict in found.verdicts if verdict.question in _LEARNING]
+    learning = [verdict for verdict in found.verdicts if verdict.question in LEARNING]
     silent = len({(verdict.reason, str(verdict.reason_values)) for verdict in learning}) == 1 and not learning[0].pair
     for verdict in found.verdicts:
         if silent and verdict in learning[1:]:
@@ -258,7 +253,6 @@ def _verdicts(found: Comparison) -> list[Block]:
 
 
 def answer(verdict: Verdict) -> Message:
-    """A verdict as a sentence."""
     if verdict.pair is None:
         values = {name: _and(value) if isinstance(value, list) else value
                   for name, value in verdict.reason_values.items()}  # fmt: skip
@@ -301,15 +295,10 @@ def _where(verdict: Verdict, pair: Pair) -> Cell:
     if pair.at is None:
         return ""
     values = {
-        "split": Message(f"side_split.{pair.split}"), "at": pair.at, "unit": loss_unit(pair.unit),
+        "split": Message(f"side_split.{pair.split}"), "at": pair.at, "unit": curves_view.loss_unit(pair.unit),
         "seconds": pair.at * 3600 if pair.axis == "hours" else 0.0,
     }  # fmt: skip
     return Message(f"side_at.{pair.axis}", values)
-
-
-def loss_unit(unit: str) -> Message:
-    """What a loss is counted in, as words."""
-    return Message("side_unit.bits" if unit == "bits a byte" else "side_unit.nats")
 
 
 def _times(pair: Pair) -> str:
@@ -320,7 +309,9 @@ def _times(pair: Pair) -> str:
 def _because(verdict: Verdict) -> Cell:
     if not verdict.attribution:
         return ""
-    values = {"names": _and(list(verdict.settings)), "count": verdict.unknown}
+    pair = verdict.pair
+    sides = {"one": pair.one, "other": pair.other} if pair else {}
+    values = {"names": _and(list(verdict.settings)), "count": verdict.unknown, **sides}
     return Message(f"side_because.{verdict.attribution}", values)
 
 
@@ -348,7 +339,6 @@ def _against_first(verdict: Verdict) -> Table:
 
 
 def _settle(found: Comparison) -> list[Section]:
-    """The runs that would tell what the others cannot."""
     runs: tuple[Ablation, ...] = found.ablations
     if not runs:
         return []

@@ -41,11 +41,16 @@ def _losses(
         )
         for curve in curves
     )  # fmt: skip
-    y = Axis(Message("axis.loss" if curves[0].unit == "nats a token" else "axis.bits"), "number")
+    y = Axis(Message("axis.loss_in", {"unit": loss_unit(curves[0].unit)}), "number")
     energy = Message(f"energy_from.{found.energy_source}")
     return Curves(
         Message("picture.loss_over"), axes, y, traces, levels, source=Message(source, {"energy": energy}), smooth=True
     )
+
+
+def loss_unit(unit: str) -> Message:
+    """What a loss is counted in, as words."""
+    return Message(f"side_unit.{next(word for word in ('nats', 'bits', 'preference', 'policy') if word in unit)}")
 
 
 def _axis(name: AxisName, currency: str) -> Axis:

@@ -46,7 +46,6 @@ def document(plan: Plan, explanation: Explanation) -> Document:
 
 
 def _because(explanation: Explanation) -> tuple[Block, ...]:
-    """What the largest component follows from, in a sentence."""
     found = explanation.because
     return () if found is None else (Paragraph(Message(BECAUSE[found.id], found.values)),)
 

@@ -59,7 +59,8 @@ def _per_step(value: float, step_s: Span) -> Span:
 
 def of_finetune(plan: "FineTunePlan") -> Figures:
     """Those of a fine-tuning plan; of its cost where it is known how many steps there are."""
-    found = [_ranged("memory_needed", plan.memory.neediest.needed_span, "bytes", plan.memory.source)]
+    span = plan.memory.neediest.needed_span
+    found = [_ranged("memory_needed", span, "bytes", plan.memory.source)] if plan.bound == "exact" else []
     if plan.available_bytes is not None:
         found.append(Figure(Message("figure.available"), Quantity(plan.available_bytes, "bytes"), plan.gpu.name))
     timing = plan.timing

@@ -13,17 +13,26 @@ from foretrain.advice.first_answer import Changed, FirstAnswer
 from foretrain.advice.record import Advice
 from foretrain.base.messages import has, listed
 from foretrain.base.units import rounds_to_zero
-from foretrain.predict.memory import PhaseMemory
+from foretrain.predict.memory import REFUSED, PhaseMemory
 from foretrain.predict.plan import Plan, Timing
 from foretrain.predict.spec import StepName
 from foretrain.predict.within import Within
 from foretrain.reports.document import Cell, Message, Paragraph, Quantity, Row, Screen, Table
 from foretrain.reports.views.advice import short
 from foretrain.reports.views.limits import warmup
-from foretrain.reports.views.shared import TONES, best_cards, cost_of, grouped, needs_of_free, verdict_id, verdict_word
+from foretrain.reports.views.shared import (
+    TONES,
+    best_cards,
+    cost_of,
+    grouped,
+    needs_of_free,
+    verdict_id,
+    verdict_word,
+    why_not,
+)
 
+DIES = {"may_not_fit": "may_not_fit_exact", "does_not_fit": "does_not_fit_exact"}
 MOST_CARDS = 5  # of a comparison; --full has all
-DIES = {"tight": "tight_exact", "does_not_fit": "does_not_fit_exact", "fits": "fits_exact"}
 LARGEST = 2  # groups of memory that are named
 
 
@@ -100,7 +109,7 @@ def cards(plans: list[Plan], choice: Choice, asked: Asked) -> Screen:
     plan = next((plan for plan in plans if plan.gpu.name == chosen), plans[0])
     if choice.mixed_prices:
         rows.append(Row(Message("first.label.note"), Message("first.mixed"), optional=1))
-    others = ("--others", asked.others) if asked.others else ()
+    others = ("--used-by-others", asked.others) if asked.others else ()
     command = ("foretrain", "plan", *asked.words, "--gpu", plan.gpu.name, *others)
     if chosen is None:
         command = ("foretrain", "advise", *asked.words, "--gpu", plan.gpu.name, *others)
@@ -129,7 +138,7 @@ def line(plan: Plan, step: StepName, version: str, timing: Timing | None = None,
     parts = [Message(f"first.line_memory.{verdict_id(verdict, needed, plan.available_bytes)}", values).text()]
     if steps is not None:
         parts.append(Message("first.line_steps", {"steps": steps}).text())
-    if verdict != "does_not_fit" and timing is not None:
+    if verdict not in REFUSED and timing is not None:
         total = timing.total_s
         parts.append(Quantity((total.low_s, total.expected_s, total.high_s), "rough_duration_span").text())
         money = timing.money()
@@ -197,13 +206,13 @@ def lead_of(plan: Plan, asked: Asked, *, others: bool = True) -> list[Paragraph]
     phase, id = memory.neediest, verdict_id(verdict, memory.needed_bytes, plan.available_bytes)
     values: dict[str, Any] = {
         "peak": phase.needed_span, "room": room(plan), "short": room(plan, "short"), "where": _where(phase),
-        "gpu": plan.gpu.name,
+        "gpu": plan.gpu.name, "why": why_not(memory, plan.gpu),
     }  # fmt: skip
     exact = plan.exact_of(plan.step)
     if exact is not None and verdict == "fits":
         id, values["least"] = "fits_exact", exact.smallest_limit_bytes + exact.memory.context.expected_bytes
     elif exact is not None and exact.death is not None:
-        id = DIES[verdict or "does_not_fit"]
+        id = DIES.get(verdict or "", id)
         values |= {
             "phase": Message(f"phase.{exact.death.phase}"), "requested": exact.death.requested_bytes,
             "reserved": exact.death.reserved_bytes, "allowed": exact.death.limit_bytes,
@@ -232,10 +241,11 @@ def _other_step(plan: Plan, asked: Asked) -> list[Paragraph]:
     step: StepName = "nanogpt" if plan.step == "foretrain" else "foretrain"
     verdict = plan.verdict_of(step)
     alike = verdict == plan.verdict_of(plan.step)
-    if verdict is None or len(plan.memories) == 1 or (alike and (not asked.nanogpt_file or verdict == "does_not_fit")):
+    if verdict is None or len(plan.memories) == 1 or (alike and (not asked.nanogpt_file or verdict in REFUSED)):
         return []
     said = "needs" if verdict == plan.verdict_of(plan.step) == "fits" else verdict
-    values = {"needed": plan.memory_of(step).needed_bytes}
+    memory = plan.memory_of(step)
+    values = {"needed": memory.needed_bytes, "why": why_not(memory, plan.gpu)}
     return [Paragraph(Message(f"first.other_{step}.{said}", values), "plain" if verdict == "fits" else "warn")]
 
 
@@ -248,9 +258,10 @@ def _batch(plan: Plan) -> list[Row]:
 def _takes_of(plan: Plan, answer: FirstAnswer) -> list[Row]:
     """Hours and money; of a run that does not fit those of the suggested command, else what it would take."""
     timing = plan.timing_of(plan.step)
-    if plan.verdict != "does_not_fit" or timing is None:
+    if plan.verdict not in REFUSED or timing is None:
         return _takes(plan, timing)
-    own, marks, instead = plan, ("if_fitted", "if_fitted"), _changed_timing(plan, answer)
+    mark = "if_eager" if plan.verdict == "does_not_run" else "if_fitted"
+    own, marks, instead = plan, (mark, mark), _changed_timing(plan, answer)
     if answer.changed is not None and instead is not None:
         own, timing = plan.model_copy(update={"config": answer.changed.config}), instead
         marks = ("with_change", "with_it")
@@ -268,7 +279,7 @@ def _takes_of(plan: Plan, answer: FirstAnswer) -> list[Row]:
 
 def _changed_timing(plan: Plan, answer: FirstAnswer) -> Timing | None:
     """The suggested run's time, where the screen shows that because the run as given does not fit."""
-    if plan.verdict != "does_not_fit" or plan.timing_of(plan.step) is None or answer.next != "change":
+    if plan.verdict not in REFUSED or plan.timing_of(plan.step) is None or answer.next != "change":
         return None
     return answer.changed.timing if answer.changed else None
 
@@ -344,7 +355,7 @@ def _card(plan: Plan, step: StepName) -> tuple[Cell, ...]:
     timing, verdict = plan.timing_of(step), plan.verdict_of(step)
     needs = needs_of_free(plan.memory_of(step).needed_bytes, verdict, plan.available_bytes)
     word: Cell = verdict_word(verdict)
-    if timing is None or verdict == "does_not_fit":
+    if timing is None or verdict in REFUSED:
         return plan.gpu.name, word, needs, "–", "–"
     total, money = timing.total_s, timing.money()
     cost = Quantity(money[1] if money and money[1] else None, "money")
@@ -361,7 +372,8 @@ def assumed_rows(plan: Plan, step: StepName, *more: str) -> list[Row]:
     optional = 0 if said else 1
     timing = plan.timing_of(step)
     if timing is not None and timing.source == "estimated":
-        said.append(({"cpu": "speed_cpu", "mps": "speed_apple"}.get(plan.gpu.kind, "speed"), {}))
+        card = "speed_measured" if plan.gpu.sustained_share(plan.dtype) else "speed"
+        said.append(({"cpu": "speed_cpu", "mps": "speed_apple"}.get(plan.gpu.kind, card), {}))
     said += [(id, {}) for id in more]
     if not said:
         return []

@@ -24,7 +24,7 @@ def within(plan: Plan, answer: Within) -> Document:
     blocks: list[Block] = [Paragraph(Message("within.answer_exact" if exact else "within.answer", values), "good")]
     if not exact:
         blocks.append(Paragraph(Message("within.cautious" if answer.steps_cautious else "within.not_sure", values)))
-    if answer.verdict in ("tight", "does_not_fit"):
+    if answer.verdict not in ("fits", None):
         blocks.append(Paragraph(Message(f"within.{answer.verdict}", values), TONES[answer.verdict]))
     sections = [
         Section(Message("within.section"), (*blocks, *assumed(plan))),

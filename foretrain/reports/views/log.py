@@ -2,13 +2,14 @@
 
 from foretrain.app.explain import LogExplanation
 from foretrain.app.logs.report import LogFacts
-from foretrain.reports.document import Cell, Document, Figures, Message, Only, Paragraph, Quantity, Section
+from foretrain.reports.document import Block, Cell, Document, Figures, Message, Only, Paragraph, Quantity, Section
 from foretrain.reports.views import curves as curves_view
 from foretrain.reports.views import figures, log_analysis
 from foretrain.reports.views import outlook as outlook_view
 from foretrain.reports.views import watch as watch_view
+from foretrain.reports.views.finetune.run import change_blocks
 from foretrain.reports.views.memory import phase_bars, verdicts
-from foretrain.reports.views.run_explain import out_of_memory
+from foretrain.reports.views.run_explain import out_of_memory, remedy_blocks
 
 
 def document(explained: LogExplanation, facts: LogFacts | None = None) -> Document:
@@ -45,12 +46,19 @@ def _curves(facts: LogFacts, *, watched: bool) -> list[Section]:
 
 
 def _ran_out(explained: LogExplanation) -> list[Section]:
+    """How memory ran out. A log that cannot be the config's run gets no advice, and that is said first."""
     if not explained.out_of_memory:
         return []
-    sections = out_of_memory(explained.out_of_memory, explained.remedies, exact="oom.same_tokens")
-    if not explained.remedies:  # without a config and a card nothing was looked for
-        sections[-1] = Section(Message("oom.saved"), (Paragraph(Message("oom.give_config")),))
-    return sections
+    doubts = tuple(Paragraph(Message(f"oom_doubt.{doubt.id}", doubt.values), "bad") for doubt in explained.doubts)
+    saved: tuple[Block, ...] = ()
+    if explained.unknown:
+        saved = (Paragraph(Message(f"oom.{explained.unknown}")),)
+    elif explained.changes is not None:
+        saved = change_blocks(explained.changes)
+    elif not doubts:
+        saved = remedy_blocks(explained.remedies, "oom.same_tokens")
+    sections = out_of_memory(explained.out_of_memory, saved, "callback.fragmented")
+    return [Section(Message("oom.other_run"), doubts), *sections] if doubts else sections
 
 
 def _surroundings(facts: LogFacts, *, read: bool) -> list[Section]:
@@ -63,7 +71,6 @@ def _surroundings(facts: LogFacts, *, read: bool) -> list[Section]:
 
 
 def _verdict(explained: LogExplanation) -> tuple[Paragraph, ...]:
-    """What the log comes to, in a sentence."""
     found = explained.log
     said = [Paragraph(Message("report.log_died"), "bad")] if explained.out_of_memory else []
     if found is None:

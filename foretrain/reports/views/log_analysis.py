@@ -7,13 +7,12 @@ from foretrain.base.units import rounds_to_zero
 from foretrain.hardware.catalogue import catalogue
 from foretrain.monitoring.formats import FORMATS
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
-from foretrain.reports.views.compare import loss_unit
+from foretrain.reports.views.curves import loss_unit
 
 Rows = list[tuple[Cell, ...]]
 
 
 def titles(found: LogAnalysis) -> tuple[Message, Message]:
-    """Title and subtitle."""
     values = {"format": FORMATS[found.format].shown, "steps": found.steps, "first": found.first_step}
     subtitle = Message("log.subtitle", {**values, "last": found.last_step, "interval": found.log_interval})
     return Message("log.title", {"name": found.name}), subtitle
@@ -39,7 +38,6 @@ def sections(found: LogAnalysis) -> list[Section]:
 
 
 def _named(values: dict[str, object]) -> dict[str, object]:
-    """A list of what agrees, in words."""
     what = values.get("what")
     return {"what": listed(Message(f"log_what.{id}").text() for id in what)} if isinstance(what, list) else {}
 
@@ -77,7 +75,6 @@ def _speed(found: LogAnalysis) -> tuple[Block, ...]:
 
 
 def _step(found: LogAnalysis) -> Message:
-    """The steady step, or that the log has none."""
     if found.steady_s is None:
         return Message("value.no_step_time")
     step = {"median": found.steady_s, "low": found.steady_low_s, "high": found.steady_high_s}
@@ -86,7 +83,6 @@ def _step(found: LogAnalysis) -> Message:
 
 
 def _memory(memory: LoggedMemory) -> Rows:
-    """One row for each figure that the log has."""
     figures = {
         "reserved": memory.reserved_bytes, "active": memory.active_bytes, "allocated": memory.allocated_bytes,
         "device": memory.device_bytes,
@@ -188,7 +184,6 @@ def _remaining(found: LogAnalysis) -> Table:
 
 
 def _missing(found: LogAnalysis) -> tuple[Block, ...]:
-    """What another option would add."""
     if not found.config_used and FORMATS[found.format].has_config:
         return (Paragraph(Message("log.give_config")),)
     return () if found.gpu_name or not FORMATS[found.format].has_config else (Paragraph(Message("log.give_gpu")),)

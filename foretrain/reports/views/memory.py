@@ -22,7 +22,7 @@ from foretrain.reports.document import (
     StackedBars,
     Table,
 )
-from foretrain.reports.views.shared import GROUPS, TONES, grouped, verdict_word
+from foretrain.reports.views.shared import GROUPS, TONES, grouped, verdict_word, why_not
 
 if TYPE_CHECKING:  # in a browser there is no training
     from foretrain.training.store import MeasuredMemory
@@ -55,8 +55,6 @@ def sentences(plan: Plan) -> tuple[Block, ...]:
         beside = ".beside" if plan.used_by_others_bytes and verdict else ".alone" if verdict else ""
         values = _verdict_values(plan, memory, phase)
         blocks.append(Paragraph(Message(id + beside, values), TONES[verdict]))
-        if verdict == "fits" and phase.needed_high_bytes > values["available"]:
-            blocks.append(Paragraph(Message("verdict.given_back", values)))
     return tuple(blocks)
 
 
@@ -72,6 +70,7 @@ def _verdict_values(plan: Plan, memory: StepMemory, phase: PhaseMemory) -> dict[
         "high": high,
         "available": plan.available_bytes or 0,
         "others": plan.used_by_others_bytes,
+        "why": why_not(memory, plan.gpu),
     }
 
 
@@ -83,7 +82,7 @@ def _exact_verdict(plan: Plan, exact: Exact, verdict: str | None) -> Message:
         "lives": exact.smallest_limit_bytes + exact.memory.context.expected_bytes,
         "room": Message("room.beside" if plan.used_by_others_bytes else "room.alone", dict(values)),
     }
-    if death is not None:
+    if death is not None and verdict != "does_not_run":
         there = {
             "allowed": death.limit_bytes, "phase": Message(f"phase.{death.phase}"),
             "moment": Message(f"moment.{death.moment}"), "requested": death.requested_bytes,
@@ -226,7 +225,6 @@ def phase_pictures(plan: Plan) -> tuple[StackedBars, ...]:
 
 
 def step_mode(memory: StepMemory) -> Message:
-    """Whose step, eager or compiled."""
     values = {"step": Message(f"step.{memory.step}"), "mode": Message(f"mode.{_mode(memory)}")}
     return Message("plan.step_mode", values)
 
@@ -247,7 +245,7 @@ def verdicts(plan: Plan, memory: StepMemory) -> tuple[Block, ...]:
             TONES[phase.verdict],
         )
         for phase in memory.phases
-        if phase.verdict in ("tight", "does_not_fit")
+        if phase.verdict not in ("fits", None)
     )  # fmt: skip
 
 
@@ -281,7 +279,6 @@ def _moment(moment: MomentMemory) -> Moment:
 
 
 def grouped_sizes(moment: MomentMemory) -> Parts:
-    """(group, bytes) of a moment."""
     sums: dict[str, int] = {}
     for component, size in moment.components_bytes.items():
         group = GROUPS[component]

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterable
 
-from foretrain.advice.card_options import CardOption
 from foretrain.advice.frontier import Frontier, FrontierPoint
-from foretrain.advice.outlook import Outlook
+from foretrain.advice.outlook import CardOption, Outlook
 from foretrain.base.messages import has
 from foretrain.predict.plan import Plan
 from foretrain.predict.speed.roofline import Roofline, RooflinePoint
@@ -109,7 +108,6 @@ def _frontier(found: Frontier) -> tuple[Block, ...]:
 
 
 def _uneven(found: Frontier, ways: Iterable[str]) -> tuple[Block, ...]:
-    """Why memory falls along a way, where it does."""
     lines = ([(p.batch_size, p.needed_bytes) for p in found.points if p.way == way and not p.setting] for way in ways)
     return next((said for line in lines if (said := uneven(line))), ())
 

@@ -10,7 +10,7 @@ from foretrain.reports.views import figures, plan_time
 from foretrain.reports.views import memory as memory_view
 from foretrain.reports.views import outlook as outlook_view
 from foretrain.reports.views.advice import section as advice_section
-from foretrain.reports.views.shared import assumed
+from foretrain.reports.views.shared import assumed, card_memory
 
 
 def document(
@@ -30,7 +30,10 @@ def document(
     pictures = tuple(Only("page", block) for block in _pictures(plan))
     numbers = Only("page", figures.of_plan(plan))
     sections = [
-        Section(Message("plan.verdict"), (*memory_view.sentences(plan), *assumed(plan), _of_step(plan), numbers)),
+        Section(
+            Message("plan.verdict"),
+            (*memory_view.sentences(plan), *card_memory(gpu), *assumed(plan), _of_step(plan), numbers),
+        ),
         *([advice_section(plan, advice)] if advice is not None else []),
         Section(Message("plan.memory"), (*pictures, *memory_view.tables(plan))),
         Section(Message("plan.bytes"), memory_view.every_byte(plan)),

@@ -75,7 +75,6 @@ def comparison_sections(comparison: ForecastCheck) -> list[Section]:
 
 
 def _nothing(comparison: ForecastCheck) -> str:
-    """Why there is no row of a kind."""
     on_cpu = comparison.ranks is not None and comparison.ranks.world > comparison.ranks.devices
     return "ranks.no_predicted_speed" if on_cpu and comparison.memory else "compare.nothing"
 
@@ -109,7 +108,6 @@ def _rows(rows: tuple[Row, ...]) -> Table:
 
 
 def subtitle(record: RunRecord) -> Message:
-    """What was trained, on what, when."""
     values = {
         "params": record.n_params, "gpu": record.gpu.name, "dtype": record.dtype,
         "mode": Message("mode.compiled" if record.compiled else "mode.eager"), "started": record.started_at[:10],
@@ -134,7 +132,6 @@ def summary(record: RunRecord, unigram: float | None) -> tuple[Block, ...]:
 
 
 def changed_knobs(record: RunRecord) -> Table:
-    """The settings that are not the defaults."""
     default = type(record.config)()
     rows = tuple(
         (name, str(value), str(getattr(default, name)))

@@ -1,10 +1,10 @@
 """A run's explanation: how it ended, where memory and time went, and why; and memory that ran out, of any program."""
 
+from foretrain.advice.first_answer import typed_value
 from foretrain.advice.remedies import Remedy
 from foretrain.analysis.forecast_check import Row
 from foretrain.analysis.run import OutOfMemory, Piece, RunExplanation, TimePiece
-from foretrain.analysis.run_limit import RunLimit
-from foretrain.analysis.run_pace import RunPace, Slower, much_is_lost
+from foretrain.analysis.run_pace import RunLimit, RunPace, Slower, much_is_lost
 from foretrain.base.units import rounds_to_zero
 from foretrain.reports.document import (
     Block,
@@ -38,7 +38,7 @@ def document(found: RunExplanation, *, limit: bool = False) -> Document:
 
 def endings(found: RunExplanation) -> list[Section]:
     """Why it ended before its time: out of memory, or killed."""
-    sections = out_of_memory(found.failures, found.remedies) if found.failures else []
+    sections = out_of_memory(found.failures, remedy_blocks(found.remedies)) if found.failures else []
     if not found.failures and found.reason.startswith("memory."):
         blocks = (Paragraph(Message("run_explain.no_record"), "warn"), *remedy_blocks(found.remedies))
         sections.append(Section(Message("oom.section"), blocks))
@@ -276,14 +276,15 @@ def _duration(seconds: float | None) -> Cell:
 
 
 _ROWS = (
-    "weights", "gradients", "optimizer", "rest", "allocated", "unused", "reserved", "used_by_others", "card"
+    "weights", "gradients", "optimizer", "rest", "allocated", "unused", "reserved", "context", "used_by_others",
+    "outside", "card",
 )  # fmt: skip
 
 
 def out_of_memory(
-    failures: tuple[OutOfMemory, ...], remedies: tuple[Remedy, ...], exact: str = "oom.exact"
+    failures: tuple[OutOfMemory, ...], saved: tuple[Block, ...], fragmented: str = "oom.fragmented"
 ) -> list[Section]:
-    """The last failure in full, how many there were, and what would have saved the run; `exact`: in which sense."""
+    """The last failure in full, how many there were, and, where it ended the run, what would have saved it."""
     last = failures[-1]
     tone = "bad" if last.fatal else "warn"
     blocks: list[Block] = [Paragraph(_where(last), tone)]
@@ -303,11 +304,14 @@ def out_of_memory(
     if rows:
         blocks.append(Table((), tuple(rows), frozenset({1})))
     if last.unused_bytes is not None and last.asked_bytes is not None and last.free_bytes is not None:
-        id = "oom.fragmented" if last.fragmented else "oom.not_fragmented"
+        id = fragmented if last.expandable_segments else "oom.fragmented_before"
+        id = id if last.fragmented else "oom.not_fragmented"
         blocks.append(Paragraph(Message(id, values), "warn" if last.fragmented else "plain"))
+    if last.reserved_bytes is not None and last.reserved_bytes > (last.card_bytes or last.reserved_bytes):
+        blocks.append(Paragraph(Message("oom.spilled"), "warn"))
     sections = [Section(Message("oom.section"), tuple(blocks))]
-    if last.fatal:
-        sections.append(Section(Message("oom.saved"), remedy_blocks(remedies, exact)))
+    if last.fatal and saved:
+        sections.append(Section(Message("oom.saved"), saved))
     return sections
 
 
@@ -328,7 +332,7 @@ def remedy_blocks(remedies: tuple[Remedy, ...], exact: str = "oom.exact") -> tup
     columns = tuple(Message(f"remedy_column.{name}") for name in ("change", "saves", "needs", "slower"))
     rows = tuple(
         (
-            " ".join(f"--{name}={_value(value)}" for name, value in r.changes.items()) or Message("oom.foretrain"),
+            _change(r, of_nanogpt=exact == "oom.same_tokens"),
             Quantity(r.saves_bytes, "bytes"), Quantity(r.needed_bytes, "bytes"), Quantity(r.slower, "signed_percent"),
         )
         for r in remedies
@@ -336,5 +340,14 @@ def remedy_blocks(remedies: tuple[Remedy, ...], exact: str = "oom.exact") -> tup
     return Table(columns, rows, frozenset({1, 2, 3})), Paragraph(Message(exact))
 
 
-def _value(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _change(remedy: Remedy, *, of_nanogpt: bool) -> Cell:
+    """The words of the program that takes them: nanoGPT reads True, and its allocator from the environment."""
+    changes = dict(remedy.changes)
+    if remedy.step == "nanogpt":
+        settings = changes.pop("allocator_settings", None)
+        before = [f"PYTORCH_CUDA_ALLOC_CONF={settings}"] if settings else []
+        return " ".join([*before, *(f"--{name}={value}" for name, value in changes.items())])
+    words = [f"--{name}={typed_value(value)}" for name, value in changes.items()]
+    if of_nanogpt and not words:
+        return Message("oom.foretrain")
+    return " ".join(["foretrain train …", *words] if of_nanogpt else words)

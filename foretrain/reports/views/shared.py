@@ -2,14 +2,16 @@
 
 from collections.abc import Iterable
 from itertools import pairwise
+from typing import Any
 
 from foretrain.advice.cards import Choice
+from foretrain.base.errors import UserError
 from foretrain.base.messages import listed
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict import software
 from foretrain.predict.energy import Prices, Spending
-from foretrain.predict.memory import Component, Verdict
+from foretrain.predict.memory import Component, Phased, StepMemory, Verdict
 from foretrain.predict.plan import Plan
 from foretrain.reports.document import Block, Cell, Message, Paragraph
 
@@ -28,7 +30,9 @@ GROUP_ORDER = (
     "weights", "gradients", "optimizer", "weight_copies", "activations", "logits", "temporaries", "overhead"
 )  # fmt: skip
 
-TONES = {"fits": "good", "tight": "warn", "does_not_fit": "bad", None: "plain"}
+TONES = {
+    "fits": "good", "tight": "warn", "may_not_fit": "warn", "does_not_fit": "bad", "does_not_run": "bad", None: "plain",
+}  # fmt: skip
 
 
 def verdict_word(verdict: str | None) -> Cell:
@@ -36,8 +40,30 @@ def verdict_word(verdict: str | None) -> Cell:
     return Message(f"word.{verdict}") if verdict else "–"
 
 
+def card_memory(gpu: Gpu) -> tuple[Block, ...]:
+    """What CUDA gives of the label on the box."""
+    if gpu.memory_bytes == gpu.label_bytes or gpu.memory_bytes is None:
+        return ()
+    values = {"gpu": gpu.name, "given": gpu.memory_bytes, "label": gpu.label_bytes or 0}
+    return (Paragraph(Message("plan.card_memory", values)),)
+
+
+def why_not(memory: Phased, gpu: Gpu) -> Message | str:
+    """What the card cannot do of a run; "" where it can."""
+    values = {"gpu": gpu.name, "capability": gpu.compute_capability}
+    obstacle = memory.obstacle if isinstance(memory, StepMemory) else ""
+    return Message(f"does_not_run.{obstacle}", values) if obstacle else ""
+
+
+def check_error(id: str, plan: Any, memory: Phased, gpu: Gpu, room: Any, **values: Any) -> UserError:
+    """Why --check fails: the card cannot do it, or by its verdict; `values` of the text `id`."""
+    known = {"name": plan.name, "gpu": gpu.name, "needed": memory.needed_bytes}
+    if isinstance(why := why_not(memory, gpu), Message):
+        return UserError("check.does_not_run", **known, room=plan.available_bytes or 0, why=why.text())
+    return UserError(id, **known, **values, room=room, verdict=Message(f"word.{plan.verdict}").text())
+
+
 def assumed(plan: Plan) -> tuple[Block, ...]:
-    """A sentence for each assumption."""
     return tuple(Paragraph(Message(f"assumed.{note.id}", note.values), "warn") for note in plan.assumptions)
 
 
@@ -73,9 +99,9 @@ def cost_of(prices: RunConfig | Prices, spent: Spending, gpu: Gpu) -> Message:
 
 
 def taken_bytes(needed_bytes: int, verdict: Verdict | None, available_bytes: int | None) -> int:
-    """What a run takes of the card. One that fits takes at most what is free: before the allocator fails, it frees what
+    """What a run takes of the card. A tight one takes at most what is free: before the allocator fails, it frees what
     it only keeps."""
-    if verdict not in ("fits", "tight") or available_bytes is None:
+    if verdict != "tight" or available_bytes is None:
         return needed_bytes
     return min(needed_bytes, available_bytes)
 
@@ -87,14 +113,13 @@ def needs_of_free(needed_bytes: int, verdict: Verdict | None, available_bytes: i
 
 
 def verdict_id(verdict: Verdict | None, needed_bytes: int, available_bytes: int | None) -> str:
-    """The verdict, or that a run fits which would use more: before the allocator fails, it frees what it only keeps."""
+    """The verdict, or that a run may live which would use more: before the allocator fails, it frees what it only
+    keeps."""
     beyond = available_bytes is not None and needed_bytes > available_bytes
-    at_limit = {"fits": "fits_at_limit", "tight": "tight_at_limit"}
-    return at_limit[verdict] if beyond and verdict in at_limit else verdict or "unknown"
+    return "tight_at_limit" if beyond and verdict == "tight" else verdict or "unknown"
 
 
 def best_cards(choice: Choice) -> Cell:
-    """The cards that are best at something, each with what at."""
     if choice.fastest is None:
         return Message("cards.none_fits")
     parts = []

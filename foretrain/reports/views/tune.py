@@ -7,8 +7,7 @@ from foretrain.base.messages import listed, say
 from foretrain.base.units import rounds_to_zero
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
 from foretrain.reports.views.shared import uneven
-from foretrain.tuning.cost import TRIALS, rounded_up
-from foretrain.tuning.race import NEAR
+from foretrain.tuning.race import NEAR, TRIALS, rounded_up
 from foretrain.tuning.record import ForecastError, TuneTrial, Tuning
 
 BUSY = 0.25  # share of the machine that others used, from which on it is said
@@ -34,7 +33,6 @@ def difference(knobs: Mapping[str, object], accumulation: int, given: Mapping[st
 
 
 def document(found: Tuning) -> Document:
-    """The whole answer."""
     sections = [
         Section(Message("tune.answer"), _answer(found)),
         Section(Message("tune.trials"), (_trials(found), *_frontier(found))),

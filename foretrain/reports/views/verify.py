@@ -81,7 +81,6 @@ def _again(found: Verification) -> tuple[Block, ...]:
 
 
 def why(outcome: Outcome) -> Message:
-    """Why a case has no figures."""
     if outcome.reason is None:
         return Message("verify.why.waiting")
     return Message(f"verify.why.{outcome.reason.id}", dict(outcome.reason.values))

@@ -23,7 +23,6 @@ def summary(record: WatchRecord, path: str) -> Document:
 
 
 def command_text(record: WatchRecord) -> str:
-    """The command, cut where it is long."""
     text = shlex.join(record.command)
     return text if len(text) <= MAX_COMMAND else text[: MAX_COMMAND - 1] + "…"
 

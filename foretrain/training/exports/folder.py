@@ -13,9 +13,9 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from foretrain.base.durable import not_written
 from foretrain.base.errors import UserError
 
-_NO_FOLDER = (NotADirectoryError, FileExistsError, IsADirectoryError)
 _NO_SPACE = 1 << 20  # bytes; a disk with less counts as full
 
 
@@ -27,7 +27,7 @@ def check_free(out: Path, *, force: bool) -> None:
         if not force and out.is_dir() and any(out.iterdir()):
             raise UserError("usage.export_not_empty", path=str(out))
     except OSError as error:
-        raise _refused(out, error) from None
+        raise not_written(out, error) from None
 
 
 def write_all(out: Path, write: Callable[[Path], None]) -> tuple[str, ...]:
@@ -54,7 +54,6 @@ def write_all(out: Path, write: Callable[[Path], None]) -> tuple[str, ...]:
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """A JSON file, indented."""
     path.write_text(json.dumps(value, indent=2) + "\n", "utf-8")
 
 
@@ -65,13 +64,7 @@ def _disk_error(out: Path, error: BaseException) -> UserError | None:
         return UserError("disk.full_export", path=str(out))
     if code in (errno.EDQUOT, errno.EFBIG):
         return UserError("disk.limit_export", path=str(out))
-    return _refused(out, error) if isinstance(error, OSError) else None
-
-
-def _refused(out: Path, error: OSError) -> UserError:
-    """A place that cannot be a folder; else one that the system lets nobody write to."""
-    id = "usage.cannot_write_file" if isinstance(error, _NO_FOLDER) else "environment.cannot_write"
-    return UserError(id, path=str(out), reason=error.strerror or str(error))
+    return not_written(out, error) if isinstance(error, OSError) else None
 
 
 def _errno(error: BaseException, folder: Path) -> int | None:

@@ -56,7 +56,6 @@ class FormOptions:
 
 
 def gguf_name(gguf_type: str) -> str:
-    """The name of a GGUF file of this type."""
     return f"model-{gguf_type}.gguf"
 
 
@@ -71,8 +70,6 @@ def quantize_command(out: Path, options: FormOptions) -> str:
 
 
 class FormModule(Protocol):
-    """What the module of a form has."""
-
     def refusal(self, config: RunConfig) -> UserError | None:
         """Why this form cannot hold the model of a config; None: it can."""
         ...
@@ -83,5 +80,4 @@ class FormModule(Protocol):
 
 
 def module_of(form: Form) -> FormModule:
-    """The module that writes a form."""
     return cast(FormModule, importlib.import_module(FORMS[form]))

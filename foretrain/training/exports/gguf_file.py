@@ -46,7 +46,6 @@ def write(source: Source, folder: Path, options: FormOptions) -> None:
 
 
 def _general(gguf: Any, source: Source, options: FormOptions) -> dict[str, Any]:
-    """What a list of models shows of it."""
     name = "".join(c for c in source.record.name if c.isprintable())[:100]
     return {
         "general.type": "model",
@@ -99,7 +98,7 @@ def _add_tensors(gguf: Any, writer: Any, source: Source, options: FormOptions, a
 
 def neighbours(rows: Tensor, heads: int) -> Tensor:
     """Each head's rows i and i + D/2 side by side: llama.cpp's Llama turns neighbours against each other by the
-    positions, ours halves (model/rotary.py)."""
+    positions, ours halves (model/layers.py)."""
     half = rows.shape[0] // heads // 2
     return rows.view(heads, 2, half, -1).transpose(1, 2).reshape(rows.shape)
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from foretrain.base.durable import replace_text
+from foretrain.base.durable import not_written, replace_text
 from foretrain.base.errors import UserError
 from foretrain.base.records import Record
 from foretrain.base.safe_read import read_text
@@ -35,7 +35,6 @@ class Label(Record):
 
     @property
     def title(self) -> str:
-        """The name in one line."""
         return " ".join(self.name.split())
 
     def with_more(self, other: "Label") -> "Label":
@@ -62,9 +61,10 @@ def write(folder: Path, label: Label) -> None:
             replace_text(file, json.dumps(label.to_json(schema=SCHEMA), ensure_ascii=False, indent=1) + "\n")
         else:
             file.unlink(missing_ok=True)
-    except (OSError, UnicodeEncodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UserError("environment.cannot_write", path=str(file), reason=reason) from None
+    except OSError as error:
+        raise not_written(file, error) from None
+    except UnicodeEncodeError as error:
+        raise UserError("environment.cannot_write", path=str(file), reason=str(error)) from None
 
 
 def changed(

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+from foretrain.base.durable import replace
 from foretrain.base.process_memory import system
 from foretrain.base.records import Record
 from foretrain.base.safe_read import read_text
@@ -70,13 +71,9 @@ class Teller:
             phase=phase, since_s=round(now_s, 3), step=step, pid=pid, process_began_s=_began_s(pid) or 0.0,
             host=socket.gethostname(), numbers=_numbers(),
         )  # fmt: skip
-        file = self._folder() / FILE
-        half = file.with_name(f".{FILE}")
-        half.write_text(json.dumps(now.to_json(schema=SCHEMA)) + "\n", "utf-8")
-        half.replace(file)
+        replace(self._folder() / FILE, f"{json.dumps(now.to_json(schema=SCHEMA))}\n".encode(), sync=False)
 
     def end(self) -> None:
-        """There is nothing more to tell."""
         if self._written:
             self._phase = self._written = ""
             with contextlib.suppress(OSError):

@@ -24,8 +24,11 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from foretrain.base import bugs
 from foretrain.base.errors import UserError
+from foretrain.base.installation import installed
+from foretrain.config.options import RunConfig
 from foretrain.model.ranks.peers import ALONE as ALONE_PEERS
 from foretrain.model.ranks.peers import Peers
+from foretrain.training.device import Placement, identity_of, place
 from foretrain.training.ranks.place import ALONE, OfRank, Place, host_name
 
 LAST = "last"  # the key of the first last word
@@ -48,12 +51,10 @@ class Ranks:
 
     @property
     def rank(self) -> int:
-        """The number of this one."""
         return self.place.rank
 
     @property
     def world(self) -> int:
-        """How many there are."""
         return self.place.world
 
     @property
@@ -69,7 +70,6 @@ class Ranks:
         return decide([word])
 
     def sums(self, numbers: Sequence[float], device: torch.device) -> list[float]:
-        """The sums over all ranks, of numbers that each has."""
         return list(numbers)
 
     def explained(self, error: BaseException) -> BaseException:
@@ -136,7 +136,6 @@ class Group(Ranks):
             raise self._broken(error) from None
 
     def _get(self, keys: list[str], patient: bool) -> list[bytes]:
-        """The values of keys, once they are there."""
         end = time.monotonic() + self.timeout_s
         while True:
             try:
@@ -150,7 +149,6 @@ class Group(Ranks):
                 raise self._late(keys)
 
     def _late(self, keys: list[str]) -> UserError:
-        """Who did not answer in time."""
         missing = [key for key in keys if not self._store.check([key])] if self.first else []
         ranks = [int(key.rpartition("/")[2]) for key in missing] or [0]
         return UserError(
@@ -317,3 +315,35 @@ def _fitting(words: list[dict[str, Any]]) -> dict[str, Any]:
                 "environment.ranks_one_card", first=seen[word["uuid"]], rank=rank, host=word["host"], card=word["card"]
             )
     return {"hosts": [word["host"] for word in words], "cards": [word["card"] for word in words]}
+
+
+def placed(config: RunConfig, ranks: Group) -> Placement:
+    """Where this rank runs. All ranks know then that they fit together, and their group is made. Raises UserError."""
+    placement = place(_on_own_card(config, ranks.place))
+    if placement.device.type == "cuda":
+        torch.cuda.set_device(placement.device)
+    same = {"torch": torch.__version__, "foretrain": installed("foretrain"), "device": placement.device.type}
+    same |= {key: str(value) for key, value in config.model_dump().items()}
+    uuid = identity_of(placement.device).get("uuid", "")
+    greet(ranks, {"host": host_name(), "card": placement.gpu.name, "uuid": uuid, "same": same})
+    ranks.start(placement.device)
+    return placement
+
+
+def _on_own_card(config: RunConfig, place: Place) -> RunConfig:
+    """The config for the card of this rank: the one with its number on this machine.
+
+    Slurm may let each task see its own card only, which has the number 0 then.
+    """
+    if config.device not in ("auto", "cuda"):
+        if config.device != "cpu":
+            raise UserError("usage.ranks_one_device", device=config.device, world=place.world)
+        return config
+    if not torch.cuda.is_available():
+        return config.model_copy(update={"device": "cpu"})
+    cards, index = torch.cuda.device_count(), place.local_rank
+    if index >= cards:
+        if cards > 1 or not os.environ.get("CUDA_VISIBLE_DEVICES"):
+            raise UserError("environment.more_ranks_than_cards", ranks=place.local_world, cards=cards, host=host_name())
+        index = 0
+    return config.model_copy(update={"device": f"cuda:{index}"})

@@ -4,12 +4,14 @@ torch.
 
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median_low
 from typing import Any, Literal
 
 from foretrain.base.errors import UserError
 from foretrain.base.messages import say
+from foretrain.training.store import RankFigures
 
 StartedBy = Literal["foretrain", "torchrun", "slurm"]
 LAUNCHED = "FORETRAIN_LAUNCHED"  # set by `foretrain train --gpus`
@@ -40,7 +42,6 @@ class Place:
 
     @property
     def meeting(self) -> str:
-        """Where the ranks meet, to be printed."""
         return f"{self.address}:{self.port}"
 
 
@@ -143,3 +144,17 @@ def _checked(place: Place) -> Place:
 def host_name() -> str:
     """This machine's name among those of a run."""
     return socket.gethostname()[:64]
+
+
+SLOW = 0.15  # slower than the median by more
+LEAST_S = 0.2  # of an evaluation that says something
+
+
+def slow(figures: Sequence[RankFigures]) -> list[tuple[RankFigures, float]]:
+    """The ranks that compute so much slower than the median that all wait for them, and by which share."""
+    times = {f.rank: f.evaluated_s / f.evaluated_tokens for f in figures if f.evaluated_tokens}
+    if not times or max(f.evaluated_s for f in figures) < LEAST_S:
+        return []
+    usual = median_low(times.values())
+    behind = [(f, times[f.rank] / usual - 1) for f in figures if f.rank in times]
+    return [(f, share) for f, share in behind if share > SLOW]

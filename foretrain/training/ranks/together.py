@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from foretrain.base.signals import StopFlag
 from foretrain.config.options import RunConfig
 from foretrain.config.ranks import of_rank
 from foretrain.data.batches import Batch
@@ -17,9 +18,7 @@ from foretrain.model.ranks.streams import seeded
 from foretrain.model.step import TrainState
 from foretrain.training.attempts import Mean, Sum
 from foretrain.training.ranks.group import Ranks
-from foretrain.training.ranks.place import host_name
-from foretrain.training.ranks.stragglers import slow
-from foretrain.training.signals import StopFlag
+from foretrain.training.ranks.place import host_name, slow
 from foretrain.training.store import RankFigures
 
 if TYPE_CHECKING:
@@ -41,7 +40,6 @@ class Together:
 
     @property
     def several(self) -> bool:
-        """Whether there are others."""
         return self.ranks.world > 1
 
     def part_of(self, config: RunConfig) -> RunConfig:

@@ -17,8 +17,7 @@ from typing import Any
 
 from foretrain.base import apart
 from foretrain.base.process_memory import system
-from foretrain.training.trackers.names import Namer
-from foretrain.training.trackers.tracker import Job, Tracker
+from foretrain.training.trackers.tracker import Job, Namer, Tracker
 
 MOST_WAITING = 10_000
 CHILD = "foretrain.training.trackers.child"
@@ -68,7 +67,6 @@ class Report:
             self._left_out += 1
 
     def begin_end(self, status: str) -> None:
-        """The run is over."""
         self._status = status
         threading.Thread(target=self._lines.put, args=(None,), daemon=True).start()
 

@@ -3,18 +3,71 @@
 A project is a SQLite file in TRACKIO_DIR, or in the cache of Hugging Face. It is read with Python's own sqlite3.
 """
 
+import contextlib
 import importlib
 import json
 import os
 import secrets
-from collections.abc import Mapping
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from foretrain.training.trackers import sqlite
-from foretrain.training.trackers.names import STEP
-from foretrain.training.trackers.tracker import Job, Row, Started, Tracked, Tracker, chosen, damaged
+from foretrain.training.trackers.tracker import MOST_VALUES, STEP, Job, Row, Started, Tracked, Tracker, chosen, damaged
+
+_MAGIC = b"SQLite format 3\x00"
+_MOST_INSTRUCTIONS = 200_000_000  # of a query; a file of others may hold one without end
+
+
+class Base:
+    """A file that is open. Errors of SQLite are let through."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.connection = connection
+
+    def rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        found = self.connection.execute(f"{query} LIMIT {MOST_VALUES + 1}", values).fetchall()
+        if len(found) > MOST_VALUES:
+            raise sqlite3.DataError(f"it has more than {MOST_VALUES:,} values")
+        return found
+
+    def columns(self, table: str) -> set[str]:
+        """The columns of a table; none where there is no such table."""
+        kind = self.connection.execute("SELECT type FROM sqlite_master WHERE name = ?", (table,)).fetchone()
+        if kind != ("table",):
+            return set()
+        return {name for _, name, *_ in self.connection.execute(f"PRAGMA table_info({table})")}
+
+
+def _connection(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=5.0)
+    connection.execute("PRAGMA trusted_schema = OFF")
+    count = iter(range(_MOST_INSTRUCTIONS // 1000))
+    connection.set_progress_handler(lambda: next(count, None) is None, 1000)
+    return connection
+
+
+@contextlib.contextmanager
+def opened(path: Path, tracker: str) -> Iterator[Base]:
+    """The file, open to be read. Raises UserError for one that is damaged."""
+    connection = None
+    try:
+        connection = _connection(path)
+        yield Base(connection)
+    except (sqlite3.Error, ValueError, TypeError) as error:
+        raise damaged(path, tracker, error) from None
+    finally:
+        if connection is not None:
+            connection.close()
+
+
+def has(path: Path, head: bytes, table: str, columns: Sequence[str]) -> bool:
+    """Whether this is a SQLite file with a table that has these columns. Raises UserError for one that is damaged."""
+    if not head.startswith(_MAGIC):
+        return False
+    with opened(path, "trackio") as base:
+        return {*columns} <= base.columns(table)
 
 
 class Trackio(Tracker):
@@ -50,11 +103,11 @@ class Trackio(Tracker):
 
     @classmethod
     def claims(cls, path: Path, head: bytes) -> bool:
-        return sqlite.has(path, head, "metrics", ("run_name", "step", "metrics"))
+        return has(path, head, "metrics", ("run_name", "step", "metrics"))
 
     @classmethod
     def read(cls, path: Path, run: str | None) -> Tracked:
-        with sqlite.opened(path, cls.name) as base:
+        with opened(path, cls.name) as base:
             key = "run_id" if "run_id" in base.columns("metrics") else "run_name"  # which older versions lack
             found = base.rows(f"SELECT {key}, run_name FROM metrics GROUP BY {key} ORDER BY MAX(id)")
             runs = {str(id): str(name) for id, name in found}

@@ -18,9 +18,9 @@ from typing import Any, BinaryIO
 
 from foretrain.base.errors import UserError
 from foretrain.base.safe_read import open_stream
-from foretrain.training.trackers.names import STEP
 from foretrain.training.trackers.tracker import (
     MOST_VALUES,
+    STEP,
     Job,
     Row,
     Started,

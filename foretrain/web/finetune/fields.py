@@ -10,8 +10,8 @@ from foretrain.config.hub.models import ModelPreset, models
 from foretrain.config.option import GROUPS
 from foretrain.hardware.catalogue import catalogue
 from foretrain.hardware.devices import CPU
-from foretrain.web.fields import fields as planner_fields
-from foretrain.web.fields import stops_of
+from foretrain.web.planner import fields as planner_fields
+from foretrain.web.planner import stops_of
 
 
 class Nothing(Record):
@@ -32,7 +32,7 @@ def _model(model: ModelPreset) -> dict[str, str]:
 
 
 def fields() -> list[dict[str, Any]]:
-    """Every option, as the form of the planner has its own (web/fields.py): the basic ones first, then by group."""
+    """Every option, as the form of the planner has its own (web/planner.py): the basic ones first, then by group."""
     shown = sorted(FINETUNE_OPTIONS.values(), key=lambda option: (not option.basic, _place(option)))
     prices = [{**field, "basic": False} for field in planner_fields() if field["group"] == "cost"]  # those of any run
     return [*(_field(option) for option in shown), *prices]

@@ -3,15 +3,28 @@
 from typing import Any
 
 from foretrain.advice.asked import Asked as Typed
+from foretrain.advice.ranks import applied
+from foretrain.advice.ranks.record import ClusterChange
+from foretrain.advice.rules.base import Goal
+from foretrain.app.ranks.plan import advices, make_cluster_plan
 from foretrain.base.messages import printable
 from foretrain.config.resolve import ResolvedConfig
+from foretrain.hardware.cluster import cluster
+from foretrain.predict.ranks.record import ClusterPlan
 from foretrain.reports.as_json import block_json, document_json
 from foretrain.reports.document import cell_text
+from foretrain.reports.views.cluster import advice as view
 from foretrain.reports.views.cluster import screen as screen_view
 from foretrain.reports.views.cluster import whole as whole_view
 from foretrain.reports.views.cluster import words
-from foretrain.web import answers, planner
-from foretrain.web.ranks.planned import made
+from foretrain.web import answers, devices, planner
+
+
+def made(asked: planner.Asked, found: ResolvedConfig) -> ClusterPlan:
+    """The plan of a config on as many cards as the form says: what `plan --gpus` answers. Raises UserError."""
+    target = devices.target(asked.gpu, asked.others, found.config)
+    cards = cluster(str(planner.count(asked)), here=lambda: target.gpu)
+    return make_cluster_plan(found, cards, target.used_by_others_bytes)
 
 
 def plan_json(asked: planner.Asked, found: ResolvedConfig) -> dict[str, Any]:
@@ -29,4 +42,23 @@ def plan_json(asked: planner.Asked, found: ResolvedConfig) -> dict[str, Any]:
         "strip": answers.strip(ranks, plan.one_card.available_bytes), "sections": document["sections"][1:],
         "exact": False, "config": plan.config.model_dump(mode="json"), "sources": found.sources,
         "notes": [printable(str(note)) for note in found.notes],
+    }  # fmt: skip
+
+
+def answer(asked: planner.Asked, found: ResolvedConfig, goal: Goal | None, most: int) -> dict[str, Any]:
+    """The best changes as one table, what other numbers of cards give, and what would not help. Raises UserError."""
+    plan = made(asked, found)
+    advice = advices(plan, goal).top(most)
+    now, counts, listed, *rest = document_json(view.document(plan, advice))["sections"]
+    changes = [{"text": view.short(plan, advice, each), **_to_set(plan, each)} for each in advice.advised]
+    return {"schema": answers.SCHEMA, "now": now, "list": listed, "rest": [counts, *rest], "changes": changes}
+
+
+def _to_set(plan: ClusterPlan, change: ClusterChange) -> dict[str, Any]:
+    """What the form has to have. `able`: False for what no field of it is for, such as another link."""
+    values = applied.options(plan, change)
+    cards = None if change.cards == plan.cluster.world else str(change.cards)
+    return {
+        "gpu": None, "used_by_others_bytes": None, "step": "foretrain", "values": values, "count": cards,
+        "able": bool(values or cards),
     }  # fmt: skip

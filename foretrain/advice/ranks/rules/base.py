@@ -44,7 +44,6 @@ class Change:
     ways: tuple[str, ...] | None = None
 
     def applied(self, state: State) -> State:
-        """The run after the change."""
         return State(
             config=state.config.model_copy(update=self.options), cluster=self.cluster or state.cluster,
             used_by_others_bytes=state.used_by_others_bytes, ways=state.ways if self.ways is None else self.ways,

@@ -24,7 +24,6 @@ def smaller(state: State, way: str) -> Sequence[Change]:
 
 
 def larger(state: State, way: str) -> Sequence[Change]:
-    """The next larger ones."""
     now = state.config.batch_size
     return [_recut(state, each) for each in _batches(state) if now < each <= MOST_TIMES * now]
 

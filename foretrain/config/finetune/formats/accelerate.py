@@ -12,11 +12,9 @@ def read(table: Table, text: str) -> None:
     """Settings of an accelerate config."""
     amp = table.word("mixed_precision", "no")
     table.give("amp", amp, "mixed_precision")
-    count = table.take("num_processes")
-    if isinstance(count, int) and count > 1:
-        table.found.cards = count
+    table.cards("num_processes")
     shards(table, deepspeed=("deepspeed_config",), fsdp=("fsdp_config",))
-    table.rest(*known_keys("accelerate"))
+    table.rest(known=known_keys("accelerate"))
 
 
 FORMAT = Format(

@@ -9,13 +9,24 @@ from foretrain.config.finetune.formats.format import (
     shards,
     steps,
     targets,
+    training,
 )
 from foretrain.config.finetune.formats.known_keys import known_keys
-from foretrain.config.finetune.table import Table
+from foretrain.config.finetune.table import KINDS, Table
 from foretrain.config.finetune.values import flag
 
 _FLAGS = {"flash_attention": "flash_attention_2", "flash_attn": "flash_attention_2", "sdp_attention": "sdpa",
           "eager_attention": "eager"}  # fmt: skip
+_PLUGINS = {
+    "liger": "harmless", "swanlab": "harmless", "lm_eval": "harmless",
+    "spectrum": "at_most", "grokfast": "at_least", "kd": "distillation",
+}  # fmt: skip
+# What is trained for, by keys that are true of one kind; of several the last one counts.
+_TRAININGS = {
+    "pretraining_dataset": "pretraining", "num_labels": "classification", "kd_trainer": "distillation",
+    "reward_model": "reward", "process_reward_model": "reward", "trainer_cls": "unknown", "ebft": "unknown",
+    "diffusion": "unknown",
+}  # fmt: skip
 _OTHER_ATTENTION = ("flex_attention", "xformers_attention", "sage_attention", "s2_attention")
 
 
@@ -41,8 +52,10 @@ def read(table: Table, text: str) -> None:
     value = table.take("torch_compile")
     table.give("compile", value == "auto" or bool(flag(value)), "torch_compile")
     shards(table, fsdp=("fsdp", "fsdp_config", "fsdp_version", "fsdp_final_state_dict_type"))
-    _cards(table)
-    table.rest(*known_keys("training", "axolotl"))
+    for key in ("gpu_count", "ray_num_workers"):
+        table.cards(key)
+    _training(table)
+    table.rest(known=known_keys("training", "axolotl"))
 
 
 def _accumulation(table: Table) -> None:
@@ -97,7 +110,7 @@ def _precision(table: Table) -> None:
     half = next((name for name, is_on in halves.items() if is_on), None)
     table.give("dtype", "bfloat16" if on else "float16" if fp16 else half or "float32", half or "bf16")
     if bf16 == "full":
-        table.unplanned("bf16", "full")
+        table.unplanned("bf16", "full", bound="at_most")
     table.take("torch_dtype")
 
 
@@ -125,12 +138,21 @@ def _liger(table: Table) -> None:
     keys = [key for key in table.keys if key.startswith("liger_")]
     on = [key for key in keys if table.flag(key)]
     for plugin in plugins if isinstance(plugins, list) else []:
-        if isinstance(plugin, str) and not {"liger", "swanlab"} & {*plugin.lower().split(".")}:
-            table.unplanned("plugins", plugin.split(".")[-1])
+        if not isinstance(plugin, str):
+            continue
+        kind = next((kind for part, kind in _PLUGINS.items() if part in plugin.lower().split(".")), "decisive")
+        if "cut_cross_entropy" in plugin.lower().split("."):
+            if flag(table.take("cut_cross_entropy", True)):
+                table.give("cut_cross_entropy", True, "plugins")
+        elif kind == "distillation":
+            table.give("training", kind, "plugins")
+        elif kind != "harmless":
+            table.unplanned("plugins", plugin.split(".")[-1], bound=KINDS.get(kind, "unknown"))
     if on:
         table.give("liger", True, on[0])
-        if "liger_fused_linear_cross_entropy" not in on:
-            table.unplanned("liger_fused_linear_cross_entropy", False)
+        for key in ("liger_fused_linear_cross_entropy", "liger_rms_norm", "liger_glu_activation"):
+            if key not in on and not (key == "liger_glu_activation" and "liger_swiglu" in on):
+                table.unplanned(key, False, bound="at_least")
 
 
 def _evaluation(table: Table) -> None:
@@ -142,17 +164,18 @@ def _evaluation(table: Table) -> None:
         table.found.values["eval_batch_size"] = table.found.values["batch_size"]
 
 
-def _cards(table: Table) -> None:
-    for key in ("gpu_count", "ray_num_workers"):
-        count = table.keys.get(key)
-        if isinstance(count, int) and count > 1:
-            table.take(key)
-            table.found.cards = count
-    table.take("gpu_count")
-    table.take("node_count")
+def _training(table: Table) -> None:
+    """What is trained for: rl, or a key that is true of a kind."""
+    table.cards("node_count")
+    for key, kind in _TRAININGS.items():
+        if table.take(key) not in (None, False, "", [], {}):
+            table.give("training", kind, key)
+    if (word := table.word("rl")) != "":
+        training(table, word, "rl")
 
 
 _KEYS = frozenset(("base_model", "micro_batch_size", "sequence_len", "adapter", "sample_packing", "val_set_size",
-    "lora_target_linear", "pad_to_sequence_len", "special_tokens", "dataset_prepared_path", "saves_per_epoch",
-    "evals_per_epoch", "tokenizer_type", "flash_attention", "plugins", "wandb_watch"))  # fmt: skip
+    "lora_target_linear", "pad_to_sequence_len", "dataset_prepared_path", "saves_per_epoch", "evals_per_epoch",
+    "tokenizer_type", "flash_attention", "wandb_watch", "train_on_inputs", "eval_sample_packing", "base_model_config",
+    "plugins", "chat_template_jinja", "datasets", "rl", "peft_use_dora", "lora_modules_to_save"))  # fmt: skip
 FORMAT = Format("axolotl", _KEYS, read)

@@ -14,7 +14,7 @@ from foretrain.config.finetune.values import flag
 
 @dataclass(frozen=True)
 class Format:
-    """A trainer's config. `keys`: those that tell it from the others; `fits`: a test of its own, where they do not do;
+    """A trainer's config. `keys`: those that no other trainer has, two of which tell it; `fits`: what tells it alone;
     `read` takes the table; the text is there for what stands in comments."""
 
     name: str
@@ -27,8 +27,14 @@ def method_of(table: Table, key: str, *, adapters: bool, four_bit: bool, dora: b
     """full, lora, dora or qlora; what of these goes together and is not planned is named."""
     method = ("qlora" if four_bit else "dora" if dora else "lora") if adapters else "full"
     if adapters and four_bit and dora:
-        table.unplanned(key, "DoRA over 4-bit weights")
+        table.unplanned(key, "DoRA over 4-bit weights", bound="at_least")
     table.give("method", method, key)
+
+
+def training(table: Table, word: Any, key: str) -> None:
+    """What is trained for; a word that is not known here is a training that nobody knows."""
+    if not table.give("training", word, key):
+        table.found.values["training"] = "unknown"
 
 
 def refuse_two_precisions(table: Table, four_bit: bool, *others: str) -> None:
@@ -68,7 +74,7 @@ def checkpointing(table: Table, key: str, kwargs: str = "gradient_checkpointing_
         table.give("offload_checkpoints", value == "unsloth", key)
     if isinstance(value, str) and flag(value) is None:
         if value != "unsloth":
-            table.unplanned(key, value)
+            table.unplanned(key, value, bound="at_most" if "offload" in value else "unknown")
         value = True
     if value is not None:
         table.give("gradient_checkpointing", value, key)

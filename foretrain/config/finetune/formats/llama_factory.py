@@ -4,9 +4,6 @@ Defaults and names: src/llamafactory/hparams/ and src/llamafactory/v1/config/; t
 pure_bf16 (model/adapter.py), activation checkpointing is on and reentrant (model/model_utils/checkpointing.py).
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from foretrain.base.errors import UserError
 from foretrain.config.finetune.formats.format import (
     Format,
@@ -14,6 +11,7 @@ from foretrain.config.finetune.formats.format import (
     method_of,
     refuse_two_precisions,
     targets,
+    training,
     training_arguments,
 )
 from foretrain.config.finetune.formats.known_keys import known_keys
@@ -36,8 +34,8 @@ def read(table: Table, text: str) -> None:
     training_arguments(table)
     table.put("seq_len", "cutoff_len")
     stage = table.word("stage", "sft")
-    if stage not in ("sft", "pt"):
-        table.unplanned("stage", stage)
+    preference = table.word("pref_loss")
+    training(table, preference if stage == "dpo" and preference in ("orpo", "simpo") else stage, "stage")
     table.give("packing", table.flag("packing", default=stage == "pt") or table.flag("neat_packing"), "packing")
     table.taken.discard("neat_packing")
     if table.flag("disable_gradient_checkpointing"):
@@ -55,10 +53,8 @@ def read(table: Table, text: str) -> None:
     if not evaluates:
         found.values.pop("evaluate", None)
         found.origins.pop("evaluate", None)
-    count = table.take("ray_num_workers")
-    if isinstance(count, int) and count > 1:
-        found.cards = count
-    table.rest(*known_keys("training", "llama-factory"))
+    table.cards("ray_num_workers")
+    table.rest(known=known_keys("training", "llama-factory"))
 
 
 def _adapter(table: Table) -> None:
@@ -113,7 +109,7 @@ def read_v1(table: Table, text: str) -> None:
         table.give("packing", True, "batching_strategy")
     elif strategy not in ("normal", "padding_free"):
         table.unplanned("batching_strategy", strategy)
-    table.rest(*known_keys("llama-factory-v1"))
+    table.rest(known=known_keys("llama-factory-v1"))
 
 
 def _plugins(table: Table) -> None:
@@ -148,22 +144,14 @@ def _plugins(table: Table) -> None:
 
 
 _KEYS = frozenset(("stage", "finetuning_type", "cutoff_len", "template", "dataset_dir", "lora_target",
-    "overwrite_cache", "plot_loss", "quantization_bit", "pure_bf16", "export_dir", "infer_backend", "flash_attn",
-    "quantization_method"))  # fmt: skip
-_OWN = ("stage", "finetuning_type", "cutoff_len", "template", "infer_backend", "export_dir")
+    "plot_loss", "quantization_bit", "pure_bf16", "export_dir", "infer_backend", "quantization_method", "neat_packing",
+    "pref_beta", "pref_loss", "additional_target", "tokenized_path", "enable_liger_kernel", "use_unsloth",
+    "disable_gradient_checkpointing", "upcast_layernorm"))  # fmt: skip
 
 
-def _fits(table: Mapping[str, Any]) -> bool:
-    return "model_name_or_path" in table and sum(key in table for key in _OWN) >= 2
+FORMAT = Format("llama-factory", _KEYS, read)
+_V1_KEYS = frozenset(("model_class", "peft_config", "quant_config", "dist_config", "kernel_config", "init_config",
+    "optim_config", "cutoff_len", "template", "train_dataset", "sample_backend", "batching_strategy"))  # fmt: skip
 
 
-FORMAT = Format("llama-factory", _KEYS, read, _fits)
-_V1_KEYS = frozenset(("model_class", "peft_config", "quant_config", "dist_config", "kernel_config",
-    "train_dataset", "sample_backend", "batching_strategy"))  # fmt: skip
-
-
-def _fits_v1(table: Mapping[str, Any]) -> bool:
-    return "model" in table and any(key in table for key in ("model_class", "peft_config"))
-
-
-FORMAT_V1 = Format("llama-factory-v1", _V1_KEYS, read_v1, _fits_v1)
+FORMAT_V1 = Format("llama-factory-v1", _V1_KEYS, read_v1)

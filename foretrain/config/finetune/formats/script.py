@@ -3,20 +3,42 @@ calls that decide memory and time.
 """
 
 import ast
+import re
 from typing import Any
 
 from foretrain.base.errors import UserError
+from foretrain.config.finetune.formats.known_keys import known_keys
 from foretrain.config.finetune.table import FileSettings
 from foretrain.config.nanogpt_file import Unsupported, evaluate
 
 _MODELS = ("from_pretrained",)
 _CALLS = ("get_peft_model", "SFTConfig", "TrainingArguments", "UnslothTrainingArguments", "LoraConfig",
-          "BitsAndBytesConfig", "SFTTrainer", "UnslothTrainer", "Seq2SeqTrainingArguments")  # fmt: skip
+          "BitsAndBytesConfig", "SFTTrainer", "UnslothTrainer", "Seq2SeqTrainingArguments",
+          "SentenceTransformerTrainingArguments")  # fmt: skip
+# What a trainer is for, by the class of its config or its own: DPOConfig, DPOTrainer.
+_TRAINER = re.compile(r"(\w+?)(Config|Trainer)")
+_TRAININGS = {
+    "SFT": "sft", "DPO": "dpo", "OnlineDPO": "dpo", "XPO": "dpo", "NashMD": "dpo", "KTO": "kto", "BCO": "kto",
+    "ORPO": "orpo", "CPO": "cpo", "GRPO": "grpo", "RLOO": "rloo", "PPO": "ppo", "PPOv2": "ppo", "Reward": "reward",
+    "PRM": "reward", "GKD": "distillation", "MiniLLM": "distillation", "SDFT": "distillation",
+    "SentenceTransformer": "embedding",
+}  # fmt: skip
+_NO_TRAINING = ("Model", "Script", "Judge")  # of TRL's configs
+# What a model's class is for, by the end of its name: AutoModelForSequenceClassification.
+_HEAD = re.compile(r"(?:Auto(?:Peft)?Model|[A-Z]\w*?)For(\w+)")
+_HEADS = {
+    "CausalLM": "sft", "CausalLMWithValueHead": "ppo", "ImageTextToText": "sft", "Vision2Seq": "sft",
+    "ConditionalGeneration": "sft", "SequenceClassification": "classification", "TokenClassification":
+    "classification", "QuestionAnswering": "classification", "MultipleChoice": "classification",
+    "FeatureExtraction": "embedding",
+}  # fmt: skip
 _UNSLOTH = ("FastLanguageModel", "FastModel", "FastVisionModel")
-_LOADERS = (*_UNSLOTH, "AutoModelForCausalLM", "AutoModel")
+_LOADERS = (*_UNSLOTH, "AutoModel", "SentenceTransformer")
 _OBJECTS = ("model", "tokenizer", "train_dataset", "eval_dataset", "args", "peft_config", "processing_class",
             "data_collator", "formatting_func", "callbacks", "compute_metrics", "quantization_config",
-            "preprocess_logits_for_metrics", "rank_pattern")  # fmt: skip
+            "preprocess_logits_for_metrics", "rank_pattern", "reward_funcs", "ref_model", "reward_model", "value_model",
+            "teacher_model", "judge", "reward_processing_classes", "device_map", "bnb_4bit_compute_dtype",
+            "config")  # fmt: skip
 _SUPPORTED = ("is_bfloat16_supported", "is_bf16_supported")
 _RENAMED = {"LoraConfig": {"r": "lora_r", "target_modules": "lora_target_modules", "modules_to_save":
             "lora_modules_to_save"}, "get_peft_model": {}}  # fmt: skip
@@ -27,7 +49,9 @@ def table_of_script(text: str, source: str) -> tuple[str, dict[str, Any]]:
     try:
         tree = ast.parse(text)
         calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-        found = _Script(source, _names(tree))
+        imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+        of_trl = {each.name for node in imports if (node.module or "").split(".")[0] == "trl" for each in node.names}
+        found = _Script(source, _names(tree), of_trl)
         for call in sorted(calls, key=lambda each: (each.lineno, each.col_offset)):
             found.look(call)
     except SyntaxError as error:
@@ -37,13 +61,21 @@ def table_of_script(text: str, source: str) -> tuple[str, dict[str, Any]]:
         raise UserError("config.finetune_not_python", source=source, reason="it is nested too deeply") from None
     if not found.called:
         raise UserError("config.finetune_no_calls", path=source)
+    for each in ast.walk(tree):
+        if isinstance(each, ast.ClassDef) and any(_last(base).endswith("Trainer") for base in each.bases):
+            own = {part.name for part in each.body if isinstance(part, ast.FunctionDef)} & {
+                "compute_loss",
+                "training_step",
+            }
+            found.keys |= {f"{each.name}.{name}": Unread(f"{each.name}.{name}") for name in own}
+    found.decide()
     if found.called & {*_UNSLOTH}:
         return "unsloth", found.keys
     if found.called & {"LoraConfig", "get_peft_model"}:
         found.keys = {"lora_r": 8, "lora_dropout": 0.0, **found.keys, "use_peft": True}  # LoraConfig's defaults
-    if "AutoModelForCausalLM" in found.called and not {"dtype", "torch_dtype"} & found.keys.keys():
+    if found.heads and not {"dtype", "torch_dtype"} & found.keys.keys():
         found.keys["dtype"] = "auto"
-    return "trl" if found.called & {"SFTConfig", "SFTTrainer"} else "trainer", found.keys
+    return "trl" if found.trainings else "trainer", found.keys
 
 
 def _names(tree: ast.Module) -> dict[str, Any]:
@@ -73,7 +105,7 @@ def _literal(node: ast.expr, names: dict[str, Any]) -> Any:
         return {key: _literal(value, names) for key, value in zip(keys, node.values, strict=True)}
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "torch":
         return node.attr
-    if isinstance(node, ast.Call) and _called(node) in _SUPPORTED:
+    if isinstance(node, ast.Call) and _last(node.func) in _SUPPORTED:
         return True  # a card that has bfloat16 is planned
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         return not _literal(node.operand, names)
@@ -84,33 +116,45 @@ def _literal(node: ast.expr, names: dict[str, Any]) -> Any:
     return evaluate(node, {})
 
 
-def _called(call: ast.Call) -> str:
-    """The last name of what is called: get_peft_model of FastLanguageModel.get_peft_model."""
-    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+def _last(node: ast.expr) -> str:
+    """The last of the names that a dotted name has: get_peft_model of FastLanguageModel.get_peft_model."""
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
 class _Script:
     """The keys of a script's calls, as they are met."""
 
-    def __init__(self, source: str, names: dict[str, Any]) -> None:
-        self.source, self.names = source, names
+    def __init__(self, source: str, names: dict[str, Any], of_trl: set[str]) -> None:
+        self.source, self.names, self.of_trl = source, names, of_trl
         self.keys: dict[str, Any] = {}
         self.called: set[str] = set()
+        self.trainings: set[str] = set()  # by the configs and trainers that TRL and others have
+        self.heads: set[str] = set()  # by the models' classes
+        self.models: list[Any] = []
+        self.length = 0  # to which a tokenizer cuts
+        self.trained = False
 
     def look(self, call: ast.Call) -> None:
         """Take the arguments of a call that decides something."""
-        name = _called(call)
-        owner = (
-            call.func.value.id if isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name) else ""
-        )
-        if name in _MODELS and owner in _LOADERS:
-            self.called.add(owner)
-            if call.args:
-                self._take("model_name", call.args[0], "model_name")
+        name = _last(call.func)
+        owner = _last(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+        trainer, head = _TRAINER.fullmatch(name), _HEAD.fullmatch(owner)
+        if name == "train" and not call.args and owner != "model":
+            self.trained = True  # what is loaded afterwards is tried or merged
+        self._length(call, name, owner)
+        if name in _MODELS and (owner in _LOADERS or head):
+            self._load(call, owner, head[1] if head else "")
         elif name in _CALLS:
             self.called |= {name, owner} - {""}
-        else:
+        elif name in _LOADERS and name not in _UNSLOTH and call.args:  # SentenceTransformer("…")
+            self.called.add(name)
+            self._take("model_name", call.args[0], "model_name")
             return
+        elif not self._trains(trainer):
+            return
+        if trainer and self._trains(trainer):
+            self.called.add(name)
+            self.trainings.add(_TRAININGS.get(trainer[1], "unknown"))
         for keyword in call.keywords:
             if keyword.arg and keyword.arg not in _OBJECTS:
                 self._take(keyword.arg, keyword.value, _RENAMED.get(name, {}).get(keyword.arg, keyword.arg))
@@ -118,6 +162,62 @@ class _Script:
                 self._take("model", keyword.value, "model_name")
             elif keyword.arg == "compute_metrics":
                 self.keys["keeps_logits"] = True
+            elif keyword.arg == "bnb_4bit_compute_dtype" and _last(keyword.value) == "float32":
+                self.keys[keyword.arg] = Unread("bnb_4bit_compute_dtype = float32")
+
+    def _trains(self, trainer: re.Match[str] | None) -> bool:
+        """Whether a class is a trainer's or its config: one that is known, or any other of TRL's."""
+        if trainer is None or trainer[1] in _NO_TRAINING:
+            return False
+        return trainer[1] in _TRAININGS or trainer[0] in self.of_trl
+
+    def _load(self, call: ast.Call, owner: str, head: str) -> None:
+        if self.trained:
+            return
+        self.called.add(owner)
+        self.heads.add(_HEADS.get(head, "unknown") if head else "" if owner in _UNSLOTH else "embedding")
+        named = next((each.value for each in call.keywords if each.arg == "pretrained_model_name_or_path"), None)
+        node = call.args[0] if call.args else named
+        if node is None:
+            return
+        before = self.keys.get("model_name")
+        self._take("model_name", node, "model_name")
+        self.models.append(self.keys.get("model_name"))
+        if before is not None:  # the policy comes first; a reference, a reward model or a teacher after it
+            self.keys["model_name"] = before
+
+    def _length(self, call: ast.Call, name: str, owner: str) -> None:
+        """The tokens to which a tokenizer cuts, in its call or where it is loaded."""
+        words = {each.arg: each.value for each in call.keywords}
+        node = words.get("max_length") if "truncation" in words else None
+        if name == "from_pretrained" and "Tokenizer" in owner:
+            node = words.get("model_max_length")
+        if node is not None and name not in _CALLS:
+            try:
+                length = _literal(node, self.names)
+            except Unsupported:
+                return
+            self.length = max(self.length, length) if type(length) is int else self.length
+
+    def decide(self) -> None:
+        """What is trained for, and the length of a sequence, by all that was met."""
+        trainings, heads = self.trainings - {"sft"}, self.heads - {"sft", ""}
+        if trainings:
+            self.keys["training"] = next(iter(trainings)) if len(trainings) == 1 else "unknown"
+        elif heads and "sft" not in self.heads and not self.called & {*_UNSLOTH}:
+            self.keys["training"] = next(iter(heads)) if len(heads) == 1 else "unknown"
+        elif self.trainings:
+            self.keys["training"] = "sft"
+        if len({*self.models}) > 1 and not trainings:
+            self.keys["models"] = Unread(
+                f"from_pretrained of {' and '.join(sorted({str(each)[:40] for each in self.models}))}"
+            )
+        if (
+            self.length
+            and not self.trainings
+            and not {"max_length", "max_seq_length", "model_max_length"} & self.keys.keys()
+        ):
+            self.keys["max_length"] = self.length
 
     def _take(self, name: str, node: ast.expr, key: str) -> None:
         if name in ("pretrained_model_name_or_path", "model_name"):
@@ -135,8 +235,9 @@ class Unread(str):
 
 
 def without_unread(keys: dict[str, Any], found: FileSettings) -> dict[str, Any]:
-    """The keys that are literals; what would have to be run is named as not planned."""
-    for value in keys.values():
-        if isinstance(value, Unread):
-            found.unplanned.append(str(value))
+    """The keys that are literals; what would have to be run and decides something is named as not planned."""
+    known = known_keys("trainer", "unsloth", "trl", "adapter", "training")
+    for key, value in keys.items():
+        if isinstance(value, Unread) and key != "model_name" and known.get(key) != "harmless":
+            found.unplanned[str(value)] = "unknown"
     return {key: value for key, value in keys.items() if not isinstance(value, Unread)}

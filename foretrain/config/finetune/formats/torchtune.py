@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from foretrain.base.errors import UserError
-from foretrain.config.finetune.formats.format import Format, method_of
+from foretrain.config.finetune.formats.format import Format, method_of, training
 from foretrain.config.finetune.formats.known_keys import known_keys
 from foretrain.config.finetune.table import Table
 
@@ -42,6 +42,11 @@ _MODELS = {
 _OWN_SIZES = ("decoder_trainable", "encoder_trainable", "fusion_trainable", "vocab_size", "num_layers", "num_heads",
               "num_kv_heads", "embed_dim", "intermediate_dim", "attn_dropout", "norm_eps")  # fmt: skip
 _NOT_TRAINING = ("tasks", "prompt")
+# What a recipe is for, by its name, its loss, or a key that such a recipe alone has.
+_TRAININGS = {
+    r"dpo|rsoloss": "dpo", r"grpo": "grpo", r"ppo": "ppo", r"simpo": "simpo", r"kto": "kto",
+    r"\bkd_|_kd\b|distillation|teacher": "distillation", r"reward": "reward",
+}  # fmt: skip
 
 
 def read(table: Table, text: str) -> None:
@@ -73,7 +78,7 @@ def read(table: Table, text: str) -> None:
         table.give("evaluate", True, "run_val_every_n_steps")
         table.put("eval_batch_size", "batch_size_val")
     _recipe(table, text)
-    table.rest(*known_keys("torchtune"))
+    table.rest(known=known_keys("torchtune"))
 
 
 def _resolved(value: Any, keys: Mapping[str, Any]) -> Any:
@@ -119,16 +124,25 @@ def _optimizer(table: Table) -> None:
 def _recipe(table: Table, text: str) -> None:
     """The recipe and how many processes it wants, by the comment that every config has."""
     run = _RUN.search(text)
-    if run and "distributed" in run[2]:
+    recipe = run[2] if run else ""
+    if run and "distributed" in recipe:
         table.found.sharding = "fsdp"
         table.found.cards = int(run[1]) if run[1] and int(run[1]) > 1 else 0
-    if run and not re.match(r"(full|lora|qat)_(finetune|single|distributed)", run[2]):
-        table.unplanned("recipe", run[2])
+        table.unplanned("recipe", recipe)
+    loss = table.keys.get("loss")
+    named = f"{recipe} {loss.get('_component_', '')} {' '.join(table.keys)}" if isinstance(loss, Mapping) else recipe
+    kind = next((kind for sign, kind in _TRAININGS.items() if re.search(sign, named, re.IGNORECASE)), "")
+    if kind:
+        table.give("training", kind, "recipe")
+    elif run and not re.match(r"(full|lora|qat|qat_lora)_(finetune|single|distributed)", recipe):
+        training(table, "unknown", "recipe")
+    if "qat" in recipe:
+        table.unplanned("recipe", recipe, bound="at_least")
 
 
 def _fits(table: Mapping[str, Any]) -> bool:
-    values = [table.get(key) for key in ("model", "optimizer", "tokenizer", "checkpointer", "quantizer")]
-    return any(isinstance(value, Mapping) and "_component_" in value for value in values)
+    """Components are named so in no other trainer's file."""
+    return any(isinstance(value, Mapping) and "_component_" in value for value in table.values())
 
 
 _KEYS = frozenset(("checkpointer", "tokenizer", "metric_logger", "profiler", "enable_activation_checkpointing",

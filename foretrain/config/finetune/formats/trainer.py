@@ -3,16 +3,21 @@
 Keys of peft and bitsandbytes beside them are read too, as people put them into one file.
 """
 
+from collections.abc import Mapping
+from typing import Any, get_args
+
 from foretrain.config.finetune.formats.format import (
     Format,
     adapter_keys,
     attention,
     method_of,
     refuse_two_precisions,
+    training,
     training_arguments,
 )
 from foretrain.config.finetune.formats.known_keys import known_keys
-from foretrain.config.finetune.options import OPTION_OF
+from foretrain.config.finetune.formats.trl import preferences
+from foretrain.config.finetune.options import OPTION_OF, Method
 from foretrain.config.finetune.table import Table
 
 _MODEL = ("model_name_or_path", "model", "base_model", "model_name", "model_id")
@@ -22,12 +27,16 @@ def read(table: Table, text: str) -> None:
     """Settings of a file of TrainingArguments."""
     for key in _MODEL:
         table.found.model = table.found.model or table.word(key) or None
+    preferences(table)
+    for key in ("training", "stage", "rl", "rlhf_type"):
+        if table.keys.get(key) is not None:
+            training(table, table.take(key), key)
     training_arguments(table)
     weights(table)
     for key in [*table.keys]:  # foretrain's own words and their spellings
         if key not in table.taken and key in OPTION_OF:
             table.put(OPTION_OF[key], key)
-    table.rest(*known_keys("training", "adapter", "trainer"))
+    table.rest(known=known_keys("training", "adapter", "trainer"))
 
 
 def weights(table: Table) -> None:
@@ -54,7 +63,16 @@ def weights(table: Table) -> None:
     attention(table, "attn_implementation")
 
 
-_KEYS = frozenset(("output_dir", "per_device_train_batch_size", "num_train_epochs", "optim", "learning_rate",
-    "lr_scheduler_type", "logging_steps", "save_strategy", "adam_beta1", "warmup_ratio", "bf16", "fp16",
-    "per_device_eval_batch_size", "max_steps", *OPTION_OF))  # fmt: skip
-FORMAT = Format("trainer", _KEYS, read, lambda table: "method" in table)
+_KEYS = frozenset(("num_train_epochs", "per_device_eval_batch_size", "lr_scheduler_type", "eval_strategy",
+    "evaluation_strategy", "save_strategy", "logging_strategy", "save_total_limit", "adam_beta1", "adam_beta2",
+    "dataloader_num_workers", "remove_unused_columns", "gradient_checkpointing_kwargs", "load_best_model_at_end",
+    "metric_for_best_model", "gradient_accumulation_steps", "lora_targets", "lora_saved", "dataset_tokens",
+    "keeps_logits", "offload_checkpoints", "grad_accum"))  # fmt: skip
+
+
+def _fits(table: Mapping[str, Any]) -> bool:
+    """The word of TrainingArguments for the micro-batch, or foretrain's own for how the weights are trained."""
+    return "per_device_train_batch_size" in table or table.get("method") in get_args(Method)
+
+
+FORMAT = Format("trainer", _KEYS, read, _fits)

@@ -10,6 +10,7 @@ from foretrain.config.finetune.formats.format import (
     method_of,
     precision,
     refuse_two_precisions,
+    training,
     training_arguments,
 )
 from foretrain.config.finetune.formats.known_keys import known_keys
@@ -20,11 +21,13 @@ def read(table: Table, text: str) -> None:
     """Settings of a TRL file."""
     found = table.found
     found.values |= {"loop": "trl", "gradient_checkpointing": True, "seq_len": 1024, "dtype": "float32"}
+    preferences(table)
     found.model = table.word("model_name_or_path", table.word("model", table.word("model_name"))) or None
     training_arguments(table)
     if "amp" not in found.values or (table.keys.get("bf16") is None and not table.flag("fp16")):
         precision(table, bf16=not table.flag("fp16"), fp16=table.flag("fp16"))  # bf16 unless fp16 is asked for
-    table.put("seq_len", "max_length", "max_seq_length")
+    if found.origins.get("seq_len") != "max_completion_length":
+        table.put("seq_len", "max_length", "max_seq_length")
     _packing(table)
     table.put("dtype", "dtype", "torch_dtype")
     attention(table, "attn_implementation")
@@ -43,9 +46,34 @@ def read(table: Table, text: str) -> None:
     table.put("double_quant", "use_bnb_nested_quant", "bnb_4bit_use_double_quant")
     if adapters and "double_quant" not in found.values:
         found.values["double_quant"] = False  # TRL's default
-    if table.keys.get("loss_type") in ("nll", "chunked_nll"):
+    table.rest(known=known_keys("training", "adapter", "trl"))
+
+
+def preferences(table: Table) -> None:
+    """What is trained for, by the keys that one of TRL's trainers alone has; what decides most comes first."""
+    loss = table.keys.get("loss_type")
+    losses = {each for each in (loss if isinstance(loss, list) else [loss]) if isinstance(each, str)}
+    if "training" in table.keys:  # the class of a script's config
+        training(table, table.take("training"), "training")
+    else:
+        given = {key for key, value in table.keys.items() if value is not None}
+        found = next(((kind, keys & given) for kind, keys in _TRAININGS.items() if keys & given), None)
+        if losses & {"simpo", "orpo", "kto", "bco", "dft"} and not (found and found[0] in ("grpo", "ppo")):
+            word = next(iter(losses & {"simpo", "orpo", "kto", "bco", "dft"}))
+            training(table, "sft" if word == "dft" else word, "loss_type")
+        elif found is not None:
+            kind = "dpo" if found[0] == "preference" and losses & _DPO else found[0]
+            table.give("training", kind, min(found[1]))
+        elif losses - {"nll", "chunked_nll"}:
+            training(table, "dpo" if losses & _DPO else "unknown", "loss_type")
+    if losses != {"dft"}:
         table.take("loss_type")
-    table.rest(*known_keys("training", "adapter", "trl"))
+    if table.found.values.get("training") in ("grpo", "rloo"):
+        length = [
+            table.take(key, default) for key, default in (("max_prompt_length", 0), ("max_completion_length", 256))
+        ]
+        if all(isinstance(each, int) for each in length):
+            table.give("seq_len", sum(length), "max_completion_length")
 
 
 def _packing(table: Table) -> None:
@@ -59,8 +87,19 @@ def _packing(table: Table) -> None:
         table.put("packing", "packing")
 
 
-_KEYS = frozenset(("use_peft", "dataset_name", "dataset_mixture", "dataset_mixer", "dataset_train_split",
-    "dataset_test_split", "dataset_num_proc", "dataset_text_field", "max_length", "assistant_only_loss",
-    "completion_only_loss", "use_bnb_nested_quant", "packing_strategy", "eval_packing", "padding_free", "beta",
-    "max_prompt_length", "loss_type"))  # fmt: skip
+_DPO = frozenset(("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot",
+    "aot_pair", "aot_unpaired", "discopop", "apo_zero", "apo_down", "sigmoid_norm"))  # fmt: skip
+_TRAININGS = {
+    "grpo": {"num_generations", "reward_funcs", "max_completion_length", "reward_weights", "num_iterations"},
+    "rloo": {"rloo_k"}, "ppo": {"reward_model_path", "sft_model_path", "num_ppo_epochs", "value_model"},
+    "kto": {"desirable_weight", "undesirable_weight"}, "simpo": {"simpo_gamma"},
+    "distillation": {"teacher_model_name_or_path", "lmbda"},
+    "reward": {"center_rewards_coefficient"},
+    "preference": {"beta", "max_prompt_length", "precompute_ref_log_probs", "rpo_alpha", "ref_model_init_kwargs",
+                   "cpo_alpha", "orpo_alpha"},
+}  # fmt: skip
+_KEYS = frozenset(("use_peft", "dataset_mixture", "dataset_mixer", "dataset_train_split", "dataset_test_split",
+    "dataset_text_field", "assistant_only_loss", "completion_only_loss", "use_bnb_nested_quant", "packing_strategy",
+    "eval_packing", "chat_template_path", "lora_task_type", "dataset_name", "dataset_num_proc", "dataset_splits",
+    "max_length", "loss_type", "beta", "use_vllm", *set().union(*_TRAININGS.values())))  # fmt: skip
 FORMAT = Format("trl", _KEYS, read)

@@ -26,8 +26,14 @@ def _unpacked(patches: Patches, module: Any, values: Values) -> None:
     patches.set(module, "find_packed_sequence_indices", found)
 
 
+def _unasked(patches: Patches, module: Any, values: Values) -> None:
+    """It looks for padding in the tokens, to warn of it and no more."""
+    patches.set(module.PreTrainedModel, "warn_if_padding_and_no_attention_mask", lambda *args, **kwargs: None)
+
+
 WAYS: dict[tuple[str, str], Callable[[Patches, Any, Values], None]] = {
     ("transformers.utils.import_utils", "is_fake_tensor"): _seen_as_real,
+    ("transformers.modeling_utils", "PreTrainedModel"): _unasked,
     ("transformers.masking_utils", "find_packed_sequence_indices"): _unpacked,
 }
 

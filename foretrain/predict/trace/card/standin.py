@@ -19,6 +19,7 @@ import torch.optim.optimizer as optimizer_module
 import torch.utils._foreach_utils as foreach_utils
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.trace import subclasses
@@ -31,48 +32,46 @@ from foretrain.predict.trace.kernels.attention import Attention
 
 
 def _moved(module: torch.nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True) -> torch.nn.Module:
-    """nn.Module._apply for fake tensors, which cannot be swapped in place. Tied parameters stay tied."""
-    parts = list(dict.fromkeys(_children_first(module))) if recurse else [module]
-    holders: dict[int, list[tuple[Any, str]]] = {}
-    for part in parts:
-        for name, tensor, tensors in _tensors_of(part):
-            holders.setdefault(id(tensor), []).append((tensors, name))
-    made = set[int]()
-    for part in parts:
-        for name, tensor, tensors in _tensors_of(part):
-            if id(tensor) not in made:
-                old = id(tensor)
-                del tensor  # at once everywhere, so that the old one goes now, as where it is swapped
-                new = _converted(tensors[name], function)
-                made.add(id(new))
-                for its, own in holders[old]:
-                    its[own] = new
-        if isinstance(part, torch.nn.RNNBase):
-            part._init_flat_weights()  # it keeps a list of its weights
+    """nn.Module._apply (torch/nn/modules/module.py), which makes other objects of fake tensors, but of no real ones."""
+    if recurse:
+        for child in module.children():
+            child._apply(function)
+    for name, parameter in module._parameters.items():
+        if parameter is not None:
+            gradient, parameter.grad = parameter.grad, None
+            module._parameters[name] = moved = _converted(parameter, function)
+            if gradient is not None:
+                moved.grad = _converted(gradient, function)
+    for name, buffer in module._buffers.items():
+        if buffer is not None:
+            module._buffers[name] = function(buffer)
     return module
 
 
-def _children_first(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """A module and all within it, in the order in which _apply comes to their own tensors."""
-    for child in module.children():
-        yield from _children_first(child)
-    yield module
-
-
-def _tensors_of(part: torch.nn.Module) -> Iterator[tuple[str, Tensor, Any]]:
-    """Names and tensors of its own, with the dict that holds them."""
-    groups: tuple[Any, ...] = (part._parameters, part._buffers)
-    for tensors in groups:
-        for name in list(tensors):
-            if tensors[name] is not None:
-                yield name, tensors[name], tensors
-
-
-def _converted(tensor: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+def _converted(tensor: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """The same object with what the function gives, wherever PyTorch keeps it."""
     with torch.no_grad():
         new = function(tensor)
-    wanted = isinstance(tensor, torch.nn.Parameter) and not isinstance(new, torch.nn.Parameter)
-    return torch.nn.Parameter(new, tensor.requires_grad) if wanted else new
+    future, is_parameter = torch.__future__, isinstance(tensor, torch.nn.Parameter)
+    swaps = future.get_swap_module_params_on_conversion() or is_traceable_wrapper_subclass(new)
+    overwrites = future.get_overwrite_module_params_on_conversion()
+    compatible: Callable[..., bool] = getattr(torch, "_has_compatible_shallow_copy_type")  # noqa: B009
+    if not swaps and not overwrites and compatible(tensor, new):
+        tensor.data = new
+        return tensor
+    if is_parameter and not (overwrites and isinstance(new, torch.nn.Parameter)):
+        new = torch.nn.Parameter(new, tensor.requires_grad)
+    if swaps and new is not tensor:
+        torch.utils.swap_tensors(tensor, new)
+        return tensor
+    return new
+
+
+def _set_data(tensor: FakeTensor, new: Tensor) -> None:
+    """tensor.data = new: what a fake tensor says of itself goes along."""
+    torch.Tensor.data.__set__(tensor, new)  # type: ignore[attr-defined]
+    if isinstance(new, FakeTensor):
+        tensor.fake_device, tensor.constant = new.fake_device, new.constant
 
 
 @dataclass
@@ -88,6 +87,7 @@ class StandIn:
 def _patch_for_fakes(patches: Patches) -> FakeTensorMode:
     """What any fake run needs: modules that move, foreach kernels that are taken, one thread, the fake mode."""
     patches.set(torch.nn.Module, "_apply", _moved)
+    patches.set(FakeTensor, "data", property(torch.Tensor.data.__get__, _set_data))  # type: ignore[attr-defined]
     for module in (foreach_utils, optimizer_module):  # or clip_grad_norm_ goes tensor by tensor
         supported = getattr(module, "_foreach_supported_types", None)
         if isinstance(supported, list) and FakeTensor not in supported:

@@ -24,15 +24,17 @@ from torch import Tensor
 
 from foretrain.base.units import MIB
 from foretrain.hardware.catalogue import Gpu
+from foretrain.predict import software
+from foretrain.predict.allocator.lifetimes import GRAPH_POOL
 from foretrain.predict.allocator.replay import Player
 from foretrain.predict.allocator.simulator import Allocator
 from foretrain.predict.estimate.kernel_buffers import Processors
-from foretrain.predict.trace.card.graphs import graph_class
-from foretrain.predict.trace.card.history import Recorded
+from foretrain.predict.snapshot.write import UNKNOWN_CATEGORY, History, Label
 from foretrain.predict.trace.card.patches import Patches
 from foretrain.predict.trace.card.streams import Event, Stream, Streams
 from foretrain.predict.trace.record import Recorder
 
+SEEDS = 2  # a generator's seed and offset, 8 bytes each (CUDAGeneratorImpl.cpp)
 # Where a function of torch.cuda may stand under its name.
 MODULES = (
     torch.cuda, torch.cuda.graphs, torch.cuda.memory, torch.cuda.nvtx, torch.cuda.random, torch.cuda.streams,
@@ -68,6 +70,53 @@ class Card:
             shared_memory_per_block=49152, shared_memory_per_block_optin=shared,
             shared_memory_per_multiprocessor=shared + 1024, L2_cache_size=self.cache_bytes,
         )  # fmt: skip
+
+
+@dataclass
+class Recorded:
+    """What _record_memory_history has asked for, and the snapshot that _snapshot gives of it."""
+
+    start: int | None = None  # the position of the first event that is asked for; None where none is
+    end: int | None = None
+    _events: list[int] = field(default_factory=list)
+
+    def ask(self, record: Recorder | None, enabled: Any) -> None:
+        """_record_memory_history(enabled=…): None ends the history, which stays."""
+        position = len(record.events) if record is not None else 0
+        if enabled is None:
+            self.end = position
+        elif self.start is None or self.end is not None:
+            self.start, self.end = position, None
+
+    def snapshot(self, record: Recorder | None) -> dict[str, Any]:
+        """As torch.cuda.memory._snapshot() gives it: segments as they are, and the history that was asked for."""
+        player = Player(record or Recorder())
+        history = History(player.allocator)
+        start = end = 0
+        for position, event in enumerate(record.events if record is not None else ()):
+            if position == self.start:
+                start = len(history.entries)
+            assert record is not None
+            dying = player.blocks.get(~event)
+            address = dying.ptr if dying is not None else 0
+            block = player.play(event)
+            history.driver()
+            if block is not None and event >= 0:
+                history.born(block, _label(record, event))
+            elif block is not None:
+                history.died(address, block)
+            if self.end is None or position < self.end:
+                end = len(history.entries)
+        data = history.data()
+        data["device_traces"] = [history.entries[start:end] if self.start is not None else []]
+        return data
+
+
+def _label(record: Recorder, id: int) -> Label:
+    op, module, shape, dtype = record.labels[id]
+    category, name = record.tags.get(id, (UNKNOWN_CATEGORY, ""))
+    made = f"{record.names.get(id, op)} {list(shape)} {dtype}"
+    return Label(name or made, category, tuple(line for line in (made if name else "", module) if line))
 
 
 @dataclass
@@ -250,3 +299,36 @@ def answer_as(patches: Patches, card: Card) -> Memory:
     patches.set(torch._C, "_cuda_getCurrentRawStream", lambda device: streams.now())  # bitsandbytes takes it at import
     patches.set(torch, "Generator", Generator)
     return memory
+
+
+def graph_class(streams: Streams, alloc: Callable[..., object]) -> type:
+    """What stands for torch.cuda.CUDAGraph. Nothing is recorded or replayed, but what is allocated between
+    capture_begin and capture_end is of the graph's pool, whichever thread asks for it
+    (c10/cuda/CUDACachingAllocator.cpp, beginAllocateToPool). `alloc(nbytes, stream=)`: bytes that stay.
+    """
+    made, of_each = [0], (software.parse(torch.__version__) or software.ASSUMED).seeds_each_graph
+
+    class Graph:
+        def __init__(self, keep_graph: bool = False) -> None:
+            self._pool, self._before = 0, 0
+
+        def capture_begin(self, pool: tuple[int, int] | None = None, **_options: object) -> None:
+            for _ in range(SEEDS if of_each or not made[0] else 0):
+                alloc(8, stream=0 if of_each else streams.now())
+            if pool is None:
+                made[0] += 1
+            self._pool = pool[1] if pool else made[0]
+            self._before = streams.now()
+            streams.choose_number(self._pool * GRAPH_POOL + self._before)
+
+        def capture_end(self) -> None:
+            streams.choose_number(self._before)
+
+        def pool(self) -> tuple[int, int]:
+            return (0, self._pool)
+
+        def replay(self) -> None: ...
+
+        instantiate = reset = replay
+
+    return Graph

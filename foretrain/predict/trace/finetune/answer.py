@@ -13,7 +13,7 @@ from foretrain.predict.allocator.replay import Death, Replay, replay, smallest_l
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.finetune.memory import FineTuneMemory
 from foretrain.predict.finetune.simulated import PHASES
-from foretrain.predict.memory import MARGIN_BYTES, PhaseMemory, carried, judged
+from foretrain.predict.memory import PhaseMemory, carried, judged
 from foretrain.predict.trace.memory import components, saved_bytes
 from foretrain.predict.trace.record import Trace, moment_id
 
@@ -50,11 +50,11 @@ def answered(
     phases = tuple(_phase(trace, run, name, context) for name in PHASES if name in peaks)
     death = None
     if available_bytes is not None:
-        lenient = available_bytes - context.low_bytes
-        strict = available_bytes - context.expected_bytes - MARGIN_BYTES
-        dies = _death(trace, run, settings, lenient)
-        death = dies or _death(trace, run, settings, strict)
-        phases = carried(judged(phases, death.phase if death else None, dies is not None, lenient, strict))
+        limits = available_bytes - context.low_bytes, available_bytes - context.expected_bytes
+        dies = _death(trace, run, settings, limits[0])
+        death = dies or _death(trace, run, settings, limits[1])
+        phases = judged(phases, available_bytes, death.phase if death else None, dies is not None, limits)
+        phases = carried(phases)
     expandable = replace(settings or Settings(), expandable_segments=True)
     step = max(MIB, run.peak_reserved_bytes // 1000)
     memory = FineTuneMemory(

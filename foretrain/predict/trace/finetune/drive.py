@@ -26,6 +26,7 @@ from transformers.utils import logging
 
 from foretrain.config.finetune.options import FineTune
 from foretrain.hardware.catalogue import Gpu
+from foretrain.predict.finetune.program import CONVERTED_BACK, widens
 from foretrain.predict.trace.finetune import liger, standins, unsloth
 from foretrain.predict.trace.finetune.evaluation import Batch
 from foretrain.predict.trace.finetune.loading import loaded
@@ -41,8 +42,6 @@ LOOPS = {"trainer": f"{HERE}.drive", "trl": f"{HERE}.sft"}
 ALL_LINEAR = ("all-linear", "all")
 # Imported here, once for all jobs of a process: what they do when imported is not part of a trace.
 OPTIONAL = [importlib.import_module(n) for n in ("bitsandbytes", "peft") if importlib.util.find_spec(n) is not None]
-# Where libraries ask for values that change no memory: seeds, and the codes of 8 bits in order.
-HARMLESS = ("accelerate/data_loader.py", "bitsandbytes/functional.py")
 
 
 class Tokens(Dataset[dict[str, Tensor]]):
@@ -150,6 +149,7 @@ class Marking(Base):
     run: Run
     _evaluated, _saved = 0, False
     _batch: Batch | None = None
+    _outputs: Any = None
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """As the Trainer does; once, not again at the end."""
@@ -169,6 +169,13 @@ class Marking(Base):
             self._batch = Batch(self.run.tracer, start, inputs, found)
         return found
 
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, *args: Any, **kwargs: Any) -> Any:
+        """As the Trainer does; a loop of one's own has `outputs = model(**batch)`, until it has the next ones."""
+        if self.run.tune.loop != "own":
+            return super().compute_loss(model, inputs, return_outputs, *args, **kwargs)
+        loss, self._outputs = super().compute_loss(model, inputs, True, *args, **kwargs)
+        return (loss, self._outputs) if return_outputs else loss
+
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         if not self._saved:
             self._saved = True
@@ -183,8 +190,7 @@ class Marked(Marking, Trainer):
 def trainer(run: Run, model: Any, folder: str) -> Trainer:
     """The Trainer of transformers, with the model that a script would give it."""
     own = unsloth.functions_for(model.config.model_type, run.tune)
-    if run.tune.method == "qlora" and not run.tune.unsloth:
-        model = prepared_for_4_bits(model, run.tune)
+    model = prepared_for_4_bits(model, run.tune)
     if run.tune.adapters:
         model = with_adapters(model, run.tune)
     if own is not None:
@@ -204,7 +210,7 @@ def on_a_card() -> AbstractContextManager[Any]:
 
 def loop_of(tune: FineTune) -> Any:
     """The module of the loop, imported: it has `trainer` and `on_a_card`."""
-    return importlib.import_module(LOOPS[tune.loop])
+    return importlib.import_module(LOOPS.get(tune.loop, LOOPS["trainer"]))
 
 
 def arguments(
@@ -220,7 +226,8 @@ def arguments(
         eval_strategy="steps" if tune.evaluate else "no", eval_steps=2,
         eval_accumulation_steps=tune.eval_accumulation_steps or None, save_strategy="steps", save_steps=2,
         report_to=[], disable_tqdm=True, use_cpu=cpu, dataloader_num_workers=0, torch_compile=tune.compile,
-        remove_unused_columns=False, label_names=["labels"], use_liger_kernel=liger_asked(tune), **more,
+        remove_unused_columns=False, label_names=["labels"], use_liger_kernel=liger_asked(tune),
+        **({"use_cache": True} if tune.loop == "own" else {}), **more,
     )  # fmt: skip
 
 
@@ -230,12 +237,25 @@ def liger_asked(tune: FineTune) -> bool:
 
 
 def prepared_for_4_bits(model: PreTrainedModel, tune: FineTune) -> PreTrainedModel:
-    """peft's prepare_model_for_kbit_training: what is not in 4 bits becomes fp32."""
+    """peft's prepare_model_for_kbit_training, where the loop calls it: what is not in 4 bits becomes fp32."""
     peft: Any = importlib.import_module("peft")
-    return peft.prepare_model_for_kbit_training(
+    if not widens(tune):
+        return model
+    own = model.dtype
+    convert_passing(model, tune, torch.float32)
+    model = peft.prepare_model_for_kbit_training(
         model, use_gradient_checkpointing=tune.gradient_checkpointing,
         gradient_checkpointing_kwargs={"use_reentrant": tune.reentrant},
     )  # fmt: skip
+    convert_passing(model, tune, own)
+    return model
+
+
+def convert_passing(model: nn.Module, tune: FineTune, dtype: torch.dtype) -> None:
+    """What axolotl does before and after (loaders/model.py, _convert_embedding_modules_dtype)."""
+    for name, module in model.named_modules():
+        if tune.loop == "axolotl" and any(part in name for part in CONVERTED_BACK) and hasattr(module, "weight"):
+            module.to(dtype)
 
 
 def with_adapters(model: Any, tune: FineTune) -> Any:
@@ -302,7 +322,7 @@ def trace(job: dict[str, Any]) -> Trace:
         "torch": torch.__version__, "gpu": gpu.name, "attention": sorted(there.attention.seen),
         "matmul_dtypes": dict(tracer.matmul_dtypes), "paged_bytes": tracer.paged_bytes,
         "micro_batches": run.micro_batches,
-        "notes": sorted({*there.notes, *tracer.values.notes(HARMLESS), *tracer.ranges}),
+        "notes": sorted({*there.notes, *tracer.values.notes(), *tracer.ranges}),
         **session.marks.facts(),
     }  # fmt: skip
     return record

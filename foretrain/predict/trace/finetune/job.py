@@ -1,6 +1,26 @@
-"""A worker's job: the trace of a fine-tuning run, with what it needs imported the quick way."""
+"""A worker's job: the trace of a fine-tuning run, with bitsandbytes imported without Inductor, which takes a second.
 
-from foretrain.predict.trace.finetune import bits  # noqa: F401  # before peft imports bitsandbytes as it is
-from foretrain.predict.trace.finetune.drive import trace
+It asks torch to compile four functions of its default kernels as soon as it is imported. A trace runs none of them: on
+a card there are kernels of its own (standins.py), on a CPU too, and where compiling fails they run as they are.
+"""
+
+import contextlib
+from typing import Any
+
+import torch
+
+from foretrain.predict.trace.card.patches import Patches
+
+
+def _uncompiled(function: Any = None, **options: Any) -> Any:
+    """torch.compile that compiles nothing."""
+    return function if function is not None else lambda decorated: decorated
+
+
+with Patches() as patches, contextlib.suppress(ImportError):
+    patches.set(torch, "compile", _uncompiled)
+    import bitsandbytes  # noqa: F401
+
+from foretrain.predict.trace.finetune.drive import trace  # noqa: E402  # peft imports bitsandbytes as it is
 
 __all__ = ["trace"]

@@ -22,7 +22,7 @@ PACKAGES = {  # what a run needs, by when it does
 }  # fmt: skip
 EIGHT_BIT = ("adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit")
 OLDEST_TRANSFORMERS = 5
-TRACED_LOOPS = ("trainer", "trl")  # whose own code is traced
+TRACED_LOOPS = ("trainer", "trl", "own")  # whose own code is traced
 # Loops that are the Trainer of transformers with other defaults, which the options say; it is traced in their place.
 ON_THE_TRAINER = (*TRACED_LOOPS, "axolotl", "llama-factory")
 # Options that say nothing of memory, or what `whole` puts back.
@@ -50,7 +50,7 @@ class FineTuneRequest:
             change |= {name: getattr(default, name) for name in FineTune.model_fields if name.startswith("lora_")}
         if tune.method != "qlora":
             change["double_quant"] = default.double_quant
-        if tune.loop != "trl" or tune.unsloth:
+        if (tune.loop not in ("trl", "own") and tune.method != "qlora") or tune.unsloth:
             change["loop"] = default.loop
         return tune.model_copy(
             update={
@@ -64,7 +64,8 @@ class FineTuneRequest:
         """As the worker reads it."""
         return {
             "by": "foretrain.predict.trace.finetune.job", "config": self.source.config, "compiled": self.tune.compile,
-            "tune": self.normal_tune().model_dump(mode="json"), "gpu": service.shaping_facts(self.gpu),
+            "tune": self.normal_tune().model_dump(mode="json", exclude={"training"}),
+            "gpu": service.shaping_facts(self.gpu),
         }  # fmt: skip
 
     def key(self) -> str:
@@ -90,6 +91,8 @@ class FineTuneRequest:
             return f"the config of {source.name} names Python code of its own, which is never run"
         if tune.loop not in ON_THE_TRAINER and not tune.unsloth:
             return f"the loop of {tune.loop} has kernels or a step of its own, which are not traced"
+        if tune.cut_cross_entropy:
+            return "the kernels of cut cross-entropy are not traced; the estimate counts its tiles"
         if tune.optim == "muon":
             return "TrainingArguments has no optimizer named muon"
         if tune.attn == "flash_attention_2":

@@ -37,13 +37,15 @@ class Asked(NamedTuple):
         """What its kernel goes by."""
         three = (self.query, self.key, self.value)
         strict = torch.are_deterministic_algorithms_enabled()
-        dense = all(t.dim() == 4 for t in three)
+        in_heads = all(t.dim() == 4 for t in three)
+        # check_last_dim_stride_equals_1_dense, of the mask too
+        rows = all(t.stride(-1) == 1 for t in (*three, *([] if self.mask is None else [self.mask])))
         return Call(
             dtype=str(self.query.dtype).removeprefix("torch."),
             widths=tuple(t.shape[-1] for t in three),  # type: ignore[arg-type]
             lengths=(self.query.shape[-2], self.key.shape[-2]),
-            heads=tuple(t.shape[1] for t in three) if dense else (1, 1, 1),  # type: ignore[arg-type]
-            dense=dense,
+            heads=tuple(t.shape[1] for t in three) if in_heads else (1, 1, 1),  # type: ignore[arg-type]
+            dense=in_heads and rows,
             masked=self.mask is not None,
             dropout=self.dropout,
             causal=self.causal,

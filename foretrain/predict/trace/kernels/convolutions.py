@@ -29,12 +29,15 @@ NOTE = (
 
 def in_cudnn(x: Tensor, weight: Tensor, groups: int) -> bool:
     """Whether cuDNN takes a convolution on the card, and not PyTorch's own kernel
-    (aten/src/ATen/native/Convolution.cpp, use_cudnn; those of single channels are depthwise, except in half precision).
+    (aten/src/ATen/native/Convolution.cpp, use_cudnn; those of single channels are depthwise, unless they have channels
+    last or, but for volumes, half precision).
     """
     if not torch.backends.cudnn.enabled or x.dim() > 5:
         return False
-    depthwise = groups > 1 and groups == x.shape[1] and weight.shape[0] % x.shape[1] == 0 and x.dim() == 4
-    return not depthwise or x.dtype == torch.float16
+    depthwise = groups > 1 and groups == x.shape[1] and weight.shape[0] % x.shape[1] == 0
+    if not depthwise or _format(x, weight) != torch.contiguous_format:
+        return True
+    return x.dtype == torch.float16 and x.dim() < 5
 
 
 def workspace_bytes(x: Tensor, weight: Tensor, y: Tensor, groups: int, *, benchmark: bool) -> int:
@@ -72,12 +75,13 @@ class Convolution(NamedTuple):
     y: Tensor  # or its gradient, which has its shape
     stride: list[int]
     padding: list[int]
+    dilation: list[int]
     transposed: bool
     groups: int
 
     @property
     def in_cudnn(self) -> bool:
-        return in_cudnn(self.x, self.weight, self.groups)
+        return in_cudnn(self.x, self.weight, 1 if self.transposed else self.groups)
 
     def workspace(self, upper: bool) -> list[int]:
         if not upper:
@@ -86,38 +90,54 @@ class Convolution(NamedTuple):
         return [workspace_bytes(self.x, self.weight, self.y, self.groups, benchmark=benchmark)]
 
     def columns_bytes(self) -> int:
-        """All patches of one sample (aten/src/ATen/native/cuda/ConvolutionMM2d.cu); other kernels need none."""
-        if self.groups > 1 or self.transposed or self.x.dim() != 4:
+        """All patches of one sample (aten/src/ATen/native/cuda/ConvolutionMM2d.cu, NaiveConvolutionTranspose2d.cu,
+        NaiveDilatedConvolution.cu); kernels of single channels need none."""
+        if self.groups > 1:
             return 0
-        taps = math.prod(self.weight.shape[1:])
-        return taps * math.prod(self.y.shape[2:]) * self.x.element_size()
+        small = self.x if self.transposed else self.y
+        return math.prod(self.weight.shape[1:]) * math.prod(small.shape[2:]) * self.x.element_size()
+
+    def is_dilated(self) -> bool:
+        """Whether the kernel for dilated ones runs, which also does those of volumes."""
+        return not self.transposed and (self.x.dim() == 5 or max(self.dilation) > 1)
 
 
 def asked(op: str, args: tuple[Any, ...], out: Any) -> Convolution:
     """Of convolution (input, weight, bias, stride, padding, dilation, transposed, output_padding, groups) or its
     backward pass (gradient, input, weight, bias sizes, stride, …, groups, mask)."""
     if op == "convolution":
-        return Convolution(args[0], args[1], out, args[3], args[4], args[6], args[8])
-    return Convolution(args[1], args[2], args[0], args[4], args[5], args[7], args[9])
+        return Convolution(args[0], args[1], out, args[3], args[4], args[5], args[6], args[8])
+    return Convolution(args[1], args[2], args[0], args[4], args[5], args[6], args[7], args[9])
 
 
-def steps(card: Card, op: str, args: tuple[Any, ...], out: Any, *, upper: bool) -> list[Step]:
-    """What the op allocates, in order; `upper`: with the most that cuDNN may take, else with nothing of it."""
+def steps(
+    card: Card, op: str, args: tuple[Any, ...], out: Any, *, upper: bool, product: Callable[[], list[Step]]
+) -> list[Step]:
+    """What the op allocates, in order; `upper`: with the most that cuDNN may take, else with nothing of it. `product`:
+    what a matrix product takes, as PyTorch's own kernels do some."""
     found = asked(op, args, out)
     if op == "convolution":
-        return _forward(found, upper)
+        return _forward(found, upper, product, biased=args[2] is not None)
     mask = args[10]
     numbers: list[Step] = [Result(sum(mask[:each])) for each in range(3)]  # those not wanted are not returned
-    return _backward(card, found, mask, numbers, upper) if found.in_cudnn else _backward_here(found, mask, numbers)
+    return (
+        _backward(card, found, mask, numbers, upper)
+        if found.in_cudnn
+        else _backward_here(found, mask, numbers, product)
+    )
 
 
-def _forward(asked: Convolution, upper: bool) -> list[Step]:
+def _forward(asked: Convolution, upper: bool, product: Callable[[], list[Step]], *, biased: bool) -> list[Step]:
     if asked.in_cudnn:
         copies = _copied((asked.x, asked.weight), _format(asked.x, asked.weight))
         return [*copies, Result(0), *asked.workspace(upper)]
-    columns = asked.columns_bytes()
+    columns, copy = asked.columns_bytes(), _copied((asked.x,), torch.contiguous_format)
+    if not columns:
+        return [*copy, Result(0)]
     unfolds = math.prod(asked.weight.shape[2:]) > 1 or max(asked.stride) > 1 or max(asked.padding) > 0
-    return [Result(0), *([columns] if columns and unfolds else [])]
+    ones = math.prod(asked.y.shape[2:]) * asked.x.element_size()  # by which a bias is added
+    found: list[Step] = [columns] if unfolds or asked.transposed else []
+    return [*copy, Result(0), *found, *([ones] if biased and asked.transposed else []), *product()]
 
 
 def _backward(card: Card, asked: Convolution, mask: list[bool], results: list[Step], upper: bool) -> list[Step]:
@@ -132,13 +152,26 @@ def _backward(card: Card, asked: Convolution, mask: list[bool], results: list[St
     return found
 
 
-def _backward_here(asked: Convolution, mask: list[bool], results: list[Step]) -> list[Step]:
+def _backward_here(
+    asked: Convolution, mask: list[bool], results: list[Step], product: Callable[[], list[Step]]
+) -> list[Step]:
     columns = asked.columns_bytes()
+    copy = _copied((asked.x, asked.y), torch.contiguous_format)
     if not columns:
-        return [results[number] for number in (1, 0, 2) if mask[number]]
-    first: list[Step] = [results[0], columns] if mask[0] else []
+        bias = results[2:][: mask[2]]
+        if asked.x.dim() == 5:
+            return [*(results[number] for number in (0, 1) if mask[number]), *copy, *bias]
+        gone = [-each for each in copy if isinstance(each, int)]
+        return [*copy, *(results[number] for number in (1, 0) if mask[number]), *gone, *bias]
+    if asked.is_dilated():
+        return [*copy, *(results[number] for number in range(3) if mask[number]), columns, *product()]
+    first: list[Step] = [results[0], columns, *product()] if mask[0] else []
     sums = [results[number] for number in (2, 1) if mask[number]]
-    return [*first, *sums, *([] if mask[0] else [columns])]
+    if asked.transposed:
+        gone = [-columns, *(-each for each in copy if isinstance(each, int))] if first else []
+        rest = [*reversed(sums), *copy, columns, *([] if first else product())] if sums else []
+        return [*(copy if first else []), *first, *gone, *rest]
+    return [*copy, *first, *sums, *([] if first else [columns, *product()])]
 
 
 # -- layouts -----------------------------------------------------------------------------------------------

@@ -1,10 +1,12 @@
-"""What a sum, a mean or a maximum takes for itself.
+"""What a sum, a mean, a maximum or a loss takes for itself.
 
 Two rules of PyTorch. aten/src/ATen/native/ReduceOpsUtils.h (make_reduction): the input is first converted to the dtype
-of the sum. What blocks that share a result take: predict/estimate/kernel_buffers.py.
+of the sum. What blocks that share a result take: predict/estimate/kernel_buffers.py. Some losses make that of each
+element first, and some of these keep its memory under the number that they return (BinaryOps.cpp, Loss.cpp, Loss.cu).
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,6 +18,14 @@ from foretrain.predict.trace.card.torch_cuda import Card
 PAIR_BYTES = 16  # a value and its index
 CONVERTED = {"sum", "mean", "prod", "nansum"}
 REDUCTIONS = (*CONVERTED, "max", "min", "argmax", "argmin", "amax", "amin")
+# Losses and the like that are one op to a trace, and to PyTorch other ops, which the trace then sees.
+aten = torch.ops.aten
+COMPOSED = {aten.binary_cross_entropy_with_logits.default, aten._euclidean_dist.default}
+MEAN, SUM = 1, 2
+# Which argument says how the elements are reduced.
+ELEMENTWISE = {"mse_loss": 2, "smooth_l1_loss": 2, "huber_loss": 2}
+# What is returned is a number in the memory of all elements.
+KEPT = {"mse_loss": 2, "smooth_l1_loss": 2, "binary_cross_entropy": 3}
 
 
 def as_large_as_the_input(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
@@ -61,3 +71,34 @@ def _partial_bytes(op: str, dtype: torch.dtype) -> int:
     if op in ("max", "min", "argmax", "argmin"):
         return PAIR_BYTES
     return dtype.itemsize if op in ("amax", "amin") else max(dtype.itemsize, 4)
+
+
+def inside(op: str, args: tuple[Any, ...]) -> list[int]:
+    """Bytes of the loss of each element, which go when the op is done."""
+    return [_elements_bytes(args)] if _is_reduced(op, args, ELEMENTWISE) else []
+
+
+def keep(op: str, args: tuple[Any, ...], out: Any) -> None:
+    """Let the result have the memory that it has in PyTorch."""
+    if isinstance(out, Tensor) and _is_reduced(op, args, KEPT):
+        out.untyped_storage().resize_(_elements_bytes(args))
+    elif op == "col2im":  # made as large as its input (aten/src/ATen/native/Col2Im.cpp and cuda/Im2Col.cu)
+        out.untyped_storage().resize_(max(out.nbytes, args[0].numel() * args[0].element_size()))
+
+
+def run_composed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The op by its own kernel, which calls others."""
+    run: Callable[..., Any] = func._op_dk
+    return run(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
+
+
+def _is_reduced(op: str, args: tuple[Any, ...], where: dict[str, int]) -> bool:
+    if op not in where:
+        return False
+    place = where[op]
+    return (args[place] if len(args) > place else MEAN) in (MEAN, SUM)
+
+
+def _elements_bytes(args: tuple[Any, ...]) -> int:
+    shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
+    return shape.numel() * torch.result_type(args[0], args[1]).itemsize

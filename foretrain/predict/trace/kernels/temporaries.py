@@ -9,32 +9,46 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from foretrain.base.units import MIB
 from foretrain.predict.allocator.lifetimes import GRAPH_POOL
 from foretrain.predict.estimate.kernel_buffers import efficient_backward_bytes, flash_backward_bytes, flash_split_bytes
+from foretrain.predict.software import Software
 from foretrain.predict.trace.card.torch_cuda import Card
 from foretrain.predict.trace.kernels import convolutions
 from foretrain.predict.trace.kernels.reductions import REDUCTIONS, reduction_buffers
-from foretrain.predict.trace.tracer import EIGHT_BIT_MATMULS, MATMULS, InKernel, Result, Step, Tracer, Workspace
+from foretrain.predict.trace.tracer import (
+    EIGHT_BIT_MATMULS,
+    MATMULS,
+    InKernel,
+    Result,
+    Step,
+    Tracer,
+    Workspace,
+    is_dense,
+)
 
 Rule = Callable[[Card, tuple[Any, ...]], list[Step]]
 
 
-def torch_version() -> tuple[int, int]:
-    """(2, 13) for 2.13.0+cpu."""
+def torch_version() -> Software:
+    """(2, 13) for 2.13.0+cpu, which traces."""
     major, minor = torch.__version__.split(".")[:2]
-    return int(major), int(minor)
-
-
-def cublas_workspace_bytes(capability: tuple[int, int]) -> int:
-    """aten/src/ATen/cuda/CublasHandlePool.cpp: 32 MiB on Hopper, since 2.12 on Blackwell too; else 8.125 MiB."""
-    large = capability[0] == 9 or (capability[0] >= 10 and torch_version() >= (2, 12))
-    return 32 * MIB if large else 4096 * 1024 * 2 + 16 * 1024 * 8
+    return Software(int(major), int(minor))
 
 
 def _up(x: int, multiple: int) -> int:
     return -(-x // multiple) * multiple
+
+
+def _copied(t: Tensor) -> list[Step]:
+    """Bytes of what a kernel reads in order, where it lies otherwise: gradients of sums are one number for all."""
+    return [] if t.is_contiguous() else [t.numel() * t.element_size()]
+
+
+def _copies_gradient(card: Card, args: tuple[Any, ...]) -> list[Step]:
+    """Of an op with one result, which is there first."""
+    return [Result(0), *_copied(args[0])]
 
 
 def _flash(card: Card, args: tuple[Any, ...]) -> list[Step]:
@@ -54,7 +68,7 @@ def _flash_backward(card: Card, args: tuple[Any, ...]) -> list[Step]:
     query, key = args[1], args[2]
     B, H, T, D = query.shape
     # The kernel wants the gradient and the output as (B, T, H, D); padded heads are not laid out so.
-    copies = [t.nbytes for t in (args[0], args[4]) if not t.transpose(1, 2).is_contiguous()]
+    copies = [nbytes for t in (args[0], args[4]) for nbytes in _copied(t.transpose(1, 2))]
     expanded = [B * H * key.shape[2] * D * key.element_size()] * 2 if key.shape[1] != H else []
     return [*copies, Result(0), Result(1), Result(2), *flash_backward_bytes(B, H, T, D), *expanded]
 
@@ -94,19 +108,20 @@ def _efficient_backward(card: Card, args: tuple[Any, ...]) -> list[Step]:
     if gradient.dtype == torch.float32:
         # (B, T, H) sums are laid out anew as (B, H, T), where that is another order
         delta = [product, sums, -product] if H == 1 else [product, sums, sums, -sums, -product]
-    return [Result(0), Result(1), Result(2), *delta, blocks]
+    return [*_copied(gradient.transpose(1, 2)), Result(0), Result(1), Result(2), *delta, blocks]
 
 
-def _sort_bytes(n: int, largest: int) -> int:
-    """cub's radix sort of n pairs of int64, for keys up to `largest`: both lists again, histograms, a tile's state."""
+def _sort_bytes(n: int, largest: int, width: int = 8) -> int:
+    """cub's radix sort of n pairs of int64 (or int32), for keys up to `largest`: both lists again, histograms, a tile's
+    state."""
     passes = -(-largest.bit_length() // 8)
-    copies = 0 if passes == 1 else 2 * _up(8 * n, 256)
-    return 255 + 256 + passes * 256 * 8 + copies + -(-n // SORT_TILE) * 256 * 4
+    copies = 0 if passes == 1 else 2 * _up(width * n, 256)
+    return 255 + 256 + passes * 256 * 8 + copies + -(-n * width // (8 * SORT_TILE)) * 256 * 4
 
 
-def _scan_bytes(n: int, tile: int) -> int:
-    """The state of each tile of one of cub's scans over n items: 16 bytes, 32 of them to spare."""
-    return 255 + 256 + _up(16 * (-(-n // tile) + 32), 256)
+def _scan_bytes(n: int, tile: int, state: int = 16) -> int:
+    """The state of each tile of one of cub's scans over n items, so many bytes each, 32 of them to spare."""
+    return 255 + 256 + _up(state * (-(-n // tile) + 32), 256)
 
 
 # Items that a block of cub's takes at once, of int64, on cards of compute capability 8 and above.
@@ -114,27 +129,52 @@ SORT_TILE, UNIQUE_TILE, SUM_TILE, SELECT_TILE, REDUCE_TILE = 3840, 320, 896, 640
 
 
 def _embedding_backward(card: Card, args: tuple[Any, ...]) -> list[Step]:
-    """Above 3072 tokens the rows are sorted and summed in segments (aten/src/ATen/native/cuda/Embedding.cu and
-    EmbeddingBackwardKernel.cu)."""
+    """Above 3072 tokens the rows are sorted and summed in segments (aten/src/ATen/native/cuda/Embedding.cu)."""
     grad, indices, vocabulary = args[0], args[1], args[2]
-    n, C = indices.numel(), grad.shape[-1]
+    n = indices.numel()
     if n <= 3072:
-        return []
-    counted = len(args) > 4 and args[4]  # how often each row occurs, by which its gradient is divided
-    count = _scan_bytes(n, SUM_TILE)
+        return [*_copied(grad), Result(0)]
+    sort, parts = _sort_bytes(n, vocabulary), vocabulary > 128
+    rows: list[Step] = [8 * n, 8 * n, 8 * n, sort, -sort, -8 * n]
+    return [*_copied(grad), *rows, *_summed_by_row(grad, n, 8, vocabulary, counted=any(args[4:5]), parts=parts)]
+
+
+def _bag_backward(card: Card, args: tuple[Any, ...]) -> list[Step]:
+    """However few they are, rows of sums and means are sorted and summed in segments
+    (aten/src/ATen/native/cuda/EmbeddingBag.cu)."""
+    grad, indices, vocabulary, counted, mode, sparse = args[0], args[1], args[6], args[7], args[8], args[9]
+    n, wide = indices.numel(), indices.element_size()
+    if sparse or mode == MAXIMUM or n == 0:
+        return [] if sparse else [*_copied(grad), Result(0)]
+    sort = 1 if n <= SORT_TILE else _sort_bytes(n, vocabulary, wide)
+    rows: list[Step] = [wide * n, wide * n, wide * n, sort, -sort, -wide * n]
+    return [*_copied(grad), *rows, *_summed_by_row(grad, n, wide, vocabulary, counted=counted, parts=True)]
+
+
+MAXIMUM = 2  # of embedding_bag's modes
+
+
+def _summed_by_row(grad: Tensor, n: int, wide: int, vocabulary: int, *, counted: bool, parts: bool) -> list[Step]:
+    """Gradients of n tokens, sorted by row, in segments (aten/src/ATen/native/cuda/EmbeddingBackwardKernel.cu).
+
+    `wide`: bytes of an index. `counted`: how often each row occurs, by which its gradient is divided. `parts`: rows are
+    summed in parts, in fp32 (in a vocabulary of up to 128 an embedding's are not; seen in 2.13).
+    """
     segments = min(n, vocabulary)
     partial = n // 10 + segments
-    sort, unique, sums = _sort_bytes(n, vocabulary), _scan_bytes(n, UNIQUE_TILE), _scan_bytes(segments, SUM_TILE)
-    # In a vocabulary of up to 128 no row is summed in parts (seen in 2.13).
-    rows = 4 * partial * C if vocabulary > 128 else 8 * partial
+    count, unique = _scan_bytes(n, SUM_TILE), _scan_bytes(n * wide, 8 * UNIQUE_TILE)
+    sums = _scan_bytes(segments * wide, 8 * SUM_TILE, state=2 * wide)
     return [
-        8 * n, 8 * n, 8 * n, sort, -sort, -8 * n,  # rows by token
-        *([8 * n, count, -count, count, -count] if counted else []),
+        *([wide * n, count, -count, count, -count] if counted else []),
         Result(0),
-        8 * n, 8, 8 * n, unique, -unique, -8 * n,  # where each token's rows begin
-        8 * segments, 8 * segments, sums, -sums,  # how many partial sums each has
-        8, 8 * partial, rows,
+        wide * n, 8, wide * n, unique, -unique, -wide * n,  # where each token's rows begin
+        wide * segments, wide * segments, sums, -sums,  # how many partial sums each has
+        8, wide * partial, 4 * partial * grad.shape[-1] if parts else wide * partial,
     ]  # fmt: skip
+
+
+def _bag(card: Card, args: tuple[Any, ...]) -> list[Step]:
+    return [Result(2), Result(1), Result(0), Result(3)]
 
 
 def _norm_backward(card: Card, args: tuple[Any, ...]) -> list[Step]:
@@ -144,10 +184,40 @@ def _norm_backward(card: Card, args: tuple[Any, ...]) -> list[Step]:
     for size in normed:
         N *= size
     M = x.numel() // N
+    copy: list[Step] = [*map(Result, range(sum(args[7]))), *_copied(args[0])]
     if M <= 64 * 1024 or card.sm_count // 2 <= N // 32 or weight is None:
-        return []
+        return copy
     blocks = min(32768 // max(1, -(-N // 32)), -(-M // 32))
-    return [blocks * N * weight.element_size()] * (2 if bias is not None else 1)
+    return [*copy, *[blocks * N * weight.element_size()] * (2 if bias is not None else 1)]
+
+
+def _rms_norm_backward(card: Card, args: tuple[Any, ...]) -> list[Step]:
+    return [*map(Result, range(sum(args[5]))), *_copied(args[0])]
+
+
+def _group_norm(card: Card, args: tuple[Any, ...]) -> list[Step]:
+    """Scale and shift of each channel (aten/src/ATen/native/cuda/group_norm_kernel.cu)."""
+    x, _, _, N, C, rest, groups = args[:7]
+    sums: list[Step] = [4 * N * groups] * 2 if x.element_size() < 4 else []
+    return [Result(0), Result(1), Result(2), *sums, *([4 * N * C] * 2 if rest > 1 else [])]
+
+
+def _group_norm_backward(card: Card, args: tuple[Any, ...]) -> list[Step]:
+    N, C, rest, groups, mask = args[5:10]
+    inside: list[Step] = [4 * N * groups, 4 * N * groups, *([4 * N * C] if rest > 1 else [])] if mask[0] else []
+    return [*map(Result, range(sum(mask))), 4 * N * C, 4 * N * C, *inside]
+
+
+def _im2col(card: Card, args: tuple[Any, ...]) -> list[Step]:
+    """The result is as large as the input at first (aten/src/ATen/native/cuda/Im2Col.cu)."""
+    small = args[0].numel() * args[0].element_size()
+    return [small, *_copied(args[0]), Result(0), -small]
+
+
+def _unfold_backward(card: Card, args: tuple[Any, ...]) -> list[Step]:
+    """With the positions along the dimension (aten/src/ATen/native/UnfoldBackward.h)."""
+    _, sizes, dim = args[:3]
+    return [Result(0), 8 * sizes[dim]]
 
 
 def _safe_softmax(card: Card, args: tuple[Any, ...]) -> list[Step]:
@@ -233,13 +303,16 @@ def _index_put(card: Card, args: tuple[Any, ...]) -> list[Step]:
     if not adds or n == 0:
         return []
     steps: list[Step] = []
+    written = args[0].numel() // math.prod(args[0].shape[d] for d, _ in indices) * n
+    ordered = args[2].is_contiguous() and args[2].numel() == written
     for number, (_, index) in enumerate(indices):
         own = 8 * index.numel()
         steps += [] if any(args[4:5]) else IN_RANGE
         steps += [own, own, -own, *([-own] if number else [])]
     largest = math.prod(args[0].shape[d] for d, _ in indices)
     sort = 1 if n <= SORT_TILE else _sort_bytes(n, largest)
-    return [*steps, 8 * n, 8 * n, 8 * n, sort, -sort]
+    value = [] if ordered else [written * args[2].element_size()]
+    return [*steps, *value, 8 * n, 8 * n, 8 * n, sort, -sort]
 
 
 # The smallest and the largest of an index, each compared with its dimension.
@@ -291,6 +364,22 @@ def _multinomial(card: Card, args: tuple[Any, ...]) -> list[Step]:
     return [] if many else [Result(0), x.numel() * x.element_size()]
 
 
+# Backward passes that read the gradient in order (aten/src/ATen/native/cuda/*Pool*.cu, *Padding*.cu, UpSample*.cu,
+# SoftMax.cu): each makes its result first.
+COPYING = (
+    *(f"{kind}_pool{d}d{which}_backward" for kind, which in (("max", "_with_indices"), ("avg", "")) for d in (2, 3)),
+    *(f"{kind}_pool{d}d_backward" for kind in ("adaptive_max", "_adaptive_avg") for d in (2, 3)),
+    *(f"reflection_pad{d}d_backward" for d in (1, 2)),
+    *(
+        f"{how}_nearest{exact}{d}d_backward"
+        for how, exact in (("upsample", ""), ("_upsample", "_exact"))
+        for d in (1, 2, 3)
+    ),
+    *(f"upsample_{how}_backward" for how in ("linear1d", "bilinear2d", "bicubic2d", "trilinear3d")),
+    *(f"_upsample_{how}2d_aa_backward" for how in ("bilinear", "bicubic")),
+    "_log_softmax_backward_data",
+)
+
 RULES: dict[str, Rule] = {
     **{op: _reduction(op) for op in REDUCTIONS},
     **dict.fromkeys(("index_put_", "_index_put_impl_"), _index_put),
@@ -309,6 +398,15 @@ RULES: dict[str, Rule] = {
     "_thnn_fused_lstm_cell": _lstm_step,
     "linalg_vector_norm": _norm,
     "embedding_dense_backward": _embedding_backward,
+    **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), _bag),
+    "_embedding_bag_backward": _bag_backward,
+    "_fused_rms_norm_backward": _rms_norm_backward,
+    "native_group_norm": _group_norm,
+    "native_group_norm_backward": _group_norm_backward,
+    "unfold_backward": _unfold_backward,
+    "im2col": _im2col,
+    "col2im": _copies_gradient,
+    **dict.fromkeys(COPYING, _copies_gradient),
     "native_layer_norm_backward": _norm_backward,
     "_foreach_norm": _foreach_norm,
     "_safe_softmax": _safe_softmax,
@@ -317,13 +415,26 @@ RULES: dict[str, Rule] = {
 }
 
 
+def _laid_out(op: str, args: tuple[Any, ...]) -> list[Step]:
+    """Factors that cuBLAS cannot read where they lie (aten/src/ATen/native/cuda/cuBlasCommonArgs.h)."""
+    factors = [t for t in args if isinstance(t, Tensor)][-2:] if op in MATMULS else []
+    return [t.numel() * t.element_size() for t in reversed(factors) if not _is_readable(t)]
+
+
+def _is_readable(t: Tensor) -> bool:
+    rows, columns = t.shape[-2:]
+    down, across = t.stride()[-2:]
+    in_order = (down == 1 and across >= max(1, rows)) or (across == 1 and down >= max(1, columns))
+    return in_order or (t.dim() == 2 and is_dense(t))
+
+
 def in_kernels(card: Card) -> InKernel:
     """The rules for a card, with cuBLAS's workspaces.
 
     Until torch 2.14 one stays for each thread that multiplies, the main one and autograd's, and for each stream that it
     does so on; from 2.15 on it lives for the one product (TORCH_CUBLAS_WORKSPACE_CACHE is off by default there).
     """
-    workspace = cublas_workspace_bytes(card.capability)
+    workspace = torch_version().cublas_workspace_bytes(card.capability)
     cached = torch_version() < (2, 15)
 
     def by_cublas(tracer: Tracer) -> list[Step]:
@@ -337,16 +448,15 @@ def in_kernels(card: Card) -> InKernel:
 
     def inside(tracer: Tracer, op: str, args: tuple[Any, ...], out: Any) -> list[Step]:
         if op in MATMULS or op in EIGHT_BIT_MATMULS:
-            taken = by_cublas(tracer)
+            taken = [*_laid_out(op, args), *by_cublas(tracer)]
             return [Result(0), *taken] if taken else []
         if op in convolutions.OPS:
             asked = convolutions.asked(op, args, out)
-            steps = convolutions.steps(card, op, args, out, upper=tracer.upper)
+            product = lambda: by_cublas(tracer)  # noqa: E731
+            steps = convolutions.steps(card, op, args, out, upper=tracer.upper, product=product)
             if asked.in_cudnn:
                 tracer.ranges.add(convolutions.NOTE)
-                return steps
-            # Its products come after the columns that they read.
-            return [*steps[:2], *by_cublas(tracer), *steps[2:]] if asked.columns_bytes() else steps
+            return steps
         rule = RULES.get(op)
         return rule(card, args) if rule is not None else []
 

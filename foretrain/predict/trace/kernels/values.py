@@ -2,7 +2,8 @@
 
 Some values are known all the same: what torch.zeros, torch.full or torch.tensor(3) filled a whole storage with, and
 what follows from it. Results are taken to be finite, so isnan and isinf are false. Everything else is taken to be 1;
-where the code decides on such a value, its file and line are noted.
+where the code decides on such a value, its file and line are noted. Where the other way may take more, the answer is a
+lower bound.
 """
 
 import ast
@@ -10,6 +11,7 @@ import contextlib
 import linecache
 import math
 import operator
+import re
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -33,6 +35,11 @@ ROUNDS = 20  # of a loop that only a value ends, before it is left
 ENDLESS = 1000  # decisions of one line in one call, where its loop cannot be read
 SMALL = 4096  # elements of a float tensor whose value is kept
 PLACES = 3  # that a note names
+# Where libraries ask for values that change no memory: seeds, and the codes of 8 bits in order.
+HARMLESS = ("accelerate/data_loader.py", "bitsandbytes/functional.py")
+LEAVES = ast.Break | ast.Continue | ast.Return | ast.Raise
+# Calls that take nothing of the card.
+SHOWS = {"print", "warn", "debug", "info", "warning", "error", "log", "write", "set_postfix", "zero_grad"}
 
 aten = torch.ops.aten
 HERE = str(Path(__file__).parents[1])
@@ -80,7 +87,7 @@ class Values:
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[weakref.ref[Any], Known]] = {}
-        self._places: dict[str, dict[str, None]] = {}
+        self._places: dict[tuple[str, bool], dict[str, None]] = {}
         self._planned: list[bool] = []
         self._counted = weakref.WeakSet[Any]()  # storages that hold 0, 1, 2, … or as many numbers from another one on
 
@@ -144,9 +151,12 @@ class Values:
             if self._planned:
                 return self._planned.pop(0)
             return value if known.certain else self.decided(bool(value))
-        if tensor.dtype.is_floating_point or known.certain:
-            return value
-        self._note(f"an integer was read from a tensor and taken as {value}", _user_frame())
+        return value if tensor.dtype.is_floating_point or known.certain else self.read(int(value))
+
+    def read(self, value: int) -> int:
+        """An integer that no tensor holds: noted, since a size may follow from it."""
+        frame = _user_frame()
+        self._note(f"an integer was read from a tensor and taken as {value}", frame, too_low=not _is_counted(frame))
         return value
 
     def alike(self, a: Tensor, b: Tensor) -> bool:
@@ -169,10 +179,12 @@ class Values:
         frame = _user_frame()
         if frame is None:
             return answer
-        if self._endless(_asking_frame(), frame):
-            self._note(f"a loop that values end was left after {ROUNDS} rounds", frame)
+        asking = _asking_frame() or frame
+        if self._endless(asking, frame):
+            self._note(f"a loop that values end was left after {ROUNDS} rounds", frame, too_low=True)
             return not answer
-        self._note(f"the code decided on a value, taken as {answer}", frame)
+        who = _stepping(asking, frame) or "the code"
+        self._note(f"{who} decided on a value, taken as {answer}", frame, too_low=not _takes_most(asking, answer))
         return answer
 
     def _endless(self, asking: FrameType | None, user: FrameType) -> bool:
@@ -202,27 +214,38 @@ class Values:
 
     # -- what is said ----------------------------------------------------------------------------------------
 
-    def _note(self, what: str, frame: FrameType | None) -> None:
-        if frame is not None:
-            self._places.setdefault(what, {}).setdefault(_place(frame))
+    def _note(self, what: str, frame: FrameType | None, *, too_low: bool) -> None:
+        if frame is not None and not frame.f_code.co_filename.endswith(HARMLESS):
+            self._places.setdefault((what, too_low), {}).setdefault(_place(frame))
 
-    def notes(self, harmless: tuple[str, ...] = ()) -> list[str]:
-        """A sentence for each kind of answer that was assumed, with where. `harmless`: parts of files' names, of which
-        nothing is said."""
+    @property
+    def bounded(self) -> bool:
+        """Whether the trace is a lower bound: other values may take more."""
+        return any(too_low for _, too_low in self._places)
+
+    def notes(self) -> list[str]:
+        """A sentence for each kind of answer that was assumed, with where."""
         found = []
-        for what, everywhere in self._places.items():
-            places = [place for place in everywhere if not any(part in place for part in harmless)]
-            if not places:
-                continue
+        for (what, too_low), everywhere in self._places.items():
+            places = list(everywhere)
             more = f" and {len(places) - PLACES} more places" if len(places) > PLACES else ""
-            found.append(f"fake tensors have no values: {what}, at {', '.join(places[:PLACES])}{more}")
+            so = ", so the answer may be too low" if too_low else ""
+            found.append(f"fake tensors have no values{so}: {what}, at {', '.join(places[:PLACES])}{more}")
         return found
 
 
 class Guess(float):
-    """A float that .item() made up: what is decided by it is noted. Sums and products of it are guesses, too."""
+    """A float that .item() made up: what is decided by it is noted, and shown it is "?". Sums and products of it are
+    guesses, too."""
 
     values: Values
+
+    def __repr__(self) -> str:
+        return "?"
+
+    def __format__(self, spec: str) -> str:
+        width = re.search(r"(?<![.\d])[1-9]\d*", spec)
+        return "?".rjust(int(width[0]) if width else 0)
 
     @classmethod
     def of(cls, value: float, values: Values) -> "Guess":
@@ -232,6 +255,15 @@ class Guess(float):
 
     def __reduce__(self) -> Any:
         return float, (float(self),)
+
+    def __int__(self) -> int:
+        return self.values.read(int(float(self)))
+
+    def __floor__(self) -> int:
+        return self.values.read(math.floor(float(self)))
+
+    def __ceil__(self) -> int:
+        return self.values.read(math.ceil(float(self)))
 
     def __bool__(self) -> bool:
         return self.values.decided(float(self) != 0.0)
@@ -253,6 +285,8 @@ def _deciding(name: str) -> Callable[[Guess, Any], Any]:
 def _guessing(name: str) -> Callable[..., Any]:
     def reckon(guess: Guess, *others: Any) -> Any:
         answer = getattr(float, name)(guess, *others)
+        if type(answer) is int:  # rounded
+            return guess.values.read(answer)
         return Guess.of(answer, guess.values) if type(answer) is float else answer
 
     return reckon
@@ -260,7 +294,7 @@ def _guessing(name: str) -> Callable[..., Any]:
 
 for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
     setattr(Guess, f"__{_name}__", _deciding(f"__{_name}__"))
-for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "neg", "abs"):
+for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "neg", "abs", "round"):
     setattr(Guess, f"__{_name}__", _guessing(f"__{_name}__"))
 
 
@@ -438,12 +472,69 @@ def raised_at(error: BaseException) -> str:
 
 def _in_while(frame: FrameType) -> bool:
     """Whether the innermost loop around the line that a frame is at is a `while`."""
+    return isinstance(_innermost(frame, ast.While | ast.For), ast.While)
+
+
+def _innermost(frame: FrameType, kind: Any, part: Callable[[Any], Any] = lambda node: node) -> Any:
+    """The innermost node of a kind that has in this part of it the line that a frame is at."""
     source = "".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals))
     innermost: ast.AST | None = None
     for node in ast.walk(_parsed(source)):  # outer nodes come first
-        if isinstance(node, ast.While | ast.For) and node.lineno <= frame.f_lineno <= (node.end_lineno or 0):
+        if isinstance(node, kind) and part(node).lineno <= frame.f_lineno <= part(node).end_lineno:
             innermost = node
-    return isinstance(innermost, ast.While)
+    return innermost
+
+
+def _is_counted(frame: FrameType | None) -> bool:
+    """Whether what is read there is only added to a sum or shown, which no size follows from."""
+    statement = None if frame is None else _innermost(frame, ast.stmt)
+    return isinstance(statement, ast.AugAssign) or (isinstance(statement, ast.Expr) and _is_harmless(statement))
+
+
+def _stepping(asking: FrameType | None, user: FrameType) -> str:
+    """Whose step decides: an optimizer's, as a rule; '' is nobody's."""
+    while asking is not None:
+        owner, _, name = asking.f_code.co_qualname.rpartition(".")
+        if name == "step" and owner and "<locals>" not in owner.rpartition(".")[2]:
+            return owner.rpartition(".")[2]
+        asking = None if asking is user else asking.f_back
+    return ""
+
+
+def _takes_most(frame: FrameType, answer: bool) -> bool:
+    """Whether the other way does nothing more, so that the one taken is the upper end: that of a guard, say."""
+    node = _innermost(frame, ast.If | ast.While | ast.IfExp | ast.Assert, lambda node: node.test)
+    if node is None:
+        return _is_in(frame, f"{TORCH}/optim/")  # a rate between bounds, which max and min compare
+    if isinstance(node, ast.Assert):
+        return answer
+    turns = sum(isinstance(part, ast.Not) for part in ast.walk(node.test))
+    if turns and any(isinstance(part, ast.BoolOp) for part in ast.walk(node.test)):
+        return False
+    taken, other = (node.body, node.orelse) if answer ^ bool(turns % 2) else (node.orelse, node.body)
+    if isinstance(node, ast.IfExp):
+        return isinstance(other, ast.Constant)
+    return not any(map(_spares, taken)) and all(map(_is_harmless, other))
+
+
+def _spares(statement: ast.stmt) -> bool:
+    """Whether it may take less than its absence: it leaves, or lets go of something."""
+    return any(
+        isinstance(part, ast.Delete | LEAVES) or (isinstance(part, ast.Assign) and isinstance(part.value, ast.Constant))
+        for part in ast.walk(statement)
+    )
+
+
+def _is_harmless(statement: ast.stmt) -> bool:
+    """Whether it takes no memory and nothing follows from it: it leaves, counts or shows something."""
+    if isinstance(statement, ast.Return):
+        return statement.value is None or isinstance(statement.value, ast.Name)
+    if isinstance(statement, ast.AugAssign):
+        return isinstance(statement.value, ast.Constant)
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        called = statement.value.func
+        return (called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")) in SHOWS
+    return isinstance(statement, ast.Pass | LEAVES)
 
 
 @cache

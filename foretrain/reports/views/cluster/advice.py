@@ -10,6 +10,7 @@ from foretrain.advice.ranks.record import CardCount, ClusterAdvice, ClusterChang
 from foretrain.advice.record import Idle
 from foretrain.base.messages import has, listed
 from foretrain.hardware.links import find_link
+from foretrain.predict.memory import FAILING
 from foretrain.predict.ranks.record import ClusterPlan
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Row, Screen, Section, Table
 from foretrain.reports.views.cluster import words
@@ -96,7 +97,6 @@ def _named(rule: str) -> str:
 
 
 def _alone(found: ClusterAdvice) -> list[Paragraph]:
-    """Whether one card would do."""
     alone, gpu = found.alone.effect, found.cluster.gpu.name
     if alone is None or alone.verdict is None:
         return []
@@ -122,12 +122,12 @@ def _count(each: CardCount) -> str:
     values: dict[str, Any] = {"cards": each.cards}
     if each.effect is None:
         return Message("cluster_advice.count.indivisible", values).text()
-    if each.effect.total_s is None or each.speed_up is None or each.effect.verdict == "does_not_fit":
+    if each.effect.total_s is None or each.speed_up is None or each.effect.verdict in FAILING:
         verdict = verdict_word(each.effect.verdict)
         return Message("cluster_advice.count.untimed", {**values, "verdict": verdict}).text()
     values |= {"total": each.effect.total_s, "expected": each.speed_up.expected}
     return Message(
-        "cluster_advice.count.tight" if each.effect.verdict == "tight" else "cluster_advice.count.fits", values
+        "cluster_advice.count.fits" if each.effect.verdict == "fits" else "cluster_advice.count.tight", values
     ).text()
 
 
@@ -189,7 +189,6 @@ def _useless(idle: tuple[Idle, ...]) -> list[Block]:
 
 
 def _next(plan: ClusterPlan, found: ClusterAdvice, asked: Asked, advised: tuple[ClusterChange, ...]) -> list[Row]:
-    """The command that plans the first change."""
     if not advised:
         return []
     change = advised[0]

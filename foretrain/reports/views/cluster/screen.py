@@ -2,6 +2,7 @@
 
 from foretrain.advice.asked import Asked
 from foretrain.base.messages import has, listed
+from foretrain.predict.memory import REFUSED
 from foretrain.predict.ranks.record import ClusterPlan, RankPlan
 from foretrain.reports.document import Cell, Message, Paragraph, Quantity, Row, Screen, Table
 from foretrain.reports.views.cluster import words
@@ -11,7 +12,6 @@ MOST_LINES = 17
 
 
 def screen(plan: ClusterPlan, asked: Asked) -> Screen:
-    """The answer."""
     lead = [Paragraph(Message("first.said", {"text": words.verdict(plan)}), TONES[plan.verdict])]
     rows = [*_pays(plan), *_takes(plan), Row(Message("cluster.label.link"), words.links(plan))]
     rows += [Row(Message("first.label.note"), each) for each in words.refused(plan)]
@@ -55,7 +55,7 @@ def shown(plan: ClusterPlan) -> list[RankPlan]:
     """A row for each strategy: of one with gradients summed each time or held back the one that is meant, else the
     quicker of those that fit best."""
     found: dict[str, RankPlan] = {}
-    order = ("fits", "tight", None, "does_not_fit")
+    order = ("fits", "tight", None, "may_not_fit", "does_not_fit")
     for rank in plan.ranks:
         other = found.get(rank.strategy)
         if other is None or rank.id == plan.chosen:
@@ -112,7 +112,7 @@ def _takes(plan: ClusterPlan) -> list[Row]:
         "micro_batches": plan.micro_batches, "batch_size": plan.config.batch_size,
     }  # fmt: skip
     said = Message("cluster.time", values), _cost(plan, rank)
-    if plan.verdict == "does_not_fit":
+    if plan.verdict in REFUSED:
         said = tuple(Message("first.if_fitted", {"text": each}) for each in said)
     return [Row(Message(f"first.label.{label}"), text) for label, text in zip(("time", "cost"), said, strict=True)]
 
@@ -132,7 +132,7 @@ def _next(plan: ClusterPlan, asked: Asked) -> list[Row]:
     if asked.quiet:
         return []
     label = Message("first.label.next")
-    if plan.verdict == "does_not_fit":
+    if plan.verdict in REFUSED:
         if plan.config.batch_size == 1:
             return []
         command = ("foretrain", "plan", *asked.words, "--batch_size=auto", *asked.card_options())

@@ -4,7 +4,7 @@ from foretrain.analysis.ranks import RankPart, RanksExplained
 from foretrain.base.messages import listed
 from foretrain.model.ranks.sharing import STRATEGIES
 from foretrain.reports.document import Block, Cell, Message, Paragraph, Quantity, Section, Table
-from foretrain.training.ranks.stragglers import SLOW
+from foretrain.training.ranks.place import SLOW
 
 MOST_ROWS = 16
 

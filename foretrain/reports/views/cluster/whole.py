@@ -10,7 +10,6 @@ from foretrain.reports.views.shared import TONES, uncalibrated, verdict_word
 
 
 def document(plan: ClusterPlan) -> Document:
-    """Everything that is known."""
     cluster, one = plan.cluster, plan.one_card
     subtitle = Message("cluster.subtitle", {
         "cluster": cluster.text, "memory": cluster.gpu.memory_bytes or 0, "dtype": one.dtype, "world": cluster.world,
@@ -109,7 +108,6 @@ def _communication(plan: ClusterPlan) -> list[Block]:
 
 
 def _time(plan: ClusterPlan) -> list[Block]:
-    """The strategy that is meant, against one card."""
     rank, one = plan.best or plan.least, plan.one_card
     timing = rank.timing
     if timing is None or rank.time is None:

@@ -64,7 +64,6 @@ def verdict(plan: ClusterPlan) -> Message:
 
 
 def _why(plan: ClusterPlan, best: RankPlan) -> Message:
-    """Why this one is meant."""
     if of_one_strategy(plan.ways):
         return Message("cluster.why.asked")
     fitting = [rank for rank in plan.ranks if rank.verdict == best.verdict and rank.time]
@@ -94,7 +93,6 @@ def _saved(seconds: float) -> Message:
 
 
 def _money(plan: ClusterPlan) -> Message:
-    """What it costs more or less."""
     more = plan.pays.more_money
     if more is None:
         return Message("cluster.no_money")
@@ -109,7 +107,6 @@ def change(plan: ClusterPlan, made: Change) -> Message:
 
 
 def link(found: Link) -> str:
-    """Its usual name."""
     return found.aliases[0] if found.aliases else found.name
 
 

@@ -101,6 +101,5 @@ def _how(found: Sequence[TextScore]) -> list[Block]:
 
 
 def _through(found: Sequence[TaskScore]) -> list[Block]:
-    """What ran the tasks, each kind once."""
     kinds = dict.fromkeys((score.harness, score.through) for score in found)
     return [Paragraph(Message(f"scores.through.{through}", {"harness": harness})) for harness, through in kinds]

@@ -4,6 +4,7 @@ from foretrain.advice.asked import Asked
 from foretrain.advice.finetune_advice import AdvisedChange, FineTuneAdvice
 from foretrain.config.finetune.together import idle
 from foretrain.config.finetune.words import changed_words
+from foretrain.predict.memory import REFUSED
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Row, Screen, Section, Table
 from foretrain.reports.views.finetune.screen import MUCH_LONGER, assumed_rows, change_notes, title, verdict_of, words_of
 from foretrain.reports.views.shared import taken_bytes, verdict_word
@@ -16,7 +17,7 @@ def screen(found: FineTuneAdvice, asked: Asked, count: int | None = None) -> Scr
     """The best changes. `count`: how many were asked for."""
     plan, shown = found.plan, found.top(count or _as_many_as_help(found))
     rows: list[Row] = []
-    if shown.advised and shown.advised[0].verdict != "does_not_fit" and not asked.quiet:
+    if shown.advised and shown.advised[0].verdict not in REFUSED and not asked.quiet:
         model, *words = asked.words
         changed = shown.advised[0].changed
         words = changed_words(words, changed, idle(plan.tune.model_copy(update=changed)))

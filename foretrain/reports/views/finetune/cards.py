@@ -4,8 +4,9 @@ from foretrain.advice.asked import Asked
 from foretrain.advice.finetune_cards import FineTuneCard, FineTuneCards
 from foretrain.config.finetune.words import changed_words
 from foretrain.predict.finetune.plan import FineTunePlan
+from foretrain.predict.memory import REFUSED
 from foretrain.reports.document import Cell, Document, Message, Paragraph, Quantity, Row, Screen, Section, Table
-from foretrain.reports.views.finetune.screen import assumed_rows, batch_rows, title_of_cards
+from foretrain.reports.views.finetune.screen import assumed_rows, batch_rows, bound_rows, title_of_cards
 from foretrain.reports.views.shared import TONES, best_cards, needs_of_free, verdict_word
 
 MOST_CARDS = 5  # of the first screen; --full has all
@@ -24,6 +25,7 @@ def screen(plans: list[FineTunePlan], found: FineTuneCards, asked: Asked) -> Scr
         card = chosen or max(found.cards, key=lambda card: card.available_bytes or 0).name
         command = _next("advise" if chosen is None else "plan", card, plans, asked)
         rows.append(Row(Message("first.label.next"), command=command))
+    rows += bound_rows(plans[0])
     rows += assumed_rows(plans[0])
     if hidden > 0:
         rows.append(Row(Message("first.label.more"), Message("first.more_cards", {"count": hidden})))
@@ -41,7 +43,10 @@ def _next(command: str, card: str, plans: list[FineTunePlan], asked: Asked) -> t
 
 def document(plans: list[FineTunePlan], found: FineTuneCards) -> Document:
     """All cards."""
-    run = Table((), tuple((row.label, row.text) for row in (*batch_rows(plans[0]), *assumed_rows(plans[0]))))
+    run = Table(
+        (),
+        tuple((row.label, row.text) for row in (*batch_rows(plans[0]), *bound_rows(plans[0]), *assumed_rows(plans[0]))),
+    )
     said = [_table(found, len(found.cards)), Paragraph(_figures(found)), Paragraph(_best(found)), run]
     if found.best.mixed_prices:
         said.append(Paragraph(Message("cards.mixed"), "warn"))
@@ -75,7 +80,7 @@ def _table(found: FineTuneCards, most: int) -> Table:
 
 
 def _card(card: FineTuneCard, found: FineTuneCards, names: list[str]) -> tuple[Cell, ...]:
-    fits = card.verdict != "does_not_fit"
+    fits = card.verdict not in REFUSED
     needs = needs_of_free(card.needed_bytes, card.verdict, card.available_bytes)
     cells: dict[str, Cell] = {
         "gpu": card.name, "verdict": verdict_word(card.verdict), "needs_of_free": needs,

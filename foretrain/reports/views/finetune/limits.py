@@ -6,6 +6,7 @@ from foretrain.config.finetune.words import changed_words
 from foretrain.predict.finetune.largest import FineTuneLargest
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.finetune.within import FineTuneWithin
+from foretrain.predict.memory import REFUSED
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Row, Screen, Section
 from foretrain.reports.views.finetune import whole
 from foretrain.reports.views.finetune.screen import assumed_rows, batch_rows, time_rows, title, verdict_of
@@ -15,15 +16,15 @@ def screen(found: FineTuneWithin, asked: Asked, searched: FineTuneLargest | None
     """`--within`, `--tokens`: what fits first."""
     plan = found.plan
     lead = [*_answer(found), verdict_of(plan)]
-    if plan.verdict == "does_not_fit":
+    if plan.verdict in REFUSED:
         lead.reverse()
     if searched is not None:
         lead.append(Paragraph(largest(plan, searched)))
     rows = [*batch_rows(plan), _data(found), *time_rows(plan), *_asked(found)]
     whole = found.asked_steps is not None and found.asked_steps <= found.steps
-    if not asked.quiet and not whole and plan.verdict != "does_not_fit":
+    if not asked.quiet and not whole and plan.verdict not in REFUSED:
         rows.append(Row(Message("first.label.next"), Message("finetune.within_next", {"steps": found.steps})))
-    if not asked.quiet and plan.verdict == "does_not_fit":
+    if not asked.quiet and plan.verdict in REFUSED:
         model, *words = asked.words
         command = ("foretrain", "advise", model, *changed_words(words, {}), *asked.card_options())
         rows.append(Row(Message("first.label.next"), command=(*command, *asked.options("advise"))))
@@ -39,7 +40,7 @@ def _answer(found: FineTuneWithin) -> list[Paragraph]:
         "text": found.limit.text, "steps": found.steps, "tokens": found.tokens, "cautious": found.steps_cautious,
         "optimistic": found.steps_optimistic,
     }  # fmt: skip
-    fits = found.plan.verdict != "does_not_fit"
+    fits = found.plan.verdict not in REFUSED
     return [Paragraph(Message(f"first.{id}", values), "good" if fits else "plain")]
 
 

@@ -5,13 +5,13 @@ from dataclasses import replace
 from foretrain.advice.asked import Asked
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.reports.document import Message, Row, StackedBars
-from foretrain.reports.views.finetune.screen import screen
+from foretrain.reports.views.finetune.screen import method_of, screen
 from foretrain.reports.views.finetune.whole import phase_bars
 
 
 def name(plan: FineTunePlan) -> Message:
     """How the model is trained, with the rank."""
-    return Message(f"finetune.method.{plan.tune.method}", {"rank": plan.tune.lora_r})
+    return method_of(plan)
 
 
 def lines(plan: FineTunePlan) -> tuple[Row, ...]:

@@ -93,20 +93,13 @@ def _out_of_memory(found: TrainerRunExplanation) -> list[Section]:
     if not found.failures:
         said = (Paragraph(Message("callback.failed", {"reason": found.record.reason}), "bad"),)
         return [Section(Message("callback.ended"), said)] if found.record.status == "failed" else []
-    sections = out_of_memory(found.failures, (), "")[:1]
+    sections = out_of_memory(found.failures, (), "callback.fragmented")
     last = found.failures[-1]
-    blocks = tuple(_of_the_trainer(block) for block in sections[0].blocks if not isinstance(block, Only))
+    blocks = tuple(block for block in sections[0].blocks if not isinstance(block, Only))
     sections[0] = Section(sections[0].title, (*blocks, *_forecast_said(found, last)))
     if last.fatal:
-        sections.append(Section(Message("oom.saved"), _changes(found.changes)))
+        sections.append(Section(Message("oom.saved"), change_blocks(found.changes)))
     return sections
-
-
-def _of_the_trainer(block: Block) -> Block:
-    """What is said of a run of foretrain's own, in the words of a Trainer's."""
-    if isinstance(block, Paragraph) and block.message.id == "oom.fragmented":
-        return Paragraph(Message("callback.fragmented", block.message.values), block.tone)
-    return block
 
 
 def ran_out(found: TrainerRunExplanation) -> Document:
@@ -130,7 +123,7 @@ def _forecast_said(found: TrainerRunExplanation, last: OutOfMemory) -> tuple[Blo
     return (said, Paragraph(Message("callback.too_low"), "warn")) if plan.verdict == "fits" else (said,)
 
 
-def _changes(changes: tuple[FineTuneChange, ...]) -> tuple[Block, ...]:
+def change_blocks(changes: tuple[FineTuneChange, ...]) -> tuple[Block, ...]:
     if not changes:
         return (Paragraph(Message("callback.no_changes")),)
     rows = tuple((f"{i}.", change_text(change)) for i, change in enumerate(changes[:MOST_CHANGES], 1))

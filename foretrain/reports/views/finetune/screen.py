@@ -1,6 +1,7 @@
 """The first screen of a fine-tuning plan: does it fit, how fast, what takes the memory, what to change."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from foretrain.advice.asked import Asked
@@ -9,9 +10,9 @@ from foretrain.base.messages import has, listed
 from foretrain.config.finetune.words import option_words
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.finetune.timing import FineTuneTiming
-from foretrain.predict.memory import PhaseMemory
+from foretrain.predict.memory import REFUSED, PhaseMemory
 from foretrain.reports.document import Message, Paragraph, Quantity, Row, Screen
-from foretrain.reports.views.shared import TONES, cost_of, grouped
+from foretrain.reports.views.shared import TONES, cost_of, grouped, verdict_id
 
 LARGEST = 4  # groups of memory that are named
 MOST_CHANGES = 3
@@ -21,52 +22,93 @@ ASSUMED = ("experts_even", "finetune_liger", "finetune_unsloth")  # notes that t
 
 def screen(plan: FineTunePlan, changes: tuple[FineTuneChange, ...], asked: Asked) -> Screen:
     """One plan, a dozen lines."""
-    rows = [*batch_rows(plan), _trained(plan), *time_rows(plan), _memory(plan), *_changes(plan, changes)]
+    rows = [
+        *read_rows(plan),
+        *batch_rows(plan),
+        _trained(plan),
+        *time_rows(plan),
+        _memory(plan),
+        *_changes(plan, changes),
+    ]
     rows += [*assumed_rows(plan), *more_rows(asked)]
     return Screen(title(plan), (verdict_of(plan),), None, tuple(rows))
 
 
 def line(plan: FineTunePlan, version: str, steps: int | None = None) -> Message:
     """The answer in one line, to be pasted. `steps`: as many as fit in a limit."""
-    room = {"needed": plan.needed_bytes, "available": plan.available_bytes or 0}
-    parts = [Message(f"first.line_memory.{_verdict_id(plan)}", room).text()]
+    room = {"needed": _sure_bytes(plan), "available": plan.available_bytes or 0}
+    parts = [Message(_verdict_id(plan, "line_memory", "line_bound"), room).text()]
     timing = plan.timing
     if steps is not None:
         parts.append(Message("first.line_steps", {"steps": steps}).text())
     if timing is not None:
         parts.append(Message("finetune.line_speed", {"tokens": timing.tokens_per_s}).text())
-    if timing is not None and timing.total_s is not None and plan.verdict != "does_not_fit":
+    if timing is not None and timing.total_s is not None and plan.verdict not in REFUSED:
         total, money = timing.total_s, timing.money()
         parts.append(Quantity((total.low_s, total.expected_s, total.high_s), "rough_duration_span").text())
         if money is not None and money[1]:
             paid = {"amount": money[1], "currency": timing.prices.currency}
             parts.append(Message("value.amount_rough", paid).text())
+    method = plan.tune.method if plan.tune.training == "sft" else method_of(plan).text()
     values = {
-        "name": plan.name, "method": plan.tune.method, "gpu": plan.gpu.name, "parts": listed(parts),
+        "name": plan.name, "method": method, "gpu": plan.gpu.name, "parts": listed(parts),
         "source": plan.memory.source, "version": version,
     }  # fmt: skip
     return Message("finetune.line", values)
 
 
-def _verdict_id(plan: FineTunePlan) -> str:
-    """The verdict, or that a run lives which would use more: the allocator frees what it only keeps."""
-    beyond = plan.available_bytes is not None and plan.needed_bytes > plan.available_bytes
-    return f"{plan.verdict}_at_limit" if beyond and plan.verdict in ("fits", "tight") else plan.verdict or "unknown"
+def _sure_bytes(plan: FineTunePlan) -> int:
+    """What the run needs; of a bound, the end of the range that it holds for."""
+    low, expected, high = plan.memory.neediest.needed_span
+    return {"at_least": low, "at_most": high}.get(plan.bound, expected)
+
+
+def _verdict_id(plan: FineTunePlan, exact: str, bounded: str) -> str:
+    """The verdict, or what is known where something is not planned."""
+    if plan.bound != "exact":
+        return f"first.{bounded}.{plan.bound}.{plan.verdict or 'unknown'}"
+    return f"first.{exact}.{verdict_id(plan.verdict, plan.needed_bytes, plan.available_bytes)}"
 
 
 def title(plan: FineTunePlan) -> Message:
     """The model, how it is trained, the card, and where the figures are from."""
-    tune = plan.tune
-    method = Message(f"finetune.method.{tune.method}", {"rank": tune.lora_r})
     return Message("finetune.title", {
-        "name": plan.name, "method": method, "gpu": plan.gpu.name, "source": plan.memory.source,
+        "name": plan.name, "method": method_of(plan), "gpu": plan.gpu.name, "source": plan.memory.source,
     })  # fmt: skip
+
+
+def method_of(plan: FineTunePlan) -> Message:
+    """How the model is trained; what for, where that is not SFT."""
+    method = Message(f"finetune.method.{plan.tune.method}", {"rank": plan.tune.lora_r})
+    if plan.tune.training == "sft":
+        return method
+    return Message(
+        "finetune.trained_for", {"training": Message(f"finetune.training.{plan.tune.training}"), "method": method}
+    )
+
+
+def read_rows(plan: FineTunePlan) -> list[Row]:
+    """Whose file it was read as."""
+    read = [note.values for note in plan.notes if note.id == "finetune_read_as"]
+    shown = [{**values, "where": Path(str(values["where"])).name} for values in read]
+    return [Row(Message("finetune.label.read_as"), Message("finetune.read_as", values)) for values in shown]
+
+
+def bound_rows(plan: FineTunePlan) -> list[Row]:
+    """What the figures of several cards are, where something is not planned."""
+    if plan.bound == "exact":
+        return []
+    return [Row(Message("first.label.note"), Message(f"finetune.bound.{plan.bound}", {"keys": plan.bounded_by}))]
+
+
+def time_unknown(plan: FineTunePlan) -> Message:
+    """Why there is no time."""
+    return Message("first.no_time" if plan.bound == "exact" else "finetune.no_time", {"gpu": plan.gpu.name})
 
 
 def title_of_cards(plan: FineTunePlan, count: int) -> Message:
     """The same of several cards."""
-    method = Message(f"finetune.method.{plan.tune.method}", {"rank": plan.tune.lora_r})
-    values = {"name": plan.name, "method": method, "count": count, "source": plan.memory.source}
+    values = {"name": plan.name, "method": method_of(plan), "count": count, "source": plan.memory.source}
     return Message("finetune.title_cards", values)
 
 
@@ -77,9 +119,10 @@ def verdict_of(plan: FineTunePlan) -> Paragraph:
     kind = "free" if plan.used_by_others_bytes else "card"
     values: dict[str, Any] = {
         "peak": phase.needed_span, "gpu": plan.gpu.name, "room": Message(f"first.room.{kind}", room),
-        "short": Message(f"first.short.{kind}", room), "where": _where(phase),
+        "short": Message(f"first.short.{kind}", room), "where": _where(phase), "sure": _sure_bytes(plan),
+        "keys": plan.bounded_by,
     }  # fmt: skip
-    return Paragraph(Message(f"first.verdict.{_verdict_id(plan)}", values), TONES[verdict])
+    return Paragraph(Message(_verdict_id(plan, "verdict", "bound"), values), TONES[verdict])
 
 
 def _where(phase: PhaseMemory) -> Message:
@@ -120,7 +163,7 @@ def time_rows(plan: FineTunePlan) -> list[Row]:
     """Hours and money, or the speed alone where the length of the run is not known."""
     timing = plan.timing
     if timing is None:
-        return [Row(Message("first.label.time"), Message("first.no_time", {"gpu": plan.gpu.name}))]
+        return [Row(Message("first.label.time"), time_unknown(plan))]
     total = timing.total_s
     rate = Message("finetune.line_speed", {"tokens": timing.tokens_per_s}).text()
     values: dict[str, Any] = {
@@ -191,8 +234,7 @@ def change_text(change: FineTuneChange) -> str:
     """What to type, and what it comes to."""
     what = " ".join(words_of(change))
     room = change.available_bytes
-    beyond = room is not None and change.needed_bytes > room and change.verdict in ("fits", "tight")
-    id = f"{change.verdict}_at_limit" if beyond else change.verdict or "unknown"
+    id = verdict_id(change.verdict, change.needed_bytes, room)
     values = {"change": what, "needed": (change.needed_bytes,) * 3, "available": room or 0}
     said = [Message(f"first.changed.{id}", values).text()]
     if change.longer is not None and abs(change.longer) >= 0.005:

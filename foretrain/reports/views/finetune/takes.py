@@ -4,7 +4,7 @@ from foretrain.base.messages import listed
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.finetune.timing import FineTuneTiming
 from foretrain.reports.document import Cell, Message, Paragraph, Quantity, Section, Table
-from foretrain.reports.views.finetune.screen import batch_rows, trained_text
+from foretrain.reports.views.finetune.screen import batch_rows, time_unknown, trained_text
 from foretrain.reports.views.plan_time import duration, spending_rows
 
 
@@ -13,7 +13,7 @@ def section(plan: FineTunePlan, *more: tuple[Cell, ...]) -> Section:
     rows = [*more, *((row.label, row.text) for row in batch_rows(plan))]
     rows.append((Message("finetune.label.trains"), trained_text(plan)))
     if plan.timing is None:
-        unknown = Paragraph(Message("first.said", {"text": Message("first.no_time", {"gpu": plan.gpu.name})}))
+        unknown = Paragraph(Message("first.said", {"text": time_unknown(plan)}))
         return Section(Message("finetune.takes"), (Table((), tuple(rows)), unknown))
     rows += _time_rows(plan.timing)
     if plan.timing.total_s is None:

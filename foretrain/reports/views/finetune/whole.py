@@ -20,12 +20,12 @@ from foretrain.reports.document import (
 )
 from foretrain.reports.views.finetune import takes
 from foretrain.reports.views.finetune.screen import change_text, component, title, verdict_of
-from foretrain.reports.views.shared import TONES, grouped, taken_bytes, verdict_word
+from foretrain.reports.views.shared import TONES, card_memory, grouped, taken_bytes, verdict_word
 
 
 def document(plan: FineTunePlan, changes: tuple[FineTuneChange, ...]) -> Document:
     """The whole plan, from the verdict on."""
-    lead = Section(Message("finetune.verdict"), (verdict_of(plan),))
+    lead = Section(Message("finetune.verdict"), (verdict_of(plan), *card_memory(plan.gpu)))
     where = Message("finetune.subtitle", {"where": plan.where})
     return Document(title(plan), where, [lead, *sections(plan, changes)])
 

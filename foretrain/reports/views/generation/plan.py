@@ -4,7 +4,7 @@ from foretrain.base.messages import has, listed
 from foretrain.predict.inference.plan import InferencePlan
 from foretrain.predict.inference.speed import InferenceSpeed
 from foretrain.reports.document import Cell, Document, Message, Paragraph, Quantity, Row, Screen, Section, Table
-from foretrain.reports.views.shared import TONES
+from foretrain.reports.views.shared import TONES, card_memory
 
 
 def title(plan: InferencePlan) -> Message:
@@ -25,7 +25,6 @@ def verdict(plan: InferencePlan) -> Paragraph:
 
 
 def screen(plan: InferencePlan, *, quiet: bool = False) -> Screen:
-    """One plan, a dozen lines."""
     rows = [Row(Message("inference.label.memory"), _memory(plan))]
     rows += _speed_rows(plan, plan.speed) if plan.speed else [Row(Message("inference.label.speed"), _no_speed(plan))]
     rows += [Row(Message("inference.label.most"), each) for each in _most(plan)]
@@ -50,7 +49,6 @@ def line(plan: InferencePlan, version: str) -> Message:
 
 
 def document(plan: InferencePlan) -> Document:
-    """The whole plan."""
     columns = tuple(Message(f"column.{name}") for name in ("finetune_component", "finetune_bytes", "finetune_formula"))
     parts = tuple(
         (Message(f"inference.part.{part.id}"), Quantity(part.size_bytes, "bytes"), part.formula)
@@ -61,7 +59,11 @@ def document(plan: InferencePlan) -> Document:
     speeds = Section(Message("inference.speed"), (Table(rows, _speed_table(plan)),)) if plan.speed else None
     said = [Paragraph(each) for each in (*_most(plan), *_change(plan), *_notes(plan))]
     said += [Paragraph(Message("inference.how"))] if plan.speed else [Paragraph(_no_speed(plan))]
-    sections = [Section(Message("finetune.verdict"), (verdict(plan),)), memory, *([speeds] if speeds else [])]
+    sections = [
+        Section(Message("finetune.verdict"), (verdict(plan), *card_memory(plan.gpu))),
+        memory,
+        *([speeds] if speeds else []),
+    ]
     sections.append(Section(Message("finetune.notes"), tuple(said)))
     return Document(title(plan), Message("finetune.subtitle", {"where": plan.where}), sections)
 
@@ -109,7 +111,6 @@ def _no_speed(plan: InferencePlan) -> Message:
 
 
 def _most(plan: InferencePlan) -> list[Message]:
-    """The longest context and the largest batch that fit."""
     if not plan.longest_context or not plan.largest_batch:
         return []
     values = {

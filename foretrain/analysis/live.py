@@ -1,0 +1,271 @@
+"""This machine's cards and runs at one moment: foretrain's own runs, Trainers' with ForetrainCallback, and watched
+commands. Files are read and nothing else."""
+
+import socket
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+from foretrain.analysis import trainer_run
+from foretrain.analysis.forecast import highest, plan_of
+from foretrain.analysis.observed import LOCK, LOCKS, ObservedRun, age_s, held_here, lock_is_held, newest_lines
+from foretrain.base.errors import UserError
+from foretrain.base.process_memory import TreeSample, sample_tree
+from foretrain.base.records import Record
+from foretrain.hardware.card import Cards, CardSample
+from foretrain.monitoring import record as watch_record
+from foretrain.training.folder import label, now
+from foretrain.training.folder.label import UNSAID, Label
+
+SCHEMA = "foretrain.top/1"
+RECORDS = ("run.json", "watch.json", "trainer.json", now.FILE)
+_DEPTHS = ("", "*/", "*/*/")
+MOST_RUNS = 60  # are read at a look; a screen shows fewer
+_ORDER = ("here", "elsewhere", "nowhere")  # each in the order in which they came: the newest first
+_RECENT = 20  # steps whose median time says what is left
+_MOST = 1e18  # more is no figure of a run, and NaN is not below it
+
+Values = dict[str, Any]
+
+
+class LiveRun(Record):
+    """One run at one moment; None where nothing says it.
+
+    `where`: the process that does it is on this machine; on another one, or in another container; it has ended.
+    `status`: the record's. `memory_bytes`: of a run on a card what PyTorch has reserved there, on a CPU what its
+    processes hold; `planned_bytes`: the highest that the plan expects of the same, at most `planned_high_bytes`.
+    `problem`: why a run cannot be read.
+    """
+
+    path: str
+    kind: Literal["run", "watched", "trainer"]
+    name: str
+    label: Label = UNSAID
+    where: Literal["here", "elsewhere", "nowhere"]
+    host: str = ""
+    phase: Literal[now.Phase, "ended", "unreadable"]
+    phase_s: float | None = None
+    status: str = ""
+    device: str = ""
+    started_at: str = ""
+    step: int | None = None
+    steps: int | None = None
+    loss: float | None = None
+    val_loss: float | None = None
+    tokens_per_s: float | None = None
+    mfu: float | None = None
+    memory_bytes: int | None = None
+    planned_bytes: int | None = None
+    planned_high_bytes: int | None = None
+    eta_s: float | None = None
+    pids: tuple[int, ...] = ()
+    problem: str = ""
+
+
+class LiveCard(CardSample):
+    """One card at one moment; `ours_bytes`: what the runs here hold."""
+
+    name: str
+    driver: str = ""
+    total_bytes: int | None = None
+
+
+class Top(Record):
+    """Everything at one moment. `runs`: those that are alive first, each kind the newest first; `more_runs`: how many
+    older ones there are. `no_cards`: why NVML shows no card."""
+
+    at: str
+    host: str
+    cards: tuple[LiveCard, ...] = ()
+    no_cards: str = ""
+    runs: tuple[LiveRun, ...] = ()
+    more_runs: int = 0
+
+
+def look(cards: Cards, folders: Sequence[Path] = (), locks: Path = LOCKS) -> Top:
+    """What there is now. `folders`: where runs are looked for; none: here, and all that are alive on this machine."""
+    found = found_in(folders or [Path()], None if folders else locks)
+    runs = [of_folder(run) for run in found[:MOST_RUNS]]
+    trees = {run.path: [tree for pid in run.pids if (tree := sample_tree(pid))] for run in runs}
+    pids = [pid for processes in trees.values() for tree in processes for pid in tree.pids]
+    shown = [_with_memory(run, trees[run.path]) for run in runs]
+    return Top(
+        at=datetime.now().astimezone().isoformat(timespec="seconds"), host=socket.gethostname(),
+        cards=tuple(
+            LiveCard(**{**sample.model_dump(), **facts.model_dump(exclude={"reserved_bytes"})})
+            for facts, sample in zip(cards.facts, cards.sample(pids), strict=False)
+        ),
+        no_cards="" if cards.facts else cards.problem,
+        runs=tuple(sorted(shown, key=lambda run: _ORDER.index(run.where))),
+        more_runs=max(0, len(found) - MOST_RUNS),
+    )  # fmt: skip
+
+
+def _with_memory(run: LiveRun, trees: list[TreeSample]) -> LiveRun:
+    """The run with what its processes hold where it trains on a CPU."""
+    held = sum(tree.rss_bytes for tree in trees)
+    return run.model_copy(update={"memory_bytes": held}) if held and run.device.startswith("CPU") else run
+
+
+def found_in(roots: Sequence[Path], locks: Path | None = LOCKS) -> list[ObservedRun]:
+    """Every run in these folders and the two levels below them, and those whose lock a process of `locks` holds: those
+    that may be alive first, then the newest first. A folder or file that is a link is not followed."""
+    paths = {
+        file.parent for root in roots for depth in _DEPTHS for name in RECORDS for file in root.glob(f"{depth}{name}")
+    }
+    seen = {path.resolve() for path in paths}
+    held = (path for path in (held_here(locks) if locks else ()) if path.resolve() not in seen)
+    paths |= {path for path in held if any((path / name).is_file() for name in RECORDS)}
+    return sorted(filter(_is_plain, map(ObservedRun, paths)), key=_newness, reverse=True)
+
+
+def _is_plain(run: ObservedRun) -> bool:
+    try:
+        return run.is_plain()
+    except OSError:  # it went away, or is not ours to see
+        return False
+
+
+def _newness(run: ObservedRun) -> tuple[bool, float]:
+    ages = [age_s(run.path / name) for name in (*RECORDS, "metrics.jsonl")]
+    return (run.path / now.FILE).is_file(), -min(ages)
+
+
+def of_folder(run: ObservedRun) -> LiveRun:
+    """The run in a folder as it is now; one that cannot be read says why."""
+    path, said = run.path, now.read(run.path)
+    values: Values = {"path": str(path), "kind": "run", "name": path.resolve().name, "label": label.read(path)}
+    try:
+        if (path / watch_record.RECORD).is_file():
+            values |= {"kind": "watched", **_watched(run)}
+        elif trainer_run.is_one(path):
+            values |= {"kind": "trainer", **_trainer(run)}
+        elif (path / "run.json").is_file() or said is None:
+            values |= _own(run)
+        else:  # it has only just begun, or never came as far as a record
+            values["status"] = "running" if run.is_locked() else "killed"
+    except (UserError, OSError, ValueError) as error:  # ValueError and OSError: it went away between two readings
+        return LiveRun(**{**values, "where": "nowhere", "phase": "unreadable", "problem": str(error)})
+    if values["status"] != "running":
+        values |= {"where": "nowhere", "phase": "ended", "eta_s": None}
+    elif said is None:
+        values |= {"where": "here" if lock_is_held(path / LOCK) else "elsewhere", "phase": "running"}
+    else:
+        here = now.is_here(said)
+        values |= {"where": "here" if here else "elsewhere", "host": said.host, "phase": said.phase}
+        values["phase_s"] = max(0.0, now.seconds_since(said))
+        values["pids"] = tuple(_processes(path, said)) if here else ()
+    if values["phase"] == "running" and values.get("loss") is not None:  # its lines tell of steps
+        values["phase"] = "training"
+    return LiveRun(**values)
+
+
+def _processes(path: Path, said: now.Now) -> Iterator[int]:
+    """The process of a run, and those of its other ranks here."""
+    yield said.pid
+    for file in sorted(path.glob(f".ranks/*/{now.FILE}")):
+        rank = now.read(file.parent)
+        if rank is not None and now.lives(rank):
+            yield rank.pid
+
+
+def _own(run: ObservedRun) -> Values:
+    record = run.read_record()
+    alive, (step, evaluation, _) = record.status == "running", _tail(run.path)
+    done = _whole(step.get("step"))
+    found = {
+        "status": record.status, "device": record.gpu.name, "started_at": record.started_at,
+        "step": max(record.steps_done, done + 1 if alive and done is not None else 0),
+        "steps": record.config.max_iters, "loss": _number(step.get("loss")),
+        "memory_bytes": _whole(step.get("memory_bytes")) if alive else None,
+        "eta_s": _left(_number(step.get("eta_s")), run.path),
+        **_planned(run, lambda: highest(plan_of(run.path, record))[1:]),
+    }  # fmt: skip
+    if not alive:
+        return {**found, "val_loss": record.val_loss, "tokens_per_s": record.tokens_per_s, "mfu": record.mfu}
+    figures = {"val_loss": evaluation.get("val_loss"), "tokens_per_s": step.get("tokens_per_s"), "mfu": step.get("mfu")}
+    return {**found, **{name: _number(value) for name, value in figures.items()}}
+
+
+def _trainer(run: ObservedRun) -> Values:
+    record = trainer_run.read_record(run)
+    alive, (last, evaluation, recent_s) = record.status == "running", _tail(run.path)
+    step = max(record.steps_done, _whole(last.get("step")) or 0) if alive else record.steps_done
+    step_s = median(recent_s) if recent_s else record.step_s
+    tokens, last_s = _number(last.get("tokens")), _number(last.get("step_s"))
+
+    def planned() -> tuple[int, ...]:
+        found = trainer_run.forecast_in(run.path)
+        return (found.memory.worst.allocated_bytes,) if found else ()
+
+    return {
+        "status": record.status, "device": record.device, "started_at": record.started_at,
+        "step": step, "steps": record.max_steps, "loss": _number(last.get("loss")) or record.last_loss,
+        "val_loss": _number(evaluation.get("val_loss")) if alive else record.last_val_loss,
+        "tokens_per_s": tokens / last_s if alive and tokens and last_s else record.tokens_per_s,
+        "memory_bytes": _whole(last.get("memory_bytes")) if alive else None,
+        "eta_s": _left((record.max_steps - step) * step_s if record.max_steps and step_s and step else None, run.path),
+        **_planned(run, planned),
+    }  # fmt: skip
+
+
+def _watched(run: ObservedRun) -> Values:
+    record = watch_record.read(run.path, run)
+    alive, (last, evaluation, recent_s) = record.status == "running", _tail(run.path)
+    step = _whole(last.get("step")) if alive else record.last_step
+    steps = record.config.max_iters if record.config else None
+    sample = next(reversed(newest_lines(run.path / "samples.jsonl")), {})
+    cards = [card for card in sample.get("cards") or () if isinstance(card, dict)]
+    held = sum(_whole(card.get("ours_bytes")) or 0 for card in cards)
+    return {
+        "name": " ".join(record.command)[:80] or record.id, "status": record.status, "started_at": record.started_at,
+        "step": step, "steps": steps, "loss": _number(last.get("loss")) if alive else record.last_loss,
+        "val_loss": _number(evaluation.get("val_loss")) if alive else record.last_val_loss,
+        "tokens_per_s": _number(last.get("tokens_per_s")) if alive else None,
+        "memory_bytes": (held or _whole(sample.get("rss_bytes"))) if alive else None,
+        "eta_s": _left((steps - step) * median(recent_s) if steps and step and recent_s else None, run.path),
+    }  # fmt: skip
+
+
+def _planned(run: ObservedRun, read: Any) -> Values:
+    """What the plan beside a run expects; nothing where it says nothing."""
+    if not (run.path / "plan.json").is_file():
+        return {}
+    try:
+        return dict(zip(("planned_bytes", "planned_high_bytes"), read(), strict=False))
+    except (UserError, OSError, ValueError, StopIteration):
+        return {}
+
+
+def _left(eta_s: float | None, path: Path) -> float | None:
+    """What is left since the line that said it."""
+    return None if eta_s is None else max(0.0, eta_s - age_s(path / "metrics.jsonl"))
+
+
+def _tail(path: Path) -> tuple[Values, Values, list[float]]:
+    """The last step and the last evaluation of metrics.jsonl, and the seconds of the newest steps."""
+    step: Values = {}
+    evaluation: Values = {}
+    recent_s: list[float] = []
+    for line in newest_lines(path / "metrics.jsonl"):
+        if line.get("kind") == "evaluation":
+            evaluation = line
+        elif line.get("kind") in ("step", "log"):
+            step = {**step, **line} if line.get("step") == step.get("step") else line
+            if (step_s := _number(line.get("step_s"))) is not None:
+                recent_s.append(step_s)
+    return step, evaluation, recent_s[-_RECENT:]
+
+
+def _number(value: Any) -> float | None:
+    """A finite number; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if abs(value) < _MOST else None
+
+
+def _whole(value: Any) -> int | None:
+    """A number of steps or bytes; None for anything else."""
+    return value if isinstance(value, int) and _number(value) is not None else None

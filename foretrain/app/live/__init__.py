@@ -1,1 +1,0 @@
-"""Use cases that look at what goes on now."""

@@ -1,0 +1,79 @@
+"""`foretrain top`: what this machine's cards and runs do now, drawn again and again until Ctrl-C."""
+
+import contextlib
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.control import Control
+
+from foretrain.analysis.live import SCHEMA, Top, look
+from foretrain.base.errors import UserError
+from foretrain.base.signals import StopFlag
+from foretrain.cli.common import OUT, Json, print_json
+from foretrain.hardware.card import Cards
+from foretrain.reports import text
+from foretrain.reports.views.listed.top import document
+
+EPILOG = """Examples:
+
+foretrain top
+
+foretrain top ~/experiments --interval 5
+
+foretrain top --once               (one picture, for a script or a log)
+
+foretrain top --json               (one object, for a program)"""
+_HEARD_S = 0.2  # so soon Ctrl-C is heard
+_HEAD = 12  # lines of a screen that are not for runs, besides the cards'
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("top", epilog=EPILOG)(top_command)
+
+
+def top_command(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="Folders to search, two levels deep. Default: this one, and every run alive on this machine."
+        ),
+    ] = None,
+    interval: Annotated[float, typer.Option(help="Seconds between two looks.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one picture and exit.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Watch this machine's cards and runs: phase, memory against the plan, speed, clocks, what is left."""
+
+    if not 0.2 <= interval <= 3600:
+        raise UserError("usage.top_interval", value=interval)
+    for folder in folders or []:
+        if not folder.is_dir():
+            raise UserError("data.no_folder", path=str(folder))
+    cards = Cards()
+    with contextlib.closing(cards):
+        if as_json:
+            print_json(look(cards, folders or ()).to_json(schema=SCHEMA))
+        elif once or OUT.is_dumb_terminal or not OUT.is_terminal:  # a dumb one moves nothing
+            text.render(document(look(cards, folders or ())), OUT)
+        else:
+            _go_on(cards, folders or [], interval)
+
+
+def _go_on(cards: Cards, folders: list[Path], interval_s: float) -> None:
+    """Draw until somebody presses Ctrl-C, or a signal ends it; the terminal is then as it was."""
+    with StopFlag() as stop, OUT.screen():
+        while not stop.stopping:
+            next_s = time.monotonic() + interval_s
+            _draw(look(cards, folders))
+            while not stop.stopping and time.monotonic() < next_s:
+                time.sleep(_HEARD_S)
+
+
+def _draw(top: Top) -> None:
+    with OUT.capture() as drawn:  # as one piece, so that nothing flickers
+        OUT.control(Control.clear(), Control.home())
+        text.render(document(top, max(1, OUT.height - _HEAD - len(top.cards))), OUT)
+    OUT.file.write(drawn.get())
+    OUT.file.flush()

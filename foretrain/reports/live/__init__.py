@@ -1,1 +1,0 @@
-"""What goes on now, as a frame of a given size that is drawn again and again."""

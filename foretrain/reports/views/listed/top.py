@@ -1,0 +1,114 @@
+"""`foretrain top`: the cards of this machine, a row each, and its runs."""
+
+from foretrain.analysis.live import LiveCard, LiveRun, Top
+from foretrain.base.messages import printable, say
+from foretrain.base.units import format_bytes, format_bytes_like, format_left
+from foretrain.hardware.card import SLOWING
+from foretrain.reports.document import Cell, Document, Message, Paragraph, Quantity, Section, Table
+
+_LONG_S = 3.0  # a phase that lasts longer says how long; training says its steps
+_NAME = 24
+_COLUMNS = ("run", "phase", "steps", "time_change", "loss", "speed", "mfu", "memory")
+_ENDINGS = ("finished", "diverged", "failed", "killed", "stopped")
+
+
+def document(top: Top, most: int = 60) -> Document:
+    """Cards, then at most so many runs; what is left out is counted."""
+    alive = [run for run in top.runs if run.where != "nowhere"]
+    here = sum(run.where == "here" for run in alive)
+    title = Message("first.said", {"text": f"foretrain top · {printable(top.host)} · {top.at[11:19]}"})
+    counts = Message("top.counts", {"here": here, "elsewhere": len(alive) - here})
+    sections = [Section(Message("top.cards"), _cards(top)), Section(Message("runs.section"), _runs(top, most))]
+    return Document(title, counts, sections)
+
+
+def _cards(top: Top) -> tuple[Table | Paragraph, ...]:
+    if not top.cards:
+        return (Paragraph(Message("top.no_cards", {"reason": printable(top.no_cards)})),)
+    rows = [(f"{card.index} {printable(card.name)}", _memory(card), _state(card)) for card in top.cards]
+    return (Table(tuple(Message(f"column.{name}") for name in ("gpu", "memory", "status")), tuple(rows)),)
+
+
+def _memory(card: LiveCard) -> str:
+    """How full a card is, and with how much of this machine's runs."""
+    if card.used_bytes is None:
+        return "–"
+    used = _of("top.used_of", card.used_bytes, card.total_bytes) if card.total_bytes else format_bytes(card.used_bytes)
+    return f"{used} ({say('top.by_runs', runs=card.ours_bytes)})" if card.ours_bytes else used
+
+
+def _state(card: LiveCard) -> str:
+    """How busy it is, its clock and what lowers it, its temperature and power."""
+    slowed = [say(f"throttle.{reason}") for reason in card.reasons if reason in SLOWING]
+    said = [
+        "" if card.busy is None else say("top.busy", share=card.busy),
+        "" if card.clock_ghz is None else f"{card.clock_ghz:.2f} GHz",
+        say("top.slowed", reasons=slowed) if slowed else "",
+        "" if card.temperature_c is None else f"{card.temperature_c} °C",
+        "" if card.power_w is None else f"{card.power_w:.0f} W",
+    ]  # fmt: skip
+    return " · ".join(filter(None, said)) or "–"
+
+
+def _runs(top: Top, most: int) -> tuple[Table | Paragraph, ...]:
+    if not top.runs:
+        return tuple(Paragraph(Message(f"top.{id}")) for id in ("no_runs", "start_one", "elsewhere"))
+    shown = [run for run in top.runs if run.phase != "unreadable"][:most]
+    broken = [run for run in top.runs if run.phase == "unreadable"][: max(0, most - len(shown))]
+    blocks: list[Table | Paragraph] = []
+    if shown:
+        columns = tuple(Message(f"column.{name}") for name in _COLUMNS)
+        rows, tones = tuple(map(_row, shown)), tuple(map(_tone, shown))
+        blocks.append(Table(columns, rows, frozenset({2, 4, 5, 6}), tones, optional=(6, 5, 4)))
+    for run in broken:
+        text = f"{_name(run)}: {printable(run.problem)}"
+        blocks.append(Paragraph(Message("first.said", {"text": text.splitlines()[0]}), "warn"))
+    if left := len(top.runs) - len(shown) - len(broken) + top.more_runs:
+        blocks.append(Paragraph(Message("top.more_runs", {"count": left})))
+    return tuple(blocks)
+
+
+def _name(run: LiveRun) -> str:
+    name = printable(run.label.title or " ".join(run.name.split()))
+    return name if len(name) <= _NAME else name[: _NAME - 1] + "…"
+
+
+def _tone(run: LiveRun) -> str:
+    """A run above the upper end of its plan's range is marked."""
+    planned = run.planned_high_bytes or run.planned_bytes
+    return "warn" if planned and run.where != "nowhere" and (run.memory_bytes or 0) > planned else "plain"
+
+
+def _row(run: LiveRun) -> tuple[Cell, ...]:
+    steps = "–" if run.step is None else f"{run.step:,}"
+    if run.steps:
+        steps = f"{run.step or 0:,} / {run.steps:,}"
+    held = "–" if not run.memory_bytes else format_bytes(run.memory_bytes)
+    if run.memory_bytes and run.planned_bytes:
+        held = _of("top.memory_of", run.memory_bytes, run.planned_bytes)
+    loss = run.val_loss if run.where == "nowhere" else run.loss
+    tags = "".join(f" #{' '.join(tag.split())}" for tag in run.label.tags)
+    return (
+        _name(run) + printable(tags), _phase(run), steps,
+        "" if run.eta_s is None else say("top.left", time=format_left(run.eta_s)),
+        "–" if loss is None else f"{loss:.4f}",
+        Message("value.throughput", {"tokens_per_s": run.tokens_per_s}) if run.tokens_per_s else "–",
+        Quantity(run.mfu, "percent"), held,
+    )  # fmt: skip
+
+
+def _phase(run: LiveRun) -> str:
+    if run.where == "nowhere":
+        how = {"interrupted": "stopped"}.get(run.status, run.status)
+        return say(f"top.ended.{how if how in _ENDINGS else 'killed'}")
+    phase = say(f"top.phase.{run.phase}")
+    if run.phase_s is not None and run.phase_s >= _LONG_S and run.phase not in ("training", "running"):
+        phase += f" {format_left(run.phase_s)}"
+    if run.where == "here":
+        return phase
+    return f"{phase}, {say('top.on_host', host=printable(run.host)) if run.host else say('top.not_here')}"
+
+
+def _of(id: str, used: int, total: int) -> str:
+    """'9.80 of 12.00 GiB', with the number in the unit of the whole."""
+    return say(id, used=format_bytes_like(used, total), total=total)

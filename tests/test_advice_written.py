@@ -248,8 +248,8 @@ def test_the_next_command_runs_the_first_change_and_a_list_says_what_is_not_enou
     large = foretrain("advise", "gpt2-1558m", "--gpu", "3060", "--top", "1", "--trainer", "nanogpt").stdout
     assert "does not fit" in large
     free = foretrain("advise", str(CASE_C), *CARD, "--top", "7").stdout
-    assert "6  block_size 512" in free
-    assert "7  RTX 5080" in free
+    assert "5  block_size 512" in free
+    assert "6  RTX 4080 SUPER" in free
 
 
 def test_the_first_screen_shows_what_a_run_takes_of_the_card_and_the_full_table_what_it_would_take_of_more() -> None:

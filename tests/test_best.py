@@ -172,7 +172,7 @@ def test_a_larger_card_never_makes_it_worse(cards: tuple[str, ...]) -> None:
 
 
 def test_what_binds_is_said() -> None:
-    assert "memory" in answer(limit="10d", others=11 * 2**30)[1].binds
+    assert "memory" in answer(limit="10d", others=10 * 2**30)[1].binds
     worn = answer(limit="30d", data=20_000_000)[1]
     assert "epochs" in worn.binds
     assert worn.candidates[0].epochs == pytest.approx(40, abs=1)

@@ -209,6 +209,7 @@ def test_on_a_card_the_forecast_has_a_verdict_and_the_time(
     assert plan is not None
     assert plan.timing is not None
     words = ["--batch-size", str(BATCH), "--seq-len", "128", "--max-steps", "2", "--dtype", "float32"]
+    words += ["--gradient-checkpointing=false"]
     (tmp_path / "config.json").write_text(json.dumps(llama().config.to_dict()))
     asked = question(str(tmp_path / "config.json"), words)
     typed = plan_question(asked, "RTX 4090", used_by_others="20GiB")

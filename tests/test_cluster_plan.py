@@ -353,17 +353,18 @@ def test_the_first_screen_says_which_fits_how_long_and_whether_it_pays() -> None
 
 
 def test_what_fits_is_never_said_to_need_more_than_a_card_has() -> None:
-    """FSDP that holds gradients back would use more than 24 GiB, and fits: the allocator frees what it only keeps."""
-    words = ("plan", "gpt2-1558m", "--gpus", "2 x RTX 3090", "--batch_size=2")
+    """FSDP that holds gradients back would use more than the card has, and runs: the allocator frees what it only
+    keeps."""
+    words = ("plan", "gpt2-774m", "--gpus", "2 x RTX 3090", "--batch_size=8", "--strategy=fsdp_no_reshard")
     shown = foretrain(*words).stdout
-    assert "runs in the 24.00 GiB of a card" in shown
+    assert "in the 23.56 GiB of a card it may run out of memory" in " ".join(shown.split())
     rows = re.findall(
-        r"^  (?:DDP|ZeRO|FSDP).*? (fits|tight|does not fit) +([\d.]+) of ([\d.]+) GiB", shown, re.MULTILINE
+        r"^  (?:DDP|ZeRO|FSDP).*? +(fits|tight|may not fit|does not fit) +([\d.]+) of ([\d.]+) GiB", shown, re.MULTILINE
     )
     assert len(rows) == 4
     for verdict, needs, free in rows:
         assert (float(needs) <= float(free)) == (verdict != "does not fit")
-    assert "24 GiB (with more memory 25 GiB)" in foretrain(*words, "--oneline").stdout
+    assert "24 GiB (with more memory 24 GiB)" in foretrain(*words, "--oneline").stdout
 
 
 @pytest.mark.parametrize("form", ["--full", "--oneline", "--json"])

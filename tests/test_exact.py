@@ -235,14 +235,14 @@ def test_the_verdict_is_a_replay_at_the_limit() -> None:
     assert lives is not None
     context = published(GPU)[1] + 200 * MIB
     for available, verdict in (
-        (lives.smallest_limit_bytes + context + MIB, "fits"),
+        (lives.smallest_limit_bytes + context + MIB, "tight"),
         (lives.smallest_limit_bytes // 2, "does_not_fit"),
     ):
         found = traced(plan(config, GPU, used_by_others_bytes=(GPU.memory_bytes or 0) - available))
         assert found.verdict_of("nanogpt") == verdict
         exact = found.exact_of("nanogpt")
         assert exact is not None
-        assert (exact.death is None) == (verdict == "fits")
+        assert (exact.death is None) == (verdict == "tight")
         if exact.death is not None:
             dying = exact.memory.phase(exact.death.phase)
             assert dying.verdict == "does_not_fit"

@@ -78,11 +78,35 @@ def words_of(options: dict[str, object]) -> list[str]:
 # -- what is offered -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("name", "method", "ids"), [
+    ("qwen3-8b", "qlora", ("unsloth",)), ("llama-3.1-8b", "lora", ("unsloth", "qlora")),
+    ("qwen3-8b", "full", ("qlora_of_unsloth",)),
+])  # fmt: skip
+def test_what_unsloth_lets_fit_is_found(name: str, method: str, ids: tuple[str, ...]) -> None:
+    plan = library.plan_finetune(name, gpu="RTX 3060", method=method)
+    assert plan.verdict == "does_not_fit"
+    found = changes(plan)
+    assert set(ids) in [set(change.ids) for change in found]
+    for change in found:
+        again = library.plan_finetune(name, gpu="RTX 3060", **{"method": method, **change.changed})
+        assert (again.verdict, again.needed_bytes) == ("fits", change.needed_bytes)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("gpu", ["RTX 3060", "RTX 2060"])
+def test_nothing_together_leaves_four_bits(gpu: str) -> None:
+    """A model of 12 billion weights: on 12 GB something makes it fit, on 6 GB nothing does."""
+    plan = library.plan_finetune("gemma-3-12b", gpu=gpu, method="qlora")
+    found = changes(plan)
+    assert not [change for change in found if "method" in change.changed]
+    assert {change.verdict for change in found} == ({"fits"} if gpu == "RTX 3060" else {"does_not_fit"})
+
+
 def test_unsloth_s_checkpoints_can_go_to_the_host() -> None:
     plan = a_plan("llama-3.2-1b", method="lora", unsloth=True, seq_len=1024)
     change = planned(plan, ("offload",))
     assert change is not None
-    assert change.changed == {"gradient_checkpointing": True, "offload_checkpoints": True}
+    assert change.changed == {"offload_checkpoints": True}
     assert planned(a_plan("llama-3.2-1b", seq_len=1024), ("offload",)) is None
     assert planned(a_plan("llama-3.2-1b", unsloth=True, seq_len=256), ("offload",)) is None
 
@@ -102,7 +126,7 @@ def test_fewer_modules_are_those_of_the_model(name: str, targets: str) -> None:
 
 def test_qlora_of_a_small_model_that_needs_more_than_lora_says_why() -> None:
     plan = a_plan(method="qlora", batch_size=2, seq_len=2048)
-    lora = planned(plan, ("lora",))
+    lora = planned(plan, ("sixteen_bits",))
     assert lora is not None
     said = four_bits_more(plan, [lora])
     assert lora.saved_bytes > 0
@@ -110,7 +134,7 @@ def test_qlora_of_a_small_model_that_needs_more_than_lora_says_why() -> None:
     assert "fp32" in said.text()
     assert "four_bits_widened" in {note.id for note in plan.notes}
     large = a_plan("llama-3.1-8b", gpu="RTX 4090", method="qlora", seq_len=512, gradient_checkpointing=True)
-    change = planned(large, ("lora",))
+    change = planned(large, ("sixteen_bits",))
     assert change is not None
     assert change.saved_bytes < 0
     assert four_bits_more(large, [change]) is None
@@ -118,7 +142,7 @@ def test_qlora_of_a_small_model_that_needs_more_than_lora_says_why() -> None:
 
 
 def test_what_takes_much_longer_says_how_many_times() -> None:
-    change = planned(a_plan(), ("checkpointing",))
+    change = planned(a_plan(gradient_checkpointing=False), ("checkpointing",))
     assert change is not None
 
     def said(longer: float) -> str:
@@ -242,7 +266,7 @@ def test_a_limit_of_a_run_that_does_not_fit_leads_to_advice() -> None:
 
 @pytest.mark.parametrize(("id", "typed"), [
     ("loss_alone", ("--method=lora", "--evaluate", "--keeps-logits", "--eval-accumulation-steps=4")),
-    ("lora", ("--method=qlora", "--double-quant")), ("packing", ("--method=lora", "--padded")),
+    ("sixteen_bits", ("--method=qlora", "--double-quant")), ("packing", ("--method=lora", "--padded")),
 ])  # fmt: skip
 def test_the_advised_command_leaves_out_what_does_nothing_with_the_change(id: str, typed: tuple[str, ...]) -> None:
     """A terminal refuses options that do nothing, such as how often logits go to the host that are not kept."""

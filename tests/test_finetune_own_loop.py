@@ -63,7 +63,7 @@ def test_peaks_measured_in_such_a_loop(
     words = ["plan", model, "--method", method, "--amp", "no", "--dtype", "bf16", "--seq-len", str(tokens)]
     words += ["--batch-size", str(batch), "--lora-r", "16", "--lora-targets", "q_proj,k_proj,v_proj,o_proj"]
     words += ["--optim", "paged_adamw_8bit", "--loop", "own", "--gpu", "RTX 4080", "--json"]
-    result = foretrain(*words, *(["--gradient-checkpointing"] if checkpoints else []))
+    result = foretrain(*words, f"--gradient-checkpointing={checkpoints}".lower())
     assert result.returncode == 0, result.stderr
     phases = {each["phase"]: each["allocated_bytes"] for each in json.loads(result.stdout)["memory"]["phases"]}
     assert phases["steady_step"] / 2**30 == pytest.approx(measured, rel=0.003)

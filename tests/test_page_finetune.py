@@ -12,6 +12,7 @@ pytest.importorskip("uvicorn")
 
 from starlette.testclient import TestClient
 
+import foretrain as library
 from foretrain.advice.asked import Asked as Typed
 from foretrain.advice.finetune import changes
 from foretrain.advice.finetune_cards import compared
@@ -20,7 +21,7 @@ from foretrain.app.finetune import plan_question
 from foretrain.app.finetuning.question import question
 from foretrain.base import languages, messages
 from foretrain.config.finetune import pasted
-from foretrain.config.finetune.options import FINETUNE_OPTIONS, FineTune
+from foretrain.config.finetune.options import ASKED, FINETUNE_OPTIONS, FineTune
 from foretrain.config.finetune.read import read_finetune
 from foretrain.config.finetune.words import parse_words
 from foretrain.config.hub.models import models
@@ -48,6 +49,7 @@ OVER = {"model": "gpt2", "values": {"batch_size": "64"}, "gpu": CARD}
 def test_the_form_has_every_option_and_every_model(client: TestClient) -> None:
     found = post(client, "/api/finetune/form", {})
     wanted = {option.name: option.default for option in FINETUNE_OPTIONS.values()}
+    wanted |= ASKED
     wanted |= {option.name: option.default for option in OPTIONS.values() if option.group == "cost"}
     assert {field["name"]: field["default"] for field in found["fields"]} == wanted
     shown = [field["basic"] for field in found["fields"]]
@@ -70,6 +72,24 @@ def test_a_slider_stops_only_where_its_option_may_stand(field: dict[str, Any]) -
     assert 5 < len(field["stops"]) < 60
     for stop in (field["stops"][0], field["stops"][-1]):
         parse_words([f"--{field['name']}={stop}"])
+
+
+def test_one_question_has_one_answer(client: TestClient) -> None:
+    """A model, a method and a card, and nothing else said: one sequence at a time, with checkpointing."""
+    typed = plan_question(question("qwen3-8b", ["--method=qlora"]), "RTX 4090")
+    assert (typed.tune.batch_size, typed.tune.seq_len, typed.tune.gradient_checkpointing) == (1, 2048, True)
+    in_python = library.plan_finetune("qwen3-8b", gpu="RTX 4090", method="qlora")
+    on_the_page = post(client, "/api/finetune", {"model": "qwen3-8b", "values": {"method": "qlora"}})
+    assert in_python.memory == typed.memory
+    assert on_the_page["config"] == {**typed.tune.model_dump(), "dtype": "auto", "amp": "auto", **PRICES.model_dump()}
+    short = plan_question(question("gpt2", ["--method=lora"]), "RTX 4090")
+    assert short.tune.seq_len == short.facts.max_positions == 1024
+
+
+def test_what_a_pasted_file_leaves_out_is_its_trainers_default(client: TestClient) -> None:
+    read = post(client, "/api/finetune/read", {"text": "base_model: gpt2\nmicro_batch_size: 4\nadapter: lora"})
+    assert read["values"]["gradient_checkpointing"] is False
+    assert (read["values"]["batch_size"], read["values"]["method"]) == (4, "lora")
 
 
 def test_a_plan_on_the_page_is_the_terminals(client: TestClient) -> None:

@@ -96,7 +96,7 @@ def test_a_change_is_told_before_and_after(base: str, capsys: pytest.CaptureFixt
     assert list(rows) == ["config", *(safe(f"config/{name}.toml") for name in ("bad", "gone", "grown", "new"))]
     grown = rows[safe("config/grown.toml")]
     assert "fits → **does not fit**" in grown
-    assert re.search(r"[\d.]+ of 12\.00 GiB → [\d.]+ of 12\.00 GiB", grown)
+    assert re.search(r"[\d.]+ of 11\.56 GiB → [\d.]+ of 11\.56 GiB", grown)
     assert "→" not in rows[safe("config/new.toml")]
     assert "removed" in rows[safe("config/gone.toml")]
     assert "n&#95;layer" in rows[safe("config/bad.toml")]

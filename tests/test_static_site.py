@@ -163,7 +163,7 @@ for path in ("plan", "advice", "cards", "toml"):
 assert browser.post("/api/read", '{"text": "n_layer = 3"}', "en").startswith("[200,")
 for path in ("", "/form", "/cards", "/changes"):
     assert browser.post(f"/api/finetune{path}", "{}", "en").startswith("[200,"), path
-assert browser.post("/api/finetune/read", '{"text": "base_model: gpt2"}', "en").startswith("[200,")
+assert browser.post("/api/finetune/read", '{"text": "base_model: gpt2\\\\nmicro_batch_size: 2"}', "en").startswith("[200,")
 left_out = [name for name in sys.modules if name.startswith(tuple(f"{room}." for room in rooms))]
 assert not left_out, left_out
 """

@@ -104,10 +104,10 @@ def test_of_phases_that_need_the_same_the_one_with_the_most_tensors_is_named() -
 
 
 def test_free_is_said_only_where_others_are_known() -> None:
-    assert "of 12.00 GiB, in" in one_line(["gpt2-124m", "--gpu", "4070"])
-    assert "of 10.14 GiB free, in" in one_line(["gpt2-124m", "--gpu", "4070", "--used-by-others", "2GB"])
-    assert "only 10.14 GiB free" in one_line(["gpt2-774m", "--gpu", "4070", "--used-by-others", "2GB"])
-    assert "the device has 12.00 GiB" in one_line(["gpt2-774m", "--gpu", "4070"])
+    assert "of 11.56 GiB, in" in one_line(["gpt2-124m", "--gpu", "4070"])
+    assert "of 9.70 GiB free, in" in one_line(["gpt2-124m", "--gpu", "4070", "--used-by-others", "2GB"])
+    assert "only 9.70 GiB free" in one_line(["gpt2-774m", "--gpu", "4070", "--used-by-others", "2GB"])
+    assert "the device has 11.56 GiB" in one_line(["gpt2-774m", "--gpu", "4070"])
     limited = ["gpt2-774m", "--gpu", "4070", "--memory_limit=9GiB"]
     assert "only 9.00 GiB allowed (memory_limit)" in one_line(limited)
 

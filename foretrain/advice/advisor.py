@@ -274,11 +274,10 @@ def other_cards(search: Search, state: State | None = None, rules: tuple[str, ..
     if start.gpu.kind != "cuda":
         return []
     found: list[Candidate] = []
-    least: int | None = None  # memory of the smallest card that fits
-    for gpu in sorted(catalogue().values(), key=lambda gpu: gpu.memory_bytes or 0):
-        memory_bytes = gpu.memory_bytes or 0
-        asked = gpu.name in search.rents or (search.goal == "fit" and least in (None, memory_bytes))
-        if not asked or not usable(gpu, start) or start.used_by_others_bytes > memory_bytes:
+    least: int | None = None  # label of the smallest card that fits
+    for gpu in sorted(catalogue().values(), key=lambda gpu: gpu.label_bytes or 0):
+        asked = gpu.name in search.rents or (search.goal == "fit" and least in (None, gpu.label_bytes))
+        if not asked or not usable(gpu, start) or start.used_by_others_bytes > (gpu.memory_bytes or 0):
             continue
         config = start.config
         if search.rents:
@@ -286,12 +285,12 @@ def other_cards(search: Search, state: State | None = None, rules: tuple[str, ..
         outcome = search.planner.outcome(replace(start, gpu=gpu, config=config))
         if outcome is not None and outcome.fits:
             found.append(search.of((*rules, "another_card"), outcome))
-            least = memory_bytes if least is None else least
+            least = gpu.label_bytes if least is None else least
     if not found:
         return []
     rented = [c for c in found if c.state.gpu.name in search.rents and c.outcome.money is not None]
     chosen = [min(rented, key=lambda c: c.outcome.money or 0.0)] if rented else []
     if search.goal == "fit":
-        small = [c for c in found if c.state.gpu.memory_bytes == least]
+        small = [c for c in found if c.state.gpu.label_bytes == least]
         chosen.append(min(small, key=lambda c: c.outcome.total_s or float("inf")))
     return list({c.state.gpu.name: c for c in chosen}.values())

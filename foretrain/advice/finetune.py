@@ -1,9 +1,9 @@
 """What to change in a fine-tuning run, each change planned: memory, time, and whether it fits then."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from foretrain.advice.finetune_together import everything, together
-from foretrain.advice.finetune_tries import OTHER, SAME, Tried, tried
+from foretrain.advice.finetune_tries import MILDER, OTHER, SAME, Tried, tried
 from foretrain.base.records import Record
 from foretrain.predict.finetune.plan import FineTunePlan, with_time
 from foretrain.predict.memory import Verdict
@@ -27,8 +27,8 @@ class FineTuneChange(Record):
 
 def changes(plan: FineTunePlan) -> tuple[FineTuneChange, ...]:
     """The changes that make a run fit, best first: those after which the same is learned, then the smallest, then by
-    time. Where no single one leaves what is learned alone, also what does so together. Where nothing fits, what comes
-    nearest."""
+    time. Others are looked at where none of those does so, alone or together. Where nothing fits, what comes nearest.
+    """
     return list(search(plan))[-1]
 
 
@@ -36,29 +36,41 @@ def search(plan: FineTunePlan) -> Iterator[tuple[FineTuneChange, ...]]:
     """What `changes` has found so far, after each change that was planned: for who shows them as they come."""
     alone: list[Tried] = []
     found: list[FineTuneChange] = []
-    for id in (*SAME, *OTHER):
-        change = tried(plan, (id,))
-        alone += [change] if change else []
-        found += [_of(plan, change)] if change and change.fits else []
-        yield tuple(sorted(found, key=_rank))
-    same = [change for change in alone if not _learns_otherwise(change)]
-    if any(change.fits for change in same):
-        return
-    for part in (same, alone):
-        whole = everything(plan, part)
-        for change in together(plan, whole):
+    whole: Tried | None = None
+    for tries in (SAME, OTHER):
+        for id in _strongest_first(tries):
+            ids = [id]
+            for each in ids:
+                change = tried(plan, (each,))
+                alone += [change] if change else []
+                if change and change.fits:
+                    found.append(_of(plan, change))
+                    ids += MILDER.get(id, ()) if each == id else ()
+                yield tuple(sorted(found, key=_rank))
+        if found:
+            return
+        every = everything(plan, alone)
+        whole = every.whole or whole
+        for change in together(plan, every):
             found += [_of(plan, change)] if change else []
             yield tuple(sorted(found, key=_rank))
         if found:
             return
-    yield _nearest(plan, alone, whole.whole)
+    yield _nearest(plan, alone, whole)
+
+
+def _strongest_first(tries: Iterable[str]) -> list[str]:
+    """The changes but those that are milder than another of them."""
+    milder = {id for each in MILDER.values() for id in each}
+    return [id for id in tries if id not in milder]
 
 
 def _nearest(plan: FineTunePlan, alone: Sequence[Tried], whole: Tried | None) -> tuple[FineTuneChange, ...]:
     """What comes nearest of single changes and of all together, `whole`: tight ones, then those that need least."""
-    found = [_of(plan, change) for change in (*alone, *([whole] if whole else []))]
-    saving = [change for change in found if change.saved_bytes > 0]
-    return tuple(sorted(saving, key=lambda change: (change.verdict != "tight", change.needed_bytes))[:NEAREST])
+    every = (*alone, *([whole] if whole else []))
+    saving = [change for change in every if change.plan.needed_bytes < plan.needed_bytes]
+    nearest = sorted(saving, key=lambda change: (change.plan.verdict != "tight", change.plan.needed_bytes))
+    return tuple(_of(plan, change) for change in nearest[:NEAREST])
 
 
 def planned(plan: FineTunePlan, ids: tuple[str, ...]) -> FineTuneChange | None:

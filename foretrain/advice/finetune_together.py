@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations, product
 from typing import NamedTuple
 
-from foretrain.advice.finetune_tries import Tried, tried
+from foretrain.advice.finetune_tries import ALONE, Tried, tried
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.finetune.simulated import PHASES
 
-MOST_TOGETHER = 3  # combinations that are looked for
-MOST_PLANNED = 24  # combinations of one search that are planned, before one is made smaller change by change
+MOST_TOGETHER = 2  # combinations that are looked for
+MOST_PLANNED = 6  # combinations of one search that are planned, before one is made smaller change by change
 
 
 class Everything(NamedTuple):
@@ -49,6 +49,8 @@ def together(plan: FineTunePlan, found: Everything) -> Iterator[Tried | None]:
             good = fitting is not None and fitting.fits
             fitted += good
             yield fitting if good else None
+            if fitting is not None and fitted == 1 and good:
+                yield from _milder(plan, fitting)
             if fitted == MOST_TOGETHER:
                 return
         if fitted:
@@ -61,15 +63,17 @@ def everything(plan: FineTunePlan, alone: Sequence[Tried]) -> Everything:
     changes that set the same option the last is strongest."""
     before = _phases(plan)
     effects = [
-        (change, [after - size for after, size in zip(_phases(change.plan), before, strict=True)]) for change in alone
-    ]
+        (change, [after - size for after, size in zip(_phases(change.plan), before, strict=True)])
+        for change in alone if change.ids[0] not in ALONE
+    ]  # fmt: skip
     helpful = [change for change, effect in effects if min(effect) < 0]
     harmless = [change for change, effect in effects if min(effect) < 0 and max(effect) <= 0]
     found: list[Everything] = []
     for some in (helpful, harmless):
         strongest: list[Tried] = []
         for change in some:
-            strongest = [*(other for other in strongest if not other.clashes(change)), change]
+            kept = [other for other in strongest if not other.clashes(change) and not other.is_part_of(change)]
+            strongest = [*kept, change]
         whole = _planned(plan, strongest) if len(strongest) > 1 else None
         found.append(Everything(some, strongest, whole))
         if (whole is not None and whole.fits) or len(harmless) == len(helpful):
@@ -97,7 +101,8 @@ def _combinations(
     extra = list(combinations(free, size - len(needed)))
     found = [(*some, *more) for some, more in product(product(*gentle), extra)]
     found = [some for some in found if not any(one.clashes(other) for one, other in combinations(some, 2))]
-    return sorted(found, key=lambda some: _guess(plan, some))
+    guessed = sorted(((_guess(plan, some), some) for some in found), key=lambda pair: pair[0])
+    return [some for guess, some in guessed if guess <= (plan.available_bytes or 0)]
 
 
 def _guess(plan: FineTunePlan, some: Sequence[Tried]) -> float:
@@ -122,3 +127,14 @@ def _reduced(plan: FineTunePlan, whole: Tried, strongest: Sequence[Tried]) -> It
         if fewer is not None and fewer.fits:
             kept, found = [other for other in kept if other is not change], fewer
     yield found
+    yield from _milder(plan, found)
+
+
+def _milder(plan: FineTunePlan, found: Tried) -> Iterator[Tried | None]:
+    """The same with one of its changes milder, while it fits."""
+    for ids in found.milder:
+        mild = tried(plan, ids)
+        good = mild is not None and mild.fits
+        yield mild if good else None
+        if not good:
+            return

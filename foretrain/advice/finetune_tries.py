@@ -11,8 +11,12 @@ from foretrain.predict.finetune.plan import FineTunePlan, untimed
 from foretrain.predict.finetune.targets import adapted_roles
 
 LEAST_RANK = 8  # of an adapter: advice goes no lower
+SHORTEST = 512  # tokens of a sequence: nor here
 OFFLOADED = 512  # tokens of a sequence from which on unsloth moves checkpoints to the host
 ATTENTION_ALONE = "q_proj,k_proj,v_proj,o_proj"  # the layers of a mixture that are no experts
+ALONE = {"sixteen_bits"}  # beside others four bits take less
+# Of two such changes one leaves the other nothing to do: unsloth's kernels stand in the place of liger's.
+IDLE_TOGETHER = ({"logits_to_host", "loss_alone"}, {"liger", "unsloth"})
 
 _ADAMW = ("adamw_torch_fused", "adamw_torch")
 Values = dict[str, bool | int | str]
@@ -30,6 +34,21 @@ def _offload(plan: FineTunePlan) -> Values:
     return {"gradient_checkpointing": True, "offload_checkpoints": True}
 
 
+def _unsloth(plan: FineTunePlan) -> Values:
+    """unsloth's loop and kernels, with its checkpoints; on cards that run Triton."""
+    tune = plan.tune
+    if tune.unsloth or tune.loop in ("torchtune", "own") or not plan.gpu.has_triton:
+        return {}
+    offloads = {"offload_checkpoints": True} if tune.seq_len >= OFFLOADED else {}
+    return {"loop": "unsloth", "gradient_checkpointing": True, "amp": _half(plan), **offloads}
+
+
+def _half(plan: FineTunePlan) -> str:
+    """The 16 bits in which a run computes, or would."""
+    tune = plan.tune
+    return tune.amp if tune.amp != "no" else "fp16" if tune.dtype == "float16" else "bf16"
+
+
 def _smaller_batch(plan: FineTunePlan) -> Values:
     tune = plan.tune
     if tune.batch_size == 1:
@@ -37,11 +56,15 @@ def _smaller_batch(plan: FineTunePlan) -> Values:
     return {"batch_size": 1, "grad_accum": tune.grad_accum * tune.batch_size}
 
 
-def _half_batch(plan: FineTunePlan) -> Values:
+def _half_batch(plan: FineTunePlan, by: int = 2) -> Values:
     tune = plan.tune
-    if tune.batch_size % 2 or tune.batch_size == 2:
+    if tune.batch_size % by or tune.batch_size == by:
         return {}
-    return {"batch_size": tune.batch_size // 2, "grad_accum": tune.grad_accum * 2}
+    return {"batch_size": tune.batch_size // by, "grad_accum": tune.grad_accum * by}
+
+
+def _quarter_batch(plan: FineTunePlan) -> Values:
+    return _half_batch(plan, 4)
 
 
 def _evaluated(plan: FineTunePlan, sequences: int) -> Values:
@@ -124,36 +147,46 @@ def _unpadded(plan: FineTunePlan) -> Values:
 
 
 def _lora(plan: FineTunePlan) -> Values:
-    """Also instead of QLoRA: of a small model all that is made fp32 for 4 bits can be more than these save."""
-    tune = plan.tune
-    if tune.method == "qlora":
-        return {"method": "lora", "amp": tune.amp}
-    return {"method": "lora"} if tune.method == "full" else {}
+    return {"method": "lora"} if plan.tune.method == "full" else {}
+
+
+def _sixteen_bits(plan: FineTunePlan) -> Values:
+    """Of a small model all that is made fp32 for 4 bits can be more than these save."""
+    return {"method": "lora", "amp": plan.tune.amp} if plan.tune.method == "qlora" else {}
 
 
 def _qlora(plan: FineTunePlan) -> Values:
     tune = plan.tune
     if tune.method not in ("full", "lora"):
         return {}
-    amp = tune.amp if tune.amp != "no" else "fp16" if tune.dtype == "float16" else "bf16"
-    return {"method": "qlora", "amp": amp}
+    return {"method": "qlora", "amp": _half(plan)}
+
+
+def _qlora_of_unsloth(plan: FineTunePlan) -> Values:
+    """Instead of all weights: as unsloth runs it, which alone saves little of a run of all."""
+    return {} if plan.tune.adapters else {**_unsloth(plan), **_qlora(plan)} if _unsloth(plan) else {}
 
 
 def _shorter(plan: FineTunePlan) -> Values:
-    return {"seq_len": plan.tune.seq_len // 2} if plan.tune.seq_len >= 512 else {}
+    return {"seq_len": plan.tune.seq_len // 2} if plan.tune.seq_len > 2 * SHORTEST else {}
+
+
+def _shortest(plan: FineTunePlan) -> Values:
+    return {"seq_len": SHORTEST} if plan.tune.seq_len > SHORTEST else {}
 
 
 # The training stays the same with the first ones, and is another one with the others. Of those that set the same
 # option the last saves most.
 SAME: dict[str, Try] = {
-    "checkpointing": _checkpointing, "half_batch": _half_batch, "batch_of_one": _smaller_batch,
-    "attention": _attention, "flash": _flash, "packing": _unpadded, "liger": _liger, "offload": _offload,
-    "logits_to_host": _logits_to_host, "half_evaluation": _half_evaluation, "evaluation_of_one": _evaluation_of_one,
-    "loss_alone": _loss_alone,
+    "checkpointing": _checkpointing, "half_batch": _half_batch, "quarter_batch": _quarter_batch,
+    "batch_of_one": _smaller_batch, "attention": _attention, "flash": _flash, "packing": _unpadded, "liger": _liger,
+    "offload": _offload, "logits_to_host": _logits_to_host, "half_evaluation": _half_evaluation,
+    "evaluation_of_one": _evaluation_of_one, "loss_alone": _loss_alone, "unsloth": _unsloth,
 }  # fmt: skip
 OTHER: dict[str, Try] = {
     "optimizer_8bit": _optimizer, "paged": _paged, "lower_rank": _lower_rank, "fewer_targets": _fewer_targets,
-    "lora": _lora, "qlora": _qlora, "shorter": _shorter,
+    "lora": _lora, "qlora": _qlora, "sixteen_bits": _sixteen_bits, "qlora_of_unsloth": _qlora_of_unsloth,
+    "shorter": _shorter, "shortest": _shortest,
 }  # fmt: skip
 
 
@@ -178,6 +211,11 @@ def _fused(plan: FineTunePlan) -> Values:
 SPENDING: dict[str, Try] = {
     "whole_activations": _whole_activations, "larger_batch": _larger_batch, "fused": _fused,
 }  # fmt: skip
+# Changes of which a stronger one sets the same option: alone they fit only where that one does.
+MILDER = {
+    "batch_of_one": ("quarter_batch", "half_batch"), "evaluation_of_one": ("half_evaluation",),
+    "paged": ("optimizer_8bit",), "shortest": ("shorter",),
+}  # fmt: skip
 FASTER = (*SPENDING, "attention", "flash", "packing", "liger", "fewer_targets", "lora")  # what can be quicker
 TRIES = {**SAME, **OTHER, **SPENDING}
 
@@ -196,9 +234,19 @@ class Tried:
         """Whether the run is safe with them."""
         return self.plan.verdict == "fits"
 
+    @property
+    def milder(self) -> list[tuple[str, ...]]:
+        """The ids with one of them milder, the strongest first."""
+        return [tuple(mild if id == strong else id for id in self.ids)
+                for strong in MILDER if strong in self.ids for mild in MILDER[strong]]  # fmt: skip
+
+    def is_part_of(self, other: "Tried") -> bool:
+        """Whether the other does all that this does."""
+        return self.changed.items() <= other.changed.items()
+
     def clashes(self, other: "Tried") -> bool:
         """Whether both set an option, to different values, or one leaves the other nothing to do."""
-        if {*self.ids, *other.ids} >= {"logits_to_host", "loss_alone"}:
+        if any({*self.ids, *other.ids} >= pair for pair in IDLE_TOGETHER):
             return True
         return any(other.changed.get(option, value) != value for option, value in self.changed.items())
 
@@ -211,7 +259,7 @@ def tried(plan: FineTunePlan, ids: tuple[str, ...]) -> Tried | None:
         values = TRIES[id](plan)
         if not values:
             return None
-        changed |= values
+        changed |= {name: value for name, value in values.items() if name == "amp" or getattr(plan.tune, name) != value}
     if changed.get("amp") == "bf16" and not plan.gpu.supports_bf16:
         changed["amp"] = "fp16"
     try:

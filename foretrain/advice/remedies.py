@@ -33,7 +33,7 @@ def remedies(
     config: RunConfig, gpu: Gpu, *, used_by_others_bytes: int = 0, over_bytes: int = 0, step: StepName = "foretrain",
     most: int = 3, expandable_segments: bool = True,
 ) -> tuple[Remedy, ...]:  # fmt: skip
-    """Exact changes that fit what the card had, kindest first.
+    """Exact changes that fit what the card had: those of the run's own program first, the kindest first.
 
     `over_bytes`: how far the request that failed was beyond what was there. The run needed that much more than the card
     had, whatever the forecast says; where the forecast was lower, as much is kept free in the search. Tokens of a
@@ -52,7 +52,8 @@ def remedies(
     kept = [a for a in found.advised if a.exactness == "exact" and not FREES_NOTHING & set(a.rules)]
     room = made.available_bytes
     changes = [_remedy(a) for a in kept if a.effect.saved_bytes >= max(1, over_bytes) and a.effect.needed_bytes <= room]
-    return tuple(r for r in changes if expandable_segments or "allocator_settings" not in r.changes)[:most]
+    usable = [r for r in changes if expandable_segments or "allocator_settings" not in r.changes]
+    return tuple(sorted(usable, key=lambda remedy: remedy.step != step)[:most])
 
 
 def _remedy(advice: Advice) -> Remedy:

@@ -87,8 +87,9 @@ def not_written(path: Path, error: OSError) -> UserError:
         return UserError("disk.full_output")
     if error.errno in (errno.EDQUOT, errno.EFBIG):
         return UserError("disk.limit_output")
-    no_place = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError)
-    id = "usage.cannot_write_file" if isinstance(error, no_place) else "environment.cannot_write"
+    wrong = isinstance(error, (FileExistsError, IsADirectoryError, NotADirectoryError))
+    wrong |= isinstance(error, FileNotFoundError) and not path.parent.is_dir()  # /proc is there, and takes no file
+    id = "usage.cannot_write_file" if wrong else "environment.cannot_write"
     return UserError(id, path=str(path), reason=error.strerror or str(error))
 
 

@@ -3,9 +3,11 @@
 from importlib.metadata import version
 from typing import Any
 
+from foretrain.advice.finetune import FineTuneChange
 from foretrain.advice.finetune_cards import FineTuneCards
-from foretrain.app.finetune import advised
-from foretrain.cli.common import print_json
+from foretrain.app.finetune import searched
+from foretrain.base.messages import say
+from foretrain.cli.common import print_json, working
 from foretrain.cli.planning.printing import Form, document, line, screen
 from foretrain.predict.finetune.largest import FineTuneLargest
 from foretrain.predict.finetune.plan import SCHEMA, FineTunePlan
@@ -24,13 +26,23 @@ def one(plan: FineTunePlan, form: Form) -> None:
     if form.oneline:
         line(screen_view.line(plan, version("foretrain")))
         return
-    changes = advised(plan)
+    changes = _changes(plan)
     if form.as_json:
         print_json({**plan.to_json(schema=SCHEMA), "changes": [change.model_dump(mode="json") for change in changes]})
     elif form.full:
         document(whole_view.document(plan, changes))
     else:
         screen(screen_view.screen(plan, changes, form.asked))
+
+
+def _changes(plan: FineTunePlan) -> tuple[FineTuneChange, ...]:
+    """What to change. The verdict stands on stderr while it is looked for."""
+    verdict, found = screen_view.verdict_of(plan).message.text(), list[tuple[FineTuneChange, ...]]([()])
+    with working(verdict) as tell:
+        for each in searched(plan):
+            found.append(each)
+            tell(f"{verdict} {len(found) - 1}: {say('working.searching')}")
+    return found[-1]
 
 
 def cards(plans: list[FineTunePlan], found: FineTuneCards, form: Form) -> None:

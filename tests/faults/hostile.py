@@ -206,9 +206,9 @@ def _placed() -> Iterator[Hostile]:
         "/proc/kmsg",
         "/nonexistent",
         "/",
-        SECRET,
     ):
         yield Hostile(f"link to {target}", ("hostile.py",), link(target))
+    yield Hostile(f"link to {SECRET}", ("hostile.py",), link(SECRET), refused=False)  # a config: its call is not run
     yield Hostile("pipe", ("hostile.py",), lambda: os.mkfifo("hostile.py"))
     yield Hostile("pipe of toml", ("hostile.toml",), lambda: os.mkfifo("hostile.toml"))
     yield Hostile("socket", ("hostile.py",), listening)

@@ -1,6 +1,7 @@
 """`FineTune`: how a model of Hugging Face is trained, in the words of its trainers. Each option once, with its help.
 
-Defaults are those of TrainingArguments, where it has the option; the rank is the one that most recipes use.
+Defaults are those of TrainingArguments, where it has the option; the rank is the one that most recipes use. Of a model
+that is asked about without a trainer's file they are what people run on one card (`asked`).
 """
 
 import math
@@ -219,6 +220,16 @@ class FineTune(Record):
     def steps(self) -> int | None:
         """Optimizer steps of the run; None where neither they nor the tokens of the data are known."""
         return self.max_steps or math.ceil(self.dataset_tokens * self.epochs / self.tokens_per_step) or None
+
+
+# One sequence at a time with checkpointing: what guides for one card begin with, as unsloth's notebooks do.
+ASKED: Mapping[str, Any] = {"seq_len": 2048, "batch_size": 1, "gradient_checkpointing": True}
+
+
+def asked(facts: ModelFacts | None, values: Mapping[str, Any]) -> FineTune:
+    """The run of a model that is asked about with these options and no trainer's file."""
+    longest = facts.max_positions if facts else ASKED["seq_len"]
+    return FineTune.model_validate({**ASKED, "seq_len": min(ASKED["seq_len"], longest), **values})
 
 
 @dataclass(frozen=True, kw_only=True)

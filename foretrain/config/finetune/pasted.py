@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from foretrain.base.errors import UserError
+from foretrain.config.finetune.options import ASKED, FINETUNE_OPTIONS
 from foretrain.config.finetune.read import FineTuneReading, reading_of, settings_of
 from foretrain.config.finetune.yaml_file import table_of
 from foretrain.config.hub.facts import ModelSource
@@ -42,7 +43,8 @@ def read_pasted(text: str, name: str) -> Pasted:
     found = settings_of(text, name, script=script)
     named = found.model or ""
     model = preset_source(repository_in(named) or named)
-    return Pasted(named, model, False, found.values, reading_of(found, model))
+    unsaid = {option: FINETUNE_OPTIONS[option].default for option in ASKED}  # its trainer's, not a form's
+    return Pasted(named, model, False, {**unsaid, **found.values}, reading_of(found, model))
 
 
 def _of_adapter(keys: dict[str, Any], name: str) -> Pasted:

@@ -17,7 +17,7 @@ from foretrain.base.records import Note, Record
 from foretrain.config.finetune.adapter import put_adapter
 from foretrain.config.finetune.formats import FORMATS, foreign
 from foretrain.config.finetune.formats.script import table_of_script, without_unread
-from foretrain.config.finetune.options import OPTION_OF, Bound, FineTune
+from foretrain.config.finetune.options import OPTION_OF, Bound, FineTune, asked
 from foretrain.config.finetune.table import FileSettings, Table
 from foretrain.config.finetune.together import idle_note, whole
 from foretrain.config.finetune.words import COSTS, parse_words
@@ -95,7 +95,9 @@ def read_finetune(source: str, words: Sequence[str] = ()) -> tuple[ModelSource, 
     # what was typed for an option stands in the place of what the file says of it
     found.unplanned = {text: bound for text, bound in found.unplanned.items() if _option_of(text) not in values}
     reading = reading_of(found, model, origins)
-    tune = whole(FineTune.model_validate({**found.values, **values}), origins, model.facts)
+    values = {**found.values, **values}
+    tune = FineTune.model_validate(values) if given else asked(model.facts, values)
+    tune = whole(tune, origins, model.facts)
     if tune.method == "qlora":
         if model.facts is not None and model.facts.quantization == FOUR_BITS and "double_quant" not in origins:
             double = bool(model.config["quantization_config"].get("bnb_4bit_use_double_quant"))  # type: ignore[attr-defined]

@@ -24,7 +24,7 @@ _EVALUATION = ("eval_batch_size", "eval_batches", "keeps_logits", "eval_accumula
 _IDLE = (
     _Idle(_ADAPTER, "adapter", lambda tune: not tune.adapters, noted=True),
     _Idle(("double_quant",), "four_bit", lambda tune: tune.method != "qlora"),
-    _Idle(("offload_checkpoints",), "unsloth", lambda tune: not tune.unsloth, noted=True),
+    _Idle(("offload_checkpoints",), "unsloth", lambda tune: not tune.unsloth and tune.loop != "unsloth", noted=True),
     _Idle(("offload_checkpoints", "reentrant"), "checkpointing", lambda tune: not tune.gradient_checkpointing),
     _Idle(("padded",), "packing", lambda tune: tune.packing),
     _Idle(_EVALUATION, "evaluate", lambda tune: not tune.evaluate),

@@ -3,7 +3,8 @@
 GGUF's blocks (ggml-org/llama.cpp, ggml/src/ggml-common.h): q4_0 is 18 bytes for 32 weights, q8_0 34 for 32, q4_K 144
 for 256, q5_K 176, q6_K 210. The mixtures with _m and _s keep a part of the blocks and the head in more bits. Of Llama
 3.1 8B tools/quantize/README.md there says 4.8944 bits for Q4_K_M, 4.6672 for Q4_K_S, 5.7036 for Q5_K_M, 6.5633 for Q6_K
-and 8.5008 for Q8_0; these rows come to that within 0.2 %.
+and 8.5008 for Q8_0; these rows come to that within 0.2 %. Those below four bits follow from the same table, with the
+embedding and the head as src/llama-quant.cpp stores them; q3_k_m, which is not in it, from the types of its tensors.
 """
 
 from collections.abc import Mapping
@@ -29,6 +30,10 @@ FORMATS: dict[str, Format] = {
     "q6_k": Format(6.5625, 6.5625, 6.5625, "llama.cpp"), "q5_k_m": Format(5.654, 5.5, 6.5625, "llama.cpp"),
     "q5_0": Format(5.5, 5.5, 6.5625, "llama.cpp"), "q4_k_m": Format(4.798, 4.5, 6.5625, "llama.cpp"),
     "q4_k_s": Format(4.538, 4.5, 6.5625, "llama.cpp"), "q4_0": Format(4.5, 4.5, 6.5625, "llama.cpp"),
+    "iq4_xs": Format(4.317, 4.25, 6.5625, "llama.cpp"), "q3_k_l": Format(4.192, 3.4375, 6.5625, "llama.cpp"),
+    "q3_k_m": Format(3.845, 3.4375, 6.5625, "llama.cpp"), "iq3_m": Format(3.577, 3.4375, 6.5625, "llama.cpp"),
+    "q3_k_s": Format(3.4375, 3.4375, 6.5625, "llama.cpp"), "iq3_xxs": Format(3.072, 3.4375, 5.5, "llama.cpp"),
+    "q2_k": Format(2.943, 2.625, 6.5625, "llama.cpp"), "iq2_m": Format(2.698, 3.4375, 5.5, "llama.cpp"),
     # torchao's weight-only formats leave the embedding in bf16: int8 has a scale a row, int4 a scale and a zero for 64.
     "fp8": Format(8, 16, 8, "pytorch"), "int8": Format(8, 16, 8, "pytorch"), "int4": Format(4.5, 16, 4.5, "pytorch"),
     # As repositories publish them, with the embedding and the head in 16 bits: GPTQ and AWQ have a 16-bit scale and a

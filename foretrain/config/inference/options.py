@@ -14,7 +14,8 @@ USUAL_PROMPT = 512
 
 class Inference(Record):
     """What is asked. `context` 0: the model's, at most USUAL_CONTEXT; `prompt` 0: USUAL_PROMPT, or what the context
-    has; `weights` "": as published, in half precision; `engine` "": the one that such weights are usual in."""
+    has; `weights` "": as published, or the most bits that fit of llama.cpp's formats; `engine` "": the one that such
+    weights are usual in."""
 
     context: int = Field(default=0, ge=0, le=MOST_CONTEXT, description="Tokens that a text may have, prompt included.")
     batch: int = Field(default=1, ge=1, le=MOST_BATCH, description="Texts that are generated at one time.")

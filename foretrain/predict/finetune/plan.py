@@ -147,7 +147,8 @@ def replanned(plan: FineTunePlan, **options: object) -> FineTunePlan:
 
 def untimed(plan: FineTunePlan, **options: object) -> FineTunePlan:
     """The same with other options and without its time: a search asks for the memory of many runs."""
-    tune = FineTune.model_validate({**plan.tune.model_dump(), **options})
+    own = {"unsloth": True} if options.get("loop") == "unsloth" else {}  # its loop runs its functions
+    tune = FineTune.model_validate({**plan.tune.model_dump(), **options, **own})
     ledger = estimated(plan.facts, tune, plan.gpu)
     memory = bounded(ledger.judged(plan.available_bytes, plan.gpu.memory_bytes), plan.bound)
     counts = FineTuneCounts.of(ledger)

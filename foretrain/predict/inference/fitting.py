@@ -8,6 +8,7 @@ from foretrain.config.inference.options import USUAL_CONTEXT, USUAL_PROMPT, Infe
 from foretrain.hardware.catalogue import Gpu, catalogue
 from foretrain.predict.inference.memory import InferenceMemory, memory_of, verdict_of
 from foretrain.predict.inference.model import InferenceModel
+from foretrain.predict.inference.speed import speed_of
 
 _STEP = 256  # tokens; a proposed context is a multiple of it where that leaves enough
 
@@ -29,6 +30,15 @@ class Smallest(Record):
     card_bytes: int = 0
 
 
+class FormatFit(Record):
+    """What a format of llama.cpp's comes to: bytes on the card, tokens of context that fit, 0 where it does not."""
+
+    weights: str
+    needed_bytes: int
+    longest_context: int
+    tokens_per_s: float | None
+
+
 class Search:
     """One model, one way to run it and a device: what fits there. `prompt`: as given, 0 for the usual one."""
 
@@ -46,6 +56,20 @@ class Search:
             and (not asked.engine or not each.quantized or each.engine == asked.engine)
         ]
         self._fewer = [name for _, name in sorted(bits, reverse=True)]
+
+    def formats(self, most_context: int) -> tuple[FormatFit, ...]:
+        """The weights as they were asked for, and llama.cpp's formats of fewer bits, the most bits first."""
+        found: list[FormatFit] = []
+        for name in (self._asked.weights, *self._fewer):
+            if name != self._asked.weights and FORMATS[name].engine != "llama.cpp":
+                continue
+            longest = largest(lambda size, name=name: self.fits(weights=name, context=size), most_context)
+            asked = self._asked.model_copy(update={"weights": name})
+            speed = speed_of(self._model, asked, asked.engine or FORMATS[name].engine, self._gpu)
+            needed = self._memory({"weights": name}, self._gpu).needed_expected_bytes
+            rate = speed.tokens_per_s if speed else None
+            found.append(FormatFit(weights=name, needed_bytes=needed, longest_context=longest, tokens_per_s=rate))
+        return tuple(found)
 
     def fitting(self) -> Fitting | None:
         """Weights in fewer bits, the most bits that fit; else fewer texts or a shorter context, in the weights that

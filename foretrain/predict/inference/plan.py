@@ -7,7 +7,7 @@ from foretrain.base.units import format_bytes
 from foretrain.config.inference.formats import CACHES, FORMATS, Engine, named
 from foretrain.config.inference.options import MOST_BATCH, MOST_CONTEXT, USUAL_CONTEXT, USUAL_PROMPT, Inference
 from foretrain.hardware.catalogue import Gpu
-from foretrain.predict.inference.fitting import Fitting, Search, Smallest, largest
+from foretrain.predict.inference.fitting import Fitting, FormatFit, Search, Smallest, largest
 from foretrain.predict.inference.memory import InferenceMemory, memory_of, verdict_of
 from foretrain.predict.inference.model import InferenceModel
 from foretrain.predict.inference.speed import InferenceSpeed, speed_of
@@ -21,7 +21,7 @@ class InferencePlan(Record):
 
     `longest_context`: tokens of a text that fit with this batch, at most what the model can have; `largest_batch`:
     texts that fit with this context; both with room to spare. 0 where not even one does, None where the memory to fit
-    in is not known.
+    in is not known. `formats`: what each way to store the weights comes to, where none was asked for.
     """
 
     name: str
@@ -39,6 +39,7 @@ class InferencePlan(Record):
     speed: InferenceSpeed | None
     fitting: Fitting | None = None
     smallest: Smallest | None = None
+    formats: tuple[FormatFit, ...] = ()
     notes: tuple[Note, ...] = ()
 
     def __repr__(self) -> str:
@@ -53,7 +54,20 @@ class InferencePlan(Record):
 
 
 def plan(model: InferenceModel, asked: Inference, gpu: Gpu, *, used_by_others_bytes: int = 0) -> InferencePlan:
-    """The forecast. Raises UserError for what cannot be asked."""
+    """The forecast. Where nobody says how weights are stored, they are as published if that fits, else in the most bits
+    that do. Raises UserError for what cannot be asked."""
+    found = _plan(model, asked, gpu, used_by_others_bytes)
+    if asked.weights or model.published or found.available_bytes is None:
+        return found
+    search = Search(model, found.asked, asked.prompt, gpu, found.available_bytes)
+    formats = search.formats(max(model.max_positions, found.asked.context))
+    best = next((each.weights for each in formats if each.longest_context >= found.asked.context), "")
+    if best and best != found.asked.weights:
+        found = _plan(model, asked.model_copy(update={"weights": best}), gpu, used_by_others_bytes)
+    return found.model_copy(update={"formats": formats})
+
+
+def _plan(model: InferenceModel, asked: Inference, gpu: Gpu, used_by_others_bytes: int) -> InferencePlan:
     prompt, as_published = asked.prompt, not asked.weights
     asked, engine = resolved(model, asked, gpu)
     room = None if gpu.memory_bytes is None else max(0, gpu.memory_bytes - used_by_others_bytes)

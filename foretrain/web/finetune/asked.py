@@ -3,7 +3,7 @@
 Nothing it says is a path: a model is a preset or the text of a config.json, and options are words of the command line.
 """
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, StrictStr
 
@@ -12,7 +12,7 @@ from foretrain.app.finetuning.question import FineTuneQuestion, prices_of
 from foretrain.base.errors import ConfigError, UserError
 from foretrain.base.messages import printable
 from foretrain.base.records import Record
-from foretrain.config.finetune.options import FineTune
+from foretrain.config.finetune import options
 from foretrain.config.finetune.words import COSTS, OTHERS, parse_words
 from foretrain.config.hub.facts import ModelSource
 from foretrain.config.hub.source import preset_source, text_source, unknown_model
@@ -37,8 +37,9 @@ class Asked(Record):
 
 def question(asked: Asked) -> FineTuneQuestion:
     """The model and how it is trained. Raises UserError; ConfigError names every problem of the options."""
-    tune, costs = _tune(asked)
-    return FineTuneQuestion(_model(asked), tune, prices=prices_of(costs), costs=costs)
+    values, costs = _values(asked)
+    model = _model(asked)
+    return FineTuneQuestion(model, options.asked(model.facts, values), prices=prices_of(costs), costs=costs)
 
 
 def _model(asked: Asked) -> ModelSource:
@@ -51,9 +52,11 @@ def _model(asked: Asked) -> ModelSource:
     return found
 
 
-def _tune(asked: Asked) -> tuple[FineTune, dict[str, str]]:
-    """How it is trained, and the options about prices."""
-    values, costs, problems = {}, {}, []
+def _values(asked: Asked) -> tuple[dict[str, Any], dict[str, str]]:
+    """The options of how it is trained, and those about prices."""
+    values: dict[str, Any] = {}
+    costs: dict[str, str] = {}
+    problems: list[UserError] = []
     for word in words_of(asked):
         try:
             key = word.partition("=")[0].lstrip("-").lower()
@@ -66,7 +69,7 @@ def _tune(asked: Asked) -> tuple[FineTune, dict[str, str]]:
             problems.append(problem)
     if problems:
         raise ConfigError(problems)
-    return FineTune.model_validate(values), costs
+    return values, costs
 
 
 def words_of(asked: Asked) -> list[str]:

@@ -2,7 +2,7 @@
 // run `config` is the text of a config.json in place of a preset; then `model` is a name for it.
 export const START = { preset: "gpt2-124m", gpu: "RTX 4070", count: "1", others: "", cards: [], values: {} };
 export const TUNE_START = { model: "qwen3-8b", gpu: "RTX 4090", others: "", config: "", cards: [],
-  values: { method: "qlora", seq_len: "2048", batch_size: "1", gradient_checkpointing: "true" } };
+  values: { method: "qlora" } };
 export const STARTS = { plan: START, finetune: TUNE_START };
 const TEXTS = { plan: { preset: "", gpu: START.gpu, count: START.count, others: "" }, finetune: { model: TUNE_START.model, gpu: TUNE_START.gpu, others: "", config: "" } };
 

@@ -2,11 +2,17 @@
 
 from foretrain.advice.asked import Asked
 from foretrain.advice.finetune_advice import AdvisedChange, FineTuneAdvice
-from foretrain.config.finetune.together import idle
-from foretrain.config.finetune.words import changed_words
 from foretrain.predict.memory import REFUSED
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Row, Screen, Section, Table
-from foretrain.reports.views.finetune.screen import MUCH_LONGER, assumed_rows, change_notes, title, verdict_of, words_of
+from foretrain.reports.views.finetune.screen import (
+    MUCH_LONGER,
+    assumed_rows,
+    change_notes,
+    next_row,
+    title,
+    verdict_of,
+    words_of,
+)
 from foretrain.reports.views.shared import taken_bytes, verdict_word
 
 LINES = 15
@@ -18,11 +24,7 @@ def screen(found: FineTuneAdvice, asked: Asked, count: int | None = None) -> Scr
     plan, shown = found.plan, found.top(count or _as_many_as_help(found))
     rows: list[Row] = []
     if shown.advised and shown.advised[0].verdict not in REFUSED and not asked.quiet:
-        model, *words = asked.words
-        changed = shown.advised[0].changed
-        words = changed_words(words, changed, idle(plan.tune.model_copy(update=changed)))
-        command = ("foretrain", "plan", model, *words, *asked.card_options(), *asked.options())
-        rows.append(Row(Message("first.label.next"), command=command))
+        rows.append(next_row(plan, shown.advised[0], asked))
     if any(change.learns_otherwise for change in shown.advised):
         rows.append(Row(Message("first.label.note"), Message("finetune.learns_otherwise"), optional=1))
     rows += change_notes(plan, shown.advised)

@@ -7,7 +7,8 @@ from typing import Any
 from foretrain.advice.asked import Asked
 from foretrain.advice.finetune import FineTuneChange
 from foretrain.base.messages import has, listed
-from foretrain.config.finetune.words import option_words
+from foretrain.config.finetune.together import idle
+from foretrain.config.finetune.words import changed_words, option_words
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.finetune.timing import FineTuneTiming
 from foretrain.predict.memory import REFUSED, PhaseMemory
@@ -28,7 +29,7 @@ def screen(plan: FineTunePlan, changes: tuple[FineTuneChange, ...], asked: Asked
         _trained(plan),
         *time_rows(plan),
         _memory(plan),
-        *_changes(plan, changes),
+        *_changes(plan, changes, asked),
     ]
     rows += [*assumed_rows(plan), *more_rows(asked)]
     return Screen(title(plan), (verdict_of(plan),), None, tuple(rows))
@@ -195,7 +196,7 @@ def _memory(plan: FineTunePlan) -> Row:
     return Row(Message("finetune.label.memory"), listed(named), short=listed(named[:2]))
 
 
-def _changes(plan: FineTunePlan, changes: tuple[FineTuneChange, ...]) -> list[Row]:
+def _changes(plan: FineTunePlan, changes: tuple[FineTuneChange, ...], asked: Asked) -> list[Row]:
     if plan.verdict == "fits" or not changes:
         return []
     fitting = [change for change in changes if change.verdict == "fits"]
@@ -205,7 +206,16 @@ def _changes(plan: FineTunePlan, changes: tuple[FineTuneChange, ...]) -> list[Ro
     labels = [Message("first.label.change"), *[Message("finetune.label.or")] * MOST_CHANGES]
     shown = zip(labels, fitting[:MOST_CHANGES], range(MOST_CHANGES), strict=False)
     rows = [Row(label, change_text(each), optional=2 if number else 0) for label, each, number in shown]
+    rows += [] if asked.quiet else [next_row(plan, fitting[0], asked)]
     return [*rows, *change_notes(plan, changes)]
+
+
+def next_row(plan: FineTunePlan, change: FineTuneChange, asked: Asked) -> Row:
+    """The whole command of the run with a change."""
+    model, *words = asked.words
+    words = changed_words(words, change.changed, idle(plan.tune.model_copy(update=change.changed)))
+    command = ("foretrain", "plan", model, *words, *asked.card_options(), *asked.options())
+    return Row(Message("first.label.next"), command=command)
 
 
 def change_notes(plan: FineTunePlan, changes: Sequence[FineTuneChange]) -> list[Row]:
@@ -219,7 +229,7 @@ def change_notes(plan: FineTunePlan, changes: Sequence[FineTuneChange]) -> list[
 
 def four_bits_more(plan: FineTunePlan, changes: Sequence[FineTuneChange]) -> Message | None:
     """Why QLoRA needs more than LoRA, where the change to LoRA says so."""
-    lora = next((change for change in changes if change.ids == ("lora",) and plan.tune.method == "qlora"), None)
+    lora = next((change for change in changes if change.ids == ("sixteen_bits",)), None)
     if lora is None or lora.saved_bytes <= 0:
         return None
     return Message("finetune.four_bits_more", {"four_bits": plan.needed_bytes, "lora": lora.needed_bytes})

@@ -3,8 +3,11 @@
 from foretrain.base.messages import has, listed
 from foretrain.predict.inference.plan import InferencePlan
 from foretrain.predict.inference.speed import InferenceSpeed
+from foretrain.predict.memory import FAILING
 from foretrain.reports.document import Cell, Document, Message, Paragraph, Quantity, Row, Screen, Section, Table
 from foretrain.reports.views.shared import TONES, card_memory
+
+SHOWN = 3  # formats of the first screen
 
 
 def title(plan: InferencePlan) -> Message:
@@ -25,14 +28,33 @@ def verdict(plan: InferencePlan) -> Paragraph:
 
 
 def screen(plan: InferencePlan, *, quiet: bool = False) -> Screen:
-    rows = [Row(Message("inference.label.memory"), _memory(plan))]
+    parts = _memory(plan)
+    rows = [Row(Message("inference.label.memory"), listed(parts), short=listed(parts[:2]))]
     rows += _speed_rows(plan, plan.speed) if plan.speed else [Row(Message("inference.label.speed"), _no_speed(plan))]
     rows += [Row(Message("inference.label.most"), each) for each in _most(plan)]
     rows += [Row(Message("first.label.change"), each) for each in _change(plan)]
     rows += [Row(Message("first.label.note"), note, optional=1) for note in _notes(plan)]
     if not quiet:
         rows.append(Row(Message("first.label.more"), Message("first.more_full"), optional=2))
-    return Screen(title(plan), (verdict(plan),), None, tuple(rows))
+    return Screen(
+        title(plan), (verdict(plan),), None if plan.verdict in FAILING else _formats(plan, SHOWN), tuple(rows)
+    )
+
+
+def _formats(plan: InferencePlan, most: int) -> Table | None:
+    """What each way to store the weights comes to, from the best that fits on; None where one was asked for."""
+    names = [each.weights for each in plan.formats]
+    first = names.index(plan.asked.weights) if plan.asked.weights in names else 0
+
+    def count(number: float | None) -> str:
+        return f"{number:,.0f}" if number else "–"
+
+    rows = tuple(
+        (each.weights, Quantity(each.needed_bytes, "bytes"), count(each.longest_context), count(each.tokens_per_s))
+        for each in plan.formats[first : first + most]
+    )
+    columns = tuple(Message(f"inference.column.{name}") for name in ("weights", "needs", "context", "speed"))
+    return Table(columns, rows, frozenset({1, 2, 3})) if len(rows) > 1 else None
 
 
 def line(plan: InferencePlan, version: str) -> Message:
@@ -55,6 +77,7 @@ def document(plan: InferencePlan) -> Document:
         for part in plan.memory.components
     )
     memory = Section(Message("inference.memory"), (Table(columns, parts, frozenset({1})),))
+    formats = _formats(plan, len(plan.formats))
     rows = (Message("inference.label.speed"), Message("inference.value"))
     speeds = Section(Message("inference.speed"), (Table(rows, _speed_table(plan)),)) if plan.speed else None
     said = [Paragraph(each) for each in (*_most(plan), *_change(plan), *_notes(plan))]
@@ -63,17 +86,17 @@ def document(plan: InferencePlan) -> Document:
         Section(Message("finetune.verdict"), (verdict(plan), *card_memory(plan.gpu))),
         memory,
         *([speeds] if speeds else []),
+        *([Section(Message("inference.formats"), (formats,))] if formats else []),
     ]
     sections.append(Section(Message("finetune.notes"), tuple(said)))
     return Document(title(plan), Message("finetune.subtitle", {"where": plan.where}), sections)
 
 
-def _memory(plan: InferencePlan) -> str:
-    named = [
+def _memory(plan: InferencePlan) -> list[str]:
+    return [
         f"{Message(f'inference.part.{part.id}').text()} {Quantity(part.size_bytes, 'bytes').text()}"
         for part in plan.memory.components
     ]
-    return listed(named)
 
 
 def _speed_values(plan: InferencePlan, speed: InferenceSpeed) -> dict[str, float | str]:

@@ -115,7 +115,7 @@ def held(base: Plan, advice: Advice) -> dict[str, Any]:
     again = plan(state.config, state.gpu, used_by_others_bytes=state.used_by_others_bytes)
     memory = again.memory_of(advice.step)
     needed = memory.needed_bytes
-    timing = again.timing if advice.step == "foretrain" else again.nanogpt_timing
+    timing = again.timing_of(advice.step)
     off = abs(needed / advice.effect.needed_bytes - 1)
     if timing is not None and advice.effect.step_s:
         off = max(off, abs(timing.step_s.expected_s / advice.effect.step_s - 1))

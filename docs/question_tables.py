@@ -37,8 +37,8 @@ def _plan(changes: dict[str, Any]) -> Plan:
 
 def _row(said: str, made: Plan, base: Plan, step: StepName, learning: str) -> str:
     memory, before = made.memory_of(step), base.memory_of(step)
-    timing = made.timing if step == "foretrain" else made.nanogpt_timing
-    was = base.timing if step == "foretrain" else base.nanogpt_timing
+    timing = made.timing_of(step)
+    was = base.timing_of(step)
     assert timing is not None
     assert was is not None
     needs, saves = memory.worst.needed_expected_bytes, before.worst.needed_expected_bytes

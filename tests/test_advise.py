@@ -69,7 +69,7 @@ def holds(base: Plan, advice: Advice) -> None:
     assert worst_verdict(memory) == "fits", advice.rules
     needed = max(phase.needed_expected_bytes for phase in memory.phases)
     assert needed == pytest.approx(advice.effect.needed_bytes, rel=0.01)
-    timing = made.timing if advice.step == "foretrain" else made.nanogpt_timing
+    timing = made.timing_of(advice.step)
     assert timing is not None
     assert timing.step_s.expected_s == pytest.approx(advice.effect.step_s, rel=0.01)
     assert made.work.tokens_per_step == advice.tokens_per_step

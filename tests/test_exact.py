@@ -17,6 +17,7 @@ import pytest
 from rich.console import Console
 
 from foretrain.advice.asked import Asked
+from foretrain.advice.first_answer import first_answer
 from foretrain.analysis.components import Shown, explain, reconcile, timeline, with_numbers
 from foretrain.app.exact import check_snapshot, write_snapshot
 from foretrain.base.cache import Cache
@@ -246,6 +247,17 @@ def test_the_verdict_is_a_replay_at_the_limit() -> None:
         if exact.death is not None:
             dying = exact.memory.phase(exact.death.phase)
             assert dying.verdict == "does_not_fit"
+
+
+def test_where_the_trace_of_foretrains_step_fits_the_next_command_runs_it() -> None:
+    config = RunConfig(batch_size=8, gradient_accumulation_steps=2, compile=False, dtype="float16")
+    found = traced(plan(config, GPU).run_by("nanogpt"))
+    needs = [found.memory_of(step).needed_bytes for step in ("foretrain", "nanogpt")]
+    assert needs[0] < needs[1]
+    others = (GPU.memory_bytes or 0) - (needs[0] + 3 * needs[1]) // 4
+    tight = traced(plan(config, GPU, used_by_others_bytes=others).run_by("nanogpt"))
+    assert (tight.verdict, tight.verdict_of("foretrain")) == ("does_not_fit", "fits")
+    assert first_answer(tight, Asked(words=("my.py",))).command[:3] == ("foretrain", "train", "my.py")
 
 
 def test_weights_that_do_not_fit_are_a_verdict() -> None:

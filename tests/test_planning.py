@@ -48,7 +48,7 @@ def test_what_is_given_decides() -> None:
     assert caught.value.id == "usage.plan_finetune"
     logged = library.plan("qwen3-0.6b", gpu="4070", method="lora", step_s=4.0).timing
     assert logged is not None
-    assert (logged.source, logged.tokens_per_s) == ("measured (log)", 8 * 1024 / 4.0)
+    assert (logged.source, logged.tokens_per_s) == ("measured (log)", 2048 / 4.0)
     with pytest.raises(UserError, match="full, lora, qlora"):
         library.plan("qwen3-0.6b", gpu="4070", method="lori")
     with pytest.raises(UserError):

@@ -69,7 +69,7 @@ def test_the_plan_shows_the_step_that_is_meant_first() -> None:
     )
     assert [memory.step for memory in nanos.memories] == ["nanogpt", "foretrain"]
     assert (nanos.verdict, ours.verdict) == ("does_not_fit", "fits")
-    assert nanos.timing_of("nanogpt") == nanos.nanogpt_timing != nanos.timing
+    assert nanos.timing == nanos.nanogpt_timing != nanos.foretrain_timing
     first = plan_view.document(nanos).sections[0].blocks[0]
     assert first.message.values["step"].id == "step.nanogpt"  # type: ignore[union-attr]
 

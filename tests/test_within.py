@@ -105,7 +105,7 @@ def test_the_answer_stays_within_and_one_more_does_not(
 
     def taken(steps: int) -> float:
         made = plan(config.model_copy(update={"max_iters": steps}), gpu, logged_step_s=logged)
-        timing = made.timing if step == "foretrain" else made.nanogpt_timing
+        timing = made.timing_of(step)
         assert timing
         return float(steps * config.tokens_per_step) if kind == "tokens" else amount_of(timing, limit, "expected")
 
@@ -115,7 +115,7 @@ def test_the_answer_stays_within_and_one_more_does_not(
     assert taken(answer.steps) <= limit.amount < taken(answer.steps + 1)
     assert answer.steps_cautious <= answer.steps <= answer.steps_optimistic
     again = plan(answer.config, gpu, logged_step_s=logged)
-    timing = again.timing if step == "foretrain" else again.nanogpt_timing
+    timing = again.timing_of(step)
     assert answer.timing == timing
 
 

@@ -62,10 +62,10 @@ def everything(plan: FineTunePlan, alone: Sequence[Tried]) -> Everything:
     """All that helps, together; without changes that cost memory in another phase, where it does not fit with them. Of
     changes that set the same option the last is strongest."""
     before = _phases(plan)
+    beside = [change for change in alone if change.ids[0] not in ALONE]
     effects = [
-        (change, [after - size for after, size in zip(_phases(change.plan), before, strict=True)])
-        for change in alone if change.ids[0] not in ALONE
-    ]  # fmt: skip
+        (change, [after - size for after, size in zip(_phases(change.plan), before, strict=True)]) for change in beside
+    ]
     helpful = [change for change, effect in effects if min(effect) < 0]
     harmless = [change for change, effect in effects if min(effect) < 0 and max(effect) <= 0]
     found: list[Everything] = []

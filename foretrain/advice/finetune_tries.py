@@ -237,8 +237,8 @@ class Tried:
     @property
     def milder(self) -> list[tuple[str, ...]]:
         """The ids with one of them milder, the strongest first."""
-        return [tuple(mild if id == strong else id for id in self.ids)
-                for strong in MILDER if strong in self.ids for mild in MILDER[strong]]  # fmt: skip
+        strong = [(id, mild) for id in self.ids for mild in MILDER.get(id, ())]
+        return [tuple(mild if each == id else each for each in self.ids) for id, mild in strong]
 
     def is_part_of(self, other: "Tried") -> bool:
         """Whether the other does all that this does."""

@@ -64,6 +64,9 @@ def first_answer(plan: Plan, asked: Asked) -> FirstAnswer:
         gain = best if best is not None and best.gpu == plan.gpu.name and found and found.goal == "speed" else None
         command = (*_environment(plan), *START[plan.step], *_words(asked, plan, plan.step))
         return FirstAnswer(bottleneck=slow, next="train", command=command, advice=gain)
+    if best is None and plan.step == "nanogpt" and plan.verdict_of("foretrain") == "fits":
+        command = (*START["foretrain"], *_words(asked, plan, "foretrain"))
+        return FirstAnswer(bottleneck=slow, next="train", command=command)
     changed = _changed(plan, best) if best is not None else None
     changes = to_set(best.settings) if best is not None else ()
     if best is None or not is_one_command(plan, best) or len(asked.words) + len(changes) > MOST_WORDS:

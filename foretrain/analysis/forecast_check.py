@@ -101,7 +101,7 @@ def _memory(plan: Plan, run: RunRecord) -> list[Row]:
 
 
 def _time(plan: Plan, run: RunRecord) -> list[Row]:
-    timing = plan.timing
+    timing = plan.foretrain_timing
     if timing is None:
         return []
     step, total, evaluation = timing.step_s, timing.total_s, timing.evaluation_s
@@ -146,7 +146,7 @@ def check_forecast(plan: Plan, run: RunRecord) -> ForecastCheck:
     return ForecastCheck(
         run_id=run.id,
         predicted_source=source,
-        time_source=plan.timing.source if plan.timing else None,
+        time_source=plan.foretrain_timing.source if plan.foretrain_timing else None,
         measured_source=run.memory.method,
         memory=tuple(_memory(plan, run)),
         time=tuple(_time(plan, run)),

@@ -76,7 +76,7 @@ def ranks_of(record: RunRecord, plan: Plan, step_s: float | None) -> RanksExplai
     return RanksExplained(
         world=record.world, devices=record.devices, machines=max(1, record.world // record.per_node),
         strategy=record.config.strategy, tokens_per_s=record.config.tokens_per_step / step_s if step_s else None,
-        predicted_tokens_per_s=plan.timing.tokens_per_s if plan.timing else None,
+        predicted_tokens_per_s=plan.foretrain_timing.tokens_per_s if plan.foretrain_timing else None,
         predicted_allocated_bytes=plan.memory_of("foretrain").worst.allocated_bytes, predicted_bytes=expected,
         low_bytes=low, high_bytes=high, what="reserved" if record.gpu.kind == "cuda" else "process", parts=parts,
         most=most.rank if most else None, slow=tuple(behind),

@@ -134,7 +134,7 @@ def explain_run(
     return RunExplanation(
         run_id=record.id, name=record.name, status=record.status, reason=record.reason, steps_done=record.steps_done,
         steps_logged=logged, steps_to_log=to_log, gpu_name=record.gpu.name, compiled=record.compiled,
-        predicted_source=memory.source, time_source=plan.timing.source if plan.timing else None,
+        predicted_source=memory.source, time_source=plan.foretrain_timing.source if plan.foretrain_timing else None,
         measured_source=record.memory.method,
         phase=phase.phase if phase else None, memory=pieces, phases=_phases(plan, record),
         time=_time(plan, record, metrics, events, pace), wall_s=record.wall_s, pace=pace,
@@ -224,7 +224,7 @@ def _time(
     plan: Plan, record: RunRecord, metrics: list[dict[str, Any]], events: list[dict[str, Any]], pace: RunPace | None
 ) -> tuple[TimePiece, ...]:
     """Steps at their steady pace, what was lost beyond it, evaluations, saving, and what is left of the wall time."""
-    timing, wall = plan.timing, record.wall_s
+    timing, wall = plan.foretrain_timing, record.wall_s
     evaluations = _numbers((m for m in metrics if m.get("kind") == "evaluation"), "evaluation_s")
     values = [e.get("values") for e in events if e.get("id") == "saved"]
     saves = _numbers((v for v in values if isinstance(v, dict)), "save_s")
@@ -278,9 +278,9 @@ def _notes(record: RunRecord, metrics: list[dict[str, Any]]) -> tuple[Note, ...]
 
 
 def _step(plan: Plan, pace: RunPace | None, machine: MachineLoad | None) -> Row | None:
-    if plan.timing is None or pace is None or not pace.steady_s:
+    if plan.foretrain_timing is None or pace is None or not pace.steady_s:
         return None
-    step = plan.timing.step_s
+    step = plan.foretrain_timing.step_s
     low, high = step.low_s, step.high_s
     return Row(
         id="time.step", kind="seconds", predicted=step.expected_s, measured=pace.steady_s, low=low, high=high,

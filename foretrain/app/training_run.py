@@ -150,7 +150,7 @@ def forecast(directory: RunDirectory, world: int) -> Plan | None:
 
 def expected_times(plan: Plan | None) -> tuple[float, float] | None:
     """Seconds of a step and of an evaluation; None where no time is forecast."""
-    if plan is None or (timing := plan.timing) is None:
+    if plan is None or (timing := plan.foretrain_timing) is None:
         return None
     return timing.step_s.expected_s, timing.evaluation_s.expected_s if timing.evaluation_s else 0.0
 

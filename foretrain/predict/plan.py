@@ -9,6 +9,8 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, Self, get_args
 
+from pydantic import computed_field, model_validator
+
 from foretrain.base.errors import UserError
 from foretrain.base.records import Note, Record
 from foretrain.base.units import format_bytes, format_duration
@@ -106,7 +108,7 @@ class Plan(Record):
     available_reason: str
     used_by_others_bytes: int
     memory: tuple[StepMemory, StepMemory]
-    timing: Timing | None
+    foretrain_timing: Timing | None
     nanogpt_timing: Timing | None
     notes: tuple[Note, ...]
     step: StepName = "foretrain"
@@ -116,10 +118,10 @@ class Plan(Record):
     per_node: int = 1
 
     def __repr__(self) -> str:
-        needed, room = self.memory_of("foretrain").needed_bytes, self.available_bytes
+        needed, room = self.memory_of(self.step).needed_bytes, self.available_bytes
         memory = format_bytes(needed) + (f" of {format_bytes(room)}" if room is not None else "")
         time = f", {format_duration(self.timing.total_s.expected_s)}" if self.timing else ""
-        return f"<plan of {self.name} on {self.gpu.name}: {self.verdict_of('foretrain')}, {memory}{time}>"
+        return f"<plan of {self.name} on {self.gpu.name}: {self.verdict}, {memory}{time}>"
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -128,6 +130,18 @@ class Plan(Record):
         if isinstance(data, dict):
             data = {key: value for key, value in data.items() if key not in ("schema", "advice")}
         return cls.model_validate(data)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_timing(cls, data: object) -> object:
+        """JSON has the timing of the step that is meant, which follows from the others."""
+        return {key: value for key, value in data.items() if key != "timing"} if isinstance(data, dict) else data
+
+    @computed_field
+    @property
+    def timing(self) -> Timing | None:
+        """How long the run takes with the trainer that is meant."""
+        return self.timing_of(self.step)
 
     def exact_of(self, step: StepName) -> Exact | None:
         """What only a trace's replay can say, where there is a trace."""
@@ -178,7 +192,7 @@ class Plan(Record):
 
     def timing_of(self, step: StepName) -> Timing | None:
         """How long the run takes with this trainer; None where the card's speed is not known."""
-        return self.timing if step == "foretrain" else self.nanogpt_timing
+        return self.foretrain_timing if step == "foretrain" else self.nanogpt_timing
 
     @property
     def of_untimed_recipe(self) -> bool:
@@ -419,6 +433,7 @@ def plan(
     return Plan(
         name=name, config=config, gpu=gpu, dtype=dtype, dtype_reason=reason, compiled=specs[0].compiled,
         counts=_counts(shape), work=work, available_bytes=available_bytes, available_reason=limited_by,
-        used_by_others_bytes=used_by_others_bytes, memory=(ours, nanos), timing=timings[0], nanogpt_timing=timings[1],
+        used_by_others_bytes=used_by_others_bytes, memory=(ours, nanos), foretrain_timing=timings[0],
+        nanogpt_timing=timings[1],
         notes=tuple(notes),
     )  # fmt: skip

@@ -13,7 +13,7 @@ from foretrain.config.ranks import of_rank
 from foretrain.model.ranks.sharing import HELD, Sharing, sharing_problem
 from foretrain.predict.memory import StepMemory, Verdict, predict, worst_verdict
 from foretrain.predict.plan import Timing, available, timing
-from foretrain.predict.ranks.plan import ALIKE, choose, rank_plan, rank_timing
+from foretrain.predict.ranks.plan import ALIKE, LEAST_GAIN, choose, rank_plan, rank_timing
 from foretrain.predict.ranks.record import RankPlan
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.ranks import sharings
@@ -130,7 +130,7 @@ class Planner:
                 continue
             if not found.fits:
                 return best or found
-            if best is None or _token_s(found) * ALIKE < _token_s(best):
+            if best is None or _token_s(found) * LEAST_GAIN < _token_s(best):
                 best = found
         return best
 

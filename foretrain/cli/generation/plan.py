@@ -1,17 +1,20 @@
 """`foretrain plan MODEL --inference`: parse, plan, print."""
 
+import re
 from importlib.metadata import version
 
 import typer
 
 from foretrain.app.generation.plan import model_of_words, planned
 from foretrain.base.errors import UserError
-from foretrain.base.messages import say
+from foretrain.base.messages import listed, say
 from foretrain.cli.common import print_error, print_json
 from foretrain.cli.planning.printing import document, line, screen
+from foretrain.config.hub.models import models
 from foretrain.config.inference.words import parse_inference
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import stated_bytes
+from foretrain.hardware.cluster import is_counted
 from foretrain.predict.inference.plan import SCHEMA, InferencePlan
 from foretrain.predict.memory import FAILING
 from foretrain.reports.views.generation import plan as view
@@ -32,9 +35,13 @@ def answer_command(context: typer.Context, words: list[str]) -> None:
     if len(forms) > 1:
         raise UserError("usage.two_forms", options=forms)
     asked, left = parse_inference(words)
+    if not left:
+        raise UserError("usage.inference_no_model", models=listed(list(models())))
     model = model_of_words(left)
     stated = stated_bytes(given["others"], "--used-by-others") if given["others"] else None
     names = list(dict.fromkeys(each.strip() for each in given["gpu"].split(",") if each.strip())) or ["auto"]
+    if counted := next((name for name in names if is_counted(name)), None):
+        raise UserError("usage.inference_one_card", value=counted[:80], one=re.sub(r"^.*\d\s*x\s*", "", counted)[:80])
     plans = [planned(model, asked, devices.target(name, stated)) for name in names]
     if given["as_json"] and len(plans) > 1:
         print_json({"schema": PLANS_SCHEMA, "plans": [plan.to_json(schema=SCHEMA) for plan in plans]})

@@ -59,7 +59,6 @@ def in_short(value: dict[str, Any]) -> Answer:
     step, memory, timing = value.get("step"), value["memory"], value.get("timing")
     if isinstance(memory, list):
         memory = next(each for each in memory if each["step"] == step)
-        timing = timing if step == "foretrain" else value.get("nanogpt_timing")
     known, timing = [phase.get("verdict") for phase in memory["phases"]], timing or {}
     prices, total = value.get("config") or timing.get("prices") or {}, timing.get("total_s")
     return Answer(

@@ -58,7 +58,7 @@ def _own(found: Listed, labels: Labels) -> Section:
     of_eval, ranks = ["bits_per_byte"] if evaluated else [], ["ranks"] if several else []
     columns = said.heads("run", "status", "steps", "val_loss", *of_eval, "speed", "mfu", *ranks, "started")
     numeric = frozenset(range(2 + len(said.columns), len(columns) - 1))
-    narrow = (len(columns) - 1, len(said.columns) + 5) if said.columns else ()  # when it began, and its MFU
+    narrow = (len(columns) - 1, len(said.columns) + 5)  # when it began, and its MFU
     return Section(Message("runs.section"), (Table(columns, tuple(rows), numeric, tuple(tones), narrow),))
 
 

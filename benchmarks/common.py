@@ -1,8 +1,9 @@
-"""What the benchmarks share: a table on the screen, and JSON with machine, versions and date."""
+"""What the benchmarks share: a table on the screen, and JSON with machine, versions, date and commit."""
 
 import argparse
 import json
 import platform
+import subprocess
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -36,6 +37,15 @@ def arguments(name: str, description: str, **flags: str) -> argparse.Namespace:
     return parser.parse_args()
 
 
+def commit() -> str:
+    """The commit that figures are of, with + where files of the package or of a benchmark differ from it."""
+    git = ["git", "-C", str(RESULTS.parent.parent)]
+    name = subprocess.run([*git, "rev-parse", "--short=8", "HEAD"], capture_output=True, text=True, check=False)
+    there = ["foretrain", "benchmarks/*.py"]
+    differs = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *there], capture_output=True, check=False)
+    return name.stdout.strip() + ("+" if differs.returncode == 1 else "")
+
+
 def show(title: str, columns: list[str], rows: list[list[str]]) -> None:
     """Print a table."""
     table = Table(title=title, box=None, title_justify="left")
@@ -51,7 +61,8 @@ def report(out: Path, title: str, columns: list[str], rows: list[list[str]], dat
     show(title, columns, rows)
     gpu = cpu_device()
     machine = {"cpu": gpu.name, "system": f"{platform.system()} {platform.machine()}"}
-    document = {"date": date.today().isoformat(), "machine": machine, "versions": versions(), **data}
+    document = {"date": date.today().isoformat(), "commit": commit(), "machine": machine}
+    document |= {"versions": versions(), **data}
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
     print(f"wrote {out}")

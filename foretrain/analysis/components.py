@@ -15,6 +15,7 @@ from foretrain.predict.estimate.simulated_run import symbols_of
 from foretrain.predict.memory import (
     Context,
     PhaseMemory,
+    gathered,
     predict,
 )
 from foretrain.predict.plan import Plan
@@ -139,22 +140,6 @@ def sums(plan: Plan, phase: PhaseMemory) -> tuple[Sum, ...]:
         numbers = with_numbers(formula, symbols)
         found.append(Sum(id=component.id, size_bytes=component.size_bytes, formula=formula, numbers=numbers))
     return tuple(found)
-
-
-def gathered(formula: str) -> str:
-    """'12 × 8·B·T·C + 13 × 2·B·T·C + 4·T·C' -> '122·B·T·C + 4·T·C': one term for each product of sizes.
-
-    Formulas of one or two terms stay: how many tensors there are says more.
-    """
-    terms = formula.split(" + ")
-    if len(terms) < 3 or "…" in terms:
-        return formula
-    factors: Counter[str] = Counter()
-    for term in terms:
-        parts = re.split("·| × ", term)
-        names = "·".join(part for part in parts if not part.replace(",", "").isdigit())
-        factors[names] += math.prod(int(part.replace(",", "")) for part in parts if part.replace(",", "").isdigit())
-    return " + ".join(f"{factor:,}·{names}" if names else f"{factor:,}" for names, factor in factors.items())
 
 
 def because(plan: Plan, phase: PhaseMemory) -> Note | None:

@@ -4,14 +4,14 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from foretrain.analysis.components import Line, LineSource, Shown, Sum, gathered, reconcile, tensors, with_numbers
+from foretrain.analysis.components import Line, LineSource, Shown, Sum, reconcile, tensors, with_numbers
 from foretrain.base.records import Record
 from foretrain.predict.abstract.autograd import Parameter
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.finetune.memory import FineTuneLedger, estimated
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.finetune.simulated import formula_of, symbols_of
-from foretrain.predict.memory import PhaseMemory
+from foretrain.predict.memory import PhaseMemory, gathered
 from foretrain.predict.trace.record import Trace
 
 MOST_TENSORS = 24  # kinds of tensors of a phase that are listed

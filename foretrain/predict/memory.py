@@ -11,6 +11,9 @@ runs on tensors without values (`predict/abstract`) or is traced into the graph 
 (`predict/compiled`); max-autotune, memory budgets and what padded matmuls keep are not modelled.
 """
 
+import math
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
@@ -146,18 +149,34 @@ def _formula(tensor: Kind, count: int) -> str:
     return text if count == 1 else f"{count} × {text}"
 
 
+def gathered(formula: str) -> str:
+    """'12 × 8·B·T·C + 13 × 2·B·T·C + 4·T·C' -> '122·B·T·C + 4·T·C': one term for each product of sizes.
+
+    Formulas of one or two terms stay: how many tensors there are says more.
+    """
+    terms = formula.split(" + ")
+    if len(terms) < 3:
+        return formula
+    factors: Counter[str] = Counter()
+    for term in terms:
+        parts = re.split("·| × ", term)
+        names = "·".join(part for part in parts if not part.replace(",", "").isdigit())
+        factors[names] += math.prod(int(part.replace(",", "")) for part in parts if part.replace(",", "").isdigit())
+    return " + ".join(f"{factor:,}·{names}" if names else f"{factor:,}" for names, factor in factors.items())
+
+
 def components(peak: Peak, n_params: int, most_terms: int | None = 5) -> tuple[Component, ...]:
-    """The rows of a peak, largest first; the formula lists the kinds of tensors that are alive, `most_terms` of them at
-    most."""
+    """The rows of a peak, largest first; the formula lists the kinds of tensors that are alive, or where these are more
+    than `most_terms` the products of sizes."""
     rows: dict[str, list[tuple[Kind, int]]] = {}
     for tensor, count in peak.alive.items():
         rows.setdefault(tensor.component, []).append((tensor, count))
     found = []
     for id, tensors in rows.items():
         tensors.sort(key=lambda pair: -pair[0].size.nbytes * pair[1])
-        formula = " + ".join(_formula(*pair) for pair in tensors[:most_terms])
+        formula = " + ".join(_formula(*pair) for pair in tensors)
         if most_terms is not None and len(tensors) > most_terms:
-            formula += " + …"
+            formula = gathered(formula)
         size = sum(tensor.size.nbytes * count for tensor, count in tensors)
         if id == "gradients" and abs(size / (4 * n_params) - 1) < 0.001:  # all of them, but for rounding
             formula = "4·P"

@@ -1,0 +1,45 @@
+"""benchmarks/results: figures that cost seconds are made again, and each file says by which commit it was made."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kit.command import REPO
+
+RESULTS = REPO / "benchmarks" / "results"
+ABOUT = ("date", "commit", "machine", "versions")  # of the run, not of its figures
+
+
+def near(made: Any, kept: Any, where: str = "") -> None:
+    """Hold two results to each other: numbers to nine digits, as mathematical functions differ by machine."""
+    if isinstance(kept, dict):
+        assert made.keys() == kept.keys(), where
+        for key in kept:
+            near(made[key], kept[key], f"{where}.{key}")
+    elif isinstance(kept, list):
+        assert len(made) == len(kept), where
+        for place, pair in enumerate(zip(made, kept, strict=True)):
+            near(*pair, f"{where}[{place}]")
+    elif isinstance(kept, float):
+        assert made == pytest.approx(kept, rel=1e-9), where
+    else:
+        assert made == kept, where
+
+
+@pytest.mark.parametrize("name", [
+    "time_against_logs", "inference_published", "collectives_measured",
+    *(pytest.param(name, marks=pytest.mark.long) for name in ("finetune_measured", "cluster_measured")),
+])  # fmt: skip
+def test_figures_are_those_of_the_present_code(name: str, tmp_path: Path) -> None:
+    """Where this fails the docs quote figures that the code no longer gives: run benchmarks/NAME.py and `make docs`."""
+    made = tmp_path / "made.json"
+    words = [sys.executable, f"benchmarks/{name}.py", "--out", str(made)]
+    subprocess.run(words, cwd=REPO, check=True, capture_output=True)
+    found, kept = (json.loads(path.read_text("utf-8")) for path in (made, RESULTS / f"{name}.json"))
+    assert kept["commit"]
+    assert found["commit"]
+    near(*({key: value for key, value in each.items() if key not in ABOUT} for each in (found, kept)))

@@ -11,6 +11,7 @@ from foretrain.base.messages import listed, say
 from foretrain.cli.common import print_error, print_json
 from foretrain.cli.planning.printing import document, line, screen
 from foretrain.config.hub.models import models
+from foretrain.config.inference.options import Inference
 from foretrain.config.inference.words import parse_inference
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import stated_bytes
@@ -47,12 +48,31 @@ def answer_command(context: typer.Context, words: list[str]) -> None:
         print_json({"schema": PLANS_SCHEMA, "plans": [plan.to_json(schema=SCHEMA) for plan in plans]})
     else:
         for plan in plans:
-            _print(plan, given["as_json"], given["full"], given["oneline"] or len(plans) > 1, quiet=given["quiet"])
+            others = ("--used-by-others", given["others"]) if given["others"] else ()
+            command = (
+                "foretrain",
+                "plan",
+                *left,
+                "--inference",
+                *_changed(asked, plan),
+                "--gpu",
+                plan.gpu.name,
+                *others,
+            )
+            shown = () if given["quiet"] else command
+            _print(plan, given["as_json"], given["full"], given["oneline"] or len(plans) > 1, shown)
     if given["check"]:
         _check(plans)
 
 
-def _print(plan: InferencePlan, as_json: bool, full: bool, oneline: bool, *, quiet: bool) -> None:
+def _changed(asked: Inference, plan: InferencePlan) -> list[str]:
+    """The options that were typed, with those that would let it fit."""
+    typed = asked.model_dump(exclude_defaults=True)
+    changed = parse_inference(plan.fitting.words.split())[0] if plan.fitting else asked
+    return [f"--{name}={value}" for name, value in (typed | changed.model_dump(exclude_defaults=True)).items()]
+
+
+def _print(plan: InferencePlan, as_json: bool, full: bool, oneline: bool, command: tuple[str, ...]) -> None:
     if as_json:
         print_json(plan.to_json(schema=SCHEMA))
     elif full:
@@ -60,7 +80,7 @@ def _print(plan: InferencePlan, as_json: bool, full: bool, oneline: bool, *, qui
     elif oneline:
         line(view.line(plan, version("foretrain")))
     else:
-        screen(view.screen(plan, quiet=quiet))
+        screen(view.screen(plan, command))
 
 
 def _check(plans: list[InferencePlan]) -> None:

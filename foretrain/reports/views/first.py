@@ -90,7 +90,10 @@ def best(plan: Plan, found: Best, asked: Asked) -> Screen:
     )
     rows = _takes(plan.model_copy(update={"config": c}), winner.timing, steps=winner.steps)
     rows += [Row(Message("first.label.limits"), listed(Message(f"first.bind.{bind}").text() for bind in found.binds))]
-    rows += [Row(Message("first.label.batch"), Message("first.split", values), optional=2), _written(asked, "foretrain")]
+    rows += [
+        Row(Message("first.label.batch"), Message("first.split", values), optional=2),
+        _written(asked, "foretrain"),
+    ]
     rows += assumed_rows(plan, plan.step, *(["no_repeats"] if found.dataset_tokens is None else []))
     rows += _all(asked)
     return Screen(Message("best.title", values), lead, None, tuple(rows))

@@ -27,14 +27,17 @@ def verdict(plan: InferencePlan) -> Paragraph:
     return Paragraph(Message(f"inference.verdict.{id}", values), TONES[plan.verdict])
 
 
-def screen(plan: InferencePlan, *, quiet: bool = False) -> Screen:
+def screen(plan: InferencePlan, command: tuple[str, ...] = ()) -> Screen:
+    """A dozen lines. `command`: of the same question with the change that lets it fit."""
     parts = _memory(plan)
     rows = [Row(Message("inference.label.memory"), listed(parts), short=listed(parts[:2]))]
     rows += _speed_rows(plan, plan.speed) if plan.speed else [Row(Message("inference.label.speed"), _no_speed(plan))]
     rows += [Row(Message("inference.label.most"), each) for each in _most(plan)]
     rows += [Row(Message("first.label.change"), each) for each in _change(plan)]
+    if command and plan.fitting is not None:
+        rows.append(Row(Message("first.label.next"), command=command))
     rows += [Row(Message("first.label.note"), note, optional=1) for note in _notes(plan)]
-    if not quiet:
+    if command:
         rows.append(Row(Message("first.label.more"), Message("first.more_full"), optional=2))
     return Screen(
         title(plan), (verdict(plan),), None if plan.verdict in FAILING else _formats(plan, SHOWN), tuple(rows)

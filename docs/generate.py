@@ -315,13 +315,14 @@ def time_table() -> str:
 def groups_of(groups: list[dict[str, Any]], head: str, starts: tuple[str, ...]) -> str:
     """Errors and ranges of those groups whose name begins so."""
     lines = [
-        f"| {head} | runs | median error | largest (run) | inside the stated range |",
-        "| --- | ---: | ---: | --- | ---: |",
+        f"| {head} | runs | median error | signed | largest (run) | inside the stated range |",
+        "| --- | ---: | ---: | ---: | --- | ---: |",
     ]
     for group in groups:
         if group["group"].startswith(starts):
             lines.append(
                 f"| {group['group'].removeprefix('by ')} | {group['runs']} | {group['median_abs_error'] * 100:.1f} % | "
+                f"{group['median_error'] * 100:+.1f} % | "
                 f"{group['worst_abs_error'] * 100:.0f} % ({group['worst']}) | {group['inside']} ({group['inside'] / group['runs']:.0%}) |"
             )
     return "\n".join(lines)

@@ -11,7 +11,7 @@ from foretrain.config.microbatches import cut, divisors, sequences_of
 from foretrain.config.options import RunConfig
 from foretrain.predict.memory import Verdict, predict, worst_verdict
 from foretrain.predict.plan import Plan
-from foretrain.predict.spec import StepName, StepSpec
+from foretrain.predict.spec import StepName
 from foretrain.predict.speed.time import step_time
 from foretrain.tuning.record import Tuning
 
@@ -100,7 +100,7 @@ def _batches(config: RunConfig) -> list[int]:
 
 
 def _point(plan: Plan, step: StepName, way: Way, config: RunConfig, given: RunConfig) -> FrontierPoint | None:
-    spec = StepSpec.of(config, plan.gpu, step)
+    spec = plan.model_copy(update={"config": config}).spec(step)
     time_s = step_time(spec)
     if time_s is None:
         return None

@@ -234,6 +234,7 @@ DECIDE = [
     (f"{AXOLOTL}fsdp_config: {{{{fsdp_version: 2}}}}\n", "unknown"),
     (f"{AXOLOTL}gpu_count: 4\n", "at_least"),
     (f"{AXOLOTL}qat: {{{{weight_dtype: int4}}}}\n", "at_least"),
+    (f"{AXOLOTL}processor_type: AutoProcessor\n", "at_least"),
     (f"{AXOLOTL}use_new_optimizer_offload: true\n", "unknown"),
     (f"{LLAMA_FACTORY}use_galore: true\n", "unknown"),
     (f"{LLAMA_FACTORY}finetuning_type_: x\nuse_badam: true\n", "unknown"),

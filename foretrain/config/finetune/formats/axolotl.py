@@ -125,7 +125,10 @@ def _attention(table: Table) -> None:
 
 
 def _samples(table: Table) -> None:
-    """Packed samples, or padded ones: each to the length of the longest, with a mask."""
+    """Packed samples, or padded ones: each to the length of the longest, with a mask. A processor is that of a model
+    that reads images or sounds, which are not planned."""
+    if table.take("processor_type"):
+        table.unplanned("processor_type", table.keys["processor_type"], bound="at_least")
     table.put("packing", "sample_packing")
     table.take("eval_sample_packing")
     if table.flag("pad_to_sequence_len") and not table.found.values.get("packing"):

@@ -381,3 +381,32 @@ def test_training_on_gptq_names_the_way_on() -> None:
     found = foretrain("plan", path, "--method", "qlora", "--gpu", "4090")
     assert (found.returncode, "--inference" in found.stderr) == (2, True)
     assert foretrain("plan", path, "--inference", "--gpu", "4090").returncode == 0
+
+
+LOADED_TWICE = """
+from unsloth import FastLanguageModel
+from trl import SFTConfig, SFTTrainer
+model, tokenizer = FastLanguageModel.from_pretrained("{model}", max_seq_length=256, load_in_4bit=False)
+trainer = SFTTrainer(model=model, args=SFTConfig(per_device_train_batch_size=1))
+{train}
+if False:
+    model, tokenizer = FastLanguageModel.from_pretrained("saved", max_seq_length=2048, load_in_4bit=True)
+"""
+
+
+@pytest.mark.parametrize("train", ["trainer.train()", "unsloth_train(trainer)"])
+def test_what_is_loaded_after_training_is_not_trained(train: str, tmp_path: Path, model: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(LOADED_TWICE.format(model=model, train=train))
+    _, tune, reading = read_finetune(str(script))
+    assert (tune.method, tune.seq_len, dict(reading.unplanned)) == ("lora", 256, {})
+
+
+@pytest.mark.parametrize(("before", "after"), [
+    ("FastLanguageModel", "FastVisionModel"),
+    ("trainer =", "processor = AutoProcessor.from_pretrained('x')\ntrainer ="),
+])  # fmt: skip
+def test_training_on_images_is_more_than_is_planned(before: str, after: str, tmp_path: Path, model: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(LOADED_TWICE.format(model=model, train="trainer.train()").replace(before, after))
+    assert set(read_finetune(str(script))[2].unplanned.values()) == {"at_least"}

@@ -34,6 +34,7 @@ _HEADS = {
 }  # fmt: skip
 _UNSLOTH = ("FastLanguageModel", "FastModel", "FastVisionModel")
 _LOADERS = (*_UNSLOTH, "AutoModel", "SentenceTransformer")
+_OF_IMAGES = ("FastVisionModel", "AutoProcessor")  # or of sounds: of text alone the figures are too low
 _OBJECTS = ("model", "tokenizer", "train_dataset", "eval_dataset", "args", "peft_config", "processing_class",
             "data_collator", "formatting_func", "callbacks", "compute_metrics", "quantization_config",
             "preprocess_logits_for_metrics", "rank_pattern", "reward_funcs", "ref_model", "reward_model", "value_model",
@@ -139,9 +140,13 @@ class _Script:
         name = _last(call.func)
         owner = _last(call.func.value) if isinstance(call.func, ast.Attribute) else ""
         trainer, head = _TRAINER.fullmatch(name), _HEAD.fullmatch(owner)
-        if name == "train" and not call.args and owner != "model":
-            self.trained = True  # what is loaded afterwards is tried or merged
+        if (name == "train" and not call.args and owner != "model") or name == "unsloth_train":
+            self.trained = True
+        if name in _MODELS and self.trained:  # what is loaded then is tried or merged
+            return
         self._length(call, name, owner)
+        if name in _MODELS and owner in _OF_IMAGES:
+            self.keys["images"] = Unread(f"{owner}.{name}")
         if name in _MODELS and (owner in _LOADERS or head):
             self._load(call, owner, head[1] if head else "")
         elif name in _CALLS:
@@ -172,8 +177,6 @@ class _Script:
         return trainer[1] in _TRAININGS or trainer[0] in self.of_trl
 
     def _load(self, call: ast.Call, owner: str, head: str) -> None:
-        if self.trained:
-            return
         self.called.add(owner)
         self.heads.add(_HEADS.get(head, "unknown") if head else "" if owner in _UNSLOTH else "embedding")
         named = next((each.value for each in call.keywords if each.arg == "pretrained_model_name_or_path"), None)
@@ -239,5 +242,5 @@ def without_unread(keys: dict[str, Any], found: FileSettings) -> dict[str, Any]:
     known = known_keys("trainer", "unsloth", "trl", "adapter", "training")
     for key, value in keys.items():
         if isinstance(value, Unread) and key != "model_name" and known.get(key) != "harmless":
-            found.unplanned[str(value)] = "unknown"
+            found.unplanned[str(value)] = "at_least" if key == "images" else "unknown"
     return {key: value for key, value in keys.items() if not isinstance(value, Unread)}

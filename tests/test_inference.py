@@ -426,3 +426,38 @@ def test_it_needs_no_torch() -> None:
 
     made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
+
+
+def test_the_largest_batch_and_context_are_asked_for_as_in_training() -> None:
+    words = ("plan", "llama-3.1-8b", "--inference", "--gpu", "4070", "--weights", "q4_k_m")
+    plan = planned(weights="q4_k_m")
+    for value in ("batch_size", "context"):
+        said = foretrain(*words, "--largest", value).stdout
+        assert (
+            said == f"{plan.longest_context:,} tokens of context fit, or {plan.largest_batch} texts of 4,096 tokens\n"
+        )
+    assert json.loads(foretrain(*words, "--largest", "batch", "--json").stdout)["largest_batch"] == plan.largest_batch
+    wrong = foretrain(*words, "--largest", "n_layer")
+    assert (wrong.returncode, "give batch or context" in wrong.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (("plan", "--inference", "--gpu", "4070"), "foretrain knows smollm2-135m"),
+    (("plan", "qwen3-8b", "--inference", "--gpu", "2 x 3090"), "--gpu '3090'"),
+    (("advise", "qwen3-8b", "--inference", "--gpu", "4070"), "foretrain plan qwen3-8b --inference --gpu 4070 --full"),
+])  # fmt: skip
+def test_what_is_refused_says_what_works(words: tuple[str, ...], said: str) -> None:
+    refused = foretrain(*words)
+    assert refused.returncode == 2
+    assert said in refused.stderr
+
+
+def test_the_next_command_is_whole() -> None:
+    shown = foretrain(
+        "plan", "qwen3-32b", "--inference", "--gpu", "4090", "--weights", "bf16", "--context", "8k"
+    ).stdout
+    command = shown.partition("next")[2].partition("more")[0].replace("\\\n", " ").split("'")
+    words = [*command[0].split(), *command[1:2]]
+    assert words[:4] == ["foretrain", "plan", "qwen3-32b", "--inference"]
+    again = json.loads(foretrain(*words[1:], "--json").stdout)
+    assert (again["verdict"], again["asked"]["context"]) == ("fits", 8192)

@@ -149,6 +149,9 @@ def advise_command(
     quiet: Quiet = False,
 ) -> None:
     """Find what to change: every option and technique, planned for your run and ranked by gain and cost."""
+    if "--inference" in (words or []):
+        named = next((word for word in words or [] if not word.startswith("-")), "qwen3-8b")
+        raise UserError("usage.advise_inference", model=shlex.quote(named[:100]), gpu=shlex.quote(gpu[:80]))
     if asked_elsewhere.finetuning(context, words or []):
         return
     _check_options(goal, exact, apply, write)

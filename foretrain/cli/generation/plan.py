@@ -22,7 +22,7 @@ from foretrain.reports.views.generation import plan as view
 
 PLANS_SCHEMA = "foretrain.inferences/1"
 # Options of `plan` that go with --inference; every other one is about training.
-WITH = ("inference", "gpu", "others", "check", "full", "oneline", "as_json", "quiet", "words")
+WITH = ("largest", "inference", "gpu", "others", "check", "full", "oneline", "as_json", "quiet", "words")
 
 
 def answer_command(context: typer.Context, words: list[str]) -> None:
@@ -44,6 +44,9 @@ def answer_command(context: typer.Context, words: list[str]) -> None:
     if counted := next((name for name in names if is_counted(name)), None):
         raise UserError("usage.inference_one_card", value=counted[:80], one=re.sub(r"^.*\d\s*x\s*", "", counted)[:80])
     plans = [planned(model, asked, devices.target(name, stated)) for name in names]
+    if given["largest"] and not given["as_json"]:
+        _largest(plans, given["largest"])
+        return
     if given["as_json"] and len(plans) > 1:
         print_json({"schema": PLANS_SCHEMA, "plans": [plan.to_json(schema=SCHEMA) for plan in plans]})
     else:
@@ -63,6 +66,14 @@ def answer_command(context: typer.Context, words: list[str]) -> None:
             _print(plan, given["as_json"], given["full"], given["oneline"] or len(plans) > 1, shown)
     if given["check"]:
         _check(plans)
+
+
+def _largest(plans: list[InferencePlan], value: str) -> None:
+    """One line a card: the longest context and the largest batch that fit."""
+    if value not in ("batch", "batch_size", "context", "seq_len"):
+        raise UserError("usage.inference_largest", value=value[:40])
+    for plan in plans:
+        line(view.line(plan, version("foretrain")) if not plan.longest_context else view.most(plan)[0])
 
 
 def _changed(asked: Inference, plan: InferencePlan) -> list[str]:

@@ -32,7 +32,7 @@ def screen(plan: InferencePlan, command: tuple[str, ...] = ()) -> Screen:
     parts = _memory(plan)
     rows = [Row(Message("inference.label.memory"), listed(parts), short=listed(parts[:2]))]
     rows += _speed_rows(plan, plan.speed) if plan.speed else [Row(Message("inference.label.speed"), _no_speed(plan))]
-    rows += [Row(Message("inference.label.most"), each) for each in _most(plan)]
+    rows += [Row(Message("inference.label.most"), each) for each in most(plan)]
     rows += [Row(Message("first.label.change"), each) for each in _change(plan)]
     if command and plan.fitting is not None:
         rows.append(Row(Message("first.label.next"), command=command))
@@ -83,7 +83,7 @@ def document(plan: InferencePlan) -> Document:
     formats = _formats(plan, len(plan.formats))
     rows = (Message("inference.label.speed"), Message("inference.value"))
     speeds = Section(Message("inference.speed"), (Table(rows, _speed_table(plan)),)) if plan.speed else None
-    said = [Paragraph(each) for each in (*_most(plan), *_change(plan), *_notes(plan))]
+    said = [Paragraph(each) for each in (*most(plan), *_change(plan), *_notes(plan))]
     said += [Paragraph(Message("inference.how"))] if plan.speed else [Paragraph(_no_speed(plan))]
     sections = [
         Section(Message("finetune.verdict"), (verdict(plan), *card_memory(plan.gpu))),
@@ -136,7 +136,8 @@ def _no_speed(plan: InferencePlan) -> Message:
     return Message("inference.no_speed", {"gpu": plan.gpu.name})
 
 
-def _most(plan: InferencePlan) -> list[Message]:
+def most(plan: InferencePlan) -> list[Message]:
+    """The longest context and the largest batch that fit; none where not even one does."""
     if not plan.longest_context or not plan.largest_batch:
         return []
     values = {

@@ -230,7 +230,9 @@ def test_llama_factory_names_what_is_not_planned(file: Any) -> None:
     assert (finetune(found).training, found.unplanned) == ("dpo", {"use_apollo = True": "unknown"})
     assert "ref_model" in found.harmless
     eight = read(LLAMA_FACTORY.replace("quantization_bit: 4", "quantization_bit: 8"), file)
-    assert (finetune(eight).method, eight.unplanned) == ("lora", {"quantization_bit = 8": "unknown"})
+    assert (finetune(eight).method, finetune(eight).load_in_8bit, eight.unplanned) == ("lora", True, {})
+    other = read(LLAMA_FACTORY.replace("quantization_bit: 4", "quantization_bit: 3"), file)
+    assert other.unplanned == {"quantization_bit = 3": "unknown"}
 
 
 def test_llama_factory_version_1(file: Any) -> None:

@@ -115,6 +115,7 @@ class FineTune(Record):
         "", "modules that are trained whole beside the adapters, such as embed_tokens,lm_head", "modules_to_save",
         "lora_modules_to_save", "additional_target", group="model",
     )
+    load_in_8bit: bool = _option(False, "lora, dora: over weights in 8 bits (LLM.int8)", group="model")
     double_quant: bool = _option(True, "qlora: also quantize the scales", "bnb_4bit_use_double_quant", group="model")
     seq_len: int = _option(
         1024, "tokens of a sequence", "max_seq_length", "max_length", "sequence_len", "cutoff_len", "max_seq_len",
@@ -184,13 +185,26 @@ class FineTune(Record):
 
     @property
     def bound(self) -> Bound:
-        """What the figures of SFT's step are of this training's."""
-        return BOUNDS.get(self.training, "at_least")
+        """What the figures of SFT's step are of this training's. In 8 bits a layer also keeps the columns of its input
+        that have outliers, of which nobody knows how many there are."""
+        found = BOUNDS.get(self.training, "at_least")
+        return found if not self.load_in_8bit else "at_least" if found in ("exact", "at_least") else "unknown"
+
+    @property
+    def bounded_by(self) -> tuple[str, ...]:
+        """The settings because of which the figures are a bound."""
+        kind = () if BOUNDS.get(self.training) == "exact" else (f"training = {self.training}",)
+        return (*kind, "outliers of load_in_8bit") if self.load_in_8bit else kind
 
     @property
     def adapters(self) -> bool:
         """Whether the weights themselves are frozen."""
         return self.method != "full"
+
+    @property
+    def quantized(self) -> bool:
+        """Whether the frozen weights are in 4 or 8 bits."""
+        return self.method == "qlora" or self.load_in_8bit
 
     @property
     def joined(self) -> bool:

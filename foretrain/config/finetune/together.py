@@ -23,6 +23,8 @@ _ADAPTER = ("lora_r", "lora_targets", "lora_dropout", "lora_saved")
 _EVALUATION = ("eval_batch_size", "eval_batches", "keeps_logits", "eval_accumulation_steps")
 _IDLE = (
     _Idle(_ADAPTER, "adapter", lambda tune: not tune.adapters, noted=True),
+    _Idle(("load_in_8bit",), "adapter", lambda tune: not tune.adapters, noted=True),
+    _Idle(("load_in_8bit",), "sixteen_bit", lambda tune: tune.method == "qlora"),
     _Idle(("double_quant",), "four_bit", lambda tune: tune.method != "qlora"),
     _Idle(("offload_checkpoints",), "unsloth", lambda tune: not tune.unsloth and tune.loop != "unsloth", noted=True),
     _Idle(("offload_checkpoints", "reentrant"), "checkpointing", lambda tune: not tune.gradient_checkpointing),

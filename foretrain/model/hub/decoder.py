@@ -23,7 +23,7 @@ from foretrain.config.hub.unsloth import LEAST_OFFLOADED_BYTES, Unsloth
 from foretrain.model.hub import liger, unsloth
 from foretrain.model.hub.experts import Experts, Router, balance
 from foretrain.model.hub.kernels import offloaded
-from foretrain.model.hub.linear import Adapter, Conv1D, Linear4bit, Lora, Packed
+from foretrain.model.hub.linear import Adapter, Conv1D, Linear4bit, Linear8bit, Lora, Packed
 from foretrain.model.hub.tiles import TiledLoss, Turn
 from foretrain.model.hub.unsloth_loss import ChunkedLoss, whole_loss
 
@@ -74,7 +74,8 @@ class Build:
         """A linear layer with this role in its block."""
         layer: nn.Module
         if self.packed is not None:
-            layer = Linear4bit(n_in, n_out, bias, self.packed)
+            kind = Linear8bit if self.packed.bits == 8 else Linear4bit
+            layer = kind(n_in, n_out, bias, self.packed)
         else:
             layer = Conv1D(n_in, n_out) if conv1d else nn.Linear(n_in, n_out, bias=bias)
         if self.adapter is not None and role in self.adapted:

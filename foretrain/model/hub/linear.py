@@ -40,11 +40,14 @@ class Conv1D(nn.Module):
 
 class Packed(NamedTuple):
     """How weights are kept in 4 bits. `compute`: the dtype that they are multiplied in; `stored`: the one that they
-    were packed from, and become again; `nested`: whether their scales are in 8 bits."""
+    were packed from, and become again; `nested`: whether their scales are in 8 bits; `bits`: 4, or 8 as LLM.int8;
+    `holds`: whether a layer in 8 bits holds its input where checkpoints do not reach, as MatMul8bitLt does."""
 
     compute: Any
     stored: Any
     nested: bool = True
+    bits: int = 4
+    holds: bool = False
 
 
 class _Matmul4Bit(torch.autograd.Function):
@@ -110,6 +113,37 @@ class Linear4bit(nn.Module):
         return self.place
 
 
+class _Matmul8Bit(torch.autograd.Function):
+    """x·Wᵀ + b over weights in 8 bits (bitsandbytes MatMul8bitLt): of the rounded input, in 32 bits, then in 16.
+    Outliers are left out."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: "Linear8bit") -> Tensor:
+        ctx.layer = layer
+        if layer.packed.holds:
+            ctx.input = x
+        else:
+            ctx.save_for_backward(x)
+        rounded = torch.empty(x.shape, dtype=torch.int8)
+        shape = (*x.shape[:-1], layer.shape[0])
+        summed = torch.empty(shape, dtype=torch.int32)
+        out = torch.empty(shape, dtype=torch.float16)
+        del rounded, summed
+        return out.to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return F.linear(grads[0], ctx.layer.weight(grads[0].dtype).t()), None
+
+
+class Linear8bit(Linear4bit):
+    """A frozen linear layer in 8 bits (LLM.int8, arXiv:2208.07339), with a scale a row."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = _Matmul8Bit.apply(x, self)
+        return out
+
+
 class Lora(nn.Module):
     """A layer with an adapter: layer(x) + B(A(dropout(x))) · scale (arXiv:2106.09685)."""
 
@@ -125,7 +159,8 @@ class Lora(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.quantized:
-            return self.over_4bit(x, self.base_layer(x).clone())
+            result = self.base_layer(x)
+            return self.over_4bit(x, result if isinstance(self.base_layer, Linear8bit) else result.clone())
         result = self.base_layer(x)
         dtype = result.dtype
         x = x.to(self.lora_A.weight.dtype)

@@ -112,7 +112,8 @@ class Loader:
         nn = _namespace("torch.nn", {**parts, "Parameter": _parameter, "init": init, "functional": functional})
         self.torch = _namespace("torch", {
             "nn": nn, "Tensor": m.Tensor, "float32": m.float32, "float16": m.float16, "bfloat16": m.bfloat16,
-            "float64": m.float64, "int64": m.int64, "long": m.int64, "bool": m.bool_, "dtype": m.DType, "device": str,
+            "float64": m.float64, "int64": m.int64, "long": m.int64,
+            "int32": m.int32, "int8": m.int8, "bool": m.bool_, "dtype": m.DType, "device": str,
             "autograd": SimpleNamespace(Function=autograd.Function),
             "linalg": SimpleNamespace(vector_norm=operations.vector_norm),
             "cuda": SimpleNamespace(get_device_capability=_capability),

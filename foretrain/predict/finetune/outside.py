@@ -33,7 +33,7 @@ class Outside:
     def __init__(self, program: Program, t: Timeline) -> None:
         self.program, self.t, self.tune, self.facts = program, t, program.tune, program.facts
         self.places = Places(program, t, self.alloc)
-        self.quantized = self.tune.method == "qlora"
+        self.quantized, self.in_8_bits = self.tune.quantized, self.tune.load_in_8bit
         self.there: dict[str, Tensor] = {}
         self.workspaces: list[Tensor] = []  # cuBLAS's, where a matmul runs before the first step
 
@@ -69,11 +69,14 @@ class Outside:
         """As much as the weights will take, given back to the allocator, which keeps it."""
         if self.program.cuda:
             total = sum(self.program.dtype.itemsize * p.numel() for p in kept.values())
-            total += sum(math.prod(shape) // 2 for shape in self.program.packed.values())
+            a_byte = 1 if self.in_8_bits else 2  # weights in it
+            total += sum(math.prod(shape) // a_byte for shape in self.program.packed.values())
             self.t.free(self.alloc("temporaries", total))
 
     def _buffers(self) -> None:
-        if self.quantized and self.tune.double_quant:  # the first one, which all others are copies of
+        if (
+            self.quantized and self.tune.double_quant and not self.in_8_bits
+        ):  # the first one, which all others are copies of
             self.alloc("buffers", SCALE_CODE_BYTES)
         if self.facts.positions == "rotary":  # rates of the positions, and the same unchanged
             width = self.facts.rotary_dim or self.facts.head_dim
@@ -89,6 +92,11 @@ class Outside:
         source = [self.alloc("temporaries", itemsize * elements)]
         if self.facts.conv1d and component == "weights":  # turned to out x in first
             source.append(self.alloc("temporaries", itemsize * elements))
+        if self.in_8_bits:  # of one in fp16, with a scale a row
+            halved = self.alloc("temporaries", 2 * elements)
+            found = [self.alloc(component, elements, formula_of(1, shape)), self.alloc(component, 4 * shape[0])]
+            self.t.free(*source, halved)
+            return found
         scales = -(-elements // BLOCK)
         nested = self.tune.double_quant
         found = [self.alloc(component, -(-elements // 2), formula_of(1, shape).removeprefix("1·") + "/2")]
@@ -203,7 +211,8 @@ class Outside:
     def _merged(self, shape: Sequence[int], quantized: bool) -> Iterator[Tensor]:
         elements = math.prod(shape)
         if quantized:
-            scales = self.alloc("temporaries", 4 * -(-elements // BLOCK)) if self.tune.double_quant else None
+            nested = self.tune.double_quant and not self.in_8_bits
+            scales = self.alloc("temporaries", 4 * -(-elements // BLOCK)) if nested else None
             yield self.alloc("temporaries", self.program.dtype.itemsize * elements)
             self.t.free(scales)
         wide = self.program.adapter_dtype.itemsize

@@ -100,14 +100,13 @@ def plan(
     room = None if gpu.memory_bytes is None else max(0, gpu.memory_bytes - used_by_others_bytes)
     ledger = estimated(facts, tune, gpu)
     bound = bound_of([tune.bound, *unplanned.values()])
-    named = () if tune.bound == "exact" else (f"training = {tune.training}",)
     memory = bounded(ledger.judged(room, gpu.memory_bytes), bound)
     return FineTunePlan(
         name=source.name, where=source.where, facts=facts, tune=tune, gpu=gpu, counts=FineTuneCounts.of(ledger),
         available_bytes=room, used_by_others_bytes=used_by_others_bytes, memory=memory,
         timing=_timing(facts, tune, gpu, prices) if bound == "exact" else None,
         notes=tuple(notes_of(source, facts, tune, gpu, used_by_others_bytes, ledger)), bound=bound,
-        bounded_by=(*named, *unplanned),
+        bounded_by=(*tune.bounded_by, *unplanned),
     )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ CONVERTED_BACK = ("norm", "embed_tokens", "lm_head", "embed_in", "embed_out")
 
 def widens(tune: FineTune) -> bool:
     """Whether peft makes all that is not quantized fp32 before the first step, experts as well."""
-    return tune.method == "qlora" and tune.loop not in AS_LOADED and not tune.unsloth
+    return tune.quantized and tune.loop not in AS_LOADED and not tune.unsloth
 
 
 def grouped_matmul(gpu: Gpu) -> str:
@@ -73,13 +73,12 @@ class Program:
         # peft's autocast_adapter_dtype, and what prepares a model in 4 bits for it: fp32 beside half-precision weights
         self.wide = self.dtype.itemsize == 2 and tune.loop not in HALF
         self.unsloth = facts.unsloth_functions(tune.dtype, adapters=tune.adapters) if tune.unsloth else None
-        quantized = tune.method == "qlora"
         self.widened = self.wide and widens(tune)
         # a tile of the logits is all that is sure where a bound from below is asked for
         self.tiled = tune.loop == "trl" or tune.bound == "at_least" or tune.cut_cross_entropy
         self.tiled = self.tiled and self.unsloth is None
         # SFTTrainer makes all that is trained bfloat16, last of all
-        self.halved = quantized and tune.loop == "trl" and not tune.unsloth
+        self.halved = tune.quantized and tune.loop == "trl" and not tune.unsloth
         self.adapter_dtype = bfloat16 if self.halved else float32 if self.wide else self.dtype
         # accelerate makes what a model gives within autocast fp32 (convert_outputs_to_fp32)
         self.logit_bytes = 4 if self.low or (self.widened and tune.loop != "axolotl") else self.dtype.itemsize
@@ -119,8 +118,9 @@ class Program:
         decoder = loader.load("foretrain.model.hub.decoder")
         modules.weights.set(self.dtype)
         adapter = linear.Adapter(Dim(tune.lora_r, 1, ("r",)), tune.lora_dropout, self.wide, tune.method == "dora")
-        packed = linear.Packed(self.low or self.dtype, self.dtype, tune.double_quant)
-        kept = packed if tune.method == "qlora" else None
+        bits = 4 if tune.method == "qlora" else 8
+        packed = linear.Packed(self.low or self.dtype, self.dtype, tune.double_quant, bits, not tune.reentrant)
+        kept = packed if tune.quantized else None
         kernels = self.facts.liger_kernels(tune.loop) if tune.liger and not tune.unsloth else None
         adapted = adapted_roles(self.facts, tune)
         # transformers' models return keys and values where nobody says use_cache = False, as Trainers do; not while

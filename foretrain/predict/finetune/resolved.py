@@ -42,4 +42,4 @@ def _amp(tune: FineTune, gpu: Gpu) -> str:
     if tune.amp != "auto":
         return tune.amp
     half = "bf16" if gpu.supports_bf16 else "fp16"
-    return half if (tune.method == "qlora" or tune.unsloth) and gpu.kind == "cuda" else "no"
+    return half if (tune.quantized or tune.unsloth) and gpu.kind == "cuda" else "no"

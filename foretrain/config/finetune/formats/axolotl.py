@@ -83,7 +83,7 @@ def _adapter(table: Table) -> None:
         if four_bit:
             table.unplanned("load_in_4bit", True)
     if eight_bit:
-        table.unplanned("load_in_8bit", True)
+        table.put("load_in_8bit", "load_in_8bit")
     four_bit = adapter == "qlora" or bool(adapter and four_bit)
     method_of(table, "adapter", adapters=bool(adapter), four_bit=four_bit, dora=table.flag("peft_use_dora"))
     table.put("lora_r", "lora_r")

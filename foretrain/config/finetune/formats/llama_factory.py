@@ -62,7 +62,10 @@ def _adapter(table: Table) -> None:
     bits = table.take("quantization_bit")
     how = table.word("quantization_method", "bnb")
     four_bit = str(bits) == "4" and how in ("bnb", "bitsandbytes")
-    if bits is not None and not four_bit:
+    eight_bit = str(bits) == "8" and how in ("bnb", "bitsandbytes") and kind != "full"
+    if eight_bit:
+        table.give("load_in_8bit", True, "quantization_bit")
+    if bits is not None and not four_bit and not eight_bit:
         table.unplanned("quantization_bit", bits)
         if how not in ("bnb", "bitsandbytes"):
             table.unplanned("quantization_method", how)

@@ -36,6 +36,8 @@ def read(table: Table, text: str) -> None:
     four_bit = table.flag("load_in_4bit")
     refuse_two_precisions(table, four_bit, "load_in_8bit")
     adapters = table.flag("use_peft")
+    if adapters:
+        table.put("load_in_8bit", "load_in_8bit")
     if four_bit and not adapters:
         table.unplanned("load_in_4bit", True)
     method_of(table, "use_peft", adapters=adapters, four_bit=four_bit, dora=table.flag("use_dora"))

@@ -153,10 +153,15 @@ def trained_text(plan: FineTunePlan, *, brief: bool = False) -> Message:
     """How many parameters are trained, with which optimizer."""
     c, t = plan.counts, plan.tune
     share = c.n_trained / c.n_params
-    values = {"trained": c.n_trained, "params": c.n_params, "share": share, "dtype": t.dtype, "optim": t.optim}
-    id = (
-        "finetune.trained_4bit" if t.method == "qlora" else "finetune.trained" if t.adapters else "finetune.trained_all"
-    )
+    values: dict[str, Any] = {
+        "trained": c.n_trained,
+        "params": c.n_params,
+        "share": share,
+        "dtype": t.dtype,
+        "optim": t.optim,
+    }
+    values["bits"] = 8 if t.load_in_8bit else 4
+    id = "finetune.trained_quantized" if t.quantized else "finetune.trained" if t.adapters else "finetune.trained_all"
     return Message("finetune.trained_short" if brief and t.adapters else id, values)
 
 

@@ -14,9 +14,11 @@ LEAST_RANK = 8  # of an adapter: advice goes no lower
 SHORTEST = 512  # tokens of a sequence: nor here
 OFFLOADED = 512  # tokens of a sequence from which on unsloth moves checkpoints to the host
 ATTENTION_ALONE = "q_proj,k_proj,v_proj,o_proj"  # the layers of a mixture that are no experts
+MOVABLE = ("trainer", "trl")  # loops that no file of a trainer's holds a run to
 ALONE = {"sixteen_bits"}  # beside others four bits take less
-# Of two such changes one leaves the other nothing to do: unsloth's kernels stand in the place of liger's.
-IDLE_TOGETHER = ({"logits_to_host", "loss_alone"}, {"liger", "unsloth"})
+# Of two such changes one leaves the other nothing to do: unsloth's kernels and TRL's tiles stand in the place of
+# liger's.
+IDLE_TOGETHER = ({"logits_to_host", "loss_alone"}, {"liger", "unsloth"}, {"liger", "trl"})
 
 _ADAMW = ("adamw_torch_fused", "adamw_torch")
 Values = dict[str, bool | int | str]
@@ -37,10 +39,15 @@ def _offload(plan: FineTunePlan) -> Values:
 def _unsloth(plan: FineTunePlan) -> Values:
     """unsloth's loop and kernels, with its checkpoints; on cards that run Triton."""
     tune = plan.tune
-    if tune.unsloth or tune.loop in ("torchtune", "own") or not plan.gpu.has_triton:
+    if tune.unsloth or tune.loop not in MOVABLE or not plan.gpu.has_triton:
         return {}
     offloads = {"offload_checkpoints": True} if tune.seq_len >= OFFLOADED else {}
     return {"loop": "unsloth", "gradient_checkpointing": True, "amp": _half(plan), **offloads}
+
+
+def _trl(plan: FineTunePlan) -> Values:
+    """TRL's trainer, whose loss makes logits in tiles, and which leaves what is not quantized in 16 bits."""
+    return {"loop": "trl"} if plan.tune.loop == "trainer" and not plan.tune.unsloth else {}
 
 
 def _half(plan: FineTunePlan) -> str:
@@ -162,9 +169,14 @@ def _qlora(plan: FineTunePlan) -> Values:
     return {"method": "qlora", "amp": _half(plan)}
 
 
-def _qlora_of_unsloth(plan: FineTunePlan) -> Values:
-    """Instead of all weights: as unsloth runs it, which alone saves little of a run of all."""
-    return {} if plan.tune.adapters else {**_unsloth(plan), **_qlora(plan)} if _unsloth(plan) else {}
+def _instead(method: Try, loop: Try) -> Try:
+    """Adapters instead of all weights, as another loop runs them: it alone saves little of a run of all."""
+
+    def values(plan: FineTunePlan) -> Values:
+        by = {} if plan.tune.adapters else loop(plan)
+        return {**by, **method(plan)} if by else {}
+
+    return values
 
 
 def _shorter(plan: FineTunePlan) -> Values:
@@ -181,11 +193,12 @@ SAME: dict[str, Try] = {
     "checkpointing": _checkpointing, "half_batch": _half_batch, "quarter_batch": _quarter_batch,
     "batch_of_one": _smaller_batch, "attention": _attention, "flash": _flash, "packing": _unpadded, "liger": _liger,
     "offload": _offload, "logits_to_host": _logits_to_host, "half_evaluation": _half_evaluation,
-    "evaluation_of_one": _evaluation_of_one, "loss_alone": _loss_alone, "unsloth": _unsloth,
+    "evaluation_of_one": _evaluation_of_one, "loss_alone": _loss_alone, "trl": _trl, "unsloth": _unsloth,
 }  # fmt: skip
 OTHER: dict[str, Try] = {
     "optimizer_8bit": _optimizer, "paged": _paged, "lower_rank": _lower_rank, "fewer_targets": _fewer_targets,
-    "lora": _lora, "qlora": _qlora, "sixteen_bits": _sixteen_bits, "qlora_of_unsloth": _qlora_of_unsloth,
+    "lora": _lora, "qlora": _qlora, "sixteen_bits": _sixteen_bits, "lora_of_trl": _instead(_lora, _trl),
+    "qlora_of_trl": _instead(_qlora, _trl), "qlora_of_unsloth": _instead(_qlora, _unsloth),
     "shorter": _shorter, "shortest": _shortest,
 }  # fmt: skip
 

@@ -18,10 +18,11 @@ from foretrain.config.microbatches import ACCUMULATION, BATCH
 from foretrain.config.options import OPTIONS, RunConfig
 from foretrain.config.resolve import NANOGPT_DEFAULTS, key_of, split
 from foretrain.hardware.catalogue import find
-from foretrain.predict.memory import StepMemory
+from foretrain.predict.memory import REFUSED, StepMemory
 from foretrain.predict.plan import Plan, Timing
 from foretrain.predict.spec import StepName
 from foretrain.predict.speed.roofline import Bottleneck, bottleneck
+from foretrain.predict.within import Within
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,6 +104,17 @@ def changed_command(plan: Plan, advice: Advice, asked: Asked) -> tuple[str, ...]
     flags = tuple(f"--{setting.option}={said(setting.after)}" for setting in changes)
     kept = without(_words(asked, plan, advice.step), [setting.option for setting in changes])
     return (*START[advice.step], *kept, *flags)
+
+
+def within_command(plan: Plan, found: Within, asked: Asked) -> tuple[str, ...]:
+    """What to do with the steps that fit in a limit; () where they are written to a file first. nanoGPT takes them as
+    words; a run that does not fit is changed first."""
+    if plan.verdict in REFUSED:
+        return ("foretrain", "advise", *asked.words, *asked.card_options())
+    if plan.step == "foretrain" or asked.wrote:
+        return ()
+    kept = without(_words(asked, plan, plan.step), found.changed)
+    return (*START[plan.step], *kept, *(f"--{name}={getattr(found.config, name)}" for name in found.changed))
 
 
 def _words(asked: Asked, plan: Plan, step: StepName) -> tuple[str, ...]:

@@ -46,22 +46,13 @@ def answer_command(context: typer.Context, words: list[str]) -> None:
     plans = [planned(model, asked, devices.target(name, stated)) for name in names]
     if given["largest"] and not given["as_json"]:
         _largest(plans, given["largest"])
-        return
-    if given["as_json"] and len(plans) > 1:
+    elif given["as_json"] and len(plans) > 1:
         print_json({"schema": PLANS_SCHEMA, "plans": [plan.to_json(schema=SCHEMA) for plan in plans]})
     else:
         for plan in plans:
             others = ("--used-by-others", given["others"]) if given["others"] else ()
-            command = (
-                "foretrain",
-                "plan",
-                *left,
-                "--inference",
-                *_changed(asked, plan),
-                "--gpu",
-                plan.gpu.name,
-                *others,
-            )
+            card = ("--gpu", names[0] if len(names) == 1 else plan.gpu.name, *others)
+            command = ("foretrain", "plan", *left, "--inference", *_changed(asked, plan), *card)
             shown = () if given["quiet"] else command
             _print(plan, given["as_json"], given["full"], given["oneline"] or len(plans) > 1, shown)
     if given["check"]:

@@ -1,5 +1,6 @@
 """The presets of models.toml: models that people use, by name or by the repository that they stand in."""
 
+import re
 import tomllib
 from collections.abc import Mapping
 from functools import cache
@@ -53,6 +54,10 @@ def _spellings() -> Mapping[str, str]:
 
 def model_named(word: str) -> ModelPreset | None:
     """The preset of this name or repository, in any case; None where there is none."""
+    word = re.sub(r"(?<=.)(-unsloth)?-bnb-4bit$", "", word, flags=re.IGNORECASE)
+    if word.lower().startswith("unsloth/") and word.lower() not in _spellings():  # the model itself, under its name
+        copied = word.partition("/")[2].lower()
+        word = next((each for each in _spellings() if each.partition("/")[2] == copied), word)
     if word.lower() not in _text().lower():  # most words are presets of ours, for whom nothing need be parsed
         return None
     name = _spellings().get(word.lower())

@@ -145,9 +145,9 @@ def replanned(plan: FineTunePlan, **options: object) -> FineTunePlan:
 
 
 def untimed(plan: FineTunePlan, **options: object) -> FineTunePlan:
-    """The same with other options and without its time: a search asks for the memory of many runs."""
-    own = {"unsloth": True} if options.get("loop") == "unsloth" else {}  # its loop runs its functions
-    tune = FineTune.model_validate({**plan.tune.model_dump(), **options, **own})
+    """The same with other options and without its time: a search asks for the memory of many runs. Raises UserError
+    for what this model or card cannot have."""
+    tune = resolved(plan.facts, FineTune.model_validate({**plan.tune.model_dump(), **options}), plan.gpu)
     ledger = estimated(plan.facts, tune, plan.gpu)
     memory = bounded(ledger.judged(plan.available_bytes, plan.gpu.memory_bytes), plan.bound)
     counts = FineTuneCounts.of(ledger)

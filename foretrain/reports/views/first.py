@@ -9,7 +9,7 @@ from typing import Any
 from foretrain.advice.asked import Asked
 from foretrain.advice.best import Best
 from foretrain.advice.cards import Choice
-from foretrain.advice.first_answer import START, Changed, FirstAnswer
+from foretrain.advice.first_answer import Changed, FirstAnswer, within_command
 from foretrain.advice.record import Advice
 from foretrain.base.messages import has, listed
 from foretrain.base.units import rounds_to_zero
@@ -61,11 +61,18 @@ def within(plan: Plan, found: Within, asked: Asked) -> Screen:
         for key in found.changed
     )
     rows = _takes(plan, found.timing, steps=found.steps)
+    if plan.verdict in REFUSED:
+        rows = [Row(row.label, Message("first.if_fitted", {"text": row.text})) for row in rows]
     if found.changed:
         rows.append(Row(Message("first.label.change"), listed(change.text() for change in changes)))
     if found.config.decay_lr and plan.config.warmup_iters:
         rows.append(Row(Message("first.label.note"), warmup(plan.config, found.config)))
-    rows += [_written(asked, plan.step), *assumed_rows(plan, plan.step), *_all(asked)]
+    command = within_command(plan, found, asked)
+    rows += [
+        Row(Message("first.label.next"), command=command) if command else _written(asked),
+        *assumed_rows(plan, plan.step),
+        *_all(asked),
+    ]
     return Screen(_title(plan, plan.step, asked), tuple(lead), None, tuple(rows))
 
 
@@ -92,7 +99,7 @@ def best(plan: Plan, found: Best, asked: Asked) -> Screen:
     rows += [Row(Message("first.label.limits"), listed(Message(f"first.bind.{bind}").text() for bind in found.binds))]
     rows += [
         Row(Message("first.label.batch"), Message("first.split", values), optional=2),
-        _written(asked, "foretrain"),
+        _written(asked),
     ]
     rows += assumed_rows(plan, plan.step, *(["no_repeats"] if found.dataset_tokens is None else []))
     rows += _all(asked)
@@ -348,11 +355,10 @@ def _change(plan: Plan, advice: Advice, changed: Changed | None, *, brief: bool 
     return listed(said)
 
 
-def _written(asked: Asked, step: StepName) -> Row:
+def _written(asked: Asked) -> Row:
     if asked.wrote:
-        return Row(Message("first.label.next"), command=(*START[step], asked.wrote))
-    file = "new.py" if step == "nanogpt" else "new.toml"
-    return Row(Message("first.label.next"), Message("first.write", {"file": file, "start": " ".join(START[step])}))
+        return Row(Message("first.label.next"), command=("foretrain", "train", asked.wrote))
+    return Row(Message("first.label.next"), Message("first.write"))
 
 
 def _card(plan: Plan, step: StepName) -> tuple[Cell, ...]:

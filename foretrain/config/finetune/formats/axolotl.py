@@ -84,6 +84,8 @@ def _adapter(table: Table) -> None:
             table.unplanned("load_in_4bit", True)
     if eight_bit:
         table.put("load_in_8bit", "load_in_8bit")
+    if adapter == "qlora" and flag(table.keys.get("load_in_4bit")) is False:
+        table.unplanned("load_in_4bit", False)  # axolotl refuses it
     four_bit = adapter == "qlora" or bool(adapter and four_bit)
     method_of(table, "adapter", adapters=bool(adapter), four_bit=four_bit, dora=table.flag("peft_use_dora"))
     table.put("lora_r", "lora_r")

@@ -53,18 +53,21 @@ def _title(plan: ClusterPlan) -> Message:
 
 def shown(plan: ClusterPlan) -> list[RankPlan]:
     """A row for each strategy: of one with gradients summed each time or held back the one that is meant, else the
-    quicker of those that fit best."""
+    quicker of those that fit best; where none fits, the one that needs less."""
     found: dict[str, RankPlan] = {}
-    order = ("fits", "tight", None, "may_not_fit", "does_not_fit")
     for rank in plan.ranks:
         other = found.get(rank.strategy)
         if other is None or rank.id == plan.chosen:
             found[rank.strategy] = rank
         elif other.id != plan.chosen:
-            found[rank.strategy] = min(
-                (other, rank), key=lambda r: (order.index(r.verdict), r.time.step_s.expected_s if r.time else 0.0)
-            )
+            found[rank.strategy] = min((other, rank), key=_worth)
     return list(found.values())
+
+
+def _worth(rank: RankPlan) -> tuple[int, float]:
+    order = ("fits", "tight", None, "may_not_fit", "does_not_fit")
+    time_s = rank.time.step_s.expected_s if rank.time else 0.0
+    return order.index(rank.verdict), rank.memory.needed_bytes if rank.verdict == "does_not_fit" else time_s
 
 
 def _table(plan: ClusterPlan) -> Table:

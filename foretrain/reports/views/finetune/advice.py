@@ -26,7 +26,7 @@ def screen(found: FineTuneAdvice, asked: Asked, count: int | None = None) -> Scr
     if shown.advised and shown.advised[0].verdict not in REFUSED and not asked.quiet:
         rows.append(next_row(plan, shown.advised[0], asked))
     if any(change.learns_otherwise for change in shown.advised):
-        rows.append(Row(Message("first.label.note"), Message("finetune.learns_otherwise"), optional=1))
+        rows.append(Row(Message("first.label.note"), Message("finetune.learns_otherwise")))
     rows += change_notes(plan, shown.advised)
     if hidden := len(found.advised) - len(shown.advised):
         rows.append(Row(Message("first.label.more"), Message("first.more_cards", {"count": hidden})))

@@ -209,9 +209,11 @@ def _changes(plan: FineTunePlan, changes: tuple[FineTuneChange, ...], asked: Ask
         nearest = Message("finetune.none_fits", {"change": change_text(changes[0])})
         return [Row(Message("first.label.change"), nearest)]
     labels = [Message("first.label.change"), *[Message("finetune.label.or")] * MOST_CHANGES]
-    shown = zip(labels, fitting[:MOST_CHANGES], range(MOST_CHANGES), strict=False)
+    shown = tuple(zip(labels, fitting[:MOST_CHANGES], range(MOST_CHANGES), strict=False))
     rows = [Row(label, change_text(each), optional=2 if number else 0) for label, each, number in shown]
     rows += [] if asked.quiet else [next_row(plan, fitting[0], asked)]
+    if any(each.learns_otherwise for _, each, _ in shown):
+        rows.append(Row(Message("first.label.note"), Message("finetune.learns_otherwise"), optional=1))
     return [*rows, *change_notes(plan, changes)]
 
 
@@ -247,7 +249,7 @@ def words_of(change: FineTuneChange) -> list[str]:
 
 def change_text(change: FineTuneChange) -> str:
     """What to type, and what it comes to."""
-    what = " ".join(words_of(change))
+    what = " ".join([*words_of(change), *(["*"] if change.learns_otherwise else [])])
     room = change.available_bytes
     id = verdict_id(change.verdict, change.needed_bytes, room)
     values = {"change": what, "needed": (change.needed_bytes,) * 3, "available": room or 0}

@@ -403,7 +403,11 @@ def startup_sentence() -> str:
     seconds = sorted(found["seconds"]["foretrain plan gpt2-124m --gpu 4070"])
     torch = sorted(found["seconds"]["import torch"])
     middle = len(seconds) // 2
-    return f"`foretrain plan` answers in {seconds[middle]:.2f} s and imports no torch (`import torch` alone: {torch[middle]:.2f} s)."
+    on = found["machine"]["cpu"]
+    return (
+        f"A new plan of GPT-2 124M takes {seconds[middle]:.1f} s on {on}, and imports no torch (`import torch` alone: {torch[middle]:.1f} s). "
+        "A fine-tuning run that does not fit takes seconds more, to look for changes."
+    )
 
 
 def page_speed() -> str:

@@ -355,7 +355,15 @@ def test_the_first_screen_says_which_fits_how_long_and_whether_it_pays() -> None
 def test_what_fits_is_never_said_to_need_more_than_a_card_has() -> None:
     """FSDP that holds gradients back would use more than the card has, and runs: the allocator frees what it only
     keeps."""
-    words = ("plan", "gpt2-774m", "--gpus", "2 x RTX 3090", "--batch_size=8", "--strategy=fsdp_no_reshard")
+    words = (
+        "plan",
+        "gpt2-774m",
+        "--gpus",
+        "2 x RTX 3090",
+        "--batch_size=8",
+        "--strategy=fsdp_no_reshard",
+        "--hold_gradients=true",
+    )
     shown = foretrain(*words).stdout
     assert "in the 23.56 GiB of a card it may run out of memory" in " ".join(shown.split())
     rows = re.findall(

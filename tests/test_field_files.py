@@ -410,3 +410,48 @@ def test_training_on_images_is_more_than_is_planned(before: str, after: str, tmp
     script = tmp_path / "script.py"
     script.write_text(LOADED_TWICE.format(model=model, train="trainer.train()").replace(before, after))
     assert set(read_finetune(str(script))[2].unplanned.values()) == {"at_least"}
+
+
+HEAD = "from trl import DPOTrainer, SFTConfig, SFTTrainer\nfrom peft import LoraConfig, PrefixTuningConfig, get_peft_model\n"
+LOADS = "from transformers import AutoModelForCausalLM, TrainingArguments\nm = AutoModelForCausalLM.from_pretrained('{model}')\n"
+LONG = "per_device_train_batch_size=64, max_length=8192"
+TRAINS = "SFTTrainer(model=m, args=args).train()\n"
+
+TAKEN = [
+    (f"cfg = dict({LONG})\nargs = SFTConfig(**cfg)\n", {"batch_size": 64, "seq_len": 8192}),
+    ("args = SFTConfig(**{{'per_device_train_batch_size': 64, 'max_length': 8192}})\n", {"batch_size": 64, "seq_len": 8192}),
+    ("args = SFTConfig(per_device_train_batch_size=1, max_length=512)\nargs.max_length = 8192\n", {"seq_len": 8192}),
+    ("class My(DPOTrainer):\n    pass\nargs = TrainingArguments()\nMy(model=m, args=args)\n", {"training": "dpo"}),
+    ("T = DPOTrainer\nargs = TrainingArguments()\nT(model=m, args=args)\n", {"training": "dpo"}),
+    ("from trl import GRPOTrainer as T\nargs = SFTConfig()\nT(model=m, args=args)\n", {"training": "grpo"}),
+    ("if False:\n    LoraConfig(r=8)\n    SFTConfig(max_length=128)\nargs = SFTConfig(max_length=512)\n",
+     {"method": "full", "seq_len": 512}),
+    ("m.gradient_checkpointing_enable()\nargs = SFTConfig()\n", {"gradient_checkpointing": True}),
+    ("args = TrainingArguments(per_device_train_batch_size=2)\nfor x in data:\n    m(x).loss.backward()\n", {"loop": "own"}),
+]  # fmt: skip
+WITHHELD = [
+    "n = 128\nn = 8192\nargs = SFTConfig(max_length=n)\n", "n = 1\nn *= 64\nargs = SFTConfig(per_device_train_batch_size=n)\n",
+    "for n in (32, 64):\n    args = SFTConfig(per_device_train_batch_size=n)\n",
+    "n = 1\ndef go(n):\n    return SFTConfig(per_device_train_batch_size=n)\nargs = go(64)\n",
+    "args = SFTConfig(**load())\n", "m = get_peft_model(m, PrefixTuningConfig())\nargs = SFTConfig()\n",
+    "LoraConfig(r=8)\nargs = SFTConfig()\n", "m = m.half()\nargs = SFTConfig()\n",
+    f"first = SFTConfig({LONG})\nargs = SFTConfig(per_device_train_batch_size=1, max_length=512)\n",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "wanted"), TAKEN)
+def test_what_a_script_says_in_its_own_way_is_read(
+    text: str, wanted: dict[str, Any], tmp_path: Path, model: str
+) -> None:
+    script = tmp_path / "script.py"
+    trains = "" if "loop" in wanted or "T(" in text or "My(" in text else TRAINS
+    script.write_text((HEAD + LOADS + text).format(model=model) + trains)
+    found = read_finetune(str(script))[1].model_dump()
+    assert {key: found[key] for key in wanted} == wanted
+
+
+@pytest.mark.parametrize("text", WITHHELD)
+def test_what_would_have_to_be_run_leaves_no_verdict(text: str, tmp_path: Path, model: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text((HEAD + LOADS).format(model=model) + text + TRAINS)
+    assert "unknown" in read_finetune(str(script))[2].unplanned.values()

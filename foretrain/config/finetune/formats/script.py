@@ -4,10 +4,13 @@ calls that decide memory and time.
 
 import ast
 import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from foretrain.base.errors import UserError
 from foretrain.config.finetune.formats.known_keys import known_keys
+from foretrain.config.finetune.options import OPTION_OF
 from foretrain.config.finetune.table import FileSettings
 from foretrain.config.nanogpt_file import Unsupported, evaluate
 
@@ -34,7 +37,13 @@ _HEADS = {
 }  # fmt: skip
 _UNSLOTH = ("FastLanguageModel", "FastModel", "FastVisionModel")
 _LOADERS = (*_UNSLOTH, "AutoModel", "SentenceTransformer")
-_OF_IMAGES = ("FastVisionModel", "AutoProcessor")  # or of sounds: of text alone the figures are too low
+_OF_IMAGES = ("FastVisionModel", "AutoFeatureExtractor")  # or of sounds: of text alone the figures are too low
+_PROCESSOR = re.compile(r"\w*Processor")
+_ALONE = ("half", "bfloat16")  # what turns a model into another dtype
+_OTHER_ADAPTERS = frozenset((
+    "PrefixTuningConfig", "PromptTuningConfig", "PromptEncoderConfig", "IA3Config", "AdaLoraConfig", "LoHaConfig",
+    "LoKrConfig", "VeraConfig", "OFTConfig", "BOFTConfig", "LNTuningConfig", "FourierFTConfig",
+))  # fmt: skip
 _OBJECTS = ("model", "tokenizer", "train_dataset", "eval_dataset", "args", "peft_config", "processing_class",
             "data_collator", "formatting_func", "callbacks", "compute_metrics", "quantization_config",
             "preprocess_logits_for_metrics", "rank_pattern", "reward_funcs", "ref_model", "reward_model", "value_model",
@@ -49,12 +58,13 @@ def table_of_script(text: str, source: str) -> tuple[str, dict[str, Any]]:
     """(format, keys) of a script. Raises UserError where it holds no such call, or cannot be parsed."""
     try:
         tree = ast.parse(text)
-        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-        imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+        nodes = list(_run(tree))
+        imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
         of_trl = {each.name for node in imports if (node.module or "").split(".")[0] == "trl" for each in node.names}
-        found = _Script(source, _names(tree), of_trl)
-        for call in sorted(calls, key=lambda each: (each.lineno, each.col_offset)):
-            found.look(call)
+        found = _Script(source, _names(nodes), of_trl, _other_names(nodes), _scopes(tree))
+        told = [node for node in nodes if isinstance(node, ast.Call | ast.Assign | ast.AugAssign)]
+        for node in sorted(told, key=lambda each: (each.lineno, each.col_offset)):
+            found.look(node) if isinstance(node, ast.Call) else found.set(node)
     except SyntaxError as error:
         where = f"{source}:{error.lineno or 1}"
         raise UserError("config.finetune_not_python", source=where, reason=error.msg or "cannot be read") from None
@@ -62,7 +72,7 @@ def table_of_script(text: str, source: str) -> tuple[str, dict[str, Any]]:
         raise UserError("config.finetune_not_python", source=source, reason="it is nested too deeply") from None
     if not found.called:
         raise UserError("config.finetune_no_calls", path=source)
-    for each in ast.walk(tree):
+    for each in nodes:
         if isinstance(each, ast.ClassDef) and any(_last(base).endswith("Trainer") for base in each.bases):
             own = {part.name for part in each.body if isinstance(part, ast.FunctionDef)} & {
                 "compute_loss",
@@ -72,6 +82,8 @@ def table_of_script(text: str, source: str) -> tuple[str, dict[str, Any]]:
     found.decide()
     if found.called & {*_UNSLOTH}:
         return "unsloth", found.keys
+    if "LoraConfig" in found.called and not found.adapts:
+        found.keys["peft_config"] = Unread("LoraConfig, which nothing takes")
     if found.called & {"LoraConfig", "get_peft_model"}:
         found.keys = {"lora_r": 8, "lora_dropout": 0.0, **found.keys, "use_peft": True}  # LoraConfig's defaults
     if found.heads and not {"dtype", "torch_dtype"} & found.keys.keys():
@@ -79,20 +91,62 @@ def table_of_script(text: str, source: str) -> tuple[str, dict[str, Any]]:
     return "trl" if found.trainings else "trainer", found.keys
 
 
-def _names(tree: ast.Module) -> dict[str, Any]:
-    """Names that a literal is given to once, anywhere in the script."""
+def _run(node: ast.AST) -> Iterator[ast.AST]:
+    """All parts of a script but the bodies of `if False:`."""
+    yield node
+    never = isinstance(node, ast.If) and isinstance(node.test, ast.Constant) and not node.test.value
+    skipped = node.body if never and isinstance(node, ast.If) else []
+    for part in ast.iter_child_nodes(node):
+        if part not in skipped:
+            yield from _run(part)
+
+
+def _scopes(tree: ast.Module) -> dict[ast.AST, ast.AST]:
+    """The function that each call stands in, or the script."""
+    found: dict[ast.AST, ast.AST] = {}
+
+    def within(node: ast.AST, scope: ast.AST) -> None:
+        found[node] = scope
+        for part in ast.iter_child_nodes(node):
+            within(part, node if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) else scope)
+
+    within(tree, tree)
+    return found
+
+
+def _other_names(nodes: Sequence[ast.AST]) -> dict[str, str]:
+    """What a name stands for that was imported `as` it, given another's, or made a class over another."""
+    found: dict[str, str] = {}
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom):
+            found |= {each.asname: each.name for each in node.names if each.asname}
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Name | ast.Attribute):
+            found |= {each.id: _last(node.value) for each in node.targets if isinstance(each, ast.Name)}
+        elif isinstance(node, ast.ClassDef) and node.bases and _TRAINER.fullmatch(_last(node.bases[0])):
+            found[node.name] = _last(node.bases[0])
+    return found
+
+
+def _names(nodes: Sequence[ast.AST]) -> dict[str, Any]:
+    """Names that one literal is given to, and nothing else anywhere in the script."""
     names: dict[str, Any] = {}
-    for node in ast.walk(tree):
+    bound: Counter[str] = Counter()
+    called = {_last(node.func) for node in nodes if isinstance(node, ast.Call)}
+    for node in nodes:
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            bound[node.id] += 1
+        elif isinstance(node, ast.FunctionDef) and node.name in called:
+            bound.update(each.arg for each in (*node.args.args, *node.args.kwonlyargs))
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            name = node.targets[0].id
             try:
-                names.setdefault(node.targets[0].id, _literal(node.value, names))
+                value = _literal(node.value, names)
             except Unsupported:
-                names[node.targets[0].id] = _Unread
-    return {name: value for name, value in names.items() if value is not _Unread}
-
-
-class _Unread:
-    """Stands for what would have to be run."""
+                continue
+            if name not in names or names[name] == value:  # the same again is no other
+                bound[name] -= 1
+                names[name] = value
+    return {name: value for name, value in names.items() if not bound[name]}
 
 
 def _literal(node: ast.expr, names: dict[str, Any]) -> Any:
@@ -125,32 +179,79 @@ def _last(node: ast.expr) -> str:
 class _Script:
     """The keys of a script's calls, as they are met."""
 
-    def __init__(self, source: str, names: dict[str, Any], of_trl: set[str]) -> None:
-        self.source, self.names, self.of_trl = source, names, of_trl
+    def __init__(
+        self,
+        source: str,
+        names: dict[str, Any],
+        of_trl: set[str],
+        others: dict[str, str],
+        scopes: dict[ast.AST, ast.AST],
+    ) -> None:
+        self.source, self.names, self.of_trl, self.others, self.scopes = source, names, of_trl, others, scopes
         self.keys: dict[str, Any] = {}
         self.called: set[str] = set()
         self.trainings: set[str] = set()  # by the configs and trainers that TRL and others have
         self.heads: set[str] = set()  # by the models' classes
         self.models: list[Any] = []
         self.length = 0  # to which a tokenizer cuts
-        self.trained = False
+        self.trained: set[ast.AST] = set()  # functions that have trained
+        self.adapts = self.loops = self.by_trainer = False
+        self.tables: dict[str, ast.expr] = {}  # what may stand behind **
+        self.said: dict[str, str] = {}  # the value of a key that decides, as it was written first
+
+    def _named(self, node: ast.expr) -> str:
+        """The last of the names that a dotted name has, as it was imported."""
+        name, seen = _last(node), set[str]()
+        while name in self.others and name not in seen:
+            seen.add(name)
+            name = self.others[name]
+        return name
+
+    def set(self, node: ast.Assign | ast.AugAssign) -> None:
+        """Take what is given to an argument after its call: args.max_length = 8192."""
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            value = node.value if isinstance(node, ast.Assign) else target
+            key = target.attr if isinstance(target, ast.Attribute) else ""
+            if isinstance(target, ast.Name) and isinstance(value, ast.Dict | ast.Call):
+                self.tables[target.id] = value
+            elif isinstance(target, ast.Subscript) and _last(target.value) in self.tables:
+                key = str(getattr(target.slice, "value", ""))
+            if key in OPTION_OF:
+                self._take(key, value, key)
 
     def look(self, call: ast.Call) -> None:
         """Take the arguments of a call that decides something."""
-        name = _last(call.func)
-        owner = _last(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+        name = self._named(call.func)
+        owner = self._named(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+        scope = self.scopes[call]
         trainer, head = _TRAINER.fullmatch(name), _HEAD.fullmatch(owner)
         if (name == "train" and not call.args and owner != "model") or name == "unsloth_train":
-            self.trained = True
-        if name in _MODELS and self.trained:  # what is loaded then is tried or merged
+            self.trained.add(scope)
+            self.by_trainer |= owner.lower().endswith("trainer") or name == "unsloth_train"
+        if name in _MODELS and scope in self.trained:  # what is loaded then is tried or merged
             return
         self._length(call, name, owner)
-        if name in _MODELS and owner in _OF_IMAGES:
+        self.adapts |= name in ("get_peft_model", "add_adapter") or any(
+            each.arg == "peft_config" for each in call.keywords
+        )
+        if name in _MODELS and (owner in _OF_IMAGES or _PROCESSOR.fullmatch(owner)):
             self.keys["images"] = Unread(f"{owner}.{name}")
         if name in _MODELS and (owner in _LOADERS or head):
             self._load(call, owner, head[1] if head else "")
         elif name in _CALLS:
             self.called |= {name, owner} - {""}
+        elif name == "backward":
+            self.loops = True
+            return
+        elif name in _ALONE and isinstance(call.func, ast.Attribute) and not call.args:
+            self.keys[name] = Unread(f"{name}()")
+            return
+        elif name == "gradient_checkpointing_enable":
+            self.keys["gradient_checkpointing"] = True
+            return
+        elif name.endswith("Config") and name in _OTHER_ADAPTERS:
+            self.keys["peft_config"] = Unread(name)
+            return
         elif name in _LOADERS and name not in _UNSLOTH and call.args:  # SentenceTransformer("…")
             self.called.add(name)
             self._take("model_name", call.args[0], "model_name")
@@ -160,15 +261,41 @@ class _Script:
         if trainer and self._trains(trainer):
             self.called.add(name)
             self.trainings.add(_TRAININGS.get(trainer[1], "unknown"))
-        for keyword in call.keywords:
+        for keyword in self._keywords(call):
+            if keyword.arg in ("per_device_train_batch_size", "max_length", "max_seq_length"):
+                self._again(name, keyword)
             if keyword.arg and keyword.arg not in _OBJECTS:
                 self._take(keyword.arg, keyword.value, _RENAMED.get(name, {}).get(keyword.arg, keyword.arg))
-            elif keyword.arg == "model" and isinstance(keyword.value, ast.Constant):
+            elif keyword.arg == "model" and isinstance(keyword.value, ast.Constant | ast.Name):
+                if isinstance(keyword.value, ast.Name) and not isinstance(self.names.get(keyword.value.id), str):
+                    continue  # a model that was made before
                 self._take("model", keyword.value, "model_name")
             elif keyword.arg == "compute_metrics":
                 self.keys["keeps_logits"] = True
             elif keyword.arg == "bnb_4bit_compute_dtype" and _last(keyword.value) == "float32":
                 self.keys[keyword.arg] = Unread("bnb_4bit_compute_dtype = float32")
+
+    def _keywords(self, call: ast.Call) -> Iterator[ast.keyword]:
+        """The arguments by name, those of a literal table after ** as well."""
+        for keyword in call.keywords:
+            node = keyword.value
+            if keyword.arg is None and isinstance(node, ast.Name):
+                node = self.tables.get(node.id, node)
+            if keyword.arg is not None:
+                yield keyword
+            elif isinstance(node, ast.Call) and _last(node.func) == "dict" and not node.args:
+                yield from self._keywords(node)
+            elif isinstance(node, ast.Dict) and all(isinstance(each, ast.Constant) for each in node.keys):
+                pairs = zip(node.keys, node.values, strict=True)
+                yield from (ast.keyword(arg=str(getattr(name, "value", "")), value=value) for name, value in pairs)
+            else:
+                self.keys["**"] = Unread(f"**{ast.unparse(node)[:40]}")
+
+    def _again(self, name: str, keyword: ast.keyword) -> None:
+        """Two trainings in one script, which say this otherwise, are none that can be told apart."""
+        key, said = f"{keyword.arg}", ast.dump(keyword.value)
+        if self.said.setdefault(key, said) != said:
+            self.keys["twice"] = Unread(f"{key}, given twice")
 
     def _trains(self, trainer: re.Match[str] | None) -> bool:
         """Whether a class is a trainer's or its config: one that is known, or any other of TRL's."""
@@ -205,6 +332,8 @@ class _Script:
     def decide(self) -> None:
         """What is trained for, and the length of a sequence, by all that was met."""
         trainings, heads = self.trainings - {"sft"}, self.heads - {"sft", ""}
+        if self.loops and not self.by_trainer:  # a loop of the script's own, with a trainer's words
+            self.keys["loop"] = "own"
         if trainings:
             self.keys["training"] = next(iter(trainings)) if len(trainings) == 1 else "unknown"
         elif heads and "sft" not in self.heads and not self.called & {*_UNSLOTH}:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from foretrain.advice.frontier import predicted
 from foretrain.base.errors import UserError
 from foretrain.base.quantities import parse_bytes, parse_limit
 from foretrain.config.families import FAMILIES
@@ -358,3 +359,13 @@ def test_what_is_not_known_of_a_family_is_said(monkeypatch: pytest.MonkeyPatch) 
     uncompiled = plan(config.model_copy(update={"compile": False}), find("RTX 4070"))
     assert uncompiled.timing is not None
     assert "time_of_recipe_unknown" not in {note.id for note in uncompiled.notes}
+
+
+@pytest.mark.parametrize("words", [(), ("--dtype=float32",), ("--compile=false",)])
+def test_the_frontiers_own_point_is_the_plan(words: tuple[str, ...]) -> None:
+    made = plan(resolve(["gpt2-124m", *words]).config, find("4070"))
+    for step in ("foretrain", "nanogpt"):
+        found, timing = predicted(made, step), made.timing_of(step)
+        assert found is not None
+        assert timing is not None
+        assert [point.tokens_per_s for point in found.points if point.given] == [timing.tokens_per_s]

@@ -272,7 +272,9 @@ def tried(plan: FineTunePlan, ids: tuple[str, ...]) -> Tried | None:
         values = TRIES[id](plan)
         if not values:
             return None
-        changed |= {name: value for name, value in values.items() if name == "amp" or getattr(plan.tune, name) != value}
+        other = {name for name, value in values.items() if getattr(plan.tune, name) != value}
+        kept = other | {"amp"} if "method" in other else other  # which another method has otherwise
+        changed |= {name: value for name, value in values.items() if name in kept}
     if changed.get("amp") == "bf16" and not plan.gpu.supports_bf16:
         changed["amp"] = "fp16"
     try:

@@ -41,7 +41,7 @@ def _changes(plan: FineTunePlan) -> tuple[FineTuneChange, ...]:
     with working(verdict) as tell:
         for each in searched(plan):
             found.append(each)
-            tell(f"{verdict} {len(found) - 1}: {say('working.searching')}")
+            tell(f"{verdict} {say('working.searching')} ({len(found) - 1})")
     return found[-1]
 
 

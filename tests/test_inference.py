@@ -438,7 +438,7 @@ def test_the_largest_batch_and_context_are_asked_for_as_in_training() -> None:
         )
     assert json.loads(foretrain(*words, "--largest", "batch", "--json").stdout)["largest_batch"] == plan.largest_batch
     wrong = foretrain(*words, "--largest", "n_layer")
-    assert (wrong.returncode, "give batch or context" in wrong.stderr) == (2, True)
+    assert (wrong.returncode, "give `batch` or `context`" in wrong.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(("words", "said"), [

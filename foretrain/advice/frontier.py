@@ -6,6 +6,7 @@ cut into, as the config is and with the two techniques that trade time or nothin
 
 from typing import Literal
 
+from foretrain.base.errors import UserError
 from foretrain.base.records import Record
 from foretrain.config.microbatches import cut, divisors, sequences_of
 from foretrain.config.options import RunConfig
@@ -100,7 +101,10 @@ def _batches(config: RunConfig) -> list[int]:
 
 
 def _point(plan: Plan, step: StepName, way: Way, config: RunConfig, given: RunConfig) -> FrontierPoint | None:
-    spec = plan.model_copy(update={"config": config}).spec(step)
+    try:
+        spec = plan.model_copy(update={"config": config}).spec(step)
+    except UserError:  # several cards cannot share these micro-batches
+        return None
     time_s = step_time(spec)
     if time_s is None:
         return None

@@ -159,8 +159,9 @@ class Lora(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.quantized:
-            result = self.base_layer(x)
-            return self.over_4bit(x, result if isinstance(self.base_layer, Linear8bit) else result.clone())
+            if isinstance(self.base_layer, Linear8bit):
+                return self.over_4bit(x, self.base_layer(x))
+            return self.over_4bit(x, self.base_layer(x).clone())
         result = self.base_layer(x)
         dtype = result.dtype
         x = x.to(self.lora_A.weight.dtype)

@@ -72,6 +72,12 @@ def test_it_is_a_bound_without_a_time(model: str) -> None:
     assert foretrain("plan", model, *WORDS, "--gpu", "4090", "--check").returncode == 2
 
 
+def test_a_search_for_the_largest_names_the_8_bits(model: str) -> None:
+    said = foretrain("plan", model, *WORDS, "--gpu", "4090", "--largest", "batch_size").stderr
+    assert "outliers of load_in_8bit" in said
+    assert "--training" not in said
+
+
 @pytest.mark.parametrize("method", ["full", "qlora"])
 def test_without_adapters_over_16_bits_it_is_refused(method: str, model: str) -> None:
     with pytest.raises(UserError) as refused:

@@ -39,14 +39,14 @@ def search(plan: FineTunePlan) -> Iterator[tuple[FineTuneChange, ...]]:
     whole: Tried | None = None
     for tries in (SAME, OTHER):
         for id in _strongest_first(tries):
-            ids = [id]
-            for each in ids:
+            for each in (id, *MILDER.get(id, ())):
                 change = tried(plan, (each,))
                 alone += [change] if change else []
-                if change and change.fits:
-                    found.append(_of(plan, change))
-                    ids += MILDER.get(id, ()) if each == id else ()
+                fits = change is not None and change.fits
+                found += [_of(plan, change)] if change and fits else []
                 yield tuple(sorted(found, key=_rank))
+                if each == id and not fits:
+                    break
         if found:
             return
         every = everything(plan, alone)

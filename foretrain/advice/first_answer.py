@@ -71,7 +71,7 @@ def first_answer(plan: Plan, asked: Asked) -> FirstAnswer:
     changed = _changed(plan, best) if best is not None else None
     changes = to_set(best.settings) if best is not None else ()
     if best is None or not is_one_command(plan, best) or len(asked.words) + len(changes) > MOST_WORDS:
-        command = ("foretrain", "advise", *asked.words, *asked.card_options())
+        command = _advise_command(asked)
         return FirstAnswer(bottleneck=slow, next="advise", command=command, advice=best, changed=changed)
     command = changed_command(plan, best, asked)
     return FirstAnswer(bottleneck=slow, next="change", command=command, advice=best, changed=changed)
@@ -110,11 +110,15 @@ def within_command(plan: Plan, found: Within, asked: Asked) -> tuple[str, ...]:
     """What to do with the steps that fit in a limit; () where they are written to a file first. nanoGPT takes them as
     words; a run that does not fit is changed first."""
     if plan.verdict in REFUSED:
-        return ("foretrain", "advise", *asked.words, *asked.card_options())
+        return _advise_command(asked)
     if plan.step == "foretrain" or asked.wrote:
         return ()
     kept = without(_words(asked, plan, plan.step), found.changed)
     return (*START[plan.step], *kept, *(f"--{name}={getattr(found.config, name)}" for name in found.changed))
+
+
+def _advise_command(asked: Asked) -> tuple[str, ...]:
+    return ("foretrain", "advise", *asked.words, *asked.card_options())
 
 
 def _words(asked: Asked, plan: Plan, step: StepName) -> tuple[str, ...]:

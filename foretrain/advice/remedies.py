@@ -44,8 +44,8 @@ def remedies(
         made = plan(config, gpu, used_by_others_bytes=used_by_others_bytes)
         if made.available_bytes is None:
             return ()
-        beyond = max(0, made.available_bytes + max(1, over_bytes) - made.memory_of(step).needed_bytes)
-        held = used_by_others_bytes + min(beyond, made.available_bytes)
+        short_bytes = short_of(made.available_bytes, made.memory_of(step).needed_bytes, over_bytes)
+        held = used_by_others_bytes + short_bytes
         found = advise(plan(config, gpu, used_by_others_bytes=held), step, "fit")
     except UserError:  # a card that cannot do what the config asks for
         return ()
@@ -54,6 +54,11 @@ def remedies(
     changes = [_remedy(a) for a in kept if a.effect.saved_bytes >= max(1, over_bytes) and a.effect.needed_bytes <= room]
     usable = [r for r in changes if expandable_segments or "allocator_settings" not in r.changes]
     return tuple(sorted(usable, key=lambda remedy: remedy.step != step)[:most])
+
+
+def short_of(available_bytes: int, needed_bytes: int, over_bytes: int) -> int:
+    """Return the bytes by which a run that failed needed more than its forecast, at most all that there was."""
+    return min(max(0, available_bytes + max(1, over_bytes) - needed_bytes), available_bytes)
 
 
 def _remedy(advice: Advice) -> Remedy:

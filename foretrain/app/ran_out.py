@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from foretrain.advice.remedies import Remedy, remedies
+from foretrain.advice.remedies import Remedy, remedies, short_of
 from foretrain.analysis.run import OutOfMemory, failure_of
 from foretrain.app.finetune import advised, plan_question
 from foretrain.app.finetuning.question import FineTuneQuestion
@@ -97,12 +97,15 @@ def saved_by(
 ) -> tuple[Remedy, ...]:
     """Return what would have saved nanoGPT's run on a card with the memory that the message states."""
     gpu = _as_stated(message, gpu)
-    # Without the figure of what was left, as much as it asked for may have been missing.
-    over = failed.over_bytes if failed.over_bytes is not None else failed.asked_bytes
     return remedies(
-        config, gpu, used_by_others_bytes=failed.used_by_others_bytes or 0, over_bytes=over or 0, step="nanogpt",
-        expandable_segments=failed.expandable_segments,
+        config, gpu, used_by_others_bytes=failed.used_by_others_bytes or 0, over_bytes=_over_bytes(failed),
+        step="nanogpt", expandable_segments=failed.expandable_segments,
     )  # fmt: skip
+
+
+def _over_bytes(failed: OutOfMemory) -> int:
+    """Return the bytes that were missing. Where nobody says what was left, that is all that was asked for."""
+    return (failed.over_bytes if failed.over_bytes is not None else failed.asked_bytes) or 0
 
 
 def finetune_saved_by(
@@ -115,18 +118,16 @@ def finetune_saved_by(
     """Return the doubts about a fine-tuning run's log, or what would have saved the run. Raises UserError."""
     if program is not None and program.has_config:
         return {"doubts": (Note(id="program_finetune", values={"program": program.shown}),)}
-    found = plan_question(asked, _as_stated(message, gpu), failed.used_by_others_bytes or 0)
+    gpu, others_bytes = _as_stated(message, gpu), failed.used_by_others_bytes or 0
+    found = plan_question(asked, gpu, others_bytes)
     if found.bound != "exact":
         return {"unknown": "not_planned"}
     doubts = [*_of_card(message, gpu), *_of_need(message, found.memory.neediest)]
     if doubts:
         longer = [Note(id="longer", values={"seq_len": found.tune.seq_len})] if doubts[-1].id == "held" else []
         return {"doubts": (*doubts, *longer)}
-    # The run needed so much more than the card had, whatever the forecast says.
-    over = failed.over_bytes if failed.over_bytes is not None else failed.asked_bytes
-    beyond = max(0, (found.available_bytes or 0) + max(1, over or 0) - found.needed_bytes)
-    held = (failed.used_by_others_bytes or 0) + min(beyond, found.available_bytes or 0)
-    changes = advised(plan_question(asked, _as_stated(message, gpu), held))
+    short_bytes = short_of(found.available_bytes or 0, found.needed_bytes, _over_bytes(failed))
+    changes = advised(plan_question(asked, gpu, others_bytes + short_bytes))
     return {"changes": tuple(change for change in changes if change.verdict == "fits")}
 
 

@@ -184,16 +184,20 @@ class FineTune(Record):
     # fmt: on
 
     @property
+    def bound_of_training(self) -> Bound:
+        return BOUNDS.get(self.training, "at_least")
+
+    @property
     def bound(self) -> Bound:
         """What the figures of SFT's step are of this training's. In 8 bits a layer also keeps the columns of its input
         that have outliers, of which nobody knows how many there are."""
-        found = BOUNDS.get(self.training, "at_least")
+        found = self.bound_of_training
         return found if not self.load_in_8bit else "at_least" if found in ("exact", "at_least") else "unknown"
 
     @property
     def bounded_by(self) -> tuple[str, ...]:
         """The settings because of which the figures are a bound."""
-        kind = () if BOUNDS.get(self.training) == "exact" else (f"training = {self.training}",)
+        kind = () if self.bound_of_training == "exact" else (f"training = {self.training}",)
         return (*kind, "outliers of load_in_8bit") if self.load_in_8bit else kind
 
     @property

@@ -132,7 +132,7 @@ def bounded(memory: FineTuneMemory, bound: Bound) -> FineTuneMemory:
 
 def check_exact(plan: FineTunePlan, option: str) -> None:
     """Raises UserError where a question cannot be answered, because something of the run is not planned."""
-    if plan.tune.bound != "exact":
+    if plan.tune.bound_of_training != "exact":
         raise UserError("usage.finetune_training", option=option, training=plan.tune.training, example="--training sft")
     if plan.bound != "exact":
         raise UserError("usage.finetune_bounded", option=option, keys=plan.bounded_by)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from foretrain.base.records import Record
 from foretrain.config.inference.formats import FORMATS, PUBLISHED, Engine
-from foretrain.config.inference.options import USUAL_CONTEXT, USUAL_PROMPT, Inference
+from foretrain.config.inference.options import MOST_CONTEXT, USUAL_CONTEXT, USUAL_PROMPT, Inference
 from foretrain.hardware.catalogue import Gpu, catalogue
 from foretrain.predict.inference.memory import InferenceMemory, memory_of, verdict_of
 from foretrain.predict.inference.model import InferenceModel
@@ -57,13 +57,18 @@ class Search:
         ]
         self._fewer = [name for _, name in sorted(bits, reverse=True)]
 
-    def formats(self, most_context: int) -> tuple[FormatFit, ...]:
+    def longest_context(self, **changes: int | str) -> int:
+        """Tokens of a text that fit with these changes, at most what the model can have or was asked for."""
+        most = min(max(self._model.max_positions, self._asked.context), MOST_CONTEXT)
+        return largest(lambda size: self.fits(context=size, **changes), most)
+
+    def formats(self) -> tuple[FormatFit, ...]:
         """The weights as they were asked for, and llama.cpp's formats of fewer bits, the most bits first."""
         found: list[FormatFit] = []
         for name in (self._asked.weights, *self._fewer):
             if name != self._asked.weights and FORMATS[name].engine != "llama.cpp":
                 continue
-            longest = largest(lambda size, name=name: self.fits(weights=name, context=size), most_context)
+            longest = self.longest_context(weights=name)
             asked = self._asked.model_copy(update={"weights": name})
             speed = speed_of(self._model, asked, asked.engine or FORMATS[name].engine, self._gpu)
             needed = self._memory({"weights": name}, self._gpu).needed_expected_bytes

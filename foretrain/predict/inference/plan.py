@@ -5,7 +5,7 @@ from foretrain.base.messages import listed
 from foretrain.base.records import Note, Record
 from foretrain.base.units import format_bytes
 from foretrain.config.inference.formats import CACHES, FORMATS, Engine, named
-from foretrain.config.inference.options import MOST_BATCH, MOST_CONTEXT, USUAL_CONTEXT, USUAL_PROMPT, Inference
+from foretrain.config.inference.options import MOST_BATCH, USUAL_CONTEXT, USUAL_PROMPT, Inference
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.inference.fitting import Fitting, FormatFit, Search, Smallest, largest
 from foretrain.predict.inference.memory import InferenceMemory, memory_of, verdict_of
@@ -60,7 +60,7 @@ def plan(model: InferenceModel, asked: Inference, gpu: Gpu, *, used_by_others_by
     if asked.weights or model.published or found.available_bytes is None:
         return found
     search = Search(model, found.asked, asked.prompt, gpu, found.available_bytes)
-    formats = search.formats(max(model.max_positions, found.asked.context))
+    formats = search.formats()
     best = next((each.weights for each in formats if each.longest_context >= found.asked.context), "")
     if best and best != found.asked.weights:
         found = _plan(model, asked.model_copy(update={"weights": best}), gpu, used_by_others_bytes)
@@ -73,14 +73,13 @@ def _plan(model: InferenceModel, asked: Inference, gpu: Gpu, used_by_others_byte
     room = None if gpu.memory_bytes is None else max(0, gpu.memory_bytes - used_by_others_bytes)
     memory = memory_of(model, asked, engine, gpu)
     verdict = verdict_of(memory, room)
-    most = min(max(model.max_positions, asked.context), MOST_CONTEXT)
     search = Search(model, asked, prompt, gpu, room)
     fitting = search.fitting() if verdict in FAILING else None
     smallest = search.smallest() if verdict in FAILING and fitting is None else None
     return InferencePlan(
         name=model.name, where=model.where, model=model, asked=asked, engine=engine, gpu=gpu, available_bytes=room,
         used_by_others_bytes=used_by_others_bytes, memory=memory, verdict=verdict,
-        longest_context=None if room is None else largest(lambda size: search.fits(context=size), most),
+        longest_context=None if room is None else search.longest_context(),
         largest_batch=None if room is None else largest(lambda size: search.fits(batch=size), MOST_BATCH),
         speed=speed_of(model, asked, engine, gpu),
         fitting=fitting, smallest=smallest,

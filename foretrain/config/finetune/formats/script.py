@@ -57,12 +57,8 @@ _RENAMED = {"LoraConfig": {"r": "lora_r", "target_modules": "lora_target_modules
 def table_of_script(text: str, source: str) -> tuple[str, dict[str, Any]]:
     """(format, keys) of a script. Raises UserError where it holds no such call, or cannot be parsed."""
     try:
-        tree = ast.parse(text)
-        nodes = list(_run(tree))
-        imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
-        of_trl = {each.name for node in imports if (node.module or "").split(".")[0] == "trl" for each in node.names}
-        found = _Script(source, _names(nodes), of_trl, _other_names(nodes), _scopes(tree))
-        told = [node for node in nodes if isinstance(node, ast.Call | ast.Assign | ast.AugAssign)]
+        found = _Script(ast.parse(text))
+        told = [node for node in found.scopes if isinstance(node, ast.Call | ast.Assign | ast.AugAssign)]
         for node in sorted(told, key=lambda each: (each.lineno, each.col_offset)):
             found.look(node) if isinstance(node, ast.Call) else found.set(node)
     except SyntaxError as error:
@@ -72,13 +68,11 @@ def table_of_script(text: str, source: str) -> tuple[str, dict[str, Any]]:
         raise UserError("config.finetune_not_python", source=source, reason="it is nested too deeply") from None
     if not found.called:
         raise UserError("config.finetune_no_calls", path=source)
-    for each in nodes:
+    for each in found.scopes:
         if isinstance(each, ast.ClassDef) and any(_last(base).endswith("Trainer") for base in each.bases):
-            own = {part.name for part in each.body if isinstance(part, ast.FunctionDef)} & {
-                "compute_loss",
-                "training_step",
-            }
-            found.keys |= {f"{each.name}.{name}": Unread(f"{each.name}.{name}") for name in own}
+            own = {part.name for part in each.body if isinstance(part, ast.FunctionDef)}
+            for name in sorted(own & {"compute_loss", "training_step"}):
+                found.keys[f"{each.name}.{name}"] = Unread(f"{each.name}.{name}")
     found.decide()
     if found.called & {*_UNSLOTH}:
         return "unsloth", found.keys
@@ -91,27 +85,17 @@ def table_of_script(text: str, source: str) -> tuple[str, dict[str, Any]]:
     return "trl" if found.trainings else "trainer", found.keys
 
 
-def _run(node: ast.AST) -> Iterator[ast.AST]:
-    """All parts of a script but the bodies of `if False:`."""
-    yield node
-    never = isinstance(node, ast.If) and isinstance(node.test, ast.Constant) and not node.test.value
-    skipped = node.body if never and isinstance(node, ast.If) else []
+def _run(node: ast.AST, scope: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
+    """All parts of a script but the bodies of `if False:`, each with the function it stands in, or the script."""
+    yield node, scope
+    skipped: list[ast.stmt] = []
+    if isinstance(node, ast.If) and isinstance(node.test, ast.Constant) and not node.test.value:
+        skipped = node.body
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        scope = node
     for part in ast.iter_child_nodes(node):
         if part not in skipped:
-            yield from _run(part)
-
-
-def _scopes(tree: ast.Module) -> dict[ast.AST, ast.AST]:
-    """The function that each call stands in, or the script."""
-    found: dict[ast.AST, ast.AST] = {}
-
-    def within(node: ast.AST, scope: ast.AST) -> None:
-        found[node] = scope
-        for part in ast.iter_child_nodes(node):
-            within(part, node if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) else scope)
-
-    within(tree, tree)
-    return found
+            yield from _run(part, scope)
 
 
 def _other_names(nodes: Sequence[ast.AST]) -> dict[str, str]:
@@ -179,15 +163,13 @@ def _last(node: ast.expr) -> str:
 class _Script:
     """The keys of a script's calls, as they are met."""
 
-    def __init__(
-        self,
-        source: str,
-        names: dict[str, Any],
-        of_trl: set[str],
-        others: dict[str, str],
-        scopes: dict[ast.AST, ast.AST],
-    ) -> None:
-        self.source, self.names, self.of_trl, self.others, self.scopes = source, names, of_trl, others, scopes
+    def __init__(self, tree: ast.Module) -> None:
+        self.scopes = dict(_run(tree, tree))
+        nodes = list(self.scopes)
+        self.names, self.others = _names(nodes), _other_names(nodes)
+        imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+        of_trl = [node for node in imports if (node.module or "").split(".")[0] == "trl"]
+        self.of_trl = {each.name for node in of_trl for each in node.names}
         self.keys: dict[str, Any] = {}
         self.called: set[str] = set()
         self.trainings: set[str] = set()  # by the configs and trainers that TRL and others have
@@ -249,7 +231,7 @@ class _Script:
         elif name == "gradient_checkpointing_enable":
             self.keys["gradient_checkpointing"] = True
             return
-        elif name.endswith("Config") and name in _OTHER_ADAPTERS:
+        elif name in _OTHER_ADAPTERS:
             self.keys["peft_config"] = Unread(name)
             return
         elif name in _LOADERS and name not in _UNSLOTH and call.args:  # SentenceTransformer("…")
@@ -263,7 +245,7 @@ class _Script:
             self.trainings.add(_TRAININGS.get(trainer[1], "unknown"))
         for keyword in self._keywords(call):
             if keyword.arg in ("per_device_train_batch_size", "max_length", "max_seq_length"):
-                self._again(name, keyword)
+                self._again(keyword)
             if keyword.arg and keyword.arg not in _OBJECTS:
                 self._take(keyword.arg, keyword.value, _RENAMED.get(name, {}).get(keyword.arg, keyword.arg))
             elif keyword.arg == "model" and isinstance(keyword.value, ast.Constant | ast.Name):
@@ -291,7 +273,7 @@ class _Script:
             else:
                 self.keys["**"] = Unread(f"**{ast.unparse(node)[:40]}")
 
-    def _again(self, name: str, keyword: ast.keyword) -> None:
+    def _again(self, keyword: ast.keyword) -> None:
         """Two trainings in one script, which say this otherwise, are none that can be told apart."""
         key, said = f"{keyword.arg}", ast.dump(keyword.value)
         if self.said.setdefault(key, said) != said:

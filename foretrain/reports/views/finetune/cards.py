@@ -2,11 +2,10 @@
 
 from foretrain.advice.asked import Asked
 from foretrain.advice.finetune_cards import FineTuneCard, FineTuneCards
-from foretrain.config.finetune.words import changed_words
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.memory import REFUSED
 from foretrain.reports.document import Cell, Document, Message, Paragraph, Quantity, Row, Screen, Section, Table
-from foretrain.reports.views.finetune.screen import assumed_rows, batch_rows, bound_rows, title_of_cards
+from foretrain.reports.views.finetune.screen import assumed_rows, batch_rows, bound_rows, command_of, title_of_cards
 from foretrain.reports.views.shared import TONES, best_cards, needs_of_free, verdict_word
 
 MOST_CARDS = 5  # of the first screen; --full has all
@@ -34,11 +33,9 @@ def screen(plans: list[FineTunePlan], found: FineTuneCards, asked: Asked) -> Scr
 
 def _next(command: str, card: str, plans: list[FineTunePlan], asked: Asked) -> tuple[str, ...]:
     """The command for one card, with its own rent."""
-    model, *words = asked.words
     timing = next(plan.timing for plan in plans if plan.gpu.name == card)
     options = asked.options(command, timing.prices.price_per_hour if timing else None)
-    one = asked.model_copy(update={"gpu": card})
-    return ("foretrain", command, model, *changed_words(words, {}), *one.card_options(), *options)
+    return (*command_of(command, asked.model_copy(update={"gpu": card})), *options)
 
 
 def document(plans: list[FineTunePlan], found: FineTuneCards) -> Document:

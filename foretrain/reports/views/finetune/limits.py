@@ -2,14 +2,13 @@
 
 from foretrain.advice.asked import Asked
 from foretrain.base.units import format_bytes
-from foretrain.config.finetune.words import changed_words
 from foretrain.predict.finetune.largest import FineTuneLargest
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.finetune.within import FineTuneWithin
 from foretrain.predict.memory import REFUSED
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Row, Screen, Section
 from foretrain.reports.views.finetune import whole
-from foretrain.reports.views.finetune.screen import assumed_rows, batch_rows, time_rows, title, verdict_of
+from foretrain.reports.views.finetune.screen import assumed_rows, batch_rows, command_of, time_rows, title, verdict_of
 
 
 def screen(found: FineTuneWithin, asked: Asked, searched: FineTuneLargest | None = None) -> Screen:
@@ -25,9 +24,8 @@ def screen(found: FineTuneWithin, asked: Asked, searched: FineTuneLargest | None
     if not asked.quiet and not whole and plan.verdict not in REFUSED:
         rows.append(Row(Message("first.label.next"), Message("finetune.within_next", {"steps": found.steps})))
     if not asked.quiet and plan.verdict in REFUSED:
-        model, *words = asked.words
-        command = ("foretrain", "advise", model, *changed_words(words, {}), *asked.card_options())
-        rows.append(Row(Message("first.label.next"), command=(*command, *asked.options("advise"))))
+        command = (*command_of("advise", asked), *asked.options("advise"))
+        rows.append(Row(Message("first.label.next"), command=command))
     return Screen(title(plan), tuple(lead), None, (*rows, *assumed_rows(plan)))
 
 

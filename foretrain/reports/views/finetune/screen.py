@@ -1,6 +1,6 @@
 """The first screen of a fine-tuning plan: does it fit, how fast, what takes the memory, what to change."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -154,13 +154,9 @@ def trained_text(plan: FineTunePlan, *, brief: bool = False) -> Message:
     c, t = plan.counts, plan.tune
     share = c.n_trained / c.n_params
     values: dict[str, Any] = {
-        "trained": c.n_trained,
-        "params": c.n_params,
-        "share": share,
-        "dtype": t.dtype,
-        "optim": t.optim,
-    }
-    values["bits"] = 8 if t.load_in_8bit else 4
+        "trained": c.n_trained, "params": c.n_params, "share": share, "dtype": t.dtype, "optim": t.optim,
+        "bits": 8 if t.load_in_8bit else 4,
+    }  # fmt: skip
     id = "finetune.trained_quantized" if t.quantized else "finetune.trained" if t.adapters else "finetune.trained_all"
     return Message("finetune.trained_short" if brief and t.adapters else id, values)
 
@@ -219,10 +215,17 @@ def _changes(plan: FineTunePlan, changes: tuple[FineTuneChange, ...], asked: Ask
 
 def next_row(plan: FineTunePlan, change: FineTuneChange, asked: Asked) -> Row:
     """The whole command of the run with a change."""
-    model, *words = asked.words
-    words = changed_words(words, change.changed, idle(plan.tune.model_copy(update=change.changed)))
-    command = ("foretrain", "plan", model, *words, *asked.card_options(), *asked.options())
+    unused = idle(plan.tune.model_copy(update=change.changed))
+    command = (*command_of("plan", asked, change.changed, unused), *asked.options())
     return Row(Message("first.label.next"), command=command)
+
+
+def command_of(
+    name: str, asked: Asked, changed: Mapping[str, bool | int | str] | None = None, without: Collection[str] = ()
+) -> tuple[str, ...]:
+    """A command about the same run and card, with some options of the run changed and others left out."""
+    model, *words = asked.words
+    return ("foretrain", name, model, *changed_words(words, changed or {}, without), *asked.card_options())
 
 
 def change_notes(plan: FineTunePlan, changes: Sequence[FineTuneChange]) -> list[Row]:

@@ -31,13 +31,12 @@ from common import RESULTS, show, versions
 from nanogpt_step import Contestant, Foretrain, NanoGptTraining
 
 from foretrain.config.options import RunConfig
+from foretrain.config.shape import ModelShape
 from foretrain.data.builtin import prepare_built_in
 from foretrain.data.dataset import DatasetInfo
 from foretrain.hardware.cpu import cpu_flags, usable_cores
-from foretrain.model.shape import ModelShape
-from foretrain.training import choices
-from foretrain.training.device import Placement, place
-from foretrain.training.host_memory import keep_memory
+from foretrain.training import starting
+from foretrain.training.device import Placement, keep_memory, place
 
 OUTSIDE = 0.10  # share of the cores that other programs may take
 # Two curves are the same within the rounding of bfloat16 when no loss differs by more than a unit in its last place.
@@ -156,14 +155,14 @@ def entries(
         if device.type == "cpu" and patched:
             make = lambda: NanoGptTraining(config, device, "bfloat16", info, compiled=False, autocast=True)  # noqa: E731
             found.append(Entry("nanoGPT with autocast", False, "bfloat16", make))
-        chosen = choices.decide(config, placement, set()) if device.type == "cpu" else None
+        chosen = starting.decide(config, placement, set()) if device.type == "cpu" else None
         ways = [chosen.config] if chosen else [
             config.model_copy(update={"dtype": dtype, "master_weights": masters}) for masters in (False, True)
         ]  # fmt: skip
         for own in ways:
             for compiled in modes if device.type == "cpu" else modes[-1:]:
                 make = lambda c=own, m=compiled: Foretrain(c, device, c.dtype, info, compiled=m)  # noqa: E731
-                picked = {key: getattr(own, key) for key in choices.CHOSEN}
+                picked = {key: getattr(own, key) for key in starting.CHOSEN}
                 found.append(Entry("foretrain", compiled, own.dtype, make, picked))
     return found
 

@@ -20,7 +20,7 @@ from foretrain.base.process_memory import resident_bytes
 from foretrain.config.options import RunConfig
 from foretrain.model.step import TrainState, build, train_step
 from foretrain.training.checkpoint import Progress
-from foretrain.training.host_memory import keep_memory
+from foretrain.training.device import keep_memory
 from foretrain.training.saver import Saver
 from foretrain.training.tensor_files import live
 

@@ -16,10 +16,9 @@ from typing import Any
 from common import arguments, report, show
 
 from foretrain.config.options import RunConfig
-from foretrain.config.ranks import of_rank
 from foretrain.config.resolve import from_values
+from foretrain.config.sharing import STRATEGIES, Sharing, of_rank
 from foretrain.hardware.cluster import cluster
-from foretrain.model.ranks.sharing import STRATEGIES, Sharing
 from foretrain.predict.memory import estimated, worst_verdict
 from foretrain.predict.ranks.record import NcclMemory
 from foretrain.predict.spec import StepSpec

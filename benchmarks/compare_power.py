@@ -30,7 +30,7 @@ from foretrain.comparison.compare import compare
 from foretrain.comparison.sources import load
 from foretrain.comparison.sources.given import Given, take_apart
 from foretrain.comparison.subject import Subject
-from foretrain.monitoring.training_log import read_log
+from foretrain.runs.training_log import read_log
 
 ROOT = Path(__file__).parent.parent
 PAIRS = 100

@@ -33,9 +33,9 @@ from foretrain.data.batches import Batch, TokenFile, train_batches
 from foretrain.data.dataset import DatasetInfo, read_info
 from foretrain.data.prepare.writer import SplitState, SplitWriter
 from foretrain.data.shards import PROGRESS, DatasetIndex, Settings, Source, TokenizerInfo, index_text
+from foretrain.runs.folder import RunDirectory
 from foretrain.training.device import place
 from foretrain.training.feed import Feed
-from foretrain.training.store import RunDirectory
 from foretrain.training.trainer import Trainer
 
 CPU = torch.device("cpu")

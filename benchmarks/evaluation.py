@@ -18,7 +18,7 @@ import torch
 from common import arguments, report
 
 import foretrain
-from foretrain.evaluation.record import Evaluation
+from foretrain.runs.scores import Evaluation
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 TEXT = Path(__file__).parents[1] / "README.md"

@@ -18,8 +18,7 @@ from common import arguments, report
 
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.hub.facts import ModelFacts
-from foretrain.config.hub.read import facts_of
-from foretrain.config.hub.source import find_source
+from foretrain.config.hub.source import facts_of, find_source
 from foretrain.hardware.catalogue import find_gpu
 from foretrain.predict.abstract import programs
 from foretrain.predict.abstract.tensors import bfloat16

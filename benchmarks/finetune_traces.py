@@ -19,7 +19,7 @@ from common import arguments, report, show
 from foretrain.app.exact_finetune import exact_finetune
 from foretrain.base.units import GIB
 from foretrain.config.finetune.options import FineTune
-from foretrain.config.hub.models import models
+from foretrain.config.presets import models
 from foretrain.hardware.catalogue import find
 from foretrain.predict.trace import interpreter
 from tests.kit.finetune import FAMILIES, small, source_of

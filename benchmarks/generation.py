@@ -14,10 +14,10 @@ from common import arguments, report
 
 from foretrain.config.families import family_of
 from foretrain.config.resolve import resolve
+from foretrain.config.shape import ModelShape
 from foretrain.model import foreign
 from foretrain.model.generation.writer import generate
 from foretrain.model.language_model import make_model
-from foretrain.model.shape import ModelShape
 
 PRESETS = ("gpt2-30m",)
 PROMPT, TOKENS, ROUNDS = 384, 96, 3

@@ -27,12 +27,12 @@ from torch import nn
 
 import foretrain
 from foretrain.data.batches import TokenFile
-from foretrain.data.gguf_tokenizer import keys_of
+from foretrain.data.hf_tokenizer import keys_of
 from foretrain.data.tokenizer import CharTokenizer, JsonTokenizer, tokenizer_of
 from foretrain.model.language_model import make_model
+from foretrain.runs.folder import RunDirectory
 from foretrain.training import checkpoint
 from foretrain.training.exports.forms import GGUF_TYPES
-from foretrain.training.store import RunDirectory
 
 # No part of the development set: what compiles for minutes, and what may not be there yet.
 llama_cpp: Any = importlib.import_module("llama_cpp")

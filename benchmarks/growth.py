@@ -106,7 +106,7 @@ def steps(points: list[Point]) -> Round:
     from ledger_against_allocator import measure
 
     from foretrain.model.step import build, train_step
-    from foretrain.training.host_memory import keep_memory
+    from foretrain.training.device import keep_memory
 
     configs = [config_of({k: v for k, v in point["config"].items() if BASE.get(k) != v}) for point in points]
     for point, config in zip(points, configs, strict=True):
@@ -155,7 +155,7 @@ import sys, json, tiktoken.registry
 from pathlib import Path
 from foretrain.data.tokenizer import TiktokenTokenizer
 from foretrain.data.prepare.engine import plan
-from foretrain.data.prepare.options import PrepareOptions
+from foretrain.data.prepare.sources import PrepareOptions
 source, out, folder, cores = sys.argv[1:]
 tiktoken.registry.ENCODINGS["bench"] = TiktokenTokenizer.load(Path(folder), "bench")._encoding
 found = plan(PrepareOptions(sources=(source,), out=out, tokenizer="bench", workers=int(cores)))

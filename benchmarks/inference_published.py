@@ -14,8 +14,7 @@ from typing import Any
 from common import arguments, report
 
 from foretrain.config.hub.facts import ModelSource
-from foretrain.config.hub.read import facts_of
-from foretrain.config.hub.source import preset_source
+from foretrain.config.hub.source import facts_of, preset_source
 from foretrain.config.inference.formats import CACHES
 from foretrain.config.inference.options import Inference
 from foretrain.hardware.catalogue import find

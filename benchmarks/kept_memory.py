@@ -29,9 +29,9 @@ ROUNDS = 3
 CHILD = """
 import json, sys
 from foretrain.config.options import RunConfig
-from foretrain.tuning.timer import Stepper
+from foretrain.measure.timer import Stepper
 from foretrain.training.device import place
-from foretrain.training.host_memory import keep_memory
+from foretrain.training.device import keep_memory
 from foretrain.base.process_memory import peak_bytes
 knobs, dtype, keep = json.loads(sys.argv[1])
 if keep:

@@ -27,19 +27,17 @@ from common import RESULTS, show, versions
 from step_operations import StepOperations, profiled, show_compiled_kernels
 
 from foretrain.config.options import RunConfig
+from foretrain.config.shape import ModelShape
 from foretrain.data.builtin import prepare_built_in
-from foretrain.hardware.calibration import Calibration
+from foretrain.hardware.calibration import Calibration, Peaks, best_of
 from foretrain.hardware.catalogue import Dtype, find
 from foretrain.hardware.cpu import usable_cores
-from foretrain.hardware.peaks import Peaks, best_of
-from foretrain.model.shape import ModelShape
+from foretrain.measure import calibrate, peaks, timer
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.limit import GROUPS, StepLimit, limit_of, peaks_of
-from foretrain.training import choices
-from foretrain.training.choices import Chosen
-from foretrain.training.device import Placement, place
-from foretrain.training.host_memory import keep_memory
-from foretrain.tuning import calibrate, peaks, timer
+from foretrain.training import starting
+from foretrain.training.device import Placement, keep_memory, place
+from foretrain.training.starting import Chosen
 
 # Compiled it is not quicker there (against_nanogpt.py).
 SKIP = {"6x384": "nanoGPT compiled", "124M": "nanoGPT compiled"}
@@ -76,7 +74,7 @@ def shares(row: dict[str, Any], found: StepOperations, limits: dict[str, StepLim
 def as_trained(config: RunConfig, placement: Placement, row: dict[str, Any]) -> bool:
     """Would `foretrain train` run it so? Short runs are not compiled."""
     return row["name"] == "foretrain" and row["compiled"] == (
-        choices.spared_compiling(Chosen(config, placement), set()).placement.compiled
+        starting.spared_compiling(Chosen(config, placement), set()).placement.compiled
     )
 
 

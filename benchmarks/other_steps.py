@@ -12,10 +12,9 @@ from typing import Any, Literal
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.abstract import programs
-from foretrain.predict.speed import recorded_ops
-from foretrain.predict.speed.ops import Operation, OperationList, Way
+from foretrain.predict.speed import ops as recorded_ops
+from foretrain.predict.speed.ops import FOREACH_BYTES, Operation, OperationList, Way
 from foretrain.predict.speed.rates import busy_s, rates_of
-from foretrain.predict.speed.step_ops import FOREACH_BYTES
 
 
 @dataclass(frozen=True)

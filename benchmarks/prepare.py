@@ -286,7 +286,7 @@ import sys, json, tiktoken.registry
 from pathlib import Path
 from foretrain.data.tokenizer import TiktokenTokenizer
 from foretrain.data.prepare.engine import prepare
-from foretrain.data.prepare.options import PrepareOptions
+from foretrain.data.prepare.sources import PrepareOptions
 source, out, folder, cores, tokenizer = sys.argv[1:]
 if tokenizer == "bench":
     tiktoken.registry.ENCODINGS["bench"] = TiktokenTokenizer.load(Path(folder), "bench")._encoding

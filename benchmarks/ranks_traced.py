@@ -17,8 +17,8 @@ from common import arguments, report
 
 from foretrain.base.units import MIB
 from foretrain.config.options import RunConfig
+from foretrain.config.sharing import STRATEGIES, Sharing
 from foretrain.hardware.catalogue import find
-from foretrain.model.ranks.sharing import STRATEGIES, Sharing
 from foretrain.predict.allocator.replay import replay
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.trace import ranks, self_test

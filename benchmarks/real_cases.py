@@ -16,7 +16,7 @@ from common import arguments, report
 from foretrain.base.units import MIB
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import find
-from foretrain.hardware.context import published
+from foretrain.hardware.devices import published
 from foretrain.predict.allocator.replay import replay
 from foretrain.predict.memory import predict
 from foretrain.predict.plan import plan

@@ -33,7 +33,7 @@ from foretrain.config.options import RunConfig
 from foretrain.data.builtin import prepare_built_in
 from foretrain.data.dataset import DATA_DIR, DatasetInfo, read_info
 from foretrain.model import modern, muon
-from foretrain.training.host_memory import keep_memory
+from foretrain.training.device import keep_memory
 
 PART_STEPS, TUNING_SEEDS = STEPS // 6, (11, 12)
 OUT = {False: RESULTS / "time_to_loss_parts.json", True: RESULTS / "time_to_loss_tuning.json"}

@@ -16,12 +16,11 @@ from common import arguments, report
 
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Dtype
+from foretrain.measure.calibrate import calibrate, modes_for, usual_dtypes
+from foretrain.measure.timer import Stepper
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.time import step_time
-from foretrain.training.device import place
-from foretrain.training.host_memory import keep_memory
-from foretrain.tuning.calibrate import calibrate, modes_for, usual_dtypes
-from foretrain.tuning.timer import Stepper
+from foretrain.training.device import keep_memory, place
 
 SMALL = {"n_layer": 4, "n_head": 4, "n_embd": 256, "block_size": 128, "vocab_size": 256, "batch_size": 16}
 CASES: list[tuple[str, dict[str, Any], Dtype, bool]] = [

@@ -18,8 +18,8 @@ from common import arguments, report, show
 
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import resolve
+from foretrain.config.shape import ModelShape
 from foretrain.hardware.catalogue import Gpu, catalogue, find
-from foretrain.model.shape import ModelShape
 from foretrain.predict.software import ASSUMED, parse
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.ops import Way

@@ -46,8 +46,7 @@ from foretrain.data.builtin import prepare_built_in
 from foretrain.data.dataset import DatasetInfo
 from foretrain.model.optimizer import learning_rate
 from foretrain.model.step import build, evaluation_loss, train_step
-from foretrain.training.device import TORCH_DTYPES
-from foretrain.training.host_memory import keep_memory
+from foretrain.training.device import TORCH_DTYPES, keep_memory
 
 STEPS, SEEDS = 2000, (1, 2, 3)
 SHARED: dict[str, Any] = {

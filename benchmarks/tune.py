@@ -28,13 +28,12 @@ from rich.console import Console
 from foretrain.app.tuning.search import Job, prepare
 from foretrain.config.resolve import from_values
 from foretrain.hardware.cpu import cpu_device
+from foretrain.measure.space import TUNABLE, Setting, levels_of
+from foretrain.measure.timed_step import TimedStep
+from foretrain.measure.tune_record import Tuning, estimate
 from foretrain.reports import text
 from foretrain.reports.views.tune import difference, document
-from foretrain.training.host_memory import keep_memory
-from foretrain.tuning.race import estimate
-from foretrain.tuning.record import Tuning
-from foretrain.tuning.space import TUNABLE, Setting, levels_of
-from foretrain.tuning.timed_step import TimedStep
+from foretrain.training.device import keep_memory
 
 # So few steps that `train` would not measure what the config leaves open: as given is float32 with PyTorch's attention.
 USUAL = {"device": "cpu", "vocab_size": 256, "dropout": 0.0, "max_iters": 10, "lr_decay_iters": 10, "warmup_iters": 1,

@@ -5,7 +5,7 @@ import os
 import shlex
 import sys
 
-from foretrain.base import languages
+from foretrain.base import messages
 from foretrain.cli import app
 from foretrain.cli.common import OUT
 from foretrain.cli.language import VARIABLE
@@ -26,7 +26,7 @@ def shown(command: str) -> str:
     try:
         app(words[1:], standalone_mode=False)
     finally:
-        languages.use(languages.ENGLISH)
+        messages.use(messages.ENGLISH)
         OUT.file, OUT.width, sys.argv = before
         os.environ.pop(VARIABLE, None)
     return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())

@@ -8,7 +8,7 @@ from results import ROOT
 
 from foretrain.base.messages import say
 from foretrain.base.units import format_bytes, format_small_percent, format_small_signed_percent
-from foretrain.verification.record import CONTRIBUTED, Verification, read
+from foretrain.measure.verify_record import CONTRIBUTED, Verification, read
 
 FOLDER = ROOT / CONTRIBUTED
 NONE = "Nobody has contributed a card yet. Be the first; it takes about ten minutes."

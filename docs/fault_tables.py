@@ -6,7 +6,7 @@ from typing import Any
 
 from results import result
 
-from foretrain.config.on_resume import EVALUATION, ROUNDING, effect_of
+from foretrain.config.checks import EVALUATION, ROUNDING, effect_of
 from foretrain.config.options import OPTIONS
 
 # Name in tests/faults/: (what is done, the counts of what had to hold, with the count of all).

@@ -50,7 +50,7 @@ from foretrain.advice.best import best
 from foretrain.advice.first_answer import first_answer
 from foretrain.advice.record import Advices
 from foretrain.analysis import snapshot_file
-from foretrain.analysis.utilization import utilization
+from foretrain.analysis.log_checks import utilization
 from foretrain.app.explain import log_of
 from foretrain.base.quantities import parse_bytes, parse_limit
 from foretrain.config.option import GROUPS

@@ -18,7 +18,7 @@ from foretrain.advice.finetune import FineTuneChange
 from foretrain.advice.finetune_advice import FineTuneAdvice
 from foretrain.advice.ranks.record import ClusterAdvice
 from foretrain.analysis import components as explain
-from foretrain.analysis import forecast_check, log_analysis, snapshot_analysis, trainer_run, utilization
+from foretrain.analysis import forecast_check, log_analysis, log_checks, snapshot_analysis, trainer_run
 from foretrain.analysis import run as run_explain
 from foretrain.analysis.finetune_memory import FineTuneExplanation
 from foretrain.analysis.live import Top
@@ -26,13 +26,12 @@ from foretrain.base.records import Note
 from foretrain.comparison import compare
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.options import RunConfig
-from foretrain.data.dataset_look import DatasetSummary
+from foretrain.data.inspection import DatasetSummary
 from foretrain.data.prepare.estimate import PreparePlan
-from foretrain.evaluation.record import Evaluation, Scores
 from foretrain.hardware.calibration import Calibration
 from foretrain.hardware.catalogue import Gpu
-from foretrain.monitoring.record import WatchRecord
-from foretrain.monitoring.trainer_record import TrainerRunRecord
+from foretrain.measure import tune_record as tuning
+from foretrain.measure import verify_record as verification
 from foretrain.predict import within
 from foretrain.predict.finetune.largest import FineTuneLargest
 from foretrain.predict.finetune.plan import FineTunePlan
@@ -41,11 +40,12 @@ from foretrain.predict.inference.plan import InferencePlan
 from foretrain.predict.plan import Plan
 from foretrain.predict.ranks.record import ClusterPlan
 from foretrain.predict.trace.largest import Largest
+from foretrain.runs.folder import RunRecord
+from foretrain.runs.scores import Evaluation, Scores
+from foretrain.runs.state import UNSAID, Label
+from foretrain.runs.trainer_record import TrainerRunRecord
+from foretrain.runs.watch_record import WatchRecord
 from foretrain.training.exports.forms import Exported
-from foretrain.training.folder.label import UNSAID, Label
-from foretrain.training.store import RunRecord
-from foretrain.tuning import record as tuning
-from foretrain.verification import record as verification
 
 FOLDER = ROOT / "docs" / "schemas"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -157,7 +157,7 @@ OUTPUTS: dict[str, Output] = {
         _object("Config", config=(RunConfig, ...), sources=(dict[str, str], ...)),
     ),
     "foretrain.advice/2": Output("advise", "changes, ranked", advice.Advices),
-    "foretrain.mfu/1": Output("mfu", "shares of the peak", utilization.Utilization),
+    "foretrain.mfu/1": Output("mfu", "shares of the peak", log_checks.Utilization),
     "foretrain.compare/2": Output("compare A B", "runs side by side", compare.Comparison),
     "foretrain.comparison/2": Output(
         "compare RUN", "a run and its forecast", forecast_check.ForecastCheck,

@@ -3,8 +3,8 @@
 from results import result
 
 from foretrain.config.options import RunConfig
+from foretrain.config.shape import ModelShape
 from foretrain.hardware.catalogue import find
-from foretrain.model.shape import ModelShape
 from foretrain.predict.memory import predict
 from foretrain.predict.plan import plan, timing
 from foretrain.predict.spec import StepSpec

@@ -12,7 +12,7 @@ from typing import Any
 
 from foretrain.base.units import MIB
 from foretrain.predict.allocator.settings import Settings
-from foretrain.predict.snapshot.read import Label, export
+from foretrain.predict.snapshot import Label, export
 
 TARGET = Path(__file__).parent.parent / "examples" / "snapshots" / "fragmented.pickle"
 TORCH = "site-packages/torch"

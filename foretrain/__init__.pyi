@@ -29,10 +29,10 @@ from foretrain.comparison.compare import Comparison as Comparison
 from foretrain.config.options import RunConfig as RunConfig
 from foretrain.config.resolve import from_values as from_values
 from foretrain.config.resolve import resolve as resolve
-from foretrain.evaluation.record import Evaluation as Evaluation
 from foretrain.hardware.calibration import Calibration as Calibration
 from foretrain.hardware.catalogue import Gpu as Gpu
 from foretrain.hardware.catalogue import find_gpu as find_gpu
+from foretrain.measure.tune_record import Tuning as Tuning
 from foretrain.predict.finetune.plan import FineTunePlan as FineTunePlan
 from foretrain.predict.inference.plan import InferencePlan as InferencePlan
 from foretrain.predict.plan import Plan as Plan
@@ -41,5 +41,5 @@ from foretrain.predict.trace.elsewhere import trace as trace
 from foretrain.predict.trace.traced import Traced as Traced
 from foretrain.reports.making import report as report
 from foretrain.reports.trainer_callback import ForetrainCallback as ForetrainCallback
-from foretrain.training.store import RunRecord as RunRecord
-from foretrain.tuning.record import Tuning as Tuning
+from foretrain.runs.folder import RunRecord as RunRecord
+from foretrain.runs.scores import Evaluation as Evaluation

@@ -20,8 +20,8 @@ from foretrain.base.messages import has
 from foretrain.base.quantities import parse_bytes
 from foretrain.base.units import GIB, MIB
 from foretrain.cli import main
+from foretrain.config.checks import check_matmul
 from foretrain.config.options import OPTIONS, RunConfig
-from foretrain.config.precision import check_matmul
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import catalogue, find
 from foretrain.hardware.cpu import cpu_device

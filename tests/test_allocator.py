@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrain.predict import software
-from foretrain.predict.allocator.addresses import Falling, Rising
-from foretrain.predict.allocator.blocks import Block
+from foretrain.predict.allocator.blocks import Block, Falling, Rising
 from foretrain.predict.allocator.replay import Tried, replay
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.allocator.simulator import Allocator, OutOfMemory

@@ -31,19 +31,19 @@ from foretrain.data.dataset import read_info
 from foretrain.hardware import accelerator
 from foretrain.hardware.catalogue import catalogue, find
 from foretrain.hardware.devices import Target
+from foretrain.measure import timed_step
+from foretrain.measure.trial import config_on_cpu
 from foretrain.model.optimizer import make_optimizer
 from foretrain.model.step import build, evaluation_loss, train_step
 from foretrain.model.update import update
-from foretrain.monitoring.trainer_meter import PhaseMeter
 from foretrain.predict.plan import plan
-from foretrain.training import device, endings, feed, memory_limit
+from foretrain.runs.folder import RunDirectory
+from foretrain.training import attempts, device, feed, memory_limit
+from foretrain.training import ranks as group
 from foretrain.training.attempts import Generators, free_memory
 from foretrain.training.device import Placement, place
-from foretrain.training.ranks import group
-from foretrain.training.ranks.place import Place
-from foretrain.training.store import RunDirectory
-from foretrain.tuning import timed_step
-from foretrain.tuning.trial import config_on_cpu
+from foretrain.training.place import Place
+from foretrain.training.trainer_meter import PhaseMeter
 from tests.kit.apple import GIB, AppleGpu
 from tests.kit.command import foretrain
 from tests.kit.tiny import TINY, tiny, write_dataset
@@ -247,11 +247,11 @@ def test_running_out_of_memory_is_known_by_its_message() -> None:
 
 def test_an_operator_that_is_lacking_ends_in_a_sentence() -> None:
     said = "The operator 'aten::_foo.out' is not currently implemented for the MPS device. If you want this op to be …"
-    found = endings.ending_of(NotImplementedError(said), Path(), 3, lambda id: UserError(id))
+    found = attempts.ending_of(NotImplementedError(said), Path(), 3, lambda id: UserError(id))
     assert found.reason == "environment.mps_operator"
     assert "aten::_foo.out" in str(found.error)
     other = NotImplementedError("something else")
-    assert endings.ending_of(other, Path(), 3, lambda id: UserError(id)).error is other
+    assert attempts.ending_of(other, Path(), 3, lambda id: UserError(id)).error is other
 
 
 def test_only_the_trainers_own_thread_uses_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

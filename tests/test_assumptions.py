@@ -10,7 +10,7 @@ from foretrain.analysis.components import explain
 from foretrain.app.plan import Target, make_plan
 from foretrain.comparison.sources.predicted import with_vocabulary
 from foretrain.config.resolve import from_text, resolve
-from foretrain.data.config_data import of_config
+from foretrain.data.corpus import of_config
 from foretrain.hardware.catalogue import find
 from foretrain.reports.document import Paragraph
 from foretrain.reports.views import explain as explain_view

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from foretrain.model import attention, attention_sizes
+from foretrain.config import shape
+from foretrain.model import attention
 from foretrain.model.gpt2 import GPT
 from tests.kit.tiny import tiny
 
@@ -50,8 +51,8 @@ def test_result_and_gradient_are_those_of_the_reference(
     qkv = torch.randn(B, T, 3 * H * D, generator=random).to(dtype)
     dy = torch.randn(B, T, H * D, generator=random).to(dtype)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention_sizes, "ROWS", rows)
-        patch.setattr(attention_sizes, "GROUP_BYTES", group)
+        patch.setattr(shape, "ROWS", rows)
+        patch.setattr(shape, "GROUP_BYTES", group)
         (y, gradient), (expected, expected_gradient) = both_ways(qkv, H, dy)
     assert y.dtype == gradient.dtype == dtype
     assert_close(y, expected, TOLERANCE[dtype])

@@ -18,13 +18,13 @@ from foretrain.config.options import RunConfig
 from foretrain.config.resolve import resolve, to_toml
 from foretrain.hardware.catalogue import find
 from foretrain.hardware.cpu import nominal_cpu
+from foretrain.measure import trial
+from foretrain.measure.trial import Trial, run_trial
 from foretrain.predict.memory import predict, worst_verdict
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.time import step_time
+from foretrain.runs.folder import RunDirectory
 from foretrain.training.device import place
-from foretrain.training.store import RunDirectory
-from foretrain.tuning import trial
-from foretrain.tuning.trial import Trial, run_trial
 from tests.kit.command import foretrain
 from tests.kit.tiny import TINY, tiny, write_dataset
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from foretrain.config.one_graph import launched
+from foretrain.config.checks import launched
 from foretrain.hardware.catalogue import find
 from foretrain.predict.allocator.replay import replay
 from foretrain.predict.spec import StepSpec

@@ -12,8 +12,8 @@ from foretrain.advice.best import MOST_ASPECT, Best, best, shapes
 from foretrain.base.errors import UserError
 from foretrain.base.quantities import parse_limit
 from foretrain.config.resolve import resolve
+from foretrain.config.shape import ModelShape
 from foretrain.hardware.catalogue import find
-from foretrain.model.shape import ModelShape
 from foretrain.predict import scaling as s
 from foretrain.predict.plan import Plan, plan, timing
 from foretrain.predict.spec import StepSpec

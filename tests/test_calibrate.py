@@ -15,18 +15,16 @@ from foretrain.config.options import RunConfig
 from foretrain.hardware import card
 from foretrain.hardware.calibration import StepTime, path_of
 from foretrain.hardware.cpu import cpu_device
+from foretrain.measure import calibrate as kernels
+from foretrain.measure import calibrate as module
+from foretrain.measure import peaks
 from foretrain.predict.spec import StepSpec
-from foretrain.predict.speed.ops import Way
-from foretrain.predict.speed.step_ops import step
+from foretrain.predict.speed.ops import Way, step
 from foretrain.predict.speed.time import step_time
 from foretrain.reports.document import Message, Table
 from foretrain.reports.views import calibration as calibration_view
-from foretrain.training import choices
-from foretrain.training.device import place
-from foretrain.training.host_memory import keep_memory
-from foretrain.tuning import calibrate as kernels
-from foretrain.tuning import calibrate as module
-from foretrain.tuning import peaks
+from foretrain.training import starting
+from foretrain.training.device import keep_memory, place
 from tests.kit.calibrations import hasty  # noqa: F401
 from tests.kit.tiny import tiny
 
@@ -116,7 +114,7 @@ def test_a_cpu_is_measured_in_every_way_that_train_chooses_among() -> None:
         for each in module.references_for(CPU, ["float32", "bfloat16"], [False, True])
         if each.small
     }
-    for way in choices.candidates(tiny(dropout=0.0), set()):
+    for way in starting.candidates(tiny(dropout=0.0), set()):
         options = {"attention": way.attention, "master_weights": way.master_weights}
         assert (way.dtype, *sorted((k, v) for k, v in options.items() if v not in ("sdpa", False))) in small
 

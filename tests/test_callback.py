@@ -28,11 +28,12 @@ from foretrain.comparison.compare import compare as compared_subjects
 from foretrain.comparison.sources import trainer_runs
 from foretrain.comparison.sources.given import Given
 from foretrain.comparison.subject import Subject
-from foretrain.config.finetune.adapter import of_all_layers
+from foretrain.config.finetune.live import of_all_layers
 from foretrain.hardware.catalogue import find
-from foretrain.monitoring import trainer_meter, trainer_record
-from foretrain.monitoring.trainer_meter import PhaseMeter
-from foretrain.training.store import MeasuredMemory
+from foretrain.runs import trainer_record
+from foretrain.runs.folder import MeasuredMemory
+from foretrain.training import trainer_meter
+from foretrain.training.trainer_meter import PhaseMeter
 from foretrain.web import comparison, observe, runs
 from tests.kit.command import REPO, foretrain
 

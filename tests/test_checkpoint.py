@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from foretrain.base import durable
+from foretrain.base import files as durable
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.model.step import build, train_step
 from foretrain.training import checkpoint

@@ -9,10 +9,9 @@ from foretrain.model.host.checkpoints import Inputs
 from foretrain.model.step import build, train_step
 from foretrain.predict.memory import estimated
 from foretrain.predict.spec import StepSpec
-from foretrain.predict.speed.ops import Way
-from foretrain.predict.speed.parts import waits_s
+from foretrain.predict.speed.ops import Way, micro_batch
 from foretrain.predict.speed.rates import CatalogueRates, busy_s
-from foretrain.predict.speed.step_ops import micro_batch
+from foretrain.predict.speed.time import waits_s
 from tests.kit.kernels import learnable_batches
 from tests.kit.techniques import losses
 from tests.kit.tiny import tiny

@@ -10,10 +10,10 @@ import torch
 from foretrain.config.options import RunConfig
 from foretrain.data.dataset import DatasetInfo
 from foretrain.hardware.catalogue import Gpu
-from foretrain.training import choices
-from foretrain.training.choices import Chosen, Way
+from foretrain.runs.folder import RunRecord
+from foretrain.training import starting
 from foretrain.training.device import Placement, place
-from foretrain.training.store import RunRecord
+from foretrain.training.starting import Chosen, Way
 from tests.kit.command import foretrain
 from tests.kit.tiny import TINY, tiny, write_dataset
 
@@ -41,9 +41,9 @@ def steps_take(monkeypatch: pytest.MonkeyPatch, seconds: dict[tuple[str, str, bo
     def step(self: Any) -> float:
         return seconds[self.way.dtype, self.way.attention, self.way.master_weights]
 
-    monkeypatch.setattr(choices.Candidate, "__init__", make)
-    monkeypatch.setattr(choices.Candidate, "step", step)
-    monkeypatch.setattr(choices, "BUDGET_S", 0.0)
+    monkeypatch.setattr(starting.Candidate, "__init__", make)
+    monkeypatch.setattr(starting.Candidate, "step", step)
+    monkeypatch.setattr(starting, "BUDGET_S", 0.0)
     return built
 
 
@@ -56,7 +56,7 @@ QUICK_HALF = {
 def test_the_quickest_way_is_taken_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     steps_take(monkeypatch, QUICK_HALF)
     config = tiny(**LONG)
-    found = choices.decide(config, on_cpu(config), set())
+    found = starting.decide(config, on_cpu(config), set())
     # Master weights are quicker by 2 % alone, so the way that changes less is taken.
     assert (found.config.dtype, found.config.attention, found.config.master_weights) == ("bfloat16", "bmm", False)
     assert found.placement.dtype == "bfloat16"
@@ -68,7 +68,7 @@ def test_the_quickest_way_is_taken_with_its_reason(monkeypatch: pytest.MonkeyPat
 def test_what_is_hardly_faster_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     steps_take(monkeypatch, {way: seconds if way[0] == "float32" else 2.0 for way, seconds in QUICK_HALF.items()})
     config = tiny(**LONG)
-    found = choices.decide(config, on_cpu(config), set())
+    found = starting.decide(config, on_cpu(config), set())
     assert (found.config.dtype, found.config.attention, found.placement.dtype) == ("float32", "sdpa", "float32")
     assert found.placement.notes[-1][0] == "chosen_plain"
 
@@ -76,38 +76,38 @@ def test_what_is_hardly_faster_changes_nothing(monkeypatch: pytest.MonkeyPatch) 
 def test_it_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     built = steps_take(monkeypatch, QUICK_HALF)
     config = tiny(**LONG)
-    first = choices.decide(config, on_cpu(config), set())
+    first = starting.decide(config, on_cpu(config), set())
     count = len(built)
-    again = choices.decide(config, on_cpu(config), set())
+    again = starting.decide(config, on_cpu(config), set())
     assert len(built) == count
     assert again.config == first.config
     assert again.placement.notes[-1][0] == "chosen_known"
-    choices.decide(tiny(**{**LONG, "n_layer": 3}), on_cpu(config), set())  # another model
+    starting.decide(tiny(**{**LONG, "n_layer": 3}), on_cpu(config), set())  # another model
     assert len(built) == 2 * count
     for path in (Path("cache/choices")).iterdir():  # a damaged file is measured anew
         path.write_text("{")
-    assert choices.decide(config, on_cpu(config), set()).config == first.config
+    assert starting.decide(config, on_cpu(config), set()).config == first.config
     assert len(built) == 3 * count
 
 
 def test_what_the_user_gives_is_not_chosen() -> None:
-    open_ways = choices.candidates(tiny(), set())
+    open_ways = starting.candidates(tiny(), set())
     assert {(w.dtype, w.attention, w.master_weights) for w in open_ways} == set(QUICK_HALF)
     given = {"dtype": "bfloat16", "attention": "sdpa", "master_weights": False}
-    assert len(choices.candidates(tiny(**given), set(given))) == 1
-    assert {w.dtype for w in choices.candidates(tiny(dtype="float32"), {"dtype"})} == {"float32"}
-    assert {w.attention for w in choices.candidates(tiny(dropout=0.1), set())} == {"sdpa"}
-    assert {w.attention for w in choices.candidates(tiny(recipe="modern"), set())} == {"sdpa"}
-    assert {w.threads for w in choices.candidates(tiny(cpu_threads=3), {"cpu_threads"})} == {3}
+    assert len(starting.candidates(tiny(**given), set(given))) == 1
+    assert {w.dtype for w in starting.candidates(tiny(dtype="float32"), {"dtype"})} == {"float32"}
+    assert {w.attention for w in starting.candidates(tiny(dropout=0.1), set())} == {"sdpa"}
+    assert {w.attention for w in starting.candidates(tiny(recipe="modern"), set())} == {"sdpa"}
+    assert {w.threads for w in starting.candidates(tiny(cpu_threads=3), {"cpu_threads"})} == {3}
 
 
 def test_short_runs_and_cards_measure_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     built = steps_take(monkeypatch, QUICK_HALF)
     config = tiny()
-    short = choices.decide(config, on_cpu(config), set())
+    short = starting.decide(config, on_cpu(config), set())
     assert (short.config.dtype, short.config.attention, short.config.master_weights) == ("float32", "sdpa", False)
     card = replace(on_cpu(config), device=torch.device("cuda"), dtype="bfloat16")
-    assert choices.decide(tiny(**LONG), card, set()).config == tiny(**LONG)
+    assert starting.decide(tiny(**LONG), card, set()).config == tiny(**LONG)
     assert not built
 
 
@@ -117,11 +117,11 @@ def test_a_resumed_run_goes_on_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Non
     chosen = {"dtype": "bfloat16", "attention": "bmm", "master_weights": True, "cpu_threads": 1}
     recorded = config.model_copy(update=chosen)
     record = record_of(recorded, dtype="bfloat16")
-    found = choices.recall(config, on_cpu(config), record, set())
+    found = starting.recall(config, on_cpu(config), record, set())
     assert (found.config, found.placement.dtype) == (recorded, "bfloat16")
-    asked = choices.recall(tiny(**LONG, dtype="float32"), on_cpu(config), record, {"dtype"})
+    asked = starting.recall(tiny(**LONG, dtype="float32"), on_cpu(config), record, {"dtype"})
     assert asked.placement.dtype == "float32"  # which the trainer then refuses, as it changes what is learned
-    open_in_words = choices.recall(config, on_cpu(config), record, {"dtype", "attention", "cpu_threads"})
+    open_in_words = starting.recall(config, on_cpu(config), record, {"dtype", "attention", "cpu_threads"})
     assert (open_in_words.config, open_in_words.placement.dtype) == (recorded, "bfloat16")  # auto is no wish
     assert not built
 
@@ -141,19 +141,19 @@ def test_what_did_not_compile_before_a_stop_is_not_compiled_after_it() -> None:
     """Compiled kernels round otherwise, so the resumed run would not be the same."""
     config = tiny(compile=True)
     placement = replace(on_cpu(config), compiled=True)
-    found = choices.recall(config, placement, record_of(config, compiled=False), set())
+    found = starting.recall(config, placement, record_of(config, compiled=False), set())
     assert (found.placement.compiled, found.placement.notes[-1][0]) == (False, "still_eager")
-    found = choices.recall(config, placement, record_of(config, compiled=True), set())
+    found = starting.recall(config, placement, record_of(config, compiled=True), set())
     assert (found.placement.compiled, found.placement.notes) == (True, placement.notes)
     uncompiled = record_of(tiny(compile=False), compiled=False)
-    assert choices.recall(config, placement, uncompiled, {"compile"}).placement.compiled
-    left_open = choices.recall(config, placement, uncompiled, set())
+    assert starting.recall(config, placement, uncompiled, {"compile"}).placement.compiled
+    left_open = starting.recall(config, placement, uncompiled, set())
     assert (left_open.placement.compiled, left_open.config.compile) == (False, False)
 
 
 def test_a_step_that_was_launched_kernel_by_kernel_stays_so() -> None:
     for old, given, now in (("off", set(), "off"), ("auto", set(), "auto"), ("off", {"cuda_graph"}, "auto")):
-        found = choices.recall(tiny(), on_cpu(tiny()), record_of(tiny(cuda_graph=old)), given)
+        found = starting.recall(tiny(), on_cpu(tiny()), record_of(tiny(cuda_graph=old)), given)
         assert found.config.cuda_graph == now
 
 
@@ -161,7 +161,7 @@ def test_a_short_run_on_a_cpu_is_not_compiled_unless_asked_for() -> None:
     def spared(given: set[str], device: str = "cpu", **options: Any) -> bool:
         config = tiny(compile=True, **options)
         placement = replace(on_cpu(config), compiled=True, device=torch.device(device))
-        found = choices.spared_compiling(Chosen(config, placement), given)
+        found = starting.spared_compiling(Chosen(config, placement), given)
         assert found.config.compile == found.placement.compiled
         assert (found == Chosen(config, placement)) == found.placement.compiled
         return not found.placement.compiled
@@ -175,19 +175,19 @@ def test_a_short_run_on_a_cpu_is_not_compiled_unless_asked_for() -> None:
 def test_auto_keeps_the_dtype_that_it_meant_on_another_card() -> None:
     config = tiny(dtype="auto")
     card = replace(on_cpu(config), device=torch.device("cuda"), dtype="float16")  # which knows no bfloat16
-    assert choices.recall(config, card, record_of(config, dtype="bfloat16"), set()).placement.dtype == "bfloat16"
+    assert starting.recall(config, card, record_of(config, dtype="bfloat16"), set()).placement.dtype == "bfloat16"
 
 
 def test_the_real_measurement_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choices, "BUDGET_S", 0.0)
+    monkeypatch.setattr(starting, "BUDGET_S", 0.0)
     config = tiny(**LONG)
     before, threads = torch.get_rng_state(), torch.get_num_threads()
-    found = choices.measure(config, choices.candidates(config, set()))
+    found = starting.measure(config, starting.candidates(config, set()))
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.get_num_threads() == threads
     assert len({(w.dtype, w.attention, w.master_weights) for w in found.ways}) == 6
     assert all(way.step_s > 0 for way in found.ways)
-    assert found.ways[0].step_s <= min(w.step_s for w in found.ways) / (1 - choices.LEAST_GAIN) ** 6
+    assert found.ways[0].step_s <= min(w.step_s for w in found.ways) / (1 - starting.LEAST_GAIN) ** 6
 
 
 def test_a_few_slow_moments_do_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,24 +195,24 @@ def test_a_few_slow_moments_do_not_decide(monkeypatch: pytest.MonkeyPatch) -> No
     times = {("bfloat16", "bmm", False): [0.13, 0.12, 0.13, *[0.1] * 99], ("bfloat16", "sdpa", False): [0.115] * 99}
 
     class Scripted:
-        def __init__(self, config: RunConfig, way: choices.Way) -> None:
+        def __init__(self, config: RunConfig, way: starting.Way) -> None:
             self.way, self.best_s, self.clock = way, float("inf"), None
             self.left = iter(times.get((way.dtype, way.attention, way.master_weights), [0.4] * 99))
 
         def time(self) -> None:
             self.best_s = min(self.best_s, next(self.left))
 
-    monkeypatch.setattr(choices, "BUDGET_S", 0.0)
-    monkeypatch.setattr(choices, "Candidate", Scripted)
+    monkeypatch.setattr(starting, "BUDGET_S", 0.0)
+    monkeypatch.setattr(starting, "Candidate", Scripted)
     config = tiny(**LONG, cpu_threads=1)
-    best = choices.measure(config, choices.candidates(config, set())).ways[0]
+    best = starting.measure(config, starting.candidates(config, set())).ways[0]
     assert (best.dtype, best.attention, best.step_s) == ("bfloat16", "bmm", 0.1)
 
 
 def test_a_slice_has_the_shape_of_the_whole() -> None:
     for knobs in ({}, {"block_size": 64, "n_embd": 128, "n_head": 4, "n_layer": 4, "vocab_size": 256}, {"n_layer": 48}):
         whole = RunConfig.model_validate(knobs)
-        part = choices.slice_of(whole)
+        part = starting.slice_of(whole)
         assert (part.n_embd, part.n_head, part.block_size) == (whole.n_embd, whole.n_head, whole.block_size)
         assert 1 <= part.n_layer <= whole.n_layer
         assert part.vocab_size / whole.vocab_size == pytest.approx(part.n_layer / whole.n_layer, rel=0.02)
@@ -232,8 +232,8 @@ WIDE = {"vocab_size": 50304, "block_size": 512, "batch_size": 8}  # 786 MiB of l
 
 def test_large_logits_are_made_in_chunks_and_that_is_said() -> None:
     config = tiny(**WIDE, max_iters=1)
-    found = choices.decide(config, on_cpu(config), set())
-    assert found.config.loss_chunk_size == choices.CHUNK
+    found = starting.decide(config, on_cpu(config), set())
+    assert found.config.loss_chunk_size == starting.CHUNK
     (values,) = [values for id, values in found.placement.notes if id == "loss_in_chunks"]
     assert values == {"chunk": 1024, "size": 4 * 50304 * 512 * 8}
 
@@ -249,6 +249,6 @@ def test_large_logits_are_made_in_chunks_and_that_is_said() -> None:
 )  # fmt: skip
 def test_the_loss_stays_as_it_is(options: dict[str, Any], given: set[str], kept: int) -> None:
     config = tiny(**options, max_iters=1)
-    found = choices.decide(config, on_cpu(config), given)
+    found = starting.decide(config, on_cpu(config), given)
     assert found.config.loss_chunk_size == kept
     assert not [id for id, _ in found.placement.notes if id == "loss_in_chunks"]

@@ -16,11 +16,10 @@ from foretrain.app.ranks.plan import advise_cluster, make_cluster_plan, plan_clu
 from foretrain.base.errors import UserError
 from foretrain.base.messages import has, say
 from foretrain.config.options import RunConfig
-from foretrain.config.ranks import recut
 from foretrain.config.resolve import ResolvedConfig
+from foretrain.config.sharing import Sharing, recut
 from foretrain.hardware.catalogue import find
 from foretrain.hardware.cluster import cluster
-from foretrain.model.ranks.sharing import Sharing
 from foretrain.predict.plan import plan
 from foretrain.predict.ranks.plan import of_one_rank, share
 from foretrain.predict.speed.ranks import rank_time

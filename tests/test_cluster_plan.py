@@ -11,11 +11,10 @@ import pytest
 import foretrain as library
 from foretrain.base.errors import UserError
 from foretrain.config.options import RunConfig
-from foretrain.config.ranks import of_rank
+from foretrain.config.shape import ModelShape
+from foretrain.config.sharing import STRATEGIES, Sharing, of_rank
 from foretrain.hardware.catalogue import find
 from foretrain.hardware.cluster import Cluster, cluster
-from foretrain.model.ranks.sharing import STRATEGIES, Sharing
-from foretrain.model.shape import ModelShape
 from foretrain.predict.plan import plan
 from foretrain.predict.ranks.plan import of_run
 from foretrain.predict.ranks.record import SCHEMA, ClusterPlan, NcclMemory

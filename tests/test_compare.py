@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 from foretrain.base import messages
 from foretrain.base.errors import UserError
-from foretrain.base.student import t_quantile
-from foretrain.comparison import noise, questions, repeats, settings
-from foretrain.comparison import overlap as stretch
+from foretrain.base.statistics import t_quantile
+from foretrain.comparison import questions, repeats, settings
+from foretrain.comparison import repeats as stretch
 from foretrain.comparison.compare import Comparison, compare
 from foretrain.comparison.matched_loss import meet
 from foretrain.comparison.questions import SAME_CARD_RATIO
@@ -33,12 +33,12 @@ from foretrain.comparison.subject import Curve, Subject, curve, exact
 from foretrain.config.options import OPTIONS
 from foretrain.config.resolve import to_toml
 from foretrain.hardware.catalogue import find
-from foretrain.monitoring import record as watch_record
-from foretrain.monitoring.record import WatchedCard, WatchRecord
 from foretrain.reports import html
 from foretrain.reports import text as text_view
 from foretrain.reports.views import compare as compare_view
-from foretrain.training.store import RunDirectory
+from foretrain.runs import watch_record
+from foretrain.runs.folder import RunDirectory
+from foretrain.runs.watch_record import WatchedCard, WatchRecord
 from tests.kit.command import REPO, foretrain
 from tests.kit.runs import GPU, write_measured_run
 from tests.kit.tiny import tiny
@@ -176,7 +176,7 @@ def test_quantiles_of_students_t_are_those_of_the_tables(p: float, freedom: floa
 def test_bootstrap_of_independent_values_is_the_classical_error() -> None:
     rng = random.Random(1)
     values = [rng.gauss(10, 1) for _ in range(200)]
-    mean, error, _ = noise.bootstrap(values, fmean)
+    mean, error, _ = repeats.bootstrap(values, fmean)
     assert mean == pytest.approx(fmean(values))
     assert error == pytest.approx(stdev(values) / math.sqrt(200), rel=0.3)
 
@@ -188,7 +188,7 @@ def test_bootstrap_sees_that_neighbours_resemble_each_other() -> None:
     for _ in range(2000):
         value = 0.8 * value + rng.gauss(0, 1)
         values.append(value)
-    _, error, _ = noise.bootstrap(values, fmean)
+    _, error, _ = repeats.bootstrap(values, fmean)
     naive = stdev(values) / math.sqrt(len(values))
     assert 2 < error / naive < 4.5
 
@@ -233,7 +233,7 @@ def test_intervals_hold_the_planted_difference_and_are_symmetric(seed: int, devi
     rng = random.Random(seed)
     one = [1 + rng.gauss(0, deviation) for _ in range(40)]
     other = [(1 + share) * (1 + rng.gauss(0, deviation)) for _ in range(40)]
-    forth, back = noise.of_times(one, other), noise.of_times(other, one)
+    forth, back = repeats.of_times(one, other), repeats.of_times(other, one)
     assert forth
     assert back
     assert forth.low <= (1 + share) * (1 + 4 * deviation / math.sqrt(10)) - 1
@@ -342,7 +342,7 @@ def test_the_scatter_of_starts_is_learned_from_repeats_and_said() -> None:
     assert scatter.device == GPU.name
     assert len(scatter.runs[0]) == 8
     assert scatter.seen == pytest.approx(0.03, rel=0.5)
-    assert scatter.counted > scatter.assumed == noise.RUN_TO_RUN
+    assert scatter.counted > scatter.assumed == repeats.RUN_TO_RUN
     assert found.verdict("speed").outcome == "within_noise"
     text = " ".join(shown(found).split())
     assert f"with the same settings, the speed on {scatter.device} differs by {scatter.seen * 100:.2f} %" in text

@@ -19,6 +19,7 @@ from torch import nn
 from foretrain.base.errors import ConfigError, ExitCode, UserError
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import from_values, resolve
+from foretrain.config.shape import ModelShape
 from foretrain.data import hf_tokenizer
 from foretrain.data.batches import TokenFile, train_batches
 from foretrain.data.dataset import read_info
@@ -26,11 +27,10 @@ from foretrain.data.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer,
 from foretrain.model import foreign
 from foretrain.model.gpt2 import GPT
 from foretrain.model.optimizer import learning_rate
-from foretrain.model.shape import ModelShape
 from foretrain.model.step import evaluation_loss
+from foretrain.runs.folder import RunDirectory
 from foretrain.training import checkpoint, starting
 from foretrain.training.exports.source import export
-from foretrain.training.store import RunDirectory
 from tests.kit.command import foretrain
 from tests.kit.nanogpt import held_by_nanogpt, reference_loss, trained_model, write_ckpt
 from tests.kit.tiny import TINY, tiny, write_dataset

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from foretrain.model.shape import ModelShape
+from foretrain.config.shape import ModelShape
 from foretrain.predict.memory import predict
 from foretrain.predict.plan import plan
 from foretrain.predict.spec import StepSpec

@@ -19,11 +19,11 @@ from foretrain.reports import text
 from foretrain.reports.document import Document
 from foretrain.reports.views import run as run_view
 from foretrain.reports.views import run_explain as run_explain_view
+from foretrain.runs.folder import MachineLoad, RunDirectory, crowded
 from foretrain.training import contention, cpu_threads
 from foretrain.training.contention import Clock, Contention, cores_busy_s
 from foretrain.training.cpu_threads import Waiting, idle_teams
-from foretrain.training.pace import Pace
-from foretrain.training.store import MachineLoad, RunDirectory, crowded
+from foretrain.training.meter import Pace
 from tests.kit.tiny import tiny, write_dataset
 from tests.kit.training import assert_same, final_tensors, stop_at_6, train
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from foretrain.config.checks import launched
 from foretrain.config.families import FAMILIES
-from foretrain.config.one_graph import launched
 from tests.cuda_build import __main__ as truth
 from tests.cuda_build import branches, build, compare, diff, environment, grid
 from tests.cuda_build.branches import Branches

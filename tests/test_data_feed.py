@@ -14,9 +14,9 @@ import torch
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.data.batches import TokenFile, train_batches
 from foretrain.data.dataset import read_info
+from foretrain.runs.folder import create
 from foretrain.training.device import place
 from foretrain.training.feed import Ahead, Feed, token_files
-from foretrain.training.store import create
 from foretrain.training.trainer import Trainer
 from tests.kit.command import foretrain
 from tests.kit.data import shards

@@ -8,9 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrain.data.batches import TokenFile, train_starts
+from foretrain.data.batches import TokenFile, dealt, epoch_starts, offset, permuted, train_starts, windows
 from foretrain.data.dataset import read_info
-from foretrain.data.order import dealt, epoch_starts, offset, permuted, windows
 from tests.kit.tiny import write_dataset
 
 seeds = st.integers(0, 2**63 - 1)

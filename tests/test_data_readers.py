@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.data.batches import TokenFile
-from foretrain.data.checksums import verify
 from foretrain.data.dataset import check_usable, find, read_info
-from foretrain.data.dataset_look import document_at, documents_of, separators, summarize
+from foretrain.data.inspection import document_at, documents_of, separators, summarize, verify
 from foretrain.data.locate import locate, make_mix, read_mix
 from foretrain.data.token_layout import read_layout
 from foretrain.data.token_reader import TokenReader, readers

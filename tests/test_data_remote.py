@@ -13,8 +13,8 @@ import pytest
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.data import remote
 from foretrain.data.batches import TokenFile
-from foretrain.data.checksums import verify
 from foretrain.data.dataset import read_info
+from foretrain.data.inspection import verify
 from foretrain.data.locate import locate, read_mix
 from foretrain.data.remote import SIZE_VARIABLE, fetch_all, folder_of, missing_shards, read_remote
 from tests.kit.command import foretrain

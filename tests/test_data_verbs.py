@@ -164,7 +164,7 @@ def test_plan_says_epochs_of_each_part_and_what_random_leaves() -> None:
 
 def test_the_share_of_tokens_seen_is_what_random_rows_see() -> None:
     """The note's closed form against the draw itself."""
-    from foretrain.data.order import starts
+    from foretrain.data.batches import starts
 
     tokens, block, epochs = 20_000, 16, 1.5
     seen = np.zeros(tokens, dtype=bool)

@@ -72,7 +72,7 @@ import json, sys
 sys.path.insert(0, sys.argv[1])
 import generate
 from foretrain.cli.help import config_options
-from foretrain.config.on_resume import effect_of
+from foretrain.config.checks import effect_of
 from foretrain.config.options import step_options
 from foretrain.config.resolve import from_text, resolve, to_toml
 from foretrain.predict.tuned_steps import SAME
@@ -219,7 +219,7 @@ sys.path.append(sys.argv[1])
 import torch
 import torch.nn.functional as F
 from foretrain.model.language_model import make_model
-from foretrain.model.shape import ModelShape
+from foretrain.config.shape import ModelShape
 from foretrain.model.techniques import TECHNIQUES
 from tests.kit import techniques
 from tests.kit.tiny import tiny

@@ -13,8 +13,9 @@ import pytest
 
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.cli.commands.train import Printer
-from foretrain.training import checkpoint, nonfinite, store
-from foretrain.training.store import RunDirectory
+from foretrain.runs import folder
+from foretrain.runs.folder import RunDirectory
+from foretrain.training import checkpoint, nonfinite
 from tests.kit.command import foretrain
 from tests.kit.tiny import TINY, tiny, write_dataset
 from tests.kit.training import train
@@ -151,7 +152,7 @@ def test_a_folder_that_is_removed_under_a_run_is_written_again(
 
 
 def test_a_run_whose_lock_was_removed_is_locked_again(own_directory: Path) -> None:
-    own = store.create("out")
+    own = folder.create("out")
     own.write("config.toml", "a = 1\n")
     shutil.rmtree("out")
     assert own.restore_removed() == ("config.toml", "run.lock")

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from foretrain.base import safe_read as bounded
+from foretrain.base import files as bounded
 from foretrain.base.errors import UserError
-from foretrain.monitoring import training_log
-from foretrain.monitoring.training_log import parse_log, read_log, read_stream
+from foretrain.runs import training_log
+from foretrain.runs.training_log import parse_log, read_log, read_stream
 from tests.kit.command import REPO, foretrain
 
 B1 = REPO / "examples" / "real-cases" / "b1.log"

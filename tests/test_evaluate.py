@@ -25,10 +25,10 @@ from foretrain.cli.commands import eval as eval_command
 from foretrain.comparison.compare import compare
 from foretrain.data.tokenizer import ByteTokenizer, JsonTokenizer, TiktokenTokenizer
 from foretrain.evaluation import windows
-from foretrain.evaluation.record import Evaluation, Scores, TextScore
 from foretrain.model.language_model import make_model
+from foretrain.runs.folder import RunDirectory
+from foretrain.runs.scores import Evaluation, Scores, TextScore
 from foretrain.training import checkpoint
-from foretrain.training.store import RunDirectory
 from tests.kit.command import foretrain
 from tests.kit.evaluation import TEXT, bpe, characters, trained, write_tokenized
 from tests.kit.prepare import GPT2_PATTERN, bpe_text, ranks_of, texts

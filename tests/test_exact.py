@@ -25,16 +25,16 @@ from foretrain.base.errors import UserError
 from foretrain.base.messages import has
 from foretrain.base.units import GIB, MIB
 from foretrain.cli.planning.exact import with_trainer
-from foretrain.config.one_graph import launched
+from foretrain.config.checks import launched
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import find
-from foretrain.hardware.context import LATER_KERNELS_BYTES, published
-from foretrain.predict.allocator.lifetimes import Mark
+from foretrain.hardware.devices import LATER_KERNELS_BYTES, published
+from foretrain.predict import snapshot
+from foretrain.predict.allocator.blocks import Mark
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.memory import predict, worst_verdict
 from foretrain.predict.plan import Plan, plan
-from foretrain.predict.snapshot import read as snapshot
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.trace import interpreter, service
 from foretrain.predict.trace.forecast import traced

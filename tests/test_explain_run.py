@@ -25,7 +25,7 @@ from foretrain.hardware.catalogue import catalogue, find
 from foretrain.predict.plan import plan
 from foretrain.reports import text
 from foretrain.reports.views import run_explain as run_explain_view
-from foretrain.training.store import RunDirectory
+from foretrain.runs.folder import RunDirectory
 from foretrain.training.vitals import Vitals, moment_of
 from tests.kit.command import REPO, foretrain, said, watched
 from tests.kit.nvml import Nvml

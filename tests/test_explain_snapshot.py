@@ -15,7 +15,7 @@ from torch.cuda import _memory_viz
 from foretrain.analysis import snapshot_analysis, snapshot_file
 from foretrain.analysis.snapshot_analysis import SnapshotAnalysis, analyse, place_of
 from foretrain.base.errors import UserError
-from foretrain.predict.snapshot.write import Label
+from foretrain.predict.snapshot import Label
 from tests.kit.command import foretrain, said
 from tests.kit.lifetimes import export, replayed
 from tests.kit.snapshots import SIDE, recorded

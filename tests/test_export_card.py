@@ -15,9 +15,9 @@ from foretrain.app.export import export
 from foretrain.app.exporting.card_facts import CardFacts, facts_of
 from foretrain.app.exporting.model_card import card_of, plain
 from foretrain.base.errors import ExitCode, UserError
-from foretrain.evaluation.record import Scores, TaskScore, TextScore
+from foretrain.runs.folder import RunDirectory, RunRecord
+from foretrain.runs.scores import Scores, TaskScore, TextScore
 from foretrain.training.checkpoint import Progress
-from foretrain.training.store import RunDirectory, RunRecord
 from tests.kit.command import foretrain
 from tests.kit.runs import write_measured_run
 from tests.kit.tiny import tiny

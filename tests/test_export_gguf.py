@@ -12,12 +12,12 @@ import torch
 
 from foretrain.app.export import export
 from foretrain.base.errors import ExitCode, UserError
-from foretrain.data import gguf_tokenizer
+from foretrain.data import hf_tokenizer
 from foretrain.data.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer, JsonTokenizer
 from foretrain.model.language_model import make_model
+from foretrain.runs.folder import RunDirectory
 from foretrain.training import checkpoint
 from foretrain.training.exports import gguf_file
-from foretrain.training.store import RunDirectory
 from tests.kit.command import foretrain
 from tests.kit.tiny import tiny, write_dataset
 from tests.kit.training import train
@@ -194,7 +194,7 @@ def test_transformers_reads_the_same_model(run: str, here: None, tmp_path: Path)
 
 
 def keys(tokenizer: Any, rows: int, separator: int | None = 0) -> dict[str, Any]:
-    found = gguf_tokenizer.keys_of(tokenizer, rows, separator)
+    found = hf_tokenizer.keys_of(tokenizer, rows, separator)
     assert found is not None
     return {key.removeprefix("tokenizer.ggml."): value for key, value in found.items()}
 
@@ -243,7 +243,7 @@ def test_rules_that_cut_words_are_named_as_llama_cpp_names_them() -> None:
 
     def rule(*cuts: dict[str, Any], own: bool = False, **model: Any) -> str | None:
         tokenizer = with_rule(*cuts, own=own, **model)
-        found = gguf_tokenizer.keys_of(tokenizer, tokenizer.vocab_size, tokenizer.separator)
+        found = hf_tokenizer.keys_of(tokenizer, tokenizer.vocab_size, tokenizer.separator)
         return found and found["tokenizer.ggml.pre"]
 
     assert rule(split(LLAMA3), ignore_merges=True) == "llama-bpe"
@@ -285,7 +285,7 @@ def test_sentence_pieces_become_scores_where_every_way_to_a_token_is_a_merge() -
     assert scores["ab"] > scores["▁a"] > scores["▁ab"]
     assert [found["token_type"][id] for id in (0, 1, 2, 257, 258)] == [2, 3, 6, 6, 1]
     assert found["unknown_token_id"] == 0
-    assert gguf_tokenizer.keys_of(sentence_pieces(False), 264, 1) is None
+    assert hf_tokenizer.keys_of(sentence_pieces(False), 264, 1) is None
 
 
 def test_characters_are_held_where_no_text_could_hang_llama_cpp() -> None:
@@ -294,7 +294,7 @@ def test_characters_are_held_where_no_text_could_hang_llama_cpp() -> None:
     assert (found["model"], found["tokens"]) == ("rwkv", ["\\x0a", " ", "\\\\", "a", "x"])
     assert "eos_token_id" not in found  # a table of characters has no token that ends a text
     for odd, rows in ((["a", "é"], 2), (["a", "b"], 3), (["a", "bc"], 2)):
-        assert gguf_tokenizer.keys_of(CharTokenizer(dict(enumerate(odd))), rows, None) is None
+        assert hf_tokenizer.keys_of(CharTokenizer(dict(enumerate(odd))), rows, None) is None
 
 
 def test_no_text_is_two_tokens() -> None:
@@ -305,8 +305,8 @@ def test_no_text_is_two_tokens() -> None:
     document["model"]["vocab"]["[PAD301]"] = 300
     tokenizer = JsonTokenizer(json.dumps(document))
     assert tokenizer.vocab_size == 301
-    assert gguf_tokenizer.keys_of(tokenizer, 301, tokenizer.separator) is not None
-    assert gguf_tokenizer.keys_of(tokenizer, 302, tokenizer.separator) is None
+    assert hf_tokenizer.keys_of(tokenizer, 301, tokenizer.separator) is not None
+    assert hf_tokenizer.keys_of(tokenizer, 302, tokenizer.separator) is None
 
 
 def test_without_a_tokenizer_llama_cpp_takes_ids(

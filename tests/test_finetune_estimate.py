@@ -11,9 +11,8 @@ from foretrain.advice.finetune import changes
 from foretrain.base.errors import UserError
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.hub.facts import ModelSource
-from foretrain.config.hub.models import models
-from foretrain.config.hub.read import facts_of
-from foretrain.config.hub.source import find_source
+from foretrain.config.hub.source import facts_of, find_source
+from foretrain.config.presets import models
 from foretrain.hardware.catalogue import find_gpu
 from foretrain.model.hub.decoder import Decoder
 from foretrain.predict.finetune.largest import largest

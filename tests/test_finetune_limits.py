@@ -20,8 +20,8 @@ from foretrain.base.errors import ExitCode, UserError
 from foretrain.base.quantities import Limit, parse_limit
 from foretrain.config.finetune.asked import how_chosen, is_asked
 from foretrain.config.finetune.read import read_finetune
-from foretrain.config.hub.models import model_named
 from foretrain.config.hub.source import text_source
+from foretrain.config.presets import model_named
 from foretrain.predict.finetune.largest import largest
 from foretrain.predict.finetune.plan import FineTunePlan, replanned
 from foretrain.predict.finetune.timing import with_steps

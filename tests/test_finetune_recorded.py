@@ -8,9 +8,8 @@ import pytest
 
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.finetune.read import settings_of
-from foretrain.config.hub.models import models
-from foretrain.config.hub.read import facts_of
-from foretrain.config.hub.source import find_source
+from foretrain.config.hub.source import facts_of, find_source
+from foretrain.config.presets import models
 from foretrain.hardware.catalogue import find_gpu
 from foretrain.predict.finetune.collected import WRITTEN
 from foretrain.predict.finetune.memory import estimated

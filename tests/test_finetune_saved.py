@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from foretrain.config.finetune.options import FineTune
-from foretrain.config.hub.read import facts_of
+from foretrain.config.hub.source import facts_of
 from foretrain.hardware.catalogue import find_gpu
 from foretrain.predict.finetune.memory import FineTuneLedger
 from foretrain.predict.finetune.saved import saved_notes

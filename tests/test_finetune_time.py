@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from foretrain.config.finetune.options import FineTune
-from foretrain.config.hub.read import facts_of
+from foretrain.config.hub.source import facts_of
 from foretrain.hardware.catalogue import find_gpu
 from foretrain.predict.finetune.time import LAUNCHES, StepWork
 from foretrain.predict.finetune.timing import PRICES, timing

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 
 from foretrain.config.finetune.options import FineTune
-from foretrain.config.hub.models import models
+from foretrain.config.presets import models
 from foretrain.hardware.catalogue import find
 from foretrain.predict.allocator.replay import replay
 from foretrain.predict.finetune.simulated import PHASES
 from foretrain.predict.trace import elsewhere, interpreter, service
-from foretrain.predict.trace.finetune.answer import FineTuneTrace, answered
-from foretrain.predict.trace.finetune.request import FineTuneRequest
+from foretrain.predict.trace.finetune.request import FineTuneRequest, FineTuneTrace, answered
 from foretrain.predict.trace.record import Trace
 from foretrain.predict.trace.service import TraceUnavailable
 from tests.kit.finetune import FAMILIES, MIXTURES, small, source_of

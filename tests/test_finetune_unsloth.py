@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from foretrain.config.finetune.options import FineTune
+from foretrain.config.hub.facts import UNSLOTH_FAMILIES, table_rows
 from foretrain.config.hub.families import FAMILIES as OURS
 from foretrain.config.hub.source import find_source
-from foretrain.config.hub.unsloth import FAMILIES, table_rows
 from foretrain.hardware.catalogue import find_gpu
 from foretrain.model.hub.unsloth_loss import chunk_rows, tile
 from foretrain.predict.finetune.plan import plan
@@ -226,5 +226,5 @@ def test_tables_have_rows_for_the_positions_that_they_are_for() -> None:
 
 
 def test_every_family_that_has_functions_is_one_of_ours() -> None:
-    assert {*FAMILIES} < {*OURS}
-    assert {config["model_type"] for config in CONFIGS.values()} == {*FAMILIES}
+    assert {*UNSLOTH_FAMILIES} < {*OURS}
+    assert {config["model_type"] for config in CONFIGS.values()} == {*UNSLOTH_FAMILIES}

@@ -10,17 +10,15 @@ from rich.console import Console
 
 from foretrain.advice.asked import Asked
 from foretrain.advice.first_answer import FirstAnswer, first_answer, without
-from foretrain.base.languages import speaking
-from foretrain.base.messages import format_value, has, say, texts
+from foretrain.base.messages import format_value, has, say, speaking, texts
 from foretrain.base.units import GIB, format_rough
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import find
 from foretrain.predict.memory import gathered
 from foretrain.predict.plan import Plan, plan
 from foretrain.predict.spec import StepSpec
-from foretrain.predict.speed.roofline import bottleneck
-from foretrain.predict.trace.record import Allocation
-from foretrain.predict.trace.roles import role_of
+from foretrain.predict.speed.limit import bottleneck
+from foretrain.predict.trace.record import Allocation, role_of
 from foretrain.reports import text
 from foretrain.reports.document import Message, Row, Screen
 from foretrain.reports.views import first as first_view

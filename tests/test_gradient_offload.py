@@ -8,17 +8,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from foretrain.config.shape import ModelShape
 from foretrain.hardware.catalogue import find
 from foretrain.hardware.links import pinned_bytes_per_s
 from foretrain.model import master
 from foretrain.model.host.leaving import Leaving
 from foretrain.model.master import MOST_ON_THE_WAY, Gradients
-from foretrain.model.shape import ModelShape
 from foretrain.predict.spec import StepSpec
-from foretrain.predict.speed.ops import Way
-from foretrain.predict.speed.parts import waits_s
+from foretrain.predict.speed.ops import Way, micro_batch
 from foretrain.predict.speed.rates import HOST_BYTES_PER_S, CatalogueRates, busy_s
-from foretrain.predict.speed.step_ops import micro_batch
+from foretrain.predict.speed.time import waits_s
 from tests.kit.tiny import tiny
 
 

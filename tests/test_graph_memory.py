@@ -12,7 +12,7 @@ from foretrain.base.units import MIB
 from foretrain.config.options import RunConfig
 from foretrain.model.host.graphed import WARM_STEPS
 from foretrain.model.step import build, train_step
-from foretrain.predict.allocator.lifetimes import GRAPH_POOL
+from foretrain.predict.allocator.blocks import GRAPH_POOL
 from foretrain.predict.allocator.replay import replay
 from foretrain.predict.allocator.simulator import Allocator
 from foretrain.predict.memory import predict

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import typer.main
 
-from foretrain.base import languages
+from foretrain.base import messages
 from foretrain.cli import app, help
 from foretrain.cli.commands import SUMMARIES
 from tests.kit.command import foretrain
 
 ROOT: Any = typer.main.get_command(app)
 TEXTS = help.texts(ROOT)
-OWN = [id for id in languages.known() if id != "en"]
+OWN = [id for id in messages.known() if id != "en"]
 
 
 def test_the_list_of_commands_says_what_each_says_of_itself() -> None:
@@ -48,7 +48,7 @@ def words_of(text: str) -> str:
 
 @pytest.mark.parametrize("id", OWN)
 def test_every_option_of_every_command_has_a_text(id: str) -> None:
-    own = languages.texts_of(id)
+    own = messages.texts_of(id)
     assert [key for key in TEXTS if key not in own] == []
     assert [key for key in own if key.startswith("cli_help.") and key not in TEXTS] == []
     for key, english in TEXTS.items():
@@ -68,7 +68,7 @@ def test_help_says_nothing_in_english(id: str, monkeypatch: pytest.MonkeyPatch) 
         assert not re.search(headings, shown.stdout), path
         first = TEXTS[f"cli_help.{'_'.join(path) or 'foretrain'}.summary"]
         key = next(key for key, text in TEXTS.items() if text == first)
-        assert words_of(languages.texts_of(id)[key]) in said
+        assert words_of(messages.texts_of(id)[key]) in said
 
 
 def test_help_in_english_is_what_the_code_says() -> None:

@@ -15,11 +15,10 @@ from foretrain.base.errors import ExitCode, UserError
 from foretrain.base.process_memory import Limit, resident_bytes
 from foretrain.base.units import GIB, MIB
 from foretrain.hardware import cpu
+from foretrain.runs.folder import RunDirectory
 from foretrain.training import trainer
-from foretrain.training.device import place
-from foretrain.training.host_memory import give_back, keep_memory
+from foretrain.training.device import give_back, keep_memory, place
 from foretrain.training.memory_limit import HostGuard
-from foretrain.training.store import RunDirectory
 from tests.kit.command import foretrain
 from tests.kit.tiny import tiny, write_dataset
 from tests.kit.training import train

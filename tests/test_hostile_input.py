@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from foretrain.base import bugs, durable
+from foretrain.base import bugs, files
+from foretrain.base.bugs import redacted_message, without_password
 from foretrain.base.errors import ExitCode, UserError
-from foretrain.base.redaction import redacted_message, without_password
 from foretrain.base.signals import StopFlag, Terminated, raising_terminated
 from tests.kit.command import foretrain
 from tests.kit.tiny import tiny, write_dataset
@@ -162,7 +162,7 @@ def test_a_command_that_is_told_to_end_says_so(name: str, own_directory: Path, m
     [(errno.EROFS, 4), (errno.EACCES, 4), (errno.ENOSPC, 8), (errno.EDQUOT, 8), (errno.EFBIG, 8), (errno.ENOENT, 2)],
 )
 def test_what_could_not_be_written_has_one_exit_code(number: int, code: int) -> None:
-    assert durable.not_written(Path("nowhere", "x"), OSError(number, os.strerror(number))).exit_code == code
+    assert files.not_written(Path("nowhere", "x"), OSError(number, os.strerror(number))).exit_code == code
 
 
 def test_a_mixture_that_cannot_be_written_ends_as_others_do(

@@ -10,7 +10,7 @@ from foretrain.base.errors import ExitCode, UserError
 from foretrain.config.hub.facts import ModelFacts
 from foretrain.config.hub.families import FAMILIES
 from foretrain.config.hub.parameters import parameter_count, parameters_of
-from foretrain.config.hub.read import MAX_BYTES, config_of, facts_of, read_config
+from foretrain.config.hub.source import MAX_BYTES, config_of, facts_of, read_config
 from tests.kit.hub import named_shapes, transformers_config
 
 _SMALL: dict[str, Any] = {

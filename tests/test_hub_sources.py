@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from foretrain.base.errors import ExitCode, UserError
-from foretrain.config.hub.models import model_named, models
 from foretrain.config.hub.parameters import parameter_count, parameters_of
-from foretrain.config.hub.read import facts_of
-from foretrain.config.hub.source import find_source
+from foretrain.config.hub.source import facts_of, find_source
+from foretrain.config.presets import model_named, models
 from tests.kit.hub import named_shapes
 
 _TINY = {

@@ -13,13 +13,12 @@ from foretrain.base.errors import UserError
 from foretrain.config.checks import check
 from foretrain.config.microbatches import cut
 from foretrain.config.options import RunConfig
+from foretrain.config.sharing import Sharing, sharing_problem
 from foretrain.hardware.catalogue import find
-from foretrain.model.ranks.sharing import Sharing, sharing_problem
 from foretrain.model.step import TrainState, build, train_step
 from foretrain.predict.memory import predict
 from foretrain.predict.spec import StepSpec
-from foretrain.predict.speed.ops import Way
-from foretrain.predict.speed.step_ops import optimizer_launches, tensor_count
+from foretrain.predict.speed.ops import Way, optimizer_launches, tensor_count
 from foretrain.predict.trace import self_test
 from foretrain.predict.trace.service import Request
 from foretrain.training.attempts import NotCompiled, attempt, use_split

@@ -16,11 +16,10 @@ from foretrain.app.plan import resolved_of
 from foretrain.base.errors import UserError
 from foretrain.base.units import GIB, MIB
 from foretrain.config.hub.facts import ModelSource
-from foretrain.config.hub.models import models
 from foretrain.config.hub.source import preset_source
 from foretrain.config.inference.formats import FORMATS
 from foretrain.config.inference.words import parse_inference
-from foretrain.config.presets import PRESETS
+from foretrain.config.presets import PRESETS, models
 from foretrain.hardware.catalogue import catalogue, find
 from foretrain.predict.inference.memory import weights_bytes
 from foretrain.predict.inference.model import InferenceModel, model_of_config, model_of_source
@@ -66,7 +65,7 @@ def test_parameters_are_the_published_ones(name: str) -> None:
 def test_presets_of_ours_are_counted_as_they_train(name: str) -> None:
     config = resolved_of(name).config
     model = model_of_config(config, name)
-    from foretrain.model.shape import ModelShape
+    from foretrain.config.shape import ModelShape
 
     assert model.n_params == ModelShape.of(config).n_params
 

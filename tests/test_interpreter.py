@@ -11,7 +11,7 @@ from foretrain.base.installation import installed_torch
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import find
 from foretrain.predict import software
-from foretrain.predict.allocator.addresses import Falling, Rising, usual
+from foretrain.predict.allocator.blocks import Falling, Rising, usual
 from foretrain.predict.allocator.replay import replay
 from foretrain.predict.memory import predict
 from foretrain.predict.spec import StepSpec

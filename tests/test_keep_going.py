@@ -15,8 +15,8 @@ import pytest
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.cli import keep_going as supervisor
 from foretrain.cli.keep_going import child_words, keep_going
+from foretrain.runs.folder import RunDirectory
 from foretrain.training import checkpoint
-from foretrain.training.store import RunDirectory
 from tests.kit.tiny import TINY, tiny, write_dataset
 from tests.kit.training import assert_same, final_tensors, train
 

@@ -15,9 +15,9 @@ from foretrain.advice.rules import BY_ID
 from foretrain.app.kept import advice as kept_advice
 from foretrain.app.kept import plans as kept
 from foretrain.app.plan import plan
-from foretrain.base import languages
+from foretrain.base import messages
 from foretrain.base.cache import Cache
-from foretrain.base.later import Later
+from foretrain.base.installation import Later
 from foretrain.base.quantities import parse_limit
 from foretrain.config.finetune.asked import how_chosen, is_asked
 from foretrain.config.options import RunConfig
@@ -128,7 +128,7 @@ def test_a_cache_keeps_the_newest(own_directory: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("name", sorted(path.name for path in (REPO / "foretrain" / "locales").glob("*.toml")))
 def test_locales_are_read_as_tomllib_reads_them(name: str) -> None:
     text = (REPO / "foretrain" / "locales" / name).read_text("utf-8")
-    assert languages.read(text) == languages.flat(tomllib.loads(text))
+    assert messages.read(text) == messages.flat(tomllib.loads(text))
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_locales_are_read_as_tomllib_reads_them(name: str) -> None:
     ],
 )
 def test_other_toml_is_read_too(text: str) -> None:
-    assert languages.read(text) == languages.flat(tomllib.loads(text))
+    assert messages.read(text) == messages.flat(tomllib.loads(text))
 
 
 def test_what_is_surely_pretraining_is_no_fine_tuning(own_directory: Path) -> None:

@@ -13,8 +13,8 @@ from foretrain.base.errors import UserError
 from foretrain.comparison.compare import Comparison
 from foretrain.reports import html
 from foretrain.reports.views import run as run_view
-from foretrain.training.folder import label
-from foretrain.training.folder.label import UNSAID, Label, changed
+from foretrain.runs import state
+from foretrain.runs.state import UNSAID, Label, changed
 from tests.kit.command import foretrain
 from tests.kit.page import EVIL_NAME, write_curve, write_run
 from tests.kit.tiny import write_dataset
@@ -29,16 +29,16 @@ TRAIN = (
 def test_a_label_is_kept_and_read_and_an_empty_one_is_no_file(tmp_path: Path) -> None:
     said = changed(UNSAID, name="  wider MLP ", note="twice the width\nof before", tags=["sweep", "a b", "sweep"])
     assert said == Label(name="wider MLP", note="twice the width\nof before", tags=("sweep", "a b"))
-    label.write(tmp_path, said)
-    assert label.read(tmp_path) == said
+    state.write(tmp_path, said)
+    assert state.read_label(tmp_path) == said
     assert json.loads((tmp_path / "label.json").read_text())["schema"] == "foretrain.label/1"
     assert changed(said, name="", tags=["new"], without=["sweep"]) == Label(note=said.note, tags=("a b", "new"))
     assert said.with_more(Label(name="other", tags=("c",))) == said.model_copy(
         update={"name": "other", "tags": ("sweep", "a b", "c")}
     )
-    label.write(tmp_path, changed(said, name="", note="", without=said.tags))
+    state.write(tmp_path, changed(said, name="", note="", without=said.tags))
     assert list(tmp_path.iterdir()) == []
-    label.write(tmp_path, UNSAID)
+    state.write(tmp_path, UNSAID)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_a_label_is_kept_and_read_and_an_empty_one_is_no_file(tmp_path: Path) ->
 )  # fmt: skip
 def test_a_damaged_label_says_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / "label.json").write_text(text, "latin-1")
-    assert label.read(tmp_path) == UNSAID
+    assert state.read_label(tmp_path) == UNSAID
 
 
 @pytest.mark.parametrize(
@@ -68,12 +68,12 @@ def test_train_keeps_what_it_was_told_and_a_resume_adds_to_it(own_directory: Pat
     started = foretrain(*TRAIN, "--name", "first", "--tag", "sweep", "--tag", "small", "--note", "why")
     assert started.returncode == 0, started.stderr
     before = Path("run/run.json").read_text()
-    assert label.read(Path("run")) == Label(name="first", note="why", tags=("sweep", "small"))
+    assert state.read_label(Path("run")) == Label(name="first", note="why", tags=("sweep", "small"))
     assert "sweep" not in before
     assert "sweep" not in Path("run/config.toml").read_text()
     more = foretrain(*TRAIN, "--max_iters=6", "--resume", "auto", "--tag", "longer")
     assert more.returncode == 0, more.stderr
-    assert label.read(Path("run")) == Label(name="first", note="why", tags=("sweep", "small", "longer"))
+    assert state.read_label(Path("run")) == Label(name="first", note="why", tags=("sweep", "small", "longer"))
     assert json.loads(Path("run/run.json").read_text())["steps_done"] == 6
     refused = foretrain(*TRAIN, "--name", "x" * 81)
     assert (refused.returncode, refused.stderr.count("\n"), Path("run-2").exists()) == (2, 1, False)
@@ -97,7 +97,7 @@ def test_runs_are_named_listed_and_filtered(own_directory: Path) -> None:
     assert [run["label"]["name"] for run in both["runs"]] == ["wider MLP"]
     assert json.loads(foretrain("runs", "--tag", "none", "--json").stdout)["runs"] == []
     foretrain("runs", "a", "--remove-tag", "sweep", "--name", "")
-    assert label.read(Path("a")) == Label(note="why", tags=("x",))
+    assert state.read_label(Path("a")) == Label(note="why", tags=("x",))
 
 
 def test_what_cannot_be_named_is_said_and_nothing_is_written(own_directory: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_name_is_no_setting_that_is_compared(own_directory: Path) -> None:
     given = [f"x={paths[0]}", f"y={paths[1]}"]
     before = sides_of(*given)
     for path, name in zip(paths, ("mine", "yours"), strict=True):
-        label.write(path, Label(name=name, note=name, tags=(name,)))
+        state.write(path, Label(name=name, note=name, tags=(name,)))
     assert [side.label for side in sides_of(*paths).sides] == ["mine", "yours"]
     assert sides_of(*given) == before
 
@@ -154,7 +154,7 @@ def test_the_page_shows_what_a_run_is_called(own_directory: Path) -> None:
 
     write_run(Path("runs/plain"))
     run = write_run(Path("runs/said"))
-    label.write(run.path, Label(name="wider MLP", note="twice\nthe width", tags=("sweep",)))
+    state.write(run.path, Label(name="wider MLP", note="twice\nthe width", tags=("sweep",)))
     for file in Path("runs/plain").iterdir():
         os.utime(file, (1e9, 1e9))
     known = Runs([Path("runs")])

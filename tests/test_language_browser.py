@@ -13,15 +13,15 @@ pytest.importorskip("playwright")
 
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from foretrain.base import languages
+from foretrain.base import messages
 from tests.kit.browser import answered, browser, opened, pytestmark, serious, serving_here, settled
 from tests.kit.language import ARABIC, BRACKETS, SAME, unsaid
 from tests.kit.page import write_run
 
 __all__ = ["browser", "pytestmark"]  # a fixture and marks that hold here, too
 
-EVERY = [*languages.known(), BRACKETS, ARABIC]
-FROM_THE_RIGHT = [id for id in EVERY if languages.known().get(id) is None or languages.known()[id].direction == "rtl"]
+EVERY = [*messages.known(), BRACKETS, ARABIC]
+FROM_THE_RIGHT = [id for id in EVERY if messages.known().get(id) is None or messages.known()[id].direction == "rtl"]
 FROM_THE_RIGHT.remove(BRACKETS)
 
 
@@ -75,7 +75,7 @@ def test_the_switch_changes_everything_and_is_remembered_but_not_in_the_link(bro
 
 
 @pytest.mark.parametrize(
-    ("locale", "id"), [("dv-MV", ARABIC), ("fr-FR", "en"), *((f"{id}-{id.upper()}", id) for id in languages.known())]
+    ("locale", "id"), [("dv-MV", ARABIC), ("fr-FR", "en"), *((f"{id}-{id.upper()}", id) for id in messages.known())]
 )
 def test_at_first_the_page_speaks_as_the_browser_does(browser: Browser, speaking: str, locale: str, id: str) -> None:
     with opened(browser, speaking, locale=locale) as page:

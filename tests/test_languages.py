@@ -24,7 +24,7 @@ from foretrain.analysis.components import Explanation
 from foretrain.analysis.components import explain as explanation
 from foretrain.analysis.log_analysis import LogAnalysis, analyse
 from foretrain.app.explain import LogExplanation
-from foretrain.base import bidi, languages, messages
+from foretrain.base import messages
 from foretrain.base.errors import UserError
 from foretrain.base.quantities import parse_limit
 from foretrain.cli import app
@@ -34,7 +34,7 @@ from foretrain.config.options import OPTIONS
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import find
 from foretrain.hardware.cpu import cpu_device
-from foretrain.monitoring.training_log import read_log
+from foretrain.measure import verify_record as verification
 from foretrain.predict.plan import Plan, plan
 from foretrain.predict.within import within
 from foretrain.reports import as_json, html, text
@@ -57,7 +57,7 @@ from foretrain.reports.views import limits as limits_view
 from foretrain.reports.views import log as log_view
 from foretrain.reports.views import plan as plan_view
 from foretrain.reports.views import verify as verify_view
-from foretrain.verification import record as verification
+from foretrain.runs.training_log import read_log
 from foretrain.web import planner
 from tests.kit import translations
 from tests.kit.command import REPO, foretrain
@@ -68,8 +68,8 @@ KNOBS = {f"knob.{knob.name}": knob.help for knob in OPTIONS.values()}
 KNOBS |= {f"finetune_knob.{option.name}": option.help for option in FINETUNE_OPTIONS.values()}
 HELPS = KNOBS | cli_help.texts(typer.main.get_command(app))
 WANTED = ENGLISH | HELPS
-OWN = [id for id in languages.known() if id != "en"]
-MARKS = bidi.MARKS
+OWN = [id for id in messages.known() if id != "en"]
+MARKS = messages.MARKS
 
 
 @pytest.fixture
@@ -101,9 +101,9 @@ def sample(spec: str, conversion: str) -> object:
 @pytest.mark.parametrize("id", [*OWN, BRACKETS, ARABIC])
 def test_a_language_has_only_ids_of_english_with_the_same_placeholders(id: str) -> None:
     with pretending():
-        assert re.fullmatch(r"ltr|rtl", languages.known()[id].direction)
-        assert languages.known()[id].name.strip()
-        for key, own in languages.texts_of(id).items():
+        assert re.fullmatch(r"ltr|rtl", messages.known()[id].direction)
+        assert messages.known()[id].name.strip()
+        for key, own in messages.texts_of(id).items():
             assert key in WANTED, key
             assert isinstance(own, str), key
             assert own.strip() or not WANTED[key], key
@@ -115,7 +115,7 @@ def test_a_language_has_only_ids_of_english_with_the_same_placeholders(id: str) 
 
 @pytest.mark.parametrize("id", OWN)
 def test_a_language_writes_western_digits_and_no_marks_of_its_own(id: str) -> None:
-    for key, own in languages.texts_of(id).items():
+    for key, own in messages.texts_of(id).items():
         assert not re.search(r"[\u0660-\u0669\u06f0-\u06f9\u0966-\u096f]", own), key
         assert not re.search(r"[\u200e\u200f\u202a-\u202e\u2066-\u2069]", own), key  # bidi.py sets them
 
@@ -124,7 +124,7 @@ def test_a_language_writes_western_digits_and_no_marks_of_its_own(id: str) -> No
 def test_words_that_are_typed_stay_as_they_are(id: str) -> None:
     """Options, backticked commands and knob assignments of the English own are in the translation, too."""
     typed = re.compile(r"--[a-z][a-z_-]+|`[^`]+`")
-    for key, own in languages.texts_of(id).items():
+    for key, own in messages.texts_of(id).items():
         assert set(typed.findall(own)) == set(typed.findall(WANTED[key])), key
 
 
@@ -147,8 +147,8 @@ def test_no_text_is_missing_or_left_in_english(id: str) -> None:
     found = translations.coverage(id, frozenset(HELPS))
     assert (found.missing, found.untranslated, found.unknown) == ((), (), ())
     assert found.texts == found.of
-    used = {word for own in languages.texts_of(id).values() for word in translations.english_words(own, frozenset())}
-    kept = languages.file_of(id)["language.kept"]
+    used = {word for own in messages.texts_of(id).values() for word in translations.english_words(own, frozenset())}
+    kept = messages.file_of(id)["language.kept"]
     assert len(set(kept)) == len(kept)
     assert set(kept) <= used | {word.lower() for word in used}, "kept, and nowhere used"
 
@@ -199,7 +199,7 @@ def test_the_language_is_an_option_of_every_verb_or_of_the_environment(
         assert foretrain(*words).returncode == 0, words
     assert "⟦card⟧" in foretrain("gpus", "--lang", BRACKETS).stdout
     assert "⟦" not in foretrain("gpus").stdout  # spoken for one command only
-    assert languages.current().id == "en"
+    assert messages.current().id == "en"
     monkeypatch.setenv("FORETRAIN_LANG", BRACKETS)
     assert "⟦card⟧" in foretrain("gpus").stdout
     assert "⟦" not in foretrain("gpus", "--lang", "en").stdout  # the option goes before
@@ -257,25 +257,25 @@ def test_words_behind_two_dashes_are_another_programs() -> None:
     ],
 )  # fmt: skip
 def test_what_a_browser_likes(pretence: None, accepted: str, id: str | None) -> None:
-    assert languages.preferred(accepted) == id
+    assert messages.preferred(accepted) == id
 
 
 def test_speaking_is_for_one_thread(pretence: None) -> None:
     heard = {}
-    with languages.speaking(ARABIC):
-        thread = threading.Thread(target=lambda: heard.update(there=languages.current().id))
+    with messages.speaking(ARABIC):
+        thread = threading.Thread(target=lambda: heard.update(there=messages.current().id))
         thread.start()
         thread.join()
-        heard["here"] = languages.current().id
+        heard["here"] = messages.current().id
     assert heard == {"there": "en", "here": ARABIC}
-    before = languages.use(BRACKETS)
+    before = messages.use(BRACKETS)
     try:
-        thread = threading.Thread(target=lambda: heard.update(there=languages.current().id))
+        thread = threading.Thread(target=lambda: heard.update(there=messages.current().id))
         thread.start()
         thread.join()
         assert heard["there"] == BRACKETS
     finally:
-        languages.use(before)
+        messages.use(before)
 
 
 # -- lines from the right ------------------------------------------------------------------------------------
@@ -298,20 +298,20 @@ def shown(text: str) -> list[str]:
     ],
 )  # fmt: skip
 def test_latin_runs_are_isolated(pretence: None, text: str, runs: list[str]) -> None:
-    with languages.speaking(ARABIC):
-        made = bidi.isolated(text)
+    with messages.speaking(ARABIC):
+        made = messages.isolated(text)
         assert shown(made) == runs
-        assert bidi.bare(made) == text
-        assert bidi.isolated(made) == made
-    assert bidi.isolated(text) == text  # in English there is nothing to do
+        assert messages.bare(made) == text
+        assert messages.isolated(made) == made
+    assert messages.isolated(text) == text  # in English there is nothing to do
 
 
 @given(st.text(alphabet="ab1 .,()-=·\n%ابج،\u2066\u2067\u2068\u2069\u202e`", max_size=60))
 def test_isolation_is_balanced_changes_no_letter_and_can_be_done_twice(pretence: None, text: str) -> None:
-    with languages.speaking(ARABIC):
-        made = bidi.isolated(text)
-        assert bidi.bare(made) == bidi.bare(text)
-        assert bidi.bare(bidi.isolated(made)) == bidi.bare(text)
+    with messages.speaking(ARABIC):
+        made = messages.isolated(text)
+        assert messages.bare(made) == messages.bare(text)
+        assert messages.bare(messages.isolated(made)) == messages.bare(text)
         for line in made.split("\n"):
             depth = 0
             for sign in line:
@@ -320,7 +320,7 @@ def test_isolation_is_balanced_changes_no_letter_and_can_be_done_twice(pretence:
 
 
 def test_a_block_to_copy_has_nothing_unseen_in_it(pretence: None) -> None:
-    with languages.speaking(ARABIC):
+    with messages.speaking(ARABIC):
         said = str(UserError("gpu.unknown", name="RTX 99", near="RTX 3090", block='["RTX 99"]\nsm_count = ?'))
     first, *block = said.split("\n")
     assert any(mark in first for mark in MARKS)
@@ -329,7 +329,7 @@ def test_a_block_to_copy_has_nothing_unseen_in_it(pretence: None) -> None:
 
 def test_values_are_isolated_wherever_they_stand(pretence: None) -> None:
     inner = Message("plan.title", {"name": "تجربة 7"})
-    with languages.speaking(ARABIC):
+    with messages.speaking(ARABIC):
         assert shown(Quantity(2**30, "bytes").text()) == ["1.00 GiB"]
         assert shown(cell_text("RTX 4070")) == ["RTX 4070"]
         said = Message("plan.subtitle_short", {"gpu": "RTX 4070", "dtype": "bfloat16", "source": inner}).text()
@@ -343,7 +343,7 @@ def test_values_are_isolated_wherever_they_stand(pretence: None) -> None:
 
 def test_an_error_is_said_in_the_language_of_who_reads_it(pretence: None) -> None:
     error = UserError("usage.one_speed", option="--step-time", count=2)
-    with languages.speaking(ARABIC):
+    with messages.speaking(ARABIC):
         assert "\u2066--step-time\u2069" in str(error)
     assert str(error).startswith("--step-time is the speed of one device")
 
@@ -439,12 +439,12 @@ def numbers(said: str) -> list[str]:
 def test_every_view_speaks_each_language_and_says_nothing_but_by_id(view: str, pretence: None) -> None:
     english = forms(VIEWS[view]())["page"]
     for id in [*OWN, BRACKETS, ARABIC]:
-        with languages.speaking(id):
+        with messages.speaking(id):
             found = forms(VIEWS[view]())
         assert all(found.values())
         if id in (BRACKETS, ARABIC):  # the same words elsewhere, so the same numbers
             assert numbers(found["page"]) == numbers(english)
-        if languages.known()[id].direction == "rtl":
+        if messages.known()[id].direction == "rtl":
             for unit in ("GiB", "MiB", "ms", "kWh"):  # no number stands apart from its unit
                 assert not re.search(rf"\d {unit}(?![^\u2066-\u2069]*\u2069)", found["page"]), unit
         if id == BRACKETS:
@@ -454,7 +454,7 @@ def test_every_view_speaks_each_language_and_says_nothing_but_by_id(view: str, p
 
 def visible(view: Callable[[], Document], id: str) -> str:
     """All texts of a document, without the names that JSON gives them."""
-    with languages.speaking(id):
+    with messages.speaking(id):
         document = view()
         places: tuple[Place, ...] = ("terminal", "page")
         blocks = [block for place in places for _, shown in document.on(place) for block in shown]
@@ -474,7 +474,7 @@ def visible(view: Callable[[], Document], id: str) -> str:
 
 
 def test_the_form_is_said_in_its_language(pretence: None) -> None:
-    with languages.speaking(BRACKETS):
+    with messages.speaking(BRACKETS):
         for field in planner.fields():
             assert field["help"].startswith("⟦"), field["name"]
             assert not field["unit"] or field["unit"].startswith("⟦"), field["unit"]

@@ -5,28 +5,28 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from foretrain.config.one_graph import launched
+from foretrain.config.checks import launched
 from foretrain.config.options import RunConfig
+from foretrain.config.shape import ModelShape
 from foretrain.hardware.calibration import Calibration, StepTime
 from foretrain.hardware.catalogue import Gpu, find
 from foretrain.hardware.cpu import nominal_cpu
-from foretrain.model.shape import ModelShape
+from foretrain.measure.calibrate import MANY_BLOCKS, NARROW_REFERENCE, Wanted, references_for
 from foretrain.predict.spec import StepSpec
-from foretrain.predict.speed.launching import (
+from foretrain.predict.speed.ops import FUSED_LAUNCHES, Way, micro_batch, optimizer
+from foretrain.predict.speed.rates import (
     CHAIN_LAUNCHES,
     CHECKPOINT_LAUNCHES,
     COPIES,
     MICRO_BATCH_LAUNCHES,
     REGION_LAUNCHES,
     REPLAY,
+    CatalogueRates,
+    MeasuredRates,
+    busy_s,
     host_of,
 )
-from foretrain.predict.speed.ops import Way
-from foretrain.predict.speed.rates import CatalogueRates, MeasuredRates, busy_s
-from foretrain.predict.speed.recorded_ops import micro_batch
-from foretrain.predict.speed.step_ops import FUSED_LAUNCHES, optimizer
 from foretrain.predict.speed.time import CALIBRATED_HIGH, HIGH, HOST_HIGH, HOST_LOW, LOW, step_time
-from foretrain.tuning.calibrate import MANY_BLOCKS, NARROW_REFERENCE, Wanted, references_for
 from tests.kit.calibrations import made_up_calibration
 
 H100 = find("H100 SXM5 80GB")

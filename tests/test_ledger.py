@@ -17,13 +17,13 @@ from torch.profiler import ProfilerActivity, profile
 
 from foretrain.base.errors import UserError
 from foretrain.base.units import GIB, MIB
+from foretrain.config.checks import launched
 from foretrain.config.families import family_of
-from foretrain.config.one_graph import launched
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import resolve
+from foretrain.config.shape import ModelShape
 from foretrain.hardware.catalogue import catalogue, find
 from foretrain.hardware.cpu import cpu_device
-from foretrain.model.shape import ModelShape
 from foretrain.model.step import TrainState, build, evaluation_loss, train_step
 from foretrain.predict import memory
 from foretrain.predict.compiled.timing import Product, time_padding

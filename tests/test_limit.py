@@ -16,20 +16,18 @@ from benchmarks.step_operations import is_work, profiled, sides_of
 from foretrain.analysis.run_pace import calibration_here, limit_of_run
 from foretrain.base.messages import say
 from foretrain.config.options import RunConfig
-from foretrain.hardware.calibration import Calibration, KernelTime, save
+from foretrain.config.shape import ModelShape
+from foretrain.hardware.calibration import Bandwidth, Calibration, KernelTime, Peaks, ProductPeak, best_of, save
 from foretrain.hardware.catalogue import find
 from foretrain.hardware.cpu import cpu_device
-from foretrain.hardware.peaks import Bandwidth, Peaks, ProductPeak, best_of
-from foretrain.model.shape import ModelShape
+from foretrain.measure import peaks
 from foretrain.model.step import build, train_step
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.limit import StepLimit, group_of, limit_of, peaks_of, with_kernels
-from foretrain.predict.speed.ops import Way
-from foretrain.predict.speed.step_ops import step
+from foretrain.predict.speed.ops import Way, step
 from foretrain.reports.views import calibration as calibration_view
+from foretrain.runs.folder import RunDirectory
 from foretrain.training.device import place
-from foretrain.training.store import RunDirectory
-from foretrain.tuning import peaks
 from tests.kit.calibrations import hasty, made_up_calibration  # noqa: F401
 from tests.kit.command import foretrain
 from tests.kit.tiny import tiny

@@ -18,10 +18,9 @@ from foretrain.base.errors import ExitCode, UserError
 from foretrain.cli import keep_going as supervisor
 from foretrain.cli.train_progress import Patient, patient_output
 from foretrain.data.dataset import read_info
+from foretrain.runs.folder import RunDirectory, newest_unfinished
 from foretrain.training import checkpoint, nonfinite, trainer
-from foretrain.training.attempts import is_out_of_memory, not_compiled
-from foretrain.training.endings import card_is_lost
-from foretrain.training.store import RunDirectory, newest_unfinished
+from foretrain.training.attempts import card_is_lost, is_out_of_memory, not_compiled
 from foretrain.training.vitals import Clocks, Vitals
 from tests.faults.harness import fork, wait
 from tests.kit.command import REPO
@@ -68,10 +67,10 @@ def test_a_lost_card_is_left_alone(own_directory: Path, monkeypatch: pytest.Monk
         return call
 
     own = tiny(max_iters=20, lr_decay_iters=20)
-    from foretrain.training import store
+    from foretrain.runs import folder
     from foretrain.training.device import place
 
-    directory = store.create("out")
+    directory = folder.create("out")
     run = trainer.Trainer(own, read_info(Path("data/toy")), directory, place(own))
     original = trainer.train_step
 

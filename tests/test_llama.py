@@ -16,17 +16,16 @@ from foretrain.config.families import family_of
 from foretrain.config.options import RunConfig
 from foretrain.config.presets import PRESETS
 from foretrain.config.resolve import from_values, resolve
+from foretrain.config.shape import ModelShape
 from foretrain.hardware.catalogue import find
 from foretrain.model import llama
 from foretrain.model.language_model import make_model
-from foretrain.model.shape import ModelShape
 from foretrain.predict.abstract import step
 from foretrain.predict.estimate.simulated_run import SimulatedRun
 from foretrain.predict.memory import StepMemory, predict
 from foretrain.predict.plan import plan
 from foretrain.predict.spec import StepSpec
-from foretrain.predict.speed.ops import Way
-from foretrain.predict.speed.step_ops import micro_batch
+from foretrain.predict.speed.ops import Way, micro_batch
 from foretrain.reports.views import plan as plan_view
 from foretrain.training.starting import config_digest
 from tests.kit.families import (

@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 
 from foretrain.analysis.log_analysis import analyse
+from foretrain.analysis.log_checks import utilization
 from foretrain.analysis.log_config import config_of
-from foretrain.analysis.utilization import utilization
 from foretrain.comparison.compare import compare
 from foretrain.comparison.sources import load
 from foretrain.comparison.sources.given import take_apart
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import find
-from foretrain.monitoring import record as watch_record
-from foretrain.monitoring.record import WatchRecord
-from foretrain.monitoring.training_log import TrainingLog, parse_log
-from foretrain.training.store import RunDirectory
+from foretrain.runs import watch_record
+from foretrain.runs.folder import RunDirectory
+from foretrain.runs.training_log import TrainingLog, parse_log
+from foretrain.runs.watch_record import WatchRecord
 from tests.kit.command import foretrain
 
 # As karpathy/nanoGPT configurator.py prints them: the file as it is, then each option.

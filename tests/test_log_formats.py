@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from foretrain.analysis.log_analysis import analyse
 from foretrain.base.errors import UserError
-from foretrain.monitoring import training_log
-from foretrain.monitoring.formats import FORMATS
-from foretrain.monitoring.training_log import TrainingLog, parse_log, read_log, read_stream
+from foretrain.runs import training_log
+from foretrain.runs.formats import FORMATS
+from foretrain.runs.training_log import TrainingLog, parse_log, read_log, read_stream
 from tests.kit.command import REPO, foretrain
 
 # github.com/huggingface/transformers, the console of run_clm.py style scripts before 5.0: numbers as such.

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from foretrain.base.errors import UserError
 from foretrain.config.options import RunConfig
+from foretrain.config.shape import ModelShape
 from foretrain.hardware.catalogue import find
 from foretrain.model.low_bit_adamw import AdamW4bit, AdamW8bit, LowBitAdamW, Moment, Tables, code_books, narrow_, widen
-from foretrain.model.shape import ModelShape
 from foretrain.model.step import build, train_step
 from foretrain.model.techniques import optimizer_of
 from foretrain.model.techniques.adamw8bit import AdamW8bit as Technique
@@ -22,8 +22,7 @@ from foretrain.model.techniques.low_bits import CHUNK, EIGHT, FOUR, LEAST, LowBi
 from foretrain.predict.memory import predict
 from foretrain.predict.plan import plan, save_time
 from foretrain.predict.spec import StepSpec
-from foretrain.predict.speed.ops import Way
-from foretrain.predict.speed.step_ops import optimizer, optimizer_launches
+from foretrain.predict.speed.ops import Way, optimizer, optimizer_launches
 from foretrain.training import checkpoint
 from foretrain.training.checkpoint import Progress
 from foretrain.training.meter import allocator_peak

@@ -34,7 +34,7 @@ from foretrain.model.step import TrainState, build, train_step
 from foretrain.predict.plan import plan
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.ops import Way
-from foretrain.predict.speed.step_ops import step as step_operations
+from foretrain.predict.speed.ops import step as step_operations
 from foretrain.predict.speed.time import bound_s, step_time
 from foretrain.predict.trace.service import Request, traces
 from tests.kit.command import foretrain

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from foretrain.config.options import RunConfig
+from foretrain.config.shape import ModelShape
 from foretrain.hardware.catalogue import find
 from foretrain.model.layers import TokenEmbedding
-from foretrain.model.shape import ModelShape
 from foretrain.model.step import TrainState, build, evaluation_loss, train_step
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.trace import self_test

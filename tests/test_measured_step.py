@@ -7,7 +7,7 @@ import pytest
 
 from foretrain.analysis.measured_step import measured
 from foretrain.base.messages import format_value
-from foretrain.training.store import RunDirectory
+from foretrain.runs.folder import RunDirectory
 from foretrain.web import runs
 from foretrain.web import runs as page
 from tests.kit.command import foretrain

@@ -22,12 +22,13 @@ from foretrain.hardware.catalogue import find
 from foretrain.model.host import graphed
 from foretrain.model.host.graphed import GraphedStep
 from foretrain.model.step import build, train_step
-from foretrain.training import memory_limit, store, trainer
+from foretrain.runs import folder
+from foretrain.runs.folder import RunDirectory
+from foretrain.training import memory_limit, trainer
 from foretrain.training.attempts import attempt, is_out_of_memory
 from foretrain.training.device import place
 from foretrain.training.meter import Meter
 from foretrain.training.starting import config_digest
-from foretrain.training.store import RunDirectory
 from foretrain.training.trainer import Trainer
 from tests.kit.calibrations import made_up_calibration
 from tests.kit.tiny import tiny, write_dataset
@@ -359,7 +360,7 @@ def test_a_failure_outside_of_steps_is_a_sentence(own_directory: Path, monkeypat
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.")
 
     monkeypatch.setattr(trainer, "build", no_memory)
-    info, directory = read_info(write_dataset(Path("data/toy"))), store.create("out")
+    info, directory = read_info(write_dataset(Path("data/toy"))), folder.create("out")
     try:
         with pytest.raises(UserError) as caught:
             Trainer(tiny(), info, directory, place(tiny())).run()

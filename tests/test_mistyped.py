@@ -13,7 +13,7 @@ import pytest
 
 from foretrain.base.errors import UserError
 from foretrain.cli import app
-from foretrain.training import store
+from foretrain.runs import folder
 from tests.kit.command import foretrain
 from tests.kit.tiny import tiny
 from tests.kit.training import train
@@ -200,7 +200,7 @@ def test_a_card_that_is_named_twice_is_one_card() -> None:
 def test_a_file_as_run_directory_is_said_to_be_one(own_directory: Path) -> None:
     Path("README.md").write_text("x")
     with pytest.raises(UserError, match="because it is a file") as caught:
-        store.base_path("README.md")
+        folder.base_path("README.md")
     assert int(caught.value.exit_code) == 4
 
 

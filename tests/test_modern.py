@@ -14,6 +14,7 @@ from foretrain.config.families import FAMILIES
 from foretrain.config.options import RunConfig
 from foretrain.config.presets import PRESETS
 from foretrain.config.resolve import from_values, resolve, to_toml
+from foretrain.config.shape import ModelShape
 from foretrain.hardware.catalogue import find
 from foretrain.model import layers, modern
 from foretrain.model.generation.writer import generate
@@ -21,11 +22,9 @@ from foretrain.model.language_model import make_model
 from foretrain.model.layers import norm, squared_relu
 from foretrain.model.modern import ModernGPT
 from foretrain.model.optimizer import learning_rate
-from foretrain.model.shape import ModelShape
 from foretrain.model.step import build, evaluation_loss, train_step
 from foretrain.predict.plan import plan
-from foretrain.predict.speed.ops import flops
-from foretrain.predict.speed.step_ops import micro_batch
+from foretrain.predict.speed.ops import flops, micro_batch
 from foretrain.predict.trace.forecast import traced
 from tests.kit.families import assert_a_run_resumes_exactly
 from tests.kit.operations import counted, way

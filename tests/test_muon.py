@@ -8,16 +8,15 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from foretrain.config.options import RunConfig
+from foretrain.config.shape import NS_STEPS, ModelShape
 from foretrain.hardware.cpu import cpu_device
 from foretrain.model import muon
 from foretrain.model.gpt2 import GPT
 from foretrain.model.muon import NS_COEFFICIENTS, MuonAdamW, newton_schulz, update_scale
 from foretrain.model.optimizer import make_optimizer
-from foretrain.model.shape import NS_STEPS, ModelShape
 from foretrain.model.step import build, train_step
 from foretrain.predict.spec import StepSpec
-from foretrain.predict.speed.ops import Way, flops
-from foretrain.predict.speed.step_ops import optimizer
+from foretrain.predict.speed.ops import Way, flops, optimizer
 from foretrain.training import checkpoint
 from foretrain.training.checkpoint import Progress
 from tests.kit.tiny import tiny

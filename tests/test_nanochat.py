@@ -14,9 +14,9 @@ from foretrain.advice.advisor import advise
 from foretrain.config.options import RunConfig
 from foretrain.config.presets import PRESETS
 from foretrain.config.resolve import resolve
+from foretrain.config.shape import ModelShape
 from foretrain.hardware.catalogue import find
 from foretrain.model.language_model import make_model
-from foretrain.model.shape import ModelShape
 from foretrain.predict.plan import plan
 from foretrain.training.exports.source import export
 from tests.kit.families import (

@@ -20,9 +20,9 @@ from safetensors.torch import load_file
 from foretrain.config import nanogpt_checkpoint as nanogpt_reader
 from foretrain.config.nanogpt_checkpoint import Refused, shape_of, tensors_of
 from foretrain.config.options import RunConfig
+from foretrain.config.shape import ModelShape
 from foretrain.config.weights_file import read_nanogpt
 from foretrain.model.gpt2 import GPT
-from foretrain.model.shape import ModelShape
 from tests.kit.nanogpt import SHAPE_KEYS, held_by_nanogpt, trained_model, write_ckpt
 from tests.kit.tiny import tiny
 

@@ -11,7 +11,8 @@ from foretrain.base.errors import ExitCode, UserError
 from foretrain.data.batches import TRAIN, starts
 from foretrain.data.dataset import read_info
 from foretrain.model.step import TrainState, build, train_step
-from foretrain.training import checkpoint, nonfinite, store, trainer
+from foretrain.runs import folder
+from foretrain.training import checkpoint, nonfinite, trainer
 from foretrain.training.device import place
 from foretrain.training.trainer import Trainer
 from tests.kit.poisoned import SMALL, run_poisoned, snapshot, stop_at_random
@@ -84,7 +85,7 @@ def test_a_skipped_step_is_as_if_it_had_not_been(
         s for s in range(6) if s != step
     ]
     config = tiny(**{**SMALL, **changes, "max_iters": 6})
-    own = Trainer(config, read_info(Path("data/toy")), store.create("other"), placement := place(config))
+    own = Trainer(config, read_info(Path("data/toy")), folder.create("other"), placement := place(config))
     state = build(config, CPU, trainer.TORCH_DTYPES[placement.dtype], compile=False)
     for other in range(6):
         if other != step:
@@ -106,7 +107,7 @@ def test_too_many_skipped_steps_stop(own_directory: Path, monkeypatch: pytest.Mo
         return result
 
     monkeypatch.setattr(trainer, "train_step", bad)
-    config, directory = tiny(**SMALL, on_nonfinite="skip"), store.create("out")
+    config, directory = tiny(**SMALL, on_nonfinite="skip"), folder.create("out")
     own = Trainer(config, read_info(write_dataset(Path("data/toy"))), directory, place(config))
     with pytest.raises(UserError) as caught:
         own.run()
@@ -123,7 +124,7 @@ def test_too_many_skipped_steps_stop(own_directory: Path, monkeypatch: pytest.Mo
 )  # fmt: skip
 def test_float16_that_always_overflows_stops_with_advice(own_directory: Path) -> None:
     """A real scaler on the CPU: gradients that no scale brings into range."""
-    config, directory = tiny(**{**SMALL, "max_iters": 60, "eval_interval": 60}, dtype="float16"), store.create("out")
+    config, directory = tiny(**{**SMALL, "max_iters": 60, "eval_interval": 60}, dtype="float16"), folder.create("out")
     own = Trainer(config, read_info(write_dataset(Path("data/toy"))), directory, place(config))
     with pytest.MonkeyPatch.context() as patch:
         original = trainer.train_step

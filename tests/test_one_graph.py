@@ -6,13 +6,12 @@ from typing import Any
 import pytest
 
 from foretrain.base.units import MIB
-from foretrain.config.checks import check
-from foretrain.config.one_graph import is_one_graph, launched
+from foretrain.config.checks import check, is_one_graph, launched
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import from_text, from_values, resolve
 from foretrain.hardware.catalogue import find
-from foretrain.hardware.context import STREAMS_BYTES
 from foretrain.hardware.cpu import nominal_cpu
+from foretrain.hardware.devices import STREAMS_BYTES
 from foretrain.predict.memory import predict
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.time import step_time

@@ -12,17 +12,16 @@ from torch.utils._pytree import tree_flatten
 from torch.utils.flop_counter import FlopCounterMode
 
 from foretrain.config.options import RunConfig
+from foretrain.config.shape import ModelShape
 from foretrain.hardware.catalogue import find
 from foretrain.hardware.cpu import cpu_device
 from foretrain.model import low_precision
 from foretrain.model.nanogpt import NanoGPT
-from foretrain.model.shape import ModelShape
 from foretrain.model.step import build
 from foretrain.predict.abstract import step as abstract_step
 from foretrain.predict.estimate.simulated_run import SimulatedRun
 from foretrain.predict.spec import StepSpec
-from foretrain.predict.speed.ops import Operation, Way, flops
-from foretrain.predict.speed.step_ops import accumulation, micro_batch, optimizer, step
+from foretrain.predict.speed.ops import Operation, Way, accumulation, flops, micro_batch, optimizer, step
 from tests.kit.operations import ATTENTION, counted, way
 from tests.kit.tiny import tiny
 

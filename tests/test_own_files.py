@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from foretrain.base import durable
+from foretrain.base import files
 from foretrain.base.cache import Cache
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.data.shards import PROGRESS
-from foretrain.training import checkpoint, store
+from foretrain.runs import folder as store
+from foretrain.training import checkpoint
 from foretrain.training.checkpoint import Progress
 from tests.kit.command import foretrain
 from tests.kit.tiny import tiny
@@ -36,12 +37,12 @@ def test_removing_a_link_removes_the_link_alone(decoy: Path, own_directory: Path
     before = held(decoy)
     for target in (decoy, decoy / "a", decoy / "nowhere"):
         Path("link").symlink_to(target)
-        durable.remove_folder(Path("link"))
+        files.remove_folder(Path("link"))
         assert not Path("link").is_symlink()
     Path("folder/sub").mkdir(parents=True)
     for where in ("folder", "folder/sub"):
         Path(where, "link").symlink_to(decoy)
-    durable.remove_folder(Path("folder"))
+    files.remove_folder(Path("folder"))
     assert not Path("folder").exists()
     assert held(decoy) == before
 
@@ -129,12 +130,12 @@ def _refused(path: Path, decoy: Path) -> None:
 def test_lines_are_added_to_a_file_alone(decoy: Path, own_directory: Path) -> None:
     Path("log.jsonl").symlink_to(decoy / "a")
     with pytest.raises(OSError, match=r".+"):
-        durable.append_lines(Path("log.jsonl"), ["x"])
+        files.append_lines(Path("log.jsonl"), ["x"])
     assert (decoy / "a").read_text() == "keep"
     if hasattr(os, "mkfifo"):
         os.mkfifo("pipe")
         with pytest.raises(OSError, match=r".+"):
-            durable.append_lines(Path("pipe"), ["x"])
+            files.append_lines(Path("pipe"), ["x"])
 
 
 @pytest.mark.parametrize("place", ["", "train-00000.bin", "val-00000.bin", ".state.json.new"])

@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, expect
 
 from foretrain.config.resolve import resolve
 from foretrain.reports.palette import LINES_LIGHT
-from foretrain.training.store import RunDirectory
+from foretrain.runs.folder import RunDirectory
 from tests.kit.browser import answered, browser, needs, opened, pytestmark, tab, usable
 from tests.kit.command import free_port
 from tests.kit.page import EVIL_NAME, NANOGPT, serving, write_run

@@ -16,13 +16,13 @@ from starlette.testclient import TestClient
 
 from foretrain.base.messages import say
 from foretrain.comparison.compare import compare
-from foretrain.comparison.pictures import gather
+from foretrain.comparison.loss_axes import gather
 from foretrain.comparison.sources import load
 from foretrain.comparison.sources.given import take_apart
 from foretrain.reports import charts
 from foretrain.reports.document import Curves, Document, Figures, Paragraph, Table, Verbatim, cell_text
 from foretrain.reports.views import compare as compare_view
-from foretrain.training.store import RunDirectory
+from foretrain.runs.folder import RunDirectory
 from foretrain.web import child, comparison, routes
 from tests.kit.page import EVIL_NAME, GOOD, ORIGIN, PORT, POSTED, TOKEN, get, post, traversals, write_curve, write_run
 

@@ -14,13 +14,13 @@ pytest.importorskip("playwright")
 
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from foretrain.base import languages
+from foretrain.base import messages
 from tests.kit.browser import blank_pictures, browser, opened, pytestmark, serious, serving_here, settled
 from tests.kit.language import ARABIC, BRACKETS, SAME, unsaid
 from tests.kit.page import EVIL_NAME, write_curve
 
 __all__ = ["browser", "pytestmark"]  # a fixture and marks that hold here, too
-EVERY = [*languages.known(), BRACKETS, ARABIC]
+EVERY = [*messages.known(), BRACKETS, ARABIC]
 
 
 @pytest.fixture(scope="module")

@@ -19,14 +19,14 @@ from foretrain.advice.finetune_cards import compared
 from foretrain.app import finetune
 from foretrain.app.finetune import plan_question
 from foretrain.app.finetuning.question import question
-from foretrain.base import languages, messages
+from foretrain.base import messages
 from foretrain.config.finetune import pasted
 from foretrain.config.finetune.options import ASKED, FINETUNE_OPTIONS, FineTune
 from foretrain.config.finetune.read import read_finetune
 from foretrain.config.finetune.words import parse_words
-from foretrain.config.hub.models import models
-from foretrain.config.hub.read import facts_of
+from foretrain.config.hub.source import facts_of
 from foretrain.config.options import OPTIONS
+from foretrain.config.presets import models
 from foretrain.hardware.catalogue import catalogue
 from foretrain.predict.finetune.timing import PRICES
 from foretrain.reports.document import cell_text
@@ -311,10 +311,10 @@ def test_other_devices_get_a_sentence(client: TestClient, gpu: str) -> None:
 
 def test_the_answer_speaks_the_language(client: TestClient) -> None:
     asked = {"model": SMALL, "values": {"method": "lora", "seq_len": "256"}, "gpu": "RTX 4090"}
-    for id in languages.known():
+    for id in messages.known():
         headers = {**GOOD, **POSTED, "x-foretrain-language": id}
         answer = client.post("/api/finetune", headers=headers, json=asked).json()
-        with languages.speaking(id):
+        with messages.speaking(id):
             plan = plan_question(question(SMALL, ["--method=lora", "--seq_len=256"]), "RTX 4090")
             assert answer["verdict"][0]["text"] == screen_view.screen(plan, (), Typed()).lead[0].message.text()
             form = client.post("/api/finetune/form", headers=headers, json={}).json()

@@ -14,10 +14,10 @@ pytest.importorskip("playwright")
 
 from playwright.sync_api import Browser, Page, expect
 
-from foretrain.base import languages
+from foretrain.base import messages
 from foretrain.base.messages import say
 from foretrain.config.finetune.options import FINETUNE_OPTIONS
-from foretrain.config.hub.models import models
+from foretrain.config.presets import models
 from tests.kit.browser import answered, browser, needs, opened, pytestmark, serving_here, usable
 from tests.kit.finetune_files import AXOLOTL
 from tests.kit.language import ARABIC, BRACKETS, SAME, unsaid
@@ -222,7 +222,7 @@ def test_nothing_is_said_but_by_id(browser: Browser, served: str) -> None:
         assert not words, words
 
 
-@pytest.mark.parametrize("id", [*languages.known(), BRACKETS, ARABIC])
+@pytest.mark.parametrize("id", [*messages.known(), BRACKETS, ARABIC])
 def test_every_language(browser: Browser, served: str, id: str) -> None:
     with opened(browser, served, locale=id, viewport={"width": 390, "height": 800}) as page:
         at(page, OVER)

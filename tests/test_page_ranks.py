@@ -12,7 +12,7 @@ pytest.importorskip("uvicorn")
 from starlette.testclient import TestClient
 
 from foretrain.app.ranks.plan import plan_cluster
-from foretrain.base import languages
+from foretrain.base import messages
 from foretrain.base.messages import say
 from foretrain.base.units import format_bytes
 from foretrain.reports.views.cluster import words
@@ -108,7 +108,7 @@ def test_advice_can_be_applied_and_then_holds(client: TestClient) -> None:
 @pytest.mark.parametrize("language", ["ar", "hi"])
 def test_the_strategies_are_said_in_each_language(client: TestClient, language: str) -> None:
     english = post(client, "/api/plan", ASKED)
-    with languages.speaking(language):
+    with messages.speaking(language):
         _, other = calls.plan(planner.Asked.model_validate(ASKED))
         assert say("page.count") != say("page.count", "en")
     assert other["table"]["columns"] != english["table"]["columns"]

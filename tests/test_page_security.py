@@ -22,7 +22,7 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from foretrain.analysis.observed import ObservedRun, lock_is_held
+from foretrain.analysis.live import ObservedRun, lock_is_held
 from foretrain.base.errors import UserError
 from foretrain.web import calls, guard, planner, routes
 from foretrain.web.observe import Curve

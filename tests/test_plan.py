@@ -13,8 +13,8 @@ from foretrain.base.errors import UserError
 from foretrain.base.quantities import parse_bytes, parse_limit
 from foretrain.config.families import FAMILIES
 from foretrain.config.resolve import resolve
+from foretrain.config.shape import ModelShape
 from foretrain.hardware.catalogue import find
-from foretrain.model.shape import ModelShape
 from foretrain.predict.plan import Plan, n_evaluations, plan
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.time import step_time

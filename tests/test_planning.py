@@ -9,7 +9,7 @@ import pytest
 
 import foretrain as library
 from foretrain.base.errors import UserError
-from foretrain.config.hub.models import models
+from foretrain.config.presets import models
 from foretrain.reports.document import Axis, Bar, Curves, Message, StackedBars, Trace
 from foretrain.reports.shown import svg
 from tests.kit.command import foretrain

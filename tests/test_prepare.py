@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.cli.commands import prepare as cli
 from foretrain.data import tokenizer as tokenizers
-from foretrain.data.checksums import verify
 from foretrain.data.dataset import read_info
-from foretrain.data.prepare import engine, formats, ranges, writer
-from foretrain.data.prepare.disk import publish
+from foretrain.data.inspection import verify
+from foretrain.data.prepare import encode as ranges
+from foretrain.data.prepare import engine, formats, writer
 from foretrain.data.prepare.encode import KEEP_TRAIN, KEEP_VAL, encode_batch, encoder_of, pieces
 from foretrain.data.prepare.estimate import peak_bytes
 from foretrain.data.prepare.formats import documents
@@ -31,7 +31,7 @@ from foretrain.data.prepare.opened import Format, OpenFile, Place
 from foretrain.data.prepare.preparation import SeenHashes
 from foretrain.data.prepare.reader import Job, Position, serve
 from foretrain.data.prepare.sources import expand
-from foretrain.data.prepare.writer import SplitState
+from foretrain.data.prepare.writer import SplitState, publish
 from foretrain.data.shards import Shard, dtype_for, histogram_bin, read_index, shard_name
 from foretrain.data.tokenizer import BpeTokenizer, ByteTokenizer, JsonTokenizer, TiktokenTokenizer, digest_of
 from tests.kit import prepare as kit
@@ -579,7 +579,7 @@ def test_plan_says_what_preparing_then_takes(own_directory: Path) -> None:
 
 
 def test_no_room_is_said_before_anything_is_written(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foretrain.data.prepare.disk.free_bytes", lambda folder: 5000)
+    monkeypatch.setattr("foretrain.data.prepare.writer.free_bytes", lambda folder: 5000)
     monkeypatch.setattr("foretrain.data.prepare.estimate.free_bytes", lambda folder: 5000)
     error = problem(kit.run, kit.write_jsonl(Path("a.jsonl"), ROWS))
     assert (error.id, error.exit_code) == ("disk.no_room_prepare", ExitCode.DISK_FULL)

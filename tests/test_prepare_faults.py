@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from foretrain.base.errors import ExitCode, UserError
-from foretrain.data.prepare import disk, engine, preparation
+from foretrain.data.prepare import engine, preparation, writer
 from tests.kit import prepare as kit
 from tests.kit.prepare import Disk, Killed
 
@@ -314,7 +314,7 @@ def test_signals_stop_it_with_nothing_lost(number: signal.Signals, own_directory
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
 def test_a_limit_is_not_called_a_full_disk(number: int, tmp_path: Path) -> None:
-    error = disk.as_user_error(OSError(number, os.strerror(number)), tmp_path, 2**20)
+    error = writer.as_user_error(OSError(number, os.strerror(number)), tmp_path, 2**20)
     assert error.exit_code == ExitCode.DISK_FULL
     assert ("disk is full" in str(error)) == (number == errno.ENOSPC)
     assert "1.0 MiB" in str(error)

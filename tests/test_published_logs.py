@@ -7,8 +7,8 @@ import re
 import pytest
 
 from foretrain.config.resolve import resolve
+from foretrain.config.shape import ModelShape
 from foretrain.hardware.catalogue import find
-from foretrain.model.shape import ModelShape
 from tests.kit.command import REPO
 
 DOCUMENT = json.loads((REPO / "benchmarks" / "published_logs.json").read_text("utf-8"))

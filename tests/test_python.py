@@ -17,7 +17,7 @@ from foretrain.cli.help import cards, config_options
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import find
 from foretrain.predict.plan import plan as predict_plan
-from foretrain.training.store import Note
+from foretrain.runs.folder import Note
 from tests.kit.calibrations import hasty  # noqa: F401
 from tests.kit.command import REPO, foretrain
 from tests.kit.tiny import TINY, write_dataset

@@ -3,8 +3,8 @@
 import pytest
 
 from foretrain.config.options import RunConfig
+from foretrain.config.sharing import STRATEGIES, Sharing
 from foretrain.model.ranks.parallel import Share
-from foretrain.model.ranks.sharing import STRATEGIES, Sharing
 from foretrain.predict.trace import ranks, self_test
 from foretrain.predict.trace.record import Trace
 

@@ -10,9 +10,9 @@ import torch
 from foretrain.base.errors import UserError
 from foretrain.base.units import MIB
 from foretrain.config.options import RunConfig
+from foretrain.config.shape import ModelShape
+from foretrain.config.sharing import STRATEGIES, Sharing, sharing_problem
 from foretrain.hardware.catalogue import find
-from foretrain.model.ranks.sharing import STRATEGIES, Sharing, sharing_problem
-from foretrain.model.shape import ModelShape
 from foretrain.predict.allocator.replay import replay
 from foretrain.predict.estimate.ranks import dealt
 from foretrain.predict.memory import StepMemory, estimated, worst_verdict

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from foretrain.config.options import RunConfig
+from foretrain.config.sharing import STRATEGIES, Sharing
 from foretrain.hardware.catalogue import find
-from foretrain.model.ranks.sharing import STRATEGIES, Sharing
 from foretrain.predict.allocator.replay import replay
 from foretrain.predict.memory import predict
 from foretrain.predict.ranks.record import ClusterPlan

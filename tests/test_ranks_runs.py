@@ -31,8 +31,8 @@ from foretrain.reports.views import plan as plan_view
 from foretrain.reports.views import run as run_view
 from foretrain.reports.views import run_explain
 from foretrain.reports.views.listed import runs as listed_view
+from foretrain.runs.folder import RankFigures, RunDirectory, RunRecord
 from foretrain.training import starting
-from foretrain.training.store import RankFigures, RunDirectory, RunRecord
 from tests.kit.command import foretrain, said
 from tests.kit.runs import GPU, write_measured_run
 from tests.kit.tiny import tiny

@@ -23,7 +23,7 @@ from foretrain.reports import html, making, text
 from foretrain.reports.document import Document, Message, Paragraph, Section, Table, Verbatim, cell_text
 from foretrain.reports.views import plan as plan_view
 from foretrain.reports.views import run as run_view
-from foretrain.training.store import MeasuredMemory, MeasuredPhase, RunRecord
+from foretrain.runs.folder import MeasuredMemory, MeasuredPhase, RunRecord
 from tests.kit.reports import HOSTILE, Tags, record, run_document
 
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from foretrain.advice import frontier, outlook
 from foretrain.analysis import telemetry as vital_signs
 from foretrain.analysis.forecast_check import Row, Sources
-from foretrain.base import languages
-from foretrain.base.downsample import extremes
+from foretrain.base import messages
 from foretrain.base.errors import UserError
 from foretrain.base.messages import format_value, say
+from foretrain.base.statistics import extremes
 from foretrain.cli.commands.report import split
 from foretrain.comparison import loss_axes
 from foretrain.comparison.compare import compare
@@ -24,9 +24,10 @@ from foretrain.comparison.loss_axes import LossCurve, LossCurves
 from foretrain.comparison.subject import Curve, Memory, Subject, exact
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import find
+from foretrain.measure.tune_record import TuneTrial, Tuning
 from foretrain.predict.plan import Plan, plan
 from foretrain.predict.spec import StepName, StepSpec
-from foretrain.predict.speed.roofline import roofline
+from foretrain.predict.speed.limit import roofline
 from foretrain.predict.step_moments import step_moments
 from foretrain.reports import charts, html, making, numbers
 from foretrain.reports.document import (
@@ -49,7 +50,6 @@ from foretrain.reports.views import figures
 from foretrain.reports.views import memory as memory_view
 from foretrain.reports.views import outlook as outlook_view
 from foretrain.reports.views import plan as plan_view
-from foretrain.tuning.record import TuneTrial, Tuning
 from tests.kit.command import REPO
 from tests.kit.command import foretrain as run_foretrain
 from tests.kit.language import ARABIC, pretending
@@ -277,7 +277,7 @@ def test_a_plan_has_every_picture_with_its_numbers() -> None:
     assert "default-src 'none'" in page
     assert not re.search(r'(src|href)="?(?!"?#)', page.split("<script>")[0])
     assert len(page.encode()) < 500_000
-    with pretending(), languages.speaking(ARABIC):
+    with pretending(), messages.speaking(ARABIC):
         right = html.render(Document(Message("report.more"), Message("report.more"), []))
     assert '<html lang="dv" dir="rtl">' in right
 

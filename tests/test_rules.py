@@ -33,21 +33,20 @@ ROOMS: dict[str, set[str]] = {
     "data": set(),
     "model": set(),
     "predict": set(),
+    "runs": {"model", "predict"},
     "evaluation": {"predict"},
     "training": {"predict"},  # the trainer cannot see its forecast
-    "monitoring": {"predict"},
-    "tuning": {"monitoring"},
-    "advice": {"evaluation", "training", "monitoring"},
-    "analysis": {"tuning"},
-    "comparison": {"tuning", "advice"},
-    "verification": {"tuning", "monitoring", "advice", "analysis", "comparison"},
+    "measure": set(),
+    "advice": {"evaluation", "training"},
+    "analysis": {"measure"},
+    "comparison": {"measure", "advice"},
     "app": set(),
     "reports": set(),
-    "web": {"tuning", "verification", "monitoring"},
+    "web": {"measure"},
     "cli": set(),
 }
 # Imports within functions: what takes long to import and is not always needed. This number only ever becomes smaller.
-DEFERRED_IMPORTS = 53
+DEFERRED_IMPORTS = 52
 
 # Modules that import one another. This list only ever becomes shorter: cure one, and delete its line.
 CYCLES: set[tuple[str, ...]] = set()
@@ -177,7 +176,7 @@ def test_functions_stay_small() -> None:
 SKIPPED = {
     "app/plan.py": 3,
     "reports/views/compare.py": 3,
-    "tuning/calibrate.py": 3,
+    "measure/calibrate.py": 3,
     "analysis/log_analysis.py": 2,
     "app/compare.py": 2,
     "app/exact.py": 2,
@@ -204,13 +203,13 @@ SKIPPED = {
     "comparison/questions.py": 1,
     "comparison/settings.py": 1,
     "comparison/sources/table_file.py": 1,
-    "data/dataset_look.py": 1,
+    "data/inspection.py": 1,
     "data/hf_tokenizer.py": 1,
     "data/locate.py": 1,
     "data/prepare/engine.py": 1,
     "data/prepare/formats.py": 2,
     "hardware/devices.py": 1,
-    "monitoring/watch.py": 1,
+    "training/watch.py": 1,
     "predict/abstract/autograd.py": 1,
     "predict/abstract/functional.py": 1,
     "predict/abstract/passage.py": 1,
@@ -231,7 +230,7 @@ SKIPPED = {
     "training/feed.py": 1,
     "training/memory_limit.py": 1,
     "training/vitals.py": 1,
-    "tuning/tuner.py": 1,
+    "measure/tuner.py": 1,
     "web/advices.py": 1,
 }
 
@@ -436,15 +435,15 @@ def test_every_knob_is_obeyed_by_something() -> None:
 
 # What lists three options outside config/, and why it is no attribute of theirs. Keep it short.
 LISTS_OF_OPTIONS = {
-    ("verification/cases.py", "_CHARACTERS"): "a run with its values",
-    ("verification/cases.py", "_30M"): "a run with its values",
-    ("verification/cases.py", "_124M"): "a run with its values",
-    ("verification/cases.py", "_350M"): "a run with its values",
-    ("verification/cases.py", "_SMALL"): "a run with its values",
-    ("tuning/calibrate.py", "REFERENCE"): "a run with its values",
-    ("tuning/calibrate.py", "LARGE_REFERENCE"): "a run with its values",
-    ("tuning/calibrate.py", "SMALL_REFERENCE"): "a run with its values",
-    ("tuning/calibrate.py", "NARROW_REFERENCE"): "a run with its values",
+    ("measure/verify_session.py", "_CHARACTERS"): "a run with its values",
+    ("measure/verify_session.py", "_30M"): "a run with its values",
+    ("measure/verify_session.py", "_124M"): "a run with its values",
+    ("measure/verify_session.py", "_350M"): "a run with its values",
+    ("measure/verify_session.py", "_SMALL"): "a run with its values",
+    ("measure/calibrate.py", "REFERENCE"): "a run with its values",
+    ("measure/calibrate.py", "LARGE_REFERENCE"): "a run with its values",
+    ("measure/calibrate.py", "SMALL_REFERENCE"): "a run with its values",
+    ("measure/calibrate.py", "NARROW_REFERENCE"): "a run with its values",
     ("model/techniques/recompute_norm_gelu.py", "refuses"): "the options of a conflict",
     ("model/techniques/optimizer_in_backward.py", "refuses"): "the options of a conflict",
     ("model/techniques/optimizer_in_backward.py", "reference"): "the run that is traced",
@@ -519,13 +518,13 @@ def test_an_option_says_what_matters() -> None:
 
 
 def test_numbers_in_records_carry_their_unit() -> None:
-    from foretrain.analysis import log_analysis, log_steady, utilization
+    from foretrain.analysis import log_analysis, log_checks, measured_step
     from foretrain.analysis.forecast_check import Row
-    from foretrain.comparison import ablations, compare, noise, questions, subject
+    from foretrain.comparison import ablations, compare, questions, repeats, subject
     from foretrain.hardware import calibration
     from foretrain.predict import energy, memory, plan
     from foretrain.predict.speed import time
-    from foretrain.training import store
+    from foretrain.runs import folder
 
     units = (
         "_bytes",
@@ -553,9 +552,9 @@ def test_numbers_in_records_carry_their_unit() -> None:
     }  # fmt: skip
     records = [
         memory.PhaseMemory, memory.StepMemory, memory.Component, plan.Timing, plan.Work, time.Range, Row, energy.Power,
-        log_analysis.LogAnalysis, log_analysis.Losses, log_analysis.Remaining, log_steady.Disturbance,
-        calibration.Calibration, calibration.KernelTime, calibration.StepTime, utilization.Utilization, store.StepMetrics, store.EvaluationMetrics, store.RunRecord, store.MeasuredMemory,
-        store.MeasuredPhase, compare.Side, noise.Interval, questions.Pair, ablations.Ablation, subject.Curve, subject.Memory,
+        log_analysis.LogAnalysis, log_analysis.Losses, log_analysis.Remaining, measured_step.Disturbance,
+        calibration.Calibration, calibration.KernelTime, calibration.StepTime, log_checks.Utilization, folder.StepMetrics, folder.EvaluationMetrics, folder.RunRecord, folder.MeasuredMemory,
+        folder.MeasuredPhase, compare.Side, repeats.Interval, questions.Pair, ablations.Ablation, subject.Curve, subject.Memory,
     ]  # fmt: skip
     for record in records:
         for name, field in record.model_fields.items():

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from foretrain.base import durable
+from foretrain.base import files
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.base.messages import say
 from foretrain.model.step import build, train_step
 from foretrain.predict.spec import StepSpec
+from foretrain.runs.folder import RunDirectory
 from foretrain.training import checkpoint, saver
 from foretrain.training.checkpoint import Progress
 from foretrain.training.saver import Saver
-from foretrain.training.store import RunDirectory
 from tests.kit.tiny import tiny
 from tests.kit.training import assert_same, final_tensors, same_state, tensors_of, train, trained
 
@@ -42,7 +42,7 @@ class Gate:
 @pytest.fixture(autouse=True)
 def unwatched() -> Iterator[None]:
     yield
-    durable.watch(None)
+    files.watch(None)
 
 
 def step_on(state: Any) -> None:
@@ -54,7 +54,7 @@ def test_what_is_written_is_the_state_of_its_moment() -> None:
     """Steps go on while the writer is held back; the checkpoint has nothing of them, nor of what is noted later."""
     state, notes = trained(), []
     before, gate = tensors_of(state), Gate()
-    durable.watch(gate)
+    files.watch(gate)
     own = Saver(FOLDER, 2, lambda id, **values: notes.append((id, values)))
     own.save(state, Progress(step=2, elapsed_s=1.5), wait=False)
     assert gate.reached.wait(60)
@@ -81,7 +81,7 @@ def test_what_is_written_is_the_state_of_its_moment() -> None:
 )  # fmt: skip
 def test_one_at_a_time() -> None:
     state, gate = trained(), Gate()
-    durable.watch(gate)
+    files.watch(gate)
     own = Saver(FOLDER, 5, lambda id, **values: None)
     own.save(state, Progress(step=1), wait=False)
     threading.Timer(0.2, gate.open.set).start()
@@ -104,7 +104,7 @@ def test_a_failed_save_is_told_and_tried_again_and_the_third_ends_the_run(error:
     own = Saver(FOLDER, 1, lambda id, **values: notes.append((id, values)))
 
     def fail(step: int) -> None:
-        durable.watch(gate)
+        files.watch(gate)
         own.save(state, Progress(step=step), wait=False)
         assert own._thread
         own._thread.join()
@@ -119,7 +119,7 @@ def test_a_failed_save_is_told_and_tried_again_and_the_third_ends_the_run(error:
     assert "step-0000000001 is intact" in say("event.save_failed", **notes[0][1])
     with pytest.raises((UserError, RuntimeError)):
         fail(4)
-    durable.watch(None)
+    files.watch(None)
     own.keep = 2
     own.save(state, Progress(step=5), wait=False)  # one that succeeds lets the count begin anew
     own.finish()
@@ -153,12 +153,12 @@ def test_a_process_without_file_descriptors_goes_on() -> None:
 def test_the_last_save_of_a_run_must_succeed() -> None:
     state, gate = trained(), Gate(OSError(28, "No space left on device"))
     gate.open.set()
-    durable.watch(gate)
+    files.watch(gate)
     own = Saver(FOLDER, 1, lambda id, **values: None)
     with pytest.raises(UserError) as caught:
         own.save(state, Progress(step=2), wait=True)
     assert caught.value.exit_code == ExitCode.DISK_FULL
-    durable.watch(None)
+    files.watch(None)
     own.save(state, Progress(step=2), wait=True)  # and the next one is not spoilt by it
     assert checkpoint.steps_in(FOLDER) == [2]
 
@@ -185,9 +185,9 @@ def test_a_run_goes_on_over_a_full_disk_for_a_while(own_directory: Path) -> None
     """Two saves and the log lines meanwhile are refused: nothing of either is lost in the end."""
     own = {"max_iters": 40, "lr_decay_iters": 40}
     events: list[Any] = []
-    durable.watch(full_while(range(10, 16)))
+    files.watch(full_while(range(10, 16)))
     record = train(tiny(**own), listen=events.append)
-    durable.watch(None)
+    files.watch(None)
     assert record.status == "finished"
     assert [e.values["count"] for e in events if getattr(e, "id", "") == "save_failed"] == [1, 2]
     train(tiny(**own, out_dir="whole"))
@@ -207,12 +207,12 @@ def test_a_run_goes_on_over_a_full_disk_for_a_while(own_directory: Path) -> None
     safe="the last checkpoint; at most three intervals of work are lost",
 )  # fmt: skip
 def test_a_disk_that_stays_full_ends_the_run(own_directory: Path) -> None:
-    durable.watch(full_while(range(10, 1000)))
+    files.watch(full_while(range(10, 1000)))
     with pytest.raises(UserError) as caught:
         train(tiny(max_iters=40, lr_decay_iters=40))
     assert caught.value.id == "disk.full"
     assert checkpoint.steps_in(Path("out/checkpoints")) == [5]
-    durable.watch(None)
+    files.watch(None)
     record = train(tiny(max_iters=40, lr_decay_iters=40), resume=True)
     assert record.status == "finished"
     train(tiny(max_iters=40, lr_decay_iters=40, out_dir="whole"))
@@ -221,7 +221,7 @@ def test_a_disk_that_stays_full_ends_the_run(own_directory: Path) -> None:
 
 def test_a_signal_waits_for_the_save_under_way(own_directory: Path) -> None:
     gate = Gate()
-    durable.watch(gate)
+    files.watch(gate)
 
     def send(event: Any) -> None:
         if getattr(event, "kind", "") == "step" and event.step == 6:
@@ -239,7 +239,7 @@ def test_an_error_of_the_run_lets_the_save_end(own_directory: Path, monkeypatch:
     from foretrain.training import trainer
 
     gate, count = Gate(), iter(range(10**6))
-    durable.watch(gate)
+    files.watch(gate)
 
     def failing(*words: Any) -> Any:
         if next(count) == 6:
@@ -281,9 +281,9 @@ def test_the_same_state_is_not_saved_twice(own_directory: Path) -> None:
     own = Saver(FOLDER, 2, lambda id, **values: None)
     own.save(state, Progress(step=2, elapsed_s=1), wait=False)
     own.finish()
-    durable.watch(lambda *_: pytest.fail("a call on files"))
+    files.watch(lambda *_: pytest.fail("a call on files"))
     own.save(state, Progress(step=2, elapsed_s=2), wait=True)
-    durable.watch(None)
+    files.watch(None)
     own.save(state, Progress(step=2, elapsed_s=2, evaluated=True), wait=True)
     assert checkpoint.read_progress(FOLDER / "step-0000000002").evaluated
 

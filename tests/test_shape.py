@@ -10,9 +10,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from foretrain.config.options import RunConfig
 from foretrain.config.presets import PRESETS
 from foretrain.config.resolve import resolve
+from foretrain.config.shape import ModelShape
 from foretrain.model.gpt2 import GPT
 from foretrain.model.language_model import make_model
-from foretrain.model.shape import ModelShape
 from tests.kit.tiny import tiny
 
 

@@ -13,8 +13,8 @@ pytest.importorskip("playwright")
 
 from playwright.sync_api import Browser, Page, expect
 
-from foretrain.training.folder import label
-from foretrain.training.folder.label import Label
+from foretrain.runs import state
+from foretrain.runs.state import Label
 from tests.kit.browser import browser, opened, pytestmark, serious, serving_here
 from tests.kit.page import EVIL_NAME, write_curve
 
@@ -28,7 +28,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
     folder = tmp_path_factory.mktemp("smoothing") / "runs"
     write_curve(folder / "slow")
     quick = write_curve(folder / "quick", seed=2, rate=2e-3)
-    label.write(quick.path, Label(name=EVIL_NAME, note=f"{EVIL_NAME}\nsecond line", tags=("sweep", EVIL_NAME)))
+    state.write(quick.path, Label(name=EVIL_NAME, note=f"{EVIL_NAME}\nsecond line", tags=("sweep", EVIL_NAME)))
     live = write_curve(folder / "live", seed=6, steps=120, status="running", knobs={"max_iters": 900})
     live.acquire()
     with serving_here(folder) as link:

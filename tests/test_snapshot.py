@@ -13,12 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretrain.base import plain_pickle
-from foretrain.predict.allocator.addresses import usual
-from foretrain.predict.allocator.lifetimes import Lifetimes
+from foretrain.base import files
+from foretrain.predict import snapshot
+from foretrain.predict.allocator.blocks import Lifetimes, usual
 from foretrain.predict.allocator.settings import Settings
-from foretrain.predict.snapshot import read as snapshot
-from foretrain.predict.snapshot.write import Label, snapshot_of, write
+from foretrain.predict.snapshot import Label, snapshot_of, write
 from tests.kit.lifetimes import export, replayed
 from tests.kit.recordings import compare_with_recorded
 from tests.kit.snapshots import EVENTS, LABELS, MIB, SIDE, recorded
@@ -92,7 +91,7 @@ def test_damaged_and_hostile_pickles_end_in_one_sentence(data: bytes) -> None:
 @pytest.mark.parametrize("place", [b"99999999", b"+99999999", b"9_999_9999", b"\t99999999 ", b"0x5f5e0ff"])
 def test_a_place_of_the_memo_beyond_the_file_is_refused_however_it_is_written(place: bytes) -> None:
     with pytest.raises(ValueError, match="its memo has a place beyond"):
-        plain_pickle.loads(b"(dp" + place + b"\n.")
+        files.loads(b"(dp" + place + b"\n.")
 
 
 @settings(deadline=None)

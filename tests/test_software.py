@@ -8,14 +8,13 @@ import pytest
 
 from foretrain.base.units import MIB
 from foretrain.config.options import RunConfig
+from foretrain.config.shape import ModelShape
 from foretrain.hardware.catalogue import find
-from foretrain.model.shape import ModelShape
 from foretrain.predict import software
 from foretrain.predict.software import ASSUMED, Software, parse
 from foretrain.predict.spec import StepSpec
-from foretrain.predict.speed.ops import Operation, Way, flops
+from foretrain.predict.speed.ops import Operation, Way, flops, micro_batch, optimizer, optimizer_launches
 from foretrain.predict.speed.rates import FLASH1, CatalogueRates
-from foretrain.predict.speed.step_ops import micro_batch, optimizer, optimizer_launches
 from foretrain.predict.speed.time import step_time
 from tests.kit.command import REPO, foretrain
 

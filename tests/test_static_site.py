@@ -23,10 +23,9 @@ pytest.importorskip("uvicorn")
 
 from starlette.testclient import TestClient
 
-from foretrain.base import languages
+from foretrain.base import messages
 from foretrain.base.messages import say
-from foretrain.config.hub.models import models
-from foretrain.config.presets import PRESETS
+from foretrain.config.presets import PRESETS, models
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import catalogue
 from foretrain.web import browser, calls, devices, planner, routes
@@ -381,17 +380,17 @@ def test_fine_tuning_is_planned_without_a_server(chromium: Any, site: str) -> No
 
 @pytest.mark.slow
 @in_chromium
-@pytest.mark.parametrize("id", languages.known())
+@pytest.mark.parametrize("id", messages.known())
 def test_the_site_speaks_every_language(chromium: Any, site: str, client: TestClient, id: str) -> None:
     asked = questions()[:3]
     with opened(chromium, site, locale=f"{id}-XX") as page:
         answered(page)
         assert page.evaluate("[document.documentElement.lang, document.documentElement.dir]") == [
             id,
-            languages.known()[id].direction,
+            messages.known()[id].direction,
         ]
         ready(page)
-        with languages.speaking(id):
+        with messages.speaking(id):
             assert page.locator("#planner-state").inner_text() == say("page.site.ready")
         headers = {**GOOD, **POSTED, "x-foretrain-language": id}
         for path, body in asked:

@@ -19,11 +19,11 @@ from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import find
 from foretrain.predict.plan import Plan
 from foretrain.predict.spec import StepSpec
-from foretrain.predict.speed.roofline import roofline
+from foretrain.predict.speed.limit import roofline
 from foretrain.reports.document import Paragraph
 from foretrain.reports.views import first as first_view
 from foretrain.reports.views import plan as plan_view
-from foretrain.training.store import MeasuredPhase
+from foretrain.runs.folder import MeasuredPhase
 from foretrain.web.answers import plan_json
 from tests.kit.command import REPO, foretrain
 from tests.kit.reports import record

@@ -18,9 +18,8 @@ from foretrain.hardware.catalogue import Gpu, catalogue, find
 from foretrain.hardware.cpu import nominal_cpu
 from foretrain.predict.plan import plan, timing
 from foretrain.predict.spec import StepSpec
-from foretrain.predict.speed.ops import Operation, Way
+from foretrain.predict.speed.ops import Operation, Way, step
 from foretrain.predict.speed.rates import CatalogueRates, MeasuredRates, busy_s, rates_of
-from foretrain.predict.speed.step_ops import step
 from foretrain.predict.speed.time import bound_s, evaluation_time, step_time
 from foretrain.reports import text
 from foretrain.reports.views import plan as plan_view

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from foretrain.tuning.timer import Enough, repeated
+from foretrain.measure.timer import Enough, repeated
 
 
 class Clock:

@@ -17,23 +17,19 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from foretrain.analysis.live import LiveCard, LiveRun, Top, found_in, look, of_folder
-from foretrain.analysis.observed import ObservedRun, held_here
-from foretrain.base import languages
+from foretrain.analysis.live import LiveCard, LiveRun, ObservedRun, Top, found_in, held_here, look, of_folder
+from foretrain.base import messages
 from foretrain.base.units import GIB
 from foretrain.cli.common import rewrites_lines
 from foretrain.cli.train_progress import Printer
 from foretrain.hardware.card import Cards
-from foretrain.monitoring import record as watch_record
-from foretrain.monitoring import trainer_record
-from foretrain.monitoring.record import WatchRecord
-from foretrain.monitoring.trainer_record import TrainerRunRecord
 from foretrain.reports import text
 from foretrain.reports.views.listed.top import document
-from foretrain.training.folder import now
-from foretrain.training.folder.label import Label
-from foretrain.training.folder.now import Now, Teller
-from foretrain.training.store import RunDirectory
+from foretrain.runs import state, trainer_record, watch_record
+from foretrain.runs.folder import RunDirectory
+from foretrain.runs.state import Label, Now, Teller
+from foretrain.runs.trainer_record import TrainerRunRecord
+from foretrain.runs.watch_record import WatchRecord
 from tests.kit.command import REPO, foretrain
 from tests.kit.nvml import FakeNvml, Nvml, Rack
 from tests.kit.page import EVIL_NAME, write_run
@@ -82,9 +78,9 @@ def test_a_run_says_its_phase_while_it_goes_on_and_nothing_afterwards(own_direct
     said: list[tuple[str, int]] = []
 
     def listen(event: Any) -> None:
-        found = now.read(Path("out"))
+        found = state.read_now(Path("out"))
         assert found is not None
-        assert (found.pid, now.lives(found)) == (os.getpid(), True)
+        assert (found.pid, state.lives(found)) == (os.getpid(), True)
         said.append((found.phase, found.step))
 
     record = train(tiny(max_iters=6, lr_decay_iters=6), listen=listen)
@@ -100,13 +96,13 @@ def test_the_first_pass_of_a_compiled_model_is_compiling(own_directory: Path, mo
     import torch
 
     from foretrain.data.dataset import read_info
-    from foretrain.training import store
+    from foretrain.runs import folder
     from foretrain.training.device import place
     from foretrain.training.trainer import Trainer
     from tests.kit.tiny import tiny, write_dataset
 
     monkeypatch.setattr(torch, "compile", lambda model, **options: model)
-    config, directory = tiny(max_iters=4, lr_decay_iters=4, eval_interval=2, compile=True), store.create("out")
+    config, directory = tiny(max_iters=4, lr_decay_iters=4, eval_interval=2, compile=True), folder.create("out")
     told: list[str] = []
     monkeypatch.setattr(directory, "tell", lambda phase, step=0, pid=None: told.append(phase))
     info = read_info(write_dataset(Path("data/toy")))
@@ -125,7 +121,7 @@ def test_only_changes_are_written_and_no_phase_that_is_over_at_once(tmp_path: Pa
 
     def told(phase: Any, step: int) -> tuple[str, int]:
         teller.tell(phase, step)
-        found = now.read(tmp_path)
+        found = state.read_now(tmp_path)
         assert found is not None
         return found.phase, found.step
 
@@ -153,19 +149,19 @@ def test_a_disk_that_takes_nothing_ends_no_run(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_what_is_no_now_json_says_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / "now.json").write_text(text, "latin-1")
-    assert now.read(tmp_path) is None
+    assert state.read_now(tmp_path) is None
 
 
 def test_who_lives_is_told_by_its_process_and_no_other_of_its_number(ended_process: int, tmp_path: Path) -> None:
     teller = Teller(lambda: tmp_path)
     teller.tell("saving", 3)
-    found = now.read(tmp_path)
+    found = state.read_now(tmp_path)
     assert found is not None
-    assert (found.host, found.step, now.lives(found)) == (socket.gethostname(), 3, True)
-    assert now.lives(found.model_copy(update={"pid": ended_process})) is False
-    assert now.lives(found.model_copy(update={"process_began_s": found.process_began_s - 3600})) is False
-    assert now.lives(found.model_copy(update={"host": ELSEWHERE})) is None
-    assert now.lives(found.model_copy(update={"numbers": "another boot"})) is None
+    assert (found.host, found.step, state.lives(found)) == (socket.gethostname(), 3, True)
+    assert state.lives(found.model_copy(update={"pid": ended_process})) is False
+    assert state.lives(found.model_copy(update={"process_began_s": found.process_began_s - 3600})) is False
+    assert state.lives(found.model_copy(update={"host": ELSEWHERE})) is None
+    assert state.lives(found.model_copy(update={"numbers": "another boot"})) is None
 
 
 # -- which runs there are ----------------------------------------------------------------------------------
@@ -253,7 +249,7 @@ def test_a_run_of_another_machine_is_alive_elsewhere_while_its_files_change(tmp_
     directory = alive(tmp_path / "run")
     directory.release()
     there = Now(phase="saving", since_s=time.time(), pid=1, process_began_s=0.0, host=ELSEWHERE)
-    (tmp_path / "run" / "now.json").write_text(json.dumps(there.to_json(schema=now.SCHEMA)))
+    (tmp_path / "run" / "now.json").write_text(json.dumps(there.to_json(schema=state.NOW_SCHEMA)))
     run = seen(directory.path)
     assert (run.where, run.host, run.phase, run.pids) == ("elsewhere", ELSEWHERE, "saving", ())
     grow_old(directory.path)
@@ -261,9 +257,9 @@ def test_a_run_of_another_machine_is_alive_elsewhere_while_its_files_change(tmp_
 
 
 def test_a_run_that_has_only_begun_is_starting(tmp_path: Path) -> None:
-    from foretrain.training import store
+    from foretrain.runs import folder
 
-    directory = store.create(str(tmp_path / "run"))
+    directory = folder.create(str(tmp_path / "run"))
     directory.tell("starting")
     (found,) = found_in([tmp_path], None)
     try:
@@ -470,11 +466,11 @@ TOPS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("lang", languages.known())
+@pytest.mark.parametrize("lang", messages.known())
 @pytest.mark.parametrize("width", [80, 40, 200])
 @pytest.mark.parametrize("name", TOPS)
 def test_a_picture_is_never_wider_than_its_terminal(name: str, width: int, lang: str) -> None:
-    with languages.speaking(lang):
+    with messages.speaking(lang):
         shown = text_of(TOPS[name], width).splitlines()
     assert all(Console(width=999).measure(row).maximum <= width for row in shown)
 

@@ -10,9 +10,9 @@ import foretrain
 from foretrain.base.messages import say
 from foretrain.predict.software import Software
 from foretrain.predict.trace import forecast
-from foretrain.predict.trace.library import Tracing
+from foretrain.predict.trace.interpreter import Norm
+from foretrain.predict.trace.session import Tracing
 from foretrain.predict.trace.traced import StandInError
-from foretrain.predict.trace.versions import Norm
 
 ROWS, WIDTH = 512, 1024
 NORMED_MIB = ROWS * WIDTH * 4 / 2**20  # of one call's input in fp32

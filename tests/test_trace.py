@@ -14,8 +14,8 @@ from torch._inductor.async_compile import AsyncCompile
 from foretrain.base.units import MIB
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import find
-from foretrain.hardware.context import published
-from foretrain.predict.allocator.addresses import Falling
+from foretrain.hardware.devices import published
+from foretrain.predict.allocator.blocks import Falling
 from foretrain.predict.allocator.replay import replay, smallest_limit_bytes
 from foretrain.predict.estimate.sdpa import attention_kind
 from foretrain.predict.memory import StepMemory, predict
@@ -24,11 +24,11 @@ from foretrain.predict.trace import drive, self_test
 from foretrain.predict.trace.card.guard import StandInError
 from foretrain.predict.trace.card.torch_cuda import Card
 from foretrain.predict.trace.kernels import attention
-from foretrain.predict.trace.library import trace as trace_code
 from foretrain.predict.trace.memory import component_id
 from foretrain.predict.trace.record import Trace, moment_id
 from foretrain.predict.trace.self_test import compare
 from foretrain.predict.trace.service import Request
+from foretrain.predict.trace.session import trace as trace_code
 from tests.kit.command import REPO
 
 GPU = find("RTX 4070")

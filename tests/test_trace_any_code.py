@@ -18,7 +18,7 @@ from foretrain.hardware.catalogue import find
 from foretrain.predict.trace.card import guard
 from foretrain.predict.trace.card.guard import StandInError
 from foretrain.predict.trace.forked import ChildDied
-from foretrain.predict.trace.library import Tracing, trace
+from foretrain.predict.trace.session import Tracing, trace
 from foretrain.predict.trace.traced import Traced
 from foretrain.predict.trace.tracer import Tracer
 from tests.kit.command import REPO

@@ -15,8 +15,7 @@ from foretrain.hardware.catalogue import find
 from foretrain.predict.trace.card.torch_cuda import Card
 from foretrain.predict.trace.kernels import attention
 from foretrain.predict.trace.kernels.attention import Asked
-from foretrain.predict.trace.library import Tracing, trace
-from foretrain.predict.trace.session import tracing
+from foretrain.predict.trace.session import Tracing, trace, tracing
 
 B, H, T, D = 2, 8, 256, 64
 

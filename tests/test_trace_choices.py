@@ -12,8 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 from foretrain.base.units import MIB
 from foretrain.model import allocated
 from foretrain.predict.trace.kernels.choices import PICKED, SPLIT
-from foretrain.predict.trace.library import Tracing, trace
-from foretrain.predict.trace.session import tracing
+from foretrain.predict.trace.session import Tracing, trace, tracing
 
 TOKENS, WIDTH, EXPERTS, EACH = 2048, 64, 8, 2
 Call = Callable[[Tensor, Tensor, nn.ModuleList], Tensor]

@@ -9,7 +9,7 @@ import pytest
 
 import foretrain
 from foretrain.base.errors import UserError
-from foretrain.predict.trace import elsewhere, library  # noqa: F401  the child has torch then
+from foretrain.predict.trace import elsewhere, session  # noqa: F401  the child has torch then
 from foretrain.predict.trace.traced import StandInError, Traced
 
 SCRIPT = """

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from foretrain.base.units import MIB
-from foretrain.predict.trace.kernels.convolutions import NOTE, workspace_bytes
-from foretrain.predict.trace.library import Traced, Tracing, trace
+from foretrain.predict.trace.kernels.workspaces import NOTE, workspace_bytes
+from foretrain.predict.trace.session import Traced, Tracing, trace
 from tests.cuda_build.convolutions import KEPT, over
 from tests.kit.kernel_steps import FLEX, STEPS
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from foretrain.predict.trace.library import Tracing, trace
+from foretrain.predict.trace.session import Tracing, trace
 
 masking = pytest.importorskip("transformers.masking_utils")
 

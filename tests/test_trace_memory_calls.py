@@ -8,8 +8,8 @@ import torch
 from torch.cuda._memory_viz import segsum, trace_plot
 
 from foretrain.base.units import MIB
-from foretrain.predict.snapshot import read as snapshot
-from foretrain.predict.trace.library import Tracing, trace
+from foretrain.predict import snapshot
+from foretrain.predict.trace.session import Tracing, trace
 
 
 def block(mebibytes: int) -> torch.Tensor:

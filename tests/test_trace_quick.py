@@ -13,8 +13,8 @@ from torch.distributed.fsdp._fully_shard import _fsdp_common
 
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.options import RunConfig, StrategyName
+from foretrain.config.sharing import Sharing
 from foretrain.hardware.catalogue import find
-from foretrain.model.ranks.sharing import Sharing
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.trace import session
 from foretrain.predict.trace.finetune.request import FineTuneRequest

@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from foretrain.base.units import MIB
-from foretrain.predict.allocator.blocks import Block
-from foretrain.predict.allocator.lifetimes import Lifetimes
+from foretrain.predict.allocator.blocks import Block, Lifetimes
 from foretrain.predict.allocator.replay import replay
 from foretrain.predict.allocator.simulator import Allocator
-from foretrain.predict.trace.library import Tracing, trace
 from foretrain.predict.trace.record import Trace
+from foretrain.predict.trace.session import Tracing, trace
 from tests.kit.stream_steps import STEPS
 
 # As `python -m tests.cuda_build.streams --step NAME` prints them: peaks, and what the driver was asked for, in MiB.

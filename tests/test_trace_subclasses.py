@@ -18,8 +18,7 @@ from torch.utils._pytree import tree_map_only
 
 from foretrain.base.units import MIB
 from foretrain.model import allocated
-from foretrain.predict.trace.library import Tracing, trace
-from foretrain.predict.trace.session import tracing
+from foretrain.predict.trace.session import Tracing, trace, tracing
 
 RANKS = 4
 

@@ -12,8 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 from foretrain.base.units import MIB
 from foretrain.model import allocated
 from foretrain.predict.trace.card.guard import StandInError
-from foretrain.predict.trace.library import Tracing, trace
-from foretrain.predict.trace.session import tracing
+from foretrain.predict.trace.session import Tracing, trace, tracing
 
 N = 1024  # of a square fp32 matrix of 4 MiB
 

@@ -22,12 +22,12 @@ from foretrain.base.errors import UserError
 from foretrain.comparison.sources import load
 from foretrain.comparison.sources.given import take_apart
 from foretrain.config.resolve import resolve
-from foretrain.training import trackers
-from foretrain.training.store import EvaluationMetrics, Note, RunDirectory, RunRecord, StepMetrics
-from foretrain.training.trackers import TRACKERS, asked_for, report
-from foretrain.training.trackers import tracker as names
-from foretrain.training.trackers.report import Report
-from foretrain.training.trackers.tracker import Job, Namer, Tracker, without_undone
+from foretrain.runs import trackers
+from foretrain.runs.folder import EvaluationMetrics, Note, RunDirectory, RunRecord, StepMetrics
+from foretrain.runs.trackers import TRACKERS, asked_for, report
+from foretrain.runs.trackers import tracker as names
+from foretrain.runs.trackers.report import Report
+from foretrain.runs.trackers.tracker import Job, Namer, Tracker, without_undone
 from tests.kit.command import REPO
 from tests.kit.command import foretrain as command
 from tests.kit.tiny import TINY, write_dataset

@@ -13,17 +13,18 @@ import pytest
 import torch
 
 from foretrain.base.errors import ExitCode, UserError
-from foretrain.config import on_resume
-from foretrain.config.on_resume import effect_of
+from foretrain.config import checks
+from foretrain.config.checks import effect_of
 from foretrain.config.options import OPTIONS
 from foretrain.config.resolve import from_values, resolve
 from foretrain.data.dataset import read_info
 from foretrain.model.host.graphed import WARM_STEPS
 from foretrain.model.step import train_step
-from foretrain.training import checkpoint, cpu_threads, store, trainer
+from foretrain.runs import folder
+from foretrain.runs.folder import RunDirectory
+from foretrain.training import checkpoint, cpu_threads, trainer
 from foretrain.training.device import place
 from foretrain.training.meter import Meter
-from foretrain.training.store import RunDirectory
 from foretrain.training.trainer import Trainer
 from tests.kit.command import foretrain
 from tests.kit.tiny import TINY, tiny, write_dataset
@@ -208,14 +209,14 @@ def test_second_run_in_a_busy_directory_is_refused(own_directory: Path) -> None:
         result = foretrain("train", *[f"--{k}={v}" for k, v in TINY.items()], "--resume", "auto")
         assert result.returncode == 2
         assert "another process is training" in result.stderr
-        assert store.create("out").id == "out-2"
+        assert folder.create("out").id == "out-2"
     finally:
         directory.release()
     assert RunDirectory(Path("out")).read_record().status == "killed"
 
 
 def test_numbers_of_run_directories_are_never_shared(own_directory: Path) -> None:
-    taken = [store.create("x") for _ in range(5)]
+    taken = [folder.create("x") for _ in range(5)]
     assert [d.id for d in taken] == ["x", "x-2", "x-3", "x-4", "x-5"]
     for directory in taken:
         directory.release()
@@ -232,7 +233,7 @@ def test_losses_read_late_are_the_same_losses(
     def run(out: str, late: bool) -> list[tuple[Any, ...]]:
         info = read_info(write_dataset(Path("data/toy")))
         config = tiny(out_dir=out, log_interval=interval)
-        directory = store.create(out)
+        directory = folder.create(out)
         own = Trainer(
             config,
             info,
@@ -263,7 +264,7 @@ def test_a_loss_read_late_saves_nothing_bad(own_directory: Path, monkeypatch: py
         return type(result)(result.loss * float("nan"), result.grad_norm) if bad else result
 
     monkeypatch.setattr(trainer, "train_step", step)
-    config, directory = tiny(), store.create("out")
+    config, directory = tiny(), folder.create("out")
     own = Trainer(config, read_info(write_dataset(Path("data/toy"))), directory, place(config))
     own.reads_late = True
     with pytest.raises(UserError, match="diverged"):
@@ -421,7 +422,7 @@ def test_a_resume_tells_of_graphs_by_what_the_option_comes_to(
         notes: list[Any] = []
         train(tiny(max_iters=steps, lr_decay_iters=12, cuda_graph=value), resume=steps > 3, listen=notes.append)
         told += [n.values["changed"] for n in notes if getattr(n, "id", "") == "resumed_otherwise"]
-        monkeypatch.setattr(on_resume, "is_one_graph", lambda config, *_: config.cuda_graph == "on")
+        monkeypatch.setattr(checks, "is_one_graph", lambda config, *_: config.cuda_graph == "on")
     assert told == [["cuda_graph: off → on"]]
 
 
@@ -609,7 +610,7 @@ def test_a_damaged_record_is_a_sentence(own_directory: Path) -> None:
 @pytest.mark.parametrize("out_dir", ["/", ".", "..", "../..", "/dev/null", "x" * 300 + "/y"])
 def test_folders_that_no_run_can_have(out_dir: str, own_directory: Path) -> None:
     with pytest.raises(UserError) as caught:
-        store.create(out_dir)
+        folder.create(out_dir)
     assert caught.value.exit_code == ExitCode.ENVIRONMENT
     assert not list(own_directory.iterdir())
 
@@ -617,12 +618,12 @@ def test_folders_that_no_run_can_have(out_dir: str, own_directory: Path) -> None
 def test_a_folder_with_anything_in_it_is_left_alone(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("out").mkdir()
     Path("out/ckpt.pt").write_text("precious")
-    directory = store.create("out")
+    directory = folder.create("out")
     directory.release()
     assert directory.id == "out-2"
     assert [p.name for p in Path("out").iterdir()] == ["ckpt.pt"]
     monkeypatch.setenv("HOME", str(own_directory / "home"))
-    directory = store.create("~/runs/a")
+    directory = folder.create("~/runs/a")
     directory.release()
     assert directory.path == own_directory / "home" / "runs" / "a"
 
@@ -663,21 +664,21 @@ def test_a_finished_run_goes_on_when_max_iters_is_raised(own_directory: Path) ->
     assert resolve(["r/config.toml"]).config.max_iters == 9
     train(tiny(max_iters=9, out_dir="whole", decay_lr=False))
     assert_same(final_tensors(Path("r")), final_tensors(Path("whole")))
-    assert store.newest_unfinished("r", 9) is None
+    assert folder.newest_unfinished("r", 9) is None
 
 
 def test_resume_finds_a_run_behind_a_gap(own_directory: Path) -> None:
     import shutil
 
     for _ in range(3):
-        directory = store.create("r")
+        directory = folder.create("r")
         (directory.path / "run.json").write_text("{}")
         directory.release()
     train(tiny(max_iters=4, out_dir="whole"))
     for name in ("r", "r-3"):
         shutil.rmtree(name)
     (Path("r-2") / "run.json").write_text((Path("whole") / "run.json").read_text())
-    found = store.newest_unfinished("r", 99)
+    found = folder.newest_unfinished("r", 99)
     assert found is not None
     assert found.path.name == "r-2"
 
@@ -746,7 +747,7 @@ def test_the_record_names_damaged_checkpoints_that_a_resume_passed_over(own_dire
     weights.write_bytes(weights.read_bytes()[:-1])
     record = train(tiny(max_iters=9, **keep), resume=True)
     assert record.resumed_from == (3,)
-    (skipped,) = record.to_json(schema=store.SCHEMA)["skipped_checkpoints"]
+    (skipped,) = record.to_json(schema=folder.SCHEMA)["skipped_checkpoints"]
     assert skipped.startswith(f"{newest.name}: ")
     assert RunDirectory(Path("r")).read_record().skipped_checkpoints == record.skipped_checkpoints
     assert train(tiny(max_iters=12, **keep), resume=True).skipped_checkpoints == ()

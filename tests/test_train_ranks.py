@@ -16,11 +16,10 @@ import pytest
 
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.cli import keep_going
-from foretrain.config.ranks import as_one_rank_of, of_rank
-from foretrain.model.ranks.sharing import check_ranks
-from foretrain.training.ranks.place import ALONE, Place, first_node, place_of
-from foretrain.training.ranks.together import slow
-from foretrain.training.store import RankFigures, RunDirectory
+from foretrain.config.sharing import as_one_rank_of, check_ranks, of_rank
+from foretrain.runs.folder import RankFigures, RunDirectory
+from foretrain.training.place import ALONE, Place, first_node, place_of
+from foretrain.training.ranks import slow
 from tests.kit import train_ranks as kit
 from tests.kit.command import foretrain
 from tests.kit.training import assert_same

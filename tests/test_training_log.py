@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrain.analysis.log_analysis import analyse
-from foretrain.analysis.utilization import peak_at_clock, utilization
+from foretrain.analysis.log_checks import peak_at_clock, utilization
 from foretrain.base.errors import UserError
 from foretrain.base.quantities import parse_clock_ghz, parse_rate, parse_seconds
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import find
-from foretrain.monitoring import training_log
-from foretrain.monitoring.formats.log_format import number
-from foretrain.monitoring.training_log import EVALUATED, SAVED, parse_log, read_log, read_stream
+from foretrain.runs import training_log
+from foretrain.runs.formats.log_format import number
+from foretrain.runs.training_log import EVALUATED, SAVED, parse_log, read_log, read_stream
 from tests.kit.command import REPO, foretrain
 
 B1 = str(REPO / "examples" / "real-cases" / "b1.py")

@@ -32,33 +32,35 @@ from foretrain.data.tokenizer import ByteTokenizer, Gpt2Tokenizer
 from foretrain.hardware.calibration import Calibration, KernelTime, StepTime, load, save, save_tuned, tuned_path
 from foretrain.hardware.catalogue import find
 from foretrain.hardware.cpu import nominal_cpu
-from foretrain.predict.memory import worst_verdict
-from foretrain.predict.spec import StepSpec
-from foretrain.predict.tuned_steps import step_of, tuned_like
-from foretrain.reports import text as text_view
-from foretrain.reports.views import tune as tune_view
-from foretrain.tuning import cache as tune_answer
-from foretrain.tuning import cache as tune_memory
-from foretrain.tuning import trial as single_trial
-from foretrain.tuning import tuner as tuner_module
-from foretrain.tuning.forecast import fitting, forecast_memory, forecast_s, log_forecasts
-from foretrain.tuning.pool import Burst, Death, Pool
-from foretrain.tuning.race import LOOKS, Race, estimate
-from foretrain.tuning.record import ForecastError, TuneTrial, Tuning, with_pareto
-from foretrain.tuning.space import (
+from foretrain.measure import trial as single_trial
+from foretrain.measure import tune_cache as tune_answer
+from foretrain.measure import tune_cache as tune_memory
+from foretrain.measure import tuner as tuner_module
+from foretrain.measure.pool import Burst, Death, Pool
+from foretrain.measure.space import (
     MASTERS,
     TUNABLE,
     Machine,
     Setting,
     apply,
     default_knobs,
+    fitting,
+    forecast_memory,
+    forecast_s,
     learning,
     levels_of,
+    log_forecasts,
     options,
     settings,
 )
-from foretrain.tuning.timed_step import TimedStep, rows_of
-from foretrain.tuning.tuner import Limits, Model, Outlook, Tuner
+from foretrain.measure.timed_step import TimedStep, rows_of
+from foretrain.measure.tune_record import LOOKS, ForecastError, Race, TuneTrial, Tuning, estimate, with_pareto
+from foretrain.measure.tuner import Limits, Model, Outlook, Tuner
+from foretrain.predict.memory import worst_verdict
+from foretrain.predict.spec import StepSpec
+from foretrain.predict.tuned_steps import step_of, tuned_like
+from foretrain.reports import text as text_view
+from foretrain.reports.views import tune as tune_view
 from tests import machines
 from tests.kit.command import foretrain
 from tests.kit.tiny import TINY, tiny
@@ -607,7 +609,7 @@ def test_room_is_made_by_ending_those_asked_longest_ago() -> None:
 @pytest.mark.slow
 def test_children_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     code = (
-        "import sys\nfrom foretrain.tuning.pool import Pool\nfrom tests.kit.tiny import tiny\n"
+        "import sys\nfrom foretrain.measure.pool import Pool\nfrom tests.kit.tiny import tiny\n"
         "with Pool(None, None) as pool:\n"
         "    pool.burst(tiny(dtype='float32', attention='sdpa'), 0.05, 600, None)\n"
         "    print(next(iter(pool._children.values())).process.pid, pool.scratch, flush=True)\n"

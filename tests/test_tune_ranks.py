@@ -15,20 +15,20 @@ pytest.importorskip("torch")
 from foretrain.base.errors import UserError
 from foretrain.cli.commands.tune import tune_command
 from foretrain.config.options import RunConfig
-from foretrain.config.ranks import of_rank
+from foretrain.config.sharing import STRATEGIES, Sharing, of_rank, sharing_problem
 from foretrain.hardware.catalogue import find
-from foretrain.model.ranks.sharing import STRATEGIES, Sharing, sharing_problem
-from foretrain.predict.ranks.plan import rank_spec
-from foretrain.tuning.forecast import forecast_memory, forecast_s
-from foretrain.tuning.pool import Burst, Death, Pool
-from foretrain.tuning.space import (
+from foretrain.measure.pool import Burst, Death, Pool
+from foretrain.measure.space import (
     TUNABLE,
     Machine,
     default_knobs,
+    forecast_memory,
+    forecast_s,
     learning,
     options,
     settings,
 )
+from foretrain.predict.ranks.plan import rank_spec
 from tests.kit.command import foretrain
 from tests.kit.tiny import tiny
 

@@ -19,10 +19,10 @@ from foretrain.base.errors import UserError
 from foretrain.cli import app
 from foretrain.cli.commands import verify as verify_command
 from foretrain.hardware.catalogue import Gpu, find
+from foretrain.measure import verify_record, verify_session, verify_step
+from foretrain.measure.verify_record import Case, Machine, Outcome, Predicted, Verification, Versions
 from foretrain.predict.trace import drive, service
 from foretrain.predict.trace.service import TraceUnavailable
-from foretrain.verification import cases, measure, record, session
-from foretrain.verification.record import Case, Machine, Outcome, Predicted, Verification, Versions
 from tests.kit.command import REPO, Terminal, foretrain
 
 sys.path.insert(0, str(REPO / "docs"))
@@ -42,7 +42,7 @@ TINY = Case(
 
 
 def test_a_card_has_24_cases_of_every_kind() -> None:
-    found = cases.cases_for(CARD, 12 * GIB)
+    found = verify_session.cases_for(CARD, 12 * GIB)
     assert len(found) == 24
     assert len({case.label for case in found}) == 24
     kinds = {(case.step, case.compiled) for case in found}
@@ -54,29 +54,31 @@ def test_a_card_has_24_cases_of_every_kind() -> None:
         assert any(getattr(c, moved) for c in configs), moved
     assert {c.optimizer for c in configs} == {"adamw", "adamw8bit", "muon"}
     assert sum(case.compiled for case in found) >= 6
-    assert len(cases.cases_for(Gpu(name="CPU", kind="cpu"), 16 * GIB)) == 8
+    assert len(verify_session.cases_for(Gpu(name="CPU", kind="cpu"), 16 * GIB)) == 8
 
 
 @pytest.mark.parametrize("card", ["RTX 4070", "T4", "H100 SXM5 80GB"])
 @pytest.mark.parametrize("free_gib", [3, 6, 11, 22, 78])
 def test_each_case_is_expected_to_fit_in_what_is_free(card: str, free_gib: int) -> None:
     gpu = find(card)
-    chosen = cases.cases_for(gpu, free_gib * GIB)
+    chosen = verify_session.cases_for(gpu, free_gib * GIB)
     assert len({case.label for case in chosen}) == 24
     for case in chosen:
         config = case.config
         assert gpu.supports_bf16 or case.dtype != "bfloat16"
-        assert config.batch_size == 1 or cases.needed_bytes(case, gpu) <= cases.ROOM * free_gib * GIB, case.label
+        assert (
+            config.batch_size == 1 or verify_session.needed_bytes(case, gpu) <= verify_session.ROOM * free_gib * GIB
+        ), case.label
         if config.eval_batch_size:
             assert config.eval_batch_size >= config.batch_size
 
 
 def test_the_largest_micro_batch_is_the_largest() -> None:
     for free_gib in (6, 12, 24):
-        for case in cases.cases_for(CARD, free_gib * GIB)[-3:]:
-            more = cases.with_batch(case, case.config.batch_size + 1)
-            assert cases.needed_bytes(more, CARD) > cases.ROOM * free_gib * GIB
-    sizes = [cases.cases_for(CARD, g * GIB)[-1].config.batch_size for g in (8, 12, 24)]
+        for case in verify_session.cases_for(CARD, free_gib * GIB)[-3:]:
+            more = verify_session.with_batch(case, case.config.batch_size + 1)
+            assert verify_session.needed_bytes(more, CARD) > verify_session.ROOM * free_gib * GIB
+    sizes = [verify_session.cases_for(CARD, g * GIB)[-1].config.batch_size for g in (8, 12, 24)]
     assert sizes == sorted({*sizes})
 
 
@@ -87,7 +89,7 @@ def test_a_prediction_is_what_plan_exact_says() -> None:
     from foretrain.predict.plan import plan
     from foretrain.predict.trace.forecast import answers_for
 
-    predicted, peaks = session.predict(TINY, CARD)
+    predicted, peaks = verify_session.predict(TINY, CARD)
     config = TINY.config.model_copy(update={"compile": False, "dtype": "float32"})
     made = plan(config, CARD)
     (exact,) = answers_for(made, ["foretrain"], None)
@@ -107,14 +109,14 @@ def test_a_prediction_is_what_plan_exact_says() -> None:
 
 
 def test_without_a_trace_the_estimate_stands_in(no_trace: None) -> None:
-    predicted, _ = session.predict(TINY, CARD)
+    predicted, _ = verify_session.predict(TINY, CARD)
     assert predicted.source == "estimated"
     assert predicted.allocated_bytes == predicted.estimate_allocated_bytes
 
 
 def test_a_case_that_only_evaluates_has_no_step(no_trace: None) -> None:
     only = TINY.model_copy(update={"options": {**TINY.options, "eval_only": True}})
-    assert session.predict(only, CARD)[0].step_s is None
+    assert verify_session.predict(only, CARD)[0].step_s is None
 
 
 # -- measured -------------------------------------------------------------------------------------------------------
@@ -122,56 +124,56 @@ def test_a_case_that_only_evaluates_has_no_step(no_trace: None) -> None:
 
 def test_a_case_is_really_measured_in_a_process_of_its_own() -> None:
     case = TINY.model_copy(update={"step": "nanogpt"})
-    found = session.ask({"what": "case", "device": "cpu", "case": case.to_json()}, 600)
-    assert found["steps"] >= measure.FEWEST_STEPS
+    found = verify_session.ask({"what": "case", "device": "cpu", "case": case.to_json()}, 600)
+    assert found["steps"] >= verify_step.FEWEST_STEPS
     assert found["step_s"] > 0
     assert found["process_bytes"] > 50 * 2**20
 
 
 def test_foretrains_step_is_timed_from_its_second_steady_step_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "_prepare", lambda case, device: None)  # which is for a process of its own
+    monkeypatch.setattr(verify_step, "_prepare", lambda case, device: None)  # which is for a process of its own
     monkeypatch.setattr(drive, "STEPS", 7)
-    found = measure.measured(TINY, torch.device("cpu"))
-    assert found["steps"] == 7 - 1 - measure.UNTIMED  # the first is no steady one
+    found = verify_step.measured(TINY, torch.device("cpu"))
+    assert found["steps"] == 7 - 1 - verify_step.UNTIMED  # the first is no steady one
     assert found["step_s"] > 0
 
 
 def test_what_a_case_raises_is_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "_prepare", lambda case, device: None)
+    monkeypatch.setattr(verify_step, "_prepare", lambda case, device: None)
     bad = {**TINY.to_json(), "options": {**TINY.options, "n_head": 3}}  # 32 is no multiple of it
     job = {"what": "case", "device": "cpu"}
-    assert "RuntimeError: shape" in measure.answer({**job, "case": bad})["error"]
+    assert "RuntimeError: shape" in verify_step.answer({**job, "case": bad})["error"]
 
     def full(*words: Any, **named: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
-    monkeypatch.setattr(measure, "run", full)
-    found = measure.answer({**job, "case": TINY.to_json()})["out_of_memory"]
+    monkeypatch.setattr(verify_step, "run", full)
+    found = verify_step.answer({**job, "case": TINY.to_json()})["out_of_memory"]
     assert found == {"phase": "build", "said": "CUDA out of memory. Tried to allocate 2.00 GiB"}
 
 
 def test_a_process_that_ends_or_takes_too_long_is_told() -> None:
-    with pytest.raises(session.Ended):
-        session.ask({"what": "device", "device": "no such device"}, 600)
-    with pytest.raises(session.Timeout):
-        session.ask({"what": "case", "device": "cpu", "case": TINY.to_json()}, 0.01)
+    with pytest.raises(verify_session.Ended):
+        verify_session.ask({"what": "device", "device": "no such device"}, 600)
+    with pytest.raises(verify_session.Timeout):
+        verify_session.ask({"what": "case", "device": "cpu", "case": TINY.to_json()}, 0.01)
 
 
 def test_steps_are_timed_until_there_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "ENOUGH_S", 0.0)
-    watch = measure.Watch(torch.device("cpu"), enough=True)
+    monkeypatch.setattr(verify_step, "ENOUGH_S", 0.0)
+    watch = verify_step.Watch(torch.device("cpu"), enough=True)
     for phase in ("evaluate_first", "first_step", "steady_step", "evaluate_steady", "save"):
         watch.enter(phase)
-    for _ in range(measure.FEWEST_STEPS):
+    for _ in range(verify_step.FEWEST_STEPS):
         watch.enter("steady_step")
-    with pytest.raises(measure.Enough):
+    with pytest.raises(verify_step.Enough):
         watch.enter("steady_step")
-    assert len(watch.times) == measure.UNTIMED + measure.FEWEST_STEPS
+    assert len(watch.times) == verify_step.UNTIMED + verify_step.FEWEST_STEPS
 
 
 def test_tokens_are_random_and_within_the_vocabulary() -> None:
-    watch: Any = measure.Watch(torch.device("cpu"))
-    job = measure.RandomJob(TINY.config, torch.device("cpu"), "float32", False, watch, drive.Names(watch))
+    watch: Any = verify_step.Watch(torch.device("cpu"))
+    job = verify_step.RandomJob(TINY.config, torch.device("cpu"), "float32", False, watch, drive.Names(watch))
     for cut in (False, True):
         for tensor in job.batch(32, 16, cut=cut):
             assert tensor.dtype == torch.int64
@@ -195,7 +197,7 @@ def test_tokens_are_random_and_within_the_vocabulary() -> None:
 def test_a_reason_has_no_folders(said: str, kept: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/Anna Lee")
     monkeypatch.setenv("USERPROFILE", "/home/Anna Lee")
-    assert measure.plain(said) == kept
+    assert verify_step.plain(said) == kept
 
 
 # -- a session ------------------------------------------------------------------------------------------------------
@@ -240,23 +242,23 @@ class Machinery:
         phases = {"first_step": {"allocated_bytes": 2 * GIB, "reserved_bytes": 3 * GIB}}
         return {"phases": phases, "steps": 9, "step_s": 0.1, "process_bytes": 4 * GIB, "context_bytes": GIB}
 
-    def now(self, target: session.Target) -> tuple[int | None, int, bool]:
+    def now(self, target: verify_session.Target) -> tuple[int | None, int, bool]:
         return self.free, 0 if self.free is None else 24 * GIB - self.free, self.busy
 
 
 @pytest.fixture
 def machinery(monkeypatch: pytest.MonkeyPatch, no_trace: None) -> Machinery:
     found = Machinery()
-    monkeypatch.setattr(session, "ask", found.ask)
-    monkeypatch.setattr(session.Target, "now", lambda self: found.now(self))
-    monkeypatch.setattr(session, "SETTLE_S", 0.0)
+    monkeypatch.setattr(verify_session, "ask", found.ask)
+    monkeypatch.setattr(verify_session.Target, "now", lambda self: found.now(self))
+    monkeypatch.setattr(verify_session, "SETTLE_S", 0.0)
     there = CARD.model_copy(update={"memory_gib": 24.0})
-    monkeypatch.setattr(session, "detect", lambda index, **ids: SimpleNamespace(gpu=there))
+    monkeypatch.setattr(verify_session, "detect", lambda index, **ids: SimpleNamespace(gpu=there))
     return found
 
 
 def results(path: str = "r.json") -> Verification:
-    return record.read(Path(path))
+    return verify_record.read(Path(path))
 
 
 def test_all_cases_are_run_and_shown(machinery: Machinery) -> None:
@@ -276,13 +278,13 @@ def test_all_cases_are_run_and_shown(machinery: Machinery) -> None:
     assert summary["process"].cases == 24
     assert "How far off" in result.stdout
     assert result.stdout.index("worst") < result.stdout.index("Errors by case")
-    assert record.CONTRIBUTED in result.stdout
+    assert verify_record.CONTRIBUTED in result.stdout
     assert "24 cases on NVIDIA GeForce RTX 4070" in result.stderr
     assert "min" in result.stderr
 
 
 def test_nothing_of_the_user_is_in_the_file(machinery: Machinery) -> None:
-    machinery.answers = {"Muon": {"error": measure.plain(f"OSError: {Path.home()}/x/lib.so: {Path.cwd()}/y")}}
+    machinery.answers = {"Muon": {"error": verify_step.plain(f"OSError: {Path.home()}/x/lib.so: {Path.cwd()}/y")}}
     assert foretrain("verify", "--out", "r.json").returncode == 0
     written = Path("r.json").read_text("utf-8")
     names = [socket.gethostname(), str(Path.home()), str(Path.cwd()), os.environ.get("USER", "")]
@@ -331,7 +333,7 @@ def test_only_and_again(machinery: Machinery) -> None:
 def test_what_goes_wrong_with_a_case_spoils_nothing(machinery: Machinery) -> None:
     machinery.answers = {
         "adamw8bit": {"out_of_memory": {"phase": "first_step", "said": "CUDA out of memory"}},
-        "Muon": session.Ended(-9), "dropout and bias": session.Timeout(), "evaluation only": {"error": "ValueError: 7"},
+        "Muon": verify_session.Ended(-9), "dropout and bias": verify_session.Timeout(), "evaluation only": {"error": "ValueError: 7"},
     }  # fmt: skip
     result = foretrain("verify", "--out", "r.json")
     assert result.returncode == 0
@@ -370,11 +372,11 @@ def test_a_card_that_still_works_for_the_case_before_is_not_busy(
     machinery: Machinery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NVML's utilisation is of the last second, and memory is freed a moment after a process has ended."""
-    monkeypatch.setattr(session, "SETTLE_S", 60.0)
-    monkeypatch.setattr(session.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(verify_session, "SETTLE_S", 60.0)
+    monkeypatch.setattr(verify_session.time, "sleep", lambda seconds: None)
     moments = [(24 * GIB, 0, False), (1 * GIB, 23 * GIB, True), (24 * GIB, 0, True), (24 * GIB, 0, False)]
     said = iter(moments)  # the first chooses the cases
-    monkeypatch.setattr(session.Target, "now", lambda self: next(said))
+    monkeypatch.setattr(verify_session.Target, "now", lambda self: next(said))
     foretrain("verify", "--out", "r.json", "--only", "Muon", "--quiet")
     (outcome,) = results().of("measured")
     assert not outcome.busy
@@ -393,7 +395,7 @@ def test_a_card_that_the_catalogue_lacks_has_memory_and_no_time(
     def unknown(index: int, **ids: str) -> None:
         raise UserError("gpu.unknown", name="x", near=[], block="")
 
-    monkeypatch.setattr(session, "detect", unknown)
+    monkeypatch.setattr(verify_session, "detect", unknown)
     assert foretrain("verify", "--out", "r.json", "--quiet").returncode == 0
     assert {each.quantity for each in results().by_quantity} == {"allocated", "reserved", "process", "estimate"}
 
@@ -475,7 +477,7 @@ def test_a_file_that_cannot_be_written_is_told_before_anything_runs(machinery: M
 def test_results_of_another_driver_are_set_aside(machinery: Machinery, monkeypatch: pytest.MonkeyPatch) -> None:
     foretrain("verify", "--out", "r.json", "--only", "Muon", "--quiet")
     before = Path("r.json").read_text("utf-8")
-    monkeypatch.setattr(session, "own_version", lambda: "9.9")
+    monkeypatch.setattr(verify_session, "own_version", lambda: "9.9")
     result = foretrain("verify", "--out", "r.json", "--only", "Muon")
     assert "r.before-1.json" in result.stderr
     assert Path("r.before-1.json").read_text("utf-8") == before
@@ -491,7 +493,7 @@ def small(**changes: Any) -> dict[str, Any]:
         source="traced", allocated_bytes=110, reserved_bytes=220, process_bytes=300, process_low_bytes=250,
         process_high_bytes=400, estimate_allocated_bytes=90, step_s=0.1, step_low_s=0.05, step_high_s=0.2,
     )  # fmt: skip
-    taken = record.Measured(allocated_bytes=100, reserved_bytes=200, process_bytes=290, step_s=0.3, steps=5)
+    taken = verify_record.Measured(allocated_bytes=100, reserved_bytes=200, process_bytes=290, step_s=0.3, steps=5)
     found = Verification(
         date="2026-11-22", machine=Machine(device="NVIDIA GeForce RTX 4070", kind="cuda", driver="580.1"),
         versions=Versions(foretrain="0.1.0", code="abc", python="3.12", torch="2.13.0"),
@@ -580,7 +582,7 @@ def test_worst_and_median_are_shown_before_the_cases() -> None:
     assert re.search(r"time of a step, from the catalogue +1 +66\.7 % +-66\.7 % +0 / 1", shown)
     assert shown.index("+10.0 %") < shown.index("Errors by case")
     assert "tiny fp32 eager foretrain" in shown
-    assert record.CONTRIBUTED not in shown  # it may be somebody else's
+    assert verify_record.CONTRIBUTED not in shown  # it may be somebody else's
 
 
 def test_the_files_that_were_contributed_are_whole_and_of_real_machines() -> None:
@@ -590,7 +592,7 @@ def test_the_files_that_were_contributed_are_whole_and_of_real_machines() -> Non
 
 
 def test_a_card_that_computes_nothing_is_not_contributed(tmp_path: Path) -> None:
-    found = record.read(FIXTURE)
+    found = verify_record.read(FIXTURE)
     assert len(found.outcomes) == 24
     assert contributed_tables.obstacle(found)
     (tmp_path / "a.json").write_text(FIXTURE.read_text("utf-8"), "utf-8")
@@ -615,7 +617,7 @@ def test_the_page_says_that_there_is_nothing_or_what_there_is(tmp_path: Path) ->
 
 def test_traces_on_that_card_are_near_what_its_allocator_counted() -> None:
     """Memory is real there: PyTorch's CUDA build and its allocator ran; only kernels did nothing."""
-    found = {each.quantity: each for each in record.read(FIXTURE).by_quantity}
+    found = {each.quantity: each for each in verify_record.read(FIXTURE).by_quantity}
     assert found["allocated"].cases == found["reserved"].cases == 24
     assert abs(found["allocated"].worst) < 0.002
     assert (found["allocated"].median, found["reserved"].median) == (0, 0)

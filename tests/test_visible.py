@@ -5,10 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from foretrain.base.units import GIB
-from foretrain.hardware.card import Cards, Load
+from foretrain.hardware.card import VARIABLE, Cards, Load, identity, visible
 from foretrain.hardware.catalogue import detect, given_gib
 from foretrain.hardware.devices import used_here_bytes
-from foretrain.hardware.visible import VARIABLE, identity, visible
 from tests.kit.nvml import FakeNvml
 
 KEPT_GIB = 12 - given_gib(12)  # by the driver, where it does not say

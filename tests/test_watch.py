@@ -16,16 +16,15 @@ from typing import Any
 import pytest
 
 from foretrain.base import process_memory
+from foretrain.base.bugs import redacted
 from foretrain.base.errors import UserError
-from foretrain.base.redaction import redacted
 from foretrain.cli.commands.watch import config_of
 from foretrain.hardware.card import REASONS, Cards
-from foretrain.monitoring import record as watch_record
-from foretrain.monitoring import watch as watching
-from foretrain.monitoring.record import WatchRecord
-from foretrain.monitoring.training_log import read_log
-from foretrain.monitoring.watch import watch
-from foretrain.training import store
+from foretrain.runs import folder, watch_record
+from foretrain.runs.training_log import read_log
+from foretrain.runs.watch_record import WatchRecord
+from foretrain.training import watch as watching
+from foretrain.training.watch import watch
 from tests.kit.command import REPO, foretrain, said
 from tests.kit.nvml import GIB, FakeNvml, Nvml
 
@@ -38,7 +37,7 @@ print("step 12: train loss 3.1000, val loss 3.2000")
 
 def watched(code: str, nvml: Any = None, interval_s: float = 0.05) -> tuple[WatchRecord, Path]:
     """Watch a piece of Python in this process, its output thrown away."""
-    directory = store.create("w")
+    directory = folder.create("w")
     sink = os.open(os.devnull, os.O_WRONLY)
     try:
         command = [sys.executable, "-c", code]
@@ -132,7 +131,7 @@ def test_a_reader_that_goes_away_ends_the_command_as_it_would_without() -> None:
 
 @pytest.mark.parametrize("command", ["/nonexistent/python", ".", "a\x00b"])
 def test_a_command_that_cannot_start_is_one_sentence_and_leaves_nothing(command: str) -> None:
-    directory = store.create("w")
+    directory = folder.create("w")
     with pytest.raises(UserError) as caught:
         watch([command], directory)
     assert caught.value.id == "environment.cannot_start"
@@ -314,7 +313,7 @@ def test_progress_bars_and_lines_in_pieces_are_read() -> None:
 
 def test_a_killed_watch_is_told_by_its_lock(capsys: pytest.CaptureFixture[str]) -> None:
     record, path = watched("pass")
-    directory = store.RunDirectory(path)
+    directory = folder.RunDirectory(path)
     watch_record.write(directory, record.model_copy(update={"status": "running", "exit_code": None}))
     assert watch_record.read(path).status == "killed"
     assert "killed" in said(capsys, "explain", "w")

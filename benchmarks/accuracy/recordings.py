@@ -56,7 +56,7 @@ class Life(NamedTuple):
 
 def recorded(path: Path) -> list[Life]:
     """The allocations of a recording. Raises BadRecording."""
-    from foretrain.predict.snapshot import read as snapshot
+    from foretrain.predict import snapshot
 
     try:
         if path.suffix == ".pickle":

@@ -28,9 +28,9 @@ from common import report
 
 from foretrain.base.installation import installed_torch
 from foretrain.base.units import GIB, MIB
-from foretrain.config.one_graph import launched
+from foretrain.config.checks import launched
 from foretrain.hardware.catalogue import match
-from foretrain.predict.allocator.addresses import Rising
+from foretrain.predict.allocator.blocks import Rising
 from foretrain.predict.allocator.replay import replay
 from foretrain.predict.memory import predict, worst_verdict
 from foretrain.predict.trace import service

@@ -82,7 +82,7 @@ def measure_all(pattern: str, at_once: int, minutes: float) -> dict[str, Any]:
 
 def compare(document: dict[str, Any]) -> list[dict[str, Any]]:
     """Each run's peaks beside those of its trace and its estimate."""
-    from foretrain.config.hub.read import facts_of
+    from foretrain.config.hub.source import facts_of
     from foretrain.hardware.catalogue import match
     from foretrain.predict.allocator.replay import replay
     from foretrain.predict.finetune.memory import estimated

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from common import RESULTS, report
 
 from foretrain.base.units import GIB
-from foretrain.config.one_graph import launched
+from foretrain.config.checks import launched
 from foretrain.hardware.calibration import Calibration
 from foretrain.hardware.catalogue import match
 from foretrain.predict.spec import StepName, StepSpec

@@ -32,16 +32,16 @@ from at_once import error_of, import_compiler, run_all
 from cases import B1, CHARACTERS, GPT2, A, C, Case
 from common import show, versions
 
-from foretrain.config.one_graph import launched
+from foretrain.config.checks import launched
 from foretrain.config.options import RunConfig
 from foretrain.hardware.calibration import Calibration
 from foretrain.hardware.catalogue import detect
+from foretrain.measure.calibrate import LARGE_REFERENCE, NARROW_REFERENCE, calibrate
+from foretrain.measure.timer import Stepper
 from foretrain.predict.energy import power
 from foretrain.predict.plan import whole_run
 from foretrain.predict.speed.time import compile_time, evaluation_time, step_time
 from foretrain.training.device import Placement, place
-from foretrain.tuning.calibrate import LARGE_REFERENCE, NARROW_REFERENCE, calibrate
-from foretrain.tuning.timer import Stepper
 
 XL = {"n_layer": 24, "n_head": 16, "n_embd": 1024, "batch_size": 4, "gradient_accumulation_steps": 2}
 NARROW = {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64, "vocab_size": 65, "batch_size": 12}

@@ -37,9 +37,9 @@ def measure_memory(case: Case, device: str) -> dict[str, Any]:
     """One run with its memory: peaks by phase, process, context, history."""
     import torch
 
+    from foretrain.measure.verify_record import Case as Run
+    from foretrain.measure.verify_step import Watch, prevent_overflow, run
     from foretrain.predict.trace.drive import Job
-    from foretrain.verification.measure import Watch, prevent_overflow, run
-    from foretrain.verification.record import Case as Run
 
     one = Run(name=case.name, options=case.knobs, dtype=case.dtype, step=case.step, compiled=case.compiled)  # type: ignore[arg-type]
     where = torch.device(device)
@@ -97,7 +97,7 @@ def measure_time(case: Case, device: str) -> dict[str, Any]:
     """Seconds of one optimizer step, after two that warm up, of the step with its own accumulation."""
     import torch
 
-    from foretrain.config.one_graph import launched
+    from foretrain.config.checks import launched
     from foretrain.model.step import build, train_step
     from foretrain.predict.trace.drive import DTYPES
 

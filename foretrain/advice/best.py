@@ -18,8 +18,8 @@ from foretrain.base.errors import UserError
 from foretrain.base.quantities import Limit
 from foretrain.base.records import Record
 from foretrain.config.options import RunConfig, named
+from foretrain.config.shape import ModelShape
 from foretrain.hardware.catalogue import Gpu
-from foretrain.model.shape import ModelShape
 from foretrain.predict.memory import estimated
 from foretrain.predict.plan import Plan, Timing, no_time, timing
 from foretrain.predict.scaling import BESIROGLU, FITS, MOST_EPOCHS, effective_tokens, good_tokens_per_step

@@ -17,7 +17,7 @@ from foretrain.advice.rules import BY_ID, ORDER
 from foretrain.advice.rules.base import Change, Exactness, Goal, State, loosest
 from foretrain.config.options import OPTIONS, RunConfig
 from foretrain.config.presets import GPT2_SHAPES
-from foretrain.model.shape import ModelShape
+from foretrain.config.shape import ModelShape
 
 TOLLS: dict[Exactness, float] = {"exact": 0.0, "rounding": 0.05, "other optimizer": 0.5, "other model": 1.0}
 EACH_MORE = 0.01

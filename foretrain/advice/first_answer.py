@@ -21,7 +21,7 @@ from foretrain.hardware.catalogue import find
 from foretrain.predict.memory import REFUSED, StepMemory
 from foretrain.predict.plan import Plan, Timing
 from foretrain.predict.spec import StepName
-from foretrain.predict.speed.roofline import Bottleneck, bottleneck
+from foretrain.predict.speed.limit import Bottleneck, bottleneck
 from foretrain.predict.within import Within
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ from foretrain.base.errors import UserError
 from foretrain.base.records import Record
 from foretrain.config.microbatches import cut, divisors, sequences_of
 from foretrain.config.options import RunConfig
+from foretrain.measure.tune_record import Tuning
 from foretrain.predict.memory import Verdict, predict, worst_verdict
 from foretrain.predict.plan import Plan
 from foretrain.predict.spec import StepName
 from foretrain.predict.speed.time import step_time
-from foretrain.tuning.record import Tuning
 
 MOST_BATCHES = 10
 BEYOND = 1.5  # times what the card has

@@ -7,13 +7,13 @@ from foretrain.advice.frontier import Frontier
 from foretrain.base.errors import UserError
 from foretrain.base.records import Record
 from foretrain.hardware.catalogue import Gpu, catalogue
+from foretrain.measure.tune_record import Tuning
 from foretrain.predict.memory import Verdict, predict, worst_verdict
 from foretrain.predict.plan import Plan, available, timing
 from foretrain.predict.spec import StepName, StepSpec
-from foretrain.predict.speed.roofline import Roofline, roofline
+from foretrain.predict.speed.limit import Roofline, roofline
 from foretrain.predict.speed.time import Range
 from foretrain.predict.step_moments import StepMoments, step_moments
-from foretrain.tuning.record import Tuning
 
 # The same run on the other cards of the catalogue: does it fit, how long, how much energy. All predicted.
 #

@@ -15,7 +15,7 @@ from foretrain.advice.rules.base import State, loosest
 from foretrain.base.errors import UserError
 from foretrain.base.quantities import Limit
 from foretrain.config.options import RunConfig
-from foretrain.model.shape import ModelShape
+from foretrain.config.shape import ModelShape
 from foretrain.predict.plan import Plan
 from foretrain.predict.scaling import BESIROGLU
 from foretrain.predict.within import adjusted, largest_steps

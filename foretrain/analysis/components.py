@@ -21,8 +21,7 @@ from foretrain.predict.memory import (
 from foretrain.predict.plan import Plan
 from foretrain.predict.spec import StepName
 from foretrain.predict.trace.memory import component_id
-from foretrain.predict.trace.record import Allocation, Trace
-from foretrain.predict.trace.roles import role_of
+from foretrain.predict.trace.record import Allocation, Trace, role_of
 
 TIMELINE_POINTS = 400
 BECAUSE = {"logits", "activations", "optimizer"}  # components of which there is a sentence

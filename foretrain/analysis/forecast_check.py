@@ -5,13 +5,12 @@ Errors are signed: +2 % means that the prediction was 2 % too high. Where one si
 
 from typing import Literal
 
-from foretrain.analysis.forecast import highest, plan_now, plan_of
+from foretrain.analysis.forecast import RanksExplained, highest, plan_now, plan_of, ranks_of
 from foretrain.analysis.measured_step import of_run, with_measured_step
-from foretrain.analysis.ranks import RanksExplained, ranks_of
 from foretrain.base.records import Note, Record
-from foretrain.model.shape import ModelShape
+from foretrain.config.shape import ModelShape
 from foretrain.predict.plan import Plan
-from foretrain.training.store import MachineLoad, RunDirectory, RunRecord
+from foretrain.runs.folder import MachineLoad, RunDirectory, RunRecord
 
 SCHEMA = "foretrain.comparison/2"
 

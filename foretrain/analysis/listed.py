@@ -7,13 +7,10 @@ from typing import TypeVar
 
 from foretrain.analysis.measured_step import with_measured_step
 from foretrain.base.errors import UserError
-from foretrain.monitoring import record as watch_record
-from foretrain.monitoring import trainer_record
-from foretrain.monitoring.record import WatchRecord
-from foretrain.monitoring.trainer_record import TrainerRunRecord
-from foretrain.training import store
-from foretrain.training.folder import label
-from foretrain.training.store import RunDirectory, RunRecord
+from foretrain.runs import folder, state, trainer_record, watch_record
+from foretrain.runs.folder import RunDirectory, RunRecord
+from foretrain.runs.trainer_record import TrainerRunRecord
+from foretrain.runs.watch_record import WatchRecord
 
 T = TypeVar("T")
 
@@ -35,7 +32,7 @@ def listed(folders: Sequence[Path], tags: Iterable[str] = ()) -> Listed:
     def read_all(paths: Iterable[Path], read: Callable[[Path], T]) -> list[tuple[Path, T]]:
         found = []
         for path in paths:
-            if wanted - set(label.read(path).tags):
+            if wanted - set(state.read_label(path).tags):
                 continue
             try:
                 found.append((path, read(path)))
@@ -45,7 +42,7 @@ def listed(folders: Sequence[Path], tags: Iterable[str] = ()) -> Listed:
 
     roots = list(folders)
     return Listed(
-        read_all((run.path for run in store.find_runs(roots)), _own),
+        read_all((run.path for run in folder.find_runs(roots)), _own),
         read_all(watch_record.find(roots), watch_record.read),
         read_all(trainer_record.find(roots), trainer_record.read),
         unreadable,

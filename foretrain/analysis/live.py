@@ -1,7 +1,10 @@
 """This machine's cards and runs at one moment: foretrain's own runs, Trainers' with ForetrainCallback, and watched
 commands. Files are read and nothing else."""
 
+import json
+import os
 import socket
+import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -10,17 +13,115 @@ from typing import Any, Literal
 
 from foretrain.analysis import trainer_run
 from foretrain.analysis.forecast import highest, plan_of
-from foretrain.analysis.observed import LOCK, LOCKS, ObservedRun, age_s, held_here, lock_is_held, newest_lines
 from foretrain.base.errors import UserError
 from foretrain.base.process_memory import TreeSample, sample_tree
 from foretrain.base.records import Record
 from foretrain.hardware.card import Cards, CardSample
-from foretrain.monitoring import record as watch_record
-from foretrain.training.folder import label, now
-from foretrain.training.folder.label import UNSAID, Label
+from foretrain.runs import state, watch_record
+from foretrain.runs import state as label
+from foretrain.runs.folder import RunDirectory
+from foretrain.runs.state import UNSAID, Label
+
+MAX_RECORD_BYTES = 16 * 2**20
+FRESH_S = 60.0
+_LAST_BYTES = 65536  # hold the newest lines of any run
+LOCK = "run.lock"
+FILES = (
+    "run.json", "metrics.jsonl", "events.jsonl", "plan.json", "sample.txt", LOCK, "trainer.json", state.NOW_FILE,
+    state.LABEL_FILE, "watch.json", "samples.jsonl",
+)  # fmt: skip
+_SMALL = ("run.json", "plan.json", "trainer.json", "watch.json")
+LOCKS = Path("/proc/locks")
+
+
+class ObservedRun(RunDirectory):
+    def is_locked(self) -> bool:
+        """Whether a living process trains here, as far as can be seen without touching the lock."""
+        said = state.read_now(self.path)
+        lives = state.lives(said) if said else None
+        if lives is not None:
+            return lives
+        held = lock_is_held(self.path / LOCK)
+        return held or age_s(self.path / "metrics.jsonl") < FRESH_S or age_s(self.path / "run.json") < FRESH_S
+
+    def is_plain(self) -> bool:
+        """Whether the folder and the files in it are neither links nor pipes, and of a sensible size."""
+        if self.path.is_symlink() or not self.path.is_dir():
+            return False
+        files = [self.path / name for name in FILES]
+        if any(file.is_symlink() or (file.exists() and not file.is_file()) for file in files):
+            return False
+        small = [self.path / name for name in _SMALL]
+        return all(file.stat().st_size <= MAX_RECORD_BYTES for file in small if file.exists())
+
+
+def age_s(path: Path) -> float:
+    """Seconds since a file changed; infinite where there is none."""
+    try:
+        return time.time() - path.stat().st_mtime
+    except OSError:
+        return float("inf")
+
+
+def lock_is_held(path: Path, listing: Path = LOCKS) -> bool:
+    """Whether somebody holds a lock on this file, by the kernel's list of locks; False where there is no list."""
+    try:
+        status = path.stat()
+    except OSError:
+        return False
+    file = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    return any(file in words for words in _locks(listing))
+
+
+def _locks(listing: Path) -> list[list[str]]:
+    """The words of each line of the kernel's list."""
+    try:
+        return [line.split() for line in listing.read_text("ascii", "replace").splitlines()]
+    except OSError:
+        return []
+
+
+def held_here(listing: Path = LOCKS, processes: Path = Path("/proc")) -> list[Path]:
+    """Folders of the runs whose lock some process of this machine holds, as far as we may look at its files."""
+    found: set[Path] = set()
+    for words in _locks(listing):
+        if len(words) > 4 and words[1] == "FLOCK" and words[4].isdigit():
+            found |= {path.parent for path in _open_files(processes / words[4] / "fd") if path.name == LOCK}
+    return sorted(found)
+
+
+def _open_files(folder: Path) -> Iterator[Path]:
+    """What a process has open; nothing of another user's."""
+    try:
+        for link in folder.iterdir():
+            yield link.readlink()
+    except OSError:  # it ended meanwhile, or is not ours to see
+        return
+
+
+def newest_lines(file: Path) -> list[dict[str, Any]]:
+    """The last whole lines of a file of JSON lines; those that a crash or a hand has spoilt are left out."""
+    try:
+        with file.open("rb") as opened:
+            start = max(0, file.stat().st_size - _LAST_BYTES)
+            opened.seek(start)
+            lines = opened.read().split(b"\n")[1 if start else 0 : -1]
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        try:
+            found.append(json.loads(line))
+        except (ValueError, RecursionError):
+            continue
+    return [line for line in found if isinstance(line, dict)]
+
+
+# This machine's cards and runs at one moment: foretrain's own runs, Trainers' with ForetrainCallback, and watched
+# commands. Files are read and nothing else.
 
 SCHEMA = "foretrain.top/1"
-RECORDS = ("run.json", "watch.json", "trainer.json", now.FILE)
+RECORDS = ("run.json", "watch.json", "trainer.json", state.NOW_FILE)
 _DEPTHS = ("", "*/", "*/*/")
 MOST_RUNS = 60  # are read at a look; a screen shows fewer
 _ORDER = ("here", "elsewhere", "nowhere")  # each in the order in which they came: the newest first
@@ -45,7 +146,7 @@ class LiveRun(Record):
     label: Label = UNSAID
     where: Literal["here", "elsewhere", "nowhere"]
     host: str = ""
-    phase: Literal[now.Phase, "ended", "unreadable"]
+    phase: Literal[state.Phase, "ended", "unreadable"]
     phase_s: float | None = None
     status: str = ""
     device: str = ""
@@ -130,13 +231,13 @@ def _is_plain(run: ObservedRun) -> bool:
 
 def _newness(run: ObservedRun) -> tuple[bool, float]:
     ages = [age_s(run.path / name) for name in (*RECORDS, "metrics.jsonl")]
-    return (run.path / now.FILE).is_file(), -min(ages)
+    return (run.path / state.NOW_FILE).is_file(), -min(ages)
 
 
 def of_folder(run: ObservedRun) -> LiveRun:
     """The run in a folder as it is now; one that cannot be read says why."""
-    path, said = run.path, now.read(run.path)
-    values: Values = {"path": str(path), "kind": "run", "name": path.resolve().name, "label": label.read(path)}
+    path, said = run.path, state.read_now(run.path)
+    values: Values = {"path": str(path), "kind": "run", "name": path.resolve().name, "label": label.read_label(path)}
     try:
         if (path / watch_record.RECORD).is_file():
             values |= {"kind": "watched", **_watched(run)}
@@ -153,21 +254,21 @@ def of_folder(run: ObservedRun) -> LiveRun:
     elif said is None:
         values |= {"where": "here" if lock_is_held(path / LOCK) else "elsewhere", "phase": "running"}
     else:
-        here = now.is_here(said)
+        here = state.is_here(said)
         values |= {"where": "here" if here else "elsewhere", "host": said.host, "phase": said.phase}
-        values["phase_s"] = max(0.0, now.seconds_since(said))
+        values["phase_s"] = max(0.0, state.seconds_since(said))
         values["pids"] = tuple(_processes(path, said)) if here else ()
     if values["phase"] == "running" and values.get("loss") is not None:  # its lines tell of steps
         values["phase"] = "training"
     return LiveRun(**values)
 
 
-def _processes(path: Path, said: now.Now) -> Iterator[int]:
+def _processes(path: Path, said: state.Now) -> Iterator[int]:
     """The process of a run, and those of its other ranks here."""
     yield said.pid
-    for file in sorted(path.glob(f".ranks/*/{now.FILE}")):
-        rank = now.read(file.parent)
-        if rank is not None and now.lives(rank):
+    for file in sorted(path.glob(f".ranks/*/{state.NOW_FILE}")):
+        rank = state.read_now(file.parent)
+        if rank is not None and state.lives(rank):
             yield rank.pid
 
 

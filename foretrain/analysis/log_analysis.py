@@ -5,17 +5,24 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, Literal
 
-from foretrain.analysis.log_checks import Finding, findings, has_constant_rate, rate_fits, rate_tokens
-from foretrain.analysis.log_steady import Disturbance, Pace, disturbances, has_only_first_steps, spans, steady
-from foretrain.analysis.utilization import Utilization, utilization
+from foretrain.analysis.log_checks import (
+    Finding,
+    Utilization,
+    findings,
+    has_constant_rate,
+    rate_fits,
+    rate_tokens,
+    utilization,
+)
+from foretrain.analysis.measured_step import Disturbance, Pace, disturbances, has_only_first_steps, spans, steady
 from foretrain.base.records import Record
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Gpu
-from foretrain.monitoring.formats.log_format import LossUnit, TimeSource
-from foretrain.monitoring.training_log import EVALUATED, LogHeader, TrainingLog
 from foretrain.predict.energy import Spending, spending
 from foretrain.predict.plan import plan
 from foretrain.predict.speed.time import Range
+from foretrain.runs.formats.log_format import LossUnit, TimeSource
+from foretrain.runs.training_log import EVALUATED, LogHeader, TrainingLog
 
 SCHEMA = "foretrain.log/1"
 # nanochat divided by this on every card until it looked the card up: promised_flops_per_sec_h100 in base_train.py.

@@ -10,14 +10,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from foretrain.config import init_from
+from foretrain.config import weights_file
 from foretrain.config.options import OPTIONS, RunConfig, named
 from foretrain.config.presets import GPT2_SHAPES
 from foretrain.config.resolve import ResolvedConfig
-from foretrain.data.config_data import of_config
+from foretrain.data.corpus import of_config
 from foretrain.data.dataset import DatasetInfo
-from foretrain.monitoring.training_log import TrainingLog
-from foretrain.training.trackers.tracker import Tracked
+from foretrain.runs.trackers.tracker import Tracked
+from foretrain.runs.training_log import TrainingLog
 
 SOURCE = "the log"
 # What says that a config is one of nanoGPT's.
@@ -46,7 +46,7 @@ def as_printed(resolved: ResolvedConfig, log: TrainingLog) -> ResolvedConfig:
     if model in GPT2_SHAPES and model != resolved.config.init_from:  # which brings its shape
         own = {key: getattr(resolved.config, key) for key in ("block_size", "vocab_size") if key in resolved.sources}
         found = own | found
-        init_from.apply(found, dict.fromkeys(found, SOURCE))
+        weights_file.apply(found, dict.fromkeys(found, SOURCE))
     config = laid_over(resolved.config, found)
     changed = {key for key in found if getattr(config, key) == found[key]}
     return replace(resolved, config=config, sources={**resolved.sources, **dict.fromkeys(changed, SOURCE)})

@@ -5,15 +5,240 @@ slow-downs that last, and without single slow steps. Of a run that was stopped a
 as many ranks as the last one.
 """
 
+import math
+from array import array
+from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
-from foretrain.analysis.log_steady import Pace, log_of, steady
+from foretrain.base.errors import UserError
 from foretrain.base.records import Note, Record
-from foretrain.training.store import RunDirectory, RunRecord
+from foretrain.config.options import RunConfig
+from foretrain.runs.folder import RunDirectory, RunRecord
+from foretrain.runs.training_log import EVALUATED, SAVED, LogHeader, Steps, TrainingLog
+
+SLOWER = 0.05  # a slow-down is at least this much slower than the steady step, and lasts
+SPIKE = 0.10
+FIRST_STEPS = 10  # of a segment; slow ones at its head are compilation
+FIRST_SLOWER = 0.25
+
+Kind = Literal["compilation", "evaluation", "evaluation_and_saving", "saving", "slow_down", "spike"]
+
+
+class Disturbance(Record):
+    """Steps that took longer for one reason. `lost_s`: beyond the steady step, all together; `each_s`: the median.
+
+    `slower_factor`: the median of them over the steady step, 1.1 for 10 % slower.
+    """
+
+    kind: Kind
+    count: int
+    first_step: int
+    last_step: int
+    each_s: float
+    lost_s: float
+    slower_factor: float
+
+
+@dataclass(frozen=True)
+class Pace:
+    """`indices`: the steady steps. `slow`: index ranges of sustained slow-downs. `recent_s`: the pace at the end."""
+
+    median_s: float
+    low_s: float
+    high_s: float
+    recent_s: float
+    noise_s: float
+    indices: tuple[int, ...]
+    slow: tuple[tuple[int, ...], ...]
+
+
+def steady(log: TrainingLog, config: RunConfig | None) -> Pace:
+    """The steady step: what is left without first steps, evaluations, saves, slow-downs and spikes.
+
+    Raises UserError where no step has a time.
+    """
+    ordinary = _ordinary(log, config)
+    if not ordinary:
+        raise UserError("data.log_no_times", count=len(log.steps))
+    times = log.steps.time_s
+    windows = _windows(ordinary)
+    middles = [median(times[i] for i in window) for window in windows]
+    # The level of the quicker windows: a card that throttled for most of a run is measured against when it did not.
+    level_s = sorted(middles)[(len(middles) - 1) // 4]
+    noise_s = _noise(times, windows, middles)
+    limit_s = max(level_s * (1 + SLOWER), level_s + 5 * noise_s / math.sqrt(len(windows[0])))
+    slow = _slow_windows(windows, [middle > limit_s for middle in middles])
+    slow = tuple(_to_the_step(indices, ordinary, times, level_s) for indices in slow)
+    in_slow = {i for indices in slow for i in indices}
+    spike_s = max(level_s * (1 + SPIKE), level_s + 6 * noise_s)
+    kept = tuple(i for i in ordinary if i not in in_slow and times[i] <= spike_s) or tuple(ordinary)
+    values = sorted(times[i] for i in kept)
+    last = slow[-1] if slow and slow[-1][-1] == ordinary[-1] else None
+    return Pace(
+        median_s=median(values), low_s=_quantile(values, 0.05), high_s=_quantile(values, 0.95),
+        recent_s=median(times[i] for i in last) if last else median(values), noise_s=noise_s, indices=kept, slow=slow,
+    )  # fmt: skip
+
+
+def has_only_first_steps(log: TrainingLog) -> bool:
+    """Whether every time is of a first step, which compiles, and in nanoGPT evaluates: a log that ends right there."""
+    firsts = {segment[0] for segment in log.steps.segments()}
+    timed = [i for i, time_s in enumerate(log.steps.time_s) if math.isfinite(time_s)]
+    means = log.program.mean_times and any(log.steps.number[i] >= FIRST_STEPS for i in timed)
+    return bool(timed) and not means and firsts.issuperset(timed)
+
+
+def log_of(numbers: Sequence[int], times_s: Sequence[float], starts: list[int]) -> TrainingLog:
+    """Step times from elsewhere as a log for `steady`, nothing else within them. `starts`: index of each segment's."""
+    unknown = array("d", [math.nan] * len(numbers))
+    steps = Steps(
+        number=array("q", numbers), time_s=array("d", times_s), loss=unknown, logged_mfu=unknown, tokens_per_s=unknown,
+        happened=bytearray(len(numbers)), starts=starts,
+    )  # fmt: skip
+    return TrainingLog("build-nanogpt", LogHeader(), steps, (), numbers[-1])
+
+
+def _evaluates(log: TrainingLog, config: RunConfig | None, i: int) -> int:
+    """What happened within the step. Where a log has lost its evaluation lines, the config says when they were."""
+    happened = log.steps.happened[i]
+    if config is not None and log.program.times_evaluation and log.steps.number[i] % config.eval_interval == 0:
+        return happened or (0 if log.evaluations else EVALUATED)
+    return happened
+
+
+def _ordinary(log: TrainingLog, config: RunConfig | None) -> list[int]:
+    """Steps with a time, without evaluation or save, and without the head of each segment."""
+    times = log.steps.time_s
+    timed = [i for i in range(len(times)) if math.isfinite(times[i])]
+    quiet = [i for i in timed if not _evaluates(log, config, i)]
+    found: list[int] = []
+    for head in (5, 1):
+        heads = {i for segment in log.steps.segments() for i in segment[:head]}
+        found = [i for i in quiet if i not in heads]
+        if len(found) >= 5:
+            return found
+    return found or quiet or timed
+
+
+def _windows(indices: list[int]) -> list[list[int]]:
+    """Neighbouring steps in windows of 5 to 50, a twentieth of the run each; the rest joins the last."""
+    size = min(50, max(5, len(indices) // 20))
+    windows = [indices[i : i + size] for i in range(0, len(indices), size)]
+    if len(windows) > 1 and len(windows[-1]) < size:
+        rest = windows.pop()
+        windows[-1] += rest
+    return windows
+
+
+def _noise(times: Sequence[float], windows: list[list[int]], middles: list[float]) -> float:
+    """The usual deviation of a step from its neighbours, as a standard deviation (1.4826 x the median deviation)."""
+    deviations = [abs(times[i] - middle) for window, middle in zip(windows, middles, strict=True) for i in window]
+    return 1.4826 * median(deviations)
+
+
+def _slow_windows(windows: list[list[int]], slow: list[bool]) -> tuple[tuple[int, ...], ...]:
+    """Runs of at least two slow windows: what lasts. One alone is a handful of spikes."""
+    found = []
+    for is_slow, group in groupby(zip(windows, slow, strict=True), key=lambda pair: pair[1]):
+        run = [window for window, _ in group]
+        if is_slow and len(run) >= 2:
+            found.append(tuple(i for window in run for i in window))
+    return tuple(found)
+
+
+def _to_the_step(
+    indices: tuple[int, ...], ordinary: list[int], times: Sequence[float], level_s: float
+) -> tuple[int, ...]:
+    """The slow-down with its ends where the steps cross half-way, not where a window happened to end."""
+    half_s = (level_s + median(times[i] for i in indices)) / 2
+    start, end = bisect_left(ordinary, indices[0]), bisect_left(ordinary, indices[-1])
+    while start < end and times[ordinary[start]] < half_s:
+        start += 1
+    while end > start and times[ordinary[end]] < half_s:
+        end -= 1
+    while start > 0 and times[ordinary[start - 1]] >= half_s:
+        start -= 1
+    while end + 1 < len(ordinary) and times[ordinary[end + 1]] >= half_s:
+        end += 1
+    return tuple(ordinary[start : end + 1])
+
+
+def _quantile(values: list[float], share: float) -> float:
+    """Of sorted values, the nearest rank."""
+    return values[round(share * (len(values) - 1))]
+
+
+def disturbances(log: TrainingLog, pace: Pace, config: RunConfig | None, interval: int) -> tuple[Disturbance, ...]:
+    """What took longer, by reason. A slow-down is taken to have lasted between the printed steps as well; of others,
+    only what a mean over those steps shows."""
+    times = log.steps.time_s
+    groups: dict[Kind, list[int]] = {"compilation": _compiling(log, pace)}
+    taken = {i for indices in (groups["compilation"], *pace.slow) for i in indices}
+    names: dict[int, Kind] = {
+        EVALUATED: "evaluation", EVALUATED | SAVED: "evaluation_and_saving", SAVED: "saving", 0: "spike",
+    }  # fmt: skip
+    spike_s = max(pace.median_s * (1 + SPIKE), pace.median_s + 6 * pace.noise_s)
+    for i in range(len(times)):
+        happened = _evaluates(log, config, i)
+        if i not in taken and times[i] > (pace.median_s if happened else spike_s):
+            groups.setdefault(names[happened], []).append(i)
+    each = spans(log, interval)
+    found = [_disturbance(log, kind, indices, pace.median_s, each) for kind, indices in groups.items() if indices]
+    lasting = each if log.program.mean_times else [interval] * len(each)
+    found += [_disturbance(log, "slow_down", list(indices), pace.median_s, lasting) for indices in pace.slow]
+    return tuple(sorted(found, key=lambda d: -d.lost_s))
+
+
+def _compiling(log: TrainingLog, pace: Pace) -> list[int]:
+    """The slow steps at the head of each segment, one after the other."""
+    found = []
+    for segment in log.steps.segments():
+        for i in segment[:FIRST_STEPS]:
+            time_s = log.steps.time_s[i]
+            if math.isfinite(time_s) and time_s <= pace.median_s * (1 + FIRST_SLOWER) + 6 * pace.noise_s:
+                break
+            if math.isfinite(time_s):
+                found.append(i)
+    return found if len(found) < len(log.steps) else []
+
+
+def spans(log: TrainingLog, interval: int) -> list[int]:
+    """How many steps each printed time stands for: one, or all since the line before where it is their mean."""
+    numbers = log.steps.number
+    found = [1] * len(numbers)
+    for segment in log.steps.segments() if log.program.mean_times else ():
+        found[segment[0]] = max(1, min(interval, numbers[segment[0]]))
+        for i in segment[1:]:
+            found[i] = max(1, numbers[i] - numbers[i - 1])
+    return found
+
+
+def _disturbance(
+    log: TrainingLog, kind: Kind, indices: list[int], steady_s: float, stands_for: Sequence[int]
+) -> Disturbance:
+    beyond = [log.steps.time_s[i] - steady_s for i in indices]
+    each = median(beyond)
+    lost_s = sum(time_s * stands_for[i] for time_s, i in zip(beyond, indices, strict=True))
+    return Disturbance(
+        kind=kind, count=len(indices), first_step=log.steps.number[indices[0]],
+        last_step=log.steps.number[indices[-1]], each_s=each, lost_s=lost_s,
+        slower_factor=1 + each / steady_s,
+    )  # fmt: skip
+
+
+# How long a step of a run took: one definition, for `runs`, `compare`, `explain`, `report` and the page.
+#
+# It is the median of the run's steady steps as metrics.jsonl has them: without the first steps of each start,
+# without
+# slow-downs that last, and without single slow steps. Of a run that was stopped and resumed, every start counts that
+# had
+# as many ranks as the last one.
 
 CHANGED = 1.15  # how far the starts of a run are apart that is said to have changed its speed
 CACHED_RUNS = 512

@@ -4,14 +4,14 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 from foretrain.advice.remedies import Remedy, remedies
+from foretrain.analysis.forecast import RanksExplained, ranks_of
 from foretrain.analysis.forecast_check import Row
 from foretrain.analysis.measured_step import measured, step_lines
-from foretrain.analysis.ranks import RanksExplained, ranks_of
 from foretrain.analysis.run_pace import RunLimit, RunPace, calibration_here, limit_of_run, logged_steps, pace_of
 from foretrain.base.records import Note, Record
-from foretrain.evaluation.record import Scores
 from foretrain.predict.plan import Plan
-from foretrain.training.store import MachineLoad, MeasuredPhase, RunRecord
+from foretrain.runs.folder import MachineLoad, MeasuredPhase, RunRecord
+from foretrain.runs.scores import Scores
 
 SCHEMA = "foretrain.explain/2"
 Status = Literal["running", "finished", "interrupted", "diverged", "failed", "killed"]

@@ -9,8 +9,15 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
-from foretrain.analysis.log_steady import FIRST_SLOWER, FIRST_STEPS, SPIKE, Pace
-from foretrain.analysis.measured_step import pace_of_lines, starts_of, step_lines
+from foretrain.analysis.measured_step import (
+    FIRST_SLOWER,
+    FIRST_STEPS,
+    SPIKE,
+    Pace,
+    pace_of_lines,
+    starts_of,
+    step_lines,
+)
 from foretrain.base.records import Record
 from foretrain.base.units import MIB
 from foretrain.hardware import devices
@@ -18,7 +25,7 @@ from foretrain.hardware.calibration import Calibration
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.limit import StepLimit, limit_of, peaks_of, with_kernels
-from foretrain.training.store import RunRecord
+from foretrain.runs.folder import RunRecord
 
 HEAT = ("hardware_thermal", "thermal", "hardware_slowdown", "power_brake")
 CLOCK_SHARE, CORES_SHARE = 0.97, 0.8  # of the steady lines' median; below that it was another clock, fewer cores

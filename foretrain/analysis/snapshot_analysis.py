@@ -15,7 +15,7 @@ from pydantic import Field
 from foretrain.base.records import Record
 from foretrain.predict.allocator.replay import replay
 from foretrain.predict.allocator.settings import Settings
-from foretrain.predict.snapshot.read import Recording, of_snapshot, requests_of
+from foretrain.predict.snapshot import Recording, of_snapshot, requests_of
 
 # What a stack says of an allocation: what made it, where in the user's code, and what kind of memory it probably is.
 #

@@ -15,9 +15,9 @@ from typing import Any
 from foretrain.analysis.snapshot_analysis import SnapshotAnalysis, analyse
 from foretrain.base import apart
 from foretrain.base.errors import UserError
-from foretrain.base.safe_read import head, open_stream, read_bytes
+from foretrain.base.files import head, open_stream, read_bytes
 from foretrain.base.units import GIB, MIB
-from foretrain.predict.snapshot.read import unpickled
+from foretrain.predict.snapshot import unpickled
 
 MAX_FILE_BYTES = 2 * GIB
 BASE_BYTES, BYTES_PER_BYTE, MOST_BYTES = 768 * MIB, 30, 24 * GIB  # dictionaries take about 8 bytes for one of a pickle

@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from foretrain.base.downsample import extremes
 from foretrain.base.records import Record
+from foretrain.base.statistics import extremes
 from foretrain.hardware.card import SLOWING
 
 SignName = Literal["tokens_per_s", "mfu", "power_w", "temperature_c", "clock_ghz", "memory_bytes"]

@@ -8,12 +8,12 @@ from typing import Any
 from foretrain.advice.finetune import FineTuneChange, changes
 from foretrain.analysis.run import OutOfMemory, Piece, TimePiece, failure_of
 from foretrain.base.errors import UserError
+from foretrain.base.files import read_text
 from foretrain.base.records import Record
-from foretrain.base.safe_read import read_text
-from foretrain.monitoring import trainer_record
-from foretrain.monitoring.trainer_record import TrainerRunRecord
 from foretrain.predict.finetune.plan import FineTunePlan, replanned
-from foretrain.training.store import RunDirectory
+from foretrain.runs import trainer_record
+from foretrain.runs.folder import RunDirectory
+from foretrain.runs.trainer_record import TrainerRunRecord
 
 SCHEMA = "foretrain.explain-trainer/1"
 PLAN = trainer_record.PLAN

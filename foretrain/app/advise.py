@@ -10,7 +10,7 @@ from foretrain.advice.rules.base import Goal
 from foretrain.app.limits import Limits, make_plans, priced, rents
 from foretrain.app.plan import Config, resolved_of, targets
 from foretrain.base.errors import UserError
-from foretrain.base.later import Later
+from foretrain.base.installation import Later
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.predict.plan import Plan
 from foretrain.predict.plan import plan as predict_plan

@@ -11,11 +11,11 @@ from foretrain.config.microbatches import cut, in_parts, sequences_of, shrunk, s
 from foretrain.config.options import RunConfig, step_options
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.hardware.devices import used_here_bytes
+from foretrain.measure import trial as trials
+from foretrain.measure.trial import Trial
 from foretrain.predict.plan import available
+from foretrain.runs.folder import Listener, Note
 from foretrain.training.device import Placement
-from foretrain.training.store import Listener, Note
-from foretrain.tuning import trial as trials
-from foretrain.tuning.trial import Trial
 
 KEPT = Cache("trials")
 

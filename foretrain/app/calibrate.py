@@ -10,7 +10,7 @@ from foretrain.base.errors import UserError
 from foretrain.config.resolve import resolve
 from foretrain.hardware.calibration import Calibration, save
 from foretrain.hardware.catalogue import Gpu
-from foretrain.training.host_memory import give_back, keep_memory
+from foretrain.training.device import give_back, keep_memory
 
 if TYPE_CHECKING:
     from foretrain.training.device import Placement
@@ -32,7 +32,7 @@ def calibrate(
     Raises UserError: no torch, no such device or a measurement that fails 4.
     """
     placement = _placed(device)
-    from foretrain.tuning.peaks import calibrated, calibrating
+    from foretrain.measure.peaks import calibrated, calibrating
 
     if placement.device.type == "cpu":
         keep_memory()  # as the trainer does

@@ -15,8 +15,8 @@ from foretrain.config.options import RunConfig
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import stated_bytes
-from foretrain.monitoring import trainer_record
-from foretrain.training.store import RunDirectory
+from foretrain.runs import trainer_record
+from foretrain.runs.folder import RunDirectory
 
 Tell = Callable[[tuple[UserError, ...]], None]  # hears what was skipped in a config
 

@@ -8,7 +8,7 @@ import torch
 from foretrain.app.training.ready import prepare_data
 from foretrain.base import apart
 from foretrain.config.resolve import ResolvedConfig, resolve
-from foretrain.training import choices
+from foretrain.training import starting
 from foretrain.training.device import place
 
 
@@ -21,7 +21,7 @@ def demo_config(steps: int, out: str) -> tuple[ResolvedConfig, ResolvedConfig]:
              f"--eval_interval={max(10, steps // 5)}", f"--warmup_iters={min(50, steps // 4)}"]  # fmt: skip
     resolved, _ = prepare_data(resolve(words))
     threads = torch.get_num_threads()
-    chosen = choices.decide(resolved.config, place(resolved.config), set(resolved.sources))
+    chosen = starting.decide(resolved.config, place(resolved.config), set(resolved.sources))
     torch.set_num_threads(threads)  # a calibration is of all of them
     return resolved, replace(resolved, config=chosen.config)
 

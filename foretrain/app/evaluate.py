@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from foretrain.app.evaluating.asked import Asked, Listen
 from foretrain.app.train import need_torch
 from foretrain.base.errors import UserError
-from foretrain.base.later import Later
+from foretrain.base.installation import Later
 from foretrain.evaluation.harness import need_harness
 
 if TYPE_CHECKING:
-    from foretrain.evaluation.record import Evaluation
+    from foretrain.runs.scores import Evaluation
 
 SCHEMA = "foretrain.eval/1"
 _work: Any = Later("foretrain.app.evaluating.work")

@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from foretrain.analysis.components import Explanation, explain
-from foretrain.base.durable import not_written
 from foretrain.base.errors import UserError
+from foretrain.base.files import not_written
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.allocator.replay import replay
 from foretrain.predict.allocator.settings import Settings, of_run
 from foretrain.predict.plan import Plan
-from foretrain.predict.snapshot.write import Label, snapshot_of, write
+from foretrain.predict.snapshot import Label, snapshot_of, write
 from foretrain.predict.spec import StepName
 from foretrain.predict.step_moments import StepMoments, traced_moments
 from foretrain.predict.trace import largest as search

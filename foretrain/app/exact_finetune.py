@@ -8,8 +8,7 @@ from foretrain.config.hub.facts import ModelSource
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.trace import interpreter, service
-from foretrain.predict.trace.finetune.answer import FineTuneTrace, answered
-from foretrain.predict.trace.finetune.request import TRACED_LOOPS, FineTuneRequest
+from foretrain.predict.trace.finetune.request import TRACED_LOOPS, FineTuneRequest, FineTuneTrace, answered
 
 
 def exact_finetune(

@@ -31,10 +31,10 @@ from foretrain.config.finetune.asked import is_asked
 from foretrain.config.options import RunConfig
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import Gpu
-from foretrain.monitoring.record import WatchRecord
-from foretrain.monitoring.training_log import TrainingLog
 from foretrain.predict.plan import Plan
-from foretrain.training.store import RunDirectory, RunRecord
+from foretrain.runs.folder import RunDirectory, RunRecord
+from foretrain.runs.training_log import TrainingLog
+from foretrain.runs.watch_record import WatchRecord
 
 Tell = Callable[[UserError], object]  # hears what was skipped in a config, and of a card that the catalogue lacks
 

@@ -7,8 +7,7 @@ from foretrain.app.exporting.card_facts import facts_of
 from foretrain.app.exporting.model_card import card_of, check_repository, upload
 from foretrain.app.train import need_torch
 from foretrain.base.errors import UserError
-from foretrain.base.installation import installed
-from foretrain.base.later import Later
+from foretrain.base.installation import Later, installed
 from foretrain.training.exports.forms import Exported, Form, FormOptions, GgufType
 
 SCHEMA = "foretrain.export/1"

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from foretrain.advice.finetune import FineTuneChange, changes, search
-from foretrain.analysis.utilization import CLOCK_HEADROOM
+from foretrain.analysis.log_checks import CLOCK_HEADROOM
 from foretrain.app.exact_finetune import exact_finetune
 from foretrain.app.finetuning.question import FineTuneQuestion
 from foretrain.base.errors import UserError

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from foretrain.advice.micro_batch import Choice, choose
-from foretrain.analysis.utilization import CLOCK_HEADROOM, utilization
+from foretrain.analysis.log_checks import CLOCK_HEADROOM, utilization
 from foretrain.base.errors import UserError
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import ResolvedConfig, Trainer, from_values, resolve
-from foretrain.data.config_data import ConfigData, of_config
+from foretrain.config.shape import ModelShape
+from foretrain.data.corpus import ConfigData, of_config
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import NANOGPT_PEAK_FLOP_PER_S, DetectedGpu, Gpu, detect, stated_bytes
 from foretrain.hardware.devices import Target
-from foretrain.model.shape import ModelShape
 from foretrain.predict.data_notes import data_notes
 from foretrain.predict.plan import Plan, available
 from foretrain.predict.plan import plan as predict_plan

@@ -10,9 +10,9 @@ from foretrain.app.finetuning.limits import limited
 from foretrain.app.finetuning.question import FineTuneQuestion, prices_of, question
 from foretrain.app.plan import Config
 from foretrain.base.errors import UserError
-from foretrain.config.finetune import in_memory
+from foretrain.config.finetune import live
 from foretrain.config.finetune.asked import is_asked
-from foretrain.config.finetune.in_memory import TransformersConfig, TransformersModel, is_live
+from foretrain.config.finetune.live import TransformersConfig, TransformersModel, is_live
 from foretrain.config.finetune.options import asked
 from foretrain.config.finetune.words import COSTS, parse_words
 from foretrain.hardware.catalogue import Gpu, stated_bytes
@@ -62,10 +62,10 @@ def asked_of(source: Source, options: Mapping[str, Any]) -> FineTuneQuestion:
     for name in others.keys() - set(COSTS):
         raise UserError("config.finetune_no_word", word=f"--{name}")
     if hasattr(source, "get_input_embeddings"):
-        model, read = in_memory.planned_model(source)
+        model, read = live.planned_model(source)
         values = {**read.model_dump(exclude={"batch_size", "seq_len"}), **values}  # a model says neither
     else:
-        model = in_memory.planned_config(source)
+        model = live.planned_config(source)
     tune = asked(model.facts, values)
     return FineTuneQuestion(model, tune, prices=prices_of(others), costs=others)
 

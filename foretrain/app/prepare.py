@@ -8,9 +8,8 @@ from pydantic import ValidationError
 
 from foretrain.base.errors import UserError
 from foretrain.data.prepare import engine
-from foretrain.data.prepare.estimate import PreparePlan
-from foretrain.data.prepare.options import PrepareOptions
-from foretrain.data.prepare.run import Outcome, Status
+from foretrain.data.prepare.estimate import Outcome, PreparePlan, Status
+from foretrain.data.prepare.sources import PrepareOptions
 
 
 def prepare(

@@ -10,14 +10,14 @@ from foretrain.app.finetune import advised, plan_question
 from foretrain.app.finetuning.question import FineTuneQuestion
 from foretrain.base import oom_message
 from foretrain.base.errors import UserError
+from foretrain.base.files import read_bytes
 from foretrain.base.records import Note
-from foretrain.base.safe_read import read_bytes
 from foretrain.base.units import GIB
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Gpu
-from foretrain.monitoring.formats.log_format import LogFormat
 from foretrain.predict.memory import PhaseMemory
 from foretrain.predict.plan import plan
+from foretrain.runs.formats.log_format import LogFormat
 
 TAIL_BYTES = 1 << 18  # of a log; where memory ran out it says so at its end
 _CARD = 0.88, 1.02  # what CUDA gives of the memory that a card is sold with, at least and at most

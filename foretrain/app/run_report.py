@@ -13,11 +13,11 @@ from foretrain.app.explain import run_of
 from foretrain.comparison.loss_axes import LossCurves, loss_curves, meter_of
 from foretrain.comparison.sources import runs
 from foretrain.comparison.sources.given import Given
-from foretrain.data.statistics import unigram_entropy
+from foretrain.data.inspection import unigram_entropy
 from foretrain.predict.plan import Plan
-from foretrain.training.folder import label
-from foretrain.training.folder.label import UNSAID, Label
-from foretrain.training.store import RunDirectory, RunRecord
+from foretrain.runs import state as label
+from foretrain.runs.folder import RunDirectory, RunRecord
+from foretrain.runs.state import UNSAID, Label
 
 MAX_SAMPLE_CHARACTERS = 20_000
 
@@ -63,7 +63,7 @@ def gather(run: Path | RunDirectory, sample: str | None = None) -> RunFacts:
         signs=vital_signs.of_lines(metrics, on_card=record.gpu.kind == "cuda"),
         outlook=outlook(found.current, "foretrain"), unigram=unigram_entropy(record.dataset),
         sample=sample if sample is not None else sample_in(path), energy_j=meter.energy_j[-1] if meter else None,
-        label=label.read(path),
+        label=label.read_label(path),
     )  # fmt: skip
 
 

@@ -12,12 +12,12 @@ from foretrain.app.plan import Config, resolved_of
 from foretrain.app.training.request import UNSAID, Label, Request, changed
 from foretrain.base.errors import UserError
 from foretrain.config.resolve import ResolvedConfig
+from foretrain.config.sharing import check_ranks
 from foretrain.data.remote import Bar, no_bar
-from foretrain.model.ranks.sharing import check_ranks
 from foretrain.predict.allocator.settings import Settings, merged
+from foretrain.runs.folder import Listener, RunRecord
 from foretrain.training.contention import Clock
-from foretrain.training.ranks.place import place_of
-from foretrain.training.store import Listener, RunRecord
+from foretrain.training.place import place_of
 
 
 def train(

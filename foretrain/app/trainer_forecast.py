@@ -9,21 +9,21 @@ from typing import Any
 import torch
 
 from foretrain.app.finetune import FineTuneQuestion, traced
+from foretrain.base.bugs import redacted
 from foretrain.base.errors import UserError
 from foretrain.base.records import Note
-from foretrain.base.redaction import redacted
 from foretrain.base.units import GIB
-from foretrain.config.finetune import in_memory
+from foretrain.config.finetune import live
 from foretrain.config.finetune.live import LEARNING, WHERE, LiveRun, read_live
 from foretrain.config.finetune.options import FineTune
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import Gpu, match
-from foretrain.hardware.context import Context
 from foretrain.hardware.cpu import cpu_device
-from foretrain.monitoring import trainer_record
-from foretrain.monitoring.trainer_record import Setting, TrainerRunRecord
+from foretrain.hardware.devices import Context
 from foretrain.predict.finetune.plan import FineTunePlan, plan
-from foretrain.training.store import RunDirectory, base_path, create, now
+from foretrain.runs import trainer_record
+from foretrain.runs.folder import RunDirectory, base_path, create, now
+from foretrain.runs.trainer_record import Setting, TrainerRunRecord
 
 TILED_LOSS = "trl.kernels.chunked_logprob"  # an older TRL has whole logits, as the Trainer
 NEAR = 0.01  # of a count of parameters: farther off it is another model than the forecast's
@@ -46,20 +46,20 @@ def live_run(
     trainer: Any, model: Any, arguments: Any, state: Any, *, seq_len: int, padded: bool, batch_size: int = 0
 ) -> LiveRun:
     """What the Trainer's objects say of the run; `trainer` may be None."""
-    base = in_memory.base_of(model)
-    four_bit = in_memory.four_bit_of(base)
+    base = live.base_of(model)
+    four_bit = live.four_bit_of(base)
     kinds = [kind.__name__ for kind in type(trainer).__mro__ if kind.__module__.startswith("trl.")]
     return LiveRun(
-        model_class=type(base).__name__, config=in_memory.config_of(base), arguments=arguments.to_dict(),
-        dtype=in_memory.dtype_of(base, four_bit),
-        attention=in_memory.attention_of(base), seq_len=seq_len, padded=padded,
+        model_class=type(base).__name__, config=live.config_of(base), arguments=arguments.to_dict(),
+        dtype=live.dtype_of(base, four_bit),
+        attention=live.attention_of(base), seq_len=seq_len, padded=padded,
         packing=joins_rows(trainer) if kinds else bool(getattr(arguments, "packing", False)),
         max_steps=int(state.max_steps or 0),
         batch_size=batch_size or int(arguments.per_device_train_batch_size),
         eval_batches=_eval_batches(trainer, arguments),
         keeps_logits=bool(getattr(trainer, "compute_metrics", None)) and not arguments.prediction_loss_only,
-        checkpointing=in_memory.checkpoints(base), unsloth=in_memory.by_unsloth(model),
-        offloads=in_memory.offloads(model), adapter=in_memory.adapter_of(model), four_bit=four_bit,
+        checkpointing=live.checkpoints(base), unsloth=live.by_unsloth(model),
+        offloads=live.offloads(model), adapter=live.adapter_of(model), four_bit=four_bit,
         loop="trl" if kinds and TILED_LOSS in sys.modules else "trainer",
         other_trainer=type(trainer).__name__ if kinds and "SFTTrainer" not in kinds else "",
     )  # fmt: skip

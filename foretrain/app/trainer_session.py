@@ -21,13 +21,13 @@ from foretrain.app.trainer_forecast import new_record, run_directory
 from foretrain.base import oom_message
 from foretrain.base.errors import UserError
 from foretrain.model.allocated import storage_bytes
-from foretrain.monitoring import trainer_record
-from foretrain.monitoring.trainer_meter import Hooks, PhaseMeter, calling_trainer
-from foretrain.monitoring.trainer_record import TrainerRunRecord
 from foretrain.predict.finetune.plan import SCHEMA as PLAN_SCHEMA
 from foretrain.predict.finetune.plan import FineTunePlan
+from foretrain.runs import trainer_record
+from foretrain.runs.folder import Phase, RunDirectory, now
+from foretrain.runs.trainer_record import TrainerRunRecord
 from foretrain.training.attempts import is_out_of_memory
-from foretrain.training.store import Phase, RunDirectory, now
+from foretrain.training.trainer_meter import Hooks, PhaseMeter, calling_trainer
 
 WRITE_EVERY_S = 1.0  # lines of steps wait so long, so that a quick run is not slowed by its own diary
 ASIDE = {"evaluate": "evaluation_s", "save": "save_s"}  # parts that are no part of a step, and their figures

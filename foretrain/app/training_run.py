@@ -11,20 +11,20 @@ import torch
 
 from foretrain.app.training.ready import alone, together
 from foretrain.app.training.request import Ready, Request
+from foretrain.base.files import read_text
 from foretrain.base.installation import installed
-from foretrain.base.safe_read import read_text
 from foretrain.config.options import OPTIONS, RunConfig
 from foretrain.config.resolve import ResolvedConfig
+from foretrain.config.shape import ModelShape
 from foretrain.data.remote import no_bar
-from foretrain.model.shape import ModelShape
 from foretrain.predict.plan import Plan
+from foretrain.runs.folder import Listener, Note, RunDirectory, RunRecord
+from foretrain.runs.trackers import TRACKERS
+from foretrain.runs.trackers.report import FINISH_S, TELL_S, Report
+from foretrain.runs.trackers.tracker import VERSION, Job, Namer, Tracker
 from foretrain.training.contention import Clock, Contention, Reading, own_s
 from foretrain.training.device import Placement
-from foretrain.training.ranks.group import Group, Ranks
-from foretrain.training.store import Listener, Note, RunDirectory, RunRecord
-from foretrain.training.trackers import TRACKERS
-from foretrain.training.trackers.report import FINISH_S, TELL_S, Report
-from foretrain.training.trackers.tracker import VERSION, Job, Namer, Tracker
+from foretrain.training.ranks import Group, Ranks
 from foretrain.training.trainer import Trainer
 
 IDS = "trackers.json"

@@ -13,9 +13,9 @@ from foretrain.app.plan import Config, resolved_of
 from foretrain.app.train import need_torch, set_allocator
 from foretrain.base.errors import UserError
 from foretrain.config.resolve import ResolvedConfig
-from foretrain.training.ranks.place import place_of
-from foretrain.tuning.record import Tuning
-from foretrain.tuning.space import TUNABLE
+from foretrain.measure.space import TUNABLE
+from foretrain.measure.tune_record import Tuning
+from foretrain.training.place import place_of
 
 if TYPE_CHECKING:
     from foretrain.app.tuning.search import Job

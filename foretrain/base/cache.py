@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from foretrain.base.durable import replace
+from foretrain.base.files import RECORD_BYTES, read_bytes, replace
 from foretrain.base.installation import cache_folder
 from foretrain.base.records import Record
-from foretrain.base.safe_read import RECORD_BYTES, read_bytes
 
 Kept = TypeVar("Kept", bound=Record)
 _GZIP = 31  # zlib's window of 32 KiB within gzip's header and checksum

@@ -1,9 +1,10 @@
-"""Where foretrain keeps files of its own, and which packages are installed. No torch is imported."""
+"""What is installed, and modules that are imported when they are first used."""
 
 import importlib
 import os
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from foretrain.base.errors import UserError
@@ -41,3 +42,19 @@ def need_extra(module: str, extra: str) -> Any:
     except ImportError:
         package = module.partition(".")[0].replace("_", "-")
         raise UserError("environment.missing_extra", package=package, extra=extra) from None
+
+
+class Later:
+    """Stands for a module. For the types of what is in it, import it under TYPE_CHECKING, too."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._module: ModuleType | None = None
+
+    def __repr__(self) -> str:
+        return f"Later({self._name!r})"
+
+    def __getattr__(self, attribute: str) -> Any:
+        if self._module is None:
+            self._module = import_module(self._name)
+        return getattr(self._module, attribute)

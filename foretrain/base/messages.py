@@ -6,14 +6,258 @@ noun and its plural: {n:step|steps}.
 They are said in the language that is spoken here and now (`languages`), and in English where it lacks one.
 """
 
+import json
 import math
 import re
 import string
-from collections.abc import Iterable, Mapping, Sequence
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
 from typing import Any
 
-from foretrain.base import bidi, languages, units
-from foretrain.base.languages import texts
+from foretrain.base import units
+
+# A line: a table's header, a text, a comment, or nothing.
+_PLAIN = r'[^"\\\x00-\x1f\x7f]*'
+_LINE = re.compile(
+    rf'^(?:\[([A-Za-z0-9_.-]+)\]|(?:"([^"\\\n]+)"|([A-Za-z0-9_-]+)) = "({_PLAIN}(?:\\["\\nt]{_PLAIN})*)"|#.*|[ \t]*)$',
+    re.MULTILINE,
+)
+
+
+def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as {dotted id: value}."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return found
+
+
+def read(text: str) -> dict[str, Any]:
+    """All values of a file as {dotted id: value}; the first table may have values of any kind. Raises
+    TOMLDecodeError."""
+    first = text.find("\n[", text.find("[") + 1) + 1
+    found = _texts(text[first:])
+    return flat(tomllib.loads(text)) if found is None else flat(tomllib.loads(text[:first])) | found
+
+
+def _texts(text: str) -> dict[str, str] | None:
+    """Those of tables of texts; None where there is anything else in them."""
+    lines = _LINE.findall(text)
+    if len(lines) != text.count("\n") + 1:
+        return None
+    found, prefix = {}, ""
+    for header, quoted, bare, value in lines:
+        if header:
+            prefix = f"{header}."
+        elif quoted or bare:
+            found[prefix + (quoted or bare)] = json.loads(f'"{value}"') if "\\" in value else value
+    return found
+
+
+ENGLISH = "en"
+_FOLDER = resources.files("foretrain") / "locales"
+_ID = re.compile(r"[a-z]{2,3}(-[a-z0-9]{2,8})*")
+
+
+@dataclass(frozen=True)
+class Language:
+    """A language: its id (as in `lang` of HTML), its own name for itself, and where its lines begin."""
+
+    id: str
+    name: str
+    direction: str  # ltr or rtl
+
+
+@cache
+def ids_of() -> tuple[str, ...]:
+    names = (file.name for file in _FOLDER.iterdir() if file.name.endswith(".toml"))
+    found = {id for name in names if _ID.fullmatch(id := name.removesuffix(".toml"))}
+    return (ENGLISH, *sorted(found - {ENGLISH}))
+
+
+@cache
+def file_of(id: str) -> dict[str, Any]:
+    """A language's file as {dotted id: text}, read when somebody speaks it. Raises KeyError where there is none."""
+    if id not in ids_of():
+        raise KeyError(id)
+    return read((_FOLDER / f"{id}.toml").read_text("utf-8"))
+
+
+def texts_of(id: str) -> dict[str, str]:
+    """The texts that a language itself has, without those about itself. Raises KeyError where it is not known."""
+    return {key: text for key, text in file_of(id).items() if not key.startswith("language.")}
+
+
+@cache
+def table_of(id: str) -> Language:
+    """A language by its id. Raises KeyError."""
+    return Language(id, file_of(id).get("language.name", id), file_of(id).get("language.direction", "ltr"))
+
+
+def known() -> dict[str, Language]:
+    """Every language by id, English first."""
+    return {id: table_of(id) for id in ids_of()}
+
+
+@cache
+def texts(id: str = ENGLISH) -> dict[str, str]:
+    """All texts of a language as {dotted id: template}; those it lacks in English."""
+    return {**texts_of(ENGLISH), **texts_of(id)}
+
+
+_process = ENGLISH
+_here: ContextVar[str | None] = ContextVar("language", default=None)
+
+
+def current() -> Language:
+    return table_of(_here.get() or _process)
+
+
+def use(id: str) -> str:
+    """Speak this language in the whole process from now on; returns what was spoken. Raises KeyError."""
+    global _process  # one process has one source, in every thread of it
+    before, _process = _process, table_of(id).id
+    return before
+
+
+@contextmanager
+def speaking(id: str) -> Iterator[None]:
+    """Speak this language within, in this thread or task only. Raises KeyError."""
+    token = _here.set(table_of(id).id)
+    try:
+        yield
+    finally:
+        _here.reset(token)
+
+
+def matching(word: str) -> str | None:
+    """The id of the language that a word such as 'ar', 'AR' or 'ar_EG.UTF-8' means; None where none is."""
+    tag = re.split(r"[.@]", word.strip(), maxsplit=1)[0].replace("_", "-").lower()
+    while tag and tag not in ids_of():
+        tag = tag.rpartition("-")[0]
+    return tag or None
+
+
+def preferred(accepted: str) -> str | None:
+    """The known language that an Accept-Language header likes best; None where it names none."""
+    wishes = []
+    for part in accepted[:1000].split(",")[:50]:
+        word, _, quality = part.partition(";")
+        found = re.fullmatch(r"\s*q=(0(?:\.\d{0,3})?|1(?:\.0{0,3})?)\s*", quality)
+        weight = 1.0 if not quality else float(found[1]) if found else 0.0
+        id = matching(word)
+        if id is not None and weight > 0:
+            wishes.append((-weight, len(wishes), id))
+    return min(wishes)[2] if wishes else None
+
+
+# Latin words and numbers inside lines that run from right to left.
+#
+# A line of Arabic takes the direction of its signs from their neighbours: "12.5 GiB" would come out as "GiB 12.5",
+# and
+# "--lang" as "lang--". So each run of Latin letters, digits and signs is put between Unicode's marks for a part that
+# keeps its own direction (LRI … PDI, UAX #9). They have no width, and terminals, browsers and canvases obey the same
+# marks; where a language runs from left to right there are none.
+
+LRI, RLI, FSI, PDI = "\u2066", "\u2067", "\u2068", "\u2069"
+MARKS = LRI + RLI + FSI + PDI
+
+_RTL = "\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc"
+_HAS_RTL = re.compile(f"[{_RTL}]")
+_HAS_LATIN = re.compile(r"[A-Za-z0-9\u00b5-\u02af\u0370-\u03ff\u0900-\u097f]|\{")
+_RUN = re.compile(f"(?:(?! · )[^{_RTL}{MARKS}])+")
+_WITHOUT_BLANKS = re.compile(r"\S(?:.*\S)?")
+# What stands at the ends of a run belongs to the sentence around it; a "." before a letter begins a name like .toml.
+_BEFORE = re.compile(r"(?:[\s,:;!?)\]»”=–—·|]|\.(?!\w))*")
+_AFTER = " \t.,:;!?([«“=–—·|"
+
+
+def runs_rightwards() -> bool:
+    """Whether the language that is spoken begins its lines on the right."""
+    return current().direction == "rtl"
+
+
+def bare(text: str) -> str:
+    """The text without the marks."""
+    return text.translate({ord(mark): None for mark in MARKS})
+
+
+def isolated(text: str) -> str:
+    """The text with its Latin runs isolated, where the language runs from right to left; else as it is.
+
+    `{name}` in it counts as a run whose direction is not known yet. Doing it twice changes nothing.
+    """
+    if not runs_rightwards():
+        return text
+    lines = text.split("\n")
+    if len(lines) > 1:  # among several, a line without such letters is there to be copied: nothing unseen may be in it
+        return "\n".join(_line(line) if _HAS_RTL.search(line) else bare(line) for line in lines)
+    return _line(text)
+
+
+def isolated_value(text: str) -> str:
+    """What is put into a sentence: apart where it has letters that run leftwards, else for `isolated` to see."""
+    if not runs_rightwards():
+        return text
+    if not _HAS_RTL.search(text):
+        return bare(text)
+    return text if "\n" in text else FSI + text + PDI
+
+
+def _line(line: str) -> str:
+    if not _HAS_RTL.search(line):
+        return _WITHOUT_BLANKS.sub(lambda match: _marked(match[0]), bare(line), count=1)
+    return "".join(part if depth else _RUN.sub(_run, part) for part, depth in _parts(line))
+
+
+def _parts(line: str) -> list[tuple[str, bool]]:
+    """The line cut into (text, whether it stands between marks already)."""
+    parts, depth, begin = [], 0, 0
+    for at, sign in enumerate(line):
+        if sign in LRI + RLI + FSI:
+            if depth == 0:
+                parts.append((line[begin:at], False))
+                begin = at
+            depth += 1
+        elif sign == PDI and depth:
+            depth -= 1
+            if depth == 0:
+                parts.append((line[begin : at + 1], True))
+                begin = at + 1
+    rest = line[begin:]
+    return [*parts, (rest + PDI * depth, depth > 0)]
+
+
+def _run(match: re.Match[str]) -> str:
+    text = match[0]
+    begin = _BEFORE.match(text).end()  # type: ignore[union-attr]  # it matches nothing at least
+    end = max(begin, len(text.rstrip(_AFTER).removesuffix(" +").rstrip(_AFTER)))
+    run = text[begin:end]
+    if run.endswith(")") and run.count(")") > run.count("("):  # opened in the other script
+        end -= 1
+    if run.startswith("(") and run.count("(") > run.count(")"):
+        begin += 1
+    return text[:begin] + _marked(text[begin:end]) + text[end:]
+
+
+def _marked(run: str) -> str:
+    if not _HAS_LATIN.search(run) or run.isdecimal():
+        return run
+    return (FSI if "{" in run else LRI) + run + PDI
+
+
+# Texts by id: `say("error.data.too_short", tokens=12)`. All sentences live in locales/*.toml.
+#
+# Below the edge the product passes ids and numbers; a sentence is made when somebody reads it. A placeholder may
+# name a format of `units`: {size:bytes}, {seconds:duration}, {share:percent}, {n:count}, {n:flops}, {x:rate}; or be
+# a
+# noun and its plural: {n:step|steps}.
+# They are said in the language that is spoken here and now (`languages`), and in English where it lacks one.
 
 
 class _End(float):
@@ -116,7 +360,7 @@ def listed(words: Iterable[object]) -> str:
 def format_value(value: Any, spec: str) -> str:
     """A value in one of the formats above, else as Python formats it; a list is joined by commas."""
     if spec in FORMATS:
-        return bidi.isolated(FORMATS[spec](value))
+        return isolated(FORMATS[spec](value))
     if "|" in spec:  # the noun of a count: {count:step|steps}
         one, several = spec.split("|")
         return one if value == 1 else several
@@ -143,7 +387,7 @@ def _without_equal_ends(text: str, values: Mapping[str, Any]) -> str:
 
 class _Formatter(string.Formatter):
     def format_field(self, value: Any, format_spec: str) -> str:
-        return bidi.value(format_value(value, format_spec))
+        return isolated_value(format_value(value, format_spec))
 
     def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return kwargs[str(key)]
@@ -157,7 +401,7 @@ def printable(text: str) -> str:
 
     Of the marks of direction only those pass that `bidi` sets itself, and only where it sets them.
     """
-    passing = "\n\t" + bidi.MARKS if bidi.runs_rightwards() else "\n\t"
+    passing = "\n\t" + MARKS if runs_rightwards() else "\n\t"
     return "".join(c if c in passing or c.isprintable() else "\ufffd" for c in text)
 
 
@@ -167,17 +411,17 @@ def say(id: str, lang: str | None = None, /, **values: Any) -> str:
     Raises KeyError for an unknown id or a missing value.
     """
     if lang is not None:
-        with languages.speaking(lang):
+        with speaking(lang):
             return say(id, **values)
-    text = texts(languages.current().id)[id]
+    text = texts(current().id)[id]
     if "{low:duration}" in text and "{high:duration}" in text and math.isfinite(values["high"]):
         values = _End.both(values)
     if "high:" in text:
         text = _without_equal_ends(text, values)
-    return bidi.isolated(_formatter.vformat(text, (), values))
+    return isolated(_formatter.vformat(text, (), values))
 
 
-def has(id: str, lang: str = languages.ENGLISH) -> bool:
+def has(id: str, lang: str = ENGLISH) -> bool:
     """Whether the language, or English for it, has a text for this id."""
     return id in texts(lang)
 
@@ -185,12 +429,12 @@ def has(id: str, lang: str = languages.ENGLISH) -> bool:
 def knob_help(name: str, english: str, of: str = "knob") -> str:
     """The help of a knob. Its English is that of the knob itself, in config/options.py; `of` finetune_knob: of one of
     config/finetune/options.py."""
-    return bidi.isolated(texts(languages.current().id).get(f"{of}.{name}", english))
+    return isolated(texts(current().id).get(f"{of}.{name}", english))
 
 
 def knob_unit(unit: str) -> str:
     """The unit of a knob, such as blocks or g/kWh."""
-    return texts(languages.current().id).get(f"knob_unit.{unit}", unit)
+    return texts(current().id).get(f"knob_unit.{unit}", unit)
 
 
 _SOURCES = {

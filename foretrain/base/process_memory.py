@@ -1,9 +1,27 @@
 """Memory and processor time of a process and of the tree below it, as the system counts them (psutil). No torch."""
 
+import gc
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
+
+
+@contextmanager
+def collected_later(*, stays: bool = False) -> Iterator[None]:
+    """Python's search for reference cycles is off while it lasts: it would visit everything that was made, many times.
+    `stays`: it never visits what is there at the end, such as modules."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if stays:
+            gc.freeze()
+        if was:
+            gc.enable()
 
 
 class TreeSample(NamedTuple):

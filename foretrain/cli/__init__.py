@@ -6,12 +6,12 @@ import os
 import sys
 from typing import Annotated, TextIO
 
-from foretrain.base.garbage import collected_later
+from foretrain.base.process_memory import collected_later
 
 with collected_later(stays=True):  # a fifth of what importing takes
     import typer
 
-    from foretrain.base import bugs, languages
+    from foretrain.base import bugs, messages
     from foretrain.base.errors import ExitCode, UserError
     from foretrain.base.messages import say
     from foretrain.base.signals import Terminated, raising_terminated
@@ -90,7 +90,7 @@ def main() -> None:
 
 def _run() -> int:
     """The exit code of the command; errors of the user's are told here."""
-    before, cards = languages.current().id, os.environ.get(GPU_FILE_VARIABLE)
+    before, cards = messages.current().id, os.environ.get(GPU_FILE_VARIABLE)
     try:
         from_environment()
         app()
@@ -119,7 +119,7 @@ def _run() -> int:
     except Exception as error:
         return _bug(error)
     finally:  # for who calls this in a process that goes on
-        languages.use(before)
+        messages.use(before)
         if cards is None:
             os.environ.pop(GPU_FILE_VARIABLE, None)
         else:

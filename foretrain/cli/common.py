@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.text import Text
 
+from foretrain.base.bugs import redacted_message
 from foretrain.base.errors import ConfigError, UserError
 from foretrain.base.messages import listed, printable, say
 from foretrain.base.records import Note
-from foretrain.base.redaction import redacted_message
 from foretrain.config.options import OPTIONS
 from foretrain.config.presets import PRESET_ALIASES, PRESETS
 

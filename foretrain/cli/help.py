@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from typer.core import TyperCommand
 
-from foretrain.base import bidi, languages
+from foretrain.base import messages
 from foretrain.cli.commands import SUMMARIES, Commands
 from foretrain.cli.common import OUT
 
@@ -58,7 +58,7 @@ def _headings() -> dict[str, str]:
 
 def _usage(command: Any, ctx: Any) -> str:
     """The line of usage; what the reader types stays as it is."""
-    own = languages.texts(languages.current().id)
+    own = messages.texts(messages.current().id)
     text = type(command).get_usage(command, ctx)
     for id, english in {"usage": USAGE, **PIECES}.items():
         text = text.replace(english, own.get(f"cli_help.heading.{id}", english), 1)
@@ -98,13 +98,13 @@ def _note(line: str) -> str:
 def _show(command: Any, ctx: Any, formatter: Any) -> None:
     from typer import rich_utils
 
-    root, own = ctx.find_root().command, languages.texts(languages.current().id)
+    root, own = ctx.find_root().command, messages.texts(messages.current().id)
     # A text that several commands share has the id of the first: all are imported, where somebody translates it.
-    english = languages.current().id == languages.ENGLISH
+    english = messages.current().id == messages.ENGLISH
     ids = {text: id for id, text in texts(root, deep=command is not root and not english).items()}
 
     def say(english: str) -> str:
-        return bidi.isolated(own.get(ids.get(english, ""), english))
+        return messages.isolated(own.get(ids.get(english, ""), english))
 
     def spoken(part: Any) -> Any:
         """A copy of a command or parameter with its help as it is said."""
@@ -193,7 +193,7 @@ def config_options(incomplete: str) -> list[str]:
 
 def commands(incomplete: str) -> list[Any]:
     """Commands that begin with this, each with its summary. Importing all of them would take as long as a plan."""
-    said = languages.texts(languages.current().id)
+    said = messages.texts(messages.current().id)
     begun = [name for name in SUMMARIES if name.startswith(incomplete)]
     return [Item(name, help=said.get(f"cli_help.{name}.summary", SUMMARIES[name])) for name in begun]
 

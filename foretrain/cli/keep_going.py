@@ -27,11 +27,11 @@ from foretrain.base.messages import say
 from foretrain.base.signals import heard
 from foretrain.cli.common import ERR
 from foretrain.config.options import RunConfig
+from foretrain.config.sharing import check_ranks
 from foretrain.hardware.card import Cards
 from foretrain.hardware.cpu import cores_each
-from foretrain.model.ranks.sharing import check_ranks
-from foretrain.training import store
-from foretrain.training.ranks.place import LAUNCHED, host_name, place_of
+from foretrain.runs import folder
+from foretrain.training.place import LAUNCHED, host_name, place_of
 
 PIPE = "FORETRAIN_KEEP_GOING_PIPE"
 # One after the other, without a new checkpoint in between: at the same step each time, which is a bug or a broken
@@ -95,11 +95,11 @@ def worth_another(config: RunConfig, code: int) -> bool:
     """Whether an ending with a sentence is one that a new process can go on from by itself."""
     if code not in (ExitCode.ENVIRONMENT, ExitCode.OUT_OF_MEMORY):
         return False
-    found = store.newest_unfinished(config.out_dir, config.max_iters)
+    found = folder.newest_unfinished(config.out_dir, config.max_iters)
     if found is None:
         return False
     record = found.read_record()  # "killed": of several ranks, the one that writes it
-    return record.reason in store.BEGIN_AGAIN or (code == ExitCode.ENVIRONMENT and record.status == "killed")
+    return record.reason in folder.BEGIN_AGAIN or (code == ExitCode.ENVIRONMENT and record.status == "killed")
 
 
 def standing(config: RunConfig) -> tuple[str, str, int]:
@@ -107,7 +107,7 @@ def standing(config: RunConfig) -> tuple[str, str, int]:
 
     A damaged checkpoint that was written anew has its old name and another number.
     """
-    found = store.newest_unfinished(config.out_dir, config.max_iters)
+    found = folder.newest_unfinished(config.out_dir, config.max_iters)
     if found is None:
         return "", "", 0
     newest = max(Path(found.checkpoints).glob("step-*"), default=None)
@@ -116,7 +116,7 @@ def standing(config: RunConfig) -> tuple[str, str, int]:
 
 def step_reached(config: RunConfig) -> int:
     """The last step that was logged; -1 where there is none. Not all lines are read: a run of weeks has many."""
-    found = store.newest_unfinished(config.out_dir, config.max_iters)
+    found = folder.newest_unfinished(config.out_dir, config.max_iters)
     lines = found.read_lines("metrics", last_bytes=LAST_LINES_BYTES) if found else []
     return lines[-1]["step"] if lines else -1
 

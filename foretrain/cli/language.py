@@ -12,7 +12,7 @@ import typer
 import typer.main
 from typer.core import TyperGroup
 
-from foretrain.base import languages
+from foretrain.base import messages
 from foretrain.base.errors import UserError
 from foretrain.cli import gpu_file, help, wrong_usage
 from foretrain.cli import help as spoken_help
@@ -87,11 +87,11 @@ def _only_this(
 
 def speak(word: str, source: str) -> None:
     """Speak the language of this word, and have child processes speak it. Raises UserError where it is not known."""
-    id = languages.matching(word)
+    id = messages.matching(word)
     if id is None:
-        raise UserError("usage.unknown_language", source=source, word=word[:40], known=list(languages.known()))
+        raise UserError("usage.unknown_language", source=source, word=word[:40], known=list(messages.known()))
     os.environ[VARIABLE] = id
-    languages.use(languages.ENGLISH if "--json" in own_words() else id)
+    messages.use(messages.ENGLISH if "--json" in own_words() else id)
 
 
 def from_environment() -> None:
@@ -115,4 +115,4 @@ def _speak_typed() -> None:
 
 def asked_for() -> str | None:
     """The language that was asked for, by option or environment; None where none was."""
-    return languages.matching(os.environ.get(VARIABLE, ""))
+    return messages.matching(os.environ.get(VARIABLE, ""))

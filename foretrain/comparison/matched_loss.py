@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
-from foretrain.comparison.noise import SEED_TO_SEED, Interval, of_differences
+from foretrain.comparison.repeats import SEED_TO_SEED, Interval, of_differences
 from foretrain.comparison.subject import Curve, Subject
 
 Axis = Literal["tokens", "steps", "flops", "hours", "money"]

@@ -12,11 +12,8 @@ from pydantic import Field
 from foretrain.base.records import Record
 from foretrain.comparison import matched_loss as equal
 from foretrain.comparison import settings
-from foretrain.comparison.comparable import brought_together
-from foretrain.comparison.noise import Interval, of_times
-from foretrain.comparison.overlap import shared
-from foretrain.comparison.repeats import are_repeats, assumed
-from foretrain.comparison.settings import Effect, Setting
+from foretrain.comparison.repeats import Interval, are_repeats, assumed, of_times, shared
+from foretrain.comparison.settings import Effect, Setting, brought_together
 from foretrain.comparison.subject import Subject
 
 Question = Literal["speed", "mfu", "tokens", "flops", "hours", "money", "memory"]

@@ -8,19 +8,195 @@ doi:10.2202/1544-6115.1027), with Student's t; repeats that agree better than as
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from random import Random
 from statistics import NormalDist, fmean, median
 
 from foretrain.base.records import Record
-from foretrain.base.student import t_quantile
-from foretrain.comparison.noise import LEAST_FREEDOM, LEVEL, RUN_TO_RUN, RUN_TO_RUN_CPU, bootstrap
-from foretrain.comparison.overlap import shared
+from foretrain.base.statistics import t_quantile
 from foretrain.comparison.settings import Setting
 from foretrain.comparison.subject import Subject
 
+LEVEL = 0.99  # of the intervals; several questions are asked at once, and a false alarm costs more than a longer run
+RUN_TO_RUN = 0.004  # of a card's step time: clocks, temperature, memory layout differ from start to start
+RUN_TO_RUN_CPU = 0.02  # a CPU shares its cores, caches and memory with everything else
+SEED_TO_SEED = 0.004  # of a loss: weights, order of the data
+POINTS = 240  # a longer series is first reduced to as many medians or means of neighbours
+RESAMPLES = 200
+FEWEST_VALUES = 5  # values below which a series says nothing of its own noise
+LEAST_FREEDOM = 3.0  # degrees of freedom; a bootstrap of so few blocks knows no better what fewer would mean
+_Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
+
+
+class Interval(Record):
+    """A relative difference (0.03: 3 %) and the bounds of its 99 % interval. `count`: values of the shorter series.
+
+    `beyond`: the interval leaves out zero.
+    """
+
+    share: float
+    low: float
+    high: float
+    count: int
+
+    @property
+    def beyond(self) -> bool:
+        return self.low > 0 or self.high < 0
+
+
+def reduced(values: Sequence[float], middle: Callable[[Sequence[float]], float], most: int = POINTS) -> list[float]:
+    """At most `most` middles of groups of neighbours."""
+    if len(values) <= most:
+        return list(values)
+    edges = [round(i * len(values) / most) for i in range(most + 1)]
+    return [middle(values[a:b]) for a, b in pairwise(edges)]
+
+
+def block_length(values: Sequence[float]) -> int:
+    """Three times the integrated autocorrelation, at least the cube root of the count, at most a fifth of it."""
+    count = len(values)
+    mean = fmean(values)
+    centred = [value - mean for value in values]
+    variance = sum(c * c for c in centred)
+    memory = 1.0
+    for lag in range(1, count // 4 + 1) if variance > 0 else ():
+        rho = sum(a * b for a, b in zip(centred, centred[lag:], strict=False)) / variance
+        if rho < 2 / math.sqrt(count):
+            break
+        memory += 2 * rho
+    return max(1, min(count // 5, math.ceil(max(3 * memory, count ** (1 / 3)))))
+
+
+def bootstrap(
+    values: Sequence[float], middle: Callable[[Sequence[float]], float] = median, seed: int = 20
+) -> tuple[float, float, float]:
+    """(middle, its standard error, degrees of freedom) by a circular moving-block bootstrap.
+
+    With fewer than FEWEST values the error is NaN: they cannot tell.
+    """
+    centre = middle(values)
+    if len(values) < FEWEST_VALUES:
+        return centre, math.nan, 0.0
+    points = reduced(values, middle)
+    count, length = len(points), block_length(points)
+    blocks = math.ceil(count / length)
+    random = Random(seed)
+    circle = points + points[:length]
+    found = []
+    for _ in range(RESAMPLES):
+        sample: list[float] = []
+        for _ in range(blocks):
+            start = int(random.random() * count)
+            sample += circle[start : start + length]
+        found.append(middle(sample[:count]))
+    mean = fmean(found)
+    error = math.sqrt(sum((value - mean) ** 2 for value in found) / (RESAMPLES - 1))
+    effective = count / length
+    return centre, error * math.sqrt(effective / (effective - 1)), effective - 1
+
+
+def of_times(one_s: Sequence[float], other_s: Sequence[float], run_to_run: float = RUN_TO_RUN) -> Interval | None:
+    """How much longer the steps of `other_s` take than those of `one_s`; None where a series is too short to tell.
+
+    `run_to_run`: the deviation between starts of the same run, as a share.
+    """
+    first, second = (bootstrap([math.log(t) for t in times], seed=seed) for times, seed in ((one_s, 20), (other_s, 21)))
+    if math.isnan(first[1]) or math.isnan(second[1]):
+        return None
+    share = second[0] - first[0]
+    half = _half(first[1], first[2], second[1], second[2], run_to_run * math.sqrt(2))
+    return Interval(
+        share=math.expm1(share), low=math.expm1(share - half), high=math.expm1(share + half),
+        count=min(len(one_s), len(other_s)),
+    )  # fmt: skip
+
+
+def of_differences(differences: Sequence[float], level: float, floor: float) -> Interval:
+    """Paired differences of two losses as a share of `level`. `floor`: the deviation that no series shows.
+
+    Fewer than FEWEST differences add nothing to the floor.
+    """
+    mean, error, df = bootstrap(differences, fmean)
+    half = _half(0.0 if math.isnan(error) else error / level, df, 0.0, 0.0, floor)
+    share = mean / level
+    return Interval(share=share, low=share - half, high=share + half, count=len(differences))
+
+
+def _half(error_a: float, df_a: float, error_b: float, df_b: float, floor: float) -> float:
+    """Half of the interval: Welch's degrees of freedom for what was measured, the normal for the floor."""
+    error = math.hypot(error_a, error_b)
+    parts = sum(e**4 / df for e, df in ((error_a, df_a), (error_b, df_b)) if e and df)
+    df = error**4 / parts if parts else math.inf
+    t = _Z if math.isinf(df) else t_quantile((1 + LEVEL) / 2, max(LEAST_FREEDOM, df))
+    return math.hypot(t * error, _Z * floor)
+
+
+# Step times of two runs over the stretch that both have been through.
+#
+# A card slows as it warms up, so the whole of a long run is no match for a short one. Time since the start counts,
+# not
+# the number of steps: it is what warms a card, and a resumed run starts anew.
+
+UNLIKE = 1.25  # runs whose lengths differ by less are taken whole
+LEAST = 10  # steady steps of each in the stretch, at least
+# A card's step drifts by about 2 % as it warms up; as a deviation, where the stretch cannot be cut out of a run.
+WARM_UP = 0.01
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Steady steps of each run, in their order. `seconds_s`: how long the stretch is; None where all is compared.
+
+    `floor`: the deviation that comes on top where runs of unlike lengths have too few steps in common.
+    """
+
+    times_s: tuple[tuple[float, ...], ...]
+    seconds_s: float | None = None
+    floor: float = 0.0
+
+    def slower(self, number: int, all_s: float) -> float:
+        """How many times as long as `all_s` a step of this stretch takes."""
+        return median(self.times_s[number]) / all_s if self.seconds_s is not None else 1.0
+
+
+def shared(subjects: Sequence[Subject]) -> Stretch:
+    """The stretch of measured runs. Where nobody says which step a time is of, everything."""
+    whole = Stretch(tuple(subject.step_times_s for subject in subjects))
+    if not all(subject.step_times_s and subject.steps_since_start for subject in subjects):
+        return whole
+    lengths = [_length_s(subject) for subject in subjects]
+    end_s = min(lengths)
+    if max(lengths) <= UNLIKE * end_s:
+        return whole
+    cut = Stretch(tuple(_until(subject, end_s) for subject in subjects), end_s)
+    if min(map(len, cut.times_s)) < min(LEAST, *map(len, whole.times_s)):
+        return Stretch(whole.times_s, floor=WARM_UP)
+    return cut
+
+
+def _length_s(subject: Subject) -> float:
+    return max(subject.steps_since_start) * median(subject.step_times_s)
+
+
+def _until(subject: Subject, end_s: float) -> tuple[float, ...]:
+    step_s = median(subject.step_times_s)
+    pairs = zip(subject.steps_since_start, subject.step_times_s, strict=True)
+    return tuple(time_s for since, time_s in pairs if since * step_s <= end_s * (1 + 1e-9))
+
+
+# How far the speed of one run is from that of the same run started again, learned where such repeats are given.
+#
+# Repeats are runs on one device in which no setting differs that could change the speed. What is left of their
+# distance
+# after the noise within each is the scatter between starts. Few repeats tell little of a deviation, so the
+# assumption
+# (noise.py) counts as ASSUMED_AS further degrees of freedom, the way empirical Bayes shrinks variances (Smyth 2004,
+# doi:10.2202/1544-6115.1027), with Student's t; repeats that agree better than assumed never widen an interval.
+
 ASSUMED_AS = 4
-FEWEST = 2  # degrees of freedom: three runs of the same settings, or two pairs
+FEWEST_DEGREES = 2  # degrees of freedom: three runs of the same settings, or two pairs
 
 
 class Scatter(Record):
@@ -89,7 +265,7 @@ def _scatter(device: str, groups: Sequence[Sequence[Subject]]) -> Scatter | None
         free = len(group) - 1
         squares += max(0.0, sum((middle - mean) ** 2 for middle in middles) - free * within)
         df += free
-    if df < FEWEST:
+    if df < FEWEST_DEGREES:
         return None
     floor = assumed(groups[0][0])
     seen = math.sqrt(squares / df)

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from foretrain.analysis.utilization import Utilization, utilization
+from foretrain.analysis.log_checks import Utilization, utilization
 from foretrain.base.records import Record
 from foretrain.base.units import JOULES_PER_KWH
 from foretrain.config.options import RunConfig
-from foretrain.evaluation.record import Scores
 from foretrain.hardware.catalogue import Gpu
-from foretrain.monitoring.formats.log_format import LossUnit
 from foretrain.predict.energy import power
 from foretrain.predict.plan import Note
 from foretrain.predict.spec import StepName
 from foretrain.predict.speed.time import Range
+from foretrain.runs.formats.log_format import LossUnit
+from foretrain.runs.scores import Scores
 
 Kind = Literal["run", "plan", "config", "log", "table"]
 Source = Literal["measured", "measured (log)", "estimated", "traced", "calibrated"]

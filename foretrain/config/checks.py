@@ -2,10 +2,10 @@
 
 import difflib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -15,8 +15,127 @@ from foretrain.base.quantities import parse_bytes
 from foretrain.config.families import FAMILIES
 from foretrain.config.families.family import EXCLUDED, Rule
 from foretrain.config.option import Option
-from foretrain.config.options import OPTIONS, RunConfig
+from foretrain.config.options import OPTIONS, RunConfig, named
 from foretrain.config.presets import GPT2_SHAPES
+from foretrain.hardware.catalogue import Dtype, Gpu, MatmulMode
+
+SHORT_BLOCK_S = 0.5e-3  # at the card's peak, which kernels reach half of
+# A recorded kernel takes memory outside of PyTorch's (hardware/context.py): at most that of 12 blocks in a step of 40
+# micro-batches, some 40 MiB.
+MOST_BLOCKS = 480
+UNKNOWN_PEAK = 30e12  # FLOP per second of a card whose data sheet nobody has read
+
+
+def is_one_graph(config: RunConfig, gpu: Gpu, dtype: Dtype) -> bool:
+    """Whether a step is one graph, and an evaluation another, on one card of this kind in this dtype."""
+    if gpu.kind != "cuda" or config.eval_only or config.cuda_graph == "off":
+        return False
+    return config.cuda_graph == "on" or (config.is_recordable and _is_short(config, gpu, dtype))
+
+
+def _is_short(config: RunConfig, gpu: Gpu, dtype: Dtype) -> bool:
+    """By the products of a block with its 12 C² weights: 6 FLOP each for a token, forward and backward."""
+    flop = 6 * 12 * config.n_embd**2 * config.batch_size * config.block_size
+    blocks = config.n_layer * config.gradient_accumulation_steps
+    return blocks <= MOST_BLOCKS and flop <= SHORT_BLOCK_S * (gpu.peak_flop_per_s(dtype) or UNKNOWN_PEAK)
+
+
+def launched(options: Mapping[str, Any]) -> RunConfig:
+    """The config of a step that was measured kernel by kernel, unless its options say otherwise. Raises
+    ValidationError."""
+    return RunConfig.model_validate({"cuda_graph": "off", **options})
+
+
+# Which arithmetic of matrix products a device can do: the conditions of the knob `matmul`. No torch.
+#
+# FP8 tensor cores came with Ada (compute capability 8.9) and Hopper; INT8 ones that torch._int_mm uses are asked for
+# from
+# Ampere on; sums in fp16 are a mode of every tensor core since Volta. A CPU has none of them but computes the same
+# numbers, so that the modes can be tried there.
+
+REFUSED = named(lambda option: bool(option.refused))
+
+
+def idle(config: RunConfig, gpu: Gpu, dtype: Dtype) -> Iterator[tuple[str, str]]:
+    """(what is set, why it does nothing here)."""
+    for name, option in OPTIONS.items():
+        if (why := option.idle_on(gpu.kind, dtype)) and getattr(config, name) != option.default:
+            yield name, why
+
+
+def check_refused(config: RunConfig, gpu: Gpu) -> None:
+    """Raise UserError where an option is set that the device refuses."""
+    for name in REFUSED:
+        if (why := OPTIONS[name].refused_on(gpu.kind)) and getattr(config, name) != OPTIONS[name].default:
+            raise UserError("config.refused_here", option=name, gpu=gpu.name, reason=why)
+
+
+MULTIPLE = 16  # cuBLAS's FP8 products want every side to be one of 16; INT8 would be content with 8
+LEAST_CAPABILITY: dict[MatmulMode, tuple[int, int]] = {"fp8": (8, 9), "int8": (8, 0), "fp16_accumulation": (7, 0)}
+LACKING: dict[MatmulMode, str] = {
+    "fp8": "gpu.no_fp8", "int8": "gpu.no_int8", "fp16_accumulation": "gpu.no_fp16_accumulation",
+}  # fmt: skip
+EIGHT_BITS = ("fp8", "int8")
+
+
+def check_precision(config: RunConfig, gpu: Gpu, dtype: Dtype) -> None:
+    """Raise UserError where a device, or the dtype that it leads to, does not allow what the config asks for."""
+    check_refused(config, gpu)
+    if config.optimizer_in_backward and dtype == "float16":  # gradients are unscaled when all are there
+        raise UserError("config.in_backward_dtype", gpu=gpu.name)
+    check_matmul(config, gpu, dtype)
+
+
+def check_matmul(config: RunConfig, gpu: Gpu, dtype: Dtype) -> None:
+    """Raise UserError where `matmul` asks for what the device or the sizes of the model do not allow."""
+    mode = config.matmul
+    if mode == "dtype":
+        return
+    if gpu.kind == "mps" or (gpu.kind == "cpu" and mode == "fp16_accumulation"):
+        raise UserError("gpu.no_matmul_mode", mode=mode, gpu=gpu.name)
+    if gpu.kind == "cuda" and gpu.capability < LEAST_CAPABILITY[mode]:
+        raise UserError(LACKING[mode], gpu=gpu.name, capability=gpu.compute_capability or "unknown")
+    if mode == "fp16_accumulation" and dtype != "float16":
+        raise UserError("config.fp16_accumulation_dtype", dtype=dtype)
+    if mode in EIGHT_BITS:
+        if config.n_embd % MULTIPLE:
+            raise UserError("config.matmul_width", mode=mode, n_embd=config.n_embd, multiple=MULTIPLE)
+        for tokens, what in (
+            (config.batch_size * config.block_size, "batch_size x block_size"),
+            (config.eval_batch * config.eval_block, "eval_batch_size x eval_block_size"),
+        ):
+            if tokens % MULTIPLE or tokens == MULTIPLE:  # torch._int_mm wants more than 16 rows
+                raise UserError("config.matmul_rows", mode=mode, what=what, tokens=tokens, multiple=MULTIPLE)
+
+
+# What each option does when a stopped run is resumed with another value of it: free, warns or refuses. No torch.
+#
+# Each option says it itself (`on_resume`, config/options.py). The table of all is in docs/reliability.md, made from
+# this.
+
+ROUNDING = frozenset(named(lambda option: option.on_resume == "rounding"))
+EVALUATION = frozenset(named(lambda option: option.on_resume == "evaluation"))
+SPLIT = ("batch_size", "gradient_accumulation_steps")  # only their product decides what is learned
+# Sums round otherwise where the value of one of these is another; of the others what they come to counts.
+BY_VALUE = ROUNDING.difference(SPLIT, {"compile", "cpu_threads", "cuda_graph"})
+
+Effect = Literal["free", "warns", "refuses"]
+
+
+def effect_of(key: str) -> Effect:
+    """What another value of an option does to a resume."""
+    kind = OPTIONS[key].on_resume
+    return "warns" if kind in ("rounding", "evaluation") else kind
+
+
+def decides(key: str) -> bool:
+    """Whether an option by itself decides what is learned."""
+    return effect_of(key) == "refuses"
+
+
+def way_of_steps(config: RunConfig, gpu: Gpu, dtype: Dtype, world: int) -> str:
+    """What cuda_graph comes to for so many ranks: on or off."""
+    return "on" if world == 1 and is_one_graph(config, gpu, dtype) else "off"
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import IO, Any, NamedTuple
 
-from foretrain.base import apart, plain_pickle
+from foretrain.base import apart, files
 
 MAX_PICKLE_BYTES = 16 * 2**20  # GPT-2 XL with its optimizer has 0.4 MB
 _CHUNK_BYTES = 1 << 20
@@ -185,8 +185,8 @@ class Checkpoint:
 
     def _unpickled(self) -> dict[Any, Any]:
         try:
-            held = plain_pickle.loads(self._member("data.pkl", MAX_PICKLE_BYTES), _NAMES, _storage)
-        except plain_pickle.Asks as error:
+            held = files.loads(self._member("data.pkl", MAX_PICKLE_BYTES), _NAMES, _storage)
+        except files.Asks as error:
             raise Refused(f"it asks for {error}, which is neither a tensor nor a number, text or table") from None
         except (Refused, MemoryError):
             raise

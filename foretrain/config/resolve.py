@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from foretrain.base import safe_read as bounded
+from foretrain.base import files as bounded
 from foretrain.base.errors import ConfigError, UserError
-from foretrain.config import init_from, nanogpt_file
+from foretrain.config import nanogpt_file, weights_file
 from foretrain.config.checks import Setting, bad_value, check, odd_schedule, shown
 from foretrain.config.families import FAMILIES
 from foretrain.config.microbatches import BATCH, SWITCH, TOTAL, accumulation_for_total, last_word, layer_of, says_auto
@@ -125,7 +125,7 @@ def from_text(text: str, name: str) -> ResolvedConfig:
     else:
         (_add_toml if _is_toml(text, name) else _add_nanogpt)(text, name, found)
     for setting in found.settings:
-        if setting.key == "init_from" and isinstance(setting.value, str) and init_from.is_path(setting.value):
+        if setting.key == "init_from" and isinstance(setting.value, str) and weights_file.is_path(setting.value):
             found.problems.append(UserError("config.path_in_text", value=setting.value[:80], source=setting.source))
     if found.problems:
         raise ConfigError(found.problems)
@@ -391,7 +391,7 @@ def _finish(found: _Collected) -> ResolvedConfig:
         found.problems.append(UserError("config.sets_nothing", path=found.empty_files[0]))
     # What the command line gives needs no value in the file.
     found.problems = [each for each in found.problems if not sources.get(_key_in(each), "").startswith("-")]
-    notes, problems = init_from.apply(values, sources)
+    notes, problems = weights_file.apply(values, sources)
     found.notes += notes
     found.problems += problems
     _apply_recipe(values, sources)

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from foretrain.base.durable import not_written
 from foretrain.base.errors import UserError
+from foretrain.base.files import not_written
 from foretrain.base.messages import printable
 from foretrain.config import nanogpt_file
 from foretrain.config.families import family_of

@@ -3,13 +3,24 @@
 Test data and generated tables are left out, the order is fixed, and whole files go to one split or the other.
 """
 
+from __future__ import annotations
+
 import hashlib
 import os
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from foretrain.base.records import Note
+from foretrain.data.locate import locate
+
+if TYPE_CHECKING:
+    from foretrain.config.options import RunConfig
+    from foretrain.config.resolve import ResolvedConfig
+    from foretrain.data.dataset import DatasetInfo
 
 _SKIPPED = {
     "test",
@@ -74,3 +85,91 @@ def documents(split: str) -> Iterator[bytes]:
     for file in files():
         if file.split == split:
             yield (base / file.relative).read_bytes()
+
+
+# What a config leaves to its dataset: the vocabulary and how many tokens there are. The one place for every command.
+#
+# In this order: what the config sets, what the log or the dataset on this machine says, what nanoGPT's own datasets
+# have, nanoGPT's default. What was taken without having seen the data is an assumption, and a plan says so.
+
+
+@dataclass(frozen=True)
+class Published:
+    """A dataset that nanoGPT prepares. `vocab_size` is what its meta.pkl says; None where it writes none."""
+
+    train_tokens: int
+    vocab_size: int | None = None
+
+
+# By the comments and readme files of karpathy/nanoGPT data/*/. Without a meta.pkl nanoGPT takes GPT-2's 50,257 ids,
+# padded to 50,304.
+NANOGPT_DATASETS = {
+    "shakespeare_char": Published(train_tokens=1_003_854, vocab_size=65),
+    "shakespeare": Published(train_tokens=301_966),
+    "openwebtext": Published(train_tokens=9_035_582_198),
+}
+
+
+@dataclass(frozen=True)
+class ConfigData:
+    """A config with its dataset's vocabulary, the tokens of the training split, where they are known from, the dataset
+    where it is here, and what was assumed."""
+
+    config: RunConfig
+    tokens: int | None
+    source: str
+    info: DatasetInfo | None = None
+    assumptions: tuple[Note, ...] = ()
+
+
+def of_config(
+    resolved: ResolvedConfig,
+    *,
+    logged_vocab_size: int | None = None,
+    find: Callable[[str], DatasetInfo | None] | None = None,
+    built_in_tokens: Callable[[], int] | None = None,
+) -> ConfigData:
+    """The config with what its dataset settles. `logged_vocab_size`: what a log of the run printed.
+
+    `find`: how a dataset is looked for by its name; `built_in_tokens`: how long the built-in corpus is.
+    Raises UserError 'data.…' for a dataset that cannot be used.
+    """
+    from foretrain.data import dataset
+
+    config = resolved.config
+    if config.dataset == dataset.BUILT_IN:
+        tokens = (built_in_tokens or _corpus_tokens)() if config.tokenizer == "byte" else None
+        size = logged_vocab_size or dataset.BUILT_IN_VOCABULARY.get(config.tokenizer)
+        return ConfigData(_with_vocabulary(resolved, size), tokens, "built-in corpus")
+    info = (find or locate)(config.dataset)
+    if info is not None:
+        own = _with_vocabulary(resolved, logged_vocab_size or info.vocab_size)
+        return ConfigData(own, info.train_tokens, info.remote or info.path, info)
+    named = "dataset" in resolved.sources  # a default says nothing of what somebody will train on
+    known = NANOGPT_DATASETS.get(config.dataset) if named else None
+    tokens, source = (known.train_tokens, "nanoGPT's own") if known else (None, "unknown")
+    if "vocab_size" in resolved.sources or logged_vocab_size:
+        return ConfigData(_with_vocabulary(resolved, logged_vocab_size), tokens, source)
+    own = _with_vocabulary(resolved, known.vocab_size if known else None)
+    assumed = _assumed(own, known) if named else ()
+    return ConfigData(own, tokens, source, assumptions=assumed)
+
+
+def _corpus_tokens() -> int:
+
+    return size_bytes("train")
+
+
+def _with_vocabulary(resolved: ResolvedConfig, vocab_size: int | None) -> RunConfig:
+    """The config; a vocabulary that it sets itself stays."""
+    if not vocab_size or "vocab_size" in resolved.sources:
+        return resolved.config
+    return resolved.config.model_copy(update={"vocab_size": vocab_size})
+
+
+def _assumed(config: RunConfig, known: Published | None) -> tuple[Note, ...]:
+    """That the vocabulary was not read from data; where nanoGPT's own dataset has none to read, nothing is assumed."""
+    if known is not None and known.vocab_size is None:
+        return ()
+    values = {"vocab_size": config.vocab_size, "dataset": config.dataset}
+    return (Note(id="vocab_of_nanogpt" if known else "vocab_default", values=values),)

@@ -9,10 +9,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from foretrain.base import plain_pickle
+from foretrain.base import files
 from foretrain.base.errors import UserError
+from foretrain.base.files import JSON_BYTES, read_bytes, read_text
 from foretrain.base.records import Record
-from foretrain.base.safe_read import JSON_BYTES, read_bytes, read_text
 from foretrain.data.shards import ITEM_BYTES, SPLITS
 from foretrain.data.token_layout import Layout, is_dataset, read_layout
 
@@ -166,13 +166,13 @@ def read_meta(path: Path) -> dict[str, Any]:
 def read_meta_pickle(path: Path) -> dict[str, Any]:
     """nanoGPT's meta.pkl as plain data. Raises UserError when it holds anything that would have to be run."""
     try:
-        meta = plain_pickle.loads(read_bytes(path, _MAX_PICKLE_BYTES))
-    except plain_pickle.Asks as error:
+        meta = files.loads(read_bytes(path, _MAX_PICKLE_BYTES))
+    except files.Asks as error:
         raise UserError("data.bad_meta", path=str(path), reason=f"it asks for {error}") from None
     except OSError as error:
         raise UserError("data.bad_meta", path=str(path), reason=error.strerror or str(error)) from None
     except Exception as error:  # a hostile stream can raise nearly anything
-        reason = plain_pickle.shown((str(error).splitlines() or [type(error).__name__])[0][:200])
+        reason = files.shown((str(error).splitlines() or [type(error).__name__])[0][:200])
         raise UserError("data.bad_meta", path=str(path), reason=reason) from None
     if not isinstance(meta, dict) or not isinstance(meta.get("vocab_size"), int):
         raise UserError("data.bad_meta", path=str(path), reason="it has no whole number under vocab_size")

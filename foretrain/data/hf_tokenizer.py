@@ -4,6 +4,7 @@ tokenizer.json is written as text (format of huggingface/tokenizers), so the lib
 """
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from foretrain.data.tokenizer import (
@@ -106,3 +107,177 @@ def _document(model: Any, before: Any, decoder: Any, special: dict[str, int]) ->
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": None,
         "pre_tokenizer": before, "post_processor": None, "decoder": decoder, "model": model,
     }  # fmt: skip
+
+
+# A dataset's tokenizer as the keys of GGUF that llama.cpp reads (llama.cpp: src/llama-vocab.cpp,
+# conversion/base.py).
+#
+# llama.cpp knows the rules that cut text into words by name only, each a pattern in its own code. A tokenizer whose
+# pattern it does not have is not written: it would give other ids.
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)  # llama.cpp's kinds of tokens
+_SPACE = "\u2581"  # what stands for a space in SentencePiece's vocabularies
+_GPT2 = "gpt-2"
+_END = r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+" + _END
+# Patterns of tokenizer.json, and whether whole words are looked up before any merge: llama.cpp's name of the two.
+_PATTERNS = {
+    (_LLAMA3, True): "llama-bpe", (_LLAMA3, False): "dbrx",
+    (_LLAMA3.replace("{1,3}", ""), False): "qwen2",
+}  # fmt: skip
+
+
+def keys_of(tokenizer: Tokenizer, vocab_size: int, separator: int | None) -> dict[str, Any] | None:
+    """{key: value} for a model with so many rows; None for a tokenizer that llama.cpp cannot hold.
+
+    `separator`: what ends a document. It begins one, too, but is not put before a prompt, as it never was in training.
+    """
+    if isinstance(tokenizer, CharTokenizer):
+        return _gguf_characters(tokenizer.ids, vocab_size)
+    document = files_of(tokenizer, 0).get("tokenizer.json")
+    if document is None or separator is None or tokenizer.vocab_size > vocab_size:
+        return None
+    made = json.loads(document)
+    if isinstance(tokenizer, ByteTokenizer):
+        # Byte 0 ends a document. Under its own character, which texts may have, it would be taken for that.
+        made["added_tokens"] = [{"id": separator, "content": "<|endoftext|>", "special": True}]
+    model = made.get("model") or {}
+    if model.get("type") != "BPE" or not isinstance(model.get("vocab"), dict):
+        return None
+    found = _sentence_pieces(made, vocab_size) if model.get("byte_fallback") else _gguf_byte_level(made, vocab_size)
+    if found is None or len(set(found["tokenizer.ggml.tokens"])) < vocab_size:  # it takes no text twice
+        return None
+    ends = {f"tokenizer.ggml.{name}_token_id": separator for name in ("bos", "eos")}
+    return {**found, **ends, "tokenizer.ggml.add_bos_token": False, "tokenizer.ggml.add_eos_token": False}
+
+
+def _gguf_byte_level(made: Mapping[str, Any], vocab_size: int) -> dict[str, Any] | None:
+    """A BPE over bytes, as GPT-2's, Llama 3's and Qwen's."""
+    model = made["model"]
+    merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in model.get("merges") or ()]
+    rule = _words_rule(made, merges)
+    if rule is None or model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
+        return None
+    tokens, kinds = _listed(model["vocab"], made.get("added_tokens") or (), vocab_size)
+    nothing = byte_characters()[0] * 2  # GGUF has no empty list; this pair is never met, as nothing makes its parts
+    return {
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": rule,
+        "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.merges": merges or [f"{nothing} {nothing}"],
+    }  # fmt: skip
+
+
+def _words_rule(made: Mapping[str, Any], merges: Sequence[str]) -> str | None:
+    """llama.cpp's name of the rule by which a text is cut into words before merges; None: it has none."""
+    normalizer = made.get("normalizer")
+    if normalizer and normalizer.get("type") != "NFC":  # Qwen's; llama.cpp takes text as it is
+        return None
+    before = made.get("pre_tokenizer") or {}
+    steps = before.get("pretokenizers", []) if before.get("type") == "Sequence" else [before]
+    if not steps or steps[-1].get("type") != "ByteLevel" or steps[-1].get("add_prefix_space"):
+        return None
+    own, cuts = steps[-1].get("use_regex", True), steps[:-1]
+    whole_words = bool(made["model"].get("ignore_merges"))
+    if not cuts:
+        return _GPT2 if (own or not merges) and not whole_words else None
+    if len(cuts) != 1:
+        return None
+    cut = cuts[0]
+    if cut.get("type") == "Digits" and cut.get("individual_digits") and own and not whole_words:
+        return "smollm"
+    pattern = (cut.get("pattern") or {}).get("Regex") if cut.get("type") == "Split" else None
+    if own or cut.get("behavior") != "Isolated" or cut.get("invert"):
+        return None
+    return _PATTERNS.get((str(pattern), whole_words))
+
+
+def _sentence_pieces(made: Mapping[str, Any], vocab_size: int) -> dict[str, Any] | None:
+    """A BPE over characters with bytes to fall back on, as Llama 2's.
+
+    llama.cpp joins two neighbours wherever their text is a token, the token with the highest score first. That is the
+    same as merges in their order only where every way to make a token is a merge, as in SentencePiece's vocabularies.
+    """
+    model = made["model"]
+    vocabulary: dict[str, int] = model["vocab"]
+    pairs = [tuple(pair) if isinstance(pair, list) else tuple(pair.split(" ")) for pair in model.get("merges") or ()]
+    begins = _begins_with_space(made)
+    if begins is None or any(f"<0x{byte:02X}>" not in vocabulary for byte in range(256)):
+        return None
+    ranks: dict[str, int] = {}
+    for rank, pair in enumerate(pairs):
+        ranks.setdefault("".join(pair), rank)
+    added = made.get("added_tokens") or ()
+    outside = {each["content"] for each in added} | {f"<0x{byte:02X}>" for byte in range(256)}
+    inside = vocabulary.keys() - outside
+    known = set(pairs)
+    for token in inside:
+        for place in range(1, len(token)):
+            pair = token[:place], token[place:]
+            if inside.issuperset(pair) and pair not in known:
+                return None
+    tokens, kinds = _listed(vocabulary, added, vocab_size)
+    for byte in range(256):
+        kinds[vocabulary[f"<0x{byte:02X}>"]] = _BYTE
+    unknown = vocabulary.get(str(model.get("unk_token")))
+    keys: dict[str, Any] = {
+        "tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.scores": [-float(ranks.get(token, 0)) for token in tokens],
+        "tokenizer.ggml.add_space_prefix": begins,
+    }  # fmt: skip
+    if unknown is not None:
+        kinds[unknown] = _UNKNOWN
+        keys["tokenizer.ggml.unknown_token_id"] = unknown
+    return keys
+
+
+def _begins_with_space(made: Mapping[str, Any]) -> bool | None:
+    """Whether a text gets a space before it; None where spaces are not made as SentencePiece makes them."""
+    before, normalizer = made.get("pre_tokenizer"), made.get("normalizer")
+    if before and before.get("type") == "Metaspace" and not normalizer:
+        whole = before.get("replacement") == _SPACE and not before.get("split", True)
+        scheme = before.get("prepend_scheme", "always")
+        return scheme != "never" if whole else None
+    steps = normalizer.get("normalizers", []) if normalizer and normalizer.get("type") == "Sequence" else []
+    replaced = [s for s in steps if s.get("type") == "Replace" and s.get("pattern") == {"String": " "}]
+    prepended = [s for s in steps if s.get("type") == "Prepend" and s.get("prepend") == _SPACE]
+    if before or not replaced or replaced[0].get("content") != _SPACE or len(replaced) + len(prepended) != len(steps):
+        return None
+    return bool(prepended)
+
+
+def _gguf_characters(ids: Mapping[str, int], vocab_size: int) -> dict[str, Any] | None:
+    """A table of characters, as a vocabulary of llama.cpp's that has no merges and no special tokens: RWKV's.
+
+    It looks for the longest token, and would look for ever where a text begins as one and does not go on. So all
+    characters must be single bytes, and every row one of them.
+    """
+    tokens = {id: character for character, id in ids.items()}
+    if sorted(tokens) != list(range(vocab_size)) or not all(c.isascii() and len(c) == 1 for c in tokens.values()):
+        return None
+
+    def escaped(character: str) -> str:
+        if character == "\\":
+            return "\\\\"
+        return character if character.isprintable() else f"\\x{ord(character):02x}"
+
+    return {
+        "tokenizer.ggml.model": "rwkv",
+        "tokenizer.ggml.tokens": [escaped(tokens[id]) for id in range(vocab_size)],
+        "tokenizer.ggml.token_type": [_NORMAL] * vocab_size,
+        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.ggml.add_eos_token": False,
+    }
+
+
+def _listed(
+    vocabulary: Mapping[str, int], added: Sequence[Mapping[str, Any]], vocab_size: int
+) -> tuple[list[str], list[int]]:
+    """The text and the kind of every row; rows that no token has are named and marked unused."""
+    tokens = [f"[PAD{id}]" for id in range(vocab_size)]
+    kinds = [_UNUSED] * vocab_size
+    for token, id in vocabulary.items():
+        tokens[id], kinds[id] = token, _NORMAL
+    for each in added:
+        id = each["id"]
+        tokens[id], kinds[id] = each["content"], _CONTROL if each.get("special") else _USER_DEFINED
+    return tokens, kinds

@@ -15,9 +15,9 @@ import math
 from pathlib import Path
 from typing import Any
 
+from foretrain.base.bugs import without_password
 from foretrain.base.errors import UserError
-from foretrain.base.redaction import without_password
-from foretrain.base.safe_read import parse_toml, read_text
+from foretrain.base.files import parse_toml, read_text
 from foretrain.data.dataset import DatasetInfo, Part, find, read_info
 from foretrain.data.token_layout import is_dataset
 

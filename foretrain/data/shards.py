@@ -19,8 +19,8 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, PlainSerializer, ValidationError, field_validator, model_validator
 
 from foretrain.base.errors import UserError
+from foretrain.base.files import read_text
 from foretrain.base.records import Record
-from foretrain.base.safe_read import read_text
 
 SCHEMA = "foretrain.dataset/3"
 INDEX = "dataset.json"

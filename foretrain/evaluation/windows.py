@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from foretrain.base.errors import UserError
-from foretrain.base.later import Later
+from foretrain.base.installation import Later
 from foretrain.base.units import MIB
-from foretrain.evaluation.libraries import first_line
+from foretrain.evaluation.harness import first_line
 from foretrain.hardware import accelerator
 from foretrain.model.language_model import LanguageModel
 

@@ -5,14 +5,70 @@ others, and a driver that breaks in the middle of a run ends nothing but the sam
 """
 
 import os
+import re
 import statistics
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeGuard
 
 from foretrain.base.records import Record
-from foretrain.hardware.visible import visible
+
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+
+
+def visible(uuids: Sequence[str], environ: Mapping[str, str]) -> tuple[int | None, ...]:
+    """NVML's index of each card that CUDA shows, by CUDA's number; None for a part of a card (MIG).
+
+    `uuids`: of NVML's cards, as 'GPU-…', in its order. As CUDA does: what names no card ends the list, and a card that
+    is named twice empties it. Its first word says whether the list is one of numbers or of ids.
+    """
+    if VARIABLE not in environ:
+        return tuple(range(len(uuids)))
+    words = [word.strip() for word in environ[VARIABLE].split(",")]
+    prefix = next((each for each in ("GPU-", "MIG-") if words[0].startswith(each)), "")
+    found: list[int | None] = []
+    for word in words:
+        if prefix == "MIG-" and word.startswith(prefix):
+            found.append(None)
+            continue
+        at = _by_id(word, uuids) if prefix == "GPU-" else None if prefix else _by_number(word, len(uuids))
+        if at is None:
+            break
+        if at in found:
+            return ()
+        found.append(at)
+    return tuple(found)
+
+
+def _by_id(word: str, uuids: Sequence[str]) -> int | None:
+    """The card whose id begins so, if it is one alone."""
+    matching = [i for i, uuid in enumerate(uuids) if word.startswith("GPU-") and uuid.startswith(word)]
+    return matching[0] if len(matching) == 1 else None
+
+
+def _by_number(word: str, count: int) -> int | None:
+    number = re.match(r"\+?(\d+)", word)  # CUDA reads a number as far as it goes
+    return int(number[1]) if number and int(number[1]) < count else None
+
+
+def identity(properties: Any) -> dict[str, str]:
+    """{"uuid", "bus_id"} of a card, as NVML writes them, from torch.cuda.get_device_properties; '' where this torch
+    does not say."""
+    uuid = getattr(properties, "uuid", "")
+    address = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+    known = all(isinstance(number, int) for number in address)
+    return {
+        "uuid": f"GPU-{uuid}" if uuid else "",
+        "bus_id": "{:08x}:{:02x}:{:02x}.0".format(*address) if known else "",
+    }
+
+
+# What NVML says of this machine's cards: what they are, memory by process, energy, clocks, what slows them. No
+# torch.
+#
+# Every figure is asked for by itself, so that a card, a driver or a container that keeps one back still gives the
+# others, and a driver that breaks in the middle of a run ends nothing but the samples.
 
 # Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h, nvmlClocksEventReason…) -> ids of texts.
 REASONS = {

@@ -17,9 +17,9 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from foretrain.base.errors import UserError
+from foretrain.base.files import parse_toml, read_text
 from foretrain.base.quantities import parse_bytes, read
 from foretrain.base.records import Note, Record
-from foretrain.base.safe_read import parse_toml, read_text
 from foretrain.base.units import GIB, MIB
 from foretrain.hardware.calibration import Calibration, load
 from foretrain.hardware.card import Cards

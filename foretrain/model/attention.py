@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretrain.model import attention_sizes as sizes
+from foretrain.config import shape as sizes
 
 
 @lru_cache(maxsize=8)

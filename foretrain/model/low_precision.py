@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from foretrain.config.precision import MULTIPLE
+from foretrain.config.checks import MULTIPLE
 from foretrain.hardware.catalogue import MatmulMode
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from foretrain.config.shape import NS_BATCH_ELEMENTS, NS_STEPS
 from foretrain.hardware.cpu import cpu_has_bf16
-from foretrain.model.shape import NS_BATCH_ELEMENTS, NS_STEPS
 from foretrain.model.update import Uncompiled, held_back
 
 # p(s) = a·s + b·s³ + c·s⁵ moves every singular value s of (0, 1] to 0.7 … 1.2 in a few iterations: the coefficients of

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from foretrain.base.errors import UserError
-from foretrain.config.precision import MULTIPLE
+from foretrain.config.checks import MULTIPLE
+from foretrain.config.shape import is_block_matrix
 from foretrain.data.batches import Batch, TokenFile, evaluation_batches
 from foretrain.hardware.catalogue import Dtype
 from foretrain.model.language_model import LanguageModel
 from foretrain.model.low_precision import layers, plainly
-from foretrain.model.shape import is_block_matrix
 from foretrain.model.step import TrainState
 
 # Far off, on purpose: FP8 and INT8 give cosines of 0.996 to 0.9999 and losses that differ in the fourth digit

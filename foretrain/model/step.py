@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from foretrain.config.checks import EIGHT_BITS
 from foretrain.config.options import RunConfig
-from foretrain.config.precision import EIGHT_BITS
 from foretrain.model.in_backward import BackwardUpdates
 from foretrain.model.language_model import LanguageModel, make_model
 from foretrain.model.low_precision import convert

@@ -21,13 +21,13 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from foretrain.base.errors import UserError
-from foretrain.base.garbage import collected_later
+from foretrain.base.process_memory import collected_later
 from foretrain.base.records import Record
 from foretrain.base.units import MIB
 from foretrain.config.options import named
-from foretrain.hardware.context import Context
+from foretrain.hardware.devices import Context
 from foretrain.predict.abstract.tensors import alone
-from foretrain.predict.allocator.lifetimes import Lifetimes
+from foretrain.predict.allocator.blocks import Lifetimes
 from foretrain.predict.allocator.replay import PhasePeak, Tried, replay
 from foretrain.predict.allocator.settings import Settings, of_run
 from foretrain.predict.estimate.simulated_run import SimulatedRun, resume, staged_bytes

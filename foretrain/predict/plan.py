@@ -14,11 +14,11 @@ from pydantic import computed_field, model_validator
 from foretrain.base.errors import UserError
 from foretrain.base.records import Note, Record
 from foretrain.base.units import format_bytes, format_duration
+from foretrain.config.checks import EIGHT_BITS, idle
 from foretrain.config.families import family_of
 from foretrain.config.options import RunConfig
-from foretrain.config.precision import EIGHT_BITS, idle
+from foretrain.config.shape import ModelShape
 from foretrain.hardware.catalogue import NANOGPT_PEAK_FLOP_PER_S, Dtype, Gpu
-from foretrain.model.shape import ModelShape
 from foretrain.model.techniques import TECHNIQUES, optimizer_of
 from foretrain.predict import software
 from foretrain.predict.energy import Spending, spending

@@ -7,13 +7,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from foretrain.config.one_graph import is_one_graph
+from foretrain.config.checks import check_precision, is_one_graph
 from foretrain.config.options import RunConfig
-from foretrain.config.precision import check_precision
-from foretrain.config.ranks import of_rank
+from foretrain.config.shape import ModelShape
+from foretrain.config.sharing import Sharing, of_rank
 from foretrain.hardware.catalogue import Dtype, Gpu, MatmulMode
-from foretrain.model.ranks.sharing import Sharing
-from foretrain.model.shape import ModelShape
 from foretrain.predict import software
 from foretrain.predict.estimate.sdpa import AttentionKind, attention_kind
 

@@ -6,8 +6,8 @@ The ledger's peaks are the highest of these moments; a trace's too, but for roun
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from foretrain.base.downsample import extremes
 from foretrain.base.records import Record
+from foretrain.base.statistics import extremes
 from foretrain.predict.estimate.simulated_run import SimulatedRun
 from foretrain.predict.spec import StepName, StepSpec
 from foretrain.predict.timeline import Passage, Size, Tensor, Timeline

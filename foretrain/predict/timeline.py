@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
-from foretrain.predict.allocator.lifetimes import Lifetimes, Mark
+from foretrain.predict.allocator.blocks import Lifetimes, Mark
 
 
 class Size(NamedTuple):

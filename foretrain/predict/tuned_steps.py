@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from foretrain.config.one_graph import launched
+from foretrain.config.checks import launched
 from foretrain.config.options import OPTIONS, RunConfig, named
 from foretrain.hardware.calibration import Calibration, StepTime
 from foretrain.predict.spec import StepSpec

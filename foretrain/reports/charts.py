@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from foretrain.base.bidi import isolated
-from foretrain.base.messages import format_value, say
+from foretrain.base.messages import format_value, isolated, say
 from foretrain.base.units import BYTE_UNITS, format_bytes
 from foretrain.reports.document import (
     Axis,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from foretrain.base import bidi
+from foretrain.base import messages
 from foretrain.base.messages import format_value, say, source_name
 
 
@@ -38,7 +38,7 @@ Cell = str | Message | Quantity
 
 
 def cell_text(cell: Cell) -> str:
-    return bidi.isolated(source_name(cell)) if isinstance(cell, str) else cell.text()
+    return messages.isolated(source_name(cell)) if isinstance(cell, str) else cell.text()
 
 
 @dataclass(frozen=True)

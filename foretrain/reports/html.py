@@ -11,8 +11,7 @@ from itertools import count, groupby
 from string import Template
 from typing import Any
 
-from foretrain.base.languages import current
-from foretrain.base.messages import printable, say
+from foretrain.base.messages import current, printable, say
 from foretrain.reports.charts import chart
 from foretrain.reports.document import (
     Block,

@@ -17,21 +17,20 @@ from foretrain.app import exact, run_report
 from foretrain.app.compare import compared
 from foretrain.app.limits import Limits, make_plans, priced
 from foretrain.app.plan import targets
-from foretrain.base.durable import not_written
 from foretrain.base.errors import UserError
-from foretrain.base.safe_read import head, read_text
-from foretrain.comparison.pictures import gather
+from foretrain.base.files import head, not_written, read_text
+from foretrain.comparison.loss_axes import gather
 from foretrain.comparison.sources import plans
 from foretrain.comparison.sources.given import Given, take_apart
 from foretrain.config.resolve import resolve
+from foretrain.measure.tune_record import SCHEMA as TUNING_SCHEMA
+from foretrain.measure.tune_record import Tuning
 from foretrain.predict.plan import Plan
 from foretrain.reports import html, measured
 from foretrain.reports.document import Document
 from foretrain.reports.views import compare, snapshot
 from foretrain.reports.views import plan as plan_view
 from foretrain.reports.views import run as run_view
-from foretrain.tuning.record import SCHEMA as TUNING_SCHEMA
-from foretrain.tuning.record import Tuning
 
 OURS = '<meta name="generator" content="foretrain">'
 HEAD_BYTES = 4096

@@ -15,7 +15,7 @@ from foretrain.comparison.sources.given import Given
 from foretrain.reports.document import Document
 from foretrain.reports.views import log as log_view
 from foretrain.reports.views.finetune import run as trainer_view
-from foretrain.training.store import RunDirectory
+from foretrain.runs.folder import RunDirectory
 
 
 def is_watched(path: Path) -> bool:

@@ -16,8 +16,7 @@ from rich.segment import Segment
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from foretrain.base.bidi import FSI, LRI, PDI, RLI, runs_rightwards
-from foretrain.base.messages import printable, say
+from foretrain.base.messages import FSI, LRI, PDI, RLI, printable, runs_rightwards, say
 from foretrain.base.units import format_bytes
 from foretrain.reports.document import (
     Bar,

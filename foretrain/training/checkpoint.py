@@ -20,17 +20,17 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from foretrain.base import durable
+from foretrain.base import files as durable
 from foretrain.base.errors import UserError
+from foretrain.base.files import read_text
 from foretrain.base.messages import say
 from foretrain.base.records import Record
-from foretrain.base.safe_read import read_text
 from foretrain.hardware import accelerator
 from foretrain.model.ranks.parts import Split, opened
 from foretrain.model.ranks.peers import ALONE, Peers
 from foretrain.model.ranks.rows import Rows, held, is_sharded, like, states_of
 from foretrain.model.step import TrainState
-from foretrain.training.ranks.place import host_name
+from foretrain.training.place import host_name
 from foretrain.training.tensor_files import Snapshot, file_name, live
 
 SCHEMA = "foretrain.checkpoint/1"

@@ -1,22 +1,54 @@
 """Where a run happens: the torch device, the dtype, whether to compile; each decision with its reason."""
 
+import contextlib
+import ctypes
+import gc
 import importlib.util
 import os
 import platform
 import shutil
+import sys
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from foretrain.base.errors import UserError
+from foretrain.config.checks import check_precision, idle
 from foretrain.config.options import RunConfig
-from foretrain.config.precision import check_precision, idle
 from foretrain.hardware import accelerator
-from foretrain.hardware.card import Cards
+from foretrain.hardware.card import Cards, identity
 from foretrain.hardware.catalogue import LEAST_FOR_TRITON, Dtype, Gpu, detect
 from foretrain.hardware.cpu import cpu_device
-from foretrain.hardware.visible import identity
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc, malloc.h
+LARGEST = 1 << 30
+
+
+def keep_memory() -> bool:
+    """Ask the C library not to give memory back; whether it agreed. Only glibc is asked; others keep their ways."""
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        library = ctypes.CDLL(None)
+        library.gnu_get_libc_version  # noqa: B018 - musl has mallopt too, as a stub
+        return bool(library.mallopt(M_MMAP_THRESHOLD, LARGEST) and library.mallopt(M_TRIM_THRESHOLD, 2**31 - 1))
+    except (OSError, AttributeError):
+        return False
+
+
+def give_back() -> None:
+    """Give what was freed back to the system, now.
+
+    What came before the training (a calibration, a measurement of what is fastest) frees gigabytes, which `keep_memory`
+    would keep, and which would count as the training's own in the process's peak.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    gc.collect()  # modules and optimizers refer to themselves
+    with contextlib.suppress(OSError, AttributeError):  # another C library: there nothing was kept
+        ctypes.CDLL(None).malloc_trim(0)
+
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -23,8 +23,8 @@ from foretrain.base.errors import UserError
 from foretrain.base.process_memory import resident_bytes
 from foretrain.base.units import MIB
 from foretrain.hardware import accelerator
-from foretrain.hardware.context import LATER_KERNELS_BYTES, Context
 from foretrain.hardware.cpu import available_memory_bytes, total_memory_bytes
+from foretrain.hardware.devices import LATER_KERNELS_BYTES, Context
 from foretrain.training.device import Placement, beside_allocator
 from foretrain.training.meter import Meter
 

@@ -3,11 +3,14 @@ the process's peak as the system counts it. Each phase is sampled once, so measu
 """
 
 import gc
+import math
 import os
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler announces itself on stderr otherwise
@@ -20,7 +23,7 @@ from foretrain.base.process_memory import peak_bytes, resident_bytes
 from foretrain.hardware import accelerator
 from foretrain.model.allocated import storage_bytes
 from foretrain.model.step import TrainState
-from foretrain.training.store import MeasuredMemory, MeasuredPhase
+from foretrain.runs.folder import MeasuredMemory, MeasuredPhase
 
 _CLEAR = Path("/proc/self/clear_refs")
 
@@ -167,3 +170,56 @@ class Meter:
     def empty(self) -> MeasuredMemory:
         """The result before there is anything to measure."""
         return MeasuredMemory(method=self.method, process_base_bytes=self.base_bytes, limit_bytes=self.limit_bytes)
+
+
+WARM_STEPS = 3  # the first ones allocate, compile and are measured
+RECENT = 20
+FORECAST_COUNTS = 2  # as much as so many measured lines
+
+
+class Pace:
+    """Seconds, of a clock that the caller reads. `expected`: of a step and of an evaluation, as they were forecast."""
+
+    def __init__(self, expected: tuple[float, float] | None = None) -> None:
+        self.expected = expected
+        self.step_times, self.evaluation_times = array("d"), array("d")  # lists take four times the memory
+        self._last_s, self._last_step, self._paused_s = 0.0, 0, 0.0
+
+    def begin(self, at_s: float, step: int) -> None:
+        """The next step to be timed is this one."""
+        self._last_s, self._last_step, self._paused_s = at_s, step, 0.0
+
+    def pause(self, seconds: float) -> None:
+        """Something that is no step took so long."""
+        self._paused_s += seconds
+
+    def step_s(self, at_s: float, step: int) -> float:
+        """Seconds of a step that is done, a mean of those since this was asked last."""
+        taken = (at_s - self._last_s - self._paused_s) / (step + 1 - self._last_step)
+        self.begin(at_s, step + 1)
+        if step >= WARM_STEPS:
+            self.step_times.append(taken)
+        return taken
+
+    def eta_s(self, step: int, step_s: float, max_iters: int, eval_interval: int) -> float:
+        """What the rest of the run takes, its evaluations included.
+
+        The first steps are not like the later ones, so it begins with the forecast, and what is measured replaces that.
+        """
+        remaining = max_iters - step - 1
+        recent = self.step_times[-RECENT:]  # one slow step must not frighten
+        each_s = median(recent) if recent else step_s
+        if self.expected is not None:
+            expected_s = self.expected[0] or each_s
+            each_s = (FORECAST_COUNTS * expected_s + len(recent) * each_s) / (FORECAST_COUNTS + len(recent))
+            each_s = each_s if recent else expected_s
+        evaluation_s = self.median_evaluation_s or (self.expected[1] if self.expected else 0.0)
+        return remaining * each_s + math.ceil(remaining / eval_interval) * evaluation_s
+
+    @property
+    def median_step_s(self) -> float | None:
+        return median(self.step_times) if self.step_times else None
+
+    @property
+    def median_evaluation_s(self) -> float | None:
+        return median(self.evaluation_times) if self.evaluation_times else None

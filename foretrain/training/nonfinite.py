@@ -22,11 +22,11 @@ from foretrain.data.batches import TRAIN, Batch, starts
 from foretrain.data.dataset import DatasetInfo
 from foretrain.model.optimizer import learning_rate
 from foretrain.model.step import StepResult, TrainState
+from foretrain.runs.folder import RunDirectory
 from foretrain.training import checkpoint
 from foretrain.training.attempts import Generators, is_out_of_memory
 from foretrain.training.checkpoint import Progress
-from foretrain.training.ranks.group import Ranks
-from foretrain.training.store import RunDirectory
+from foretrain.training.ranks import Ranks
 
 SCHEMA = "foretrain.nonfinite/1"
 

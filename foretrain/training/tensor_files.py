@@ -13,8 +13,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from foretrain.base.durable import CHUNK_BYTES
 from foretrain.base.errors import UserError
+from foretrain.base.files import CHUNK_BYTES
 from foretrain.hardware import accelerator
 from foretrain.model.ranks.parts import header_of
 from foretrain.model.ranks.rows import held, is_sharded, reshard, states_of

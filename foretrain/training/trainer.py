@@ -15,39 +15,15 @@ from foretrain.base.errors import UserError
 from foretrain.base.signals import StopFlag
 from foretrain.config.microbatches import cut, sequences_of, shrunk, uncut
 from foretrain.config.options import RunConfig
+from foretrain.config.shape import ModelShape
 from foretrain.data.batches import Batch, TokenFile, evaluation_batches
 from foretrain.data.dataset import DatasetInfo
 from foretrain.model import precision_check
 from foretrain.model.host.graphed import GraphedStep, graphed_step
 from foretrain.model.low_precision import fp16_accumulation
 from foretrain.model.optimizer import learning_rate
-from foretrain.model.shape import ModelShape
 from foretrain.model.step import StepResult, TrainState, build, evaluation_loss, train_step
-from foretrain.training import checkpoint, cpu_threads, nonfinite, starting
-from foretrain.training.attempts import (
-    Mean,
-    NotCompiled,
-    Sum,
-    attempt,
-    free_memory,
-    go_eager,
-    sum_of_losses,
-    use_split,
-)
-from foretrain.training.checkpoint import Progress
-from foretrain.training.contention import Contention, Told, Unwatched
-from foretrain.training.cpu_threads import Waiting
-from foretrain.training.device import TORCH_DTYPES, Placement
-from foretrain.training.endings import SMALLER_AT_RESUME, end_process, end_quietly, ending_of
-from foretrain.training.feed import Feed, token_files
-from foretrain.training.memory_limit import HostGuard, Watch, kept
-from foretrain.training.meter import Meter
-from foretrain.training.nonfinite import Guard, Reading
-from foretrain.training.pace import WARM_STEPS, Pace
-from foretrain.training.ranks.together import Ranks, Together
-from foretrain.training.saver import Saver
-from foretrain.training.starting import config_digest
-from foretrain.training.store import (
+from foretrain.runs.folder import (
     EvaluationMetrics,
     Listener,
     Note,
@@ -57,6 +33,32 @@ from foretrain.training.store import (
     StepMetrics,
     now,
 )
+from foretrain.training import checkpoint, cpu_threads, nonfinite, starting
+from foretrain.training.attempts import (
+    SMALLER_AT_RESUME,
+    Mean,
+    NotCompiled,
+    Sum,
+    attempt,
+    end_process,
+    end_quietly,
+    ending_of,
+    free_memory,
+    go_eager,
+    sum_of_losses,
+    use_split,
+)
+from foretrain.training.checkpoint import Progress
+from foretrain.training.contention import Contention, Told, Unwatched
+from foretrain.training.cpu_threads import Waiting
+from foretrain.training.device import TORCH_DTYPES, Placement
+from foretrain.training.feed import Feed, token_files
+from foretrain.training.memory_limit import HostGuard, Watch, kept
+from foretrain.training.meter import WARM_STEPS, Meter, Pace
+from foretrain.training.nonfinite import Guard, Reading
+from foretrain.training.ranks import Ranks, Together
+from foretrain.training.saver import Saver
+from foretrain.training.starting import config_digest
 from foretrain.training.vitals import Vitals
 
 

@@ -16,13 +16,12 @@ import torch
 
 from foretrain.base import oom_message
 from foretrain.base.process_memory import resident_bytes
-from foretrain.hardware.card import Cards, CardSample
+from foretrain.hardware.card import Cards, CardSample, identity
 from foretrain.hardware.cpu import available_memory_bytes, total_memory_bytes
-from foretrain.hardware.visible import identity
 from foretrain.model.allocated import storage_bytes
 from foretrain.model.step import TrainState
+from foretrain.runs.folder import RunDirectory
 from foretrain.training.attempts import is_out_of_memory
-from foretrain.training.store import RunDirectory
 
 EVERY_S = 1.0
 # What lowers a card's clock beyond its own limits of power, and in how many samples one after the other it has to.

@@ -3,20 +3,20 @@
 import json
 from typing import Any
 
-from foretrain.base import languages
+from foretrain.base import messages
 from foretrain.base.messages import say
 from foretrain.web import calls
 
 
 def start(language: str) -> str:
     """What the page needs once, as JSON. What needs the machine of its user is said to be missing."""
-    with languages.speaking(language):
+    with messages.speaking(language):
         return as_json(calls.start(say("page.site.no_exact"), say("page.site.no_runs")))
 
 
 def post(path: str, body: str, language: str) -> str:
     """JSON [status, answer] to a question that a server would have been posted."""
-    with languages.speaking(language):
+    with messages.speaking(language):
         return as_json(calls.POSTED[path](body))
 
 

@@ -14,7 +14,7 @@ import sys
 import threading
 from typing import Any
 
-from foretrain.base import apart, bugs, languages
+from foretrain.base import apart, bugs, messages
 from foretrain.base.errors import UserError
 
 # What a process can do: a function of what is asked, in a module that only that process loads.
@@ -43,7 +43,7 @@ class Child:
         self.answer: Any = None
         self._done = threading.Event()
         self._process = start(work)
-        job = json.dumps({"language": languages.current().id, "asked": asked})
+        job = json.dumps({"language": messages.current().id, "asked": asked})
         threading.Thread(target=self._follow, args=(job,), daemon=True).start()
 
     def _follow(self, job: str) -> None:
@@ -86,7 +86,7 @@ class Child:
 def done(work: str, job: dict[str, Any]) -> dict[str, Any]:
     """What came of a job, in its language: {"answer": …} or {"error": a sentence}."""
     module, name = WORK[work]
-    with languages.speaking(job["language"]):
+    with messages.speaking(job["language"]):
         try:
             return {"answer": getattr(importlib.import_module(module), name)(job["asked"])}
         except UserError as error:

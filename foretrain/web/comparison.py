@@ -16,13 +16,13 @@ from foretrain.base.errors import UserError
 from foretrain.base.messages import printable, say
 from foretrain.base.records import Record
 from foretrain.comparison.compare import compare
-from foretrain.comparison.pictures import gather
+from foretrain.comparison.loss_axes import gather
 from foretrain.comparison.sources import runs as source
 from foretrain.comparison.sources.given import Given
 from foretrain.comparison.subject import Subject
 from foretrain.reports.as_json import document_json
 from foretrain.reports.views import compare as compare_view
-from foretrain.training.store import RunRecord
+from foretrain.runs.folder import RunRecord
 from foretrain.web import child
 from foretrain.web.answers import SCHEMA, Made
 from foretrain.web.observe import ObservedRun, said_of

@@ -5,9 +5,8 @@ import time
 from functools import lru_cache
 
 from foretrain.app.plan import target_of
-from foretrain.base.bidi import isolated
 from foretrain.base.errors import UserError
-from foretrain.base.messages import format_value, say
+from foretrain.base.messages import format_value, isolated, say
 from foretrain.base.quantities import parse_bytes, read
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import DetectedGpu, catalogue, detect

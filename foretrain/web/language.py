@@ -7,7 +7,7 @@ serve --lang`, else what the browser likes best of those there are, else English
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from foretrain.base import bidi, languages
+from foretrain.base import messages
 from foretrain.base.messages import texts
 
 HEADER = "x-foretrain-language"
@@ -28,24 +28,24 @@ class Speaking:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        with languages.speaking(asked(scope, self._language)):
+        with messages.speaking(asked(scope, self._language)):
             await self._app(scope, receive, send)
 
 
 def asked(scope: Scope, language: str | None) -> str:
     """The id of the language of a request."""
     given = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
-    switched = languages.matching(given.get(HEADER.encode(), "")[:40])
-    return switched or language or languages.preferred(given.get(b"accept-language", "")) or languages.ENGLISH
+    switched = messages.matching(given.get(HEADER.encode(), "")[:40])
+    return switched or language or messages.preferred(given.get(b"accept-language", "")) or messages.ENGLISH
 
 
 def spoken() -> dict[str, Any]:
     """What the page needs to speak: its texts as {id: text}, the language that they are in, and those there are."""
-    language = languages.current()
+    language = messages.current()
     every = texts(language.id).items()
     said = {id: text for id, text in every if id.startswith("page.") and not id.startswith(_ANSWERED)}
     return {
-        "texts": {id: bidi.isolated(text) for id, text in said.items()}, "language": language.id,
+        "texts": {id: messages.isolated(text) for id, text in said.items()}, "language": language.id,
         "direction": language.direction,
-        "languages": [{"id": one.id, "name": one.name} for one in languages.known().values()],
+        "languages": [{"id": one.id, "name": one.name} for one in messages.known().values()],
     }  # fmt: skip

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from foretrain.analysis.observed import ObservedRun, newest_lines
-from foretrain.base.downsample import extremes
+from foretrain.analysis.live import ObservedRun, newest_lines
 from foretrain.base.messages import format_value, printable, say
+from foretrain.base.statistics import extremes
 from foretrain.reports.document import Axis, Cell, Curves, Figure, Figures, Message, Quantity, Trace
-from foretrain.training.folder import label
-from foretrain.training.store import RunRecord
+from foretrain.runs import state as label
+from foretrain.runs.folder import RunRecord
 
 MAX_POINTS = 1200  # of a curve; more cannot be seen
 _SHOWN = ("kind", "step", "loss", "val_loss", "train_loss", "step_s", "tokens_per_s", "mfu", "memory_bytes", "eta_s",
@@ -21,7 +21,7 @@ _SHOWN = ("kind", "step", "loss", "val_loss", "train_loss", "step_s", "tokens_pe
 
 def said_of(run: ObservedRun, name: str) -> dict[str, Any]:
     """Where a run is, and what its user calls it and says of it; `name`: what it is called where nobody does."""
-    said = label.read(run.path)
+    said = label.read_label(run.path)
     return {
         "name": printable(said.title or name), "path": printable(str(run.path)), "note": printable(said.note),
         "tags": [printable(" ".join(tag.split())) for tag in said.tags],

@@ -14,13 +14,13 @@ from foretrain.app.plan import make_plan
 from foretrain.base.errors import ConfigError, UserError
 from foretrain.base.messages import knob_help, knob_unit
 from foretrain.base.records import Record
-from foretrain.config import init_from
+from foretrain.config import weights_file
 from foretrain.config.option import GROUPS, Option
 from foretrain.config.options import OPTIONS
 from foretrain.config.presets import PRESETS, preset_named
 from foretrain.config.resolve import ResolvedConfig, resolve
 from foretrain.data import corpus, dataset
-from foretrain.data.config_data import of_config
+from foretrain.data.corpus import of_config
 from foretrain.data.token_layout import is_dataset
 from foretrain.predict.plan import Plan
 from foretrain.web import devices
@@ -64,7 +64,7 @@ def resolved(asked: Asked) -> ResolvedConfig:
             problems.append(UserError("page.unknown_preset", word=asked.preset[:40], presets=list(PRESETS)))
         words.append(asked.preset)
     for key, value in asked.values.items():
-        if key == "init_from" and isinstance(value, str) and init_from.is_path(value):
+        if key == "init_from" and isinstance(value, str) and weights_file.is_path(value):
             problems.append(UserError("config.path_in_text", value=value[:80], source=key))
         text = str(value).lower() if isinstance(value, bool) else str(value)
         words.append(f"--{key}={text}")

@@ -7,13 +7,12 @@ from typing import Any
 from foretrain.analysis.forecast_check import ForecastCheck, Row, of_directory
 from foretrain.analysis.measured_step import with_measured_step
 from foretrain.app import run_report
-from foretrain.base.bidi import isolated
 from foretrain.base.errors import UserError
-from foretrain.base.messages import format_value, has, printable, say
+from foretrain.base.messages import format_value, has, isolated, printable, say
 from foretrain.reports.as_json import block_json, document_json
 from foretrain.reports.document import Message
 from foretrain.reports.views import run as run_view
-from foretrain.training.store import RunRecord, find_runs
+from foretrain.runs.folder import RunRecord, find_runs
 from foretrain.web import observe, trainer_runs
 from foretrain.web.answers import SCHEMA
 from foretrain.web.observe import Curve, ObservedRun, newest, said_of

@@ -5,15 +5,14 @@ from typing import Any
 
 from foretrain.analysis import trainer_run as analysis
 from foretrain.analysis.trainer_run import TrainerRunExplanation
-from foretrain.base.bidi import isolated
-from foretrain.base.messages import format_value, printable, say
+from foretrain.base.messages import format_value, isolated, printable, say
 from foretrain.comparison.sources import load
 from foretrain.comparison.sources.given import Given
 from foretrain.comparison.subject import Subject
 from foretrain.reports import measured
 from foretrain.reports.as_json import block_json, document_json
 from foretrain.reports.document import Message
-from foretrain.training.store import RunDirectory
+from foretrain.runs.folder import RunDirectory
 from foretrain.web import observe
 from foretrain.web.observe import ObservedRun, said_of
 

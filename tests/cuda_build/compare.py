@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from foretrain.base.installation import installed_torch
-from foretrain.config.one_graph import launched
+from foretrain.config.checks import launched
 from foretrain.hardware.catalogue import Gpu, match
 from foretrain.predict.allocator.replay import replay
 from foretrain.predict.memory import estimated

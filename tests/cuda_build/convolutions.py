@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from foretrain.base.units import MIB
-from foretrain.predict.trace.kernels.convolutions import workspace_bytes
+from foretrain.predict.trace.kernels.workspaces import workspace_bytes
 from tests.cuda_build.environment import PYTHON
 from tests.cuda_build.grid import REPO
 

@@ -43,7 +43,7 @@ def drawn() -> Iterator[tuple[Any, float, int]]:
 
 def decide(case: Any, share: float, side: int) -> dict[str, Any]:
     """The edge of a case as its trace has it, the limit, and what trace and estimate say of that limit."""
-    from foretrain.config.one_graph import launched
+    from foretrain.config.checks import launched
     from foretrain.predict.allocator.replay import replay, smallest_limit_bytes
     from foretrain.predict.memory import estimated
     from foretrain.predict.trace import service

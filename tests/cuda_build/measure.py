@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from foretrain.config.one_graph import launched
+from foretrain.config.checks import launched
 from foretrain.model.host.graphed import WARM_STEPS
 from foretrain.predict.trace import drive
 from foretrain.predict.trace.names import Names

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from foretrain.config.options import RunConfig
-from foretrain.model.ranks.sharing import Sharing
+from foretrain.config.sharing import Sharing
 from foretrain.predict.allocator.replay import replay
 from foretrain.predict.memory import estimated
 from foretrain.predict.spec import StepSpec

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from typing import Any
 
 from foretrain.base.units import MIB
-from foretrain.predict.snapshot.read import SEGMENT_KINDS
+from foretrain.predict.snapshot import SEGMENT_KINDS
 from tests.cuda_build.environment import CARD_MEMORY_MIB, PYTHON, on_the_card
 from tests.cuda_build.grid import REPO
 from tests.kit.stream_programs import WAYS, Event, Program, differences, random_program, run, simulate

@@ -11,8 +11,8 @@ import numpy as np
 
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.data.batches import TokenFile
-from foretrain.data.checksums import verify
 from foretrain.data.dataset import read_info
+from foretrain.data.inspection import verify
 from foretrain.data.prepare import writer
 from foretrain.data.shards import PROGRESS, TokenizerInfo, read_index
 from foretrain.data.tokenizer import BpeTokenizer, digest_of, tokenizer_of

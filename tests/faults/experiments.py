@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from foretrain.base import durable
+from foretrain.base import files
 from foretrain.base.errors import UserError
 from foretrain.model.step import build
+from foretrain.runs.folder import RunDirectory
 from foretrain.training import checkpoint, trainer
 from foretrain.training.checkpoint import Progress
-from foretrain.training.store import RunDirectory
 from tests.faults import harness
 from tests.faults.harness import (
     LISTENING,
@@ -129,7 +129,7 @@ def full_disk(offsets: int, seed: int) -> Counts:
 
     def work() -> Counts:
         folder, state, found = Path("full"), _state(n_embd=128, n_layer=3), {"offsets": 0, "intact": 0, "said": 0}
-        durable.CHUNK_BYTES = 65536
+        files.CHUNK_BYTES = 65536
         checkpoint.save(folder, state, Progress(step=1))
         room = 0
 
@@ -139,7 +139,7 @@ def full_disk(offsets: int, seed: int) -> Counts:
             if room < 0 and call == "write":  # removing files is still possible
                 raise OSError(errno.ENOSPC, "No space left on device")
 
-        durable.watch(watcher)
+        files.watch(watcher)
         for offset in range(offsets):
             room = offset * 65536
             try:

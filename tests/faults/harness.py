@@ -1,7 +1,7 @@
 """A fork-server: torch is imported once, and each run is a fork of that process, which may be killed at any moment.
 
 The server never computes with torch itself, so that its forks start with no threads. What a fork does with files it
-does through foretrain/base/durable.py, where it can be killed before any call.
+does through foretrain/base/files.py, where it can be killed before any call.
 """
 
 import hashlib
@@ -21,13 +21,14 @@ from typing import Any
 import torch
 import torch._dynamo  # every optimizer imports it, which takes longer than a run
 
-from foretrain.base import durable
+from foretrain.base import files
 from foretrain.base.errors import UserError
 from foretrain.base.signals import StopFlag
 from foretrain.data.dataset import read_info
-from foretrain.training import checkpoint, store, trainer
+from foretrain.runs import folder as store
+from foretrain.runs.folder import RunDirectory
+from foretrain.training import checkpoint, trainer
 from foretrain.training.device import place
-from foretrain.training.store import RunDirectory
 from foretrain.training.trainer import Trainer
 from tests.kit.tiny import tiny
 
@@ -103,7 +104,7 @@ def result_of(work: Callable[[], Any]) -> Any:
     return json.loads(text)
 
 
-def kill_at(call: int, counts: Callable[[str, Path], bool] = lambda call, path: True) -> durable.Watcher:
+def kill_at(call: int, counts: Callable[[str, Path], bool] = lambda call, path: True) -> files.Watcher:
     """A watcher that kills this process before the `call`-th call that counts."""
     seen = 0
 
@@ -121,7 +122,7 @@ def of_checkpoints(call: str, path: Path) -> bool:
     return "checkpoints" in path.parts
 
 
-def run(out: str, shared: Shared, watcher: durable.Watcher | None = None, **changes: Any) -> int:
+def run(out: str, shared: Shared, watcher: files.Watcher | None = None, **changes: Any) -> int:
     """Train, or go on with, the run `out` in this process; the exit code of the command line."""
     torch.set_num_threads(1)
     config = tiny(**{**RUN, "out_dir": out, **changes})
@@ -135,7 +136,7 @@ def run(out: str, shared: Shared, watcher: durable.Watcher | None = None, **chan
     own.meter.wants = lambda phase: False  # type: ignore[method-assign] - what is measured takes longer than training
     _keep_chain(own, Path(f"{out}.chain"))
     _tell(shared)
-    durable.watch(watcher)
+    files.watch(watcher)
     try:
         record = own.run(resume=resume)
     except UserError as error:

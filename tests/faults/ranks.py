@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from foretrain.base import durable
+from foretrain.base import files
 from foretrain.config.options import RunConfig
 from foretrain.model.ranks.peers import Peers
 from foretrain.training import checkpoint
@@ -34,7 +34,7 @@ def train(peers: Peers, config: RunConfig, strategy: str, data: str, folder: str
         checkpoint.sweep(Path(folder))
     loaded = checkpoint.load(Path(folder), state, peers=peers)
     if rank == peers.rank:
-        durable.watch(lambda *_: os.kill(os.getpid(), signal.SIGKILL) if next(calls) == call else None)
+        files.watch(lambda *_: os.kill(os.getpid(), signal.SIGKILL) if next(calls) == call else None)
     with Saver(Path(folder), 2, lambda id, **values: None, peers=peers) as saver:
         for step in range(loaded.progress.step if loaded else 0, STEPS):
             steps(state, peers, data, step, step + 1)

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from foretrain.base.errors import ExitCode
+from foretrain.runs.folder import RunDirectory
 from foretrain.training import checkpoint
-from foretrain.training.store import RunDirectory
 from tests.faults.harness import random_of
 from tests.kit import train_ranks as kit
 

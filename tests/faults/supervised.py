@@ -17,8 +17,8 @@ from typing import Any
 
 import foretrain.training.cpu_threads
 from foretrain.cli import keep_going, main
-from foretrain.training import checkpoint, choices
-from foretrain.training.store import RunDirectory
+from foretrain.runs.folder import RunDirectory
+from foretrain.training import checkpoint, starting
 from tests.faults.harness import fork, outcome, random_of, wait
 from tests.kit.tiny import TINY
 
@@ -77,8 +77,8 @@ def _as_here(threads: int) -> None:
     import torch
 
     torch.set_num_threads(threads)
-    foretrain.training.cpu_threads.usable_cores = choices.usable_cores = lambda: 4
-    choices.SHORT_S, choices.BUDGET_S = 0.0, 0.0
+    foretrain.training.cpu_threads.usable_cores = starting.usable_cores = lambda: 4
+    starting.SHORT_S, starting.BUDGET_S = 0.0, 0.0
     keep_going.FIRST_WAIT_S = 0.02
     keep_going.subprocess = SimpleNamespace(Popen=Forked)  # type: ignore[assignment]
 

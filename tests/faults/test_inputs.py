@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from foretrain.base.errors import UserError
-from foretrain.base.safe_read import read_bytes
+from foretrain.base.files import read_bytes
 from foretrain.config import checks as config_checks
-from foretrain.data.checksums import verify
 from foretrain.data.dataset import read_info
+from foretrain.data.inspection import verify
 from foretrain.data.shards import Source, sealed, unsealed
 from foretrain.data.tokenizer import BpeTokenizer, digest_of, tokenizer_of
 from tests.faults import grammar, hostile, hostile_configs, inputs, oracle, payloads

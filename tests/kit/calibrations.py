@@ -8,9 +8,9 @@ import pytest
 from foretrain.hardware import calibration
 from foretrain.hardware.calibration import Calibration, KernelTime, StepTime
 from foretrain.hardware.cpu import nominal_cpu
-from foretrain.tuning import calibrate as kernels
-from foretrain.tuning import calibrate as module
-from foretrain.tuning import peaks
+from foretrain.measure import calibrate as kernels
+from foretrain.measure import calibrate as module
+from foretrain.measure import peaks
 
 
 @pytest.fixture

@@ -12,14 +12,13 @@ from foretrain.base.errors import ConfigError
 from foretrain.config.families import family_of
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import from_values
+from foretrain.config.shape import ModelShape
 from foretrain.hardware.catalogue import find
 from foretrain.model.generation.writer import generate
 from foretrain.model.language_model import make_model
-from foretrain.model.shape import ModelShape
 from foretrain.model.step import build
 from foretrain.predict.plan import plan
-from foretrain.predict.speed.ops import flops
-from foretrain.predict.speed.step_ops import micro_batch
+from foretrain.predict.speed.ops import flops, micro_batch
 from foretrain.predict.trace.forecast import traced
 from foretrain.training import starting
 from foretrain.training.exports.source import export

@@ -3,7 +3,7 @@
 from typing import Any
 
 from foretrain.config.hub.facts import ModelSource
-from foretrain.config.hub.models import models
+from foretrain.config.presets import models
 
 # A preset of each family whose trace is compared with the real allocator.
 FAMILIES = (

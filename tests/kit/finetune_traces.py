@@ -6,12 +6,11 @@ import pytest
 import transformers
 
 from foretrain.config.finetune.options import FineTune
-from foretrain.config.hub.read import facts_of
+from foretrain.config.hub.source import facts_of
 from foretrain.hardware.catalogue import find_gpu
 from foretrain.predict.finetune.memory import FineTuneLedger
 from foretrain.predict.trace.finetune import drive
-from foretrain.predict.trace.finetune.answer import answered
-from foretrain.predict.trace.finetune.request import FineTuneRequest
+from foretrain.predict.trace.finetune.request import FineTuneRequest, answered
 from tests.kit.finetune import source_of
 
 COMMON = {"vocab_size": 1024, "max_position_embeddings": 512, "rope_theta": 10_000.0, "pad_token_id": 0}

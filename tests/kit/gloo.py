@@ -19,15 +19,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from foretrain.base import durable
+from foretrain.base import files
 from foretrain.base.errors import UserError
 from foretrain.config.options import RunConfig
+from foretrain.config.sharing import Sharing
 from foretrain.data.batches import TokenFile, train_batches, train_starts
 from foretrain.data.dataset import read_info
 from foretrain.model.ranks.parallel import Share
 from foretrain.model.ranks.peers import ALONE, Peers
 from foretrain.model.ranks.rows import reshard, states_of
-from foretrain.model.ranks.sharing import Sharing
 from foretrain.model.ranks.streams import seeded
 from foretrain.model.step import TrainState, build, evaluation_loss, train_step
 from foretrain.training import checkpoint
@@ -155,7 +155,7 @@ def saved_beside_steps(peers: Peers, config: RunConfig, strategy: str, folder: s
     idx = torch.arange(config.block_size).repeat(2, 1)
     evaluation_loss(state, (idx, idx))
     go = threading.Event()
-    durable.watch(lambda call, path, size: bool(go.wait(MOST_S)) if call == "open" else None)
+    files.watch(lambda call, path, size: bool(go.wait(MOST_S)) if call == "open" else None)
     saver = Saver(Path(folder), 2, lambda id, **values: told.append(id), peers=peers)
     with saver:
         saver.save(state, Progress(step=1), wait=False)
@@ -189,7 +189,7 @@ def misfortunes(peers: Peers, config: RunConfig, folder: str) -> dict[str, Any]:
         except RuntimeError as error:
             found[word] = "gone", str(error)
 
-    durable.watch(full)
+    files.watch(full)
     hears("full", lambda: checkpoint.save(path, state, Progress(step=2), peers))
     told: list[str] = []
     saver = Saver(path, 2, lambda id, **values: told.append(id), peers=peers)
@@ -200,7 +200,7 @@ def misfortunes(peers: Peers, config: RunConfig, folder: str) -> dict[str, Any]:
         hears(f"poll {step}", saver.poll)  # at any step of this rank, so it raises nothing
     hears("last", saver.finish)
     found["told"] = told
-    durable.watch(None)
+    files.watch(None)
     elsewhere = path if peers.first else Path("elsewhere")
     hears("start", lambda: checkpoint.check_shared(elsewhere, peers))
     hears("unshared save", lambda: checkpoint.save(elsewhere, state, Progress(step=6), peers))
@@ -210,7 +210,7 @@ def misfortunes(peers: Peers, config: RunConfig, folder: str) -> dict[str, Any]:
         weight.to_local().fill_(float("nan"))
     hears("nan", lambda: checkpoint.save(path, state, Progress(step=7), peers))
     weight.to_local().fill_(1.0)
-    durable.watch(lambda call, at, size: os._exit(9) if call == "fsync" and peers.rank == 1 else None)
+    files.watch(lambda call, at, size: os._exit(9) if call == "fsync" and peers.rank == 1 else None)
     hears("gone", lambda: checkpoint.save(path, state, Progress(step=8), peers))
     return found
 

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from unittest import mock
 
-from foretrain.base import languages
+from foretrain.base import messages
 from foretrain.config.finetune.options import FINETUNE_OPTIONS
 from foretrain.config.options import OPTIONS
 from foretrain.hardware.catalogue import catalogue
 from foretrain.hardware.cpu import cpu_device
-from foretrain.verification import record as verification
-from foretrain.verification.cases import FILLING, ON_A_CARD
+from foretrain.measure import verify_record as verification
+from foretrain.measure.verify_session import FILLING, ON_A_CARD
 from tests.kit.command import REPO
 
 BRACKETS, ARABIC = "ia", "dv"  # tags that browsers know, of languages that nobody has translated yet
@@ -47,7 +47,7 @@ def _changed(template: str, change: Callable[[str], str]) -> str:
 
 def pretended() -> dict[str, dict[str, str]]:
     """The files of the languages of this module."""
-    english = languages.texts_of("en") | {f"knob.{knob.name}": knob.help for knob in OPTIONS.values()}
+    english = messages.texts_of("en") | {f"knob.{knob.name}": knob.help for knob in OPTIONS.values()}
     english |= {f"finetune_knob.{option.name}": option.help for option in FINETUNE_OPTIONS.values()}
     plain = {id: text for id, text in english.items() if text}
     return {
@@ -61,11 +61,11 @@ def pretended() -> dict[str, dict[str, str]]:
 @contextmanager
 def pretending(**more: dict[str, str]) -> Iterator[None]:
     """The languages of this module, and `more` of them, are known within."""
-    files = {**{id: languages.file_of(id) for id in languages.ids_of()}, **pretended(), **more}
+    files = {**{id: messages.file_of(id) for id in messages.ids_of()}, **pretended(), **more}
     try:
         with (
-            mock.patch.object(languages, "ids_of", return_value=tuple(files)),
-            mock.patch.object(languages, "file_of", side_effect=files.__getitem__),
+            mock.patch.object(messages, "ids_of", return_value=tuple(files)),
+            mock.patch.object(messages, "file_of", side_effect=files.__getitem__),
         ):
             forget()
             yield
@@ -87,7 +87,7 @@ def child(work: str) -> subprocess.Popen[str]:
 
 def forget() -> None:
     """What was kept of the files is read again."""
-    for kept in (languages.table_of, languages.texts):
+    for kept in (messages.table_of, messages.texts):
         kept.cache_clear()
 
 
@@ -101,7 +101,7 @@ def unsaid(text: str) -> str:
     return "".join(left)
 
 
-ENGLISH = languages.texts_of("en")
+ENGLISH = messages.texts_of("en")
 
 # What no language changes: names and values of knobs, cards, dtypes, units, sources, formulas, people's files.
 SAME = {

@@ -4,12 +4,11 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from foretrain.predict.allocator.blocks import Block
-from foretrain.predict.allocator.lifetimes import Lifetimes, Mark
+from foretrain.predict.allocator.blocks import Block, Lifetimes, Mark
 from foretrain.predict.allocator.replay import Replay, replay
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.allocator.simulator import Allocator
-from foretrain.predict.snapshot.write import Label, snapshot_of
+from foretrain.predict.snapshot import Label, snapshot_of
 
 
 class Event(NamedTuple):

@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 from foretrain.data.dataset import DatasetInfo
 from foretrain.hardware.catalogue import find
 from foretrain.predict.plan import plan
-from foretrain.training.store import RunDirectory, RunRecord
+from foretrain.runs.folder import RunDirectory, RunRecord
 from foretrain.web import guard, jobs, routes
 from tests.kit.command import REPO
 from tests.kit.tiny import tiny

@@ -12,9 +12,10 @@ from safetensors.torch import load_file
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.data.dataset import read_info
 from foretrain.model.step import TrainState
-from foretrain.training import checkpoint, store, trainer
+from foretrain.runs import folder
+from foretrain.runs.folder import RunDirectory
+from foretrain.training import checkpoint, trainer
 from foretrain.training.device import place
-from foretrain.training.store import RunDirectory
 from foretrain.training.trainer import Trainer
 from tests.kit.tiny import tiny, write_dataset
 
@@ -85,7 +86,7 @@ def run_poisoned(
     path = Path("data/toy")
     info = read_info(path if path.exists() else write_dataset(path))
     config = tiny(**{**SMALL, "out_dir": out, **changes})
-    directory = store.create(out)
+    directory = folder.create(out)
     own = Trainer(config, info, directory, place(config))
     own.meter.wants = lambda phase: False  # type: ignore[method-assign] - measuring takes longer than training here
     before: dict[str, torch.Tensor] = {}

@@ -15,7 +15,7 @@ import numpy as np
 from foretrain.base.errors import UserError
 from foretrain.data import corpus
 from foretrain.data.prepare.engine import Outcome, prepare
-from foretrain.data.prepare.options import PrepareOptions
+from foretrain.data.prepare.sources import PrepareOptions
 from foretrain.data.tokenizer import BpeTokenizer
 
 GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
@@ -190,7 +190,7 @@ def in_one_process(monkeypatch: Any) -> None:
 
 def small_ranges(monkeypatch: Any, size: int = 3000) -> None:
     """What one worker reads at a time is a few lines."""
-    from foretrain.data.prepare import ranges
+    from foretrain.data.prepare import encode as ranges
 
     monkeypatch.setattr(ranges, "BUFFER", size)
     monkeypatch.setattr(ranges, "TAIL_BYTES", size // 2)
@@ -206,7 +206,7 @@ class Disk:
     def __init__(self, monkeypatch: Any, *, kill_at: int | None = None, room_bytes: int | None = None) -> None:
         import os
 
-        from foretrain.data.prepare import disk
+        from foretrain.data.prepare import writer
 
         self.count, self.kill_at, self.room = 0, kill_at, room_bytes
         write, fsync, replace = os.write, os.fsync, Path.replace
@@ -231,7 +231,7 @@ class Disk:
             return write(handle, data)
 
         monkeypatch.setattr(
-            disk, "_write", guarded(bounded, lambda handle, data: write(handle, data[: len(data) // 2]))
+            writer, "_write", guarded(bounded, lambda handle, data: write(handle, data[: len(data) // 2]))
         )
         monkeypatch.setattr(os, "fsync", guarded(fsync))
         monkeypatch.setattr(Path, "replace", guarded(replace))

@@ -4,11 +4,10 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from foretrain.predict.allocator.blocks import Block
-from foretrain.predict.allocator.lifetimes import Lifetimes
+from foretrain.predict.allocator.blocks import Block, Lifetimes
 from foretrain.predict.allocator.replay import replay
 from foretrain.predict.allocator.simulator import Allocator
-from foretrain.predict.snapshot.read import SEGMENT_KINDS, Recording, requests_of
+from foretrain.predict.snapshot import SEGMENT_KINDS, Recording, requests_of
 
 
 class SegmentEvent(NamedTuple):

@@ -14,7 +14,7 @@ from foretrain.hardware.catalogue import find
 from foretrain.hardware.cpu import cpu_device
 from foretrain.reports.document import Document
 from foretrain.reports.views import run as run_view
-from foretrain.training.store import MeasuredMemory, MeasuredPhase, RunDirectory, RunRecord
+from foretrain.runs.folder import MeasuredMemory, MeasuredPhase, RunDirectory, RunRecord
 
 HOSTILE = '</script><img src=x onerror=alert(1)> & "quotes" \x1b[31m {braces} ${dollar} $title'
 

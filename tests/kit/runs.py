@@ -6,7 +6,7 @@ from pathlib import Path
 
 from foretrain.data.dataset import DatasetInfo
 from foretrain.hardware.catalogue import find
-from foretrain.training.store import SCHEMA, MeasuredMemory, MeasuredPhase, RunRecord
+from foretrain.runs.folder import SCHEMA, MeasuredMemory, MeasuredPhase, RunRecord
 from tests.kit.tiny import tiny
 
 GPU = find("RTX 4070")

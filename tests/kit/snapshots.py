@@ -3,7 +3,7 @@
 from typing import Any
 
 from foretrain.predict.allocator.settings import Settings
-from foretrain.predict.snapshot.write import Label
+from foretrain.predict.snapshot import Label
 from tests.kit.lifetimes import export
 
 MIB = 1 << 20

@@ -14,9 +14,10 @@ from foretrain.config.options import RunConfig
 from foretrain.data.dataset import read_info
 from foretrain.model.host.graphed import GraphedStep
 from foretrain.model.step import StepResult, TrainState, build, evaluation_loss, train_step
-from foretrain.training import checkpoint, store, trainer
+from foretrain.runs import folder
+from foretrain.runs.folder import RunRecord
+from foretrain.training import checkpoint, trainer
 from foretrain.training.device import place
-from foretrain.training.store import RunRecord
 from foretrain.training.trainer import Trainer
 from tests.kit.tiny import tiny, write_dataset
 
@@ -25,7 +26,7 @@ def train(
     config: RunConfig, *, resume: bool = False, listen: Any = lambda event: None, **more: Any
 ) -> RunRecord:  # fmt: skip
     info = read_info(write_dataset(Path("data/toy")) if not Path("data/toy").exists() else Path("data/toy"))
-    directory = store.newest_unfinished(config.out_dir, config.max_iters) if resume else store.create(config.out_dir)
+    directory = folder.newest_unfinished(config.out_dir, config.max_iters) if resume else folder.create(config.out_dir)
     assert directory
     if resume:
         directory.acquire()

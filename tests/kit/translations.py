@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from foretrain.base import languages
+from foretrain.base import messages
 
 # What is typed, printed by a program or filled in: the same in every language.
 _TYPED = r"""`[^`]*`
@@ -23,7 +23,7 @@ class Coverage:
     `untranslated`: (id, words) of texts with English words that the language does not keep; they do not count as texts.
     """
 
-    language: languages.Language
+    language: messages.Language
     texts: int
     of: int
     missing: tuple[str, ...]
@@ -33,22 +33,22 @@ class Coverage:
 
 def coverage(id: str, extra: frozenset[str] = frozenset()) -> Coverage:
     """How much of English this language has. `extra`: ids whose English does not stand in en.toml."""
-    wanted = languages.texts_of(languages.ENGLISH).keys() | extra
-    own = wanted if id == languages.ENGLISH else languages.texts_of(id).keys()
+    wanted = messages.texts_of(messages.ENGLISH).keys() | extra
+    own = wanted if id == messages.ENGLISH else messages.texts_of(id).keys()
     missing, unknown = sorted(wanted - own), sorted(own - wanted)
     untranslated = _untranslated(id, wanted)
     count = len(wanted & own) - len(untranslated)
-    return Coverage(languages.table_of(id), count, len(wanted), tuple(missing), tuple(unknown), untranslated)
+    return Coverage(messages.table_of(id), count, len(wanted), tuple(missing), tuple(unknown), untranslated)
 
 
 def _untranslated(id: str, wanted: Collection[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """(id, English words) of the texts of a language that keeps some words only."""
-    kept = languages.file_of(id).get("language.kept")
+    kept = messages.file_of(id).get("language.kept")
     if kept is None:
         return ()
     left = (
         (key, english_words(text, frozenset(kept)))
-        for key, text in sorted(languages.texts_of(id).items())
+        for key, text in sorted(messages.texts_of(id).items())
         if key in wanted
     )
     return tuple((key, words) for key, words in left if words)

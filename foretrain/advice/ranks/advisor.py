@@ -19,8 +19,8 @@ from foretrain.advice.ranks.search import Candidate, Search, candidate, check, r
 from foretrain.advice.record import Idle
 from foretrain.advice.rules.base import Goal
 from foretrain.base.units import MIB
+from foretrain.config.sharing import Sharing
 from foretrain.hardware.cluster import Cluster
-from foretrain.model.ranks.sharing import Sharing
 from foretrain.predict.memory import estimated
 from foretrain.predict.ranks.plan import of_one_rank, speed_up
 from foretrain.predict.ranks.record import ClusterPlan

@@ -4,7 +4,7 @@ from typing import Any
 
 from foretrain.advice.ranks.record import ClusterChange
 from foretrain.advice.ranks.rules import BY_ID
-from foretrain.model.ranks.sharing import STRATEGIES, of_one_strategy
+from foretrain.config.sharing import STRATEGIES, of_one_strategy
 from foretrain.predict.ranks.record import ClusterPlan
 
 

@@ -3,7 +3,7 @@
 from foretrain.advice.ranks.planner import Outcome
 from foretrain.advice.ranks.record import Way
 from foretrain.advice.record import Effect, phase_effects
-from foretrain.model.ranks.sharing import STRATEGIES
+from foretrain.config.sharing import STRATEGIES
 
 
 def way_of(outcome: Outcome) -> Way:

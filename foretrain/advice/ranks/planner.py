@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from foretrain.advice.ranks.rules.base import Change, State
 from foretrain.base.errors import UserError
 from foretrain.config.checks import check
-from foretrain.config.ranks import of_rank
-from foretrain.model.ranks.sharing import HELD, Sharing, sharing_problem
+from foretrain.config.sharing import HELD, Sharing, of_rank, sharing_problem
 from foretrain.predict.memory import StepMemory, Verdict, predict, worst_verdict
 from foretrain.predict.plan import Timing, available, timing
 from foretrain.predict.ranks.plan import ALIKE, LEAST_GAIN, choose, rank_plan, rank_timing

@@ -7,8 +7,8 @@ from foretrain.advice.ranks.rules.base import Learning
 from foretrain.advice.record import Effect, Idle, Setting
 from foretrain.advice.rules.base import Goal
 from foretrain.base.records import Record
+from foretrain.config.sharing import StrategyName, way_id
 from foretrain.hardware.cluster import Cluster
-from foretrain.model.ranks.sharing import StrategyName, way_id
 from foretrain.predict.ranks.record import Factor
 
 SCHEMA = "foretrain.cluster-advice/1"

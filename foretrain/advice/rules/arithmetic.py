@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from foretrain.advice.rules.base import Change, Rule, State
 from foretrain.base.errors import UserError
-from foretrain.config.precision import EIGHT_BITS, LEAST_CAPABILITY, check_matmul
+from foretrain.config.checks import EIGHT_BITS, LEAST_CAPABILITY, check_matmul
 from foretrain.hardware.catalogue import MatmulMode
 
 MODES: tuple[MatmulMode, ...] = ("fp16_accumulation", "fp8", "int8")

@@ -5,7 +5,7 @@ from typing import Any
 
 from foretrain.advice.rules.base import Change, Rule, State
 from foretrain.config.families import FAMILIES
-from foretrain.model.shape import ModelShape
+from foretrain.config.shape import ModelShape
 from foretrain.predict.scaling import good_tokens_per_step
 
 FAR = 4  # times more or fewer tokens a step than the published fit, before anything is said

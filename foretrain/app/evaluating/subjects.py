@@ -9,15 +9,15 @@ from typing import Any
 import torch
 
 from foretrain.base.errors import UserError
-from foretrain.base.safe_read import read_text
+from foretrain.base.files import read_text
 from foretrain.config.resolve import from_values
 from foretrain.data.tokenizer import JsonTokenizer, Tokenizer, document_end, tokenizer_of
 from foretrain.evaluation.windows import HubModel, OwnModel, Predictor
 from foretrain.model.language_model import make_model
+from foretrain.runs.folder import RunDirectory, RunRecord
 from foretrain.training import checkpoint
 from foretrain.training.device import place
 from foretrain.training.exports.source import locate
-from foretrain.training.store import RunDirectory, RunRecord
 
 
 @dataclass(frozen=True)

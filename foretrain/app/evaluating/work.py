@@ -16,9 +16,9 @@ from foretrain.app.evaluating import subjects
 from foretrain.app.evaluating.asked import VALIDATION_TOKENS, Asked, Listen
 from foretrain.app.evaluating.subjects import OfRun, Subject, of_run
 from foretrain.base.errors import UserError
-from foretrain.base.later import Later
+from foretrain.base.files import read_bytes
+from foretrain.base.installation import Later
 from foretrain.base.records import Note
-from foretrain.base.safe_read import read_bytes
 from foretrain.base.units import MIB
 from foretrain.data.token_reader import readers
 from foretrain.data.tokenizer import (
@@ -29,9 +29,9 @@ from foretrain.data.tokenizer import (
     Tokenizer,
     document_end,
 )
-from foretrain.evaluation import harness, libraries, windows
-from foretrain.evaluation.record import Evaluation, Scores, TaskScore, TextScore
-from foretrain.training.store import RunRecord, now
+from foretrain.evaluation import harness, windows
+from foretrain.runs.folder import RunRecord, now
+from foretrain.runs.scores import Evaluation, Scores, TaskScore, TextScore
 
 _BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")  # a byte for which SentencePiece has no piece
 _SPACE = "\u2581"  # SentencePiece's
@@ -234,7 +234,7 @@ def carry_out(asked: Asked) -> Evaluation:
 def _loaded(asked: Asked, run: OfRun | None) -> Subject:
     asked.listen("loading", {"path": str(asked.source)})
     if run is None:
-        with libraries.quiet(bars=asked.bars):
+        with harness.quiet(bars=asked.bars):
             return subjects.loaded_folder(asked.source, asked.device)
     return subjects.loaded(run, asked.device)
 
@@ -243,10 +243,10 @@ def _run_tasks(
     asked: Asked, tasks: harness.Harness, run: OfRun | None, subject: Subject | None, found: _Found, device: str
 ) -> None:
     with contextlib.ExitStack() as stack:
-        stack.enter_context(libraries.quiet(bars=asked.bars))
+        stack.enter_context(harness.quiet(bars=asked.bars))
         if not tasks.own:
             asked.listen("task_data", {})
-            stack.enter_context(libraries.offline_without_network())
+            stack.enter_context(harness.offline_without_network())
         # All data before the model: what a task lacks is told at once.
         loaded = {name: _task_data(asked, tasks, name) for name in asked.tasks}
         model, through = _task_model(asked, run, subject, device)

@@ -21,11 +21,11 @@ from foretrain.comparison.loss_axes import meter_of
 from foretrain.config.options import OPTIONS, RunConfig
 from foretrain.config.presets import GPT2_SHAPES
 from foretrain.config.resolve import toml_value
-from foretrain.evaluation.record import Scores
-from foretrain.model.shape import ModelShape
+from foretrain.config.shape import ModelShape
 from foretrain.predict.energy import Prices, spending
 from foretrain.predict.speed.time import Range
-from foretrain.training.store import RunRecord
+from foretrain.runs.folder import RunRecord
+from foretrain.runs.scores import Scores
 
 if TYPE_CHECKING:
     from foretrain.training.checkpoint import Progress

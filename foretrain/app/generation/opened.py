@@ -17,8 +17,8 @@ from foretrain.model.language_model import make_model
 from foretrain.predict.inference.memory import InferenceMemory, memory_of
 from foretrain.predict.inference.model import InferenceModel, model_of_config
 from foretrain.predict.memory import MARGIN_BYTES
+from foretrain.runs.folder import RunDirectory
 from foretrain.training import checkpoint
-from foretrain.training.store import RunDirectory
 
 _LEAST_CONTEXT = 16  # tokens; with fewer a model says nothing of what it has learned
 _DEVICE = Gpu(name="this device", kind="cpu")  # its context is taken already, where it has one

@@ -15,7 +15,7 @@ from foretrain.hardware import devices
 from foretrain.hardware.catalogue import Gpu, stated_bytes
 from foretrain.predict.inference.model import InferenceModel, model_of_config, model_of_source
 from foretrain.predict.inference.plan import InferencePlan, plan
-from foretrain.training.store import RunDirectory
+from foretrain.runs.folder import RunDirectory
 
 
 def plan_inference(

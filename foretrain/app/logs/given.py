@@ -7,18 +7,16 @@ from typing import Any, BinaryIO
 
 from foretrain.analysis.log_config import config_of, of_tracked, of_watched
 from foretrain.base.errors import UserError
-from foretrain.base.safe_read import head
+from foretrain.base.files import head
 from foretrain.comparison.sources import tables
 from foretrain.comparison.sources.table_file import read_table
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import ResolvedConfig
-from foretrain.monitoring import record as watch_record
-from foretrain.monitoring import tracked
-from foretrain.monitoring.columns import NAMES
-from foretrain.monitoring.record import WatchRecord
-from foretrain.monitoring.training_log import TrainingLog, read_log, read_stream
-from foretrain.training import trackers
-from foretrain.training.trackers.tracker import Tracked
+from foretrain.runs import columns, trackers, watch_record
+from foretrain.runs.columns import NAMES
+from foretrain.runs.trackers.tracker import Tracked
+from foretrain.runs.training_log import TrainingLog, read_log, read_stream
+from foretrain.runs.watch_record import WatchRecord
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ def read_given(source: str | Path | BinaryIO) -> GivenLog:
     path, run = _with_run(path)
     if trackers.keeper_of(path):
         kept = trackers.read(path, run)
-        return GivenLog(tracked.log_of(kept, path), None, path, kept=kept)
+        return GivenLog(columns.log_of(kept, path), None, path, kept=kept)
     found = _read(lambda: read_log(path), path)
     if found.problem and found.problem.id == "data.log_unknown" and tables.claims(path, head(path, 4096)):
         return _read(lambda: _of_table(path, run), path)
@@ -89,7 +87,7 @@ def _of_table(path: Path, run: str | None) -> TrainingLog:
     for role, values in roles.items():
         for step, value in values.items():
             rows.setdefault(step, {"step": step})[NAMES[role][0]] = value
-    return tracked.log_of(Tracked("table", path.name, [rows[step] for step in sorted(rows)]), path)
+    return columns.log_of(Tracked("table", path.name, [rows[step] for step in sorted(rows)]), path)
 
 
 def _with_run(path: Path) -> tuple[Path, str | None]:

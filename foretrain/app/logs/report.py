@@ -6,18 +6,18 @@ from typing import Any
 
 from foretrain.advice.outlook import Outlook, outlook
 from foretrain.analysis.log_analysis import LogAnalysis
+from foretrain.analysis.log_checks import utilization
 from foretrain.analysis.telemetry import VitalSigns, of_lines, of_samples
-from foretrain.analysis.utilization import utilization
 from foretrain.app.explain import ExplainedLog
 from foretrain.comparison.loss_axes import LossCurves, loss_curves, meter_of
 from foretrain.comparison.sources.given import Given
 from foretrain.comparison.sources.logs import of_log
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Gpu
-from foretrain.monitoring.record import WatchRecord
-from foretrain.monitoring.training_log import TrainingLog
 from foretrain.predict.plan import Plan, plan
-from foretrain.training.store import RunDirectory
+from foretrain.runs.folder import RunDirectory
+from foretrain.runs.training_log import TrainingLog
+from foretrain.runs.watch_record import WatchRecord
 
 
 @dataclass(frozen=True)

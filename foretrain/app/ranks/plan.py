@@ -11,8 +11,8 @@ from foretrain.app.limits import Limits, priced, prices_of
 from foretrain.app.plan import Config, make_plan, resolved_of, target_of
 from foretrain.base.errors import UserError
 from foretrain.config.options import RunConfig
-from foretrain.config.ranks import cuts
 from foretrain.config.resolve import ResolvedConfig
+from foretrain.config.sharing import cuts
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import Gpu, stated_bytes
 from foretrain.hardware.cluster import Cluster, cluster

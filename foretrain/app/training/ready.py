@@ -17,8 +17,8 @@ from foretrain.app.plan import make_plan
 from foretrain.app.training.request import Ready, Request
 from foretrain.base.errors import UserError
 from foretrain.config.options import RunConfig
-from foretrain.config.ranks import as_one_rank_of, of_all, of_rank
 from foretrain.config.resolve import ResolvedConfig, to_toml
+from foretrain.config.sharing import as_one_rank_of, of_all, of_rank
 from foretrain.data import dataset
 from foretrain.data.builtin import prepare_built_in
 from foretrain.data.dataset import DatasetInfo
@@ -28,14 +28,12 @@ from foretrain.hardware.devices import Target
 from foretrain.predict.memory import REFUSED
 from foretrain.predict.plan import SCHEMA
 from foretrain.predict.ranks.plan import of_run
-from foretrain.training import choices, starting, store
-from foretrain.training.device import Placement, environment, place
-from foretrain.training.folder import label
-from foretrain.training.host_memory import give_back, keep_memory
-from foretrain.training.ranks import group
-from foretrain.training.ranks.follower import FollowerDirectory
-from foretrain.training.ranks.group import Group
-from foretrain.training.store import Listener, Note, RunDirectory, RunRecord
+from foretrain.runs import folder, state
+from foretrain.runs.folder import Listener, Note, RunDirectory, RunRecord
+from foretrain.training import ranks as group
+from foretrain.training import starting
+from foretrain.training.device import Placement, environment, give_back, keep_memory, place
+from foretrain.training.ranks import FollowerDirectory, Group
 
 
 def choose(
@@ -46,9 +44,9 @@ def choose(
     if world > 1:  # their gradients would be sent in half precision (model/ranks/sharing.py)
         given.add("master_weights")
     if resuming:
-        chosen = choices.recall(resolved.config, placement, directory.read_record(), given)
+        chosen = starting.recall(resolved.config, placement, directory.read_record(), given)
     else:
-        chosen = choices.spared_compiling(choices.decide(resolved.config, placement, given), given)
+        chosen = starting.spared_compiling(starting.decide(resolved.config, placement, given), given)
     return replace(resolved, config=chosen.config), chosen.placement
 
 
@@ -120,9 +118,9 @@ def _steps_wanted(config: RunConfig) -> int:
 
 def _finished(config: RunConfig) -> RunDirectory | None:
     """The run that there is nothing left of to resume; None where there is none, or another one has steps to do."""
-    if store.newest_unfinished(config.out_dir, _steps_wanted(config)) is not None:
+    if folder.newest_unfinished(config.out_dir, _steps_wanted(config)) is not None:
         return None
-    return store.newest(config.out_dir)
+    return folder.newest(config.out_dir)
 
 
 def check_start(resolved: ResolvedConfig, resume: bool) -> None:
@@ -130,8 +128,8 @@ def check_start(resolved: ResolvedConfig, resume: bool) -> None:
     config = resolved.config
     if not resume:
         starting.find(config.init_from)
-    elif store.newest_unfinished(config.out_dir, _steps_wanted(config)) is None:
-        left = store.base_path(config.out_dir) / "ckpt.pt"
+    elif folder.newest_unfinished(config.out_dir, _steps_wanted(config)) is None:
+        left = folder.base_path(config.out_dir) / "ckpt.pt"
         if left.is_file():  # nanoGPT's own init_from = 'resume' means this file
             raise UserError("usage.resume_nanogpt", path=str(left))
 
@@ -140,12 +138,12 @@ def directory_of(resolved: ResolvedConfig, resume: bool, listen: Listener) -> tu
     """(the run's directory with its lock held, whether it holds a run to go on with)."""
     out_dir = resolved.config.out_dir
     if resume:
-        found = store.newest_unfinished(out_dir, _steps_wanted(resolved.config))
+        found = folder.newest_unfinished(out_dir, _steps_wanted(resolved.config))
         if found is not None:
             found.acquire()
             return found, True
         listen(Note("train.nothing_to_resume", out_dir=out_dir))
-    return store.create(out_dir), False
+    return folder.create(out_dir), False
 
 
 def prepare_data(resolved: ResolvedConfig, bar: Bar = no_bar) -> tuple[ResolvedConfig, DatasetInfo]:
@@ -201,7 +199,7 @@ def _ready(asked: Request, placement: Placement, world: int) -> Ready:
     try:
         directory.tell("starting")
         if asked.label:
-            label.write(directory.path, label.read(directory.path).with_more(asked.label))
+            state.write(directory.path, state.read_label(directory.path).with_more(asked.label))
         resolved, placement = choose(resolved, placement, directory, resuming, world)
         give_back()  # what the measurements took is not the training's
         if resolved.config.auto_batch_size and not resuming:  # a resumed run goes on as it was

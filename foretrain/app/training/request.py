@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.data.dataset import DatasetInfo
 from foretrain.data.remote import Bar
+from foretrain.runs.folder import Listener, RunDirectory
+from foretrain.runs.state import UNSAID, Label, changed
+from foretrain.runs.trackers import asked_for
 from foretrain.training.contention import Reading
-from foretrain.training.folder.label import UNSAID, Label, changed
-from foretrain.training.ranks.place import ALONE, Place
-from foretrain.training.store import Listener, RunDirectory
-from foretrain.training.trackers import asked_for
+from foretrain.training.place import ALONE, Place
 
 if TYPE_CHECKING:
     from foretrain.training.device import Placement

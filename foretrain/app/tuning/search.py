@@ -14,26 +14,23 @@ from foretrain.app.plan import with_dataset
 from foretrain.base.errors import UserError
 from foretrain.base.installation import installed, installed_torch
 from foretrain.config.options import RunConfig
-from foretrain.config.ranks import as_one_rank_of, of_all, of_rank
 from foretrain.config.resolve import ResolvedConfig
+from foretrain.config.sharing import as_one_rank_of, check_ranks, of_all, of_rank
 from foretrain.hardware.cpu import cores_each, physical_cores
 from foretrain.hardware.devices import used_here_bytes
-from foretrain.model.ranks.sharing import check_ranks
+from foretrain.measure import space as tune_space
+from foretrain.measure import tune_cache as tune_answer
+from foretrain.measure import tune_cache as tune_memory
+from foretrain.measure.pool import Pool
+from foretrain.measure.space import Machine, Setting, apply, default_knobs, options, spec_of
+from foretrain.measure.tune_cache import path_of, recall
+from foretrain.measure.tune_record import Tuning
+from foretrain.measure.tuner import Limits, Listen, Outlook, Tuner
 from foretrain.predict.plan import available
 from foretrain.predict.speed.time import is_calibrated
-from foretrain.training import choices
-from foretrain.training.device import Placement, obstacle_to_compile, place
-from foretrain.training.host_memory import keep_memory
-from foretrain.training.ranks.place import host_name
-from foretrain.tuning import cache as tune_answer
-from foretrain.tuning import cache as tune_memory
-from foretrain.tuning import space as tune_space
-from foretrain.tuning.cache import path_of, recall
-from foretrain.tuning.forecast import spec_of
-from foretrain.tuning.pool import Pool
-from foretrain.tuning.record import Tuning
-from foretrain.tuning.space import Machine, Setting, apply, default_knobs, options
-from foretrain.tuning.tuner import Limits, Listen, Outlook, Tuner
+from foretrain.training import starting as choices
+from foretrain.training.device import Placement, keep_memory, obstacle_to_compile, place
+from foretrain.training.place import host_name
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 import typer.main
 
-from foretrain.base.garbage import collected_later
+from foretrain.base.process_memory import collected_later
 
 # What `foretrain --help` says of each, in its order, without importing any; a command's own help begins with it.
 SUMMARIES = {

@@ -15,7 +15,7 @@ from foretrain.advice.record import Advice, Advices
 from foretrain.advice.rules.base import Goal
 from foretrain.app.advise import confirmed
 from foretrain.app.kept import advice as kept_advice
-from foretrain.base import safe_read as bounded
+from foretrain.base import files as bounded
 from foretrain.base.errors import UserError
 from foretrain.base.messages import listed, say
 from foretrain.cli import asked_elsewhere

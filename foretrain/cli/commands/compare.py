@@ -12,10 +12,10 @@ from foretrain.base.errors import UserError
 from foretrain.cli.common import OUT, Json, print_json, print_notes
 from foretrain.comparison.compare import SCHEMA
 from foretrain.hardware.catalogue import stated_bytes
-from foretrain.monitoring.columns import NAMES
 from foretrain.reports import text
 from foretrain.reports.views import compare as compare_view
 from foretrain.reports.views import run as run_view
+from foretrain.runs.columns import NAMES
 
 EPILOG = """Examples:
 

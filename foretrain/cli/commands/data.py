@@ -7,13 +7,12 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from foretrain.base.durable import not_written
 from foretrain.base.errors import ExitCode, UserError
+from foretrain.base.files import not_written
 from foretrain.base.messages import printable, say
 from foretrain.base.quantities import parse_count, read
 from foretrain.cli.common import ERR, OUT, Json, Quiet, need_one_of, noted, print_json
-from foretrain.data.checksums import segments_of, verify
-from foretrain.data.dataset_look import document_at, documents_of, separator_of, summarize
+from foretrain.data.inspection import document_at, documents_of, segments_of, separator_of, summarize, verify
 from foretrain.data.locate import locate, make_mix, mix_text, no_dataset
 from foretrain.data.token_reader import readers
 from foretrain.data.tokenizer import tokenizer_of

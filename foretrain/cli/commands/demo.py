@@ -12,20 +12,20 @@ from foretrain.advice.first_answer import first_answer
 from foretrain.app.plan import make_plan, targets
 from foretrain.app.sample import sample
 from foretrain.app.train import need_torch
-from foretrain.base.durable import replace_text
+from foretrain.base.files import replace_text
 from foretrain.base.messages import printable, say
 from foretrain.base.units import format_duration
 from foretrain.cli.commands.runs import load
 from foretrain.cli.commands.train import train
 from foretrain.cli.common import ERR, OUT, Json, Quiet, need_one_of, print_json
 from foretrain.config.resolve import ResolvedConfig
-from foretrain.data.statistics import unigram_entropy
+from foretrain.data.inspection import unigram_entropy
 from foretrain.hardware.cpu import usable_cores
 from foretrain.reports import making, text
 from foretrain.reports.views import first as first_view
 from foretrain.reports.views import run as run_view
+from foretrain.runs.folder import SCHEMA, RunDirectory
 from foretrain.training.contention import Clock, Contention
-from foretrain.training.store import SCHEMA, RunDirectory
 
 EPILOG = """Examples:
 

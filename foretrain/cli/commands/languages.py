@@ -2,7 +2,7 @@
 
 import typer
 
-from foretrain.base import languages
+from foretrain.base import messages
 from foretrain.cli.common import OUT, Json, print_json
 from foretrain.reports import text
 from foretrain.reports.document import Cell, Document, Message, Section, Table
@@ -22,8 +22,8 @@ def add_to(app: typer.Typer) -> None:
 
 def languages_command(as_json: Json = False) -> None:
     """List the languages, and how much of each is translated."""
-    english = languages.texts_of(languages.ENGLISH).keys()
-    found = [(one, len(english & languages.texts_of(one.id).keys())) for one in languages.known().values()]
+    english = messages.texts_of(messages.ENGLISH).keys()
+    found = [(one, len(english & messages.texts_of(one.id).keys())) for one in messages.known().values()]
     if as_json:
         rows = [
             {"id": one.id, "name": one.name, "direction": one.direction, "texts": texts, "of": len(english)}

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from foretrain.analysis.utilization import SCHEMA, utilization
+from foretrain.analysis.log_checks import SCHEMA, utilization
 from foretrain.app.plan import targets, with_dataset
 from foretrain.base.errors import UserError
 from foretrain.base.quantities import parse_clock_ghz, parse_rate, parse_seconds, read

@@ -32,8 +32,8 @@ from foretrain.reports import text
 from foretrain.reports.views import data as data_view
 
 if TYPE_CHECKING:
-    from foretrain.data.prepare.options import PrepareOptions
-    from foretrain.data.prepare.run import Outcome, Status
+    from foretrain.data.prepare.estimate import Outcome, Status
+    from foretrain.data.prepare.sources import PrepareOptions
 
 EPILOG = """Examples:
 

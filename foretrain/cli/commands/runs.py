@@ -9,13 +9,11 @@ from foretrain.analysis.forecast_check import of_directory
 from foretrain.analysis.listed import is_run, listed
 from foretrain.base.errors import UserError
 from foretrain.cli.common import ERR, OUT, Json, noted, print_json
-from foretrain.monitoring import record as watch_record
-from foretrain.monitoring import trainer_record
 from foretrain.reports import text
 from foretrain.reports.views.listed import runs as listed_view
-from foretrain.training import store
-from foretrain.training.folder import label
-from foretrain.training.store import RunDirectory
+from foretrain.runs import folder as store
+from foretrain.runs import state, trainer_record, watch_record
+from foretrain.runs.folder import RunDirectory
 
 RUNS_EPILOG = """Examples:
 
@@ -64,13 +62,13 @@ def runs_command(
             }
         )  # fmt: skip
         return
-    labels = {path: label.read(path) for path, _ in (*found.runs, *found.watched, *found.trainers)}
+    labels = {path: state.read_label(path) for path, _ in (*found.runs, *found.watched, *found.trainers)}
     text.render(listed_view.document(found, labels, tag or ()), OUT)
 
 
 def _rows(found: list[tuple[Path, Any]], schema: str) -> list[dict[str, Any]]:
     return [
-        {"path": str(path), "label": label.read(path).to_json(), **record.to_json(schema=schema)}
+        {"path": str(path), "label": state.read_label(path).to_json(), **record.to_json(schema=schema)}
         for path, record in found
     ]
 
@@ -84,9 +82,9 @@ def _say(runs: list[Path], name: str | None, note: str | None, add: list[str], r
     for run in runs:
         if not is_run(run):
             raise UserError("data.no_run", path=str(run))
-    made = [label.changed(label.read(run), name=name, note=note, tags=add, without=remove) for run in runs]
+    made = [state.changed(state.read_label(run), name=name, note=note, tags=add, without=remove) for run in runs]
     for run, each in zip(runs, made, strict=True):
-        label.write(run, each)
+        state.write(run, each)
 
 
 def load(run: Path) -> tuple[Any, Any]:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from foretrain.base import bidi
+from foretrain.base import messages
 from foretrain.base.errors import UserError
 from foretrain.base.messages import say
 from foretrain.cli.common import OUT, Json, Quiet, print_json
@@ -53,7 +53,7 @@ def serve_command(
     if as_json:
         print_json({"schema": "foretrain.serve/1", "url": served.link, "port": served.port})
     else:
-        OUT.print(Text(bidi.bare(say("page.served", link=served.link))), soft_wrap=True)  # to be copied
+        OUT.print(Text(messages.bare(say("page.served", link=served.link))), soft_wrap=True)  # to be copied
         if not quiet:
             OUT.print(Text(say("page.served_how")), style="dim")
     with server.opener(served.link) as path:

@@ -24,8 +24,8 @@ from foretrain.cli.common import (
 )
 from foretrain.cli.train_progress import Printer, patient_output
 from foretrain.config.resolve import ResolvedConfig, resolve
-from foretrain.training.ranks.place import OfRank, Place, place_of
-from foretrain.training.store import SCHEMA, RunRecord
+from foretrain.runs.folder import SCHEMA, RunRecord
+from foretrain.training.place import OfRank, Place, place_of
 
 EPILOG = """Examples:
 

@@ -19,11 +19,11 @@ from foretrain.cli.common import CONFIG_CONTEXT, ERR, OUT, Json, Quiet, Words, p
 from foretrain.config import writer
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import resolve, to_toml
+from foretrain.measure.space import TUNABLE, Setting, levels_of
+from foretrain.measure.tune_record import SCHEMA, Tuning
 from foretrain.reports import text
 from foretrain.reports.views import tune as tune_view
 from foretrain.reports.views.tune import difference
-from foretrain.tuning.record import SCHEMA, Tuning
-from foretrain.tuning.space import TUNABLE, Setting, levels_of
 
 LEAST_BUDGET_S = 10.0
 

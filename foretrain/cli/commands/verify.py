@@ -13,13 +13,12 @@ from foretrain.base.errors import ExitCode
 from foretrain.base.messages import printable, say
 from foretrain.base.signals import Terminated
 from foretrain.cli.common import ERR, OUT, Json, Quiet, print_json, working, wrong_value
+from foretrain.measure import verify_record, verify_session
+from foretrain.measure.verify_record import Outcome, Verification
+from foretrain.measure.verify_session import FILLING, ON_A_CARD, Target, about_s
 from foretrain.reports import text
 from foretrain.reports.views import verify as verify_view
 from foretrain.reports.views.verify import errors_of, why
-from foretrain.verification import record, session
-from foretrain.verification.cases import FILLING, ON_A_CARD
-from foretrain.verification.record import Outcome, Verification
-from foretrain.verification.session import Target, about_s
 
 EPILOG = """Examples:
 
@@ -67,7 +66,7 @@ def verify_command(
     """Run 24 short cases on this card and compare them with their predictions: about ten minutes."""
 
     if show is not None:
-        _print(record.read(show), show, as_json=as_json, contribute=False)
+        _print(verify_record.read(show), show, as_json=as_json, contribute=False)
         return
 
     if not re.fullmatch(r"cpu|cuda(:\d{1,2})?", device):
@@ -77,7 +76,7 @@ def verify_command(
     need_torch()
     quiet = quiet or as_json
     with working(say("verify.asking"), quiet=quiet):
-        where = session.target(device)
+        where = verify_session.target(device)
     path = out or Path(f"foretrain-verify-{_slug(where.machine.device)}.json")
     found, code = _run(where, path, Asked(only, again, name, quiet))
     if code:
@@ -103,16 +102,16 @@ def _run(where: Target, path: Path, asked: Asked) -> tuple[Verification, ExitCod
 
     progress = Progress(quiet=asked.quiet)
     try:
-        found = session.begin(path, where, asked.name, progress)
-        places = session.to_do(found, asked.only, again=asked.again)
+        found = verify_session.begin(path, where, asked.name, progress)
+        places = verify_session.to_do(found, asked.only, again=asked.again)
         if not asked.quiet:
             _say_before(found, places, where, path)
-        return session.work(found, places, where, path, progress), ExitCode.DONE
+        return verify_session.work(found, places, where, path, progress), ExitCode.DONE
     except KeyboardInterrupt as end:
         code = ExitCode.STOPPED if isinstance(end, Terminated) else ExitCode.INTERRUPTED
         if not path.is_file():
             raise typer.Exit(int(code)) from None
-        return record.read(path), code
+        return verify_record.read(path), code
     finally:
         progress.close()
 

@@ -12,12 +12,12 @@ from foretrain.base.messages import say
 from foretrain.cli.common import ERR, Json, Quiet, noted, print_json
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import resolve
-from foretrain.data.config_data import of_config
-from foretrain.monitoring.record import SCHEMA, WatchRecord
-from foretrain.monitoring.watch import watch
+from foretrain.data.corpus import of_config
 from foretrain.reports import text
 from foretrain.reports.views import watch as watch_view
-from foretrain.training import store
+from foretrain.runs import folder
+from foretrain.runs.watch_record import SCHEMA, WatchRecord
+from foretrain.training.watch import watch
 
 EPILOG = """Examples:
 
@@ -52,7 +52,7 @@ def watch_command(
         raise UserError("usage.watch_interval", value=interval)
     if not command[0].strip():
         raise UserError("environment.cannot_start", command=command[0], reason="it is empty")
-    directory = store.create(out)
+    directory = folder.create(out)
     try:
         record = watch(
             command, directory, interval_s=interval, config=config_of(command), out=2 if as_json else 1, err=2

@@ -10,9 +10,9 @@ from foretrain.base.errors import UserError
 from foretrain.base.messages import listed, say
 from foretrain.cli.common import print_error, print_json
 from foretrain.cli.planning.printing import document, line, screen
-from foretrain.config.hub.models import models
 from foretrain.config.inference.options import Inference
 from foretrain.config.inference.words import parse_inference
+from foretrain.config.presets import models
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import stated_bytes
 from foretrain.hardware.cluster import is_counted

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from foretrain.base.errors import UserError
-from foretrain.base.later import Later
+from foretrain.base.installation import Later
 from foretrain.base.messages import say
 from foretrain.cli.common import ERR, OUT, need_one_of, print_error, print_json, print_notes, working
 from foretrain.config.resolve import ResolvedConfig

@@ -11,7 +11,7 @@ from foretrain.advice.asked import Asked
 from foretrain.advice.cards import choose
 from foretrain.app.kept import advice as kept_advice
 from foretrain.base.errors import UserError
-from foretrain.base.later import Later
+from foretrain.base.installation import Later
 from foretrain.base.messages import printable
 from foretrain.cli.common import OUT, print_error, print_json
 from foretrain.predict.memory import FAILING

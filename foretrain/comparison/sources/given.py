@@ -7,12 +7,12 @@ from functools import cached_property
 from pathlib import Path
 
 from foretrain.base.errors import UserError
-from foretrain.base.safe_read import head
+from foretrain.base.files import head
 from foretrain.config.presets import preset_named
 from foretrain.config.resolve import ResolvedConfig, resolve
 from foretrain.hardware.catalogue import Gpu, stated_bytes
 from foretrain.hardware.devices import named
-from foretrain.training.folder import label
+from foretrain.runs import state as label
 
 _NAMED = re.compile(r"([^=+/\\]{1,40})=(.+)", re.DOTALL)
 _TABLES = (".csv", ".tsv", ".json", ".jsonl", ".ndjson")
@@ -41,7 +41,7 @@ class Given:
         path = Path(self.path)
         if self.label or not path.is_dir():
             return self.label or path.stem
-        return label.read(path).title or path.resolve().name
+        return label.read_label(path).title or path.resolve().name
 
     @cached_property
     def head(self) -> bytes:

@@ -18,8 +18,8 @@ from foretrain.comparison.subject import Curve, Memory, Subject, curve, exact
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Gpu
 from foretrain.hardware.devices import named
-from foretrain.monitoring.training_log import TrainingLog, read_log
 from foretrain.predict.plan import Note
+from foretrain.runs.training_log import TrainingLog, read_log
 
 
 def claims(path: Path, head: bytes) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from foretrain.base.errors import UserError
-from foretrain.base.safe_read import read_text
+from foretrain.base.files import read_text
 from foretrain.comparison import settings
 from foretrain.comparison.sources.given import Given
 from foretrain.comparison.sources.predicted import bytes_per_token

@@ -9,7 +9,7 @@ from foretrain.comparison.subject import Memory, Subject
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.data import dataset
-from foretrain.data.config_data import of_config
+from foretrain.data.corpus import of_config
 from foretrain.hardware.catalogue import Gpu
 from foretrain.hardware.devices import checked
 from foretrain.predict.memory import predict

@@ -7,8 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from foretrain.analysis.log_steady import log_of, steady
-from foretrain.analysis.measured_step import measured, pace_of_lines, starts_of, step_lines
+from foretrain.analysis.measured_step import log_of, measured, pace_of_lines, starts_of, steady, step_lines
 from foretrain.analysis.run_pace import logged_steps, much_is_lost
 from foretrain.base.errors import UserError
 from foretrain.comparison import settings
@@ -16,9 +15,9 @@ from foretrain.comparison.sources.given import Given
 from foretrain.comparison.sources.predicted import bytes_per_token
 from foretrain.comparison.subject import Memory, Subject, curve, exact
 from foretrain.data.dataset import BUILT_IN
-from foretrain.monitoring.training_log import TrainingLog
 from foretrain.predict.plan import Note
-from foretrain.training.store import RunDirectory, RunRecord
+from foretrain.runs.folder import RunDirectory, RunRecord
+from foretrain.runs.training_log import TrainingLog
 
 
 def claims(path: Path, head: bytes) -> bool:

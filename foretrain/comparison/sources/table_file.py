@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from foretrain.base.errors import UserError
-from foretrain.base.safe_read import JSON_BYTES, read_bytes
+from foretrain.base.files import JSON_BYTES, read_bytes
 from foretrain.base.units import MIB, format_bytes
 
 MAX_BYTES, MAX_JSON_BYTES = 64 * MIB, JSON_BYTES

@@ -14,8 +14,8 @@ from foretrain.comparison.sources.predicted import bytes_per_token, with_forecas
 from foretrain.comparison.sources.runs import steady_times
 from foretrain.comparison.sources.table_file import Table, Value, read_table
 from foretrain.comparison.subject import Curve, Subject, curve, exact
-from foretrain.monitoring.columns import LOSSES, NAMES, column_of
 from foretrain.predict.plan import Note
+from foretrain.runs.columns import LOSSES, NAMES, column_of
 
 
 def claims(path: Path, head: bytes) -> bool:

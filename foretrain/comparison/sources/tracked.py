@@ -15,9 +15,9 @@ from foretrain.comparison.sources.table_file import wide
 from foretrain.comparison.subject import Subject
 from foretrain.hardware.catalogue import Gpu
 from foretrain.hardware.devices import named
-from foretrain.monitoring.columns import LOSSES, NAMES, column_of, counts_of
-from foretrain.training import trackers
-from foretrain.training.trackers.tracker import Row, Tracked, without_undone
+from foretrain.runs import trackers
+from foretrain.runs.columns import LOSSES, NAMES, column_of, counts_of
+from foretrain.runs.trackers.tracker import Row, Tracked, without_undone
 
 
 def claims(path: Path, head: bytes) -> bool:

@@ -10,9 +10,9 @@ from foretrain.comparison.sources.runs import steady_times
 from foretrain.comparison.subject import Curve, Memory, Subject, curve, exact
 from foretrain.hardware.catalogue import Gpu
 from foretrain.hardware.devices import named
-from foretrain.monitoring import trainer_record
-from foretrain.monitoring.trainer_record import TrainerRunRecord
 from foretrain.predict.plan import Note
+from foretrain.runs import trainer_record
+from foretrain.runs.trainer_record import TrainerRunRecord
 
 
 def claims(path: Path, head: bytes) -> bool:

@@ -11,9 +11,9 @@ from foretrain.comparison.sources.predicted import here
 from foretrain.comparison.subject import Memory, Subject
 from foretrain.hardware.catalogue import Gpu
 from foretrain.hardware.devices import named
-from foretrain.monitoring import record as watch_record
-from foretrain.monitoring.record import WatchedCard, WatchRecord
-from foretrain.monitoring.training_log import read_log
+from foretrain.runs import watch_record
+from foretrain.runs.training_log import read_log
+from foretrain.runs.watch_record import WatchedCard, WatchRecord
 
 
 def claims(path: Path, head: bytes) -> bool:

@@ -3,17 +3,60 @@
 Who asks has the objects; here come what their `to_dict()` gives and what only the objects know (`LiveRun`).
 """
 
-from collections.abc import Mapping
+import re
+from collections import defaultdict
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from foretrain.base.errors import UserError
-from foretrain.config.finetune.adapter import put_adapter
-from foretrain.config.finetune.formats.format import training_arguments
+from foretrain.config.finetune.formats.format import method_of, training_arguments
 from foretrain.config.finetune.options import Bound, FineTune
 from foretrain.config.finetune.table import FileSettings, Table
-from foretrain.config.hub.facts import ModelSource
-from foretrain.config.hub.read import facts_of
+from foretrain.config.hub.facts import ModelFacts, ModelSource
+from foretrain.config.hub.source import facts_of
+
+IN_A_LAYER = re.compile(r"(\D*?)\.?(\d+)\.(.+)")  # a path: what comes before the first number, that, and the rest
+
+
+def put_adapter(table: Table, facts: ModelFacts | None, *, four_bit: bool) -> None:
+    """Method, rank, modules and dropout, put into the table's settings. Raises UserError for an adapter that is no
+    LoRA."""
+    kind = str(table.take("peft_type", "")).rpartition(".")[2].upper()
+    if kind != "LORA":
+        raise UserError("usage.callback_adapter", kind=kind or "an adapter without a name")
+    modules = table.take("target_modules")
+    if isinstance(modules, str) and modules != "all-linear":
+        raise UserError("usage.callback_adapter", kind="target_modules as a pattern")
+    method_of(table, "use_dora", adapters=True, four_bit=four_bit, dora=table.flag("use_dora"))
+    table.put("lora_r", "r")
+    table.put("lora_dropout", "lora_dropout")
+    for option, key, value in (
+        ("lora_targets", "target_modules", modules),
+        ("lora_saved", "modules_to_save", table.take("modules_to_save")),
+    ):
+        names = value
+        if value and not isinstance(value, str):
+            names = sorted(of_all_layers(value, facts.n_layer) if facts else value)
+        if names:
+            table.give(option, names, key)
+
+
+def of_all_layers(paths: Collection[str], layers: int) -> set[str]:
+    """Names of modules; those that each of so many layers has, without the layer: peft keeps fewer than 20 modules by
+    their whole paths (`model.layers.0.self_attn.q_proj`), and more by the ends that they share. What only some layers
+    have stays as it is."""
+    numbers: dict[tuple[str, str], set[int]] = defaultdict(set)
+    matches = {path: found for path in paths if (found := IN_A_LAYER.fullmatch(path))}
+    for found in matches.values():
+        numbers[found[1], found[3]].add(int(found[2]))
+    whole = {path: found for path, found in matches.items() if numbers[found[1], found[3]] == set(range(layers))}
+    return {whole[path][3] if path in whole else path for path in paths}
+
+
+# A Trainer that is about to train, read as a model and a `FineTune`: from plain values, without torch.
+#
+# Who asks has the objects; here come what their `to_dict()` gives and what only the objects know (`LiveRun`).
 
 WHERE = "TrainingArguments"
 # Of TrainingArguments, what a plan does not have and a comparison of runs asks for.
@@ -113,3 +156,115 @@ def _source(run: LiveRun) -> ModelSource:
     config = {key: value for key, value in run.config.items() if key not in left_out}
     name = str(config.get("_name_or_path") or "").rstrip("/").rpartition("/")[2] or str(config.get("model_type") or "")
     return ModelSource(name=name or run.model_class, where=run.model_class, config=config, facts=facts_of(config))
+
+
+# A transformers model or its config, as it lies in memory, read as a model to plan. No torch: only what it says of
+# itself is asked.
+
+
+class TransformersConfig(Protocol):
+    """A config of transformers: `AutoConfig.from_pretrained(…)`."""
+
+    model_type: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """As config.json has it."""
+        ...
+
+
+class TransformersModel(Protocol):
+    """A model of transformers, or peft's around one."""
+
+    config: Any
+
+    def named_parameters(self) -> Any:
+        """Its weights, by name."""
+        ...
+
+    def get_input_embeddings(self) -> Any:
+        """What every language model of transformers has."""
+        ...
+
+
+def is_live(given: object) -> bool:
+    """Whether it is a model or a config of transformers."""
+    return hasattr(given, "get_input_embeddings") or (hasattr(given, "model_type") and hasattr(given, "to_dict"))
+
+
+def planned_config(config: Any) -> ModelSource:
+    """The model that a config describes. Raises UserError for one that says less than is needed."""
+    written = {key: value for key, value in config.to_dict().items() if key != "auto_map"}
+    name = str(written.get("_name_or_path") or config.model_type).rstrip("/").rpartition("/")[2]
+    return ModelSource(name=name, where=type(config).__name__, config=written, facts=facts_of(written))
+
+
+def planned_model(model: Any) -> tuple[ModelSource, FineTune]:
+    """(the model, how it would be trained as it is): adapters, 4-bit weights and recomputation are read from it, all
+    else is at its default. Raises UserError for what cannot be planned, such as an adapter that is no LoRA."""
+    base = base_of(model)
+    four_bit = four_bit_of(base)
+    run = LiveRun(
+        model_class=type(base).__name__, config=config_of(base), arguments={}, dtype=dtype_of(base, four_bit),
+        attention=attention_of(base), seq_len=FineTune().seq_len, checkpointing=checkpoints(base),
+        unsloth=by_unsloth(model), offloads=offloads(model),
+        adapter=adapter_of(model), four_bit=four_bit,
+    )  # fmt: skip
+    source, tune, _ = read_live(run)
+    return source, tune
+
+
+def base_of(model: Any) -> Any:
+    """transformers' model within peft's and DistributedDataParallel's."""
+    model = getattr(model, "module", model)
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def config_of(base: Any) -> Mapping[str, Any]:
+    """Its config.json; nothing of one that has none."""
+    return base.config.to_dict() if hasattr(base.config, "to_dict") else {}
+
+
+def adapter_of(model: Any) -> Mapping[str, Any] | None:
+    """peft's config, or None where there is no adapter."""
+    adapters = getattr(getattr(model, "module", model), "peft_config", None)
+    return next(iter(adapters.values())).to_dict() if isinstance(adapters, Mapping) and adapters else None
+
+
+def four_bit_of(base: Any) -> Mapping[str, Any] | None:
+    """bitsandbytes' quantization config of weights in 4 bits, or None."""
+    found = config_of(base).get("quantization_config")
+    return found if isinstance(found, Mapping) and found.get("load_in_4bit") else None
+
+
+def attention_of(base: Any) -> str:
+    """Its attention, in transformers' word."""
+    return str(getattr(base.config, "_attn_implementation", None) or "sdpa")
+
+
+def checkpoints(base: Any) -> bool:
+    """Whether it recomputes activations; transformers 5 has another word for it than earlier ones."""
+    new = "is_activation_checkpointing"
+    return bool(getattr(base, new if hasattr(type(base), new) else "is_gradient_checkpointing", False))
+
+
+def by_unsloth(model: Any) -> bool:
+    """Whether unsloth loaded it, for adapters (models/llama.py) or for a full fine-tuning (models/vision.py)."""
+    base = base_of(model)
+    return any(getattr(base, mark, False) is True for mark in ("_unsloth_fast_path", "_unsloth_full_finetuning"))
+
+
+def offloads(model: Any) -> bool:
+    """Whether unsloth's checkpoints go to the host."""
+    return getattr(getattr(model, "module", model), "_unsloth_gradient_checkpointing", "") == "unsloth"
+
+
+def dtype_of(base: Any, four_bit: Any) -> str:
+    """Of most of the frozen or trained weights; of those in 4 bits, that in which they were published."""
+    if four_bit is not None:
+        return str(getattr(base.config, "dtype", None) or "bfloat16").removeprefix("torch.")
+    counts: dict[str, int] = {}
+    for name, parameter in base.named_parameters():
+        if parameter.is_floating_point() and "lora_" not in name:
+            word = str(parameter.dtype).removeprefix("torch.")
+            counts[word] = counts.get(word, 0) + parameter.numel()
+    return max(counts, key=lambda word: counts[word], default="float32")

@@ -13,8 +13,7 @@ from foretrain.config.finetune.options import ASKED, FINETUNE_OPTIONS
 from foretrain.config.finetune.read import FineTuneReading, reading_of, settings_of
 from foretrain.config.finetune.yaml_file import table_of
 from foretrain.config.hub.facts import ModelSource
-from foretrain.config.hub.read import facts_of, names_code
-from foretrain.config.hub.source import describes_model, preset_source, repository_in, text_source
+from foretrain.config.hub.source import describes_model, facts_of, names_code, preset_source, repository_in, text_source
 
 _SCRIPT = re.compile(r"^(?:import|from)\s+\w", re.MULTILINE)
 

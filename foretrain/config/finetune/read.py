@@ -14,17 +14,17 @@ from pydantic import Field
 
 from foretrain.base.errors import UserError
 from foretrain.base.records import Note, Record
-from foretrain.config.finetune.adapter import put_adapter
 from foretrain.config.finetune.formats import FORMATS, foreign
 from foretrain.config.finetune.formats.script import table_of_script, without_unread
+from foretrain.config.finetune.live import put_adapter
 from foretrain.config.finetune.options import OPTION_OF, Bound, FineTune, asked
 from foretrain.config.finetune.table import FileSettings, Table
 from foretrain.config.finetune.together import idle_note, whole
 from foretrain.config.finetune.words import COSTS, parse_words
 from foretrain.config.finetune.yaml_file import read_text_of, table_of
 from foretrain.config.hub.facts import ModelSource
-from foretrain.config.hub.read import FOUR_BITS
 from foretrain.config.hub.source import (
+    FOUR_BITS,
     MODEL_FILES,
     describes_model,
     find_source,

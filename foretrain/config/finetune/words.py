@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from foretrain.base.errors import UserError
-from foretrain.config.finetune.formats.known_keys import known_keys
+from foretrain.config.finetune.formats.format import known_keys
 from foretrain.config.finetune.options import FINETUNE_OPTIONS, OPTION_OF
 from foretrain.config.finetune.values import NotPlanned, bad_value, converted, flag
 from foretrain.config.options import OPTIONS

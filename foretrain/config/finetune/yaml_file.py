@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from foretrain.base.errors import UserError
-from foretrain.base.safe_read import read_bytes
+from foretrain.base.files import read_bytes
 from foretrain.config.checks import shown
 
 MAX_BYTES = 2**18  # the longest recipes have some ten kilobytes

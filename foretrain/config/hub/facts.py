@@ -3,11 +3,118 @@
 Field names are ours (nanoGPT's: `n_layer`, `n_embd`, ...). Reading is in read.py; the model's code in model/decoder.py.
 """
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from foretrain.base.records import Record
-from foretrain.config.hub.liger import Liger, liger_of
-from foretrain.config.hub.unsloth import Unsloth, unsloth_of
+
+LIGER_VERSION = "0.8.2"
+BEFORE_THE_MODEL = ("axolotl", "llama-factory")  # loops that patch classes
+WITHOUT = ("torchtune", "unsloth")  # loops with models and kernels of their own
+
+Loss = Literal["fused", "cross_entropy", ""]  # head and loss together, the loss alone, transformers' own
+
+
+class Liger(NamedTuple):
+    """The kernels of a model beside rotary positions and gated MLPs, which every family gets. `in_place`: a norm's
+    gradient takes the place of the one that comes; `heads`: norms of queries and keys are replaced, too."""
+
+    loss: Loss = "fused"
+    in_place: bool = True
+    last_in_place: bool = True  # of the norm before the head
+    heads: bool = False
+
+
+# Families of ours; Gemma 2 and 3 and OLMo 2 and 3 have a norm whose gradient the residual stream reads, too.
+LIGER_FAMILIES: dict[str, Liger] = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "gemma"), Liger()),
+    "gemma2": Liger(in_place=False, last_in_place=False),
+    **dict.fromkeys(("gemma3_text", "gemma3"), Liger(in_place=False, last_in_place=False, heads=True)),
+    **dict.fromkeys(("olmo2", "olmo3"), Liger(in_place=False)),
+    "granite": Liger(loss="cross_entropy"),  # it scales its logits, which the fused loss does not know
+}
+
+
+UNKNOWN = ("mixtral", "qwen3_moe")  # whose experts Liger replaces by kernels that have no stand-in here
+
+NAMES = {  # of what stands for which
+    "": (), "fused": ("LigerFusedLinearCrossEntropyFunction",), "cross_entropy": ("LigerCrossEntropyFunction",),
+}  # fmt: skip
+
+
+def kernels_of(own: Liger, activation: str) -> tuple[str, ...]:
+    """The names of the functions that a run has, as Liger calls them."""
+    product = "LigerSiLUMulFunction" if activation == "silu" else "LigerGELUMulFunction"
+    return ("LigerRMSNormFunction", product, "LigerRopeFunction", *NAMES[own.loss])
+
+
+def liger_of(model_type: str, loop: str) -> Liger | None:
+    """The kernels of a family in a trainer's loop; None where it gets none. TRL 1.16 leaves out the fused loss: it has
+    one of its own."""
+    found = LIGER_FAMILIES.get(model_type)
+    if found is None or loop in WITHOUT:
+        return None
+    if loop in BEFORE_THE_MODEL:
+        found = found._replace(heads=True, last_in_place=found.in_place)
+    return found._replace(loss="") if loop == "trl" else found
+
+
+# Which of unsloth's functions a run has (unsloth and unsloth_zoo 2026.10.9, models/loader.py, models/llama.py). No
+# torch.
+#
+# Families that FastLanguageModel has code for get functions of its own, with adapters alone: a full fine-tuning goes
+# to
+# FastModel, which compiles transformers' blocks and has the loss in common.
+
+UNSLOTH_VERSION = "2026.10.9"
+
+
+class Unsloth(NamedTuple):
+    """Where unsloth's functions stand. `blocks`: norms and rotary positions; `in_place`: a norm's gradient takes the
+    place of the one that comes; `lora`: groups of layers whose adapters run in one function; `loss`: head and loss
+    together, a few tokens at a time."""
+
+    blocks: bool = True
+    in_place: bool = True
+    lora: tuple[str, ...] = ("qkv", "out", "mlp")
+    loss: bool = True
+
+
+# Gemma 2 has them, too, but compiles its attention, for which there is no stand-in.
+UNSLOTH_FAMILIES: dict[str, Unsloth] = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), Unsloth()), "gemma": Unsloth(in_place=False),
+}  # fmt: skip
+OF_LORA = {"qkv": "LoRA_QKV", "out": "LoRA_W", "mlp": "LoRA_MLP"}
+ROLES = {"qkv": ("q", "k", "v"), "out": ("out",), "mlp": ("gate", "up", "down")}  # layers of a group
+LEAST_OFFLOADED_BYTES = 2 << 20  # of a block's input (gradient_checkpointing.py, MINIMUM_SIZE)
+FIRST_TABLE, MORE_ROWS = 4 * 8192, 8192  # of rotary positions (LlamaRotaryEmbedding)
+
+
+def unsloth_of(model_type: str, dtype: str, *, adapters: bool) -> Unsloth | None:
+    """The functions of a family with weights in this dtype; None where it gets none. Those of layers with adapters
+    take 16 bits alone."""
+    found = UNSLOTH_FAMILIES.get(model_type)
+    if found is not None and not adapters:
+        return Unsloth(blocks=False, lora=())
+    return found._replace(lora=()) if found is not None and dtype == "float32" else found
+
+
+def table_rows(max_positions: int, seq_len: int) -> int:
+    """For how many positions cosines and sines are kept."""
+    return max(min(FIRST_TABLE, max_positions), min(-(-seq_len // MORE_ROWS) * MORE_ROWS, max(max_positions, seq_len)))
+
+
+def functions_of(own: Unsloth, model_type: str, groups: tuple[str, ...]) -> tuple[str, ...]:
+    """The names of the functions that a run has, as unsloth calls them; `groups`: of layers that run together."""
+    positions = "Fast_QK_Norm_RoPE" if model_type == "qwen3" else "Fast_RoPE_Embedding_QK_Positions"
+    blocks = ("Fast_RMS_Layernorm", positions) if own.blocks else ()
+    loss = ("fused_linear_cross_entropy",) if own.loss else ()
+    return (*blocks, *(OF_LORA[group] for group in groups), *loss)
+
+
+# What a config.json of Hugging Face says of a model, as far as memory and time go. No torch, no transformers.
+#
+# Field names are ours (nanoGPT's: `n_layer`, `n_embd`, ...). Reading is in read.py; the model's code in
+# model/decoder.py.
 
 Norm = Literal["rms", "gemma_rms", "layer"]
 # gelu_tanh is one kernel; gelu_new and gelu_fast are the same function as transformers computes it, by several.

@@ -12,15 +12,13 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from foretrain.base.durable import refuse_links, sync_folder
 from foretrain.base.errors import UserError
-from foretrain.data.prepare import disk, vocabulary, writer
-from foretrain.data.prepare.estimate import PreparePlan, estimate
-from foretrain.data.prepare.options import PrepareOptions
+from foretrain.base.files import refuse_links, sync_folder
+from foretrain.data.prepare import vocabulary, writer
+from foretrain.data.prepare.estimate import Outcome, PreparePlan, Run, Status, estimate
 from foretrain.data.prepare.pool import started
 from foretrain.data.prepare.preparation import Preparation
-from foretrain.data.prepare.run import Outcome, Run, Status
-from foretrain.data.prepare.sources import SourceList, expand
+from foretrain.data.prepare.sources import PrepareOptions, SourceList, expand
 from foretrain.data.prepare.writer import Identity, Snapshot
 from foretrain.data.shards import INDEX, ITEM_BYTES, PROGRESS, SPLITS, TokenizerInfo
 
@@ -60,11 +58,11 @@ def prepare(
     except Timeout:
         raise UserError("usage.being_prepared", path=str(folder)) from None
     except OSError as error:
-        raise disk.as_user_error(error, folder, 2**20) from None
+        raise writer.as_user_error(error, folder, 2**20) from None
     try:
         return _prepare_locked(options, folder, sources, should_stop, listen)
     except OSError as error:
-        raise disk.as_user_error(error, folder, 2**20) from None
+        raise writer.as_user_error(error, folder, 2**20) from None
     finally:
         lock.release()
         (folder / LOCK).unlink(missing_ok=True)
@@ -131,7 +129,7 @@ def _check_room(run: Run, saved: Path, snapshot: Snapshot | None) -> None:
 
     Where even a token for each byte would fit, nothing has to be sampled for that.
     """
-    free, total = disk.free_bytes(run.folder), run.sources.total_bytes
+    free, total = writer.free_bytes(run.folder), run.sources.total_bytes
     packed = any(file.compression or file.kind == "parquet" for file in run.sources.files)
     if total is None or total * 4 * (_MOST_PACKED if packed else 1) < free:
         return

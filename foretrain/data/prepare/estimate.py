@@ -3,6 +3,8 @@
 import math
 import os
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +14,13 @@ from pydantic import Field
 from foretrain.base import process_memory
 from foretrain.base.errors import UserError
 from foretrain.base.records import Record
-from foretrain.data.prepare.disk import free_bytes
-from foretrain.data.prepare.encode import KEEP_TRAIN
-from foretrain.data.prepare.options import PrepareOptions
+from foretrain.data.prepare.encode import KEEP_TRAIN, can_serve
+from foretrain.data.prepare.ipc import Child
 from foretrain.data.prepare.pool import Reader, Workers, started
-from foretrain.data.prepare.ranges import can_serve
 from foretrain.data.prepare.reader import MOST_BYTES, WINDOW_BYTES, FileSample, Position
-from foretrain.data.prepare.sources import SourceList
-from foretrain.data.shards import ITEM_BYTES, dtype_for
+from foretrain.data.prepare.sources import PrepareOptions, SourceList
+from foretrain.data.prepare.writer import Identity, free_bytes
+from foretrain.data.shards import ITEM_BYTES, DatasetIndex, dtype_for
 
 _SEEN_BYTES = 92  # most that the table of hashes takes for a document
 _UNKNOWN_PROCESS_BYTES = 150 * 2**20  # where the system does not say what a process holds
@@ -169,3 +170,40 @@ def _memory(options: PrepareOptions, worker_bytes: int, reader_bytes: int, docum
     window = 2 * WINDOW_BYTES if options.shuffle_buffer else 0
     seen = _SEEN_BYTES * documents if options.dedup else 0
     return peak_bytes(os.getpid()) + reader_bytes + options.workers * worker_bytes + window + seen
+
+
+@dataclass(frozen=True)
+class Status:
+    """Where it stands, for the live line."""
+
+    documents: int
+    tokens: int
+    read_bytes: int
+    total_bytes: int | None
+    elapsed_s: float
+    shards: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How it ended: the index, or None and the signal that stopped it."""
+
+    index: DatasetIndex | None
+    resumed: bool
+    existed: bool = False
+    signal: str = ""
+    tokens: int = 0
+    elapsed_s: float = 0.0
+
+
+@dataclass
+class Run:
+    options: PrepareOptions
+    folder: Path
+    sources: SourceList
+    identity: Identity
+    vocab_size: int
+    children: list[Child]  # its workers to be
+    should_stop: Callable[[], str]
+    listen: Callable[[Status], None]
+    plan: PreparePlan | None = None

@@ -18,15 +18,14 @@ from typing import NoReturn
 import numpy as np
 
 from foretrain.base.errors import UserError
-from foretrain.data.prepare import disk, vocabulary
+from foretrain.data.prepare import vocabulary
+from foretrain.data.prepare import writer as disk
 from foretrain.data.prepare import writer as state
-from foretrain.data.prepare.disk import open_file, write_all
-from foretrain.data.prepare.encode import KEEP_TRAIN, KEEP_VAL, keep_of
+from foretrain.data.prepare.encode import KEEP_TRAIN, KEEP_VAL, Ranges, can_serve, counted, keep_of
+from foretrain.data.prepare.estimate import Outcome, Run, Status
 from foretrain.data.prepare.pool import Batch, Encoded, Reader, Workers
-from foretrain.data.prepare.ranges import Ranges, can_serve, counted
 from foretrain.data.prepare.reader import Position
-from foretrain.data.prepare.run import Outcome, Run, Status
-from foretrain.data.prepare.writer import Snapshot, SplitWriter
+from foretrain.data.prepare.writer import Snapshot, SplitWriter, open_file, write_all
 from foretrain.data.shards import (
     INDEX,
     ITEM_BYTES,

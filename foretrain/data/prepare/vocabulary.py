@@ -9,16 +9,14 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from foretrain.base.durable import replace, sync_folder
 from foretrain.base.errors import UserError
-from foretrain.base.safe_read import read_bytes
+from foretrain.base.files import read_bytes, replace, sync_folder
 from foretrain.data import tokenizer as tokenizers
 from foretrain.data.prepare.formats import documents
 from foretrain.data.prepare.ipc import Child, error_frame, ignore_interrupts, limit_memory, send
 from foretrain.data.prepare.opened import OpenFile, Place
-from foretrain.data.prepare.options import PrepareOptions
 from foretrain.data.prepare.reader import Job, Position, spread
-from foretrain.data.prepare.sources import SourceList
+from foretrain.data.prepare.sources import PrepareOptions, SourceList
 from foretrain.data.shards import PROGRESS, TokenizerInfo
 from foretrain.data.tokenizer import (
     MOST_BYTES,

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from foretrain.config.one_graph import is_one_graph
+from foretrain.config.checks import is_one_graph
 from foretrain.config.options import RunConfig
 from foretrain.data.batches import Batch
 from foretrain.hardware.catalogue import Gpu

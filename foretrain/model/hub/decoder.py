@@ -18,8 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from foretrain.config.hub.liger import Liger
-from foretrain.config.hub.unsloth import LEAST_OFFLOADED_BYTES, Unsloth
+from foretrain.config.hub.facts import LEAST_OFFLOADED_BYTES, Liger, Unsloth
 from foretrain.model.hub import liger, unsloth
 from foretrain.model.hub.experts import Experts, Router, balance
 from foretrain.model.hub.kernels import offloaded

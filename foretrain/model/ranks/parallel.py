@@ -20,8 +20,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _disable_current_modes
 
+from foretrain.config.sharing import Sharing
 from foretrain.model.language_model import LanguageModel
-from foretrain.model.ranks.sharing import Sharing
 
 # Buffers, such as rotary positions, are the same on all ranks. Newer versions of torch have another name for it.
 _KNOWN = inspect.signature(DistributedDataParallel.__init__).parameters

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from foretrain.data.batches import Batch
-from foretrain.data.order import starts
+from foretrain.data.batches import Batch, starts
 
 _STREAM = 0x44524F50  # 'DROP': apart from those of data/batches.py
 _SEEDS = 1 << 62

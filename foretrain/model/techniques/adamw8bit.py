@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from foretrain.config.options import RunConfig
+from foretrain.config.shape import ModelShape
 from foretrain.hardware.catalogue import Gpu
-from foretrain.model.shape import ModelShape
 from foretrain.model.techniques.low_bits import EIGHT, is_quantised, n_chunks
 from foretrain.model.techniques.technique import Optimizer, Options, by_dimensions
 

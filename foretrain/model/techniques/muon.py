@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from foretrain.config.options import RunConfig
+from foretrain.config.shape import NS_STEPS, ModelShape, is_block_matrix
 from foretrain.hardware.catalogue import Dtype, Gpu
-from foretrain.model.shape import NS_STEPS, ModelShape, is_block_matrix
 from foretrain.model.techniques.technique import Optimizer, Options, by_dimensions
 
 

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from foretrain.config.families.family import Rule
 from foretrain.config.options import RunConfig
+from foretrain.config.shape import ModelShape
 from foretrain.hardware.catalogue import Dtype, Gpu
-from foretrain.model.shape import ModelShape
 
 Exactness = Literal["exact", "rounding", "other optimizer"]
 Options = Mapping[str, Any]  # options and their values

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from foretrain.model.ranks.sharing import Sharing
+from foretrain.config.sharing import Sharing
 from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.autograd import Parameter, record
 from foretrain.predict.abstract.passage import OUTSIDE, Recorder

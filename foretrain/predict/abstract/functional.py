@@ -7,7 +7,6 @@ from typing import Any
 from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.attention import attend
 from foretrain.predict.abstract.autograd import Grads, Parameter, is_leaf, record, wants
-from foretrain.predict.abstract.shapes import broadcast, joined, promoted, reduced, result_of
 from foretrain.predict.abstract.tensors import (
     DType,
     Tensor,
@@ -22,7 +21,16 @@ from foretrain.predict.abstract.tensors import (
     ran,
     unmade,
 )
-from foretrain.predict.abstract.views import identity, is_contiguous, transpose
+from foretrain.predict.abstract.views import (
+    broadcast,
+    identity,
+    is_contiguous,
+    joined,
+    promoted,
+    reduced,
+    result_of,
+    transpose,
+)
 from foretrain.predict.estimate.kernel_buffers import Dimension, Processors, reduction_bytes
 
 # -- one element at a time ---------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ saved, or recomputed from what is saved anyway, whichever moves fewer bytes.
 from collections import defaultdict
 from collections.abc import Sequence
 
-from foretrain.predict.abstract.kernels import Kernel
+from foretrain.predict.abstract.dims import Kernel
 from foretrain.predict.abstract.tensors import elements
 
 KEPT = ("matmul", "attention", "scatter", "accumulate", "triton")

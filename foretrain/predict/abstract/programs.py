@@ -11,7 +11,7 @@ from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any
 
-from foretrain.predict.abstract import attention, autograd, methods, modules, routing
+from foretrain.predict.abstract import attention, autograd, modules, routing
 from foretrain.predict.abstract import functional as eager
 from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.autograd import Checkpoint, checkpointed
@@ -44,7 +44,7 @@ class Inputs:
 
 
 HERE, TECHNIQUES = "foretrain.model.", "foretrain.model.techniques"  # the latter import torch where they are called
-assert methods.METHODS  # model code calls them
+assert modules.METHODS  # model code calls them
 LAYERS = ("Module", "ModuleList", "ModuleDict", "Linear", "Embedding", "LayerNorm", "RMSNorm", "Dropout", "GELU")
 FUNCTIONS = (
     "linear", "embedding", "layer_norm", "rms_norm", "dropout", "cross_entropy", "gelu", "silu", "relu",

@@ -10,7 +10,6 @@ from foretrain.predict.abstract import functional as F
 from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract import views
 from foretrain.predict.abstract.autograd import Grads, record, wants
-from foretrain.predict.abstract.shapes import product
 from foretrain.predict.abstract.tensors import (
     DType,
     Tensor,
@@ -23,6 +22,7 @@ from foretrain.predict.abstract.tensors import (
     ran,
     unmade,
 )
+from foretrain.predict.abstract.views import product
 
 
 def _numbers(x: Tensor, shape: Any) -> Tensor:

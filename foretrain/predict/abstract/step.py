@@ -5,14 +5,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from foretrain.config.checks import EIGHT_BITS
 from foretrain.config.families import family_of
 from foretrain.config.options import OPTIONS, RunConfig, named
-from foretrain.config.precision import EIGHT_BITS
 from foretrain.model import techniques
 from foretrain.predict.abstract import autograd, modules, programs
 from foretrain.predict.abstract import tensors as m
-from foretrain.predict.abstract.dims import Dim
-from foretrain.predict.abstract.kernels import Kernel, Launch, Launches, counted
+from foretrain.predict.abstract.dims import Dim, Kernel, Launch, Launches, counted
 from foretrain.predict.abstract.passage import MOST, OUTSIDE, Recorder, Structure, Uneven, copies_of, unroll
 from foretrain.predict.abstract.ranks import FRESH, Alone, State
 from foretrain.predict.spec import Variant

@@ -12,7 +12,7 @@ from functools import lru_cache, wraps
 from threading import RLock
 from typing import Any, NamedTuple, TypeVar, cast
 
-from foretrain.predict.abstract.kernels import Kernel
+from foretrain.predict.abstract.dims import Kernel
 from foretrain.predict.abstract.passage import Recorder
 
 F = TypeVar("F", bound=Callable[..., Any])

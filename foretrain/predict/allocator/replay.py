@@ -5,9 +5,7 @@ from dataclasses import dataclass, field
 
 from foretrain.base.records import Record
 from foretrain.base.units import MIB
-from foretrain.predict.allocator.addresses import Addresses
-from foretrain.predict.allocator.blocks import Block
-from foretrain.predict.allocator.lifetimes import Lifetimes
+from foretrain.predict.allocator.blocks import Addresses, Block, Lifetimes
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.allocator.simulator import Allocator, OutOfMemory
 

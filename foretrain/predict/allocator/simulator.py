@@ -20,10 +20,8 @@ Not modelled: MemPools, cudaMallocAsync. Between free blocks of one size the low
 segments those that order them as the installed torch does, unless other ones are asked for.
 """
 
-from foretrain.predict.allocator.addresses import Addresses, usual
-from foretrain.predict.allocator.blocks import Block, Pool
+from foretrain.predict.allocator.blocks import GRAPH_POOL, Addresses, Block, Pool, usual
 from foretrain.predict.allocator.expandable import ExpandableSegments
-from foretrain.predict.allocator.lifetimes import GRAPH_POOL
 from foretrain.predict.allocator.settings import MIN_LARGE_ALLOC_BYTES, Settings
 
 MIN_BLOCK_BYTES = 512  # kMinBlockSize: every size is rounded up to it

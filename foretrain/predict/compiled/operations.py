@@ -9,9 +9,9 @@ from typing import Any
 
 from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.autograd import Grads, Parameter, record, wants
-from foretrain.predict.abstract.methods import DEVICE
-from foretrain.predict.abstract.shapes import joined, product, reduced, result_of
+from foretrain.predict.abstract.modules import DEVICE
 from foretrain.predict.abstract.tensors import DType, Tensor, bool_, contiguous_strides, float32, int64
+from foretrain.predict.abstract.views import joined, product, reduced, result_of
 from foretrain.predict.compiled.graph import (
     EXTERN,
     GATHER,

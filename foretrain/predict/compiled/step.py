@@ -12,9 +12,8 @@ from foretrain.predict.abstract.programs import Loader
 from foretrain.predict.abstract.step import EagerProgram, Lettered, State
 from foretrain.predict.compiled import attention, operations
 from foretrain.predict.compiled.graph import Compiler, Node, compiler
-from foretrain.predict.compiled.halves import Graphs, forward_only, joint
-from foretrain.predict.compiled.lives import Lives
-from foretrain.predict.compiled.passes import backward, with_tangent
+from foretrain.predict.compiled.halves import Graphs, backward, forward_only, joint, with_tangent
+from foretrain.predict.compiled.kernels import Lives
 from foretrain.predict.compiled.timing import Walk, first_walk
 from foretrain.predict.spec import Variant
 from foretrain.predict.timeline import Tensor, Timeline

@@ -9,8 +9,8 @@ torch/nn/parallel/distributed.py, torch/distributed/optim/zero_redundancy_optimi
 from collections.abc import Sequence
 
 from foretrain.base.units import MIB
-from foretrain.model.ranks.sharing import Sharing
-from foretrain.model.shape import ModelShape, Parameter
+from foretrain.config.shape import ModelShape, Parameter
+from foretrain.config.sharing import Sharing
 from foretrain.predict.abstract.ranks import BUCKETS, FIRST_BUCKET_BYTES
 from foretrain.predict.timeline import Tensor, Timeline
 

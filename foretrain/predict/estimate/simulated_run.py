@@ -7,17 +7,17 @@ it writes fewer.
 
 from typing import Any
 
+from foretrain.config import shape as attention_sizes
 from foretrain.config.families import family_of
+from foretrain.config.shape import ModelShape
 from foretrain.hardware.catalogue import Gpu
-from foretrain.model import attention_sizes
-from foretrain.model.shape import ModelShape
 from foretrain.model.techniques import optimizer_of
 from foretrain.predict.abstract.fully_shard import passes_of
 from foretrain.predict.abstract.ranks import Alone, Sends, Updates
 from foretrain.predict.abstract.step import EagerProgram
 from foretrain.predict.abstract.tensors import bfloat16, float16
-from foretrain.predict.allocator.lifetimes import GRAPH_POOL
-from foretrain.predict.compiled.blocks import BlocksProgram
+from foretrain.predict.allocator.blocks import GRAPH_POOL
+from foretrain.predict.compiled.region import BlocksProgram
 from foretrain.predict.compiled.step import CompiledProgram
 from foretrain.predict.estimate.kernel_buffers import (
     Processors,

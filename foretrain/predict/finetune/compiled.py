@@ -13,7 +13,7 @@ from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.abstract.passage import Recorder
 from foretrain.predict.compiled import operations
 from foretrain.predict.compiled.graph import Compiler
-from foretrain.predict.compiled.passes import recorded
+from foretrain.predict.compiled.halves import recorded
 from foretrain.predict.compiled.step import LOADER
 from foretrain.predict.compiled.timing import first_walk
 from foretrain.predict.estimate.kernel_buffers import efficient_backward_bytes

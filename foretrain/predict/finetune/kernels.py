@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
+from foretrain.predict.abstract.dims import Kernel
 from foretrain.predict.abstract.fusion import fused
-from foretrain.predict.abstract.kernels import Kernel
 from foretrain.predict.abstract.passage import OUTSIDE, copies_of
 from foretrain.predict.finetune.program import Program
 

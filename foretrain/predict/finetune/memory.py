@@ -2,12 +2,12 @@
 
 from functools import lru_cache
 
-from foretrain.base.garbage import collected_later
+from foretrain.base.process_memory import collected_later
 from foretrain.base.records import Record
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.hub.facts import ModelFacts
 from foretrain.hardware.catalogue import Gpu
-from foretrain.hardware.context import Context
+from foretrain.hardware.devices import Context
 from foretrain.predict import software
 from foretrain.predict.allocator.replay import PhasePeak, replay
 from foretrain.predict.allocator.settings import Settings

@@ -2,8 +2,7 @@
 
 from foretrain.base.records import Note
 from foretrain.config.finetune.options import FineTune
-from foretrain.config.hub.facts import ModelFacts, ModelSource
-from foretrain.config.hub.liger import UNKNOWN, VERSION, WITHOUT, kernels_of
+from foretrain.config.hub.facts import LIGER_VERSION, UNKNOWN, WITHOUT, ModelFacts, ModelSource, kernels_of
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.finetune import unsloth
 from foretrain.predict.finetune.compiled import is_known
@@ -54,7 +53,7 @@ def _liger_notes(facts: ModelFacts, tune: FineTune) -> list[Note]:
     if own is None:
         what = loop if loop in WITHOUT else facts.model_type
         id = "finetune_liger_unknown" if what in UNKNOWN else "finetune_liger_none"
-        return [Note(id=id, values={"version": VERSION, "what": what})]
+        return [Note(id=id, values={"version": LIGER_VERSION, "what": what})]
     kernels = ", ".join(kernels_of(own, facts.activation))
-    notes = [Note(id="finetune_liger", values={"version": VERSION, "kernels": kernels})]
+    notes = [Note(id="finetune_liger", values={"version": LIGER_VERSION, "kernels": kernels})]
     return [*notes, *([] if own.loss else [Note(id="finetune_liger_trl", values={})])]

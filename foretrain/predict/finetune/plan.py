@@ -12,7 +12,7 @@ from foretrain.base.records import Note, Record
 from foretrain.base.units import format_bytes, format_duration
 from foretrain.config.finetune.options import Bound, FineTune
 from foretrain.config.hub.facts import ModelFacts, ModelSource
-from foretrain.config.hub.read import FOUR_BITS
+from foretrain.config.hub.source import FOUR_BITS
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.energy import Prices
 from foretrain.predict.finetune.memory import FineTuneLedger, FineTuneMemory, estimated

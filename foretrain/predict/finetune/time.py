@@ -9,7 +9,7 @@ from typing import Any
 from foretrain.config.finetune.options import FineTune, Optim
 from foretrain.config.hub.facts import ModelFacts
 from foretrain.hardware.catalogue import Dtype, Gpu
-from foretrain.predict.abstract.kernels import Kernel
+from foretrain.predict.abstract.dims import Kernel
 from foretrain.predict.abstract.tensors import float32
 from foretrain.predict.finetune.kernels import kernels_of
 from foretrain.predict.finetune.optimizers import TRAFFIC

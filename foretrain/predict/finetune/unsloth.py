@@ -10,8 +10,14 @@ from typing import Any
 
 from foretrain.base.records import Note
 from foretrain.config.finetune.options import FineTune
-from foretrain.config.hub.facts import ModelFacts
-from foretrain.config.hub.unsloth import LEAST_OFFLOADED_BYTES, ROLES, VERSION, functions_of, table_rows
+from foretrain.config.hub.facts import (
+    LEAST_OFFLOADED_BYTES,
+    ROLES,
+    UNSLOTH_VERSION,
+    ModelFacts,
+    functions_of,
+    table_rows,
+)
 from foretrain.predict.finetune.program import Program
 from foretrain.predict.finetune.targets import adapted_roles
 from foretrain.predict.timeline import Tensor, Timeline
@@ -68,14 +74,14 @@ def notes(facts: ModelFacts, tune: FineTune) -> list[Note]:
     """Which of unsloth's functions the figures are with, by stand-ins."""
     own = facts.unsloth_functions(tune.dtype, adapters=tune.adapters)
     if own is None:
-        return [Note(id="finetune_unsloth_none", values={"version": VERSION, "what": facts.model_type})]
+        return [Note(id="finetune_unsloth_none", values={"version": UNSLOTH_VERSION, "what": facts.model_type})]
     adapted = adapted_roles(facts, tune)
     biased = {"qkv": facts.qkv_bias, "out": facts.out_bias, "mlp": facts.mlp_bias}
     groups = tuple(
         group for group in own.lora if adapted.issuperset(ROLES[group]) and not biased[group] and tune.method != "dora"
     )
     functions = ", ".join(functions_of(own, facts.model_type, groups))
-    found = [Note(id="finetune_unsloth", values={"version": VERSION, "functions": functions})]
+    found = [Note(id="finetune_unsloth", values={"version": UNSLOTH_VERSION, "functions": functions})]
     if not tune.adapters:
         found.append(Note(id="finetune_unsloth_full", values={}))
     elif len(groups) < len(ROLES):

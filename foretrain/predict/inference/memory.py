@@ -10,7 +10,7 @@ from foretrain.base.records import Record
 from foretrain.config.inference.formats import CACHES, FORMATS, Engine
 from foretrain.config.inference.options import Inference
 from foretrain.hardware.catalogue import Gpu
-from foretrain.hardware.context import Context
+from foretrain.hardware.devices import Context
 from foretrain.predict.inference.model import InferenceModel
 from foretrain.predict.memory import Component, Verdict, of_range
 

@@ -12,7 +12,7 @@ from foretrain.config.hub.facts import ModelFacts, ModelSource
 from foretrain.config.hub.parameters import parameters_of
 from foretrain.config.inference.formats import published_in
 from foretrain.config.options import RunConfig
-from foretrain.model.shape import ModelShape, is_block_matrix
+from foretrain.config.shape import ModelShape, is_block_matrix
 from foretrain.predict.inference.latent import latent_model
 
 _DTYPES = {"float32": "bf16", "bfloat16": "bf16", "float16": "f16"}

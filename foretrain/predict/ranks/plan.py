@@ -9,9 +9,8 @@ from dataclasses import replace
 
 from foretrain.base.records import Note
 from foretrain.config.options import RunConfig
-from foretrain.config.ranks import of_rank
+from foretrain.config.sharing import Sharing, of_one_strategy, of_rank, sharing_problem
 from foretrain.hardware.cluster import Cluster, cluster
-from foretrain.model.ranks.sharing import Sharing, of_one_strategy, sharing_problem
 from foretrain.predict.memory import StepMemory, estimated
 from foretrain.predict.plan import Plan, Timing, whole_run
 from foretrain.predict.ranks.record import ClusterPlan, Factor, NcclMemory, RankPlan

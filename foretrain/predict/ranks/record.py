@@ -4,9 +4,9 @@ from typing import Literal
 
 from foretrain.base.records import Note, Record
 from foretrain.config.options import RunConfig
+from foretrain.config.sharing import Sharing, StrategyName, way_id
 from foretrain.hardware.cluster import Cluster
-from foretrain.hardware.context import Context
-from foretrain.model.ranks.sharing import Sharing, StrategyName, way_id
+from foretrain.hardware.devices import Context
 from foretrain.predict.memory import StepMemory, Verdict, worst_verdict
 from foretrain.predict.plan import Plan, Timing
 from foretrain.predict.speed.ranks import RankTime

@@ -13,13 +13,125 @@ from collections.abc import Iterable
 from typing import Any, Literal, get_args
 
 from foretrain.base.records import Record
-from foretrain.hardware.calibration import Calibration, KernelTime
-from foretrain.hardware.peaks import Bandwidth, Peaks, ProductPeak, best_of
+from foretrain.hardware.calibration import Bandwidth, Calibration, KernelTime, Peaks, ProductPeak, best_of
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.ops import Operation
-from foretrain.predict.speed.rates import COLD, MeasuredRates, kernel_flops
-from foretrain.predict.speed.step_ops import step as step_operations
-from foretrain.predict.speed.time import known_rates, way_of
+from foretrain.predict.speed.ops import step as step_operations
+from foretrain.predict.speed.rates import COLD, MeasuredRates, Rates, kernel_flops
+from foretrain.predict.speed.time import known_rates, step_load, way_of
+
+
+class RooflinePoint(Record):
+    """All kernels of one name, kind and part in a step. `flops_per_byte`: intensity; `share`: of the kernels' time."""
+
+    name: str
+    kind: str
+    part: str
+    runs: int
+    total_flops: int
+    total_bytes: int
+    time_s: float
+    flop_per_s: float
+    share: float
+
+    @property
+    def flops_per_byte(self) -> float:
+        return self.total_flops / self.total_bytes
+
+
+class Roofline(Record):
+    """The card's roof, and what stands under it, longest first. `other_share`: of operations that count no FLOPs."""
+
+    peak_flop_per_s: float
+    bandwidth_bytes_per_s: float
+    source: str
+    points: tuple[RooflinePoint, ...]
+    other_share: float
+
+    @property
+    def ridge_flops_per_byte(self) -> float:
+        """The intensity from which on the peak is the roof."""
+        return self.peak_flop_per_s / self.bandwidth_bytes_per_s
+
+
+def roofline(spec: StepSpec) -> Roofline | None:
+    """The step's operations under the roof; None where the card's peak or bandwidth is not known."""
+    way, gpu = way_of(spec), spec.gpu
+    rates, bandwidth = known_rates(way), gpu.bandwidth_bytes_per_s
+    peak = gpu.matmul_peak_flop_per_s(spec.matmul, spec.dtype) or gpu.peak_flop_per_s(spec.dtype)
+    if rates is None or not peak or not bandwidth:
+        return None
+    return _under(step_operations(way), rates, peak, bandwidth)
+
+
+def _under(operations: Iterable[Operation], rates: Rates, peak: float, bandwidth: float) -> Roofline:
+    groups: dict[tuple[str, str, str], list[Operation]] = {}
+    for op in operations:
+        groups.setdefault((op.name, op.kind, op.part) if op.flops else ("", "", ""), []).append(op)
+    times = {key: sum(op.runs * rates.time_s(op) for op in group) for key, group in groups.items()}
+    total_s = sum(times.values()) or 1.0
+    points = []
+    for (name, kind, part), group in groups.items():
+        time_s, flops = times[name, kind, part], sum(op.runs * op.causal_flops for op in group)
+        if name and time_s > 0:
+            points.append(
+                RooflinePoint(
+                    name=name, kind=kind, part=part, runs=sum(op.runs for op in group), total_flops=flops,
+                    total_bytes=sum(op.runs * op.nbytes for op in group), time_s=time_s, flop_per_s=flops / time_s,
+                    share=time_s / total_s,
+                )
+            )  # fmt: skip
+    return Roofline(
+        peak_flop_per_s=peak, bandwidth_bytes_per_s=bandwidth,
+        source="calibrated" if isinstance(rates, MeasuredRates) else "estimated",
+        points=tuple(sorted(points, key=lambda point: -point.time_s)),
+        other_share=times.get(("", "", ""), 0.0) / total_s,
+    )  # fmt: skip
+
+
+Limit = Literal["arithmetic", "bandwidth", "launches"]
+
+
+class Bottleneck(Record):
+    """What limits the speed of a step, and the share of the step that this takes."""
+
+    limit: Limit
+    share: float
+
+
+def bottleneck(spec: StepSpec) -> Bottleneck | None:
+    """What a step's time mostly goes to; None where the device's peak or bandwidth is not known.
+
+    Arithmetic: operations beyond the roof's ridge. Bandwidth: the others, which only move bytes. Launches: the kernels
+    of a micro-batch are done before Python has started the next ones.
+    """
+    roof = roofline(spec)
+    if roof is None:
+        return None
+    way = way_of(spec)
+    rates = known_rates(way)
+    assert rates is not None  # as the roof is known
+    load = step_load(way, rates)
+    working_s, starting_s = load.work_s, load.host_s - (0.0 if spec.cuda else rates.python_s)
+    if starting_s > working_s:
+        whole_s = starting_s if spec.cuda else starting_s + working_s
+        return Bottleneck(limit="launches", share=starting_s / whole_s)
+    arithmetic = sum(point.share for point in roof.points if point.flops_per_byte >= roof.ridge_flops_per_byte)
+    limit: Limit = "arithmetic" if arithmetic >= 0.5 else "bandwidth"
+    return Bottleneck(limit=limit, share=arithmetic if limit == "arithmetic" else 1 - arithmetic)
+
+
+# The limit of a step: each operation at the best that this device was measured to do, and none waiting for another.
+#
+# A roofline (Williams, Waterman and Patterson 2009) of measured peaks instead of a data sheet's: an operation takes
+# the
+# longer of its FLOPs at the peak of its dtype and its bytes at the bandwidth for their number. The operations are
+# those
+# of a compiled step with fused attention, which move the fewest bytes, whatever way a run has taken: the limit
+# depends on
+# the model, the dtype and the machine. FLOPs are the causal ones; what a config recomputes counts. Launching, Python
+# and
+# fresh pages are no part of it.
 
 Group = Literal["forward", "input_gradient", "weight_gradient", "attention", "pointwise", "loss", "optimizer"]
 GROUPS: tuple[Group, ...] = get_args(Group)

@@ -8,14 +8,27 @@ Bytes are those of the kernels that PyTorch runs (aten native kernels eager; Ind
 read or written once per kernel; caches are the rates' business (rates.py). Letters as in model/shape.py.
 """
 
-from dataclasses import dataclass, field
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cache, lru_cache, partial
 from typing import Any, Literal, NamedTuple
 
+from foretrain.config.checks import EIGHT_BITS
 from foretrain.config.options import RunConfig
+from foretrain.config.shape import ModelShape
 from foretrain.hardware.catalogue import Dtype, MatmulMode
-from foretrain.model.shape import ModelShape
+from foretrain.hardware.cpu import cpu_has_bf16
+from foretrain.model.techniques import OPTIMIZERS, optimizer_of
+from foretrain.model.techniques.technique import Optimizer
+from foretrain.predict.abstract.dims import Launch
+from foretrain.predict.abstract.fusion import fused
+from foretrain.predict.abstract.step import EagerProgram, Fuse, Make
+from foretrain.predict.abstract.tensors import bfloat16
 from foretrain.predict.software import ASSUMED, Software
-from foretrain.predict.spec import StepSpec
+from foretrain.predict.spec import StepSpec, letters_of
+from foretrain.predict.timeline import Timeline
 
 Kind = Literal[
     "matmul", "matmul_input", "matmul_weight",  # x·Wᵀ, and backward: dy·W and dyᵀ·x
@@ -125,3 +138,181 @@ class OperationList:
 def flops(operations: list[Operation], *, causal: bool = False) -> int:
     """FLOPs of a list; `causal`: with the half of attention's square that flash kernels compute."""
     return sum(op.runs * (op.causal_flops if causal else op.flops) for op in operations)
+
+
+# What kernels take for themselves is memory, and no bytes that they move.
+NOTHING = dict.fromkeys(("kept", "flash", "split", "sums1", "sums2", "sums3", "sums4"), 0)
+
+
+def micro_batch(way: Way, make: Make | None = None, attention: str = "") -> list[Operation]:
+    """Forward and, in training, backward pass of a micro-batch; `make`, `attention`: where they are not the recipe's
+    and the device's."""
+    if make is not None or attention:
+        return _micro_batch(way, make, attention)
+    if "micro_batch" not in way.found:
+        way.found["micro_batch"] = _micro_batch(way, None, "")
+    return way.found["micro_batch"]
+
+
+def _micro_batch(way: Way, make: Make | None, attention: str) -> list[Operation]:
+    config = way.config
+    symbols = letters_of(config, *way.batch) | NOTHING
+    kind: Any = attention or way.attention
+    variant = replace(way.spec.variant, attention=kind, evaluation_attention=kind, pieces=False, auto_chunker=False)
+    sizes = _Sizes(symbols)
+    low = bfloat16 if way.spec.half else None
+    program = EagerProgram(Timeline(symbols, 1), variant, config, low, way.spec.matmul, make)
+    fuse = _fuse(1 if way.torch.online_softmax else 2, way.torch.fuses_attention) if way.compiled else None
+    found = [_operation(launch, runs, way, sizes) for launch, runs in program.launches(way.train, fuse)]
+    return list(_compiled(found, way, config.vocab_size)) if way.compiled else found
+
+
+@cache
+def _fuse(softmax_reads: int, attention: bool) -> Fuse:
+    return partial(fused, softmax_reads=softmax_reads, alone="" if attention else "attention")
+
+
+def _compiled(operations: list[Operation], way: Way, vocabulary: int) -> Iterator[Operation]:
+    """What Inductor does besides. It pads matmuls of the head whose sizes are not multiples of 8: the gradient of the
+    logits is copied, a weight's copy is small, a result is only sliced. nanoGPT's logits are returned, so their
+    gradient of zeros is written and read."""
+    for op in operations:
+        if not op.flops:
+            factor = way.torch.compiled_bytes if way.torch.fuses_attention or op.name != "attention" else 1.0
+            read, written = round(op.read_bytes * factor), round(op.written_bytes * factor)
+            if op.kind == "join" and way.spec.cuda:  # a kernel of its own, as quick as those that it fuses
+                op = op._replace(kind="fused")
+            if way.spec.step == "nanogpt" and op.kind == "softmax_backward" and op.name == "loss":
+                logits = op.written_bytes
+                yield op._replace(kind="fill", read_bytes=0, written_bytes=round(logits * factor))
+                read += round(logits * factor)
+            yield op._replace(read_bytes=read, written_bytes=written)
+        elif op.name == "head" and way.torch.pads_matmuls and any(size % 8 for size in op.shape):
+            yield op._replace(shape=tuple(size + -size % 8 for size in op.shape))
+            if op.kind != "matmul":
+                logits = vocabulary * op.shape[2 if op.kind == "matmul_weight" else 0]
+                nbytes = way.low * logits
+                yield op._replace(kind="fused", shape=(logits,), flops=0, read_bytes=nbytes, written_bytes=nbytes)
+        else:
+            yield op
+
+
+class _Sizes(dict[tuple[Any, ...], int]):
+    """What (coefficient, letters …) come to."""
+
+    def __init__(self, symbols: dict[str, int]) -> None:
+        super().__init__()
+        self.symbols = symbols
+
+    def __missing__(self, factors: tuple[Any, ...]) -> int:
+        found = self[factors] = factors[0] * math.prod(self.symbols[letter] for letter in factors[1:])
+        return found
+
+
+def _operation(launch: Launch, runs: int, way: Way, sizes: _Sizes) -> Operation:
+    product = sizes.__getitem__
+    shape = tuple(map(product, launch.shape))
+    arithmetic: MatmulMode = "dtype"
+    if len(shape) == 3 and (way.spec.matmul not in EIGHT_BITS or launch.item_bytes == 1):
+        arithmetic = way.spec.matmul
+    read, written = (sum(map(product, tensors)) for tensors in (launch.reads, launch.writes))
+    return Operation(
+        launch.name, launch.kind, launch.part, runs, shape, way.spec.dtype, _flops(launch.kind, shape), read, written,
+        arithmetic,
+    )  # fmt: skip
+
+
+def _flops(kind: str, shape: tuple[int, ...]) -> int:
+    if len(shape) == 3:
+        return 2 * math.prod(shape)
+    if len(shape) == 4:
+        return (10 if kind.endswith("backward") else 4) * math.prod(shape) * shape[2]
+    return 0
+
+
+FUSED_LAUNCHES = 40
+# Of a parameter that is updated in the backward pass; tests/test_in_backward.py counts a real step's.
+UPDATE_LAUNCHES = 8
+# torch.optim.AdamW by lists of tensors (foreach), each of its nine kernels reading and writing whole tensors: decay,
+# two moments in two kernels each, square root, bias correction, eps, addcdiv.
+FOREACH_BYTES, FOREACH_LAUNCHES = (56.0, 36.0), 9
+
+
+def accumulation(way: Way) -> list[Operation]:
+    """What a micro-batch after the first adds: each gradient is added to `.grad`, fp32; on the host beside other work
+    (on_host.py)."""
+    ops = OperationList(way, "accumulate")
+    for numel, count in [] if way.config.gradient_offload else _tensors(way):
+        ops.traffic("gradients", "accumulate", numel, 8, 4, count)
+    return ops.found
+
+
+def _tensors(way: Way) -> list[tuple[int, int]]:
+    """(elements, how many parameters have so many)."""
+    return list(ModelShape.of(way.config).numels.items())
+
+
+def _elementwise(way: Way) -> list[tuple[int, int]]:
+    """The same of the parameters that are updated element by element."""
+    return _beside(ModelShape.of(way.config), way.config.optimizer)
+
+
+@lru_cache(maxsize=256)
+def _beside(shape: ModelShape, optimizer: str) -> list[tuple[int, int]]:
+    """(elements, how many) of a model's parameters that an optimizer of this name leaves to AdamW."""
+    if type(OPTIMIZERS[optimizer]).takes is Optimizer.takes:  # of AdamW itself, and what differs in its states alone
+        return list(shape.numels.items())
+    taken = OPTIMIZERS[optimizer].takes
+    return list(Counter(p.numel for p in shape.parameters() if not taken(p.name, p.shape)).items())
+
+
+def optimizer(way: Way) -> list[Operation]:
+    """Unscaling (fp16), clipping and AdamW. Fused, it reads weight, gradient and two moments and writes three."""
+    ops = OperationList(way)
+    chosen = optimizer_of(way.config)
+    for numel, count in _tensors(way):
+        if way.spec.dtype == "float16":
+            ops.traffic("unscale", "clip", numel, 4, 4, count)
+        off = way.config.optimizer_offload
+        if off:
+            there = 0 if way.config.gradient_offload else 4  # sums of gradients, unless they went there already
+            ops.traffic("offload", "transfer", numel, there, way.wide, count)  # and weights back
+        ops.traffic("norm of gradients", "host" if off else "gradient_norm", numel, 4, 0, count)
+        if not way.spec.updates_in_backward:
+            ops.traffic("clipping", "host" if off else "clip", numel, 4, 4, count)
+        if way.wide == 2:
+            ops.traffic("weights", "host" if off else "cast", numel, 4, 2, count)
+    for numel, count in _elementwise(way):
+        other = chosen.traffic(numel)
+        read, written = other or ((16.0, 12.0) if way.torch.fused_adamw else FOREACH_BYTES)
+        kind = "host" if way.config.optimizer_offload else "adamw"
+        ops.traffic(way.config.optimizer if other else "adamw", kind, numel, read, written, count)
+    chosen.operations(ops, way.config, _half(way))
+    return ops.found
+
+
+def _half(way: Way) -> Dtype:
+    """The dtype of an optimizer's matmuls: half precision where the device has it."""
+    if way.spec.cuda:
+        return way.spec.dtype if way.spec.half else "float16"  # as fast as bf16, and older cards have it too
+    return "bfloat16" if cpu_has_bf16() else "float32"
+
+
+def optimizer_launches(way: Way) -> int:
+    """Kernels of the optimizer step. Foreach and fused ones take many tensors at once; 8-bit AdamW goes by chunks."""
+    if way.spec.cuda and not way.torch.fused_adamw:  # torch 1.13 goes from tensor to tensor
+        return FUSED_LAUNCHES + FOREACH_LAUNCHES * tensor_count(way)
+    if way.spec.updates_in_backward:
+        return UPDATE_LAUNCHES * tensor_count(way)
+    return FUSED_LAUNCHES + sum(count * optimizer_of(way.config).launches(numel) for numel, count in _tensors(way))
+
+
+def tensor_count(way: Way) -> int:
+    return sum(count for _, count in _tensors(way))
+
+
+def step(way: Way) -> list[Operation]:
+    n = way.config.gradient_accumulation_steps
+    micro = [op._replace(runs=op.runs * n) for op in micro_batch(way)]
+    sums = [op._replace(runs=op.runs * (n - 1)) for op in accumulation(way)] if n > 1 else []
+    return micro + sums + optimizer(way)

@@ -16,17 +16,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from foretrain.base.records import Record
+from foretrain.config.shape import ModelShape
+from foretrain.config.sharing import STRATEGIES, Sharing
 from foretrain.hardware.cluster import Cluster
-from foretrain.model.ranks.sharing import STRATEGIES, Sharing
-from foretrain.model.shape import ModelShape
 from foretrain.predict.estimate.ranks import BUCKET_BYTES, deal, in_buckets
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.collectives import Collective, Group, collective_time
-from foretrain.predict.speed.ops import OperationList, Way
-from foretrain.predict.speed.parts import StepParts, step_parts
+from foretrain.predict.speed.ops import OperationList, Way, micro_batch
 from foretrain.predict.speed.rates import Rates, busy_s
-from foretrain.predict.speed.recorded_ops import micro_batch
-from foretrain.predict.speed.time import Range, known_rates, step_time, way_of
+from foretrain.predict.speed.time import Range, StepParts, known_rates, step_parts, step_time, way_of
 
 SHARD_BYTES = 4  # FSDP sums gradients in fp32
 # Operations around a collective of FSDP2 that cost Python's processor as a launch does: what a dispatcher counted more

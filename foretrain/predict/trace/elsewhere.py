@@ -26,7 +26,7 @@ from foretrain.predict.trace.record import Trace
 from foretrain.predict.trace.traced import StandInError, Traced, call_with, card_of
 
 if TYPE_CHECKING:
-    from foretrain.predict.trace.library import Tracing
+    from foretrain.predict.trace.session import Tracing
 
 
 class CodeFailed(RuntimeError):
@@ -64,9 +64,9 @@ def trace(
     if torch_version and software.parse(torch_version) is None:
         raise StandInError(f"torch_version={torch_version!r} is not a version of torch, such as '2.9.1'")
     if not python and not isinstance(code, str | Path):
-        from foretrain.predict.trace import library
+        from foretrain.predict.trace import session
 
-        found = library.trace(code, card, compile=compile, pads=pads, in_process=in_process)
+        found = session.trace(code, card, compile=compile, pads=pads, in_process=in_process)
         return found.with_versions(torch_version)
     if in_process:
         raise UserError("usage.trace_in_process")
@@ -172,13 +172,13 @@ def _error(answer: dict[str, Any]) -> Exception:
 
 def _answer(job: dict[str, Any]) -> dict[str, Any]:
     """What the other process says: a trace, or an error."""
-    from foretrain.predict.trace import library, self_test
+    from foretrain.predict.trace import self_test, session
 
     try:
         self_test.prove_this_torch()
         target = Target(**job["target"])
         card = Gpu.model_validate(job["gpu"])
-        found = library.trace(target.run, card, compile=job["compile"], pads=job["pads"])
+        found = session.trace(target.run, card, compile=job["compile"], pads=job["pads"])
         ends = [found, *([found.high] if found.high else [])]
         return {"found": [{"trace": end.trace.to_json(), "notes": end.notes, "bound": end.bound} for end in ends]}
     except (StandInError, self_test.TraceError, ChildDied) as error:

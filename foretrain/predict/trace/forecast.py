@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Any
 
 from foretrain.base.records import Note, Record
-from foretrain.model.shape import ModelShape
+from foretrain.config.shape import ModelShape
 from foretrain.predict import software
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.estimate.ranks import dealt

@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from foretrain.predict.allocator.lifetimes import Lifetimes, Mark
+from foretrain.predict.allocator.blocks import Lifetimes, Mark
 from foretrain.predict.allocator.replay import Player
 from foretrain.predict.trace.record import Allocation, Trace
 

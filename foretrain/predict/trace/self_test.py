@@ -12,9 +12,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from foretrain.config.options import RunConfig
+from foretrain.config.shape import ModelShape
 from foretrain.hardware.catalogue import Dtype, Gpu
 from foretrain.model.allocated import peaks_of
-from foretrain.model.shape import ModelShape
 from foretrain.predict.estimate.sdpa import attention_kind
 from foretrain.predict.trace import drive
 from foretrain.predict.trace.kernels.attention import cudnn_is_new_enough

@@ -25,10 +25,10 @@ from foretrain.base.cache import Cache
 from foretrain.base.records import Record
 from foretrain.base.signals import ends
 from foretrain.base.units import MIB
+from foretrain.config.checks import EIGHT_BITS
 from foretrain.config.options import RunConfig
-from foretrain.config.precision import EIGHT_BITS
+from foretrain.config.sharing import sharing_problem
 from foretrain.hardware.catalogue import Gpu
-from foretrain.model.ranks.sharing import sharing_problem
 from foretrain.predict.memory import SHAPING_KNOBS
 from foretrain.predict.spec import TOLD_APART, StepSpec
 from foretrain.predict.trace import interpreter

@@ -10,7 +10,7 @@ from foretrain.hardware.catalogue import Gpu, find
 from foretrain.predict.allocator.replay import Replay, smallest_limit_bytes
 from foretrain.predict.allocator.replay import replay as replayed
 from foretrain.predict.allocator.settings import Settings
-from foretrain.predict.trace import versions
+from foretrain.predict.trace import interpreter
 from foretrain.predict.trace.record import Trace
 
 
@@ -34,7 +34,7 @@ class Traced:
 
     def with_versions(self, trains: str) -> "Traced":
         """With notes on what the torch that trains is known to allocate otherwise; '' is not known."""
-        return replace(self, notes=(*self.notes, *versions.notes(self.trace, trains)))
+        return replace(self, notes=(*self.notes, *interpreter.notes(self.trace, trains)))
 
     def __repr__(self) -> str:
         return f"<trace on {self.gpu.name}: {format_bytes(self.peak_allocated_bytes)} allocated at the peak>"

@@ -4,9 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from foretrain.base.messages import listed
-from foretrain.hardware.calibration import Calibration, KernelTime, StepTime
+from foretrain.hardware.calibration import Calibration, KernelTime, Peaks, StepTime
 from foretrain.hardware.catalogue import Gpu
-from foretrain.hardware.peaks import Peaks
 from foretrain.reports.document import Cell, Document, Message, Paragraph, Section, Table
 
 

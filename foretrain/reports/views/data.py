@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from foretrain.base.messages import listed
 from foretrain.data.dataset import DatasetInfo
-from foretrain.data.dataset_look import DatasetSummary
+from foretrain.data.inspection import DatasetSummary
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
 
 if TYPE_CHECKING:  # it comes with numpy

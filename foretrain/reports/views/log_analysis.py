@@ -1,13 +1,13 @@
 """What an analysis of a log says, in sections; and a card's utilization as a Document."""
 
 from foretrain.analysis.log_analysis import LogAnalysis, LoggedMemory
-from foretrain.analysis.utilization import Utilization
+from foretrain.analysis.log_checks import Utilization
 from foretrain.base.messages import listed
 from foretrain.base.units import rounds_to_zero
 from foretrain.hardware.catalogue import catalogue
-from foretrain.monitoring.formats import FORMATS
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
 from foretrain.reports.views.curves import loss_unit
+from foretrain.runs.formats import FORMATS
 
 Rows = list[tuple[Cell, ...]]
 

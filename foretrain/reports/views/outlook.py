@@ -6,7 +6,7 @@ from foretrain.advice.frontier import Frontier, FrontierPoint
 from foretrain.advice.outlook import CardOption, Outlook
 from foretrain.base.messages import has
 from foretrain.predict.plan import Plan
-from foretrain.predict.speed.roofline import Roofline, RooflinePoint
+from foretrain.predict.speed.limit import Roofline, RooflinePoint
 from foretrain.reports.document import (
     Axis,
     Block,

@@ -24,7 +24,7 @@ from foretrain.reports.views import figures, run_explain
 from foretrain.reports.views import outlook as outlook_view
 from foretrain.reports.views.cluster import trained
 from foretrain.reports.views.memory import phase_bars
-from foretrain.training.store import RunDirectory, RunRecord
+from foretrain.runs.folder import RunDirectory, RunRecord
 
 STATUS_TONES = {
     "finished": "good",

@@ -5,10 +5,9 @@ from collections.abc import Mapping
 
 from foretrain.base.messages import listed, say
 from foretrain.base.units import rounds_to_zero
+from foretrain.measure.tune_record import NEAR, TRIALS, ForecastError, TuneTrial, Tuning, rounded_up
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
 from foretrain.reports.views.shared import uneven
-from foretrain.tuning.race import NEAR, TRIALS, rounded_up
-from foretrain.tuning.record import ForecastError, TuneTrial, Tuning
 
 BUSY = 0.25  # share of the machine that others used, from which on it is said
 

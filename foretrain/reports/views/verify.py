@@ -1,9 +1,9 @@
 """What `foretrain verify` found, as a document: how far off first, then every case, and those without figures."""
 
 from foretrain.base.messages import format_value, listed, say
+from foretrain.measure.verify_record import CONTRIBUTED, Outcome, Verification
+from foretrain.measure.verify_record import Quantity as What
 from foretrain.reports.document import Block, Document, Message, Paragraph, Quantity, Section, Table
-from foretrain.verification.record import CONTRIBUTED, Outcome, Verification
-from foretrain.verification.record import Quantity as What
 
 ERRORS: tuple[What, ...] = ("allocated", "reserved", "process", "time")
 FEW: tuple[What, ...] = ("allocated", "reserved", "time")  # what a line about one case has

@@ -4,8 +4,8 @@ import shlex
 
 from foretrain.base.units import rounds_to_zero
 from foretrain.hardware.card import SLOWING
-from foretrain.monitoring.record import WatchedCard, WatchRecord
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
+from foretrain.runs.watch_record import WatchedCard, WatchRecord
 
 Rows = list[tuple[Cell, ...]]
 NAMED_SHARE = 0.05  # reasons for a lower clock that were there less often say nothing

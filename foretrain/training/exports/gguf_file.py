@@ -15,7 +15,7 @@ from foretrain.base.errors import UserError
 from foretrain.base.installation import need_extra
 from foretrain.config.families import family_of
 from foretrain.config.options import RunConfig
-from foretrain.data.gguf_tokenizer import keys_of
+from foretrain.data.hf_tokenizer import keys_of
 from foretrain.model import foreign
 from foretrain.training.exports.forms import GGUF_TYPES, FormOptions, gguf_name
 from foretrain.training.exports.source import Source

@@ -11,9 +11,8 @@ from foretrain.config.families import family_of
 from foretrain.config.options import RunConfig
 from foretrain.data.hf_tokenizer import files_of
 from foretrain.model import foreign
-from foretrain.training.exports.folder import write_json
 from foretrain.training.exports.forms import FormOptions
-from foretrain.training.exports.source import Source
+from foretrain.training.exports.source import Source, write_json
 
 CARD = "README.md"
 _MOST_SUPPRESSED = 1000  # rows beyond the tokenizer that generation_config.json can name one by one

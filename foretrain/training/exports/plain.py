@@ -6,9 +6,8 @@ from safetensors.torch import save_file
 
 from foretrain.base.errors import UserError
 from foretrain.config.options import RunConfig
-from foretrain.training.exports.folder import write_json
 from foretrain.training.exports.forms import FormOptions
-from foretrain.training.exports.source import Source
+from foretrain.training.exports.source import Source, write_json
 
 
 def refusal(config: RunConfig) -> UserError | None:

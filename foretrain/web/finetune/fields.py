@@ -2,12 +2,11 @@
 
 from typing import Any
 
-from foretrain.base.bidi import isolated
-from foretrain.base.messages import format_value, knob_help, knob_unit, say
+from foretrain.base.messages import format_value, isolated, knob_help, knob_unit, say
 from foretrain.base.records import Record
 from foretrain.config.finetune.options import ASKED, FINETUNE_OPTIONS, FineTune, FineTuneOption
-from foretrain.config.hub.models import ModelPreset, models
 from foretrain.config.option import GROUPS
+from foretrain.config.presets import ModelPreset, models
 from foretrain.hardware.catalogue import catalogue
 from foretrain.hardware.devices import CPU
 from foretrain.web.planner import fields as planner_fields

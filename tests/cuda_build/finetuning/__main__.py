@@ -18,7 +18,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from foretrain.config.hub.read import facts_of
+from foretrain.config.hub.source import facts_of
 from foretrain.predict.allocator.replay import replay
 from foretrain.predict.finetune.memory import estimated
 from foretrain.predict.finetune.resolved import resolved

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from foretrain.config.finetune.options import FineTune
-from foretrain.config.hub.models import models
+from foretrain.config.presets import models
 from tests.kit.finetune import FAMILIES, small
 
 # Large enough for an error of a MiB to show, and small enough for a CPU to move the weights of.

@@ -24,7 +24,7 @@ from foretrain.config import nanogpt_checkpoint, weights_file
 from foretrain.config.nanogpt_checkpoint import Refused
 from foretrain.data.dataset import read_info
 from foretrain.data.tokenizer import JsonTokenizer
-from foretrain.monitoring.training_log import read_log
+from foretrain.runs.training_log import read_log
 from tests.faults import grammar, inputs
 from tests.kit import finetune_files
 from tests.kit.command import REPO

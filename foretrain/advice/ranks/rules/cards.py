@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from foretrain.advice.ranks.rules.base import Change, Rule, State
 from foretrain.config.microbatches import split_of
-from foretrain.config.ranks import recut
+from foretrain.config.sharing import recut
 from foretrain.hardware.cluster import A_MACHINE, BRIDGED, Cluster
 from foretrain.hardware.links import link_of
 

@@ -5,8 +5,7 @@ from typing import cast
 
 from foretrain.advice.ranks.rules.base import Change, Rule, State
 from foretrain.config.options import StrategyName
-from foretrain.config.ranks import of_rank
-from foretrain.model.ranks.sharing import HELD, STRATEGIES, sharing_problem
+from foretrain.config.sharing import HELD, STRATEGIES, of_rank, sharing_problem
 from foretrain.predict.speed.ranks import sharings
 
 SOURCE = "pytorch.org/docs/stable/distributed.fsdp.fully_shard.html"

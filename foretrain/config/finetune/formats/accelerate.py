@@ -3,8 +3,7 @@
 It trains nothing by itself; it goes with another file, or with a model and options of the command line.
 """
 
-from foretrain.config.finetune.formats.format import Format, shards
-from foretrain.config.finetune.formats.known_keys import known_keys
+from foretrain.config.finetune.formats.format import Format, known_keys, shards
 from foretrain.config.finetune.table import Table
 
 

@@ -4,6 +4,7 @@ from foretrain.config.finetune.formats.format import (
     Format,
     attention,
     checkpointing,
+    known_keys,
     method_of,
     refuse_two_precisions,
     shards,
@@ -11,7 +12,6 @@ from foretrain.config.finetune.formats.format import (
     targets,
     training,
 )
-from foretrain.config.finetune.formats.known_keys import known_keys
 from foretrain.config.finetune.table import KINDS, Table
 from foretrain.config.finetune.values import flag
 

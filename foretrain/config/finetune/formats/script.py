@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from foretrain.base.errors import UserError
-from foretrain.config.finetune.formats.known_keys import known_keys
+from foretrain.config.finetune.formats.format import known_keys
 from foretrain.config.finetune.options import OPTION_OF
 from foretrain.config.finetune.table import FileSettings
 from foretrain.config.nanogpt_file import Unsupported, evaluate

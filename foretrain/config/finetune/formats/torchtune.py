@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from foretrain.base.errors import UserError
-from foretrain.config.finetune.formats.format import Format, method_of, training
-from foretrain.config.finetune.formats.known_keys import known_keys
+from foretrain.config.finetune.formats.format import Format, known_keys, method_of, training
 from foretrain.config.finetune.table import Table
 
 _RUN = re.compile(r"tune run (?:--?nnodes \d+ )?(?:--nproc[_-]per[_-]node[ =](\d+) )?(?:--?nnodes \d+ )?(\w+)")

@@ -10,12 +10,12 @@ from foretrain.config.finetune.formats.format import (
     Format,
     adapter_keys,
     attention,
+    known_keys,
     method_of,
     refuse_two_precisions,
     training,
     training_arguments,
 )
-from foretrain.config.finetune.formats.known_keys import known_keys
 from foretrain.config.finetune.formats.trl import preferences
 from foretrain.config.finetune.options import OPTION_OF, Method
 from foretrain.config.finetune.table import Table

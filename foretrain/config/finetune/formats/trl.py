@@ -7,13 +7,13 @@ from foretrain.config.finetune.formats.format import (
     Format,
     adapter_keys,
     attention,
+    known_keys,
     method_of,
     precision,
     refuse_two_precisions,
     training,
     training_arguments,
 )
-from foretrain.config.finetune.formats.known_keys import known_keys
 from foretrain.config.finetune.table import Table
 
 

@@ -11,11 +11,11 @@ from foretrain.config.finetune.formats.format import (
     Format,
     adapter_keys,
     checkpointing,
+    known_keys,
     method_of,
     refuse_two_precisions,
     training_arguments,
 )
-from foretrain.config.finetune.formats.known_keys import known_keys
 from foretrain.config.finetune.formats.trl import preferences
 from foretrain.config.finetune.table import Table
 

@@ -27,7 +27,7 @@ from foretrain.predict.trace.card import guard
 from foretrain.predict.trace.card import torch_cuda as fake_card
 from foretrain.predict.trace.card.patches import Patches
 from foretrain.predict.trace.card.torch_cuda import Card
-from foretrain.predict.trace.kernels import recurrent
+from foretrain.predict.trace.kernels import workspaces
 from foretrain.predict.trace.kernels.attention import Attention
 
 
@@ -195,5 +195,5 @@ def stand_in(gpu: Gpu) -> Iterator[StandIn]:
         for key in ("AutogradCUDA", "CUDA"):
             library.impl("scaled_dot_product_attention", attention, key)
         _patch_for_fakes(patches)
-        recurrent.patch(patches, library)
+        workspaces.patch_recurrent(patches, library)
         yield StandIn(card, memory, attention, notes)

@@ -25,11 +25,11 @@ from torch import Tensor
 from foretrain.base.units import MIB
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict import software
-from foretrain.predict.allocator.lifetimes import GRAPH_POOL
+from foretrain.predict.allocator.blocks import GRAPH_POOL
 from foretrain.predict.allocator.replay import Player
 from foretrain.predict.allocator.simulator import Allocator
 from foretrain.predict.estimate.kernel_buffers import Processors
-from foretrain.predict.snapshot.write import UNKNOWN_CATEGORY, History, Label
+from foretrain.predict.snapshot import UNKNOWN_CATEGORY, History, Label
 from foretrain.predict.trace.card.patches import Patches
 from foretrain.predict.trace.card.streams import Event, Stream, Streams
 from foretrain.predict.trace.record import Recorder

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers.integrations import liger as integration
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from foretrain.config.hub.liger import FAMILIES, Liger
+from foretrain.config.hub.facts import LIGER_FAMILIES, Liger
 from foretrain.model.hub.liger import FusedLoss, cross_entropy, gated_product, rms_norm, rotary
 from foretrain.predict.trace.card.patches import Patches
 
@@ -26,7 +26,7 @@ def stood_in() -> Iterator[None]:
     with Patches() as patches:
 
         def apply(model: Any, **options: Any) -> None:
-            own = FAMILIES.get(model.config.model_type)
+            own = LIGER_FAMILIES.get(model.config.model_type)
             if own is not None:
                 if options.get("fused_linear_cross_entropy") is False and own.loss == "fused":
                     own = own._replace(loss="")

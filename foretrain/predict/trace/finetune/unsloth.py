@@ -15,7 +15,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from foretrain.config.finetune.options import FineTune
-from foretrain.config.hub.unsloth import LEAST_OFFLOADED_BYTES, Unsloth, table_rows, unsloth_of
+from foretrain.config.hub.facts import LEAST_OFFLOADED_BYTES, Unsloth, table_rows, unsloth_of
 from foretrain.model.hub.unsloth import Adapted, lora_mlp, lora_out, lora_qkv, normed_rotary, rms_norm, rotary
 from foretrain.model.hub.unsloth_loss import ChunkedLoss, whole_loss
 from foretrain.predict.trace.card.patches import Patches

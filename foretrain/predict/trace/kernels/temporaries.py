@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretrain.predict.allocator.lifetimes import GRAPH_POOL
+from foretrain.predict.allocator.blocks import GRAPH_POOL
 from foretrain.predict.estimate.kernel_buffers import efficient_backward_bytes, flash_backward_bytes, flash_split_bytes
 from foretrain.predict.software import Software
 from foretrain.predict.trace.card.torch_cuda import Card
-from foretrain.predict.trace.kernels import convolutions
+from foretrain.predict.trace.kernels import workspaces
 from foretrain.predict.trace.kernels.reductions import REDUCTIONS, reduction_buffers
 from foretrain.predict.trace.tracer import (
     EIGHT_BIT_MATMULS,
@@ -450,12 +450,12 @@ def in_kernels(card: Card) -> InKernel:
         if op in MATMULS or op in EIGHT_BIT_MATMULS:
             taken = [*_laid_out(op, args), *by_cublas(tracer)]
             return [Result(0), *taken] if taken else []
-        if op in convolutions.OPS:
-            asked = convolutions.asked(op, args, out)
+        if op in workspaces.OPS:
+            asked = workspaces.asked(op, args, out)
             product = lambda: by_cublas(tracer)  # noqa: E731
-            steps = convolutions.steps(card, op, args, out, upper=tracer.upper, product=product)
+            steps = workspaces.steps(card, op, args, out, upper=tracer.upper, product=product)
             if asked.in_cudnn:
-                tracer.ranges.add(convolutions.NOTE)
+                tracer.ranges.add(workspaces.NOTE)
             return steps
         rule = RULES.get(op)
         return rule(card, args) if rule is not None else []

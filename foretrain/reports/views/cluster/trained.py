@@ -1,10 +1,10 @@
 """The ranks of a run: who they are, what each measured beside the forecast, who is slow."""
 
-from foretrain.analysis.ranks import RankPart, RanksExplained
+from foretrain.analysis.forecast import RankPart, RanksExplained
 from foretrain.base.messages import listed
-from foretrain.model.ranks.sharing import STRATEGIES
+from foretrain.config.sharing import STRATEGIES
 from foretrain.reports.document import Block, Cell, Message, Paragraph, Quantity, Section, Table
-from foretrain.training.ranks.place import SLOW
+from foretrain.training.place import SLOW
 
 MOST_ROWS = 16
 

@@ -1,8 +1,8 @@
 """What both forms of a plan for several cards say alike."""
 
+from foretrain.config.sharing import StrategyName, of_one_strategy
 from foretrain.hardware.cluster import Cluster
 from foretrain.hardware.links import Link
-from foretrain.model.ranks.sharing import StrategyName, of_one_strategy
 from foretrain.predict.memory import PhaseMemory
 from foretrain.predict.ranks.record import Change, ClusterPlan, Factor, RankPlan
 from foretrain.reports.document import Cell, Message

@@ -1,8 +1,8 @@
 """What a comparison says below its verdicts: of more cards, and of what repeats told."""
 
 from foretrain.base.messages import listed
+from foretrain.comparison.compare import Scaling
 from foretrain.comparison.repeats import Scatter
-from foretrain.comparison.scaling import Scaling
 from foretrain.reports.document import Message, Paragraph
 
 

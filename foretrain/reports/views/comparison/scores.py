@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from foretrain.comparison.scores import Score
+from foretrain.comparison.compare import Score
 from foretrain.reports.document import Cell, Message, Paragraph, Quantity, Section, Table
 from foretrain.reports.views.evaluation.scores import UNKNOWN
 

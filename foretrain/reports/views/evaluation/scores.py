@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from foretrain.evaluation.record import Evaluation, Scores, TaskScore, TextScore
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
+from foretrain.runs.scores import Evaluation, Scores, TaskScore, TextScore
 
 UNKNOWN = "–"
 LARGE = 1000

@@ -4,13 +4,13 @@ from foretrain.advice.finetune import FineTuneChange
 from foretrain.analysis.run import OutOfMemory, Piece, TimePiece
 from foretrain.analysis.trainer_run import TrainerRunExplanation
 from foretrain.comparison.loss_axes import LossCurves
-from foretrain.monitoring.trainer_record import TrainerRunRecord
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.memory import PhaseMemory
 from foretrain.reports.document import Block, Cell, Document, Message, Only, Paragraph, Quantity, Section, Table
 from foretrain.reports.views.curves import losses
 from foretrain.reports.views.finetune.screen import change_text, title, verdict_of
 from foretrain.reports.views.run_explain import out_of_memory
+from foretrain.runs.trainer_record import TrainerRunRecord
 
 Rows = list[tuple[Cell, ...]]
 MOST_CHANGES = 3

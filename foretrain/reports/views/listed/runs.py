@@ -5,12 +5,12 @@ from pathlib import Path
 
 from foretrain.analysis.listed import Listed
 from foretrain.base.messages import listed
-from foretrain.monitoring.record import WatchRecord
-from foretrain.monitoring.trainer_record import TrainerRunRecord
 from foretrain.reports.document import Cell, Document, Message, Paragraph, Quantity, Section, Table
 from foretrain.reports.views.run import STATUS_TONES, status_text
-from foretrain.training.folder.label import UNSAID, Label
-from foretrain.training.store import RunDirectory
+from foretrain.runs.folder import RunDirectory
+from foretrain.runs.state import UNSAID, Label
+from foretrain.runs.trainer_record import TrainerRunRecord
+from foretrain.runs.watch_record import WatchRecord
 
 Labels = Mapping[Path, Label]  # by folder
 _START = Message("top.start_one")

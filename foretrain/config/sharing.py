@@ -1,0 +1,183 @@
+"""How cards share a step: which options say so, and what each card holds."""
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from foretrain.base.errors import UserError
+from foretrain.config.microbatches import cut, divisors, largest_divisor, sequences_of
+from foretrain.config.options import RunConfig, StrategyName
+
+# How the tokens of a step are divided among ranks, one card each. They stay what the config says, on any number.
+#
+# As nanoGPT does (train.py): each rank runs its share of the step's micro-batches. So the world size must divide
+# gradient_accumulation_steps.
+
+
+def of_rank(config: RunConfig, world: int) -> RunConfig:
+    """The config of one of `world` ranks: as it is, but for the micro-batches that the other ranks run.
+
+    Raises UserError with the nearest that would do where the ranks cannot share a step equally.
+    """
+    steps = config.gradient_accumulation_steps
+    if steps % world:
+        raise _indivisible(config, world)
+    return config.model_copy(update={"gradient_accumulation_steps": steps // world})
+
+
+def of_all(config: RunConfig, world: int) -> RunConfig:
+    """The config of all `world` ranks, of that of one."""
+    return config.model_copy(update={"gradient_accumulation_steps": config.gradient_accumulation_steps * world})
+
+
+def recut(config: RunConfig, world: int) -> RunConfig | None:
+    """The same tokens a step in micro-batches that so many ranks can share equally, as large as they are at most; None
+    where they cannot share its sequences."""
+    sequences = sequences_of(config)
+    return None if sequences % world else cut(config, largest_divisor(sequences // world, config.batch_size))
+
+
+def cuts(config: RunConfig, world: int) -> list[RunConfig]:
+    """The micro-batches into which the ranks can cut a step, the largest first. Raises UserError where they cannot."""
+    of_rank(cut(config, 1), world)
+    return [cut(config, batch) for batch in reversed(divisors(sequences_of(config) // world))]
+
+
+def _indivisible(config: RunConfig, world: int) -> UserError:
+    """The same tokens a step by a smaller micro-batch where that is possible, else the nearest accumulations."""
+    steps = config.gradient_accumulation_steps
+    values = {"world": world, "accumulation": steps, "batch_size": config.batch_size, "tokens": config.tokens_per_step}
+    if (smaller := recut(config, world)) is not None:
+        split = {"new_batch": smaller.batch_size, "new_accumulation": smaller.gradient_accumulation_steps}
+        return UserError("config.ranks_indivisible", **values, **split)
+    near = [n for n in (steps // world * world, (steps // world + 1) * world) if n]
+    a_micro_batch = config.tokens_per_step // steps
+    found = [f"{n} ({n * a_micro_batch:,})" for n in near]
+    return UserError("config.ranks_indivisible_near", **values, nearest=found)
+
+
+def as_one_rank_of(config: RunConfig, world: int) -> RunConfig:
+    """With batch_size = auto any whole number of sequences a rank will do: the config as a start for the pick."""
+    found = recut(config, world) if config.auto_batch_size else None
+    return config if found is None else found.model_copy(update={"auto_batch_size": True})
+
+
+# The ways to share a step among several cards, and what each leaves on one of them. No torch.
+#
+# DDP: Li et al. 2020, arXiv:2006.15704. ZeRO: Rajbhandari et al. 2020, arXiv:1910.02054. FSDP: Zhao et al. 2023,
+# arXiv:2304.11277; FSDP2 is torch/distributed/fsdp/_fully_shard.
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """What sets a way apart. `shards_weights`: whether a rank keeps only its share of weights, gradients and optimizer
+    states.
+
+    `reshards`: whether the gathered weights of a block are freed after its forward pass, and gathered again for its
+    backward pass. `replicates`: whether each node keeps a whole copy, cut among its own cards only (HSDP).
+    """
+
+    shards_weights: bool = False
+    reshards: bool = False
+    replicates: bool = False
+
+
+STRATEGIES: dict[StrategyName, Strategy] = {
+    "ddp": Strategy(),
+    "zero1": Strategy(),  # the optimizer alone is shared
+    "fsdp_no_reshard": Strategy(shards_weights=True),
+    "fsdp": Strategy(shards_weights=True, reshards=True),
+    "hsdp": Strategy(shards_weights=True, reshards=True, replicates=True),
+}
+
+HELD = "_held"  # behind the name of a strategy whose gradients are held back
+
+
+def way_id(strategy: StrategyName, *, syncs_each: bool) -> str:
+    """The name of a way to share a step: the strategy, and whether gradients are held back."""
+    return strategy if syncs_each else f"{strategy}{HELD}"
+
+
+def of_one_strategy(ways: Collection[str]) -> bool:
+    """Whether all of these ids of ways are of the same strategy."""
+    return len({way.removesuffix(HELD) for way in ways}) == 1
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """How a step is shared: the way, and the ranks. `per_node` is what HSDP cuts the weights into.
+
+    `bucket_view`: DDP's gradients are views of its buckets (gradient_as_bucket_view), so they take no memory twice.
+    `syncs_each`: FSDP reduces gradients in every micro-batch; else in the last one, and keeps them whole till then.
+    """
+
+    strategy: StrategyName
+    world: int
+    per_node: int
+    bucket_view: bool = True
+    syncs_each: bool = True
+
+    @classmethod
+    def of(cls, config: RunConfig, world: int, per_node: int) -> "Sharing":
+        """As a config says it, among so many ranks."""
+        held = config.hold_gradients and STRATEGIES[config.strategy].shards_weights
+        return cls(config.strategy, world, per_node, syncs_each=not held)
+
+    @property
+    def id(self) -> str:
+        """The strategy, and whether gradients are held back."""
+        return way_id(self.strategy, syncs_each=self.syncs_each)
+
+    @property
+    def way(self) -> Strategy:
+        return STRATEGIES[self.strategy]
+
+    @property
+    def shards(self) -> int:
+        """The ranks among which a weight is cut."""
+        if not self.way.shards_weights:
+            return 1
+        return self.per_node if self.way.replicates else self.world
+
+    def share(self, shape: Sequence[int]) -> int:
+        """Elements of the largest piece of a weight: it is cut by rows, and every rank has room for as many as the
+        first one has."""
+        return -(-shape[0] // self.shards) * math.prod(shape[1:])
+
+
+# Options whose optimizer works on weights that are whole.
+_SHARDED = ("fsdp", "fsdp_no_reshard", "hsdp")
+_WHOLE = {"muon": ("zero1", *_SHARDED), "adamw8bit": _SHARDED, "adamw4bit": _SHARDED}
+
+
+def sharing_problem(config: RunConfig, sharing: Sharing) -> UserError | None:
+    """Why a step of this config cannot be shared so; None where it can.
+
+    Each was tried with model/step.py. Muon's matrices and the blocks of 8-bit and 4-bit moments are whole tensors (and
+    ZeRO-1 makes optimizers by AdamW's arguments). The fp32 masters of model/master.py are made before DDP and FSDP
+    change the weights that run, and DDP's buckets have the dtype of these. Copies of block inputs to the host were
+    tried on one card alone.
+    """
+    values = {"strategy": sharing.strategy}
+    if sharing.way.replicates and sharing.world % sharing.per_node:
+        return UserError("config.sharing_nodes", world=sharing.world, per_node=sharing.per_node)
+    if sharing.strategy in _WHOLE.get(config.optimizer, ()):
+        return UserError("config.sharing_optimizer", optimizer=config.optimizer, **values)
+    if config.master_weights:
+        return UserError("config.sharing_master_weights", **values)
+    if config.optimizer_offload and sharing.strategy != "ddp":
+        return UserError("config.sharing_offload", **values)
+    if config.gradient_offload:  # model/master.py takes a gradient before DDP has summed it
+        return UserError("config.sharing_gradients", **values)
+    if config.checkpoint_offload:
+        return UserError("config.sharing_checkpoints", **values)
+    if config.optimizer_in_backward:  # so does model/in_backward.py, and updates its weight
+        return UserError("config.sharing_in_backward", **values)
+    return None
+
+
+def check_ranks(config: RunConfig, world: int, per_node: int) -> None:
+    """Raise UserError where so many ranks cannot carry out a config's steps as its strategy says."""
+    of_rank(as_one_rank_of(config, world), world)
+    if problem := sharing_problem(config, Sharing.of(config, world, per_node)):
+        raise problem

@@ -1,0 +1,526 @@
+"""`foretrain tune`: the setting that trains fastest on this machine, found in few trials, tokens per step unchanged.
+
+The forecast ranks the settings; a model (model.py) says which trial promises most for its time, and every trial
+corrects it. A trial is timed in turns with the config as given, so that drift is in both. The best few then race
+(race.py) until one is ahead, or those left are within a percent. Nothing here knows a process or a clock: `Bench`
+times, the caller says how long it may go on.
+"""
+
+import math
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import erf
+from typing import Any, Protocol
+
+import numpy as np
+
+from foretrain.base.errors import UserError
+from foretrain.config.options import OPTIONS, RunConfig, named
+from foretrain.hardware.catalogue import Dtype, Gpu
+from foretrain.measure.pool import Burst, Death
+from foretrain.measure.space import TUNABLE, Setting, fitting, forecast_memory, forecast_s, log_forecasts
+from foretrain.measure.tune_record import (
+    EXPLORE_S,
+    LOOKS,
+    NEAR,
+    RACE_S,
+    TRIALS,
+    Estimate,
+    Race,
+    Stop,
+    burst_s,
+    estimate,
+    first_trial,
+    looking_around_s,
+    start_s,
+)
+from foretrain.predict.memory import StepMemory
+
+# What the settings not tried yet probably take: the forecast, corrected by those that were tried.
+#
+# The logarithm of measured over forecast time is taken to be a sum of what each knob's level does that the forecast
+# does not know, of what pairs of levels do, and of a smooth function of the micro-batch: a Gaussian process, whose
+# deviations say how wrong a forecast may be in each respect. So one trial speaks for all its neighbours, and what is
+# near in the forecast is told apart by a few trials. Rasmussen and Williams 2006, equations 2.25 and 2.26; the next
+# trial is that of the highest expected improvement (Jones, Schonlau and Welch 1998) for the time it costs.
+
+Array = np.ndarray
+
+# Standard deviations, in logarithms, of what a forecast by the catalogue misses; by a calibration it is half.
+SPREAD = {name: option.tuned.spread for name, option in OPTIONS.items() if option.tuned and option.tuned.spread}
+PAIRED, PAIR_SPREAD = named(lambda option: option.tuned and option.tuned.paired), 0.08
+TREND = 0.04  # a doubling of the micro-batch
+BATCH, BATCH_LENGTH = 0.12, 2.0  # the length is in doublings
+BATCH_WITH, BATCH_WITH_LENGTH = 0.06, 1.5  # how the micro-batch acts with one combination of the other knobs
+ALL, ALONE = 1.0, 0.02  # all of them together, and each one for itself
+
+
+class Model:
+    """Expected logarithms of step times for all settings, given those that were measured."""
+
+    def __init__(self, settings: Sequence[Setting], log_forecasts: Sequence[float], *, calibrated: bool) -> None:
+        self.prior = np.asarray(log_forecasts, dtype=float)
+        self.scale = 0.5 if calibrated else 1.0
+        columns = list(zip(*(setting.levels for setting in settings), strict=True))
+        self.codes = {knob: _coded(column) for knob, column in zip(TUNABLE, columns, strict=True)}
+        self.batch = np.log2(np.asarray(columns[0], dtype=float))
+        self.batch -= self.batch.mean()
+        self.others = _coded([setting.levels[1:] for setting in settings])
+        self.tried: list[int] = []
+        self.values: list[float] = []
+        self.noises: list[float] = []
+
+    def observe(self, number: int, log_s: float, noise: float) -> None:
+        """A measurement; `noise` is its standard deviation. A later one of the same setting replaces it."""
+        if number in self.tried:
+            at = self.tried.index(number)
+            self.values[at], self.noises[at] = log_s, noise
+        else:
+            self.tried.append(number)
+            self.values.append(log_s)
+            self.noises.append(noise)
+
+    def _covariance(self, left: Array, right: Array) -> Array:
+        def same(codes: Array) -> Array:
+            return (codes[left][:, None] == codes[right][None, :]).astype(float)
+
+        found = sum((SPREAD[knob] ** 2 * same(self.codes[knob]) for knob in SPREAD), np.zeros((len(left), len(right))))
+        for i, one in enumerate(PAIRED):
+            for other in PAIRED[i + 1 :]:
+                found += PAIR_SPREAD**2 * same(self.codes[one]) * same(self.codes[other])
+        apart = (self.batch[left][:, None] - self.batch[right][None, :]) ** 2
+        found += BATCH**2 * np.exp(-apart / (2 * BATCH_LENGTH**2))
+        found += BATCH_WITH**2 * np.exp(-apart / (2 * BATCH_WITH_LENGTH**2)) * same(self.others)
+        found += TREND**2 * self.batch[left][:, None] * self.batch[right][None, :]
+        found += ALONE**2 * (left[:, None] == right[None, :])
+        return self.scale**2 * found + ALL**2
+
+    def posterior(self) -> tuple[Array, Array]:
+        """(expected logarithms of seconds, their standard deviations) of all settings."""
+        every = np.arange(len(self.prior))
+        alone = sum(s**2 for s in (*SPREAD.values(), BATCH, BATCH_WITH, ALONE))
+        alone += PAIR_SPREAD**2 * len(PAIRED) * (len(PAIRED) - 1) / 2
+        own = self.scale**2 * (alone + TREND**2 * self.batch**2) + ALL**2
+        if not self.tried:
+            return self.prior.copy(), np.sqrt(own)
+        tried = np.asarray(self.tried)
+        matrix = self._covariance(tried, tried) + np.diag(np.square(self.noises))
+        cross = self._covariance(every, tried)
+        residual = np.asarray(self.values) - self.prior[tried]
+        weights = np.linalg.solve(matrix, np.column_stack([residual, cross.T]))
+        mean = self.prior + cross @ weights[:, 0]
+        variance = own - np.einsum("ij,ji->i", cross, weights[:, 1:])
+        return mean, np.sqrt(np.maximum(variance, 1e-12))
+
+    def improvement(self) -> Array:
+        """Expected improvement on the best setting that was tried, in logarithms; 0 for those that were tried."""
+        mean, deviation = self.posterior()
+        best = min(mean[number] for number in self.tried)
+        z = (best - mean) / deviation
+        density = np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi)
+        found = (best - mean) * _normal(z) + deviation * density
+        found[self.tried] = 0.0
+        return np.asarray(np.maximum(found, 0.0))
+
+
+def _coded(column: Sequence[object]) -> Array:
+    numbers: dict[object, int] = {}
+    return np.asarray([numbers.setdefault(value, len(numbers)) for value in column])
+
+
+def _normal(z: Array) -> Array:
+    """The share of a normal distribution below z."""
+    return np.asarray([0.5 * (1 + erf(x / 2**0.5)) for x in z])
+
+
+# Bursts of a trial, each beside one of the reference: more where they do not agree, as something else was running.
+PAIRS, MOST_PAIRS, AGREE = 3, 7, 0.04
+EXPLORING = 0.65  # share of the budget, at most, before the race
+ENOUGH = 0.0015  # no trial promises more than this share of a step's time: stop looking
+ENDING_S = 5.0  # by which a trial may be later than the time to look around
+FINALISTS, WITHIN = 6, 0.06
+UNPAIRED_NOISE, FINEST_NOISE = 0.08, 0.01
+ALIKE = 0.02  # forecasts of memory that differ by less are the same
+LOSS_TOLERANCE = {"float32": 1e-3}  # relative; half precision rounds more
+HALF_TOLERANCE = 1e-2
+
+
+Listen = Callable[[str, dict[str, Any]], None]
+
+
+class Bench(Protocol):
+    """What times a setting; tuning/pool.py's Pool, or a simulation."""
+
+    def burst(self, config: RunConfig, seconds: float, limit_s: float, expected_bytes: int | None) -> Burst | Death: ...
+
+    def evaluate(self, config: RunConfig, limit_s: float, expected_bytes: int | None) -> int | Death:
+        """An evaluation beside its training state: the peak in bytes."""
+        ...
+
+    def holds(self, config: RunConfig) -> bool:
+        """Whether a burst of it costs no start."""
+        ...
+
+    def drop(self, config: RunConfig) -> None: ...
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """Where the settings run, for their forecasts. `room_bytes`: what a process may take there; `world`: how many of
+    them share a step."""
+
+    gpu: Gpu
+    dtype: Dtype
+    room_bytes: int | None
+    calibrated: bool
+    world: int = 1
+
+    def step_s(self, config: RunConfig) -> float | None:
+        """Seconds of a step; None where nobody knows."""
+        return forecast_s(config, self.gpu, self.dtype, self.world)
+
+    def memory(self, config: RunConfig) -> StepMemory:
+        return forecast_memory(config, self.gpu, self.dtype, self.room_bytes, self.world)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long, and how many settings at most; None: a quarter of the space, 4 to 24."""
+
+    budget_s: float = 180.0
+    most_trials: int | None = None
+
+
+@dataclass
+class Tried:
+    """A setting's trial so far. `ratios`: logarithms of its bursts over the reference's beside them."""
+
+    number: int
+    predicted_s: float | None
+    predicted_bytes: int
+    ratios: list[float] = field(default_factory=list)
+    bursts: list[Burst] = field(default_factory=list)
+    started_s: float = 0.0
+    peak_bytes: int = 0
+    death: Death | None = None
+    changed: bool = False
+    paired: bool = True
+
+    @property
+    def middle(self) -> float:
+        return statistics.median(self.ratios)
+
+    @property
+    def agrees(self) -> bool:
+        """Whether its middle ratios are near each other."""
+        ordered = sorted(self.ratios)
+        cut = (len(ordered) - 1) // 3
+        return len(ordered) >= PAIRS and ordered[len(ordered) - 1 - cut] - ordered[cut] <= AGREE
+
+    @property
+    def lives(self) -> bool:
+        return self.death is None and not self.changed and bool(self.bursts)
+
+
+class Tuner:
+    """One search. `settings`: the first one is the config as given. `clock()`: seconds, any origin."""
+
+    def __init__(
+        self,
+        settings: Sequence[Setting],
+        outlook: Outlook,
+        bench: Bench,
+        limits: Limits,
+        clock: Callable[[], float],
+        listen: Listen = lambda id, values: None,
+    ) -> None:
+        self.outlook, self.bench, self.clock, self.listen = outlook, bench, clock, listen
+        self.total, self.base = len(settings), settings[0].config
+        self.settings = fitting(settings, outlook.gpu, outlook.dtype, outlook.room_bytes, outlook.world)
+        self.given = 0 if self.settings and self.settings[0] is settings[0] else None
+        self.most = limits.most_trials or min(24, max(4, self.total // 4))
+        self.budget_s, self.end = limits.budget_s, clock() + limits.budget_s
+        self.explore_end = clock() + EXPLORING * limits.budget_s
+        self.tried: dict[int, Tried] = {}
+        self.closed: set[int] = set()  # of no interest any more
+        self.reference: int | None = None
+        self.race = Race([])
+        self.winner: int | None = None
+        self.stop: Stop = "decided"
+        self.edge_bytes = math.inf  # what is forecast to take as much is not tried
+        self.cut_short = False  # there was no time to look around
+        self.random = random.Random(self.base.seed)
+
+    def run(self) -> None:
+        """Search. Raises UserError where nothing fits; an interrupt ends it, and what is known stays."""
+        if not self.settings:
+            raise UserError(
+                "memory.tune_none_fits", count=self.total, needed=self.outlook.memory(self.base).needed_bytes,
+                available=self.outlook.room_bytes or 0,
+            )  # fmt: skip
+        self.listen("predicted", {"settings": self.total, "fitting": len(self.settings), "trials": self.most})
+        forecasts = log_forecasts(self.settings, self.outlook.gpu, self.outlook.dtype, self.outlook.world)
+        self.model = Model(self.settings, forecasts, calibrated=self.outlook.calibrated)
+        try:
+            self._explore()
+            self._compete()
+            if self.cut_short:
+                self.stop = "budget"
+        except KeyboardInterrupt:
+            self.stop = "interrupted"
+            self.listen("interrupted", {})
+
+    # -- looking around ------------------------------------------------------------------------------------
+
+    def _explore(self) -> None:
+        """Try what promises most for its time, until nothing promises enough."""
+        self.steps_s = [math.exp(log_s) for log_s in self.model.prior]
+        wanted = self.given if self.given is not None else int(self.model.prior.argmin())
+        number = first_trial([s.config for s in self.settings], self.steps_s, wanted, self.budget_s)
+        while number is not None and len(self.tried) < self.most:
+            self._try(number)
+            number = self._next()
+
+    def _next(self) -> int | None:
+        """The setting to try next; None where it is time to race."""
+        left_s = self._left()
+        if any(trial.lives for trial in self.tried.values()):
+            self.steps_s = [math.exp(log_s) for log_s in self.model.posterior()[0]]
+            gains = self.model.improvement()
+            gains[list(self.closed)] = 0.0
+            costs = {n: self._cost_s(n) for n in map(int, (gains >= ENOUGH).nonzero()[0])}
+            order = [n for n, cost_s in costs.items() if cost_s <= left_s]
+            order.sort(key=lambda n: -float(gains[n]) / costs[n])
+            self.cut_short = bool(costs) and not order
+        else:  # where the first ones die, the next best by forecast; the shortest trial where they took too long
+            late = any(trial.death and trial.death.reason == "timeout" for trial in self.tried.values())
+            order = [n for n in range(len(self.settings)) if n not in self.closed] if left_s > 0 else []
+            order.sort(key=lambda n: self._cost_s(n) if late else float(self.model.prior[n]))
+        for number in order:
+            if self._needed(number) < self.edge_bytes:
+                return number
+            self.closed.add(number)
+        return self._next() if order else None
+
+    def _needed(self, number: int) -> int:
+        return self.outlook.memory(self.settings[number].config).needed_bytes
+
+    def _left(self) -> float:
+        return self.explore_end - self.clock()
+
+    def _cost_s(self, number: int) -> float:
+        """What a trial probably takes: a start, as others took, and its bursts beside those of the reference; of the
+        first few settings one pair has to do."""
+        config = self.settings[number].config
+        seen = [t.started_s for t in self.tried.values() if t.lives and self._compiles(t.number) == config.compile]
+        ready_s = statistics.median(seen) if seen else start_s(config, self.steps_s[number])
+        both = [number, number if self.reference is None else self.reference]
+        pair_s = sum(burst_s(self.settings[n].config, self.steps_s[n], EXPLORE_S) for n in both)
+        return ready_s + (PAIRS if len(self.tried) >= TRIALS else 1) * pair_s
+
+    def _compiles(self, number: int) -> bool:
+        return self.settings[number].config.compile
+
+    def least_budget_s(self) -> float | None:
+        """The budget for a look around, by what was seen and forecast; None where there was one. It is twice as much
+        as was too little, at least."""
+        if sum(trial.lives for trial in self.tried.values()) >= min(TRIALS, self.most, len(self.settings)):
+            return None
+        costs_s = [self._cost_s(n) for n in range(len(self.settings))]
+        return max(2 * self.budget_s, looking_around_s(costs_s, self.given) / EXPLORING)
+
+    def _try(self, number: int) -> None:
+        setting = self.settings[number]
+        trial = Tried(number, self.outlook.step_s(setting.config), self._needed(number))
+        self.tried[number] = trial
+        self.closed.add(number)
+        self.listen("trying", {"number": len(self.tried), "most": self.most, "setting": setting})
+        for _ in range(MOST_PAIRS if self.reference is not None else 1):
+            burst = self._burst(number, EXPLORE_S)
+            if burst is None:
+                break
+            self._compare(trial, burst)
+            if trial.agrees or not trial.lives or self._left() <= 0:
+                break
+        if trial.lives and self.reference is None:
+            self.reference = number
+        if trial.lives:
+            self.model.observe(number, trial.middle, self.noise(trial))
+        else:
+            self.bench.drop(setting.config)
+            self._learn_from_death(trial)
+        self.listen("tried", self._told(trial))
+
+    def _compare(self, trial: Tried, burst: Burst) -> None:
+        """The burst beside one of the reference, where that costs no start."""
+        log_s = math.log(burst.step_s)
+        if self.reference is None:
+            self.origin = log_s  # all logarithms are told against the reference's first burst
+            trial.ratios.append(log_s)
+            return
+        other = None
+        if self.bench.holds(self.settings[self.reference].config):
+            other = self._burst(self.reference, EXPLORE_S)
+        trial.paired = trial.paired and other is not None
+        trial.ratios.append(log_s - math.log(other.step_s) + self.origin if other else log_s)
+
+    def _burst(self, number: int, seconds: float) -> Burst | None:
+        """A burst of a setting; None where it died, which its trial then knows."""
+        trial = self.tried[number]
+        limit_s = self.end - self.clock()
+        if self.reference is None and len(self.tried) == 1 < len(self.settings):  # one trial must not take all the time
+            limit_s /= 2
+        elif self.reference is not None and not self.race.alive:
+            limit_s = min(limit_s, self._left() + ENDING_S)
+        limit_s = max(10.0, limit_s)
+        found = self.bench.burst(self.settings[number].config, seconds, limit_s, trial.predicted_bytes)
+        trial.peak_bytes = max(trial.peak_bytes, found.peak_bytes)
+        if isinstance(found, Death):
+            trial.death = found
+            return None
+        trial.bursts.append(found)
+        trial.started_s = max(trial.started_s, found.started_s)
+        trial.changed = trial.changed or self._loss_differs(trial)
+        return None if trial.changed else found
+
+    def _loss_differs(self, trial: Tried) -> bool:
+        """Whether the first step's loss on the same rows is another than the reference's."""
+        losses = [b.loss for b in trial.bursts if b.loss is not None]
+        if self.reference is None or not losses or self.base.dropout:
+            return False
+        known = [b.loss for b in self.tried[self.reference].bursts if b.loss is not None]
+        if not known:
+            return False
+        dtypes = {self.settings[n].config.dtype for n in (trial.number, self.reference)}
+        tolerance = max(LOSS_TOLERANCE.get(dtype, HALF_TOLERANCE) for dtype in dtypes)
+        return abs(losses[0] - known[0]) > tolerance * abs(known[0])
+
+    def noise(self, trial: Tried) -> float:
+        """Of the mean of a trial's ratios, from how much they differ."""
+        if trial.number == self.reference:
+            return FINEST_NOISE
+        if not trial.paired or len(trial.ratios) < 2:
+            return UNPAIRED_NOISE
+        spread = statistics.median(abs(ratio - trial.middle) for ratio in trial.ratios)
+        return max(FINEST_NOISE, spread)
+
+    def _learn_from_death(self, trial: Tried) -> None:
+        """What dies of memory dies with a larger micro-batch, too, and so does what is forecast to take as much; a
+        level that failed twice and never lived is out."""
+        mine = self.settings[trial.number]
+        levels = mine.levels
+        if trial.death is not None and trial.death.reason == "memory":
+            for n, other in enumerate(self.settings):
+                if other.but_batch == mine.but_batch and int(other.levels[0]) >= int(levels[0]):
+                    self.closed.add(n)
+            self.edge_bytes = min(self.edge_bytes, (1 - ALIKE) * trial.predicted_bytes)
+            return
+        for at in range(1, len(levels)):
+            alike = [t for t in self.tried.values() if self.settings[t.number].levels[at] == levels[at]]
+            others = [t for t in self.tried.values() if t.lives]
+            if len(alike) >= 2 and others and not any(t.lives for t in alike):
+                self.closed |= {n for n, s in enumerate(self.settings) if s.levels[at] == levels[at]}
+
+    def _told(self, trial: Tried) -> dict[str, Any]:
+        ratio = trial.middle - self.origin if trial.lives else None
+        return {
+            "setting": self.settings[trial.number], "death": trial.death, "changed": trial.changed,
+            "step_s": trial.bursts[-1].step_s if trial.bursts else None, "peak_bytes": trial.peak_bytes,
+            "speed": math.exp(-ratio) if ratio is not None else None, "first": trial.number == self.reference,
+        }  # fmt: skip
+
+    # -- the race ------------------------------------------------------------------------------------------
+
+    def _compete(self) -> None:
+        """Rounds among the best few until it is decided; then the winner has to evaluate, too."""
+        entrants = self._finalists()
+        for trial in self.tried.values():
+            if trial.number not in entrants:
+                self.bench.drop(self.settings[trial.number].config)
+        while entrants:
+            self.race = Race(entrants)
+            while self.race.alive:
+                self._rounds()
+                self.winner = self._pick()
+                if self.winner is None or self._evaluates(self.winner):
+                    return
+                self.race.alive = [n for n in self.race.alive if n != self.winner]
+            # Nobody who was left can evaluate. Those that fell out of the race were slower, and may.
+            entrants = [n for n in entrants if n in self.race.dropped and self.tried[n].lives]
+
+    def _finalists(self) -> list[int]:
+        mean, deviation = self.model.posterior()
+        living = sorted((t.number for t in self.tried.values() if t.lives), key=lambda n: float(mean[n]))
+        if not living:
+            return []
+        best = living[0]
+        margin = max(WITHIN, 3 * float(deviation[best]))
+        round_s = burst_s(self.settings[best].config, math.exp(float(mean[best])), RACE_S)
+        most = min(FINALISTS, max(2, int((self.end - self.clock()) / (LOOKS[0] * round_s))))
+        chosen = [n for n in living if mean[n] <= mean[best] + margin][:most]
+        if self.given is not None and self.given in living and self.given not in chosen:
+            chosen.append(self.given)  # for its own sake: the gain is told against it
+        return chosen
+
+    def _rounds(self) -> None:
+        while not self.race.decided:
+            if self.clock() >= self.end:
+                self.stop = "budget"
+                return
+            if len(self.race.rounds) >= LOOKS[-1]:  # those not told apart by then are alike
+                self.stop = "alike"
+                return
+            order, seconds = list(self.race.alive), dict[int, float]()
+            self.random.shuffle(order)
+            for number in order:
+                burst = self._burst(number, RACE_S)
+                if burst is not None:
+                    seconds[number] = burst.step_s
+            self.race.add(seconds)
+            for number in order:
+                if number not in self.race.alive:
+                    self.bench.drop(self.settings[number].config)
+            told = {"round": len(self.race.rounds), "alive": len(self.race.alive)}
+            self.listen("round", told)
+        self.stop = "decided"
+
+    def _pick(self) -> int | None:
+        """The fastest; or the config as given, where that is as good: then nothing has to change."""
+        if not self.race.alive:
+            return None
+        best = self.race.best if self.race.rounds else self.race.alive[0]
+        if self.given in self.race.alive and self.given != best and self.slower(self.given, best).mean <= NEAR:
+            return self.given
+        return best
+
+    def slower(self, number: int, other: int) -> Estimate:
+        """By how much a setting is slower than another: from the race where they met often enough, else trials."""
+        if number == other:
+            return Estimate(0.0, 0.0)
+        shared = sum(number in row and other in row for row in self.race.rounds)
+        if shared >= LOOKS[0]:
+            return self.race.against(number, other)
+        mine, its = self.tried[number], self.tried[other]
+        return Estimate(mine.middle - its.middle, math.hypot(self._half(mine), self._half(its)))
+
+    def _half(self, trial: Tried) -> float:
+        """Half width of the bounds of a trial's ratios."""
+        if trial.number == self.reference:
+            return 0.0
+        half = estimate(trial.ratios).half if trial.paired else math.inf
+        return half if math.isfinite(half) else 3 * UNPAIRED_NOISE
+
+    def _evaluates(self, number: int) -> bool:
+        """Whether it holds an evaluation beside its training state; not asked where compiling that would take longer
+        than there is doubt."""
+        trial, config, room = self.tried[number], self.settings[number].config, self.outlook.room_bytes
+        if room is None or (config.compile and trial.peak_bytes < room / 2):
+            return True
+        found = self.bench.evaluate(config, max(60.0, self.end - self.clock()), trial.predicted_bytes)
+        if isinstance(found, Death):
+            trial.death, trial.peak_bytes = found, max(trial.peak_bytes, found.peak_bytes)
+            return False
+        trial.peak_bytes = max(trial.peak_bytes, found)
+        return True

@@ -1,0 +1,515 @@
+"""A run is a directory: config, environment, metrics and events as JSON lines, checkpoints, and one record. No torch.
+
+`run.json` is the record; it is replaced as a whole. `run.lock` is held by the process that trains, and freed by the
+system when that process dies, so a record that says "running" without its lock tells of a killed run.
+"""
+
+import contextlib
+import glob
+import json
+import shlex
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from filelock import FileLock, Timeout
+from pydantic import ValidationError
+
+from foretrain.base.errors import UserError
+from foretrain.base.files import append_lines, read_bytes, read_text, refuse_links, replace_text
+from foretrain.base.records import Record
+from foretrain.base.units import MIB
+from foretrain.config.options import RunConfig
+from foretrain.config.resolve import to_toml
+from foretrain.data.dataset import DatasetInfo
+from foretrain.hardware.catalogue import Dtype, Gpu
+from foretrain.runs import scores as evaluation
+from foretrain.runs.scores import Scores
+from foretrain.runs.state import NOW_FILE as NOW
+from foretrain.runs.state import Phase, Teller
+
+SCHEMA = "foretrain.run/1"
+# Reasons of a record that a new process can go on from by itself: a lost card or rank, and one that takes less memory.
+BEGIN_AGAIN = (
+    "environment.card_failed", "environment.ranks_lost", "environment.rank_late", "environment.collective_failed",
+    "memory.optimizer_step", "memory.others_wait",
+)  # fmt: skip
+SCORES = "scores"  # folder of what `foretrain eval` found, one file a checkpoint
+WRITTEN_ONCE = ("config.toml", "environment.json", "plan.json")  # before the first step
+CROWDED = 0.1  # of the cores that training wants, taken by others: below that a forecast's range covers it
+MOST_WAITING = 10_000  # lines of a log that the disk does not take
+# What a run adds to or removes from; its other files are replaced, and a link to one with them.
+_OWN = ("run.lock", "checkpoints", "events.jsonl", "rank-*.jsonl", "*.log", ".ranks", "tensorboard", SCORES)
+_MOST_LINES_BYTES = 512 * MIB  # a line for each of 600,000 steps takes 120 MB
+Status = Literal["running", "finished", "interrupted", "diverged", "failed", "killed"]
+KindOfRecord = TypeVar("KindOfRecord", bound=Record)
+
+
+class MeasuredPhase(Record):
+    """Measured memory of one phase: the allocator's peak, and on CUDA what it reserved; the process's peak."""
+
+    phase: str
+    allocated_bytes: int | None
+    reserved_bytes: int | None = None
+    process_bytes: int | None = None
+
+
+class MeasuredMemory(Record):
+    """Measured memory of a run. `saved_bytes`: what autograd kept for the backward pass of a micro-batch.
+
+    `process_peak_bytes`: the host process's, to be held against `limit_bytes` (memory_limit) where it trains on a CPU.
+    """
+
+    method: str
+    phases: tuple[MeasuredPhase, ...] = ()
+    weights_bytes: int | None = None
+    gradients_bytes: int | None = None
+    optimizer_bytes: int | None = None
+    saved_bytes: int | None = None
+    process_base_bytes: int | None = None
+    process_peak_bytes: int | None = None
+    limit_bytes: int | None = None
+
+    def phase(self, name: str) -> MeasuredPhase | None:
+        """What was measured of this phase; None where it was not."""
+        return next((phase for phase in self.phases if phase.phase == name), None)
+
+
+class StepMetrics(Record):
+    """One progress line. `mfu` is against this device's dense peak for the dtype."""
+
+    kind: Literal["step"] = "step"
+    step: int
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    step_s: float
+    tokens_per_s: float
+    mfu: float | None
+    memory_bytes: int | None
+    elapsed_s: float
+    eta_s: float
+    data_wait_s: float = 0.0  # of step_s, waited for batches; a mean as step_s is
+
+
+class EvaluationMetrics(Record):
+    """Mean losses in nats per token over the evaluation batches of both splits."""
+
+    kind: Literal["evaluation"] = "evaluation"
+    step: int
+    train_loss: float
+    val_loss: float
+    evaluation_s: float
+    best: bool
+
+
+# What each kind of line of metrics.jsonl must have: looked up once, as a long run has 100,000 lines.
+_LINES: dict[str, tuple[type[Record], frozenset[str]]] = {
+    name: (kind, frozenset(kind.model_fields))
+    for name, kind in (("step", StepMetrics), ("evaluation", EvaluationMetrics))
+}
+
+
+class MachineLoad(Record):
+    """Who used the processor while a run trained on it. The shares are of all usable cores.
+
+    `threads`: as many as training wants. `stalls`: steps in which a thread waited long for its turn; `stalled_s`: what
+    they lost.
+    """
+
+    cores: int
+    threads: int
+    others_share: float
+    own_share: float
+    stalls: int = 0
+    stalled_s: float = 0.0
+
+    @property
+    def busy(self) -> bool:
+        """Whether others took so much that measured times say little about a forecast."""
+        return crowded(self.others_share * self.cores, self.cores, self.threads)
+
+
+class RankFigures(Record):
+    """What one rank of several measured of itself, as of the last evaluation.
+
+    `evaluated_s`: of its part of that, forward passes only, without a wait for other ranks; with FSDP every pass waits
+    for them. `step_s`: of its steps, in which the ranks wait for each other.
+    """
+
+    rank: int
+    card: str
+    host: str = ""
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    process_bytes: int | None = None
+    step_s: float | None = None
+    data_wait_s: float | None = None
+    evaluated_s: float = 0.0
+    evaluated_tokens: int = 0
+
+
+def crowded(others: float, cores: int, threads: int) -> bool:
+    """Whether others, in cores, use what so many threads would need."""
+    wanted = min(threads, cores)
+    return others - (cores - wanted) > CROWDED * wanted
+
+
+class RunRecord(Record):
+    """What a run was and did; written at its start and at its end."""
+
+    id: str
+    name: str
+    status: Status
+    reason: str = ""
+    started_at: str
+    ended_at: str | None = None
+    config: RunConfig
+    gpu: Gpu
+    dtype: Dtype
+    compiled: bool
+    threads: int | None = None  # of a run on a CPU
+    dataset: DatasetInfo
+    n_params: int
+    steps_done: int = 0
+    resumed_from: tuple[int, ...] = ()
+    skipped_checkpoints: tuple[str, ...] = ()  # of the last resume: newer ones that are damaged, and why
+    shrunk_from: int | None = None  # the batch_size that it began with, where memory did not hold that
+    first_val_loss: float | None = None
+    val_loss: float | None = None
+    best_val_loss: float | None = None
+    step_s: float | None = None
+    tokens_per_s: float | None = None
+    mfu: float | None = None
+    evaluation_s: float | None = None
+    wall_s: float = 0.0
+    data_wait_s: float | None = None  # of a step, waited for batches; a mean without the first three steps
+    machine: MachineLoad | None = None  # of a run on a CPU: what other programs used of it
+    memory: MeasuredMemory = MeasuredMemory(method="none")
+    world: int = 1  # ranks that trained; memory is the first one's
+    ranks: tuple[RankFigures, ...] = ()  # of several
+    worlds: tuple[tuple[int, int], ...] = ()  # (from which step, ranks), where a resume changed their number
+
+    @property
+    def world_from(self) -> int:
+        """The step from which on `world` ranks trained."""
+        return self.worlds[-1][0] if self.worlds else 0
+
+    @property
+    def per_node(self) -> int:
+        """Ranks of the first one's machine; all, where they have not told where they are."""
+        return sum(rank.host == self.ranks[0].host for rank in self.ranks) or self.world
+
+    @property
+    def devices(self) -> int:
+        """Cards that trained; ranks on a CPU share those of each machine."""
+        return max(1, self.world // self.per_node) if self.gpu.kind == "cpu" else self.world
+
+    @property
+    def highest_bytes(self) -> int | None:
+        """The run's memory at its highest, of several ranks that of the one with most: what the allocator reserved on a
+        GPU, the process's on a CPU.
+
+        The process's own peak counts there besides its phases', since memory can be highest between two of them.
+        """
+        phases = self.memory.phases
+        if self.gpu.reserves:
+            found = [phase.reserved_bytes for phase in (*phases, *self.ranks)]
+        else:
+            found = [*(each.process_bytes for each in (*phases, *self.ranks)), self.memory.process_peak_bytes]
+        return max((size for size in found if size), default=None)
+
+
+def now() -> str:
+    """Local time with offset, to the second; a label only, never used for order or durations."""
+    return datetime.now(UTC).astimezone().isoformat(timespec="seconds")
+
+
+class RunDirectory:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = FileLock(path / "run.lock")
+        self._waiting: dict[str, deque[str]] = {}
+        self._kept: dict[str, str] = {}  # files that are written once, should they be lost
+        self.followers: list[Callable[[str, dict[str, Any]], None]] = []  # hear (log, line) of each line
+        self._teller = Teller(lambda: self.scratch)
+
+    @property
+    def id(self) -> str:
+        return self.path.name
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def scratch(self) -> Path:
+        """A folder for what is needed a moment only, on the same disk."""
+        return self.path
+
+    def acquire(self) -> None:
+        """Take the run's lock. Raises UserError when another process trains here, or 'environment.link'."""
+        refuse_links(path for path in sorted(self.path.glob("*")) if any(map(path.match, _OWN)))
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            raise UserError("usage.run_in_use", path=str(self.path)) from None
+        for name in WRITTEN_ONCE:
+            with contextlib.suppress(OSError, ValueError):
+                self._kept[name] = read_text(self.path / name)
+
+    def write(self, name: str, text: str) -> None:
+        """Write a file of the run whole, and remember it. Raises OSError."""
+        replace_text(self.path / name, text)
+        self._kept[name] = text
+
+    def write_config(self, config: RunConfig) -> None:
+        """What the run goes on with. Raises OSError."""
+        self.write("config.toml", to_toml(config))
+
+    def restore_removed(self) -> tuple[str, ...]:
+        """Write again what was removed under the run, as far as it is written once; its lock too. Returns the names.
+
+        A lock on a file without a name keeps nobody out, so a new file is locked. What cannot be written stays lost.
+        """
+        lost = [name for name in (*self._kept, "run.lock") if not (self.path / name).exists()]
+        with contextlib.suppress(OSError, Timeout):
+            for name in lost:
+                self.path.mkdir(parents=True, exist_ok=True)
+                if name == "run.lock":
+                    fresh = FileLock(self.path / name)
+                    fresh.acquire(timeout=0)
+                    old, self._lock = self._lock, fresh
+                    old.release()
+                else:
+                    replace_text(self.path / name, self._kept[name])
+        return tuple(lost)
+
+    def release(self) -> None:
+        self._teller.end()
+        self._lock.release()
+
+    def tell(self, phase: Phase, step: int = 0, pid: int | None = None) -> None:
+        """Say what the run does from now on (now.json). `pid`: of the process that does it, by default this one."""
+        self._teller.tell(phase, step, pid)
+
+    def is_locked(self) -> bool:
+        """Whether a living process trains here."""
+        if not (self.path / "run.lock").exists():
+            return False
+        probe = FileLock(self.path / "run.lock")
+        try:
+            probe.acquire(timeout=0)
+        except Timeout:
+            return True
+        except OSError:  # a read-only medium: nobody trains there
+            return False
+        probe.release()
+        return False
+
+    def write_record(self, record: RunRecord) -> None:
+        replace_text(self.path / "run.json", json.dumps(record.to_json(schema=SCHEMA), indent=1) + "\n")
+
+    def read_record(self) -> RunRecord:
+        """The record; a run that says it is running without holding its lock was killed. Raises UserError."""
+        record = record_in(self.path / "run.json", RunRecord)
+        if record.status == "running" and not self.is_locked():
+            return record.model_copy(update={"status": "killed"})
+        return record
+
+    def scores(self) -> tuple[Scores, ...]:
+        """What `foretrain eval` found of its checkpoints, by step. Files that are not such a record are left out."""
+        found = []
+        for path in sorted((self.path / SCORES).glob("step-*.json")):
+            with contextlib.suppress(OSError, ValueError, AttributeError, TypeError, RecursionError):
+                found.append(Scores.from_json(read_text(path)))
+        return tuple(found)
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        """Of the text that was evaluated last, by the newest checkpoint that was evaluated on any."""
+        found = [each for each in self.scores() if each.texts]
+        return max(found[-1].texts, key=lambda score: score.at).bits_per_byte if found else None
+
+    def keep_scores(self, scores: Scores) -> Path:
+        """The file that holds these, and what was found of the same checkpoint before. Raises OSError."""
+        folder = self.path / SCORES
+        refuse_links([folder, folder / ".lock"])
+        folder.mkdir(exist_ok=True)
+        path = folder / f"step-{scores.step:010d}.json"
+        with FileLock(folder / ".lock"):
+            before = next((each for each in self.scores() if each.step == scores.step), None)
+            kept = scores if before is None else before.with_more(scores)
+            replace_text(path, json.dumps(kept.to_json(schema=evaluation.SCHEMA), indent=1) + "\n")
+        return path
+
+    def append(self, name: str, record: dict[str, Any]) -> None:
+        """Add a line to metrics.jsonl or events.jsonl. What the disk refuses is written with a later one."""
+        waiting = self._waiting.setdefault(name, deque(maxlen=MOST_WAITING))
+        waiting.append(json.dumps(record))
+        with contextlib.suppress(OSError):  # a log is not worth a run
+            append_lines(self.path / f"{name}.jsonl", waiting)
+            waiting.clear()
+        for hear in self.followers:
+            hear(name, record)
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether anything was saved that a resume could begin from; what is in it is not looked at."""
+        return any(self.checkpoints.glob("step-*"))
+
+    def event(self, id: str, /, **values: Any) -> None:
+        self.append("events", {"at": now(), "id": id, "values": values})
+
+    def read_lines(self, name: str, *, last_bytes: int = 0) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl or events.jsonl, or those within its last bytes; lines that a crash, a hand or
+        that cut has spoilt are left out.
+        """
+        path = self.path / f"{name}.jsonl"
+        if not path.is_file():
+            return []
+        lines = []
+        for text in read_bytes(path, _MOST_LINES_BYTES, last_bytes=last_bytes).decode("utf-8", "replace").splitlines():
+            try:
+                line = json.loads(text)
+                if name == "metrics":
+                    kind, known = _LINES["step" if line["kind"] == "step" else "evaluation"]
+                    kind.model_validate({k: v for k, v in line.items() if k in known})
+                elif not isinstance(line, dict):
+                    continue
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                continue
+            lines.append(line)
+        return lines
+
+    def drop_metrics_from(self, step: int, *, keep_evaluation: bool) -> None:
+        """Forget what was logged for steps that a resumed run will do again."""
+        kept = [
+            line
+            for line in self.read_lines("metrics")
+            if line["step"] < step or (keep_evaluation and line["kind"] == "evaluation" and line["step"] == step)
+        ]
+        replace_text(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
+
+
+def _numbered(base: Path) -> Iterator[Path]:
+    yield base
+    number = 2
+    while True:
+        yield base.with_name(f"{base.name}-{number}")
+        number += 1
+
+
+def base_path(out_dir: str) -> Path:
+    """The folder that out_dir names; ~ is the home directory. Raises UserError where a run cannot have its files."""
+    try:
+        path = Path(out_dir).expanduser()
+        if path.exists() and not path.is_dir():
+            raise UserError("environment.file_not_folder", path=out_dir)
+        if path.name in ("", ".."):
+            raise UserError("environment.not_a_folder", path=out_dir)
+    except (OSError, RuntimeError) as error:  # a name too long, or ~ without a home
+        raise UserError("environment.cannot_write", path=out_dir, reason=str(error)) from None
+    return path
+
+
+def _is_free(path: Path) -> bool:
+    """Not there, or an empty folder, or one that a run has only just begun to use."""
+    return not path.exists() or all(entry.name in ("run.lock", NOW) for entry in path.iterdir())
+
+
+def create(out_dir: str) -> RunDirectory:
+    """A fresh run directory, its lock held: `out_dir`, or `out_dir-2`, … where that holds anything already.
+
+    Nothing is ever overwritten. Raises UserError where no folder can be made.
+    """
+    for path in _numbered(base_path(out_dir)):
+        directory = RunDirectory(path)
+        try:
+            if not _is_free(path):
+                continue
+            path.mkdir(parents=True, exist_ok=True)
+            directory.acquire()
+        except UserError:  # another process is making a run here this very moment
+            continue
+        except OSError as error:
+            raise UserError("environment.cannot_write", path=str(path), reason=error.strerror or str(error)) from None
+        if _is_free(path):
+            return directory
+        directory.release()
+    raise AssertionError("unreachable")
+
+
+def newest_unfinished(out_dir: str, max_iters: int) -> RunDirectory | None:
+    """The run that `--resume auto` means: the last one under this name (or name-2, …) with steps still to do.
+
+    A finished run has some again when max_iters was raised.
+    """
+    for directory in _runs_of(out_dir):
+        try:
+            record = directory.read_record()
+        except UserError:
+            _refuse_lost(directory.path)
+            raise
+        if record.status != "finished" or record.steps_done < max_iters:
+            return directory
+    return None
+
+
+def newest(out_dir: str) -> RunDirectory | None:
+    """The last run under this name (or name-2, …), finished or not."""
+    return next(_runs_of(out_dir), None)
+
+
+def _runs_of(out_dir: str) -> Iterator[RunDirectory]:
+    base = base_path(out_dir)
+    numbers = {1: base} if base.is_dir() else {}
+    for path in base.parent.glob(f"{glob.escape(base.name)}-*"):
+        number = path.name.removeprefix(f"{base.name}-")
+        if number.isascii() and number.isdigit() and int(number) > 1:
+            numbers[int(number)] = path
+    for number in sorted(numbers, reverse=True):
+        if (numbers[number] / "run.json").exists():
+            yield RunDirectory(numbers[number])
+        else:
+            _refuse_lost(numbers[number])
+
+
+def _refuse_lost(path: Path) -> None:
+    """Raise UserError 'data.lost_record' where a run's record is lost and weights of it are there."""
+    if weights := max(path.glob("checkpoints/step-*/model.safetensors"), default=None):
+        raise UserError("data.lost_record", path=str(path), weights=shlex.quote(str(weights)))
+
+
+def find_runs(roots: Iterable[Path]) -> list[RunDirectory]:
+    """Every run in these directories and the two levels below them, by path."""
+    return [RunDirectory(path) for path in folders_with("run.json", roots)]
+
+
+def folders_with(name: str, roots: Iterable[Path]) -> list[Path]:
+    """The folders with a file of this name, in these and the two levels below them, by path."""
+    return sorted({file.parent for root in roots for depth in ("", "*/", "*/*/") for file in root.glob(depth + name)})
+
+
+def record_in(file: Path, kind: type[KindOfRecord]) -> KindOfRecord:
+    """The record that a run keeps in this file. Raises UserError."""
+    try:
+        return kind.from_json(read_text(file))
+    except (OSError, UnicodeDecodeError):
+        raise UserError("data.no_run", path=str(file.parent)) from None
+    except (ValidationError, ValueError, AttributeError, TypeError, RecursionError) as error:
+        raise UserError("data.bad_run", path=str(file), reason=str(error).splitlines()[0]) from None
+
+
+class Note:
+    """Something that the user should hear of: an id and its values."""
+
+    def __init__(self, id: str, /, **values: Any) -> None:
+        self.id = id
+        self.values = values
+
+
+Event = StepMetrics | EvaluationMetrics | Note
+Listener = Callable[[Event], None]

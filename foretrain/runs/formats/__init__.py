@@ -1,0 +1,17 @@
+"""All log formats: what the files beside this one list as FORMATS. A further program is one more file."""
+
+import pkgutil
+from collections.abc import Iterator
+
+from foretrain.runs.formats.log_format import LogFormat
+
+
+def _found() -> Iterator[LogFormat]:
+    for file in pkgutil.iter_modules(__path__):
+        yield from getattr(__import__(f"{__name__}.{file.name}", fromlist=["FORMATS"]), "FORMATS", ())
+
+
+# In the order in which they are looked for: a line that two of them could have printed is the first one's.
+FORMATS: dict[str, LogFormat] = {
+    format.name: format for format in sorted(_found(), key=lambda format: (format.place, format.name))
+}

@@ -1,0 +1,70 @@
+"""JSON lines of fine-tuning programs: a record for each logged step, with the time since the start.
+
+LLaMA-Factory's trainer_log.jsonl: `{"current_steps": 10, "total_steps": 300, "loss": 2.28, "lr": 9.75e-05, …,
+"elapsed_time": "0:00:31"}`. ms-swift's logging.jsonl: `{"loss": 1.49, …, "global_step/max_steps": "5/100",
+"elapsed_time": "0m 15s", "memory(GiB)": 21.3, "train_speed(iter/s)": 0.333}`; its console has Python's quotes.
+"""
+
+import math
+import re
+
+from foretrain.runs.formats.log_format import LogFormat, PatternReader, Reading, memory_of, number, pattern
+
+_RECORD = re.compile(r"\{[^{}]{10,6000}\}")
+_PAIR = re.compile(r"[\"']([^\"']{1,80})[\"']:\s*[\"']?([^\"',}]{1,60})[\"']?")
+_OF = re.compile(r"(\d{1,12})/(\d{1,12})")
+_CLOCK = re.compile(r"(?:(\d{1,5}) days?, )?(\d{1,5}):(\d\d):(\d\d)")
+_WORDS = pattern(r"(?:(\d{1,5})d)?\s*(?:(\d{1,5})h)?\s*(?:(\d{1,5})m)?\s*(?:(\d{1,5})s)?")
+
+
+class _Records(PatternReader):
+    """Reads the records; a step's time is the difference of two times since the start."""
+
+    def read(self, line: str) -> list[Reading]:
+        found: list[Reading] = []
+        for match in _RECORD.finditer(line):
+            values = dict(_PAIR.findall(match[0]))
+            counts = _OF.fullmatch(values.get("global_step/max_steps", ""))
+            step, of = counts.groups() if counts else (values.get("current_steps"), values.get("total_steps"))
+            if step and step.isascii() and step.isdigit() and len(step) <= 12:
+                found += self._record(values, int(step), int(of) if of and of.isascii() and of.isdigit() else None)
+        return found
+
+    def _record(self, values: dict[str, str], step: int, of: int | None) -> list[Reading]:
+        if "loss" not in values:
+            val = values.get("eval_loss")
+            return [Reading(0, step, evaluated=True, val_loss=number(val, grouped_thousands=False))] if val else []
+        elapsed_s = _seconds(values.get("elapsed_time", ""))
+        rate = values.get("throughput")
+        lr = values.get("lr") or values.get("learning_rate")
+        return [
+            Reading(
+                0, step, number(values["loss"], grouped_thousands=False),
+                None if math.isnan(elapsed_s) else self.difference(step, elapsed_s),
+                tokens_per_s=number(rate) if rate else None, of=of,
+                learning_rate=number(lr, grouped_thousands=False) if lr else None,
+                memory_bytes=memory_of({"reserved_gib": values.get("memory(GiB)")}),
+            )
+        ]  # fmt: skip
+
+
+def _seconds(text: str) -> float:
+    """Return the seconds of 0:01:31, 1 day, 2:03:04 or 1h 2m 3s; NaN of anything else."""
+    found = _CLOCK.fullmatch(text.strip()) or (_WORDS.fullmatch(text.strip()) if text.strip() else None)
+    if found is None:
+        return math.nan
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def _format(name: str, title: str, word: str) -> LogFormat:
+    return LogFormat(
+        name=name, title=title, place=20, words=(word,), reader=_Records, counts_to_total=True,
+        step_time="difference", mean_times=True, times_evaluation=True, own_evaluations=True,
+    )  # fmt: skip
+
+
+FORMATS = (
+    _format("llama-factory", "LLaMA-Factory's trainer_log.jsonl", '"current_steps"'),
+    _format("ms-swift", "ms-swift", "global_step/max_steps"),
+)

@@ -1,0 +1,223 @@
+"""Hugging Face transformers' Trainer on the console: one dictionary a line, numbers as such or, since 5.0, as text.
+
+`{'loss': 1.1836, 'grad_norm': 2.29, 'learning_rate': 0.0002, 'epoch': 0.01}`, an evaluation `{'eval_loss': …}`, and the
+end `{'train_runtime': 158.8, …, 'train_steps_per_second': 1.638, …}`. Neither the step nor its time is in them. The
+progress bar between the lines shows both. A pipe often brings it in another order: steps are numbered at the end.
+"""
+
+import math
+import re
+from array import array
+from collections.abc import Mapping
+from itertools import pairwise
+from statistics import median
+
+from foretrain.runs.formats.log_format import Corrected, LineReader, LogFormat, Reading, number
+from foretrain.runs.formats.progress_bar import WORDS, Bars, Drawn, bars
+
+_DICT = re.compile(r"\{'[^{}]{3,6000}\}")  # as Python prints it; JSON has other quotes
+_PAIR = re.compile(r"(['\"])([^'\"]{1,80})\1:\s*['\"]?([-+]?[\w.]{1,40}(?:[-+]\d{1,3})?)['\"]?(?=\s*[,}])")
+# Key -> what it counts and its unit. axolotl's, first as it is now, then as it was; and Liger-Kernel's example.
+_MEMORY = {
+    "memory/max_active (GiB)": ("active", 2**30), "memory/max_mem_active(gib)": ("active", 2**30),
+    "memory/max_allocated (GiB)": ("allocated", 2**30), "memory/max_mem_allocated(gib)": ("allocated", 2**30),
+    "memory/device_reserved (GiB)": ("reserved", 2**30), "memory/device_mem_reserved(gib)": ("reserved", 2**30),
+    "memory/device_mem_reserved (gib)": ("reserved", 2**30),
+    "total_peak_memory_allocated_MB": ("allocated", 2**20), "total_peak_memory_reserved_MB": ("reserved", 2**20),
+}  # fmt: skip
+_RATES = ("step_tokens_per_second", "tokens/train_per_sec_per_gpu", "train_tokens_per_second")
+_TOKENS = ("num_tokens", "num_input_tokens_seen", "tokens/total")  # since the start
+
+
+def figures(text: str) -> dict[str, float]:
+    """{key: value} of a printed dictionary; NaN for nan, inf and None. What is no number is left out."""
+    found = {}
+    for _, key, value in _PAIR.findall(text):
+        known = number(value, grouped_thousands=False)
+        if math.isfinite(known) or value.lower().lstrip("+-") in ("nan", "inf", "infinity", "none", "null"):
+            found[key] = known
+    return found
+
+
+def reading_of(values: Mapping[str, float], step: int | None, at: int = 0) -> Reading | None:
+    """What the figures of one entry say: a step's loss, or an evaluation. None for the end, and for other entries."""
+    if "train_runtime" in values and "loss" not in values:
+        return None
+    loss = values.get("loss")
+    if loss is None:
+        val = values.get("eval_loss")
+        return None if val is None else Reading(at, step, evaluated=True, val_loss=val)
+    memory: dict[str, int] = {}
+    for key, (kind, unit) in _MEMORY.items():
+        if (value := values.get(key, math.nan)) > 0 and value * unit < 2**60:
+            memory[kind] = round(value * unit)
+    rate = next((values[key] for key in _RATES if values.get(key, 0.0) > 0), None)
+    return Reading(
+        at, step, loss, tokens_per_s=rate, learning_rate=values.get("learning_rate"), memory_bytes=memory or None,
+    )  # fmt: skip
+
+
+class Tally:
+    """What entries say of the whole run: tokens that were counted, and the end."""
+
+    def __init__(self) -> None:
+        self.first_tokens, self.last_tokens = (0, math.nan), (0, math.nan)  # (step or line, tokens)
+        self.run_s = self.steps_per_s = self.last_epoch = math.nan
+        self.ended = False
+
+    def add(self, values: Mapping[str, float], step: int) -> None:
+        """An entry, at a step or, where there is no number, at a line."""
+        tokens = next((values[key] for key in _TOKENS if values.get(key, 0.0) > 0), math.nan)
+        if "loss" in values and math.isfinite(tokens):
+            if math.isnan(self.first_tokens[1]) or step <= self.first_tokens[0]:
+                self.first_tokens = step, tokens
+            self.last_tokens = step, tokens
+        self.last_epoch = values.get("epoch", self.last_epoch)
+        if values.get("train_runtime", 0.0) > 0 and "train_steps_per_second" in values:
+            self.ended = True
+            self.run_s, self.steps_per_s = values["train_runtime"], values["train_steps_per_second"]
+
+    def header(self, steps: int) -> dict[str, float]:
+        """Fields of LogHeader. `steps`: of the whole run; 0 where only its rate tells them."""
+        found: dict[str, float] = {}
+        if self.ended:
+            run_steps = steps or self.steps()
+            if run_steps > 0 and self.run_s < 1e10:
+                found |= {"run_s": self.run_s, "run_steps": run_steps, "total_steps": run_steps}
+        return found
+
+    def steps(self) -> int:
+        """Of the whole run, by its time and rate; 0 where they cannot be."""
+        steps = self.run_s * self.steps_per_s
+        return round(steps) if 0 < steps < 1e12 else 0
+
+    def tokens_per_step(self, first: int, last: int) -> float | None:
+        """By the tokens counted from the first to the last of these steps."""
+        tokens = self.last_tokens[1] - self.first_tokens[1]
+        return tokens / (last - first) if last > first and 0 < tokens < 1e18 else None
+
+
+class Dictionaries(LineReader):
+    """Reads the dictionaries, and the bar between them."""
+
+    def __init__(self, format: LogFormat, keys: tuple[str, ...] = ("epoch",)) -> None:
+        super().__init__(format)
+        self.keys, self.known = keys, False
+        self.tally, self.bars = Tally(), Bars()
+        self.epochs = array("d")
+        self.before, self.after = array("q"), array("q")  # the bar's count before each line with a loss, and after it
+        self.lines = 0
+        self.last: tuple[float, ...] = ()
+        self.corrected: Corrected | None = None
+
+    def read(self, line: str) -> list[Reading]:
+        """What the dictionaries in the line say; bars are kept for the end."""
+        found = [reading for match in _DICT.finditer(line) if (reading := self._take(match)) is not None]
+        for bar in bars(line):
+            if not bar.label:
+                self.bars.add(bar)
+                if len(self.after) < self.lines:
+                    self.after.append(self.bar.now)
+        return found
+
+    def _take(self, match: re.Match[str]) -> Reading | None:
+        values = figures(match[0])
+        if not self.known:
+            self.known = "epoch" in values and any(key in values for key in self.keys)
+        reading = reading_of(values, None, match.start()) if self.known else None
+        if not self.known or "loss" not in values:
+            self.tally.add(values, self.lines)
+            return reading
+        same = tuple(values.get(key, math.nan) for key in ("loss", "epoch", "learning_rate", "grad_norm"))
+        if repr(same) == repr(self.last):  # another process says it too; NaN is not itself
+            return None
+        self.last = same
+        epoch = values.get("epoch", math.nan)
+        restarts = bool(self.epochs) and epoch < self.epochs[-1]
+        if len(self.after) < self.lines:
+            self.after.append(self.bar.now)
+        self.lines += 1
+        self.epochs.append(epoch)
+        self.before.append(self.bar.now)
+        self.tally.add(values, self.lines)
+        if reading is not None:
+            reading.restarts = restarts
+        return reading
+
+    def finish(self) -> Corrected:
+        """The steps' numbers, where the end, or the bar, tells them; and their times by the bar."""
+        if self.corrected is not None:
+            return self.corrected
+        if len(self.after) < self.lines:
+            self.after.append(self.bar.now)
+        numbers = self._numbers()
+        times = None
+        if numbers is not None and self.bar.counts:
+            times = array("d", (self.bar.time_s(a, b) for a, b in pairwise((0, *numbers))))
+        self.corrected = Corrected(numbers, times)
+        return self.corrected
+
+    def _numbers(self) -> "array[int] | None":
+        """By the epochs and the number of all steps; by the bar; by lines at equal distances up to the last step."""
+        total, lines = self._total(), self.lines
+        if not lines:
+            return None
+        if self.tally.ended and total and self.tally.last_epoch > 0:
+            share = total / self.tally.last_epoch
+            by_epoch = array("q", (round(e * share) if 0 <= e * share < 1e12 else 0 for e in self.epochs))
+            if _rises(by_epoch):
+                return by_epoch
+        drawn = [counts for counts in (self.before, self.after) if _rises(counts)]
+        if drawn:
+            return min(drawn, key=self._unevenness)
+        if self.tally.ended and total and total // lines and lines == total // (total // lines):
+            return array("q", range(total // lines, total + 1, total // lines))[:lines]
+        return None
+
+    @property
+    def bar(self) -> Drawn:
+        """The bar of the training."""
+        return self.bars.longest
+
+    def _total(self) -> int:
+        if self.bar.of:
+            return self.bar.of
+        return self.tally.steps()
+
+    def _unevenness(self, counts: "array[int]") -> float:
+        """How little the epochs agree with these numbers of steps."""
+        shares = [count / epoch for count, epoch in zip(counts, self.epochs, strict=True) if epoch > 0]
+        middle = median(shares) if shares else 0.0
+        return median(abs(share - middle) for share in shares) if shares else 0.0
+
+    def header(self) -> dict[str, float]:
+        """The time and the steps of the whole run, tokens a step."""
+        found = self.tally.header(self._total())
+        if self.bar.of:
+            found["total_steps"] = self.bar.of
+        numbers = self.finish().numbers
+        first, last = self.tally.first_tokens[0], self.tally.last_tokens[0]
+        if numbers is not None and 0 < first <= len(numbers) and 0 < last <= len(numbers):
+            tokens = self.tally.tokens_per_step(numbers[first - 1], numbers[last - 1])
+            found |= {"tokens_per_step": round(tokens)} if tokens and tokens >= 1 else {}
+        return found
+
+
+def _rises(numbers: "array[int]") -> bool:
+    return len(numbers) > 0 and numbers[0] > 0 and all(a < b for a, b in pairwise(numbers))
+
+
+FORMATS = (
+    LogFormat(
+        name="trainer",
+        title="Hugging Face Trainer",
+        place=60,
+        words=("{'", *WORDS),
+        reader=Dictionaries,
+        counts_to_total=True,
+        times_evaluation=True,
+        step_time="bar",
+        mean_times=True,
+        own_evaluations=True,
+    ),
+)

@@ -1,0 +1,192 @@
+"""`Report`: hands a run's lines to a tracker's own process, and never lets the training wait for it.
+
+A line is put into a queue that a thread empties. Where the tracker is so slow that the queue is full, lines are left
+out and counted. Whatever fails is told once; metrics.jsonl and run.json have everything all the same.
+"""
+
+import contextlib
+import json
+import queue
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from foretrain.base import apart
+from foretrain.base.process_memory import system
+from foretrain.runs.trackers.tracker import Job, Namer, Tracker
+
+MOST_WAITING = 10_000
+CHILD = "foretrain.runs.trackers.child"
+FINISH_S = 40.0  # how long the end of a run waits; a tracker that sends gives up by itself before
+SOON_S, LATER_S, STARTING_S = 0.25, 5.0, 20.0  # how often its process is looked at: while it starts, and after that
+LAST_S = 10.0
+TELL_S = 2.0  # after that it is said what is waited for
+Told = tuple[str, dict[str, Any]]
+
+
+@dataclass
+class Report:
+    """One run to one tracker. `before`: the lines of the run that were reported to it by an earlier process.
+
+    `told` collects what the user should hear, as (event id, values).
+    """
+
+    tracker: type[Tracker]
+    job: Job
+    namer: Namer
+    before: list[dict[str, Any]] = field(default_factory=list)
+    id: str | None = None  # once it has begun
+    processor_s: float = 0.0  # of the tracker's process and what it started
+
+    def __post_init__(self) -> None:
+        self.told: queue.SimpleQueue[Told] = queue.SimpleQueue()
+        self._lines: queue.Queue[dict[str, Any] | None] = queue.Queue(MOST_WAITING)
+        self._left_out = 0
+        self._status = "killed"
+        self._over = threading.Event()
+        self._began_s, self._looked_s = time.monotonic(), 0.0
+        self._process: subprocess.Popen[Any] | None = None
+        self._failed = not self.tracker.is_installed()
+        if self._failed:
+            self._say("tracker_not_installed", command=self.tracker.install())
+            self._over.set()
+            return
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def hear(self, line: dict[str, Any]) -> None:
+        """A line of metrics.jsonl; never waits."""
+        if self._failed:
+            return
+        try:
+            self._lines.put_nowait({**line, "at_s": time.time()})
+        except queue.Full:
+            self._left_out += 1
+
+    def begin_end(self, status: str) -> None:
+        self._status = status
+        threading.Thread(target=self._lines.put, args=(None,), daemon=True).start()
+
+    def ended(self, most_s: float) -> bool:
+        """Whether the tracker has taken all, waited for so long."""
+        return self._over.wait(most_s)
+
+    def give_up(self) -> None:
+        """End its process, where it has not ended."""
+        if self._process is not None and not self._over.is_set():
+            self._say("tracker_slow", waited=FINISH_S, check=self.tracker.check)
+            self._failed = True
+            apart.send(self._process, apart.KILL)
+            self._over.wait(LAST_S)
+
+    def _say(self, id: str, /, **values: Any) -> None:
+        self.told.put((id, {"tracker": self.tracker.name, **values}))
+
+    @property
+    def _log(self) -> Path:
+        """What the tracker's library prints."""
+        return self.job.folder / f"tracker-{self.tracker.name}.log"
+
+    # -- in its threads ----------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        try:
+            with self._log.open("wb") as errors:
+                self._process = process = apart.start(
+                    CHILD, self.tracker.name, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
+                )
+            threading.Thread(target=self._listen, args=(process,), daemon=True).start()
+            self._send(process, {**asdict(self.job), "folder": str(self.job.folder)})
+            for line in self._as_they_come():
+                self._send(process, line)
+        except OSError as error:  # no such process can be started, or it has ended
+            if self._process is None:
+                self._fail(error.strerror or str(error))
+                self._over.set()
+        if self._process and self._process.stdin:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+
+    def _as_they_come(self) -> Iterator[dict[str, Any]]:
+        """What the child is told. Of a resumed run, an evaluation that a tracker takes back is reported once more."""
+        first = True
+        while (line := self._next()) is not None:
+            if first:
+                first = False
+                self.namer.skip(one for one in self.before if one["step"] < line["step"])
+                kept = [one for one in self.before if one["step"] == line["step"] and one["kind"] == "evaluation"]
+                if self.tracker.takes_back and line["kind"] == "step":
+                    for one in kept:
+                        yield self._named({**one, "at_s": line["at_s"] - 0.01})
+            yield self._named(line)
+        yield {"status": self._status}
+
+    def _next(self) -> dict[str, Any] | None:
+        """The next line; None at the end."""
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return self._lines.get(timeout=self._look_again_s)
+            self._look_at_process()
+
+    def _named(self, line: dict[str, Any]) -> dict[str, Any]:
+        return {"step": line["step"], "values": self.namer.named(line), "at_s": line["at_s"]}
+
+    def _send(self, process: "subprocess.Popen[Any]", value: dict[str, Any]) -> None:
+        if process.stdin:
+            process.stdin.write(json.dumps(value).encode() + b"\n")
+            if self._lines.empty():
+                process.stdin.flush()
+        if time.monotonic() - self._looked_s >= self._look_again_s:
+            self._look_at_process()
+
+    @property
+    def _look_again_s(self) -> float:
+        """What a library takes to start is most of what it takes."""
+        return SOON_S if time.monotonic() - self._began_s < STARTING_S else LATER_S
+
+    def _look_at_process(self) -> None:
+        self._looked_s = time.monotonic()
+        if self._process is None or self._process.returncode is not None:
+            return
+        with contextlib.suppress(Exception):  # it has ended meanwhile
+            process = system().Process(self._process.pid)
+            times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
+            self.processor_s = sum(one.user + one.system for one in times)
+
+    def _listen(self, process: "subprocess.Popen[Any]") -> None:
+        """Take the child's answers, until it ends."""
+        done = False
+        for text in process.stdout or ():
+            with contextlib.suppress(ValueError):
+                answer = json.loads(text)
+                done = done or bool(answer.get("done"))
+                self._take(answer)
+        process.wait()
+        if process.stdout:
+            process.stdout.close()
+        self.processor_s = 0.0  # the system counts it as this process's own from now on
+        if not done and not self._failed:
+            self._fail(f"its process ended with exit code {process.returncode}")
+        if self._left_out:
+            self._say("tracker_behind", count=self._left_out)
+        if not self._failed:  # what a library prints when all is well is nobody's concern
+            with contextlib.suppress(OSError):
+                self._log.unlink()
+        self._over.set()
+
+    def _take(self, answer: dict[str, Any]) -> None:
+        if "failed" in answer:
+            self._fail(answer["failed"])
+        elif "id" in answer:
+            self.id = answer["id"]
+            if answer["offline"]:
+                self._say("tracker_offline", reason=answer["offline"], check=self.tracker.check, command=answer["send"])
+            else:
+                self._say("tracker_started", look=answer["look"])
+
+    def _fail(self, reason: str) -> None:
+        self._failed = True
+        self._say("tracker_failed", reason=reason, check=self.tracker.check)

@@ -1,0 +1,143 @@
+"""trackio: on this machine, in its SQLite files; to a Space only where TRACKIO_SPACE_ID says so.
+
+A project is a SQLite file in TRACKIO_DIR, or in the cache of Hugging Face. It is read with Python's own sqlite3.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import secrets
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from foretrain.runs.trackers.tracker import MOST_VALUES, STEP, Job, Row, Started, Tracked, Tracker, chosen, damaged
+
+_MAGIC = b"SQLite format 3\x00"
+_MOST_INSTRUCTIONS = 200_000_000  # of a query; a file of others may hold one without end
+
+
+class Base:
+    """A file that is open. Errors of SQLite are let through."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.connection = connection
+
+    def rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        found = self.connection.execute(f"{query} LIMIT {MOST_VALUES + 1}", values).fetchall()
+        if len(found) > MOST_VALUES:
+            raise sqlite3.DataError(f"it has more than {MOST_VALUES:,} values")
+        return found
+
+    def columns(self, table: str) -> set[str]:
+        """The columns of a table; none where there is no such table."""
+        kind = self.connection.execute("SELECT type FROM sqlite_master WHERE name = ?", (table,)).fetchone()
+        if kind != ("table",):
+            return set()
+        return {name for _, name, *_ in self.connection.execute(f"PRAGMA table_info({table})")}
+
+
+def _connection(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=5.0)
+    connection.execute("PRAGMA trusted_schema = OFF")
+    count = iter(range(_MOST_INSTRUCTIONS // 1000))
+    connection.set_progress_handler(lambda: next(count, None) is None, 1000)
+    return connection
+
+
+@contextlib.contextmanager
+def opened(path: Path, tracker: str) -> Iterator[Base]:
+    """The file, open to be read. Raises UserError for one that is damaged."""
+    connection = None
+    try:
+        connection = _connection(path)
+        yield Base(connection)
+    except (sqlite3.Error, ValueError, TypeError) as error:
+        raise damaged(path, tracker, error) from None
+    finally:
+        if connection is not None:
+            connection.close()
+
+
+def has(path: Path, head: bytes, table: str, columns: Sequence[str]) -> bool:
+    """Whether this is a SQLite file with a table that has these columns. Raises UserError for one that is damaged."""
+    if not head.startswith(_MAGIC):
+        return False
+    with opened(path, "trackio") as base:
+        return {*columns} <= base.columns(table)
+
+
+class Trackio(Tracker):
+    """Reports to trackio. It goes on with a run by its name, so a name that is taken gets an ending of its own."""
+
+    name, package, check, project = "trackio", "trackio", "`TRACKIO_SERVER_URL`, `TRACKIO_DIR`", "TRACKIO_PROJECT"
+
+    def start(self, job: Job) -> Started:
+        space, server = os.environ.get("TRACKIO_SPACE_ID"), os.environ.get("TRACKIO_SERVER_URL", "")
+        if not space and not server:
+            os.environ.setdefault("HF_HUB_OFFLINE", "1")  # it asks the Hub for the user's name otherwise
+        trackio: Any = importlib.import_module("trackio")
+        name = job.resumed or self._free_name(job)
+        self.run = trackio.init(
+            project=job.project, name=name, config=dict(job.config), resume="allow" if job.resumed else "never",
+            embed=False, auto_log_gpu=False, auto_log_cpu=False,
+        )  # fmt: skip
+        look = server.partition("?")[0] or f"trackio show --project {job.project}"  # a token stands behind the ?
+        if space:
+            look = f"https://huggingface.co/spaces/{space}"
+        return Started(id=name, look=look)
+
+    def _free_name(self, job: Job) -> str:
+        storage = importlib.import_module("trackio.sqlite_storage").SQLiteStorage
+        taken = storage.get_runs(job.project)
+        return f"{job.name}-{secrets.token_hex(2)}" if job.name in taken else job.name
+
+    def log(self, step: int, values: Mapping[str, float], at_s: float) -> None:
+        self.run.log({**values, STEP: step}, step=step)
+
+    def finish(self, status: str) -> None:
+        self.run.finish()
+
+    @classmethod
+    def claims(cls, path: Path, head: bytes) -> bool:
+        return has(path, head, "metrics", ("run_name", "step", "metrics"))
+
+    @classmethod
+    def read(cls, path: Path, run: str | None) -> Tracked:
+        with opened(path, cls.name) as base:
+            key = "run_id" if "run_id" in base.columns("metrics") else "run_name"  # which older versions lack
+            found = base.rows(f"SELECT {key}, run_name FROM metrics GROUP BY {key} ORDER BY MAX(id)")
+            runs = {str(id): str(name) for id, name in found}
+            id = chosen(path, runs, run)
+            lines = base.rows(f"SELECT step, timestamp, metrics FROM metrics WHERE {key} = ? ORDER BY id", id)
+            rows = [{**_metrics(text, path), "step": step} for step, _, text in lines]
+            if not _in_batches(lines):
+                rows = [{**row, "timestamp": at} for row, (_, at, _) in zip(rows, lines, strict=True)]
+            configs = [_json(text) for (text,) in base.rows(f"SELECT config FROM configs WHERE {key} = ?", id)]
+        config = configs[-1] if configs else {}
+        return Tracked(
+            cls.name, runs[id], rows, {key: value for key, value in config.items() if not key.startswith("_")}
+        )
+
+
+def _in_batches(lines: list[tuple[Any, ...]]) -> bool:
+    """Whether steps share their times: trackio stamps what it writes at once, and that tells no step's time."""
+    return any(one[0] != other[0] and one[1] == other[1] for one, other in pairwise(lines))
+
+
+def _json(text: Any) -> dict[str, Any]:
+    found = json.loads(text)
+    return found if isinstance(found, dict) else {}
+
+
+def _metrics(text: Any, path: Path) -> Row:
+    try:
+        return {key: value for key, value in _json(text).items() if isinstance(value, int | float | str)}
+    except (ValueError, TypeError, RecursionError) as error:
+        raise damaged(path, Trackio.name, error) from None
+
+
+TRACKERS = (Trackio,)

@@ -48,7 +48,6 @@ _REVISION = re.compile(r"[0-9a-f]{40}")  # also what a commit looks like, which 
 
 
 def redacted(command: Sequence[str]) -> tuple[str, ...]:
-    """The command's words; the value of one that looks like a secret is left out."""
     words: list[str] = []
     hide = False
     for word in command:
@@ -58,13 +57,14 @@ def redacted(command: Sequence[str]) -> tuple[str, ...]:
 
 
 def redacted_message(text: str) -> str:
-    """A sentence without passwords in its addresses and without what looks like a token; names may stand in it."""
     shown = _VALUE.sub(lambda found: found[0] if _REVISION.fullmatch(found[0]) else _HIDDEN, text)
     return re.sub(r"(://)[^\s/@:]*:[^\s/@]+@", rf"\g<1>{_HIDDEN}@", shown)
 
 
 def without_password(address: str) -> str:
-    """An address that holds no secret. Raises UserError 'usage.secret_in_address': records and messages name it."""
+    """Refuse an address that holds a secret, as records and messages name it. Raises UserError
+    'usage.secret_in_address'.
+    """
     shown = redacted((address,))[0]
     user = address.partition("://")[2].partition("@")[0]
     if shown != address and (":" in user or "=" in address or _VALUE.search(user)):
@@ -91,7 +91,7 @@ PACKAGE = Path(__file__).parents[1]
 
 
 def told(error: BaseException) -> UserError:
-    """The sentence of an error that nobody expected; its traceback is in the file that the sentence names."""
+    """Return the error that tells the user about a bug and names the file with its traceback."""
     if isinstance(error, MemoryError):
         return UserError("memory.computer")
     name, where, path = type(error).__name__, _where(error), _kept(error)
@@ -101,12 +101,11 @@ def told(error: BaseException) -> UserError:
 
 
 def wants_traceback() -> bool:
-    """Whether the user asked for the traceback itself."""
     return os.environ.get(DEBUG, "") not in ("", "0")
 
 
 def in_child(work: Callable[..., None], *words: str) -> None:
-    """Do the work of a child process; of a bug, its sentence is printed on stderr, and the process ends with 1."""
+    """Run the work of a child process; on a bug, print its sentence to stderr and exit with 1."""
     try:
         work(*words)
     except UserError:
@@ -124,7 +123,7 @@ def _end(error: Exception) -> NoReturn:
 
 
 def watch_threads() -> None:
-    """From now on a thread that dies of a bug says its sentence instead of a traceback."""
+    """From now on, a thread that dies of a bug prints its sentence instead of a traceback."""
 
     def tell(ended: threading.ExceptHookArgs) -> None:
         if isinstance(ended.exc_value, Exception) and sys.stderr is not None:
@@ -134,7 +133,7 @@ def watch_threads() -> None:
 
 
 def _where(error: BaseException) -> str:
-    """The line that was running: foretrain's last one, from the package on, as paths of users are their own."""
+    """Return foretrain's last line that was running, relative to the package, as paths of users are private."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if Path(frame.filename).is_relative_to(PACKAGE)]
     if not ours:
@@ -143,7 +142,6 @@ def _where(error: BaseException) -> str:
 
 
 def _kept(error: BaseException) -> str | None:
-    """The path of the file that the traceback was written to; None where nothing can be written."""
     text = "\n".join(
         [
             f"foretrain {_version()}, Python {platform.python_version()}, {platform.platform()}",
@@ -155,10 +153,7 @@ def _kept(error: BaseException) -> str | None:
 
 
 def keep(text: str, what: str) -> str | None:
-    """The path of a new file with this text, for who wants all of it; None where nothing can be written.
-
-    `what`: the first word of its name.
-    """
+    """Write a text to a new file whose name begins with `what`; return its path, None where nothing can be written."""
     name = f"{what}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}.txt"
     for folder in (cache_folder() / "bugs", Path(tempfile.gettempdir())):
         try:

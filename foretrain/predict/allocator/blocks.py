@@ -188,10 +188,8 @@ class Pool:
 # What a program asks of the allocator, in its order: when each storage is born and when it dies. No torch.
 #
 # The estimate (predict/timeline.py), the trace (predict/trace/record.py) and a recorded snapshot (predict/snapshot/)
-# all
-# make lifetimes; replay.py runs them through the allocator. An event is a number: `id` is the birth of a storage,
-# `~id`
-# (negative) its death. So forty thousand events are one small list.
+# all make lifetimes; replay.py runs them through the allocator. An event is a number: `id` is the birth of a storage,
+# `~id` (negative) its death. So forty thousand events are one small list.
 
 # Streams from here on: n * GRAPH_POOL + s is what a CUDA graph recorded on stream s takes for the n-th pool of its own.
 GRAPH_POOL = 1 << 16

@@ -315,11 +315,9 @@ def _elements(node: Node) -> int:
 
 # What is alive while the kernels of a graph run, written into a recorder. No torch.
 #
-# torch/_inductor/codegen/wrapper.py, AllocateLine and FreeIfNotReusedLine: a result takes the place of an input of
-# its
-# size that nobody reads later, or the memory of any tensor of its size that ended before it, which is then never
-# freed in
-# between, unless that would raise the peak that Inductor estimates.
+# torch/_inductor/codegen/wrapper.py, AllocateLine and FreeIfNotReusedLine: a result takes the place of an input of its
+# size that nobody reads later, or the memory of any tensor of its size that ended before it, which is then never freed
+# in between, unless that would raise the peak that Inductor estimates.
 
 
 @dataclass

@@ -22,9 +22,9 @@ from foretrain.predict.timeline import Tensor, Timeline
 #
 # The gradients of what it reads and of its weight are made in the forward pass.
 #
-# n is the number of tokens of a chunk. foretrain's loop is plain Python also where the model is compiled; what is
-# done to a chunk's logits is then one fused kernel without copies. Inductor makes eight chunks, m tokens each, in the
-# graph (torch/_inductor/fx_passes/auto_chunker).
+# n is the number of tokens of a chunk. foretrain's loop is plain Python also where the model is compiled; what is done
+# to a chunk's logits is then one fused kernel without copies. Inductor makes eight chunks, m tokens each, in the graph
+# (torch/_inductor/fx_passes/auto_chunker).
 
 LEAST_LOGITS_BYTES, LEAST_RATIO = 1 << 20, 2  # of logits to what they are made from; model/step.py sets the ratio
 CHUNKS = 8

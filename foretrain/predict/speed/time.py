@@ -161,8 +161,7 @@ def step_parts(way: Way, rates: Rates, more_launches: int = 0) -> StepParts:
 #
 # Known limits: nothing is known of how the machine's processor compares with others where it was not calibrated
 # (launching costs are those of an average one, and the range is wide where a card waits for it), nor of temperature;
-# data
-# loading is taken to be hidden behind the step.
+# data loading is taken to be hidden behind the step.
 
 # Of the expected time; what the published runs of benchmarks/published_logs.json lie within, but for a few. Half the
 # data-centre and workstation cards are held back by power, which GeForce cards have enough of.

@@ -108,8 +108,7 @@ def _signed(nbytes: int) -> str:
 
 # Which Python traces: this one, or that of the environment that will train (`--python PATH`). No torch here.
 #
-# PyTorch allocates otherwise from version to version: a trace with torch 2.13 of a run on 2.9 was 28 % off. The
-# other
+# PyTorch allocates otherwise from version to version: a trace with torch 2.13 of a run on 2.9 was 28 % off. The other
 # environment needs torch; what foretrain itself needs (pydantic) is borrowed from here where it lacks that.
 
 PROBE_S = 120  # a cold disk is slow; importing torch is not part of it

@@ -19,12 +19,9 @@ from foretrain.predict.trace.tracer import Result, Step
 # What a convolution takes beside its results: in PyTorch's own kernels exactly, in cuDNN as a range.
 #
 # PyTorch runs the first way that cuDNN proposes, with the workspace that it wants. With
-# `torch.backends.cudnn.benchmark`
-# it measures all of them in one buffer, and keeps the fastest (aten/src/ATen/native/cudnn/Conv_v8.cpp). Neither
-# limits
-# the size: where memory is short, the next way is tried. Which ways there are only cuDNN knows, so a trace has none
-# of
-# it or the most.
+# `torch.backends.cudnn.benchmark` it measures all of them in one buffer, and keeps the fastest
+# (aten/src/ATen/native/cudnn/Conv_v8.cpp). Neither limits the size: where memory is short, the next way is tried. Which
+# ways there are only cuDNN knows, so a trace has none of it or the most.
 
 OPS = ("convolution", "convolution_backward")
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}

@@ -23,27 +23,27 @@ TILE_BYTES, SMALL_CARD_BYTES = 256 << 20, 24.5 * 2**30
 
 
 def _below(x: float) -> int:
-    """The power of two at or below x; 0 where x is less than 1."""
     return 1 << math.floor(math.log2(x)) if x >= 1 else 0
 
 
 def chunk_rows(rows: int, width: int, vocabulary: int, logit_bytes: int) -> int:
-    """R of whole logits (fused_linear_rows)."""
+    """Return R of whole logits (fused_linear_rows)."""
     least = min(max(_below(LEAST_LOGITS / vocabulary), FEWEST_ROWS), MOST_ROWS)
     found = min(max(_below(rows * width / vocabulary), least), MOST_ROWS)
     return max(min(found, max(BUDGET_BYTES // (vocabulary * logit_bytes), 2), rows), 1)
 
 
 def tile(rows: int, vocabulary: int, small: bool) -> tuple[int, int]:
-    """(R, words) of a tile (_tiled_layout)."""
+    """Return (R, words) of a tile (_tiled_layout)."""
     found = max(min(MOST_ROWS, rows, TILE_BYTES // (SPLIT_COLUMNS * 4)), 1)
     words = SPLIT_COLUMNS if small else max(TILE_BYTES // (found * 4), SPLIT_COLUMNS)
     return found, min(words - words % SPLIT_COLUMNS, -(-vocabulary // SPLIT_COLUMNS) * SPLIT_COLUMNS)
 
 
 class _Way(NamedTuple):
-    """How a head is gone through. `learns`, `trains`: its input and its weight want gradients; `wide`: logits are fp32
-    where all else is not."""
+    """`learns`, `trains`: the head's input and its weight want gradients; `wide`: logits are fp32 where all else is
+    not.
+    """
 
     learns: bool
     trains: bool
@@ -94,7 +94,7 @@ class _Head(torch.autograd.Function):
 
 
 def _taken(x: Tensor, rows: int, kept: Tensor, dtype: Any) -> Tensor:
-    """So many tokens' states, which are not one after the other, in this dtype."""
+    """Gather `rows` scattered token states into a new tensor of `dtype`."""
     out = x.new_empty((rows, x.shape[-1]), dtype=x.dtype)
     launch("gather", out, out, kept)
     return out.to(dtype)
@@ -128,7 +128,7 @@ def _chunked(
 
 
 def _product(logits: Tensor, weight: Tensor, way: _Way) -> Tensor:
-    """The gradient of states in fp32: at once where the card can, else a copy."""
+    """Return the gradient of states in fp32: at once where the card can, else a copy."""
     rows, (V, C) = logits.shape[0], weight.shape
     found = logits.new_empty((rows, C), dtype=torch.float32 if way.wide else way.dtype)
     launch("matmul_input", found, logits, weight, shape=(rows, C, V))

@@ -20,7 +20,8 @@ from foretrain.predict.abstract.tensors import Tensor
 
 class Inputs:
     """Calls checkpointed blocks. An input is gone when its block has run; the place that it comes back to is taken when
-    the block after it is recomputed."""
+    the block after it is recomputed.
+    """
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -81,7 +82,7 @@ def _parameter(x: Any) -> autograd.Parameter:
 
 
 def _capability() -> tuple[int, int]:
-    """Of the card, as far as models ask: whether it has FlashAttention."""
+    """Return the card's capability as far as models ask: whether it has FlashAttention."""
     return (8, 0) if m.machine().attention(True) in ("flash", "cudnn") else (7, 5)
 
 
@@ -150,7 +151,6 @@ class Loader:
 
     @m.alone
     def load(self, name: str) -> ModuleType:
-        """A module of foretrain.model, for tensors without values."""
         if name in self.stands_for:
             return self.stands_for[name]
         if name not in self.loaded:
@@ -162,7 +162,7 @@ class Loader:
         return self.loaded[name]
 
     def model(self, name: str, kind: str, config: Any) -> Any:
-        """A model of this class, changed as the config's techniques do."""
+        """Return a model of this class, changed as the config's techniques do."""
         made = getattr(self.load(name), kind)(config)
         self.load(TECHNIQUES).change(made, config)
         return made
@@ -187,7 +187,6 @@ def _spec_of(name: str) -> ModuleSpec:
 
 @cache
 def _code_of(name: str) -> CodeType:
-    """Compiled, as Python keeps it beside the file."""
     loader: Any = _spec_of(name).loader
     return loader.get_code(name)
 

@@ -31,7 +31,6 @@ CHUNKS = 8
 
 
 def divides(t: Timeline, v: Variant) -> bool:
-    """Whether Inductor's auto_chunker finds the logits large enough."""
     s = t.symbols
     rows, low = s["B"] * s["T"], 2 if v.half else 4
     logits = rows * s["V"]
@@ -40,13 +39,10 @@ def divides(t: Timeline, v: Variant) -> bool:
 
 
 class _Tensors:
-    """Births and deaths by their size."""
-
     def __init__(self, t: Recorder) -> None:
         self.t = t
 
     def make(self, component: str, *size: int | str) -> int:
-        """The serial number of a tensor of so many bytes: (4, "V", "C")."""
         return self.t.birth(component, 1, (), size, ours=False)
 
     def free(self, *serials: int) -> None:
@@ -55,7 +51,7 @@ class _Tensors:
 
 
 def chunked(t: Recorder, v: Variant, *, saving: bool) -> list[int]:
-    """Writes the loop. Returns what waits for backward: the gradients of what the head reads and of its weight."""
+    """Write the loop. Returns what waits for backward: the gradients of what the head reads and of its weight."""
     tensors, low = _Tensors(t), 2 if v.half else 4
     make, free = tensors.make, tensors.free
     copy = [make("weight_copies", 2, "V", "C")] if v.casts else []
@@ -95,15 +91,16 @@ def divided(t: Recorder, v: Variant, *, saving: bool) -> list[int]:
 
 
 def halved(t: Recorder, head: int) -> int:
-    """The gradient of the head's weight, cast to half precision, as autograd gives it to a weight of that dtype."""
+    """Cast the gradient of the head's weight to half precision, as autograd gives it to a weight of that dtype."""
     cast = t.birth("temporaries", 1, (), (2, "V", "C"), ours=False)
     t.death(head)
     return cast
 
 
 def add_head(t: Recorder, v: Variant, head: int, tables: Sequence[int], *, wide: bool) -> int:
-    """The gradient of the head's weight, to which that of the embedding, if it is the same weight, is added. `wide`:
-    it is fp32 where the weight is half precision."""
+    """Return the gradient of the head's weight, to which that of the embedding, if it is the same weight, is added.
+    `wide`: it is fp32 where the weight is half precision.
+    """
     if v.chunked:
         for table in tables:
             if v.wide == 2 and wide:
@@ -133,8 +130,6 @@ class First(NamedTuple):
 
 
 class CompiledProgram(EagerProgram):
-    """Writes the forward and backward passes of a compiled micro-batch into a timeline."""
-
     TAKEN = ("kept", "flash", "split")
     OF_ITS_SIZES = True
     KERNELS = False
@@ -145,8 +140,9 @@ class CompiledProgram(EagerProgram):
         self.timed: set[bool] = set()  # passes whose kernels are chosen
 
     def _shape_of(self, saving: bool) -> Any:
-        """All that decides a pass. Sizes do, too: which tensors are kept or computed again, in which order kernels run,
-        and whose memory a result gets all follow from bytes."""
+        """Return all that decides a pass. Sizes do, too: which tensors are saved or recomputed, in which order kernels
+        run, and whose memory a result gets all follow from bytes.
+        """
         s, c = self.t.symbols, self.config
         sizes = tuple(s[letter] for letter in (*SIZES, *family_of(c).letters.values()))
         return "compiled", super()._shape_of(saving), sizes, self.v.checkpointed > 0, c.n_layer == self.v.checkpointed
@@ -167,7 +163,7 @@ class CompiledProgram(EagerProgram):
         return self.model
 
     def forward(self, saving: bool) -> Any:
-        """One micro-batch; the first time, kernels are timed where they can run in several ways."""
+        """Run one micro-batch; the first time, kernels are timed where they can run in several ways."""
         cache = self.t.size(1, "L2")
         if saving in self.timed or not cache.nbytes:
             return super().forward(saving)
@@ -224,7 +220,7 @@ class CompiledProgram(EagerProgram):
         return t
 
     def _forward(self, lives: Lives, graphs: Graphs, logits: Node | None, *, apart: bool) -> list[int]:
-        """The forward graph, and the loss where it is apart from it. Returns what that one made for backward."""
+        """Run the forward graph, and the loss where it is apart from it. Returns what that one made for backward."""
         t = lives.t
         components = {node.base: node.base.component for node in (*graphs.saved, *graphs.outputs)}
         if logits is not None:
@@ -244,7 +240,7 @@ class CompiledProgram(EagerProgram):
         return waiting
 
     def _backward(self, lives: Lives, graphs: Graphs, logits: Node | None, waiting: list[int]) -> None:
-        """The backward graph. All gradients are there when it ends; then they become .grad one by one."""
+        """Run the backward graph. All gradients are there when it ends; then they become .grad one by one."""
         t, half, sends = lives.t, self.v.wide == 2, self.ranks.sends
         weight = self.model.lm_head.weight
         tied = [node.base for parameter, node in lives.machine.gradients if parameter is weight] if waiting else []
@@ -271,7 +267,7 @@ class CompiledProgram(EagerProgram):
 
 
 def _in_fp32(t: Recorder, half: int) -> int:
-    """A gradient that autograd casts (grad_dtype in model/master.py)."""
+    """Cast a gradient as autograd does (grad_dtype in model/master.py)."""
     wide = t.birth("gradients", 4, t.births[half].shape, ours=False)
     t.death(half)
     return wide

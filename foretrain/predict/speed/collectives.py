@@ -60,15 +60,13 @@ class Group(Record):
 
     @property
     def inside_bytes_per_s(self) -> float:
-        """Bus bandwidth inside a node; without a limit where a node has one card."""
         if self.ranks_per_node == 1:
             return math.inf
         return self.link.least_bytes_per_s if self.worst else self.link.bytes_per_s
 
     @property
     def network_bytes_per_s(self) -> float:
-        """Bytes a second and direction of a node's NICs together; without a limit where there is one node.
-
+        """Return bytes a second and direction of a node's NICs together; without a limit where there is one node.
         Raises ValueError for several nodes without a network.
         """
         if self.nodes == 1:
@@ -94,9 +92,15 @@ class _Way(NamedTuple):
 
 
 def bus_factor(collective: Collective, ranks: int) -> float:
-    """Bus bandwidth over size / time: the share of the size that each rank's link carries.
+    """Return bus bandwidth over size
 
-    All-reduce 2 (n - 1) / n, all-gather and reduce-scatter (n - 1) / n, broadcast 1 (nccl-tests doc/PERFORMANCE.md).
+    time: the share of the size that each rank's link carries.
+
+    All-reduce 2 (n - 1)
+
+    n, all-gather and reduce-scatter (n - 1)
+
+    n, broadcast 1 (nccl-tests doc/PERFORMANCE.md).
     """
     if collective == "broadcast":
         return 1.0 if ranks > 1 else 0.0
@@ -104,7 +108,8 @@ def bus_factor(collective: Collective, ranks: int) -> float:
 
 
 def collective_time(collective: Collective, size_bytes: float, group: Group) -> CollectiveTime:
-    """The fastest of NCCL's ways for `size_bytes`: of an all-gather the whole output, of a reduce-scatter the input.
+    """Return the fastest of NCCL's ways for `size_bytes`: of an all-gather the whole output, of a reduce-scatter the
+    input.
 
     One rank takes no time. Raises ValueError for several nodes without a network.
     """
@@ -121,28 +126,32 @@ def collective_time(collective: Collective, size_bytes: float, group: Group) -> 
 
 
 def _protocols(group: Group) -> tuple[int, ...]:
-    """Which of PROTOCOLS NCCL takes: LL128 needs NVLink, whose stores of 128 bytes arrive whole."""
+    """Return which of PROTOCOLS NCCL takes: LL128 needs NVLink, whose stores of 128 bytes arrive whole."""
     return (0, 1, 2) if group.link.kind == "nvlink" else (0, 2)
 
 
 def _capped(rate: float, group: Group, protocol: int) -> float:
-    """`rate`, or what LL reaches of it at most."""
     if PROTOCOLS[protocol] != "LL" or group.link.ll_gb_per_s is None:
         return rate
     return min(rate, group.link.ll_gb_per_s * 1e9 * (LL_BETWEEN_NODES if group.nodes > 1 else 1))
 
 
 def _filled(latency_us: float, carried_s: float, step_us: float) -> float:
-    """Seconds: latency + the bytes at full rate + 2 root(a x the bytes at full rate), a = the longest step's latency.
+    """Return seconds: latency + the bytes at full rate + 2 root(a x the bytes at full rate), a = the longest step's
+    latency.
 
-    k pieces over p stages take (k + p - 1) (a + T / k), T at full rate; with the best k, and a for (p - 1) a, that is
-    T + 2 root(a T) and the latency. It is why rates go on rising to gigabytes.
+    k pieces over p stages take (k + p - 1) (a + T
+
+    k), T at full rate; with the best k, and a for (p - 1) a, that is T + 2 root(a T) and the latency. It is why rates
+    go on rising to gigabytes.
     """
     return latency_us * 1e-6 + carried_s + 2 * math.sqrt(step_us * 1e-6 * carried_s)
 
 
 def _ring(collective: Collective, size_bytes: float, group: Group, protocol: int) -> _Way:
-    """Steps x latency + bus_factor x size / bandwidth; the slower of link and network carries each byte.
+    """Steps x latency + bus_factor x size
+
+    bandwidth; the slower of link and network carries each byte.
 
     2 (n - 1) steps of an all-reduce, n - 1 of the others, of which 2 (N - 1) or N - 1 cross between N nodes.
     """

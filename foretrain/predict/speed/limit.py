@@ -55,7 +55,7 @@ class Roofline(Record):
 
 
 def roofline(spec: StepSpec) -> Roofline | None:
-    """The step's operations under the roof; None where the card's peak or bandwidth is not known."""
+    """Return the step's operations under the roof; None where the card's peak or bandwidth is not known."""
     way, gpu = way_of(spec), spec.gpu
     rates, bandwidth = known_rates(way), gpu.bandwidth_bytes_per_s
     peak = gpu.matmul_peak_flop_per_s(spec.matmul, spec.dtype) or gpu.peak_flop_per_s(spec.dtype)
@@ -93,14 +93,12 @@ Limit = Literal["arithmetic", "bandwidth", "launches"]
 
 
 class Bottleneck(Record):
-    """What limits the speed of a step, and the share of the step that this takes."""
-
     limit: Limit
     share: float
 
 
 def bottleneck(spec: StepSpec) -> Bottleneck | None:
-    """What a step's time mostly goes to; None where the device's peak or bandwidth is not known.
+    """Return what a step's time mostly goes to; None where the device's peak or bandwidth is not known.
 
     Arithmetic: operations beyond the roof's ridge. Bandwidth: the others, which only move bytes. Launches: the kernels
     of a micro-batch are done before Python has started the next ones.
@@ -159,7 +157,8 @@ class OperationLimit(Record):
 
 class GroupLimit(Record):
     """Operations of one group. `kernels_s`: what its kernels take as they were calibrated one by one, in the way that
-    the run takes; None where they were not."""
+    the run takes; None where they were not.
+    """
 
     group: Group
     total_flops: int
@@ -184,7 +183,7 @@ def group_of(op: Operation) -> Group:
 
 
 def peaks_of(calibration: Calibration) -> Peaks:
-    """The peaks of a calibration: those that it measured as such, and what its single kernels reached."""
+    """Return the peaks of a calibration: those that it measured as such, and what its single kernels reached."""
     products, bandwidths = list[ProductPeak](), list[Bandwidth]()
     for kernel in calibration.kernels:
         if len(kernel.shape) == 1:
@@ -205,7 +204,7 @@ def _product(kernel: KernelTime) -> ProductPeak:
 
 
 def limit_of(spec: StepSpec, peaks: Peaks) -> StepLimit | None:
-    """The limit of this step in its dtype; None where no peak was measured of something that it does."""
+    """Return the limit of this step in its dtype; None where no peak was measured of something that it does."""
     fused = spec.config.model_copy(update={"attention": "sdpa"})
     way = way_of(StepSpec.of(fused, spec.gpu, spec.step, dtype=spec.dtype, compiled=True))
     operations = step_operations(way)
@@ -252,7 +251,7 @@ def _operation(op: Operation, peaks: Peaks, set_bytes: int) -> OperationLimit:
 
 
 def with_kernels(limit: StepLimit, spec: StepSpec) -> StepLimit:
-    """The limit with what each group's kernels were calibrated to take in this very step; as it is without."""
+    """Add what each group's kernels were calibrated to take in this very step."""
     way = way_of(spec)
     rates = known_rates(way)
     if not isinstance(rates, MeasuredRates):

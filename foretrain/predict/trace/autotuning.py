@@ -53,7 +53,7 @@ class Ways:
 
 @cache
 def ways(source: str) -> Ways:
-    """What Inductor's own heuristics say of a generated kernel (torch/_inductor/runtime/triton_heuristics.py)."""
+    """Ask Inductor's own heuristics about a generated kernel (torch/_inductor/runtime/triton_heuristics.py)."""
     head = re.search(r"^@(triton_heuristics\.(\w+)\(.*?^\))\n@triton\.jit", source, re.MULTILINE | re.DOTALL)
     signature = re.search(r"^def \w+\(([^)]*)\)", source, re.MULTILINE)
     if head is None or signature is None or head[2] not in HEURISTICS:
@@ -76,7 +76,7 @@ def ways(source: str) -> Ways:
 
 
 def _stored_bytes(tensor: Tensor) -> int:
-    """Bytes from a tensor's first element to its last: what clone_preserve_strides copies."""
+    """Return bytes from a tensor's first element to its last: what clone_preserve_strides copies."""
     if tensor.numel() == 0:
         return 0
     span = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
@@ -85,8 +85,6 @@ def _stored_bytes(tensor: Tensor) -> int:
 
 @dataclass
 class Autotuning:
-    """Writes into a trace what the measurements of one compilation take."""
-
     tracer: Tracer
     memory: Memory
     pads: bool = False
@@ -95,7 +93,7 @@ class Autotuning:
     _padded: dict[str, bool] = field(default_factory=dict)
 
     def kernel(self, name: str, source: str, args: Sequence[Any]) -> None:
-        """The first run of a kernel that can run in several ways: each is measured, on copies of what it changes."""
+        """Time the first run of a kernel with several ways to run: each is measured, on copies of what it changes."""
         if source in self._tuned:
             return
         self._tuned.add(source)
@@ -112,7 +110,7 @@ class Autotuning:
             self._bench(lambda sizes=copies: self._give([self._take(each, name) for each in sizes]), name)
 
     def _that_fit(self, changed: list[int]) -> list[int]:
-        """Bytes of the copies on the card: of those that leave the run's peak as it is. Others go to the host.
+        """Return bytes of the copies on the card: of those that leave the run's peak as it is. Others go to the host.
 
         The buffer of a first way can be that peak: a second way then has room (copy_args_to_cpu_if_needed).
         """
@@ -125,7 +123,7 @@ class Autotuning:
         return copies
 
     def padding(self, match: Any, mat1: Tensor, mat2: Tensor, op: Any, input: Tensor | None = None) -> bool:
-        """Whether a matmul with an unaligned side is padded: `pads`, where Inductor measures it.
+        """Return whether a matmul with an unaligned side is padded: `pads`, where Inductor measures it.
 
         It measures both ways on matrices of its own, and keeps what it found by shape (fx_passes/pad_mm.py,
         _should_pad). Which matmuls it measures depends on the card's clocks, as nvidia-smi tells them; where it cannot
@@ -182,7 +180,6 @@ class Autotuning:
         self._give(held)
 
     def _multiply(self, op: str) -> None:
-        """cuBLAS's workspace, where this is the first matmul."""
         steps = self.tracer.in_kernel(self.tracer, op, (), None) if self.tracer.in_kernel is not None else []
         for step in steps:
             if isinstance(step, Workspace):
@@ -191,7 +188,7 @@ class Autotuning:
                 self._give([self._take(step, f"{op} (inside)")])
 
     def _bench(self, run: Callable[[], None], name: str) -> None:
-        """A run to warm up, then runs between which the card's cache is cleared."""
+        """Run once to warm up, then between clearings of the card's cache."""
         run()
         buffer = self._take(TRITON_BUFFER_BYTES if by_triton() else self.memory.card.cache_bytes, name)
         run()
@@ -206,11 +203,11 @@ class Autotuning:
 
 
 def by_triton() -> bool:
-    """Whether Inductor measures by Triton's do_bench: where its own benchmarkers are switched off."""
+    """Return whether Inductor measures by Triton's do_bench: where its own benchmarkers are switched off."""
     own = ("use_torch_profiler_benchmarker", "use_experimental_benchmarker")
     return not any(getattr(inductor_config, name, False) for name in own)
 
 
 def _hint(size: Any) -> int:
-    """A size, or what torch takes for the one that it made a symbol of."""
+    """Return a size, or what torch takes for the one that it made a symbol of."""
     return size if isinstance(size, int) else int(size.node.hint)

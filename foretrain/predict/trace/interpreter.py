@@ -44,7 +44,9 @@ class Norm(NamedTuple):
     autocast: bool
 
     def kept_bytes(self, torch: Software) -> int:
-        """What it keeps for backward beside its input and the result, per element as seen in traces of each version."""
+        """Return what it saves for backward beside its input and the result, per element as seen in traces of each
+        version.
+        """
         if torch >= NORM_IN_FP32 and self.autocast:
             each = 4 if self.narrow else 0  # the input in fp32
         elif torch >= FUSED_NORM:
@@ -55,8 +57,9 @@ class Norm(NamedTuple):
 
 
 def notes(trace: Trace, trains: str = "") -> tuple[str, ...]:
-    """A sentence for each known difference that the step meets, with its size. `trains`: the version that will train;
-    '' is not known, and the one that traced is assumed."""
+    """Return a sentence for each known difference that the step meets, with its size. `trains`: the version that will
+    train; '' is not known, and the one that traced is assumed.
+    """
     traced, training = parse(trace.facts.get("torch", "")), parse(trains)
     if traced is None or (training is not None and training == traced):
         return ()
@@ -142,8 +145,9 @@ runpy.run_module(sys.argv[1], run_name="__main__", alter_sys=True)
 
 class Interpreter(NamedTuple):
     """A Python that can trace: its path, its version, and that of its torch ('' without). `borrows`: packages that
-    foretrain needs come from this environment, after its own. `packages`: versions of FINE_TUNING, where it is not
-    this Python."""
+    foretrain needs come from this environment, after its own. `packages`: versions of FINE_TUNING, where it is not this
+    Python.
+    """
 
     path: str
     python: tuple[int, int]
@@ -152,13 +156,12 @@ class Interpreter(NamedTuple):
     packages: tuple[str, ...] = ()
 
     def versions(self) -> dict[str, str]:
-        """The version of each package of FINE_TUNING, '' where it is not there."""
         if self.path == sys.executable:
             return {name: installed(name) for name in FINE_TUNING}
         return dict.fromkeys(FINE_TUNING, "") | dict(zip(FINE_TUNING, self.packages, strict=False))
 
     def worker(self, module: str = "foretrain.predict.trace.worker") -> tuple[list[str], dict[str, str]]:
-        """The command that starts a module of ours, and the variables that it needs beside the usual ones."""
+        """Return the command that starts a module of ours, and the variables that it needs beside the usual ones."""
         if self.path == sys.executable:
             return [self.path, "-P", "-m", module], {"PYTHONPATH": apart.search_path()}
         borrowed = [path for path in sys.path if path.endswith("-packages")] if self.borrows else []
@@ -170,13 +173,13 @@ _chosen: ContextVar[Interpreter | None] = ContextVar("interpreter", default=None
 
 
 def now() -> Interpreter:
-    """The one that traces: this one, unless another is in use."""
+    """Return the one that traces: this one, unless another is in use."""
     return _chosen.get() or Interpreter(sys.executable, sys.version_info[:2], installed_torch())
 
 
 @contextlib.contextmanager
 def using(path: str) -> Iterator[None]:
-    """Within it another environment traces; '' is this one. Raises UserError where that cannot be."""
+    """Let another environment trace within; '' is this one. Raises UserError where that cannot be."""
     chosen = found(path) if path else None
     token = _chosen.set(chosen)
     try:
@@ -188,7 +191,9 @@ def using(path: str) -> Iterator[None]:
 
 @cache
 def found(path: str) -> Interpreter:
-    """The interpreter at a path, or of the environment in a folder. Raises UserError with what is wrong about it."""
+    """Return the interpreter at a path, or of the environment in a folder. Raises UserError with what is wrong about
+    it.
+    """
     at = Path(path).expanduser()
     if at.is_dir():
         at = at / "bin" / "python"

@@ -43,7 +43,7 @@ class Published:
 
 
 def config_of(written: dict[str, Any]) -> Any:
-    """transformers' config of a config.json. Raises StandInError where it knows no such model."""
+    """Return transformers' config of a config.json. Raises StandInError where it knows no such model."""
     kind = str(written.get("model_type", ""))
     values = {name: value for name, value in written.items() if name not in ("model_type", "quantization_config")}
     try:
@@ -56,7 +56,6 @@ def config_of(written: dict[str, Any]) -> Any:
 
 
 def dtype_of(written: dict[str, Any], tune: FineTune) -> torch.dtype:
-    """The dtype that the weights are loaded in."""
     text = written.get("text_config")
     places = [written, *([text] if isinstance(text, dict) else [])]
     published = [place.get(key) for place in places for key in ("dtype", "torch_dtype")]
@@ -65,12 +64,12 @@ def dtype_of(written: dict[str, Any], tune: FineTune) -> torch.dtype:
 
 
 def compute_dtype(dtype: torch.dtype, tune: FineTune) -> torch.dtype:
-    """In which 4-bit weights are multiplied: that of autocast, else of the weights."""
+    """Return the dtype in which 4-bit weights are multiplied: that of autocast, else of the weights."""
     return HALF.get(tune.amp, dtype)
 
 
 def loaded(written: dict[str, Any], tune: FineTune, device: torch.device) -> PreTrainedModel:
-    """The model as from_pretrained leaves it; quantized ones are on the device, others on the host."""
+    """Return the model as from_pretrained leaves it; quantized ones are on the device, others on the host."""
     config, dtype = config_of(written), dtype_of(written, tune)
     kind: Any = AutoModelForCausalLM._model_mapping[type(config)]
     shapes = _published(kind, config, dtype)
@@ -83,7 +82,6 @@ def loaded(written: dict[str, Any], tune: FineTune, device: torch.device) -> Pre
 
 
 def in_4_bits(tune: FineTune, dtype: torch.dtype) -> BitsAndBytesConfig:
-    """How a checkpoint in this dtype is quantized when it is loaded."""
     return BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
@@ -93,7 +91,7 @@ def in_4_bits(tune: FineTune, dtype: torch.dtype) -> BitsAndBytesConfig:
 
 
 def _published(kind: Any, config: Any, dtype: torch.dtype) -> dict[str, Published]:
-    """What a checkpoint of this model holds: each of its tensors, tied ones once."""
+    """Return what a checkpoint of this model holds: each of its tensors, tied ones once."""
     with torch.device("meta"), no_init_weights():
         model = kind(copy.deepcopy(config))
         model.tie_weights()
@@ -153,7 +151,7 @@ class Params4bit(FakeTensor):
         )  # fmt: skip
 
     def to(self, *args: Any, **kwargs: Any) -> "Params4bit":
-        """Quantized, unless it goes to meta or is so already; then moved."""
+        """Quantize, unless it goes to meta or is so already; then move."""
         parsed: Any = vars(torch._C)["_nn"]._parse_to
         device, dtype, non_blocking, _ = parsed(*args, **kwargs)
         functional = importlib.import_module("bitsandbytes.functional")
@@ -171,17 +169,15 @@ class Params4bit(FakeTensor):
         return self._as(data, state, quantized=True)
 
     def cuda(self, device: Any = None, non_blocking: bool = False) -> "Params4bit":  # type: ignore[override]
-        """On the card."""
         return self.to(device="cuda" if device is None else device, non_blocking=non_blocking)
 
     def cpu(self) -> "Params4bit":  # type: ignore[override]
-        """On the host."""
         return self.to(device="cpu")
 
 
 @contextmanager
 def written_to_host() -> Iterator[None]:
-    """Within it files stay empty: their tensors are copied to the host, one after the other, and dropped."""
+    """Leave files empty: their tensors are copied to the host, one after the other, and dropped."""
 
     def write(tensors: Any, *args: Any, **kwargs: Any) -> None:
         for tensor in tree_iter(tensors):
@@ -199,7 +195,7 @@ def written_to_host() -> Iterator[None]:
 
 @contextmanager
 def stood_in(tracer: Tracer, *, card: bool) -> Iterator[None]:
-    """Within it bitsandbytes works on fake tensors, and evaluation keeps no logits on the host.
+    """Let bitsandbytes work on fake tensors, and evaluation keep no logits on the host.
 
     `card`: kernels are those of a card, else of the CPU.
     """
@@ -216,7 +212,7 @@ def stood_in(tracer: Tracer, *, card: bool) -> Iterator[None]:
 
 
 def _fake_on_meta(tensor: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """torch.tensor, which on meta gives a tensor that the fake mode has not seen."""
+    """Wrap torch.tensor, which on meta gives a tensor that the fake mode has not seen."""
 
     def made(*args: Any, **kwargs: Any) -> Tensor:
         found = tensor(*args, **kwargs)
@@ -228,7 +224,7 @@ def _fake_on_meta(tensor: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _alike(patches: Patches) -> None:
-    """Which tensors share memory, told by their storages: the address of a fake one is always 0."""
+    """Tell which tensors share memory by their storages: the address of a fake one is always 0."""
 
     def storage(tensor: Tensor) -> tuple[torch.device, int, int]:
         return tensor.device, tensor.untyped_storage()._cdata, tensor.nbytes
@@ -270,7 +266,7 @@ def _bitsandbytes(patches: Patches, tracer: Tracer, *, card: bool) -> None:
 
 
 def _quantized(a: Tensor, blocksize: int, kind: str, storage: torch.dtype) -> tuple[Tensor, Tensor]:
-    """What the card's kernel allocates (backends/cuda/ops.py): scales come first."""
+    """Make what the card's kernel allocates (backends/cuda/ops.py): scales come first."""
     absmax = torch.empty(-(-a.numel() // blocksize), dtype=torch.float32, device=a.device)
     return torch.empty(((a.numel() + 1) // (2 * storage.itemsize), 1), dtype=storage, device=a.device), absmax
 
@@ -281,7 +277,7 @@ def _bytes_quantized(a: Tensor, code: Tensor, blocksize: int) -> tuple[Tensor, T
 
 
 def _dequantized(a: Tensor, absmax: Tensor, blocksize: int, kind: str, shape: Any, dtype: torch.dtype) -> Tensor:
-    """All that the kernel allocates. Written out, since torch keeps no results of the fake kernels of others."""
+    """Make all that the kernel allocates. Written out, since torch keeps no results of the fake kernels of others."""
     return torch.empty(tuple(shape), dtype=dtype, device=a.device)
 
 
@@ -301,7 +297,7 @@ def _dequantized_and_multiplied(
     absmax_code: Tensor | None = None,
     absmax_offset: Tensor | None = None,
 ) -> Tensor:
-    """_dequant_linear_fallback of backends/cuda/ops.py: scales that were bytes stay until the product is there."""
+    """_dequant_linear_fallback of backends/cuda/ops.py: scales that were bytes stay until the result is there."""
     if absmax_8bit is not None and absmax_offset is not None:
         scales = torch.empty_like(absmax_8bit, dtype=torch.float32)
         absmax = scales + absmax_offset  # noqa: F841  # it is held, too
@@ -310,7 +306,7 @@ def _dequantized_and_multiplied(
 
 
 def _own_kernel() -> Callable[[torch.dtype, int, int, int], bool]:
-    """Whether bitsandbytes has a kernel for (dtype, rows, N, K) on this card that needs no dequantized weight."""
+    """Say whether bitsandbytes has a kernel for (dtype, rows, N, K) on this card that needs no dequantized weight."""
     cuda: Any = importlib.import_module("bitsandbytes.backends.cuda.ops")
     decide: Any = getattr(cuda, "_gemm_4bit_use_custom_fn", None)
     properties: Any = getattr(cuda, "_gpu_dispatch_props", None)

@@ -22,8 +22,6 @@ MASK_ALIGNMENT = 8  # elements, of a mask that the efficient kernel reads
 
 
 class Asked(NamedTuple):
-    """A call of scaled_dot_product_attention."""
-
     query: Tensor
     key: Tensor
     value: Tensor
@@ -34,7 +32,6 @@ class Asked(NamedTuple):
 
     @property
     def call(self) -> Call:
-        """What its kernel goes by."""
         three = (self.query, self.key, self.value)
         strict = torch.are_deterministic_algorithms_enabled()
         in_heads = all(t.dim() == 4 for t in three)
@@ -56,13 +53,16 @@ class Asked(NamedTuple):
 
 
 def cudnn_is_new_enough() -> bool:
-    """Whether the wheel has a cuDNN whose attention is preferred, 9.15.1: those of CUDA 13 have; none is assumed to be
-    one of these."""
+    """Return whether the wheel has a cuDNN whose attention is preferred, 9.15.1: those of CUDA 13 have; none is assumed
+    to be one of these.
+    """
     return torch.version.cuda is None or int(torch.version.cuda.split(".")[0]) >= 13
 
 
 def kind(card: Card, asked: Asked) -> str:
-    """cudnn, flash, efficient or math. Raises RuntimeError, as PyTorch does, where the code allows none that can."""
+    """Return cudnn, flash, efficient or math. Raises RuntimeError, as PyTorch does, where the code allows none that
+    can.
+    """
     found = kernel(card.capability, asked.call, [name for name in _order(card) if _enabled(name)])
     if found is None:
         raise RuntimeError("No available kernel. Aborting execution.")

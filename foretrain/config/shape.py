@@ -54,7 +54,6 @@ class ModelShape:
 
     @classmethod
     def of(cls, config: RunConfig) -> "ModelShape":
-        """Return one object for one shape, so that what is counted of it is counted once."""
         return _shape(tuple(getattr(config, name) for name in _SIZES))
 
     @cached_property

@@ -226,7 +226,6 @@ class AdamW4bit(LowBitAdamW):
 
 
 def _piece(start: int, elements: int) -> slice:
-    """Return the place of a chunk in a tensor that holds so many elements in each of its own."""
     return slice(start // elements, (start + CHUNK) // elements)
 
 

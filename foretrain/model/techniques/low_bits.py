@@ -8,7 +8,6 @@ CHUNK = 4915 * 256  # elements that are widened to fp32 at one time: of whole bl
 
 
 def is_quantised(numel: int) -> bool:
-    """Return whether the moments of a parameter with so many elements are in few bits."""
     return numel >= LEAST
 
 

@@ -10,7 +10,6 @@ from foretrain.model.techniques.technique import Options, Technique
 
 
 def _sums_or_clips(c: RunConfig) -> bool:
-    """Return whether the step needs a gradient of the whole model, or an optimizer that takes it."""
     return c.gradient_accumulation_steps > 1 or c.grad_clip > 0 or c.optimizer != "adamw"
 
 

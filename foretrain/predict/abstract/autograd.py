@@ -264,7 +264,6 @@ class Checkpoint:
         return place
 
     def leave(self) -> None:
-        """Move the first argument off the device from here on."""
         x = self.args[0]
         away = Tensor(x.shape, x.strides, x.dtype, None)
         away.requires_grad = x.requires_grad

@@ -56,8 +56,6 @@ class Group:
 
 
 class FullyShard(Alone):
-    """The blocks of a model and what is around them, each a group."""
-
     machine = Machine
     leaves = (GATHERED, EXCHANGED)
 

@@ -103,7 +103,6 @@ def addcmul(x: Tensor, a: Tensor, b: Tensor, *, value: float = 1) -> Tensor:
 
 
 def in_place(x: Tensor, *others: Any, **_: Any) -> Tensor:
-    """Change values alone."""
     ran("add", x, x, *(y for y in others if isinstance(y, Tensor)))
     return x
 

@@ -150,12 +150,10 @@ def _root(parent: list[int], i: int) -> int:
 
 
 def _turns(kernel: Kernel) -> bool:
-    """Return whether it is a matrix, copied with its columns in the place of its rows."""
     return kernel.kind == "join" and len(kernel.reads) == 1 and len(kernel.reads[0][1]) == 2
 
 
 def _sums_rows(kernel: Kernel) -> bool:
-    """Return whether its result is one row, or one number, of many."""
     if kernel.kind not in ("add", "range") or not kernel.reads or not kernel.writes:
         return False
     (_, given), (_, made) = kernel.reads[0], kernel.writes[0]

@@ -95,7 +95,6 @@ class Recorder:
         return all(isinstance(d, Dim) or d == 1 for birth in self.births for d in birth.shape)
 
     def take(self, serial: int) -> None:
-        """Make a storage the gradient of a parameter."""
         self.taken.append((len(self.events), serial, self.births[serial].component))
         self.births[serial] = self.births[serial]._replace(component="gradients")
 
@@ -120,7 +119,6 @@ class Uneven(Exception):
 
 
 def copies_of(groups: Sequence[int], run: Sequence[int]) -> list[range]:
-    """Return the layers that each of those that were run stands for."""
     copies: list[range] = []
     first = 0
     for count, ran in zip(groups, run, strict=True):

@@ -34,7 +34,6 @@ def _filled(x: Tensor, shape: Sequence[Any]) -> tuple[int, ...]:
 
 
 def alike(a: int, b: int) -> bool:
-    """Return whether two sizes are equal and have the same letters."""
     return a == b and getattr(a, "letters", ()) == getattr(b, "letters", ())
 
 
@@ -234,7 +233,6 @@ def _taken(key: slice, start: int, stop: int, size: int) -> int:
 
 
 def getitem(x: Tensor, key: Any) -> Tensor:
-    """Slices of leading dimensions, and whole others."""
     keys = list(key) if isinstance(key, tuple) else [key]
     if Ellipsis in keys:
         at = keys.index(Ellipsis)

@@ -198,7 +198,6 @@ class Compiler(m.Machine):
         """Written where kernels run (kernels.py)."""
 
     def accumulate(self, parameter: Parameter, gradient: Any) -> None:
-        """A gradient is an output of the backward graph."""
         self.gradients.append((parameter, gradient.value))
 
     def tangent(self, root: Tensor) -> Traced:

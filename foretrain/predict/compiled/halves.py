@@ -121,7 +121,6 @@ class Plan:
         return found
 
     def small_first(self) -> list[int]:
-        """Go depth first, from the kernels that read and write least."""
         moved = [size + sum(node.nbytes for node in reads) for size, reads in zip(self.size, self.reads, strict=True)]
         key: Callable[[int], tuple[int, int]] = lambda i: (moved[i], i)  # noqa: E731
         found: list[int] = []

@@ -70,7 +70,6 @@ class Partition:
     # -- what is not recomputed ----------------------------------------------------------------------------
 
     def _materialized_backwards(self, node: Node) -> bool:
-        """Return whether a kernel of the backward pass reads it from memory."""
         if _is_view(node):
             return False
         open_ = [node]

@@ -123,8 +123,6 @@ LOADER = Loader(
 
 
 class First(NamedTuple):
-    """A micro-batch that runs for the first time, half done."""
-
     walk: Walk
     logits: Tensor | None
 

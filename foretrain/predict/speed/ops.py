@@ -101,12 +101,10 @@ class Way:
 
     @property
     def low(self) -> int:
-        """Bytes of an element in a matmul."""
         return 2 if self.spec.half else 4
 
     @property
     def wide(self) -> int:
-        """Bytes of an element of the residual stream."""
         return self.spec.variant.wide
 
 

@@ -195,9 +195,7 @@ class Rates(Protocol):
         ...
 
     @property
-    def python_s(self) -> float:
-        """Return what a micro-batch costs that processor besides."""
-        ...
+    def python_s(self) -> float: ...
 
 
 def busy_s(operations: list[Operation], rates: Rates) -> float:
@@ -276,7 +274,6 @@ class CatalogueRates:
         return share if self.torch.flash2 else share * FLASH1
 
     def product_share(self, op: Operation) -> float:
-        """Return the share of the dense peak that a matmul of this shape reaches."""
         m, n, k = op.shape
         rate = self.rate
         if op.arithmetic != "dtype":  # as on a card whose tensor cores do that much more a clock

@@ -188,8 +188,6 @@ COMPILE_S = (8.0, 25.0, 60.0)
 
 
 class Range(Record):
-    """A figure with its honest range, in seconds."""
-
     low_s: float
     expected_s: float
     high_s: float

@@ -209,5 +209,4 @@ def by_triton() -> bool:
 
 
 def _hint(size: Any) -> int:
-    """Return a size, or what torch takes for the one that it made a symbol of."""
     return size if isinstance(size, int) else int(size.node.hint)

@@ -161,7 +161,6 @@ class Interpreter(NamedTuple):
         return dict.fromkeys(FINE_TUNING, "") | dict(zip(FINE_TUNING, self.packages, strict=False))
 
     def worker(self, module: str = "foretrain.predict.trace.worker") -> tuple[list[str], dict[str, str]]:
-        """Return the command that starts a module of ours, and the variables that it needs beside the usual ones."""
         if self.path == sys.executable:
             return [self.path, "-P", "-m", module], {"PYTHONPATH": apart.search_path()}
         borrowed = [path for path in sys.path if path.endswith("-packages")] if self.borrows else []

@@ -209,7 +209,6 @@ class Recorder(Lifetimes):
             self.used_on[id] = (*before, stream)
 
     def empty_cache(self) -> None:
-        """Note that free memory goes back to the card here."""
         self.emptied |= {len(self.events)}
 
     def phase(self, name: str) -> None:

@@ -46,8 +46,6 @@ def _last_micro_batches(trace: Trace, traced: int, starts: Sequence[int]) -> lis
 
 
 class _Writer:
-    """Writes the events again, with repetitions, and an allocator that they run through."""
-
     def __init__(self, trace: Trace, spans: list[_Span], times: int) -> None:
         self.trace, self.times = trace, times
         self.repeated_at = {span.end: span for span in spans}

@@ -43,8 +43,6 @@ class Result(NamedTuple):
 
 
 class Workspace(NamedTuple):
-    """Memory that a library takes with an op and keeps."""
-
     nbytes: int
     name: str
 
@@ -185,7 +183,6 @@ class Tracer(TorchDispatchMode):
         self.record.tag(self.workspaces[workspace.name], "workspace", workspace.name)
 
     def clear_workspaces(self) -> None:
-        """torch._C._cuda_clearCublasWorkspaces."""
         while self.workspaces:
             self.record.free(self.workspaces.popitem()[1])
 

@@ -53,7 +53,6 @@ class Batch:
         self.passing = born & {~event for event in self.events if event < 0}
 
     def again(self, inputs: Mapping[str, Any]) -> Any:
-        """Return the results of the next batch, whose allocations are those of this one."""
         record, alive, storages = self.tracer.record, {}, {}
         self.done += 1
         record.moment("forward")

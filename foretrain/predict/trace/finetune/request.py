@@ -77,7 +77,6 @@ class FineTuneRequest:
         }  # fmt: skip
 
     def key(self) -> str:
-        """Return the hash that the trace is kept under."""
         return service.key_of(self.job(), packages=interpreter.now().versions())
 
     def why_not(self) -> str:
@@ -93,7 +92,6 @@ class FineTuneRequest:
         return self._refused()
 
     def _refused(self) -> str:
-        """Return what no trace can say, whatever is installed."""
         tune, source = self.tune, self.source
         if source.code or "auto_map" in source.config:
             return f"the config of {source.name} names Python code of its own, which is never run"

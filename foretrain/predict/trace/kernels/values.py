@@ -201,7 +201,6 @@ class Values:
 
     @contextlib.contextmanager
     def planned(self, answers: list[bool]) -> Iterator[None]:
-        """Let decisions be these within, then false."""
         before, self._planned = self._planned, [*answers, False]
         try:
             yield

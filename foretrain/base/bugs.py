@@ -90,11 +90,11 @@ DEBUG = "FORETRAIN_DEBUG"
 PACKAGE = Path(__file__).parents[1]
 
 
-def told(error: BaseException) -> UserError:
+def unexpected_error(error: BaseException) -> UserError:
     """Return the error that tells the user about a bug and names the file with its traceback."""
     if isinstance(error, MemoryError):
         return UserError("memory.computer")
-    name, where, path = type(error).__name__, _where(error), _kept(error)
+    name, where, path = type(error).__name__, _where(error), _write_traceback(error)
     if path is None:
         return UserError("internal.bug_unwritten", type=name, where=where)
     return UserError("internal.bug", type=name, where=where, path=path)
@@ -117,7 +117,7 @@ def in_child(work: Callable[..., None], *words: str) -> None:
 def _end(error: Exception) -> NoReturn:
     if wants_traceback():
         raise error
-    found = told(error)
+    found = unexpected_error(error)
     sys.stderr.write(f"{found}\n")
     sys.exit(int(found.exit_code))
 
@@ -127,7 +127,7 @@ def watch_threads() -> None:
 
     def tell(ended: threading.ExceptHookArgs) -> None:
         if isinstance(ended.exc_value, Exception) and sys.stderr is not None:
-            sys.stderr.write(f"{told(ended.exc_value)}\n")
+            sys.stderr.write(f"{unexpected_error(ended.exc_value)}\n")
 
     threading.excepthook = threading.__excepthook__ if wants_traceback() else tell
 
@@ -141,7 +141,7 @@ def _where(error: BaseException) -> str:
     return f"{Path(ours[-1].filename).relative_to(PACKAGE.parent).as_posix()}:{ours[-1].lineno}"
 
 
-def _kept(error: BaseException) -> str | None:
+def _write_traceback(error: BaseException) -> str | None:
     text = "\n".join(
         [
             f"foretrain {_version()}, Python {platform.python_version()}, {platform.platform()}",
@@ -149,10 +149,10 @@ def _kept(error: BaseException) -> str | None:
             redacted_message("".join(traceback.format_exception(error))),
         ]
     )  # fmt: skip
-    return keep(text, "bug")
+    return write_text_file(text, "bug")
 
 
-def keep(text: str, what: str) -> str | None:
+def write_text_file(text: str, what: str) -> str | None:
     """Write a text to a new file whose name begins with `what`; return its path, None where nothing can be written."""
     name = f"{what}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}.txt"
     for folder in (cache_folder() / "bugs", Path(tempfile.gettempdir())):

@@ -249,15 +249,15 @@ def open_stream(path: Path) -> BinaryIO:
         raise
 
 
-def head(path: Path, count: int) -> bytes:
+def first_bytes(path: Path, count: int) -> bytes:
     """Return the first bytes of a regular file; b"" of anything else, as a pipe can be read but once."""
     try:
-        return b"" if not path.is_file() else _head(path, count)
+        return b"" if not path.is_file() else _read_first_bytes(path, count)
     except (OSError, ValueError):
         return b""
 
 
-def _head(path: Path, count: int) -> bytes:
+def _read_first_bytes(path: Path, count: int) -> bytes:
     with open_stream(path) as file:
         return file.read(count)
 
@@ -294,7 +294,7 @@ _PUT, _BINARY_PUTS = pickle.PUT[0], {pickle.BINPUT[0], pickle.LONG_BINPUT[0]}
 _TWO_LINES = {pickle.GLOBAL[0], pickle.INST[0]}  # a module and a name
 
 
-class Asks(ValueError):
+class ForbiddenName(ValueError):
     """The pickle asks for something by name; the text is the name."""
 
 
@@ -307,21 +307,21 @@ class _Reader(pickle.Unpickler):
 
     def find_class(self, module: str, name: str, /) -> Any:
         if (module, name) not in self._allowed:
-            raise Asks(shown(f"{module[:60]}.{name[:60]}"))
+            raise ForbiddenName(printable_name(f"{module[:60]}.{name[:60]}"))
         return self._allowed[module, name]
 
     def persistent_load(self, pid: Any, /) -> Any:
         if self._outside is None:
-            raise Asks("something from outside")
+            raise ForbiddenName("something from outside")
         return self._outside(pid)
 
 
-def shown(name: str) -> str:
+def printable_name(name: str) -> str:
     """Replace the characters of a name that a terminal would obey."""
     return "".join(c if c.isprintable() else "?" for c in name)
 
 
-def loads(
+def load_pickle(
     data: bytes, allowed: Mapping[tuple[str, str], Any] | None = None, outside: Callable[[Any], Any] | None = None
 ) -> Any:
     """Load the plain values of a pickle. `allowed`: what a module's name in it stands for; `outside`: what a persistent

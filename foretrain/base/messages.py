@@ -90,7 +90,7 @@ def table_of(id: str) -> Language:
     return Language(id, file_of(id).get("language.name", id), file_of(id).get("language.direction", "ltr"))
 
 
-def known() -> dict[str, Language]:
+def languages() -> dict[str, Language]:
     return {id: table_of(id) for id in ids_of()}
 
 
@@ -108,7 +108,7 @@ def current() -> Language:
     return table_of(_here.get() or _process)
 
 
-def use(id: str) -> str:
+def set_language(id: str) -> str:
     global _process  # one process has one source, in every thread of it
     before, _process = _process, table_of(id).id
     return before
@@ -167,7 +167,7 @@ def runs_rightwards() -> bool:
     return current().direction == "rtl"
 
 
-def bare(text: str) -> str:
+def without_marks(text: str) -> str:
     return text.translate({ord(mark): None for mark in MARKS})
 
 
@@ -180,7 +180,7 @@ def isolated(text: str) -> str:
         return text
     lines = text.split("\n")
     if len(lines) > 1:  # among several, a line without such letters is there to be copied: nothing unseen may be in it
-        return "\n".join(_line(line) if _HAS_RTL.search(line) else bare(line) for line in lines)
+        return "\n".join(_line(line) if _HAS_RTL.search(line) else without_marks(line) for line in lines)
     return _line(text)
 
 
@@ -189,13 +189,13 @@ def isolated_value(text: str) -> str:
     if not runs_rightwards():
         return text
     if not _HAS_RTL.search(text):
-        return bare(text)
+        return without_marks(text)
     return text if "\n" in text else FSI + text + PDI
 
 
 def _line(line: str) -> str:
     if not _HAS_RTL.search(line):
-        return _WITHOUT_BLANKS.sub(lambda match: _marked(match[0]), bare(line), count=1)
+        return _WITHOUT_BLANKS.sub(lambda match: _marked(match[0]), without_marks(line), count=1)
     return "".join(part if depth else _RUN.sub(_run, part) for part, depth in _parts(line))
 
 
@@ -242,7 +242,7 @@ def _marked(run: str) -> str:
 # where it lacks one.
 
 
-class _End(float):
+class _RangeEnd(float):
     """One end of a range in seconds, to be said in the unit of `of`, other seconds of the same text."""
 
     of: float = 0.0
@@ -266,7 +266,7 @@ class _End(float):
 
 
 def _duration(seconds: float) -> str:
-    text = seconds.text() if isinstance(seconds, _End) else units.format_duration(seconds)
+    text = seconds.text() if isinstance(seconds, _RangeEnd) else units.format_duration(seconds)
     number, _, unit = text.partition(" ")
     return say("unit.days", days=number) if unit == "days" else say("unit.unknown") if text == "unknown" else text
 
@@ -393,7 +393,7 @@ def say(id: str, lang: str | None = None, /, **values: Any) -> str:
             return say(id, **values)
     text = texts(current().id)[id]
     if "{low:duration}" in text and "{high:duration}" in text and math.isfinite(values["high"]):
-        values = _End.both(values)
+        values = _RangeEnd.both(values)
     if "high:" in text:
         text = _without_equal_ends(text, values)
     return isolated(_formatter.vformat(text, (), values))
@@ -403,11 +403,11 @@ def has(id: str, lang: str = ENGLISH) -> bool:
     return id in texts(lang)
 
 
-def knob_help(name: str, english: str, of: str = "knob") -> str:
+def option_help(name: str, english: str, of: str = "knob") -> str:
     return isolated(texts(current().id).get(f"{of}.{name}", english))
 
 
-def knob_unit(unit: str) -> str:
+def option_unit(unit: str) -> str:
     return texts(current().id).get(f"knob_unit.{unit}", unit)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from foretrain.base.errors import UserError
-from foretrain.base.messages import knob_help, listed, say
+from foretrain.base.messages import listed, option_help, say
 from foretrain.base.quantities import parse_bytes
 from foretrain.config.families import FAMILIES
 from foretrain.config.families.family import EXCLUDED, Rule
@@ -126,7 +126,7 @@ def decides(key: str) -> bool:
     return effect_of(key) == "refuses"
 
 
-def way_of_steps(config: RunConfig, gpu: Gpu, dtype: Dtype, world: int) -> str:
+def resolved_cuda_graph(config: RunConfig, gpu: Gpu, dtype: Dtype, world: int) -> str:
     return "on" if world == 1 and is_one_graph(config, gpu, dtype) else "off"
 
 
@@ -146,7 +146,7 @@ def _field_problems(values: dict[str, Any], source_of: Callable[[str], str]) -> 
         problems = []
         for detail in error.errors():
             key = str(detail["loc"][0])
-            problems.append(bad_value(OPTIONS[key], values[key], shown(values[key]), source_of(key)))
+            problems.append(bad_value(OPTIONS[key], values[key], value_as_written(values[key]), source_of(key)))
         return problems
     return []
 
@@ -188,7 +188,7 @@ class Expected:
             return say("expects.one_of", choices=listed(limits.removeprefix("one of ").split(", ")))
         if knob.type not in ("int", "float"):  # a text is told by the knob's help, which says what it takes
             return (
-                knob_help(knob.name, limits)
+                option_help(knob.name, limits)
                 if limits
                 else say("expects.bool" if knob.type == "bool" else "expects.str")
             )
@@ -198,7 +198,7 @@ class Expected:
         return say("expects.whole" if whole else "expects.number", limits=limits).rstrip()
 
 
-def shown(value: Any) -> str:
+def value_as_written(value: Any) -> str:
     """Return the value as the user wrote it, cut where it is too long to read. A huge int would be slow to print, and a
     table may be too deep for it.
     """

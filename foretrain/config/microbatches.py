@@ -30,11 +30,11 @@ def largest_divisor(number: int, most: int) -> int:
     return max(d for d in divisors(number) if d <= max(1, most))
 
 
-def shrunk(batch_size: int, sequences: int) -> int | None:
+def smaller_micro_batch(batch_size: int, sequences: int) -> int | None:
     return largest_divisor(sequences, batch_size // 2) if batch_size > 1 else None
 
 
-def cut(config: RunConfig, batch_size: int) -> RunConfig:
+def with_micro_batch(config: RunConfig, batch_size: int) -> RunConfig:
     """Return the same training with another micro-batch: tokens of a step, and sequences of an evaluation, stay.
 
     `batch_size` must divide the sequences of a step.
@@ -50,7 +50,7 @@ def cut(config: RunConfig, batch_size: int) -> RunConfig:
     return in_parts(made)
 
 
-def uncut(config: RunConfig, batch_size: int | None) -> RunConfig:
+def with_original_micro_batch(config: RunConfig, batch_size: int | None) -> RunConfig:
     """Return the same training with the micro-batch that it had before memory ran out (None: it never did)."""
     size = batch_size or config.batch_size
     update = {"batch_size": size, "gradient_accumulation_steps": max(1, sequences_of(config) // size)}

@@ -180,8 +180,8 @@ class Checkpoint:
 
     def _unpickled(self) -> dict[Any, Any]:
         try:
-            held = files.loads(self._member("data.pkl", MAX_PICKLE_BYTES), _NAMES, _storage)
-        except files.Asks as error:
+            held = files.load_pickle(self._member("data.pkl", MAX_PICKLE_BYTES), _NAMES, _storage)
+        except files.ForbiddenName as error:
             raise Refused(f"it asks for {error}, which is neither a tensor nor a number, text or table") from None
         except (Refused, MemoryError):
             raise

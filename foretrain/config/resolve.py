@@ -17,7 +17,7 @@ from typing import Any, Literal
 from foretrain.base import files as bounded
 from foretrain.base.errors import ConfigError, UserError
 from foretrain.config import nanogpt_file, weights_file
-from foretrain.config.checks import Setting, bad_value, check, odd_schedule, shown
+from foretrain.config.checks import Setting, bad_value, check, odd_schedule, value_as_written
 from foretrain.config.families import FAMILIES
 from foretrain.config.microbatches import BATCH, SWITCH, TOTAL, accumulation_for_total, last_word, layer_of, says_auto
 from foretrain.config.nanogpt_file import Neighbour
@@ -282,7 +282,7 @@ def _add_nanogpt(text: str, path: str, found: _Collected, neighbour: Neighbour =
             own[key] = setting
     others = [key for key, setting in own.items() if not _changes_model(key, setting.value)]
     found.problems += [
-        UserError("config.changes_model", key=key, value=shown(setting.value), source=setting.source)
+        UserError("config.changes_model", key=key, value=value_as_written(setting.value), source=setting.source)
         for key, setting in own.items()
         if key not in others
     ]
@@ -330,7 +330,7 @@ def _add_toml(text: str, path: str, found: _Collected) -> None:
         if key == "preset" and isinstance(value, str) and preset_named(value):
             _add_source(value, found)
         elif key == "preset":
-            word = _cut(value) if isinstance(value, str) else shown(value)
+            word = _cut(value) if isinstance(value, str) else value_as_written(value)
             id, source = "config.unknown_preset", source_of(key)
             found.problems.append(UserError(id, word=word, presets=list(PRESETS), source=source))
         elif isinstance(value, dict) and key in GROUPS:

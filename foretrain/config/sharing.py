@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from foretrain.base.errors import UserError
-from foretrain.config.microbatches import cut, divisors, largest_divisor, sequences_of
+from foretrain.config.microbatches import divisors, largest_divisor, sequences_of, with_micro_batch
 from foretrain.config.options import RunConfig, StrategyName
 
 # How the tokens of a step are divided among ranks, one card each. They stay what the config says, on any number.
@@ -14,7 +14,7 @@ from foretrain.config.options import RunConfig, StrategyName
 # gradient_accumulation_steps.
 
 
-def of_rank(config: RunConfig, world: int) -> RunConfig:
+def config_of_rank(config: RunConfig, world: int) -> RunConfig:
     """Return the config of one of `world` ranks: without the micro-batches that the other ranks run.
 
     Raises UserError with the nearest that would do where the ranks cannot share a step equally.
@@ -25,7 +25,7 @@ def of_rank(config: RunConfig, world: int) -> RunConfig:
     return config.model_copy(update={"gradient_accumulation_steps": steps // world})
 
 
-def of_all(config: RunConfig, world: int) -> RunConfig:
+def config_of_all_ranks(config: RunConfig, world: int) -> RunConfig:
     return config.model_copy(update={"gradient_accumulation_steps": config.gradient_accumulation_steps * world})
 
 
@@ -34,15 +34,17 @@ def recut(config: RunConfig, world: int) -> RunConfig | None:
     they cannot share its sequences.
     """
     sequences = sequences_of(config)
-    return None if sequences % world else cut(config, largest_divisor(sequences // world, config.batch_size))
+    return (
+        None if sequences % world else with_micro_batch(config, largest_divisor(sequences // world, config.batch_size))
+    )
 
 
-def cuts(config: RunConfig, world: int) -> list[RunConfig]:
+def micro_batch_choices(config: RunConfig, world: int) -> list[RunConfig]:
     """Return the micro-batches into which the ranks can cut a step, the largest first. Raises UserError where they
     cannot.
     """
-    of_rank(cut(config, 1), world)
-    return [cut(config, batch) for batch in reversed(divisors(sequences_of(config) // world))]
+    config_of_rank(with_micro_batch(config, 1), world)
+    return [with_micro_batch(config, batch) for batch in reversed(divisors(sequences_of(config) // world))]
 
 
 def _indivisible(config: RunConfig, world: int) -> UserError:
@@ -173,6 +175,6 @@ def sharing_problem(config: RunConfig, sharing: Sharing) -> UserError | None:
 
 
 def check_ranks(config: RunConfig, world: int, per_node: int) -> None:
-    of_rank(as_one_rank_of(config, world), world)
+    config_of_rank(as_one_rank_of(config, world), world)
     if problem := sharing_problem(config, Sharing.of(config, world, per_node)):
         raise problem

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from foretrain.base import apart
 from foretrain.base.errors import UserError
-from foretrain.base.files import head, read_text
+from foretrain.base.files import first_bytes, read_text
 from foretrain.base.records import Record
 from foretrain.config.families import FAMILIES
 from foretrain.config.nanogpt_checkpoint import Refused, shape_of
@@ -47,7 +47,7 @@ class WeightsFile(Record):
     best_val_loss: float | None = None
 
 
-def look(word: str) -> WeightsFile:
+def inspect_weights(word: str) -> WeightsFile:
     """Look at the weights that a path names. Raises UserError 'config.init_from_…' where no run can start from it."""
     try:
         path = Path(word).expanduser()
@@ -91,7 +91,7 @@ def read_nanogpt(path: Path, folder: Path | None = None, *, moments: bool = Fals
 
 def _nanogpt(path: Path) -> WeightsFile:
     _need_file(path)
-    if head(path, 4) == b"GGUF":
+    if first_bytes(path, 4) == b"GGUF":
         raise Refused("it is a GGUF file, made to run a model; give the run or the folder that it was made from")
     held = read_nanogpt(path)
     return WeightsFile(
@@ -276,7 +276,7 @@ def apply(values: dict[str, Any], sources: dict[str, str]) -> tuple[list[UserErr
     if model in GPT2_SHAPES:
         return _published(model, values, sources), []
     try:
-        weights = look(model)
+        weights = inspect_weights(model)
     except UserError as error:
         return [], [error]
     if weights.recipe != values.get("recipe", weights.recipe):

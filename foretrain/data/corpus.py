@@ -117,7 +117,7 @@ class ConfigData:
     assumptions: tuple[Note, ...] = ()
 
 
-def of_config(
+def data_of_config(
     resolved: ResolvedConfig,
     *,
     logged_vocab_size: int | None = None,

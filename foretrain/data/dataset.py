@@ -160,13 +160,13 @@ def read_meta(path: Path) -> dict[str, Any]:
 def read_meta_pickle(path: Path) -> dict[str, Any]:
     """Read nanoGPT's meta.pkl as plain data. Raises UserError when it holds anything that would have to be run."""
     try:
-        meta = files.loads(read_bytes(path, _MAX_PICKLE_BYTES))
-    except files.Asks as error:
+        meta = files.load_pickle(read_bytes(path, _MAX_PICKLE_BYTES))
+    except files.ForbiddenName as error:
         raise UserError("data.bad_meta", path=str(path), reason=f"it asks for {error}") from None
     except OSError as error:
         raise UserError("data.bad_meta", path=str(path), reason=error.strerror or str(error)) from None
     except Exception as error:  # a hostile stream can raise nearly anything
-        reason = files.shown((str(error).splitlines() or [type(error).__name__])[0][:200])
+        reason = files.printable_name((str(error).splitlines() or [type(error).__name__])[0][:200])
         raise UserError("data.bad_meta", path=str(path), reason=reason) from None
     if not isinstance(meta, dict) or not isinstance(meta.get("vocab_size"), int):
         raise UserError("data.bad_meta", path=str(path), reason="it has no whole number under vocab_size")

@@ -155,7 +155,7 @@ def ran_out(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "MPS backend out of memory" in str(error)
 
 
-def of(device: torch.device) -> Accelerator:
+def accelerator_of(device: torch.device) -> Accelerator:
     return {CUDA: Cuda, MPS: Mps}.get(device.type, Accelerator)(device)
 
 

@@ -173,7 +173,7 @@ def _link(name: str, gpu: Gpu, per_node: int) -> Link:
         if found is None:
             raise UserError("gpu.no_nvlink", gpu=gpu.name, usual=usual.name)
     else:
-        found = _known(name, "--link", network=False)
+        found = _named_link(name, "--link", network=False)
     if found.joins and gpu.name not in found.joins:
         raise UserError("gpu.no_bridge", link=found.name, gpu=gpu.name, cards=list(found.joins), usual=usual.name)
     if found.joins and per_node > BRIDGED:
@@ -194,12 +194,12 @@ def _network(name: str, gpu: Gpu, nodes: int) -> tuple[Link | None, int, bool]:
         return usual.link, usual.link.nics_per_node, not usual.assumed
     counted = _COUNTED.fullmatch(name.strip())
     if counted and len(counted["count"]) < 4 and int(counted["count"]) > 0:
-        return _known(counted["name"], "--network", network=True), int(counted["count"]), True
-    found = _known(name, "--network", network=True)
+        return _named_link(counted["name"], "--network", network=True), int(counted["count"]), True
+    found = _named_link(name, "--network", network=True)
     return found, found.nics_per_node, True
 
 
-def _known(name: str, option: str, *, network: bool) -> Link:
+def _named_link(name: str, option: str, *, network: bool) -> Link:
     fitting = [link for link in links().values() if (link.kind == "network") == network]
     found = find_link(name)
     if found is None:

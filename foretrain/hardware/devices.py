@@ -31,7 +31,7 @@ GRAPHED_BLOCK_BYTES, GRAPHED_BLOCK_HIGH_BYTES = MIB // 12, 4 * MIB // 12
 LARGE, LARGE_SMS = (426 * MIB, 635 * MIB, HOPPER[2]), 132
 
 
-def published(gpu: Gpu) -> Range:
+def published_context_bytes(gpu: Gpu) -> Range:
     if gpu.capability == HOPPER_CAPABILITY:
         return HOPPER
     return LARGE if gpu.kind == "cuda" and (gpu.sm_count or 0) >= LARGE_SMS else USUAL
@@ -56,7 +56,7 @@ class Context(Record):
         """Return the card's own context, give or take the kernels that a run loads later, or the published range."""
         measured = gpu.calibration.context_bytes if gpu.calibration else None
         if measured is None:
-            low, expected, high = published(gpu)
+            low, expected, high = published_context_bytes(gpu)
             return cls(low_bytes=low, expected_bytes=expected, high_bytes=high)
         return cls(
             low_bytes=measured, expected_bytes=measured, high_bytes=measured + LATER_KERNELS_BYTES, source="calibrated"
@@ -76,7 +76,7 @@ class Target:
     used_by_others_bytes: int
 
 
-def named(name: str) -> Gpu:
+def device_named(name: str) -> Gpu:
     """Return a card of the catalogue, or this machine's CPU. Raises UserError 'gpu.unknown', and 'usage.count_in_gpu'
     for a count of cards.
     """
@@ -101,7 +101,7 @@ def target(
             raise UserError("gpu.none_here", count=len(catalogue()))
         gpu, used_bytes = found.gpu, found.used_bytes
     else:
-        gpu = named(name)
+        gpu = device_named(name)
         if gpu.kind == "cpu":
             used_bytes = used_here_bytes(gpu)
     return checked(gpu, used_bytes if stated_bytes is None else stated_bytes)
@@ -127,7 +127,9 @@ def used_here_bytes(gpu: Gpu, index: int = 0) -> int:
     return found.used_bytes if found else 0
 
 
-def found(name: str, seen: Sequence[str] = (), tell: Callable[[UserError], object] = lambda error: None) -> Gpu | None:
+def find_device(
+    name: str, seen: Sequence[str] = (), tell: Callable[[UserError], object] = lambda error: None
+) -> Gpu | None:
     """Return the card of this name; for "auto" the first one that somebody has `seen` at work, else the one of this
     machine.
 
@@ -135,7 +137,7 @@ def found(name: str, seen: Sequence[str] = (), tell: Callable[[UserError], objec
     typed and not known.
     """
     if name.lower() != HERE:
-        return named(name)
+        return device_named(name)
     try:
         if seen:
             return find(seen[0])

@@ -50,14 +50,16 @@ def dynamic_tree(bits: int, *, signed: bool) -> list[float]:
     return sorted(found)
 
 
-def even(bits: int) -> list[float]:
+def even_codes(bits: int) -> list[float]:
     """Return the numbers of so many bits' codes, ascending: equal steps up to 1 without zero."""
     return [(code + 1) / 2**bits for code in range(2**bits)]
 
 
 def code_books(form: LowBits) -> tuple[list[float], list[float]]:
     """Return the numbers of the codes of the first moment, and of the second one's root."""
-    return dynamic_tree(form.bits, signed=True), dynamic_tree(8, signed=False) if form.bits == 8 else even(form.bits)
+    return dynamic_tree(form.bits, signed=True), dynamic_tree(8, signed=False) if form.bits == 8 else even_codes(
+        form.bits
+    )
 
 
 @dataclass(frozen=True)

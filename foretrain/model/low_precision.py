@@ -200,7 +200,7 @@ def layers(model: nn.Module) -> list[tuple[str, LowPrecisionLinear]]:
 
 
 @contextlib.contextmanager
-def plainly(model: nn.Module) -> Iterator[None]:
+def without_low_precision(model: nn.Module) -> Iterator[None]:
     """Compute within as if no layer had been converted, and without fp16 sums."""
     found = layers(model)
     with fp16_accumulation(False):

@@ -17,7 +17,7 @@ from foretrain.config.shape import is_block_matrix
 from foretrain.data.batches import Batch, TokenFile, evaluation_batches
 from foretrain.hardware.catalogue import Dtype
 from foretrain.model.language_model import LanguageModel
-from foretrain.model.low_precision import layers, plainly
+from foretrain.model.low_precision import layers, without_low_precision
 from foretrain.model.step import TrainState
 
 # Far off, on purpose: FP8 and INT8 give cosines of 0.996 to 0.9999 and losses that differ in the fourth digit
@@ -96,7 +96,7 @@ def compare(state: TrainState, batches: Iterable[Batch], dtype: str) -> Agreemen
     training = state.model.training
     state.model.eval()
     try:
-        with plainly(state.model):
+        with without_low_precision(state.model):
             plain_loss, plain = _mean(state, batches, weights)
         plain = [gradient.cpu() for gradient in plain]  # the device holds one set at a time
         loss, ours = _mean(state, batches, weights)

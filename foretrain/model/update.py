@@ -35,7 +35,7 @@ def update(
         fatal = torch.maximum(latch, fatal, out=latch)
     holder: Any = states_of(optimizer)  # whose kernels read it
     held = torch.maximum(fatal, not_finite(norm)) if overflow_is_normal else fatal
-    if not accelerator.of(held.device).decides:
+    if not accelerator.accelerator_of(held.device).decides:
         if not bool(held):
             optimizer.step()
         return held

@@ -81,19 +81,19 @@ class Requests:
 
 def read(path: Path, device: int = 0) -> Recording:
     """Read the recording of one device. Raises ValueError with a sentence, and OSError as open()."""
-    return loads(path.read_bytes(), str(path), device)
+    return parse(path.read_bytes(), str(path), device)
 
 
-def loads(data: bytes, name: str = "snapshot", device: int = 0) -> Recording:
+def parse(data: bytes, name: str = "snapshot", device: int = 0) -> Recording:
     """Read the pickle's bytes; `name` begins the sentence of a ValueError."""
-    return of_snapshot(unpickled(data, name), name, device)
+    return recording_of(unpickled(data, name), name, device)
 
 
 def unpickled(data: bytes, name: str) -> Any:
     """Return the plain values of a pickle; nothing in it can run. Raises ValueError with a sentence."""
     try:
-        return files.loads(data)
-    except files.Asks as error:
+        return files.load_pickle(data)
+    except files.ForbiddenName as error:
         raise ValueError(f"{name}: it wants to load {error}, which no memory snapshot needs") from None
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
@@ -101,7 +101,7 @@ def unpickled(data: bytes, name: str) -> Any:
         raise ValueError(f"{name}: is not a memory snapshot, or a damaged one ({type(error).__name__})") from None
 
 
-def of_snapshot(snapshot: Any, name: str = "snapshot", device: int = 0) -> Recording:
+def recording_of(snapshot: Any, name: str = "snapshot", device: int = 0) -> Recording:
     """Read the dict that torch.cuda.memory._snapshot() returns. Raises ValueError."""
     traces = snapshot.get("device_traces") if isinstance(snapshot, dict) else None
     if not isinstance(traces, list) or not all(isinstance(trace, list) for trace in traces):

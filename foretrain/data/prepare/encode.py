@@ -143,7 +143,7 @@ def read(part: Range) -> Lines:
                     break
         opened.close()
     except UserError as error:
-        raise counted(error, -before.records) from None
+        raise with_line_offset(error, -before.records) from None
     finally:
         opened.abandon()
     if at.offset != part.end:  # the same size and time as before, and other lines
@@ -152,7 +152,7 @@ def read(part: Range) -> Lines:
     return found
 
 
-def counted(error: UserError, before: int) -> UserError:
+def with_line_offset(error: UserError, before: int) -> UserError:
     named = {key: error.values[key] + before for key in ("line", "number") if key in error.values}
     return UserError(error.id, **{**error.values, **named})
 
@@ -257,7 +257,7 @@ def keep_of(hashes: np.ndarray, val_share: float) -> np.ndarray:
     return np.where(hashes[:, 1] / 2.0**64 < val_share, KEEP_VAL, KEEP_TRAIN).astype(np.uint8)
 
 
-def _asked(header: dict[str, Any], payload: bytes) -> tuple[Lines, np.ndarray]:
+def _documents_of_frame(header: dict[str, Any], payload: bytes) -> tuple[Lines, np.ndarray]:
     if "range" in header:
         part = Range.model_validate(header["range"])
         lines = read(part)
@@ -271,7 +271,7 @@ def _asked(header: dict[str, Any], payload: bytes) -> tuple[Lines, np.ndarray]:
 
 
 def answer(encode: Encode, separator: int, dtype: str, header: dict[str, Any], payload: bytes) -> tuple[Any, ...]:
-    lines, keep = _asked(header, payload)
+    lines, keep = _documents_of_frame(header, payload)
     ids, tokens, inside = encode_batch(encode, separator, dtype, keep, lines.documents)
     lengths = np.array([len(document) for document in lines.documents], "<u4")
     head = {

@@ -93,7 +93,7 @@ def estimate(options: PrepareOptions, sources: SourceList, tokenizer: Path, name
     return _scaled(options, sources, common, found, worker_bytes)
 
 
-class _Found:
+class _SampleSums:
     def __init__(self) -> None:
         self.files: list[FileSample] = []
         self.tokens, self.text_bytes, self.documents, self.busy_s, self.reader_bytes = 0, 0, 0, 0.0, 0
@@ -104,8 +104,8 @@ def _batch(texts: list[bytes]) -> tuple[np.ndarray, np.ndarray, memoryview]:
     return np.full(len(texts), KEEP_TRAIN, np.uint8), lengths, memoryview(b"".join(texts))
 
 
-def _sample(options: PrepareOptions, sources: SourceList, workers: Workers) -> _Found:
-    found = _Found()
+def _sample(options: PrepareOptions, sources: SourceList, workers: Workers) -> _SampleSums:
+    found = _SampleSums()
     workers.encode(*_batch([b"A tokenizer is loaded at its first word."])).result()
     reader = Reader(options.job(sources, Position(), MOST_BYTES))
     try:
@@ -132,7 +132,7 @@ def _sample(options: PrepareOptions, sources: SourceList, workers: Workers) -> _
 
 
 def _scaled(
-    options: PrepareOptions, sources: SourceList, common: dict[str, Any], found: _Found, worker_bytes: int
+    options: PrepareOptions, sources: SourceList, common: dict[str, Any], found: _SampleSums, worker_bytes: int
 ) -> PreparePlan:
     if not found.tokens:
         raise UserError("data.source_no_text", path=sources.description)

@@ -49,7 +49,7 @@ def suffix_of(name: str) -> str:
     return PurePath(name).suffix.lower() or "without a suffix"
 
 
-def others(left_out: dict[str, int]) -> str:
+def left_out_text(left_out: dict[str, int]) -> str:
     most = sorted(left_out.items(), key=lambda item: -item[1])[:4]
     listed = ", ".join(f"{count} {suffix}" for suffix, count in most)
     return f" (it has {listed})" if listed else ""
@@ -104,7 +104,7 @@ def list_files(url: str, left_out: Counter[str]) -> list[SourceFile]:
         stamp = entry.lfs.sha256 if entry.lfs else entry.blob_id
         found.append(SourceFile(path=path, kind=kind[0], compression=kind[1], size_bytes=entry.size, stamp=str(stamp)))
     if not found:
-        raise UserError("data.source_nothing", path=url, others=others(left_out))
+        raise UserError("data.source_nothing", path=url, others=left_out_text(left_out))
     return found
 
 

@@ -21,7 +21,7 @@ from foretrain.base.errors import UserError
 from foretrain.data.prepare import vocabulary
 from foretrain.data.prepare import writer as disk
 from foretrain.data.prepare import writer as state
-from foretrain.data.prepare.encode import KEEP_TRAIN, KEEP_VAL, Ranges, can_serve, counted, keep_of
+from foretrain.data.prepare.encode import KEEP_TRAIN, KEEP_VAL, Ranges, can_serve, keep_of, with_line_offset
 from foretrain.data.prepare.estimate import Outcome, Run, Status
 from foretrain.data.prepare.pool import Batch, Encoded, Reader, Workers
 from foretrain.data.prepare.reader import Position
@@ -211,7 +211,7 @@ class Preparation:
                 except TimeoutError:
                     continue
                 except UserError as error:
-                    raise counted(error, self._lines_before(self.pending[0])) from None
+                    raise with_line_offset(error, self._lines_before(self.pending[0])) from None
                 if self._store(self.pending.popleft(), made):
                     return ""
         if self.replaying:

@@ -12,9 +12,9 @@ from pathlib import Path, PurePath
 from pydantic import Field
 
 from foretrain.base.errors import UserError
-from foretrain.base.files import head
+from foretrain.base.files import first_bytes
 from foretrain.base.records import Record
-from foretrain.data.prepare.opened import _COMPRESSIONS, Kind, SourceFile, kind_of, list_files, others, suffix_of
+from foretrain.data.prepare.opened import _COMPRESSIONS, Kind, SourceFile, kind_of, left_out_text, list_files, suffix_of
 from foretrain.data.prepare.reader import Job, Position
 from foretrain.data.shards import DEFAULT_SHARD_TOKENS, INDEX, PROGRESS, Settings
 from foretrain.hardware.cpu import usable_cores
@@ -72,7 +72,7 @@ def not_utf8(words: Sequence[str]) -> tuple[UserError, ...]:
     """
     notes = []
     for word in words:
-        data = b"" if kind_of(word) not in (None, ("text", "")) else head(Path(word), _LOOKED_AT_BYTES)
+        data = b"" if kind_of(word) not in (None, ("text", "")) else first_bytes(Path(word), _LOOKED_AT_BYTES)
         try:
             codecs.getincrementaldecoder("utf-8")().decode(data, final=len(data) < _LOOKED_AT_BYTES)
         except UnicodeDecodeError as error:
@@ -101,7 +101,7 @@ def _expand_one(word: str, left_out: Counter[str]) -> list[SourceFile]:
     else:
         raise UserError("data.source_missing", path=word)
     if not found:
-        raise UserError("data.source_nothing", path=word, others=others(left_out))
+        raise UserError("data.source_nothing", path=word, others=left_out_text(left_out))
     return found
 
 

@@ -99,7 +99,7 @@ class Build:
         return GemmaNorm(width) if facts.norm == "gemma_rms" else RMSNorm(width)
 
 
-def adapted(layers: tuple[Lora, ...]) -> list[unsloth.Adapted]:
+def adapted_layers(layers: tuple[Lora, ...]) -> list[unsloth.Adapted]:
     return [found for layer in layers if (found := layer.adapted())]
 
 
@@ -194,17 +194,17 @@ def rotate_half(x: Tensor) -> Tensor:
     return torch.cat((-x2, x1), dim=-1)
 
 
-def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary positions (arXiv:2104.09864)."""
     return (x * cos) + (rotate_half(x) * sin)
 
 
-def partly_rotated(x: Tensor, cos: Tensor, sin: Tensor, width: int) -> Tensor:
+def apply_partial_rotary(x: Tensor, cos: Tensor, sin: Tensor, width: int) -> Tensor:
     turned, rest = x[..., :width], x[..., width:]
-    return torch.cat((rotated(turned, cos, sin), rest), dim=-1)
+    return torch.cat((apply_rotary(turned, cos, sin), rest), dim=-1)
 
 
-def repeated(x: Tensor, groups: int) -> Tensor:
+def repeat_heads(x: Tensor, groups: int) -> Tensor:
     """Return keys or values, B x K x T x D, once for each head of queries."""
     B, K, T, D = x.shape
     x = x[:, :, None, :, :].expand(B, K, groups, T, D)
@@ -250,7 +250,7 @@ class Attention(nn.Module):
             k, v = self.kept = torch.cat([k], dim=-2), torch.cat([v], dim=-2)
         y = self.attend(q, k, v, mask)
         y = y.reshape(B, T, self.facts.n_head * self.facts.head_dim)
-        y = unsloth.lora_out(y, *adapted(self.whole_out)) if self.whole_out else self.o_proj(y)
+        y = unsloth.lora_out(y, *adapted_layers(self.whole_out)) if self.whole_out else self.o_proj(y)
         if self.training and self.facts.residual_dropout:
             y = F.dropout(y, self.facts.residual_dropout)
         return y
@@ -273,7 +273,7 @@ class Attention(nn.Module):
         """The same in unsloth's blocks. Where one kernel norms and turns q and k, these are B x T x heads x D."""
         f = self.facts
         if self.together:
-            q, k, v = unsloth.lora_qkv(x, *adapted(self.together))
+            q, k, v = unsloth.lora_qkv(x, *adapted_layers(self.together))
         else:
             q, k = self.q_proj(x), self.k_proj(x)
             v = self.v_proj(x)
@@ -313,17 +313,17 @@ class Attention(nn.Module):
 
     def turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         width = self.rotary_dim
-        return partly_rotated(x, cos, sin, width) if width else rotated(x, cos, sin)
+        return apply_partial_rotary(x, cos, sin, width) if width else apply_rotary(x, cos, sin)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """Return B x T x H x D."""
         groups = self.facts.groups
         dropout = self.facts.attention_dropout if self.training else 0.0
         if self.facts.written_attention:
-            return self.written(q, repeated(k, groups), repeated(v, groups), mask, dropout)
+            return self.written(q, repeat_heads(k, groups), repeat_heads(v, groups), mask, dropout)
         grouped = groups > 1 and mask is None and k.shape[-1] <= 256
         if groups > 1 and not grouped:
-            k, v = repeated(k, groups), repeated(v, groups)
+            k, v = repeat_heads(k, groups), repeat_heads(v, groups)
         y = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=mask is None, enable_gqa=grouped
         )
@@ -360,7 +360,7 @@ class GatedMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.together:
-            return unsloth.lora_mlp(x, *adapted(self.together))
+            return unsloth.lora_mlp(x, *adapted_layers(self.together))
         if not self.fused and self.one_kernel:
             return self.down_proj(liger.gated_product(self.gate_proj(x), self.up_proj(x)))
         if not self.fused:
@@ -495,7 +495,7 @@ def window_mask(B: int, T: int, window: int, like: Tensor) -> Tensor:
     return torch.ones((B, 1, T, T), dtype=torch.bool, device=like.device).tril().triu(1 - window)
 
 
-def added(mask: Tensor, dtype: torch.dtype) -> Tensor:
+def mask_as_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """Return what is added to scores so that only those of a mask count."""
     return torch.where(mask, torch.zeros((), dtype=dtype, device=mask.device), torch.finfo(dtype).min)
 
@@ -607,7 +607,7 @@ class Decoder(nn.Module):
         pairs = zip(windows, needed, strict=True)
         made = [window_mask(B, T, window, like) if need else None for window, need in pairs]
         if f.written_attention:  # numbers that are added to the scores
-            made = [None if mask is None else added(mask, like.dtype) for mask in made]
+            made = [None if mask is None else mask_as_bias(mask, like.dtype) for mask in made]
         return made[0], made[1] if f.sliding_layers else None
 
     def forward(self, idx: Tensor, labels: Tensor) -> Any:

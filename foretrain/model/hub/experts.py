@@ -128,11 +128,11 @@ class Experts(nn.Module):
         gate_up, down = self.gate_up_proj, self.down_proj
         if self.gate_up is not None and of_gate_up is not None:
             gate_up = self.gate_up.folded(gate_up, of_gate_up)
-        made = grouped(rows, gate_up, ends)
+        made = grouped_matmul(rows, gate_up, ends)
         made = self.act_up(made)
         if self.down is not None and of_down is not None:
             down = self.down.folded(down, of_down)
-        made = grouped(made, down, ends)
+        made = grouped_matmul(made, down, ends)
         weighted = made * sorted_shares.unsqueeze(-1)
         places = torch.empty_like(order)
         places[order] = torch.arange(order.shape[0], device=x.device)
@@ -149,6 +149,6 @@ class Experts(nn.Module):
         return torch.cumsum(counts, dim=0, dtype=torch.int32)
 
 
-def grouped(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+def grouped_matmul(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     """Return S x out of tokens sorted by expert and weights, X x out x in."""
     return F.grouped_mm(x.to(weight.dtype), weight.transpose(-2, -1), offs=ends)

@@ -217,7 +217,7 @@ class _Qkv(torch.autograd.Function):
         return dx.view(x.shape), None, None, *[part for pair in room for part in pair]
 
 
-class _One(torch.autograd.Function):
+class _OneLayer(torch.autograd.Function):
     """LoRA_W: one linear layer that does not overwrite its input."""
 
     @staticmethod
@@ -285,5 +285,5 @@ def lora_qkv(x: Tensor, q: Adapted, k: Adapted, v: Adapted, *, in_place: bool = 
 
 
 def lora_out(x: Tensor, layer: Adapted) -> Tensor:
-    out: Tensor = _One.apply(x, layer, *_parts((layer,)))
+    out: Tensor = _OneLayer.apply(x, layer, *_parts((layer,)))
     return out

@@ -40,7 +40,7 @@ def tile(rows: int, vocabulary: int, small: bool) -> tuple[int, int]:
     return found, min(words - words % SPLIT_COLUMNS, -(-vocabulary // SPLIT_COLUMNS) * SPLIT_COLUMNS)
 
 
-class _Way(NamedTuple):
+class _HeadPass(NamedTuple):
     """`learns`, `trains`: the head's input and its weight want gradients; `wide`: logits are fp32 where all else is
     not.
     """
@@ -53,21 +53,21 @@ class _Way(NamedTuple):
     small: bool
 
     @staticmethod
-    def of(x: Tensor, weight: Tensor, rows: int, *, grad: bool) -> "_Way":
+    def of(x: Tensor, weight: Tensor, rows: int, *, grad: bool) -> "_HeadPass":
         device = x.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
         trains = grad and weight.requires_grad
         wide = dtype.itemsize == 2 and sums_half_in_fp32(x.device)
         small = card_bytes(x.device) <= SMALL_CARD_BYTES
         large = -(-int(weight.shape[0]) // SPLIT_COLUMNS) > 2 and (small or rows >= MOST_ROWS)
-        return _Way(grad and x.requires_grad, trains, dtype, wide, wide and not trains and large, small)
+        return _HeadPass(grad and x.requires_grad, trains, dtype, wide, wide and not trains and large, small)
 
 
 class _Head(torch.autograd.Function):
     """fused_linear_cross_entropy."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, rows: int, way: _Way) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, rows: int, way: _HeadPass) -> Tensor:
         kept = x.new_empty((rows,), dtype=torch.int64)  # which of the tokens
         launch("gather", kept, targets)
         grad_x = torch.zeros_like(x) if way.learns else None
@@ -93,7 +93,7 @@ class _Head(torch.autograd.Function):
         return found[0], found[1], None, None, None
 
 
-def _taken(x: Tensor, rows: int, kept: Tensor, dtype: Any) -> Tensor:
+def _gathered(x: Tensor, rows: int, kept: Tensor, dtype: Any) -> Tensor:
     """Gather `rows` scattered token states into a new tensor of `dtype`."""
     out = x.new_empty((rows, x.shape[-1]), dtype=x.dtype)
     launch("gather", out, out, kept)
@@ -106,7 +106,7 @@ def _chunked(
     grad_x: Tensor | None,
     grad_weight: Tensor | None,
     rows: int,
-    way: _Way,
+    way: _HeadPass,
     others: tuple[Tensor, Tensor],
 ) -> None:
     C, V = x.shape[-1], weight.shape[0]
@@ -115,7 +115,7 @@ def _chunked(
     room = x.new_empty((size, -(-V // 8) * 8), dtype=dtype)
     for start in range(0, rows, size):
         count = min(size, rows - start)
-        states, logits = _taken(x, count, others[0], way.dtype), room[:count]
+        states, logits = _gathered(x, count, others[0], way.dtype), room[:count]
         launch("matmul", logits, states, weight, shape=(count, V, C))
         launch("triton_softmax", (logits, others[1]), logits, logits, others[0])  # a row is gone through twice
         if grad_x is not None:
@@ -127,7 +127,7 @@ def _chunked(
             launch("matmul_weight", grad_weight, logits, states, grad_weight, shape=(V, C, count))
 
 
-def _product(logits: Tensor, weight: Tensor, way: _Way) -> Tensor:
+def _product(logits: Tensor, weight: Tensor, way: _HeadPass) -> Tensor:
     """Return the gradient of states in fp32: at once where the card can, else a copy."""
     rows, (V, C) = logits.shape[0], weight.shape
     found = logits.new_empty((rows, C), dtype=torch.float32 if way.wide else way.dtype)
@@ -136,7 +136,7 @@ def _product(logits: Tensor, weight: Tensor, way: _Way) -> Tensor:
 
 
 def _tiled(
-    x: Tensor, weight: Tensor, grad_x: Tensor | None, rows: int, way: _Way, others: tuple[Tensor, Tensor]
+    x: Tensor, weight: Tensor, grad_x: Tensor | None, rows: int, way: _HeadPass, others: tuple[Tensor, Tensor]
 ) -> None:
     C, V = x.shape[-1], weight.shape[0]
     size, words = tile(rows, int(V), way.small)
@@ -147,7 +147,7 @@ def _tiled(
         total, largest = x.new_empty((size, C), dtype=torch.float32), x.new_empty((size,), dtype=torch.float32)
     for start in range(0, rows, size):
         count = min(size, rows - start)
-        states = _taken(x, count, others[0], way.dtype)
+        states = _gathered(x, count, others[0], way.dtype)
         parts = x.new_empty((8, -(-int(V) // SPLIT_COLUMNS), count), dtype=torch.float32)
         for first in range(0, int(V), words):
             n = min(words, int(V) - first)
@@ -172,7 +172,7 @@ class ChunkedLoss(nn.Module):
         targets = torch.cat((labels[..., 1:], labels[..., :1]), dim=-1)
         rows = int(B) * (int(T) - 1)
         x = states.reshape(-1, states.shape[-1])
-        way = _Way.of(x, weight, rows, grad=torch.is_grad_enabled())
+        way = _HeadPass.of(x, weight, rows, grad=torch.is_grad_enabled())
         total: Tensor = _Head.apply(x, weight, targets.reshape(-1), rows, way)
         return total / 1.0  # as many as there are labels
 

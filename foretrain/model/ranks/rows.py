@@ -21,7 +21,7 @@ class Rows(Protocol):
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldRows:
     """The rows of a tensor that a rank has: `local`, from row `begin` on. `copies`: how many ranks have the same;
     `copy`: which of these this one is.
     """
@@ -50,10 +50,10 @@ def is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "device_mesh")
 
 
-def held(tensor: Tensor, rank: int = 0, world: int = 1) -> Held:
+def held_rows(tensor: Tensor, rank: int = 0, world: int = 1) -> HeldRows:
     """Return what a rank has of `tensor`: its rows of a sharded one; any other is the same on all `world` ranks."""
     if not is_sharded(tensor):
-        return Held(tensor.detach(), 0, rank, world)
+        return HeldRows(tensor.detach(), 0, rank, world)
     sharded: Any = tensor
     index, parts, copy, copies = 0, 1, 0, 1
     for dim, placement in enumerate(sharded.placements):
@@ -68,13 +68,13 @@ def held(tensor: Tensor, rank: int = 0, world: int = 1) -> Held:
     length = -(-rows // parts)
     begin, end = (min(rows, length * each) for each in (index, index + 1))
     assert local.shape[0] == end - begin, f"{local.shape[0]} rows of {rows}, cut into {parts}, are at {index}"
-    return Held(local, begin, copy, copies)
+    return HeldRows(local, begin, copy, copies)
 
 
-def like(parameter: Tensor, source: Rows, dtype: torch.dtype) -> Tensor:
+def sharded_like(parameter: Tensor, source: Rows, dtype: torch.dtype) -> Tensor:
     """Make a new tensor beside `parameter`, sharded as it is, with this rank's rows of `source`, which is whole."""
     made = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
-    held(made).fill(source)
+    held_rows(made).fill(source)
     return made
 
 

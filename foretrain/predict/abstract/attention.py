@@ -11,7 +11,7 @@ from typing import Any
 from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.autograd import Grads, record, wants
 from foretrain.predict.abstract.dims import Dim
-from foretrain.predict.abstract.tensors import Tensor, allocate, bool_, float32, make, passing, ran
+from foretrain.predict.abstract.tensors import Tensor, allocate, bool_, float32, make, note_kernel, take_temporary
 
 HERE = "activations.attention"
 
@@ -53,7 +53,7 @@ def _laid_out(kind: str, like: Tensor, width: int) -> Tensor:
 
 def _copied(x: Tensor, width: int, place: str | None = None) -> Tensor:
     out = _by_rows(x, width, place)
-    ran("join", out, x)
+    note_kernel("join", out, x)
     return out
 
 
@@ -73,9 +73,9 @@ def _fused(kind: str, q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Ten
     whole = _laid_out(kind, q, width)
     lse = allocate((B, H, T), float32, HERE)
     if kind == "flash" and machine.cuda and not dropout:
-        passing(1, "split")
+        take_temporary(1, "split")
     machine.name = "attention"
-    ran("attention", (whole, lse), *inputs, shape=(B, H, T, D))
+    note_kernel("attention", (whole, lse), *inputs, shape=(B, H, T, D))
     out = whole.detach()
     if wants(q, k, v):
 
@@ -83,8 +83,8 @@ def _fused(kind: str, q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Ten
             copies = [_copied(grad, width, "workspace") for _ in range(2)] if width is not D and int(H) > 1 else []
             shape = [_laid_out(kind, x, width) for x in saved[:3]]
             if kind in ("flash", "cudnn") and machine.cuda:
-                passing(1, "flash")
-            ran("attention_backward", shape, grad, *saved, shape=(B, H, T, D))
+                take_temporary(1, "flash")
+            note_kernel("attention_backward", shape, grad, *saved, shape=(B, H, T, D))
             copies.clear()
             return [x.viewed((*x.shape[:-1], D), x.strides) for x in shape]
 
@@ -132,7 +132,7 @@ def _math(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
         factors = [factors[1], made("join", heads, factors[0]), turned]
         del turned
     products = [made("matmul", scores, *factors[-2:], of=(B * H * T, T, D))]
-    ran("add", products[0], products[0], names[0])
+    note_kernel("add", products[0], products[0], names[0])
     if lays_out:
         del factors[0]
     elif not for_k:
@@ -229,18 +229,18 @@ def causal_attention(qkv: Tensor, H: int) -> Tensor:
     heads = allocate((B, T, width), low, HERE)
     kept = [_storage(low.itemsize, "kept")] if keeps else []
     result = allocate((B, T, C), low, HERE)
-    passing((1 if keeps else 2) * low.itemsize, group)
+    take_temporary((1 if keeps else 2) * low.itemsize, group)
     out = allocate((B, T, C), low, HERE)
     machine.name, shape = "attention", (B, H, T, C // H)
-    ran("attention_bmm", out, qkv, shape=shape)
+    note_kernel("attention_bmm", out, qkv, shape=shape)
     del result
     if wants(qkv):
 
         def run(saved: list[Any], grad: Tensor) -> Grads:
             dy, total = allocate((B, T, C), low), allocate((B, T, width), low)
-            passing((2 if keeps else 3) * low.itemsize, group)
+            take_temporary((2 if keeps else 3) * low.itemsize, group)
             laid_out = allocate((B, T, width), low)
-            ran("attention_bmm_backward", laid_out, saved[0], grad, grad, shape=shape)  # and the result
+            note_kernel("attention_bmm_backward", laid_out, saved[0], grad, grad, shape=shape)  # and the result
             del dy, total
             return (laid_out,)
 

@@ -14,7 +14,7 @@ from weakref import ref
 
 from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.passage import OUTSIDE
-from foretrain.predict.abstract.tensors import DType, Tensor, float32, ran
+from foretrain.predict.abstract.tensors import DType, Tensor, float32, note_kernel
 
 
 class Parameter(Tensor):
@@ -209,7 +209,7 @@ def _summed(slots: list[Tensor | None], slot: int, new: Tensor) -> Tensor:
     slots[slot] = None
     # Known references to the storage: the tensor's own, and the argument of getrefcount; to the tensor: `old`.
     if old.storage is not None and sys.getrefcount(old.storage) == 2 and sys.getrefcount(old) == ONE_VARIABLE:
-        ran("add", old, old, new)
+        note_kernel("add", old, old, new)
         return old
     return old.summed(new)
 
@@ -217,7 +217,7 @@ def _summed(slots: list[Tensor | None], slot: int, new: Tensor) -> Tensor:
 # -- activation checkpointing ------------------------------------------------------------------------------
 
 
-class _Enough(Exception):
+class _AllSaved(Exception):
     """Everything that backward needs is there."""
 
 
@@ -283,7 +283,7 @@ class Checkpoint:
 
     def run_again(self) -> None:
         machine = m.machine()
-        again = _Again(self.places, whole=self.whole)
+        again = _Recomputation(self.places, whole=self.whole)
         self.remade = again.kept
         before = machine.grad, machine.kind, machine.name, machine.t.moment, machine.packing
         machine.grad, machine.packing, machine.again = True, [again], True
@@ -300,14 +300,14 @@ class Checkpoint:
                     self.result = self.call(*args)
             else:
                 self.result = self.call(*args)
-        except _Enough:
+        except _AllSaved:
             pass
         finally:
             machine.grad, machine.kind, machine.name, machine.t.moment, machine.packing = before
             machine.again = False
 
 
-class _Again:
+class _Recomputation:
     """Keeps what a second run saves where its place is still there, until all of it is; that run's own graph keeps it
     too. Where the run goes on to its end (`whole`), backward takes what is kept here.
     """
@@ -321,7 +321,7 @@ class _Again:
             self.kept[self.count] = _kept(x)
         self.count += 1
         if self.count == len(self.places) and not self.whole:
-            raise _Enough
+            raise _AllSaved
         return None if self.whole else _kept(x)
 
 

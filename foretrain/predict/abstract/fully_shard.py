@@ -14,7 +14,7 @@ from foretrain.config.sharing import Sharing
 from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.autograd import Parameter, record
 from foretrain.predict.abstract.passage import OUTSIDE, Recorder
-from foretrain.predict.abstract.ranks import Alone, Buckets, BucketViews, State
+from foretrain.predict.abstract.ranks import Buckets, BucketViews, OneCard, State
 from foretrain.predict.abstract.tensors import Storage, Tensor
 from foretrain.predict.timeline import Tensor as Kept
 
@@ -23,7 +23,7 @@ GATHERING_STREAM, REDUCING_STREAM = 1, 2
 REDUCED_BYTES = 4  # gradients are summed over ranks in fp32
 
 
-class Machine(m.Machine):
+class ShardingMachine(m.Machine):
     """A gradient has the dtype of the weight that was gathered, and waits for the others of its block."""
 
     wide_gradients = False
@@ -55,8 +55,8 @@ class Group:
             parameter.grad = None
 
 
-class FullyShard(Alone):
-    machine = Machine
+class FullyShard(OneCard):
+    machine = ShardingMachine
     leaves = (GATHERED, EXCHANGED)
 
     def __init__(self, sharing: Sharing, shapes: Sequence[Sequence[int]], *, half: bool) -> None:
@@ -260,9 +260,9 @@ class FullyShard(Alone):
         return Storage(t, serial)
 
 
-def passes_of(sharing: Sharing | None, shapes: Sequence[Sequence[int]], *, half: bool) -> Alone:
+def passes_of(sharing: Sharing | None, shapes: Sequence[Sequence[int]], *, half: bool) -> OneCard:
     if sharing is None:
-        return Alone()
+        return OneCard()
     if sharing.way.shards_weights:
         return FullyShard(sharing, shapes, half=half)
     return BucketViews() if sharing.bucket_view else Buckets()

@@ -18,8 +18,8 @@ from foretrain.predict.abstract.tensors import (
     int32,
     int64,
     make,
-    ran,
-    unmade,
+    note_kernel,
+    without_storage,
 )
 from foretrain.predict.abstract.views import (
     broadcast,
@@ -61,7 +61,7 @@ def mul(x: Tensor, y: Any) -> Tensor:
     if not wants(x, y):
         return _result(x, y)
     shape, dtype = result_of(x, y)
-    out = unmade(shape, dtype)
+    out = without_storage(shape, dtype)
     record(out, _product_backward(x, y), (x, y), _factors(x, y))
     made = _result(x, y)
     out.storage, out.strides = made.storage, made.strides
@@ -103,28 +103,28 @@ def addcmul(x: Tensor, a: Tensor, b: Tensor, *, value: float = 1) -> Tensor:
 
 
 def in_place(x: Tensor, *others: Any, **_: Any) -> Tensor:
-    ran("add", x, x, *(y for y in others if isinstance(y, Tensor)))
+    note_kernel("add", x, x, *(y for y in others if isinstance(y, Tensor)))
     return x
 
 
 def accumulate_(x: Tensor, y: Tensor) -> Tensor:
-    ran("accumulate", x, x, y)
+    note_kernel("accumulate", x, x, y)
     return x
 
 
 def copy_(x: Tensor, y: Tensor) -> Tensor:
     if y is not x:
-        ran("cast", x, y)
+        note_kernel("cast", x, y)
     return x
 
 
 def fill_(x: Tensor, *_: Any) -> Tensor:
-    ran("fill", x)
+    note_kernel("fill", x)
     return x
 
 
 def scatter_(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
-    ran("scatter", x.viewed((), ()), index, source)
+    note_kernel("scatter", x.viewed((), ()), index, source)
     return x
 
 
@@ -261,7 +261,7 @@ def column_sums(x: Tensor) -> Tensor:
 
 def aminmax(x: Tensor, dim: Any = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     found = allocate(reduced(x, dim, keepdim), x.dtype), allocate(reduced(x, dim, keepdim), x.dtype)
-    ran("range", found, x)
+    note_kernel("range", found, x)
     return found
 
 
@@ -274,7 +274,7 @@ def vector_norm(x: Tensor, *, dim: int, keepdim: bool = False, dtype: DType | No
         card, sizes = m.machine().card, [Dimension(int(n), int(s)) for n, s in zip(x.shape, x.strides, strict=True)]
         inner = sizes.pop(dim % len(sizes))
         processors = Processors.of(card.capability, card.processors)
-        m.passing_all(reduction_bytes(processors, [inner], sizes, max(x.dtype.itemsize, 4)))
+        m.take_temporaries(reduction_bytes(processors, [inner], sizes, max(x.dtype.itemsize, 4)))
     return out
 
 
@@ -319,7 +319,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     weight = autocast(weight)  # type: ignore[assignment]
     x = autocast(x)  # type: ignore[assignment]
     sizes = (*x.shape[:-1], weight.shape[0])
-    out = unmade(sizes, x.dtype)
+    out = without_storage(sizes, x.dtype)
     if wants(x, weight, bias):
 
         def run(saved: list[Any], grad: Tensor) -> Grads:
@@ -340,7 +340,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     # Where only what backward needs of it is recomputed, the matmul is not.
     out.storage = allocate(sizes, x.dtype).storage
     m.machine().workspace()
-    ran("matmul", out, x, weight, bias, shape=_product(out.shape, x.shape[-1]))
+    note_kernel("matmul", out, x, weight, bias, shape=_product(out.shape, x.shape[-1]))
     return out
 
 
@@ -458,7 +458,7 @@ def _ran_mm(out: Tensor, x: Tensor, y: Tensor) -> Tensor:
     if len(y.shape) == 2:
         tokens = not {"B", "T", "n"}.isdisjoint(getattr(x.shape[-1], "letters", ()))
         kind = "matmul_weight" if tokens else "matmul_input" if m.machine().in_backward or is_contiguous(y) else kind
-    ran(kind, out, x, y, shape=_product(out.shape, x.shape[-1]))
+    note_kernel(kind, out, x, y, shape=_product(out.shape, x.shape[-1]))
     return out
 
 
@@ -467,14 +467,14 @@ def _ran_mm(out: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 def embedding(idx: Tensor, weight: Tensor) -> Tensor:
     out = allocate((*idx.shape, weight.shape[1]), weight.dtype)
-    ran("gather", out, out, idx)
+    note_kernel("gather", out, out, idx)
     if wants(weight):
         shape = weight.shape
 
         def run(saved: list[Any], grad: Tensor) -> Grads:
             found = make("fill", shape, grad.dtype, component="temporaries")
             place = found.viewed((), ())
-            ran("scatter", place, grad, *saved, place)
+            note_kernel("scatter", place, grad, *saved, place)
             return (found,)
 
         record(out, run, (weight,), (idx,))
@@ -490,13 +490,15 @@ def layer_norm(
     out = allocate(x.shape, x.dtype)
     rows = (*x.shape[:-1], 1)
     stats = [allocate(rows, float32) for _ in range(2)]
-    ran("norm", (out, *stats), x, weight, bias)
+    note_kernel("norm", (out, *stats), x, weight, bias)
     if wants(x, weight, bias):
         affine = [p.shape for p in (weight, bias) if p is not None]
 
         def run(saved: list[Any], grad: Tensor) -> Grads:
             grads = [allocate(s, grad.dtype) for s in (grad.shape, *affine)]
-            ran("norm_backward", grads, grad, *saved, grad if affine else None)  # another sums the weight's gradient
+            note_kernel(
+                "norm_backward", grads, grad, *saved, grad if affine else None
+            )  # another sums the weight's gradient
             return grads
 
         record(out, run, (x, *(p for p in (weight, bias) if p is not None)), (x, *stats))
@@ -507,12 +509,12 @@ def rms_norm(x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | N
     """One kernel on a card (aten _fused_rms_norm), with a number a row for backward."""
     out = allocate(x.shape, promoted(x.dtype, weight.dtype) if weight is not None else x.dtype)
     scale = allocate((*x.shape[:-1], 1), float32)
-    ran("norm", (out, scale), x, weight)
+    note_kernel("norm", (out, scale), x, weight)
     if wants(x, weight):
 
         def run(saved: list[Any], grad: Tensor) -> Grads:
             grads = [allocate(s.shape, grad.dtype) for s in (grad, weight) if s is not None]
-            ran("norm_backward", grads, grad, *saved, grad if weight is not None else None)
+            note_kernel("norm_backward", grads, grad, *saved, grad if weight is not None else None)
             return grads
 
         record(out, run, (x, weight) if weight is not None else (x,), (x, scale))
@@ -525,7 +527,7 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
         return x
     out = allocate(x.shape, x.dtype)
     mask = allocate(x.shape, bool_ if m.machine().cuda else x.dtype, "activations.dropout")
-    ran("dropout", (out, mask), x)
+    note_kernel("dropout", (out, mask), x)
     if wants(x):
         record(out, partial(_elementwise, kind="dropout"), (x,), (mask,))
     return out
@@ -550,13 +552,13 @@ def cross_entropy(logits: Tensor, targets: Tensor, **_: Any) -> Tensor:
 def nll_loss(logs: Tensor, targets: Tensor) -> Tensor:
     """Return the mean at the targets; its gradient is as large as the logarithms."""
     out, weight = allocate((), logs.dtype), allocate((), logs.dtype)
-    ran("gather", (out, weight), targets, targets)
+    note_kernel("gather", (out, weight), targets, targets)
     if wants(logs):
         shape, dtype = logs.shape, logs.dtype
 
         def run(saved: list[Any], grad: Tensor) -> Grads:
             found = make("fill", shape, dtype)
-            ran("scatter", (), saved[1])
+            note_kernel("scatter", (), saved[1])
             return (found,)
 
         record(out, run, (logs,), (logs, targets, weight))

@@ -9,7 +9,7 @@ from foretrain.predict.abstract import autograd, routing, views
 from foretrain.predict.abstract import functional as F
 from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.autograd import Grads, Parameter, record, wants
-from foretrain.predict.abstract.tensors import DType, Tensor, allocate, bool_, float32, int64, make, ran
+from foretrain.predict.abstract.tensors import DType, Tensor, allocate, bool_, float32, int64, make, note_kernel
 from foretrain.predict.abstract.views import broadcast, product
 
 # Modules by the last word of their names, what they make, and the moment that they begin.
@@ -224,7 +224,7 @@ def getitem(x: Tensor, key: Any) -> Tensor:
             found = make("fill", shape, grad.dtype)
             places = _places(saved[0], count)
             sorting = [allocate((count,), int64, "workspace") for _ in range(4 if m.machine().cuda else 0)]
-            ran("scatter", found.viewed((), ()), grad, places)
+            note_kernel("scatter", found.viewed((), ()), grad, places)
             del sorting
             return (found,)
 

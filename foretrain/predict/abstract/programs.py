@@ -140,7 +140,7 @@ class Loader:
             "foretrain.model.host.checkpoints": _namespace("checkpoints", {"Inputs": Inputs}),
             "foretrain.model.attention": _namespace("attention", {"causal_attention": own_attention}),
             "foretrain.model.hub.kernels": _namespace("kernels", {
-                "launch": m.ran, "processors": lambda device: m.machine().card.processors,
+                "launch": m.note_kernel, "processors": lambda device: m.machine().card.processors,
                 "column_sums": eager.column_sums,
                 "room_for_logits": lambda like, shape, dtype: m.allocate(shape, dtype, "logits"),
                 "sums_half_in_fp32": lambda device: m.machine().cuda and m.machine().card.capability >= (8, 0),
@@ -149,7 +149,7 @@ class Loader:
         }  # fmt: skip
         self.loaded: dict[str, ModuleType] = {}
 
-    @m.alone
+    @m.one_thread_at_a_time
     def load(self, name: str) -> ModuleType:
         if name in self.stands_for:
             return self.stands_for[name]

@@ -30,7 +30,7 @@ class State(NamedTuple):
 FRESH = State()
 
 
-class Alone:
+class OneCard:
     """One card. Gradients stay until the step is done, unless it `sends` them; `key`: what decides a pass besides its
     state.
     """
@@ -70,7 +70,7 @@ class Alone:
         return gradients[:count]
 
 
-class Machine(m.Machine):
+class SendingMachine(m.Machine):
     """A gradient goes to the host in the dtype in which it was made."""
 
     wide_gradients = False
@@ -81,8 +81,8 @@ class Machine(m.Machine):
         self.leaving = gradient
 
 
-class Sends(Alone):
-    key, sends, machine = "sends", True, Machine
+class SendingGradients(OneCard):
+    key, sends, machine = "sends", True, SendingMachine
 
     def end(self) -> None:
         self.on.leaving = None
@@ -101,7 +101,7 @@ class UpdatingMachine(m.Machine):
                 self.t.birth(MOMENTS, 4, parameter.shape)
 
 
-class Updates(Alone):
+class UpdatingInBackward(OneCard):
     """One card that updates each parameter in the backward pass. Its first pass leaves the optimizer's states."""
 
     key, sends, machine, leaves = "updates", True, UpdatingMachine, (MOMENTS,)
@@ -116,7 +116,7 @@ class Updates(Alone):
         self.on.first = not state.left
 
 
-class Buckets(Alone):
+class Buckets(OneCard):
     as_views = False
 
     def state(self, gradients: list[Tensor], left: list[Tensor], *, last: bool, saving: bool) -> State:

@@ -19,8 +19,8 @@ from foretrain.predict.abstract.tensors import (
     int32,
     int64,
     make,
-    ran,
-    unmade,
+    note_kernel,
+    without_storage,
 )
 from foretrain.predict.abstract.views import product
 
@@ -34,13 +34,13 @@ def topk(x: Tensor, k: int, dim: int = -1) -> tuple[Tensor, Tensor]:
     """Return the k largest of each row, and where they stand, which backward takes."""
     shape = (*x.shape[:-1], k)
     found, places = allocate(shape, x.dtype), _numbers(x, shape)
-    ran("range", (found, places), x)
+    note_kernel("range", (found, places), x)
     if wants(x):
         whole, dtype = x.shape, x.dtype
 
         def run(saved: list[Any], grad: Tensor) -> Grads:
             out = make("fill", whole, dtype)
-            ran("scatter", out.viewed((), ()), grad, *saved)
+            note_kernel("scatter", out.viewed((), ()), grad, *saved)
             return (out,)
 
         record(found, run, (x,), (places,))
@@ -49,7 +49,7 @@ def topk(x: Tensor, k: int, dim: int = -1) -> tuple[Tensor, Tensor]:
 
 def sort(x: Tensor) -> tuple[Tensor, Tensor]:
     found = _numbers(x, x.shape), _numbers(x, x.shape)
-    ran("range", found, x)
+    note_kernel("range", found, x)
     return found
 
 
@@ -76,7 +76,7 @@ def getitem(x: Tensor, key: Any) -> Tensor:
     if not isinstance(key, Tensor):
         return views.getitem(x, key)
     sizes = (*key.shape, *x.shape[1:])
-    out = unmade(sizes, x.dtype)
+    out = without_storage(sizes, x.dtype)
     if wants(x):
         shape = x.shape
 
@@ -84,17 +84,17 @@ def getitem(x: Tensor, key: Any) -> Tensor:
             found = make("fill", shape, grad.dtype)
             sorting = [allocate(saved[0].shape, int64, "workspace") for _ in range(6 if m.machine().cuda else 0)]
             del sorting
-            ran("scatter", found.viewed((), ()), grad, *saved, grad)
+            note_kernel("scatter", found.viewed((), ()), grad, *saved, grad)
             return (found,)
 
         record(out, run, (x,), (key,))
     out.storage = allocate(sizes, x.dtype).storage  # where only what backward needs is recomputed, it is not made
-    ran("gather", out, out, key)
+    note_kernel("gather", out, out, key)
     return out
 
 
 def setitem(x: Tensor, key: Tensor, value: Tensor) -> None:
-    ran("scatter", x.viewed((), ()), key, value)
+    note_kernel("scatter", x.viewed((), ()), key, value)
 
 
 def permute(x: Tensor, *order: int) -> Tensor:
@@ -135,7 +135,7 @@ def grouped_mm(x: Tensor, weight: Tensor, *, offs: Tensor) -> Tensor:
     """
     rows, n_in, n_out = x.shape[0], weight.shape[-2], weight.shape[-1]
     sizes = rows, n_out
-    out = unmade(sizes, x.dtype)
+    out = without_storage(sizes, x.dtype)
     if wants(x, weight):
         own = m.machine().grouped == "own"
         for_x, for_weight = x.requires_grad or own, weight.requires_grad or own
@@ -182,13 +182,13 @@ def _each(kind: str, out: Tensor, x: Tensor, y: Tensor, *, shape: tuple[int, int
     rows = shape[many]
     count = max(1, min(int(out.shape[0] if many else y.shape[0]), int(rows)))
     if count == 1 or (machine.grouped == "at once" and x.dtype == bfloat16):
-        ran(kind, out, x, y, shape=shape)
+        note_kernel(kind, out, x, y, shape=shape)
         return
     shares = _of_one(out, rows, count), _of_one(x, rows, count), _of_one(y, rows, count)
     each, more = divmod(int(rows), count)
     for n, times in ((each + 1, more), (each, count - more)):
         if times:
-            ran(kind, *shares, shape=(*shape[:many], n, *shape[many + 1 :]), times=times)
+            note_kernel(kind, *shares, shape=(*shape[:many], n, *shape[many + 1 :]), times=times)
 
 
 def _of_one(x: Tensor, rows: int, count: int) -> Tensor:
@@ -202,7 +202,7 @@ def baddbmm(x: Tensor, a: Tensor, b: Tensor, *, alpha: float = 1) -> Tensor:
     (count, rows, inner), columns = a.shape, b.shape[-1]
     out = allocate(x.shape, x.dtype)
     m.machine().workspace()
-    ran("matmul", out, x, a, b, shape=(product((count, rows)), columns, inner))
+    note_kernel("matmul", out, x, a, b, shape=(product((count, rows)), columns, inner))
     if wants(x, a, b):
         for_x = x.requires_grad
 

@@ -13,7 +13,7 @@ from foretrain.predict.abstract import autograd, modules, programs
 from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.dims import Dim, Kernel, Launch, Launches, counted
 from foretrain.predict.abstract.passage import MOST, OUTSIDE, Recorder, Structure, Uneven, copies_of, unroll
-from foretrain.predict.abstract.ranks import FRESH, Alone, State
+from foretrain.predict.abstract.ranks import FRESH, OneCard, State
 from foretrain.predict.spec import Variant
 from foretrain.predict.timeline import Passage, Tensor, Timeline
 
@@ -60,10 +60,10 @@ class EagerProgram:
 
     def __init__(
         self, timeline: Timeline, variant: Variant, config: RunConfig, low: m.DType | None,
-        matmul: str = "dtype", make: Make | None = None, ranks: Alone | None = None,
+        matmul: str = "dtype", make: Make | None = None, ranks: OneCard | None = None,
     ) -> None:  # fmt: skip
         self.t, self.v, self.config, self.low = timeline, variant, config, low
-        self.ranks, self.last = ranks or Alone(), False  # `last`: whether the next micro-batch ends a step
+        self.ranks, self.last = ranks or OneCard(), False  # `last`: whether the next micro-batch ends a step
         self.matmul, self.make = matmul if matmul in EIGHT_BITS else "dtype", make
         self.groups = (config.checkpointed, config.n_layer - config.checkpointed)
         self.run = tuple(min(MOST, count) for count in self.groups)
@@ -118,7 +118,7 @@ class EagerProgram:
         self.t.free(*self.gradients)
         self.gradients = []
 
-    @m.alone
+    @m.one_thread_at_a_time
     def launches(self, saving: bool, fuse: Fuse | None = None) -> list[tuple[Launch, int]]:
         """Return the kernels of a pass, in letters, and how often each runs in all layers; `fuse`: as a compiler has
         them.
@@ -156,7 +156,7 @@ class EagerProgram:
             self.passages[key] = self.ranks.sized(self._structure(saving), state, self.t)
         return self.passages[key]
 
-    @m.alone
+    @m.one_thread_at_a_time
     def _structure(self, saving: bool) -> Structure:
         state = self._state(saving)
         key = self._shape_of(saving), self.groups, state

@@ -111,7 +111,7 @@ machine: Callable[[], Machine] = _running.get  # the one that runs now, in this 
 _turn = RLock()
 
 
-def alone(function: F) -> F:
+def one_thread_at_a_time(function: F) -> F:
     """Let one thread at a time call any such function: what they remember is every thread's."""
 
     @wraps(function)
@@ -183,7 +183,7 @@ class Tensor:
         out = make("add", shape, self.dtype, self)
         letters = getattr(shape[0], "letters", ()) if len(shape) == 1 else ()
         if machine().cuda and letters == ("C",):
-            passing(1, f"sums{getattr(shape[0], 'coefficient', 0)}")
+            take_temporary(1, f"sums{getattr(shape[0], 'coefficient', 0)}")
         return out
 
     def summed(self, other: "Tensor") -> "Tensor":
@@ -211,7 +211,7 @@ def _by_rows(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(found))
 
 
-def unmade(shape: tuple[int, ...], dtype: DType) -> Tensor:
+def without_storage(shape: tuple[int, ...], dtype: DType) -> Tensor:
     """Return a contiguous tensor without a storage: an operation gives it one once backward has what it saves."""
     return Tensor(shape, contiguous_strides(shape), dtype, None)
 
@@ -221,14 +221,14 @@ def allocate(shape: Sequence[int], dtype: DType, component: str | None = None) -
     shape = tuple(shape)
     on = machine()
     if on is None:
-        return unmade(shape, dtype)
+        return without_storage(shape, dtype)
     if component is None:
         component = "batch" if dtype is int64 else on.component(shape)
     serial = on.t.birth(component, dtype.itemsize, shape)
     return Tensor(shape, contiguous_strides(shape), dtype, Storage(on.t, serial))
 
 
-def ran(
+def note_kernel(
     kind: str, out: Tensor | Sequence[Tensor], *inputs: Tensor | None, shape: Sequence[int] = (), times: int = 1
 ) -> None:
     """Note a kernel that reads the inputs and writes its results, each once; or one that runs so many times."""
@@ -267,7 +267,7 @@ def make(
     out = allocate(shape, dtype, component)
     if kind in ELEMENTWISE and inputs and inputs[0] is not None and len(inputs[0].shape) == len(shape) > 1:
         out.strides = dense_like(inputs[0], out.shape) or out.strides
-    ran(kind, out, *inputs, shape=of)
+    note_kernel(kind, out, *inputs, shape=of)
     return out
 
 
@@ -288,14 +288,14 @@ def dense_like(x: Tensor, shape: Sequence[int]) -> tuple[int, ...] | None:
     return tuple(found)
 
 
-def passing(coefficient: int, letter: str) -> None:
+def take_temporary(coefficient: int, letter: str) -> None:
     """Take so many times a symbol of the timeline for the kernel itself."""
     t = machine().t
     if t.symbols.get(letter):
         t.death(t.birth("workspace", 1, (), (coefficient, letter)))
 
 
-def passing_all(sizes: Sequence[int]) -> None:
+def take_temporaries(sizes: Sequence[int]) -> None:
     """Take tensors of so many bytes for the kernel itself, together."""
     t = machine().t
     for serial in [t.birth("workspace", 1, (), (nbytes,)) for nbytes in sizes]:

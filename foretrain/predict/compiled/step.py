@@ -30,7 +30,7 @@ LEAST_LOGITS_BYTES, LEAST_RATIO = 1 << 20, 2  # of logits to what they are made 
 CHUNKS = 8
 
 
-def divides(t: Timeline, v: Variant) -> bool:
+def auto_chunker_applies(t: Timeline, v: Variant) -> bool:
     s = t.symbols
     rows, low = s["B"] * s["T"], 2 if v.half else 4
     logits = rows * s["V"]
@@ -50,7 +50,7 @@ class _Tensors:
             self.t.death(serial)
 
 
-def chunked(t: Recorder, v: Variant, *, saving: bool) -> list[int]:
+def chunked_loss_pass(t: Recorder, v: Variant, *, saving: bool) -> list[int]:
     """Write the loop. Returns what waits for backward: the gradients of what the head reads and of its weight."""
     tensors, low = _Tensors(t), 2 if v.half else 4
     make, free = tensors.make, tensors.free
@@ -67,7 +67,7 @@ def chunked(t: Recorder, v: Variant, *, saving: bool) -> list[int]:
     return waiting
 
 
-def divided(t: Recorder, v: Variant, *, saving: bool) -> list[int]:
+def auto_chunker_pass(t: Recorder, v: Variant, *, saving: bool) -> list[int]:
     """As `chunked`, in Inductor's eight chunks: each adds to the weight's gradient in a new tensor."""
     assert saving, "an evaluation is not divided"
     tensors, low = _Tensors(t), 2 if v.half else 4
@@ -90,7 +90,7 @@ def divided(t: Recorder, v: Variant, *, saving: bool) -> list[int]:
     return [whole, weight]
 
 
-def halved(t: Recorder, head: int) -> int:
+def head_gradient_in_half(t: Recorder, head: int) -> int:
     """Cast the gradient of the head's weight to half precision, as autograd gives it to a weight of that dtype."""
     cast = t.birth("temporaries", 1, (), (2, "V", "C"), ours=False)
     t.death(head)
@@ -122,7 +122,7 @@ LOADER = Loader(
 )  # fmt: skip
 
 
-class First(NamedTuple):
+class FirstMicroBatch(NamedTuple):
     walk: Walk
     logits: Tensor | None
 
@@ -171,10 +171,10 @@ class CompiledProgram(EagerProgram):
         if not saving:
             self._take(walk)
         logits = next((tensor for tensor in walk.alive.values() if tensor.component == "logits"), None)
-        return First(walk, logits if self.v.keeps_logits else None)
+        return FirstMicroBatch(walk, logits if self.v.keeps_logits else None)
 
     def backward(self, result: Any) -> None:
-        if not isinstance(result, First):
+        if not isinstance(result, FirstMicroBatch):
             super().backward(result)
             return
         self.gradients = result.walk.backward()
@@ -192,7 +192,7 @@ class CompiledProgram(EagerProgram):
         if model.training != saving:
             model.train(saving)
         shape = (Dim(symbols["B"], 1, ("B",)), Dim(symbols["T"], 1, ("T",)))
-        apart = self.v.chunked or (saving and divides(self.t, self.v))
+        apart = self.v.chunked or (saving and auto_chunker_applies(self.t, self.v))
         with m.running(machine):
             idx, targets = (machine.input(shape, m.int64) for _ in range(2))
             for module, name, x in self.buffers:
@@ -230,7 +230,7 @@ class CompiledProgram(EagerProgram):
         waiting: list[int] = []
         if apart:
             t.moment = "forward.loss"
-            losing = chunked if self.v.chunked else divided
+            losing = chunked_loss_pass if self.v.chunked else auto_chunker_pass
             waiting = losing(t, self.v, saving=graphs.backward is not None)
             lives.free(*(node for node in outputs if node not in saved))
         elif graphs.backward is None:
@@ -246,7 +246,7 @@ class CompiledProgram(EagerProgram):
         if waiting:
             lives.alive.update(dict.fromkeys(graphs.tangents, waiting[0]))
             if sends and half:
-                waiting[1] = halved(t, waiting[1])
+                waiting[1] = head_gradient_in_half(t, waiting[1])
             if sends and not tied:
                 leaving.append(waiting.pop())
         stays = frozenset(() if logits is None else (logits,))

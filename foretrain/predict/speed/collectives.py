@@ -85,7 +85,7 @@ class CollectiveTime(Record):
     protocol: Protocol
 
 
-class _Way(NamedTuple):
+class _Algorithm(NamedTuple):
     seconds: float
     algorithm: Algorithm
     protocol: Protocol
@@ -148,7 +148,7 @@ def _filled(latency_us: float, carried_s: float, step_us: float) -> float:
     return latency_us * 1e-6 + carried_s + 2 * math.sqrt(step_us * 1e-6 * carried_s)
 
 
-def _ring(collective: Collective, size_bytes: float, group: Group, protocol: int) -> _Way:
+def _ring(collective: Collective, size_bytes: float, group: Group, protocol: int) -> _Algorithm:
     """Steps x latency + bus_factor x size
 
     bandwidth; the slower of link and network carries each byte.
@@ -165,10 +165,10 @@ def _ring(collective: Collective, size_bytes: float, group: Group, protocol: int
     us = BASE_US["ring"][protocol] + inside * step + crossing * outside
     rate = min(group.inside_bytes_per_s, group.network_bytes_per_s) * RING_SHARE[protocol]
     carried = bus_factor(collective, group.ranks) * size_bytes / _capped(rate, group, protocol)
-    return _Way(_filled(us, carried, outside if crossing else step), "ring", PROTOCOLS[protocol])
+    return _Algorithm(_filled(us, carried, outside if crossing else step), "ring", PROTOCOLS[protocol])
 
 
-def _tree(size_bytes: float, group: Group, protocol: int) -> _Way:
+def _tree(size_bytes: float, group: Group, protocol: int) -> _Algorithm:
     """Up and down a chain in the node and a tree between nodes: each link carries the size twice.
 
     Between two nodes each half goes up one tree and down the other, so that the network carries the size once; between
@@ -182,15 +182,15 @@ def _tree(size_bytes: float, group: Group, protocol: int) -> _Way:
     longest = 2 * size_bytes / _capped(rate * TREE_SHARE[protocol], group, protocol)
     if group.nodes == 2:
         longest = max(longest, size_bytes / (network * RING_SHARE[protocol]))
-    return _Way(_filled(us, longest, outside if levels else step), "tree", PROTOCOLS[protocol])
+    return _Algorithm(_filled(us, longest, outside if levels else step), "tree", PROTOCOLS[protocol])
 
 
-def _switch(size_bytes: float, group: Group) -> _Way:
+def _switch(size_bytes: float, group: Group) -> _Algorithm:
     """A sum in the NVLink switch (NVLS), and between nodes a tree above it (NVLSTree)."""
     rate = (group.link.switch_bytes_per_s or 0) * (group.inside_bytes_per_s / group.link.bytes_per_s)
     inside = bus_factor("all_reduce", group.ranks) * size_bytes / rate
     if group.nodes == 1:
-        return _Way(_filled(SWITCH_US, inside, SWITCH_US / 2), "nvls", "Simple")
+        return _Algorithm(_filled(SWITCH_US, inside, SWITCH_US / 2), "nvls", "Simple")
     us = SWITCH_US + 2 * math.floor(math.log2(group.nodes)) * SWITCH_NETWORK_US
     between = (1 if group.nodes == 2 else 2) * size_bytes / group.network_bytes_per_s
-    return _Way(_filled(us, max(inside, between), SWITCH_NETWORK_US), "nvls_tree", "Simple")
+    return _Algorithm(_filled(us, max(inside, between), SWITCH_NETWORK_US), "nvls_tree", "Simple")

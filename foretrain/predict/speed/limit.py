@@ -18,7 +18,7 @@ from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.ops import Operation
 from foretrain.predict.speed.ops import step as step_operations
 from foretrain.predict.speed.rates import COLD, MeasuredRates, Rates, kernel_flops
-from foretrain.predict.speed.time import known_rates, step_load, way_of
+from foretrain.predict.speed.time import known_rates, micro_batch_run, step_load
 
 
 class RooflinePoint(Record):
@@ -56,7 +56,7 @@ class Roofline(Record):
 
 def roofline(spec: StepSpec) -> Roofline | None:
     """Return the step's operations under the roof; None where the card's peak or bandwidth is not known."""
-    way, gpu = way_of(spec), spec.gpu
+    way, gpu = micro_batch_run(spec), spec.gpu
     rates, bandwidth = known_rates(way), gpu.bandwidth_bytes_per_s
     peak = gpu.matmul_peak_flop_per_s(spec.matmul, spec.dtype) or gpu.peak_flop_per_s(spec.dtype)
     if rates is None or not peak or not bandwidth:
@@ -106,7 +106,7 @@ def bottleneck(spec: StepSpec) -> Bottleneck | None:
     roof = roofline(spec)
     if roof is None:
         return None
-    way = way_of(spec)
+    way = micro_batch_run(spec)
     rates = known_rates(way)
     assert rates is not None  # as the roof is known
     load = step_load(way, rates)
@@ -206,7 +206,7 @@ def _product(kernel: KernelTime) -> ProductPeak:
 def limit_of(spec: StepSpec, peaks: Peaks) -> StepLimit | None:
     """Return the limit of this step in its dtype; None where no peak was measured of something that it does."""
     fused = spec.config.model_copy(update={"attention": "sdpa"})
-    way = way_of(StepSpec.of(fused, spec.gpu, spec.step, dtype=spec.dtype, compiled=True))
+    way = micro_batch_run(StepSpec.of(fused, spec.gpu, spec.step, dtype=spec.dtype, compiled=True))
     operations = step_operations(way)
     if any(op.arithmetic != "dtype" or op.kind in ELSEWHERE for op in operations):
         return None
@@ -252,7 +252,7 @@ def _operation(op: Operation, peaks: Peaks, set_bytes: int) -> OperationLimit:
 
 def with_kernels(limit: StepLimit, spec: StepSpec) -> StepLimit:
     """Add what each group's kernels were calibrated to take in this very step."""
-    way = way_of(spec)
+    way = micro_batch_run(spec)
     rates = known_rates(way)
     if not isinstance(rates, MeasuredRates):
         return limit

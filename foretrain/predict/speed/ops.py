@@ -65,7 +65,7 @@ class Operation(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Way:
+class MicroBatchRun:
     """How a micro-batch of a step is run: in training or evaluation, with which torch."""
 
     spec: StepSpec
@@ -111,7 +111,7 @@ class Way:
 class OperationList:
     """Collects operations of what no model's code tells: sums of gradients, and the optimizer."""
 
-    def __init__(self, way: Way, part: Part = "optimizer") -> None:
+    def __init__(self, way: MicroBatchRun, part: Part = "optimizer") -> None:
         self.way = way
         self.shape = ModelShape.of(way.config)
         self.part: Part = part
@@ -140,7 +140,7 @@ def flops(operations: list[Operation], *, causal: bool = False) -> int:
 NOTHING = dict.fromkeys(("kept", "flash", "split", "sums1", "sums2", "sums3", "sums4"), 0)
 
 
-def micro_batch(way: Way, make: Make | None = None, attention: str = "") -> list[Operation]:
+def micro_batch(way: MicroBatchRun, make: Make | None = None, attention: str = "") -> list[Operation]:
     """Return forward and, in training, backward pass of a micro-batch; `make`, `attention`: where they are not the
     recipe's and the device's.
     """
@@ -151,7 +151,7 @@ def micro_batch(way: Way, make: Make | None = None, attention: str = "") -> list
     return way.found["micro_batch"]
 
 
-def _micro_batch(way: Way, make: Make | None, attention: str) -> list[Operation]:
+def _micro_batch(way: MicroBatchRun, make: Make | None, attention: str) -> list[Operation]:
     config = way.config
     symbols = letters_of(config, *way.batch) | NOTHING
     kind: Any = attention or way.attention
@@ -169,7 +169,7 @@ def _fuse(softmax_reads: int, attention: bool) -> Fuse:
     return partial(fused, softmax_reads=softmax_reads, alone="" if attention else "attention")
 
 
-def _compiled(operations: list[Operation], way: Way, vocabulary: int) -> Iterator[Operation]:
+def _compiled(operations: list[Operation], way: MicroBatchRun, vocabulary: int) -> Iterator[Operation]:
     """Yield what Inductor does besides. It pads matmuls of the head whose sizes are not multiples of 8: the gradient of
     the logits is copied, a weight's copy is small, a result is only sliced. nanoGPT's logits are returned, so their
     gradient of zeros is written and read.
@@ -205,7 +205,7 @@ class _Sizes(dict[tuple[Any, ...], int]):
         return found
 
 
-def _operation(launch: Launch, runs: int, way: Way, sizes: _Sizes) -> Operation:
+def _operation(launch: Launch, runs: int, way: MicroBatchRun, sizes: _Sizes) -> Operation:
     product = sizes.__getitem__
     shape = tuple(map(product, launch.shape))
     arithmetic: MatmulMode = "dtype"
@@ -234,7 +234,7 @@ UPDATE_LAUNCHES = 8
 FOREACH_BYTES, FOREACH_LAUNCHES = (56.0, 36.0), 9
 
 
-def accumulation(way: Way) -> list[Operation]:
+def accumulation(way: MicroBatchRun) -> list[Operation]:
     """Return what a micro-batch after the first adds: each gradient is added to `.grad`, fp32; on the host beside other
     work (on_host.py).
     """
@@ -244,11 +244,11 @@ def accumulation(way: Way) -> list[Operation]:
     return ops.found
 
 
-def _tensors(way: Way) -> list[tuple[int, int]]:
+def _tensors(way: MicroBatchRun) -> list[tuple[int, int]]:
     return list(ModelShape.of(way.config).numels.items())
 
 
-def _elementwise(way: Way) -> list[tuple[int, int]]:
+def _elementwise(way: MicroBatchRun) -> list[tuple[int, int]]:
     return _beside(ModelShape.of(way.config), way.config.optimizer)
 
 
@@ -261,7 +261,7 @@ def _beside(shape: ModelShape, optimizer: str) -> list[tuple[int, int]]:
     return list(Counter(p.numel for p in shape.parameters() if not taken(p.name, p.shape)).items())
 
 
-def optimizer(way: Way) -> list[Operation]:
+def optimizer(way: MicroBatchRun) -> list[Operation]:
     """List unscaling (fp16), clipping and AdamW. Fused, it reads weight, gradient and two moments and writes three."""
     ops = OperationList(way)
     chosen = optimizer_of(way.config)
@@ -286,14 +286,14 @@ def optimizer(way: Way) -> list[Operation]:
     return ops.found
 
 
-def _half(way: Way) -> Dtype:
+def _half(way: MicroBatchRun) -> Dtype:
     """Return the dtype of an optimizer's matmuls: half precision where the device has it."""
     if way.spec.cuda:
         return way.spec.dtype if way.spec.half else "float16"  # as fast as bf16, and older cards have it too
     return "bfloat16" if cpu_has_bf16() else "float32"
 
 
-def optimizer_launches(way: Way) -> int:
+def optimizer_launches(way: MicroBatchRun) -> int:
     """Count the kernels of the optimizer step. Foreach and fused ones take many tensors at once; 8-bit AdamW goes by
     chunks.
     """
@@ -304,11 +304,11 @@ def optimizer_launches(way: Way) -> int:
     return FUSED_LAUNCHES + sum(count * optimizer_of(way.config).launches(numel) for numel, count in _tensors(way))
 
 
-def tensor_count(way: Way) -> int:
+def tensor_count(way: MicroBatchRun) -> int:
     return sum(count for _, count in _tensors(way))
 
 
-def step(way: Way) -> list[Operation]:
+def step(way: MicroBatchRun) -> list[Operation]:
     n = way.config.gradient_accumulation_steps
     micro = [op._replace(runs=op.runs * n) for op in micro_batch(way)]
     sums = [op._replace(runs=op.runs * (n - 1)) for op in accumulation(way)] if n > 1 else []

@@ -22,9 +22,9 @@ from foretrain.hardware.cluster import Cluster
 from foretrain.predict.estimate.ranks import BUCKET_BYTES, deal, in_buckets
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.collectives import Collective, Group, collective_time
-from foretrain.predict.speed.ops import OperationList, Way, micro_batch
+from foretrain.predict.speed.ops import MicroBatchRun, OperationList, micro_batch
 from foretrain.predict.speed.rates import Rates, busy_s
-from foretrain.predict.speed.time import Range, StepParts, known_rates, step_parts, step_time, way_of
+from foretrain.predict.speed.time import Range, StepParts, known_rates, micro_batch_run, step_parts, step_time
 
 SHARD_BYTES = 4  # FSDP sums gradients in fp32
 # Operations around a collective of FSDP2 that cost Python's processor as a launch does: what a dispatcher counted more
@@ -129,12 +129,12 @@ class _Pace:
         return _Pace(self.blocks, *(factor * each for each in four))
 
 
-def _pace(way: Way, rates: Rates, micro_batch_s: float) -> _Pace:
+def _pace(way: MicroBatchRun, rates: Rates, micro_batch_s: float) -> _Pace:
     """Divide the time of a micro-batch as its kernels' work is. A block is what one more of them adds."""
 
     def busy(layers: int) -> tuple[float, float]:
         spec = way.spec.but(n_layer=layers)
-        ops = micro_batch(Way(spec, way.train, way.torch))
+        ops = micro_batch(MicroBatchRun(spec, way.train, way.torch))
         forward = [op for op in ops if op.part == "forward"]
         return busy_s(forward, rates), busy_s([op for op in ops if op.part != "forward"], rates)
 
@@ -257,7 +257,7 @@ def _share(sharing: Sharing, weights: _Weights) -> float:
     return largest_share([n for _, n in weights.tensors], sharing.world) if sharing.strategy == "zero1" else 1.0
 
 
-def _copies_s(way: Way, rates: Rates, sharing: Sharing, parts: StepParts, weights: _Weights) -> float:
+def _copies_s(way: MicroBatchRun, rates: Rates, sharing: Sharing, parts: StepParts, weights: _Weights) -> float:
     """Return what sharing adds to a rank's own kernels in a step. DDP divides the gradients in its buckets. FSDP copies
     what it has gathered to where matmuls read it, and gradients to where they are summed.
     """
@@ -278,7 +278,7 @@ def _launches(sharing: Sharing, weights: _Weights) -> int:
     return a_group * (1 + len(weights.blocks))
 
 
-def _own(way: Way, rates: Rates, sharing: Sharing, weights: _Weights) -> StepParts:
+def _own(way: MicroBatchRun, rates: Rates, sharing: Sharing, weights: _Weights) -> StepParts:
     parts, share = step_parts(way, rates, _launches(sharing, weights)), _share(sharing, weights)
     sums = share if sharing.way.shards_weights and sharing.syncs_each else 1.0
     optimizer_s = share * parts.optimizer_s + _copies_s(way, rates, sharing, parts, weights)
@@ -325,7 +325,7 @@ def rank_time(spec: StepSpec, sharing: Sharing, cluster: Cluster, bucket_bytes: 
 
     Low: a fast card and a good link; high: a slow card, and the worst link that was published.
     """
-    way = way_of(spec)
+    way = micro_batch_run(spec)
     rates, alone = known_rates(way), step_time(spec)
     if rates is None or alone is None:
         return None

@@ -21,7 +21,14 @@ from foretrain.hardware.calibration import Calibration, KernelTime, StepTime
 from foretrain.hardware.catalogue import Dtype, Gpu, MatmulMode
 from foretrain.predict.software import ASSUMED, Software
 from foretrain.predict.spec import StepSpec
-from foretrain.predict.speed.ops import Operation, Way, accumulation, micro_batch, optimizer_launches, tensor_count
+from foretrain.predict.speed.ops import (
+    MicroBatchRun,
+    Operation,
+    accumulation,
+    micro_batch,
+    optimizer_launches,
+    tensor_count,
+)
 
 # A micro-batch's own: its Python, the batch, hooks, the autograd engine's start (25 to 45 on both machines).
 MICRO_BATCH_LAUNCHES = 40
@@ -58,7 +65,7 @@ class Host(NamedTuple):
     python_s: float
 
 
-def launches_of(way: Way, operations: list[Operation]) -> Launches:
+def launches_of(way: MicroBatchRun, operations: list[Operation]) -> Launches:
     """Count the launches of a step on a card whose micro-batch has these operations. Clipping, zeroing and the
     optimizer go through a list of all tensors in Python, at about a launch for each.
     """
@@ -69,7 +76,7 @@ def launches_of(way: Way, operations: list[Operation]) -> Launches:
     return Launches(micro, sums, optimizer_launches(way) + tensor_count(way))
 
 
-def beside_kernels(way: Way) -> int:
+def beside_kernels(way: MicroBatchRun) -> int:
     """Return the launches of an eager kernel that take the host as long as what it does in a micro-batch beside
     launching.
     """
@@ -115,7 +122,7 @@ class _Counted(NamedTuple):
 def _counted(step: StepTime, gpu: Gpu) -> _Counted:
     config = launched(step.options)
     dtype: Any = step.dtype
-    way = Way(StepSpec.of(config, gpu, dtype=dtype, compiled=step.compiled))
+    way = MicroBatchRun(StepSpec.of(config, gpu, dtype=dtype, compiled=step.compiled))
     found, n = launches_of(way, micro_batch(way)), config.gradient_accumulation_steps
     return _Counted(step.time_s, n, (n - 1) * found.sums + found.optimizer, n * found.micro)
 

@@ -21,8 +21,8 @@ from foretrain.predict import software
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.ops import (
     FUSED_LAUNCHES,
+    MicroBatchRun,
     Operation,
-    Way,
     accumulation,
     flops,
     micro_batch,
@@ -55,7 +55,7 @@ from foretrain.predict.tuned_steps import tuned_like
 BACKWARD = 3  # a block's recomputation and its backward pass, in forward passes
 
 
-def waits_s(way: Way, operations: list[Operation], rates: Rates) -> float:
+def waits_s(way: MicroBatchRun, operations: list[Operation], rates: Rates) -> float:
     if not (way.train and way.spec.cuda):
         return 0.0
     bytes_per_s = pinned_bytes_per_s(way.spec.gpu.name)
@@ -121,7 +121,7 @@ class StepLoad:
         return StepParts(self.micro_batches, alone_s, sum_s, optimizer_s)
 
 
-def step_load(way: Way, rates: Rates, more_launches: int = 0) -> StepLoad:
+def step_load(way: MicroBatchRun, rates: Rates, more_launches: int = 0) -> StepLoad:
     """Return what device and host do in a step, kernel by kernel; of an evaluation, which has no more, in a
     micro-batch.
 
@@ -152,7 +152,7 @@ def step_load(way: Way, rates: Rates, more_launches: int = 0) -> StepLoad:
     )  # fmt: skip
 
 
-def step_parts(way: Way, rates: Rates, more_launches: int = 0) -> StepParts:
+def step_parts(way: MicroBatchRun, rates: Rates, more_launches: int = 0) -> StepParts:
     """Return the parts, before a whole step that was measured corrects them. `more_launches`: of a micro-batch, beside
     its own.
     """
@@ -203,7 +203,7 @@ class Range(Record):
         )
 
 
-def _step_s(way: Way, rates: Rates) -> float:
+def _step_s(way: MicroBatchRun, rates: Rates) -> float:
     return step_parts(way, rates).step_s
 
 
@@ -236,7 +236,7 @@ def _shares(gpu: Gpu, as_nanogpt: bool) -> tuple[float, float]:
     return low, high / gpu.slowest_share
 
 
-def _range(time_s: Callable[[float, float], float], rates: Rates, way: Way) -> Range:
+def _range(time_s: Callable[[float, float], float], rates: Rates, way: MicroBatchRun) -> Range:
     if not isinstance(rates, MeasuredRates):
         # With torch 2.0 a compiled kernel took about as long on three machines.
         any_host = way.torch.fast_launches or not way.compiled
@@ -255,7 +255,7 @@ def _range(time_s: Callable[[float, float], float], rates: Rates, way: Way) -> R
     return Range(low_s=time_s(low, host_low), expected_s=expected_s, high_s=time_s(high, host_high))
 
 
-def _as_nanogpt(way: Way) -> bool:
+def _as_nanogpt(way: MicroBatchRun) -> bool:
     """Return whether published runs tell of such a step: nanoGPT's model and optimizer on the card alone, in the
     dtype's matmuls.
     """
@@ -264,7 +264,7 @@ def _as_nanogpt(way: Way) -> bool:
     return usual and way.spec.matmul == "dtype" and way.spec.half
 
 
-def bound_s(way: Way) -> float:
+def bound_s(way: MicroBatchRun) -> float:
     """Return the time that no step beats: its FLOPs, the causal half of attention, at the dense peaks of their
     arithmetic.
 
@@ -279,7 +279,7 @@ def bound_s(way: Way) -> float:
     return sum(flops(operations, causal=True) / (peaks[mode] or math.inf) for mode, operations in modes.items())
 
 
-def _correction(way: Way, rates: Rates) -> float:
+def _correction(way: MicroBatchRun, rates: Rates) -> float:
     """Return what a whole step took on this device over the sum of its kernels: caches, and what the kernels' list
     leaves out.
 
@@ -303,7 +303,7 @@ def _correction(way: Way, rates: Rates) -> float:
     return low ** (1 - share) * high**share
 
 
-def _references(way: Way, calibration: Calibration) -> list[StepTime]:
+def _references(way: MicroBatchRun, calibration: Calibration) -> list[StepTime]:
     """Return the calibration's steps of this dtype and mode: of each size the one that is carried out as this step is,
     where it was measured, else the plain one. Where a card's were timed in another dtype alone, that one's: kernels are
     measured in each, and what their sum leaves out was the same for all, within 5 % on an H100.
@@ -322,37 +322,37 @@ def _references(way: Way, calibration: Calibration) -> list[StepTime]:
     return list(found.values())
 
 
-def _point(reference: StepTime, way: Way, rates: Rates) -> tuple[float, float]:
+def _point(reference: StepTime, way: MicroBatchRun, rates: Rates) -> tuple[float, float]:
     """Return (the sum of a reference step's kernels in seconds, by how much it is corrected)."""
     dtype: Any = reference.dtype
-    step = Way(StepSpec.of(launched(reference.options), way.spec.gpu, dtype=dtype, compiled=way.compiled))
+    step = MicroBatchRun(StepSpec.of(launched(reference.options), way.spec.gpu, dtype=dtype, compiled=way.compiled))
     summed_s = _step_s(step, rates)
     if not way.train and reference.forward_s is not None:
         return summed_s, reference.forward_s / step_load(replace(step, train=False), rates).micro_batch_s()
     return summed_s, reference.time_s / summed_s
 
 
-def way_of(spec: StepSpec, *, train: bool = True) -> Way:
-    return Way(spec, train, spec.torch if spec.cuda else software.ASSUMED)
+def micro_batch_run(spec: StepSpec, *, train: bool = True) -> MicroBatchRun:
+    return MicroBatchRun(spec, train, spec.torch if spec.cuda else software.ASSUMED)
 
 
-def known_rates(way: Way) -> Rates | None:
+def known_rates(way: MicroBatchRun) -> Rates | None:
     """Return how fast the device carries out this step's operations; None where one of both is not known."""
     known = family_of(way.config).is_timed(compiled=way.compiled)
     return _rates_of(way) if known else None
 
 
-def _rates_of(way: Way) -> Rates | None:
+def _rates_of(way: MicroBatchRun) -> Rates | None:
     return rates_of(way.spec.gpu, way.spec.dtype, way.spec.matmul, way.torch)
 
 
 def is_calibrated(spec: StepSpec) -> bool:
-    return isinstance(_rates_of(way_of(spec)), MeasuredRates)
+    return isinstance(_rates_of(micro_batch_run(spec)), MeasuredRates)
 
 
 def step_time(spec: StepSpec) -> Range | None:
     """Return seconds of one steady optimizer step, all micro-batches; None where the device's speed is not known."""
-    way = way_of(spec)
+    way = micro_batch_run(spec)
     rates = known_rates(way)
     if rates is None:
         return None
@@ -366,7 +366,7 @@ def step_time(spec: StepSpec) -> Range | None:
 
 def evaluation_time(spec: StepSpec) -> Range | None:
     """Return seconds of one evaluation: the same sequences of each of two splits, whatever they are cut into."""
-    way, config = way_of(spec, train=False), spec.config
+    way, config = micro_batch_run(spec, train=False), spec.config
     rates = known_rates(way)
     if rates is None:
         return None

@@ -28,7 +28,7 @@ HEURISTICS = ("pointwise", "reduction", "cooperative_reduction", "persistent_red
 
 
 @dataclass
-class Way:
+class TritonConfig:
     """Stands for triton.Config, which Inductor's heuristics make, where Triton is not installed."""
 
     kwargs: dict[str, Any]
@@ -40,7 +40,7 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Ways:
+class KernelConfigs:
     """How many ways Inductor tries to run a kernel, and which of its arguments it changes, by position.
 
     `spares`: whether copies of those may go to the host; only in backward passes and without gradients.
@@ -52,26 +52,28 @@ class Ways:
 
 
 @cache
-def ways(source: str) -> Ways:
+def kernel_configs(source: str) -> KernelConfigs:
     """Ask Inductor's own heuristics about a generated kernel (torch/_inductor/runtime/triton_heuristics.py)."""
     head = re.search(r"^@(triton_heuristics\.(\w+)\(.*?^\))\n@triton\.jit", source, re.MULTILINE | re.DOTALL)
     signature = re.search(r"^def \w+\(([^)]*)\)", source, re.MULTILINE)
     if head is None or signature is None or head[2] not in HEURISTICS:
-        return Ways(1, ())
+        return KernelConfigs(1, ())
 
-    def found(size_hints: Any, configs: list[Any], triton_meta: Any, inductor_meta: dict[str, Any], **_: Any) -> Ways:
+    def found(
+        size_hints: Any, configs: list[Any], triton_meta: Any, inductor_meta: dict[str, Any], **_: Any
+    ) -> KernelConfigs:
         changed = set(inductor_meta.get("mutated_arg_names", ()))
         names = [word.split(":")[0].strip() for word in signature[1].split(",")]
         unique = {(tuple(sorted(each.kwargs.items())), each.num_warps, each.num_stages) for each in configs}
         changes = tuple(i for i, name in enumerate(names) if name in changed)
-        return Ways(len(unique), changes, inductor_meta.get("optimize_mem", True))
+        return KernelConfigs(len(unique), changes, inductor_meta.get("optimize_mem", True))
 
     names = {"triton_heuristics": triton_heuristics, "__file__": "", "AttrsDescriptor": SimpleNamespace, **vars(hints)}
     with Patches() as patches:
         patches.set(triton_heuristics, "cached_autotune", found)
         if getattr(triton_heuristics, "Config", object) is object:
             for name in ("Config", "InductorConfig"):
-                patches.set(triton_heuristics, name, Way)
+                patches.set(triton_heuristics, name, TritonConfig)
         return eval(head[1], names)  # Inductor wrote this text in this process
 
 
@@ -98,7 +100,7 @@ class Autotuning:
             return
         self._tuned.add(source)
         name = f"{name} (inside)"
-        tried = ways(source)
+        tried = kernel_configs(source)
         before: list[int] | None = None
         for _ in range(tried.count if tried.count > 1 else 0):
             copies = [_stored_bytes(args[index]) for index in tried.changes]

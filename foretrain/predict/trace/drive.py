@@ -198,7 +198,7 @@ RUNS = {"foretrain": foretrain_run, "nanogpt": nanogpt_run}
 
 
 @contextlib.contextmanager
-def named(tracer: Tracer, *, compiled: bool) -> Iterator[Names]:
+def naming_allocations(tracer: Tracer, *, compiled: bool) -> Iterator[Names]:
     names = Names(tracer)
     with names.hooked(modules=not compiled):
         yield names

@@ -177,9 +177,9 @@ def now() -> Interpreter:
 
 
 @contextlib.contextmanager
-def using(path: str) -> Iterator[None]:
+def use_interpreter(path: str) -> Iterator[None]:
     """Let another environment trace within; '' is this one. Raises UserError where that cannot be."""
-    chosen = found(path) if path else None
+    chosen = find_interpreter(path) if path else None
     token = _chosen.set(chosen)
     try:
         with software.meant(chosen.torch if chosen else ""):
@@ -189,7 +189,7 @@ def using(path: str) -> Iterator[None]:
 
 
 @cache
-def found(path: str) -> Interpreter:
+def find_interpreter(path: str) -> Interpreter:
     """Return the interpreter at a path, or of the environment in a folder. Raises UserError with what is wrong about
     it.
     """

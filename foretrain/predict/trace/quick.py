@@ -243,7 +243,7 @@ def _parts_when_asked(patches: Patches) -> None:
 
 
 @contextlib.contextmanager
-def quick(*, compiled: bool) -> Iterator[None]:
+def faster_fake_ops(*, compiled: bool) -> Iterator[None]:
     with Patches() as patches:
         _key_parts(patches)
         _parts_when_asked(patches)

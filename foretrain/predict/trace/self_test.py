@@ -78,10 +78,10 @@ def real_peaks(
     gc.collect()  # what an earlier run left in cycles would be freed while this one is measured
     tracer = Tracer("cpu")  # never entered: it only takes the calls that mark phases
     for _ in range(1 if compiled else 0):
-        with drive.named(tracer, compiled=compiled) as names:
+        with drive.naming_allocations(tracer, compiled=compiled) as names:
             drive.RUNS[step](drive.Job(config, CPU, dtype, compiled, tracer, names, share))
     with (
-        drive.named(tracer, compiled=compiled) as names,
+        drive.naming_allocations(tracer, compiled=compiled) as names,
         profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run,
     ):
         drive.RUNS[step](drive.Job(config, CPU, dtype, compiled, tracer, names, share))

@@ -32,7 +32,7 @@ from foretrain.predict.trace.kernels import temporaries as kernels
 from foretrain.predict.trace.kernels import values, workspaces
 from foretrain.predict.trace.kernels.values import place_now, raised_at
 from foretrain.predict.trace.names import Names
-from foretrain.predict.trace.quick import quick
+from foretrain.predict.trace.quick import faster_fake_ops
 from foretrain.predict.trace.traced import StandInError, Traced, call_with, card_of
 from foretrain.predict.trace.tracer import Tracer
 
@@ -161,8 +161,8 @@ def tracing(gpu: Gpu | None, *, compiled: bool, pads: bool = False, upper: bool 
             patches.set(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
             marks.patch(patches)
             workspaces.patch_products(patches)  # Dynamo knows the real ones alone
-        stack.enter_context(quick(compiled=compiled))
-        names = stack.enter_context(drive.named(tracer, compiled=compiled))
+        stack.enter_context(faster_fake_ops(compiled=compiled))
+        names = stack.enter_context(drive.naming_allocations(tracer, compiled=compiled))
         names.before_a_root = libraries.real_ways(patches, tracer.values)
         stack.enter_context(standin.watched_resizes(tracer.resized))
         stack.enter_context(tracer)

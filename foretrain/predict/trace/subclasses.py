@@ -31,13 +31,13 @@ def wraps(kind: type) -> bool:
     return not issubclass(kind, OWN) and dispatch not in (None, torch._C._disabled_torch_dispatch_impl)
 
 
-def held(tensor: Tensor) -> list[Tensor]:
+def held_tensors(tensor: Tensor) -> list[Tensor]:
     """Return the tensors that take the memory: what a wrapper holds, or the tensor itself."""
     if not is_traceable_wrapper_subclass(tensor):
         return [] if wraps(type(tensor)) else [tensor]
     names, _ = tensor.__tensor_flatten__()
     parts = [getattr(tensor, name) for name in names]
-    return [inner for part in parts if isinstance(part, Tensor) for inner in held(part)]
+    return [inner for part in parts if isinstance(part, Tensor) for inner in held_tensors(part)]
 
 
 def patch(patches: Patches) -> None:

@@ -25,7 +25,7 @@ from foretrain.predict.trace.kernels.attention import Attention
 from foretrain.predict.trace.kernels.choices import Choices
 from foretrain.predict.trace.kernels.values import Values
 from foretrain.predict.trace.record import Recorder
-from foretrain.predict.trace.subclasses import held, wraps
+from foretrain.predict.trace.subclasses import held_tensors, wraps
 
 try:
     from torch._prims_common import is_non_overlapping_and_dense_or_false as is_dense
@@ -187,7 +187,7 @@ class Tracer(TorchDispatchMode):
             self.record.free(self.workspaces.popitem()[1])
 
     def tag(self, tensor: Tensor, category: str, name: str = "") -> None:
-        for part in held(tensor):
+        for part in held_tensors(tensor):
             id = self.id_of(part)
             if id is not None:
                 self.record.tag(id, category, name)

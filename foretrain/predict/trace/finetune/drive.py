@@ -371,7 +371,7 @@ def trace(job: dict[str, Any]) -> Trace:
         with standins.stood_in(tracer, card=True), loop.on_a_card(), kernels, unsloth.stood_in(tune):
             run.go()
     record = tracer.record.finish(weight_shapes=frozenset(session.names.weight_shapes))
-    record.allocations = [_told(record, a, job["config"], tune) for a in record.allocations]
+    record.allocations = [_categorized(record, a, job["config"], tune) for a in record.allocations]
     record.facts = {
         "torch": torch.__version__, "gpu": gpu.name, "attention": sorted(there.attention.seen),
         "matmul_dtypes": dict(tracer.matmul_dtypes), "paged_bytes": tracer.paged_bytes,
@@ -382,7 +382,7 @@ def trace(job: dict[str, Any]) -> Trace:
     return record
 
 
-def _told(record: Trace, a: Allocation, written: dict[str, Any], tune: FineTune) -> Allocation:
+def _categorized(record: Trace, a: Allocation, written: dict[str, Any], tune: FineTune) -> Allocation:
     """Return an allocation, whose category says of adapters and logits what they are, and of what passes outside of
     steps.
     """

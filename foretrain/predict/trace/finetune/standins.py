@@ -32,7 +32,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class Published:
+class CheckpointTensor:
     """A tensor of a checkpoint that is made when it is read, as safetensors' slices are."""
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -72,7 +72,7 @@ def loaded(written: dict[str, Any], tune: FineTune, device: torch.device) -> Pre
     """Return the model as from_pretrained leaves it; quantized ones are on the device, others on the host."""
     config, dtype = config_of(written), dtype_of(written, tune)
     kind: Any = AutoModelForCausalLM._model_mapping[type(config)]
-    shapes = _published(kind, config, dtype)
+    shapes = _checkpoint_tensors(kind, config, dtype)
     quantized: dict[str, Any] = {}
     if tune.method == "qlora":
         quantized = {"quantization_config": in_4_bits(tune, dtype), "device_map": {"": device}}
@@ -90,13 +90,13 @@ def in_4_bits(tune: FineTune, dtype: torch.dtype) -> BitsAndBytesConfig:
     )
 
 
-def _published(kind: Any, config: Any, dtype: torch.dtype) -> dict[str, Published]:
+def _checkpoint_tensors(kind: Any, config: Any, dtype: torch.dtype) -> dict[str, CheckpointTensor]:
     """Return what a checkpoint of this model holds: each of its tensors, tied ones once."""
     with torch.device("meta"), no_init_weights():
         model = kind(copy.deepcopy(config))
         model.tie_weights()
     tied = set(model.all_tied_weights_keys)
-    return {name: Published(tuple(t.shape), dtype) for name, t in model.state_dict().items() if name not in tied}
+    return {name: CheckpointTensor(tuple(t.shape), dtype) for name, t in model.state_dict().items() if name not in tied}
 
 
 # What bitsandbytes and files do, where fake tensors need a word for it.
@@ -200,7 +200,7 @@ def stood_in(tracer: Tracer, *, card: bool) -> Iterator[None]:
     `card`: kernels are those of a card, else of the CPU.
     """
     with Patches() as patches:
-        _alike(patches)
+        _patch_shared_memory(patches)
         patches.set(torch, "tensor", _fake_on_meta(torch.tensor))
         # it asks for the lengths in all processes, which are values: of one process it pads nothing
         patches.set(accelerate.accelerator, "pad_across_processes", lambda tensors, *args, **kwargs: tensors)
@@ -223,7 +223,7 @@ def _fake_on_meta(tensor: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return made
 
 
-def _alike(patches: Patches) -> None:
+def _patch_shared_memory(patches: Patches) -> None:
     """Tell which tensors share memory by their storages: the address of a fake one is always 0."""
 
     def storage(tensor: Tensor) -> tuple[torch.device, int, int]:

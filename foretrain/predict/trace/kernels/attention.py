@@ -21,7 +21,7 @@ NAMES = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn"}  # torch.nn.attentio
 MASK_ALIGNMENT = 8  # elements, of a mask that the efficient kernel reads
 
 
-class Asked(NamedTuple):
+class AttentionCall(NamedTuple):
     query: Tensor
     key: Tensor
     value: Tensor
@@ -59,7 +59,7 @@ def cudnn_is_new_enough() -> bool:
     return torch.version.cuda is None or int(torch.version.cuda.split(".")[0]) >= 13
 
 
-def kind(card: Card, asked: Asked) -> str:
+def kind(card: Card, asked: AttentionCall) -> str:
     """Return cudnn, flash, efficient or math. Raises RuntimeError, as PyTorch does, where the code allows none that
     can.
     """
@@ -97,7 +97,7 @@ class Attention:
         self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
         is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
     ) -> Tensor:  # fmt: skip
-        taken = kind(self.card, Asked(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa))
+        taken = kind(self.card, AttentionCall(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa))
         self.seen.add(taken)
         mask = _added(attn_mask, query.dtype)
         factor = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale

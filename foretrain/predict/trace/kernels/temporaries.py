@@ -450,7 +450,7 @@ def in_kernels(card: Card) -> InKernel:
             taken = [*_laid_out(op, args), *by_cublas(tracer)]
             return [Result(0), *taken] if taken else []
         if op in workspaces.OPS:
-            asked = workspaces.asked(op, args, out)
+            asked = workspaces.convolution_of(op, args, out)
             product = lambda: by_cublas(tracer)  # noqa: E731
             steps = workspaces.steps(card, op, args, out, upper=tracer.upper, product=product)
             if asked.in_cudnn:

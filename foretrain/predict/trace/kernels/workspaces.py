@@ -105,7 +105,7 @@ class Convolution(NamedTuple):
         return not self.transposed and (self.x.dim() == 5 or max(self.dilation) > 1)
 
 
-def asked(op: str, args: tuple[Any, ...], out: Any) -> Convolution:
+def convolution_of(op: str, args: tuple[Any, ...], out: Any) -> Convolution:
     """Read convolution (input, weight, bias, stride, padding, dilation, transposed, output_padding, groups) or its
     backward pass (gradient, input, weight, bias sizes, stride, …, groups, mask).
     """
@@ -120,7 +120,7 @@ def steps(
     """Return what the op allocates, in order; `upper`: with the most that cuDNN may take, else with nothing of it.
     `product`: what a matmul takes, as PyTorch's own kernels do some.
     """
-    found = asked(op, args, out)
+    found = convolution_of(op, args, out)
     if op == "convolution":
         return _forward(found, upper, product, biased=args[2] is not None)
     mask = args[10]

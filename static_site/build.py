@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 PACKAGE = ROOT / "foretrain"
 # What no answer of the page needs: commands, training, runs, other people's files, and the page's own files.
-ROOMS_LEFT_OUT = {"cli", "training", "monitoring", "comparison", "verification", "prepare"}
+ROOMS_LEFT_OUT = {"cli", "training", "comparison", "prepare"}
 LEFT_OUT = {*ROOMS_LEFT_OUT, "vendor", "static", "__pycache__"}
 # Scripts, data and workers from the site's own host only, WebAssembly allowed, no text can become markup. The worker
 # begins as a blob, so that this policy holds for it too: a worker loaded by its address has its host's, or none.

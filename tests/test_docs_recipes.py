@@ -288,7 +288,7 @@ def test_adding_a_log_format(package: Path) -> None:
     lines = [NANOTRON.format(step, 8 * step, 120 + step % 3, 10 - step / 100) for step in range(10, 410, 10)]
     (package / "run.log").write_text("\n".join(lines), "utf-8")
     assert asked(package, "explain", "run.log")["format"] == "unknown"
-    file = package / "foretrain" / "monitoring" / "formats" / "nanotron.py"
+    file = package / "foretrain" / "runs" / "formats" / "nanotron.py"
     file.write_text(recipe("log format"), "utf-8")
     found = asked(package, "explain", "run.log")
     assert (found["format"], found["steps"], found["last_step"]) == ("nanotron", 40, 400)

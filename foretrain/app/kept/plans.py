@@ -27,7 +27,7 @@ from foretrain.predict.plan import plan as predict_plan
 Kept = TypeVar("Kept", bound=Record)
 MOST = 300  # answers, of some kilobytes each
 PLANS = Cache("plans", compressed=True, most_files=MOST)
-ROOMS = ("base", "config", "data", "hardware", "model", "predict", "tuning", "advice")  # that decide an answer
+ROOMS = ("base", "config", "data", "hardware", "model", "predict", "measure", "advice")  # that decide an answer
 
 
 @cache

@@ -17,7 +17,7 @@ from common import arguments, report, show
 
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import from_values
-from foretrain.config.sharing import STRATEGIES, Sharing, of_rank
+from foretrain.config.sharing import STRATEGIES, Sharing, config_of_rank
 from foretrain.hardware.cluster import cluster
 from foretrain.predict.memory import estimated, worst_verdict
 from foretrain.predict.ranks.record import NcclMemory
@@ -50,7 +50,7 @@ def compare(case: dict[str, str]) -> dict[str, Any]:
     config, cards = config_of(case), cluster(case["cards"], case["link"], case["network"])
     sharing = Sharing(strategy=case["strategy"], world=cards.world, per_node=cards.per_node)  # type: ignore[arg-type]
     assert sharing.strategy in STRATEGIES
-    own = of_rank(config, cards.world)
+    own = config_of_rank(config, cards.world)
     spec = StepSpec.of(own, cards.gpu, sharing=sharing)
     found = {
         **{key: case[key] for key in ("id", "cards", "strategy", "measured", "note", "source")},
@@ -89,7 +89,7 @@ def fits(case: dict[str, str]) -> bool | None:
         return None
     cards = cluster(case["cards"])
     sharing = Sharing(strategy=case["strategy"], world=cards.world, per_node=cards.per_node)  # type: ignore[arg-type]
-    own = of_rank(config_of(case), cards.world).model_copy(update={"loss_chunk_size": 1024})
+    own = config_of_rank(config_of(case), cards.world).model_copy(update={"loss_chunk_size": 1024})
     room = cards.gpu.memory_bytes or 0
     nccl = NcclMemory.of(cards, sharing)
     judged = estimated(StepSpec.of(own, cards.gpu, sharing=sharing)).judged(room - nccl.low_bytes, room)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from foretrain.model.hub.decoder import repeated
+from foretrain.model.hub.decoder import repeat_heads
 
 # -- the head and the loss ---------------------------------------------------------------------------------
 
@@ -158,7 +158,9 @@ def fast_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def repeating_attend(attention: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """Mistral of 4.45: keys and values for each head of queries, which its flash attention does not need."""
     groups = attention.facts.groups
-    y = F.scaled_dot_product_attention(q, repeated(k, groups), repeated(v, groups), attn_mask=mask, is_causal=True)
+    y = F.scaled_dot_product_attention(
+        q, repeat_heads(k, groups), repeat_heads(v, groups), attn_mask=mask, is_causal=True
+    )
     return y.transpose(1, 2).contiguous()
 
 

@@ -13,7 +13,7 @@ from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.abstract import programs
 from foretrain.predict.speed import ops as recorded_ops
-from foretrain.predict.speed.ops import FOREACH_BYTES, Operation, OperationList, Way
+from foretrain.predict.speed.ops import FOREACH_BYTES, MicroBatchRun, Operation, OperationList
 from foretrain.predict.speed.rates import busy_s, rates_of
 
 
@@ -48,7 +48,7 @@ class Program:
         yield C, ff
 
 
-def _optimizer(way: Way, program: Program) -> Iterator[Operation]:
+def _optimizer(way: MicroBatchRun, program: Program) -> Iterator[Operation]:
     """AdamW over all parameters at 16 and 12 bytes each in fp32, half of that in half precision; Muon's products. The
     sums of micro-batches' gradients before it."""
     ops = OperationList(way)
@@ -72,14 +72,14 @@ def _optimizer(way: Way, program: Program) -> Iterator[Operation]:
     yield from ops.found
 
 
-def micro_batch(way: Way, program: Program) -> list[Operation]:
+def micro_batch(way: MicroBatchRun, program: Program) -> list[Operation]:
     """Forward and backward pass of one micro-batch."""
     model = programs.load("other_model").OtherGPT
     attention = "written" if program.written_attention else ""
     return recorded_ops.micro_batch(way, lambda config: model(config, program, way.spec.step), attention)
 
 
-def expected_s(case: dict[str, Any], config: RunConfig, gpu: Gpu, way: Way) -> float:
+def expected_s(case: dict[str, Any], config: RunConfig, gpu: Gpu, way: MicroBatchRun) -> float:
     """Seconds of the step, as time.py adds operations up."""
     program = Program.of(case)
     if program.half_weights:

@@ -16,7 +16,7 @@ from common import arguments, report
 from foretrain.base.units import MIB
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import find
-from foretrain.hardware.devices import published
+from foretrain.hardware.devices import published_context_bytes
 from foretrain.predict.allocator.replay import replay
 from foretrain.predict.memory import predict
 from foretrain.predict.plan import plan
@@ -37,8 +37,8 @@ def case_a() -> dict[str, Any]:
     eager = predict(StepSpec.of(config, GPU, "nanogpt", dtype=forecast.dtype, compiled=False)).worst
     return {
         "case": "A", "allocated_bytes": found.worst.allocated_bytes, "reserved_bytes": reserved,
-        "process_bytes": [reserved + context for context in published(GPU)],
-        "logged_bytes": LOGGED_BYTES, "error": (reserved + published(GPU)[1]) / LOGGED_BYTES - 1,
+        "process_bytes": [reserved + context for context in published_context_bytes(GPU)],
+        "logged_bytes": LOGGED_BYTES, "error": (reserved + published_context_bytes(GPU)[1]) / LOGGED_BYTES - 1,
         "left_for_context_bytes": LOGGED_BYTES - reserved, "eager_allocated_bytes": eager.allocated_bytes,
     }  # fmt: skip
 
@@ -51,7 +51,7 @@ def case_c(compiled: bool, others: int) -> dict[str, Any]:
     assert answer is not None
     trace = traces(requests_for(StepSpec.of(config, GPU, "nanogpt", dtype=base.dtype, compiled=compiled)))[0]
     deaths = []
-    for context in published(GPU):
+    for context in published_context_bytes(GPU):
         limit = (base.available_bytes or 0) - context
         death = replay(trace, limit_bytes=limit, physical=True).death
         deaths.append({"context_bytes": context, "limit_bytes": limit, "death": death.to_json() if death else None})

@@ -22,7 +22,7 @@ from foretrain.config.shape import ModelShape
 from foretrain.hardware.catalogue import Gpu, catalogue, find
 from foretrain.predict.software import ASSUMED, parse
 from foretrain.predict.spec import StepSpec
-from foretrain.predict.speed.ops import Way
+from foretrain.predict.speed.ops import MicroBatchRun
 from foretrain.predict.speed.time import Range, range_of, step_time
 
 Case = dict[str, Any]
@@ -73,7 +73,7 @@ def predicted(log: Case, config: RunConfig, gpu: Gpu) -> Range:
         found = step_time(StepSpec.of(at, gpu, "nanogpt", dtype=log["dtype"], compiled=log["compiled"]))
         assert found
         return found
-    way = Way(
+    way = MicroBatchRun(
         StepSpec.of(config, find("RTX 4070"), "nanogpt", dtype=log["dtype"], compiled=log["compiled"]), True, torch
     )
     return range_of(other_steps.expected_s(log, config, gpu, way), gpu, as_nanogpt=log["kind"] != "other")

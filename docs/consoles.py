@@ -26,7 +26,7 @@ def shown(command: str) -> str:
     try:
         app(words[1:], standalone_mode=False)
     finally:
-        messages.use(messages.ENGLISH)
+        messages.set_language(messages.ENGLISH)
         OUT.file, OUT.width, sys.argv = before
         os.environ.pop(VARIABLE, None)
     return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())

@@ -157,7 +157,7 @@ VIEWS: dict[str, tuple[Callable[[Page], None], int, int]] = {
 
 def reports(browser: Browser, work: Path, wanted: list[str]) -> None:
     """The report of the run, in every language, and dark."""
-    names = [*messages.known()]
+    names = [*messages.languages()]
     for language, dark in [*((name, False) for name in names), (names[0], True)]:
         told = f"report-{language}{'-dark' * dark}"
         if wanted and not any(told.startswith(word) for word in wanted):
@@ -179,7 +179,7 @@ def main() -> None:
     chromium = next(
         found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))
     )
-    names = [*messages.known()]
+    names = [*messages.languages()]
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         work = kept or Path(folder)
         for name, knobs in RUNS.items():

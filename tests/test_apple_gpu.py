@@ -176,7 +176,7 @@ def test_ranks_on_a_mac_are_on_its_cpu(mac: AppleGpu, monkeypatch: pytest.Monkey
 
 
 def test_peaks_are_those_of_the_allocator_where_it_counts_them(mac: AppleGpu) -> None:
-    own = accelerator.of(MPS)
+    own = accelerator.accelerator_of(MPS)
     assert own.method == "mps allocator"
     own.reset_peaks()
     assert own.peaks() == (2 * GIB, 3 * GIB)  # Metal's own allocations are in the driver's figure
@@ -187,7 +187,7 @@ def test_peaks_are_those_of_the_allocator_where_it_counts_them(mac: AppleGpu) ->
 
 def test_where_nothing_counts_peaks_the_record_says_that_they_are_sampled(mac: AppleGpu) -> None:
     mac.counts = False
-    own = accelerator.of(MPS)
+    own = accelerator.accelerator_of(MPS)
     own.reset_peaks()
     assert (own.method, own.peaks()) == ("mps allocator (sampled)", (None, 3 * GIB))
     assert mac.told == []
@@ -200,7 +200,7 @@ def test_torch_answers_as_the_stand_in_for_an_old_one() -> None:
         pytest.skip("there is an accelerator")
     with suppress(RuntimeError):
         assert not torch.accelerator.memory_stats()
-    assert accelerator.of(MPS).method == "mps allocator (sampled)"
+    assert accelerator.accelerator_of(MPS).method == "mps allocator (sampled)"
 
 
 def test_random_numbers_go_on_where_they_were(mac: AppleGpu) -> None:
@@ -208,7 +208,7 @@ def test_random_numbers_go_on_where_they_were(mac: AppleGpu) -> None:
     mac.generator = torch.tensor([9], dtype=torch.uint8)
     kept.restore(MPS)
     assert mac.generator.tolist() == [1, 2, 3]
-    accelerator.of(MPS).restore({"cuda": torch.zeros(1, dtype=torch.uint8)})  # a checkpoint from a card
+    accelerator.accelerator_of(MPS).restore({"cuda": torch.zeros(1, dtype=torch.uint8)})  # a checkpoint from a card
     assert mac.generator.tolist() == [1, 2, 3]
     assert Generators.now(CPU).own == {}
 
@@ -289,7 +289,7 @@ def test_an_update_is_held_back_by_kernels_that_do_not_look(
     norm: float, latched: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SGD never looks at found_inf, as MPS's fused AdamW did not."""
-    monkeypatch.setattr(accelerator, "of", lambda device: accelerator.Mps(MPS))
+    monkeypatch.setattr(accelerator, "accelerator_of", lambda device: accelerator.Mps(MPS))
     weight = torch.nn.Parameter(torch.ones(3))
     weight.grad = torch.ones(3)
     optimizer = torch.optim.SGD([weight], lr=0.5)

@@ -10,7 +10,7 @@ from foretrain.analysis.components import explain
 from foretrain.app.plan import Target, make_plan
 from foretrain.comparison.sources.predicted import with_vocabulary
 from foretrain.config.resolve import from_text, resolve
-from foretrain.data.corpus import of_config
+from foretrain.data.corpus import data_of_config
 from foretrain.hardware.catalogue import find
 from foretrain.reports.document import Paragraph
 from foretrain.reports.views import explain as explain_view
@@ -91,7 +91,7 @@ def test_a_pasted_config_has_it_too(own_directory: Path) -> None:
 def test_what_is_here_wins_over_what_is_known(config: str) -> None:
     folder = write_dataset(Path("data/shakespeare_char"))
     (folder / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 85}))
-    for found in (of_config(resolve([config])).config, with_vocabulary(resolve([config]), None)):
+    for found in (data_of_config(resolve([config])).config, with_vocabulary(resolve([config]), None)):
         assert found.vocab_size == 85
     assert planned(config)["assumptions"] == []
     assert with_vocabulary(resolve([config]), 77).vocab_size == 77  # a log of the run knows best
@@ -104,12 +104,12 @@ def test_what_is_here_wins_over_what_is_known(config: str) -> None:
 )
 def test_other_names(own_directory: Path, dataset: str, assumed: list[str], tokens: int | None) -> None:
     """nanoGPT's GPT-2 data have no meta.pkl, so 50,304 is what it takes; of an unknown name nobody can tell."""
-    found = of_config(resolve([f"--dataset={dataset}"]))
+    found = data_of_config(resolve([f"--dataset={dataset}"]))
     assert found.config.vocab_size == 50_304
     assert [note.id for note in found.assumptions] == assumed
     assert found.tokens == tokens
 
 
 def test_a_config_that_names_no_dataset_assumes_nothing_of_it(own_directory: Path) -> None:
-    found = of_config(resolve(["gpt2-124m"]))
+    found = data_of_config(resolve(["gpt2-124m"]))
     assert (found.tokens, found.assumptions) == (None, ())

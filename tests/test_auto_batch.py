@@ -13,7 +13,7 @@ from foretrain.advice.micro_batch import NEAR, choose
 from foretrain.app import auto_batch
 from foretrain.base.errors import ConfigError, ExitCode, UserError
 from foretrain.cli.commands import train as command_line
-from foretrain.config.microbatches import cut, divisors, sequences_of
+from foretrain.config.microbatches import divisors, sequences_of, with_micro_batch
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import resolve, to_toml
 from foretrain.hardware.catalogue import find
@@ -87,7 +87,7 @@ def test_written_configs_read_back(words: list[str], own_directory: Path) -> Non
     config = resolve(words).config
     Path("w.toml").write_text(to_toml(config))
     assert resolve(["w.toml"]).config == config
-    final = cut(config, 4)
+    final = with_micro_batch(config, 4)
     Path("f.toml").write_text(to_toml(final))
     assert resolve(["f.toml"]).config == final
     assert resolve(["f.toml", "--eval_iters=3"]).config.eval_rows == 12
@@ -110,7 +110,7 @@ def test_the_largest_that_fits_a_card(layers: int, batch: int, acc: int, room_gi
     choice = choose(config, gpu, "bfloat16", room)
 
     def fits(size: int) -> bool:
-        made = cut(config, size)
+        made = with_micro_batch(config, size)
         memory = predict(StepSpec.of(made, gpu, dtype="bfloat16", compiled=compile), room)
         return worst_verdict(memory) == "fits"
 
@@ -134,7 +134,7 @@ def test_a_laptop_does_not_take_all_sequences_at_once() -> None:
     assert choice.config.batch_size < 480
 
     def step_s(size: int) -> float:
-        found = step_time(StepSpec.of(cut(config, size), cpu, dtype="float32", compiled=False))
+        found = step_time(StepSpec.of(with_micro_batch(config, size), cpu, dtype="float32", compiled=False))
         assert found
         return found.expected_s
 
@@ -202,14 +202,14 @@ def test_it_shrinks_until_a_trial_lives(own_directory: Path, monkeypatch: pytest
     assert (found.batch_size, found.gradient_accumulation_steps, found.eval_rows) == (6, 10, 60)
     limit = 0
     with pytest.raises(UserError) as caught:
-        auto_batch.tried(cut(config, 3), placement, 2 * GIB, print)
+        auto_batch.tried(with_micro_batch(config, 3), placement, 2 * GIB, print)
     assert caught.value.exit_code == ExitCode.OUT_OF_MEMORY
     # What lived is known, but not in less memory than it took.
     seen.clear()
-    assert auto_batch.tried(cut(config, 6), placement, 2 * GIB, print).batch_size == 6
+    assert auto_batch.tried(with_micro_batch(config, 6), placement, 2 * GIB, print).batch_size == 6
     assert seen == []
     with pytest.raises(UserError):
-        auto_batch.tried(cut(config, 6), placement, GIB // 2, print)
+        auto_batch.tried(with_micro_batch(config, 6), placement, GIB // 2, print)
     assert seen == [6, 3, 1]
 
 

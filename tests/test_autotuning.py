@@ -10,7 +10,7 @@ from foretrain.hardware.catalogue import find
 from foretrain.predict.allocator.replay import replay
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.trace import self_test
-from foretrain.predict.trace.autotuning import Autotuning, Ways, by_triton, ways
+from foretrain.predict.trace.autotuning import Autotuning, KernelConfigs, by_triton, kernel_configs
 from foretrain.predict.trace.card.torch_cuda import Card, Memory
 from foretrain.predict.trace.service import SHAPING_VARIABLES, Request, key_of
 from foretrain.predict.trace.tracer import Tracer
@@ -77,11 +77,11 @@ def triton_fused(in_out_ptr0, in_ptr0, xnumel, XBLOCK : tl.constexpr):
 def test_ways_to_run_a_kernel(heuristic: str, sizes: dict[str, int], hint: str, count: int, spares: bool) -> None:
     hint = f"reduction_hint={hint}, " if hint else ""
     source = KERNEL.format(heuristic=heuristic, sizes=sizes, hint=hint, spares=spares)
-    assert ways(source) == Ways(count, (0,), spares)
+    assert kernel_configs(source) == KernelConfigs(count, (0,), spares)
 
 
 def test_a_kernel_of_unknown_make_is_not_measured() -> None:
-    assert ways("def kernel(): ...") == Ways(1, ())
+    assert kernel_configs("def kernel(): ...") == KernelConfigs(1, ())
 
 
 def tuning(*, earlier: int = 0) -> tuple[Autotuning, Callable[[], list[int]]]:

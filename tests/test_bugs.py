@@ -94,7 +94,7 @@ def test_where_no_file_can_be_written_the_sentence_is_still_said(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("FORETRAIN_CACHE", str(tmp_path / "file"))
     monkeypatch.setattr(bugs.tempfile, "gettempdir", lambda: str(tmp_path / "file"))
-    assert "No file could be written" in str(bugs.told(KeyError("run")))
+    assert "No file could be written" in str(bugs.unexpected_error(KeyError("run")))
 
 
 @pytest.mark.parametrize("words", [("plan",), ("explain",), ("compare",), ("report",), ("export",), ("advise",)])
@@ -107,7 +107,7 @@ def test_a_name_that_no_file_can_have_is_not_called_a_bug(words: tuple[str, ...]
 
 
 def test_no_memory_left_is_not_called_a_bug() -> None:
-    found = bugs.told(MemoryError())
+    found = bugs.unexpected_error(MemoryError())
     assert (found.id, int(found.exit_code)) == ("memory.computer", 5)
 
 

@@ -19,7 +19,7 @@ from foretrain.measure import calibrate as kernels
 from foretrain.measure import calibrate as module
 from foretrain.measure import peaks
 from foretrain.predict.spec import StepSpec
-from foretrain.predict.speed.ops import Way, step
+from foretrain.predict.speed.ops import MicroBatchRun, step
 from foretrain.predict.speed.time import step_time
 from foretrain.reports.document import Message, Table
 from foretrain.reports.views import calibration as calibration_view
@@ -52,7 +52,7 @@ def test_every_kind_of_operation_is_measured(hasty: Path) -> None:
     found = module.calibrate(place(RunConfig(device="cpu", compile=False)), ["float32", "bfloat16"], [False], ignore)
     measured = {(k.kind, k.dtype) for k in found.kernels}
     for dtype in ("float32", "bfloat16"):
-        for op in step(Way(StepSpec.of(tiny(dropout=0.1), cpu_device(), dtype=dtype, compiled=False), True)):  # type: ignore[arg-type]
+        for op in step(MicroBatchRun(StepSpec.of(tiny(dropout=0.1), cpu_device(), dtype=dtype, compiled=False), True)):  # type: ignore[arg-type]
             assert (op.kind, dtype) in measured or (op.kind, "float32") in measured, op.kind
     assert all(k.time_s > 0 and math.prod(k.shape) > 0 for k in found.kernels)
     assert found.context_bytes is None

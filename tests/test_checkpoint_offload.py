@@ -9,7 +9,7 @@ from foretrain.model.host.checkpoints import Inputs
 from foretrain.model.step import build, train_step
 from foretrain.predict.memory import estimated
 from foretrain.predict.spec import StepSpec
-from foretrain.predict.speed.ops import Way, micro_batch
+from foretrain.predict.speed.ops import MicroBatchRun, micro_batch
 from foretrain.predict.speed.rates import CatalogueRates, busy_s
 from foretrain.predict.speed.time import waits_s
 from tests.kit.kernels import learnable_batches
@@ -100,7 +100,7 @@ def test_a_card_holds_one_input_when_the_backward_pass_begins(options: dict[str,
 def test_copies_cost_what_does_not_pass_beside_the_blocks() -> None:
     config = tiny(n_layer=8, n_embd=256, block_size=512, batch_size=16, activation_checkpointing=True, device="cuda")
     config = config.model_copy(update={"checkpoint_offload": True})
-    way = Way(StepSpec.of(config, GPU, dtype="bfloat16", compiled=False))
+    way = MicroBatchRun(StepSpec.of(config, GPU, dtype="bfloat16", compiled=False))
     rates, operations = CatalogueRates(GPU), micro_batch(way)
     bus_s = 7 * 4 * 16 * 512 * 256 / (0.8 * link_of("RTX 4070").link.wire_gb_per_s * 1e9)
     again_s = busy_s([op for op in operations if op.part == "recompute"], rates)

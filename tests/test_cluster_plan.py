@@ -12,7 +12,7 @@ import foretrain as library
 from foretrain.base.errors import UserError
 from foretrain.config.options import RunConfig
 from foretrain.config.shape import ModelShape
-from foretrain.config.sharing import STRATEGIES, Sharing, of_rank
+from foretrain.config.sharing import STRATEGIES, Sharing, config_of_rank
 from foretrain.hardware.catalogue import find
 from foretrain.hardware.cluster import Cluster, cluster
 from foretrain.predict.plan import plan
@@ -35,16 +35,16 @@ PAIR = "2 x RTX 4090"
 
 def test_ranks_share_the_micro_batches_of_a_step() -> None:
     for world in (1, 2, 8, 64):
-        assert of_rank(GPT2, world).tokens_per_step * world == GPT2.tokens_per_step
+        assert config_of_rank(GPT2, world).tokens_per_step * world == GPT2.tokens_per_step
 
 
 def test_a_world_that_does_not_divide_names_the_same_tokens_or_the_nearest() -> None:
     with pytest.raises(UserError) as found:
-        of_rank(RunConfig(batch_size=12, gradient_accumulation_steps=1, block_size=64), 8)
+        config_of_rank(RunConfig(batch_size=12, gradient_accumulation_steps=1, block_size=64), 8)
     assert found.value.id == "config.ranks_indivisible_near"
     assert "8 (6,144)" in str(found.value)
     with pytest.raises(UserError) as found:
-        of_rank(RunConfig(batch_size=12, gradient_accumulation_steps=2, block_size=64), 8)
+        config_of_rank(RunConfig(batch_size=12, gradient_accumulation_steps=2, block_size=64), 8)
     assert "--batch_size=3 --gradient_accumulation_steps=8" in str(found.value)
     assert int(found.value.exit_code) == 2
 
@@ -143,7 +143,7 @@ def test_links_go_by_name_alias_and_number_of_nics() -> None:
 
 def time_of(strategy: str, cards: Cluster, config: RunConfig = GPT2, **more: bool) -> RankTime:
     sharing = Sharing(strategy=strategy, world=cards.world, per_node=cards.per_node, **more)  # type: ignore[arg-type]
-    own = of_rank(config, cards.world)
+    own = config_of_rank(config, cards.world)
     found = rank_time(StepSpec.of(own, cards.gpu, sharing=sharing), sharing, cards)
     assert found is not None
     return found

@@ -29,7 +29,7 @@ from foretrain.config.checks import launched
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import find
-from foretrain.hardware.devices import LATER_KERNELS_BYTES, published
+from foretrain.hardware.devices import LATER_KERNELS_BYTES, published_context_bytes
 from foretrain.predict import snapshot
 from foretrain.predict.allocator.blocks import Mark
 from foretrain.predict.allocator.settings import Settings
@@ -234,7 +234,7 @@ def test_the_verdict_is_a_replay_at_the_limit() -> None:
     config = RunConfig(batch_size=8, gradient_accumulation_steps=2, compile=False, dtype="float16")
     lives = traced(plan(config, GPU)).exact_of("nanogpt")
     assert lives is not None
-    context = published(GPU)[1] + 200 * MIB
+    context = published_context_bytes(GPU)[1] + 200 * MIB
     for available, verdict in (
         (lives.smallest_limit_bytes + context + MIB, "tight"),
         (lives.smallest_limit_bytes // 2, "does_not_fit"),
@@ -676,7 +676,7 @@ def test_a_measured_context_replaces_the_published_range() -> None:
     + [("H100 SXM5 80GB", found) for found in (610, 742, 758, 762, 936)],
 )
 def test_the_published_context_of_a_card_has_what_was_seen_on_it(gpu: str, seen: int) -> None:
-    low, expected, high = published(find(gpu))
+    low, expected, high = published_context_bytes(find(gpu))
     assert low <= expected <= high
     assert low <= seen * MIB <= high
     ledger = predict(StepSpec.of(RunConfig(n_layer=1), find(gpu), dtype="float16", compiled=False))
@@ -701,6 +701,6 @@ def test_copies_on_a_stream_of_their_own_take_what_they_took_on_an_h100(options:
 
 
 def test_a_large_card_is_not_expected_to_take_as_little_as_a_small_one() -> None:
-    small, large, hopper = (published(find(name)) for name in ("RTX 4090", "B200", "H200"))
+    small, large, hopper = (published_context_bytes(find(name)) for name in ("RTX 4090", "B200", "H200"))
     assert all(a < b for a, b in zip(small, large, strict=True))
     assert all(a <= b for a, b in zip(large, hopper, strict=True))

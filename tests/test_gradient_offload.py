@@ -15,7 +15,7 @@ from foretrain.model import master
 from foretrain.model.host.leaving import Leaving
 from foretrain.model.master import MOST_ON_THE_WAY, Gradients
 from foretrain.predict.spec import StepSpec
-from foretrain.predict.speed.ops import Way, micro_batch
+from foretrain.predict.speed.ops import MicroBatchRun, micro_batch
 from foretrain.predict.speed.rates import HOST_BYTES_PER_S, CatalogueRates, busy_s
 from foretrain.predict.speed.time import waits_s
 from tests.kit.tiny import tiny
@@ -122,7 +122,7 @@ def test_copies_and_sums_cost_what_does_not_pass_beside_the_backward_pass() -> N
     options = {"optimizer_offload": True, "gradient_offload": True, "master_weights": True, "device": "cuda"}
     gpu = find("RTX 4070")
     for config in (tiny(n_embd=512, **options), tiny(n_embd=512, batch_size=64, block_size=512, **options)):
-        way = Way(StepSpec.of(config, gpu, dtype="bfloat16", compiled=False))
+        way = MicroBatchRun(StepSpec.of(config, gpu, dtype="bfloat16", compiled=False))
         rates, operations, shape = CatalogueRates(gpu), micro_batch(way), ModelShape.of(config)
         bus_s, sums_s = (2 * shape.n_params / pinned_bytes_per_s(gpu.name), 10 * shape.n_params / HOST_BYTES_PER_S)
         backward_s = busy_s([op for op in operations if op.part in ("recompute", "backward")], rates)

@@ -16,7 +16,7 @@ from tests.kit.command import foretrain
 
 ROOT: Any = typer.main.get_command(app)
 TEXTS = help.texts(ROOT)
-OWN = [id for id in messages.known() if id != "en"]
+OWN = [id for id in messages.languages() if id != "en"]
 
 
 def test_the_list_of_commands_says_what_each_says_of_itself() -> None:

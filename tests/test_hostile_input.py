@@ -60,7 +60,7 @@ def test_messages_and_tracebacks_hold_no_token(own_directory: Path, monkeypatch:
     try:
         raise RuntimeError(f"401 for https://user:S3CRET@host/x with {token}")
     except RuntimeError as error:
-        found = bugs.told(error)
+        found = bugs.unexpected_error(error)
     kept = Path(found.values["path"]).read_text("utf-8")
     assert "401 for https://…@host/x with …" in kept
     assert "S3CRET" not in kept

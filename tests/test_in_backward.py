@@ -11,14 +11,14 @@ from foretrain.advice.rules import BY_ID
 from foretrain.advice.rules.base import State
 from foretrain.base.errors import UserError
 from foretrain.config.checks import check
-from foretrain.config.microbatches import cut
+from foretrain.config.microbatches import with_micro_batch
 from foretrain.config.options import RunConfig
 from foretrain.config.sharing import Sharing, sharing_problem
 from foretrain.hardware.catalogue import find
 from foretrain.model.step import TrainState, build, train_step
 from foretrain.predict.memory import predict
 from foretrain.predict.spec import StepSpec
-from foretrain.predict.speed.ops import Way, optimizer_launches, tensor_count
+from foretrain.predict.speed.ops import MicroBatchRun, optimizer_launches, tensor_count
 from foretrain.predict.trace import self_test
 from foretrain.predict.trace.service import Request
 from foretrain.training.attempts import NotCompiled, attempt, use_split
@@ -209,7 +209,7 @@ def test_memory_that_runs_out_before_the_first_update_is_tried_again_in_smaller_
     assert broken(state, torch.OutOfMemoryError("gone"), None) == "micro_step"
     assert_same(before, snapshot(state))
     for each in (state, plain):
-        use_split(each, cut(each.config, 2), compiled=False)
+        use_split(each, with_micro_batch(each.config, 2), compiled=False)
     assert not state.config.optimizer_in_backward  # of several micro-batches gradients are summed
     assert steps(state, 2) == steps(plain, 2)
     assert_same(snapshot(plain), snapshot(state))
@@ -331,5 +331,5 @@ def test_launches_are_those_of_a_real_step() -> None:
         train_step(state, [batch], 1e-3)
     with Kernels() as passes:
         state.call(*batch).backward()
-    way = Way(StepSpec.of(state.config, GPU, dtype="float32", compiled=False), True)
+    way = MicroBatchRun(StepSpec.of(state.config, GPU, dtype="float32", compiled=False), True)
     assert whole.count - passes.count == pytest.approx(optimizer_launches(way), abs=tensor_count(way))

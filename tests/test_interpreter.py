@@ -39,10 +39,12 @@ def test_another_environment_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     log = tmp_path / "calls"
     path = environment(tmp_path / "env", f'echo "$@" >> {log}; exec {sys.executable} "$@"')
     mine = replay(traces([REQUEST])[0])
-    there = interpreter.found(path)
+    there = interpreter.find_interpreter(path)
     assert (there.torch, there.python, there.borrows) == (installed_torch(), sys.version_info[:2], False)
-    monkeypatch.setattr(interpreter, "found", lambda path: there._replace(borrows=True, torch=f"{there.torch}.other"))
-    with interpreter.using(path):
+    monkeypatch.setattr(
+        interpreter, "find_interpreter", lambda path: there._replace(borrows=True, torch=f"{there.torch}.other")
+    )
+    with interpreter.use_interpreter(path):
         assert interpreter.now().torch.endswith(".other")
         assert replay(traces([REQUEST])[0]) == mine
     assert "trace.worker" in log.read_text()
@@ -65,7 +67,7 @@ def test_another_environment_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_what_cannot_trace_is_one_sentence(script: str | None, id: str, tmp_path: Path) -> None:
     path = environment(tmp_path / "env", script) if script else str(tmp_path / "env")
     with pytest.raises(UserError) as caught:
-        interpreter.found(path)
+        interpreter.find_interpreter(path)
     assert caught.value.id == id
     assert path in str(caught.value)
 
@@ -73,7 +75,10 @@ def test_what_cannot_trace_is_one_sentence(script: str | None, id: str, tmp_path
 def test_a_torch_that_is_too_old_is_told(tmp_path: Path) -> None:
     answer = json.dumps({"torch": "2.5.1", "python": list(sys.version_info[:2]), "lacks": False})
     path = environment(tmp_path / "env", f"echo '{answer}'")
-    with interpreter.using(path), pytest.raises(TraceUnavailable, match=r"needs torch 2\.6 or newer; this is 2\.5\.1"):
+    with (
+        interpreter.use_interpreter(path),
+        pytest.raises(TraceUnavailable, match=r"needs torch 2\.6 or newer; this is 2\.5\.1"),
+    ):
         traces([REQUEST])
 
 
@@ -81,7 +86,7 @@ def test_the_key_of_a_trace_knows_the_torch_that_made_it(tmp_path: Path) -> None
     answer = json.dumps({"torch": "2.9.1", "python": list(sys.version_info[:2]), "lacks": False})
     path = environment(tmp_path / "env", f"echo '{answer}'")
     before = REQUEST.key()
-    with interpreter.using(path):
+    with interpreter.use_interpreter(path):
         assert REQUEST.key() != before
     assert REQUEST.key() == before
     assert service.OLDEST_TORCH == (2, 6)
@@ -96,7 +101,7 @@ def test_on_the_command_line(tmp_path: Path) -> None:
 def test_plans_are_for_the_torch_of_the_environment_that_will_train(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which of two free blocks PyTorch takes changed with 2.12."""
     there = interpreter.Interpreter("/somewhere/python", (3, 11), "2.11.0+cu130")
-    monkeypatch.setattr(interpreter, "found", lambda path: there)
+    monkeypatch.setattr(interpreter, "find_interpreter", lambda path: there)
     config = RunConfig(batch_size=8, gradient_accumulation_steps=2)
 
     def step(torch_version: str = "") -> StepSpec:
@@ -104,7 +109,7 @@ def test_plans_are_for_the_torch_of_the_environment_that_will_train(monkeypatch:
         return StepSpec.of(asked, find("RTX 4070"), "nanogpt", dtype="float16", compiled=False)
 
     here = predict(step()).worst.allocated_bytes
-    with interpreter.using("/somewhere"):
+    with interpreter.use_interpreter("/somewhere"):
         assert software.of("") == (2, 11)
         assert isinstance(usual(), Falling)
         elsewhere = predict(step()).worst.allocated_bytes

@@ -20,8 +20,10 @@ from tests.kit.page import write_run
 
 __all__ = ["browser", "pytestmark"]  # a fixture and marks that hold here, too
 
-EVERY = [*messages.known(), BRACKETS, ARABIC]
-FROM_THE_RIGHT = [id for id in EVERY if messages.known().get(id) is None or messages.known()[id].direction == "rtl"]
+EVERY = [*messages.languages(), BRACKETS, ARABIC]
+FROM_THE_RIGHT = [
+    id for id in EVERY if messages.languages().get(id) is None or messages.languages()[id].direction == "rtl"
+]
 FROM_THE_RIGHT.remove(BRACKETS)
 
 
@@ -75,7 +77,7 @@ def test_the_switch_changes_everything_and_is_remembered_but_not_in_the_link(bro
 
 
 @pytest.mark.parametrize(
-    ("locale", "id"), [("dv-MV", ARABIC), ("fr-FR", "en"), *((f"{id}-{id.upper()}", id) for id in messages.known())]
+    ("locale", "id"), [("dv-MV", ARABIC), ("fr-FR", "en"), *((f"{id}-{id.upper()}", id) for id in messages.languages())]
 )
 def test_at_first_the_page_speaks_as_the_browser_does(browser: Browser, speaking: str, locale: str, id: str) -> None:
     with opened(browser, speaking, locale=locale) as page:

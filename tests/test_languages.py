@@ -68,7 +68,7 @@ KNOBS = {f"knob.{knob.name}": knob.help for knob in OPTIONS.values()}
 KNOBS |= {f"finetune_knob.{option.name}": option.help for option in FINETUNE_OPTIONS.values()}
 HELPS = KNOBS | cli_help.texts(typer.main.get_command(app))
 WANTED = ENGLISH | HELPS
-OWN = [id for id in messages.known() if id != "en"]
+OWN = [id for id in messages.languages() if id != "en"]
 MARKS = messages.MARKS
 
 
@@ -101,8 +101,8 @@ def sample(spec: str, conversion: str) -> object:
 @pytest.mark.parametrize("id", [*OWN, BRACKETS, ARABIC])
 def test_a_language_has_only_ids_of_english_with_the_same_placeholders(id: str) -> None:
     with pretending():
-        assert re.fullmatch(r"ltr|rtl", messages.known()[id].direction)
-        assert messages.known()[id].name.strip()
+        assert re.fullmatch(r"ltr|rtl", messages.languages()[id].direction)
+        assert messages.languages()[id].name.strip()
         for key, own in messages.texts_of(id).items():
             assert key in WANTED, key
             assert isinstance(own, str), key
@@ -268,14 +268,14 @@ def test_speaking_is_for_one_thread(pretence: None) -> None:
         thread.join()
         heard["here"] = messages.current().id
     assert heard == {"there": "en", "here": ARABIC}
-    before = messages.use(BRACKETS)
+    before = messages.set_language(BRACKETS)
     try:
         thread = threading.Thread(target=lambda: heard.update(there=messages.current().id))
         thread.start()
         thread.join()
         assert heard["there"] == BRACKETS
     finally:
-        messages.use(before)
+        messages.set_language(before)
 
 
 # -- lines from the right ------------------------------------------------------------------------------------
@@ -301,7 +301,7 @@ def test_latin_runs_are_isolated(pretence: None, text: str, runs: list[str]) -> 
     with messages.speaking(ARABIC):
         made = messages.isolated(text)
         assert shown(made) == runs
-        assert messages.bare(made) == text
+        assert messages.without_marks(made) == text
         assert messages.isolated(made) == made
     assert messages.isolated(text) == text  # in English there is nothing to do
 
@@ -310,8 +310,8 @@ def test_latin_runs_are_isolated(pretence: None, text: str, runs: list[str]) -> 
 def test_isolation_is_balanced_changes_no_letter_and_can_be_done_twice(pretence: None, text: str) -> None:
     with messages.speaking(ARABIC):
         made = messages.isolated(text)
-        assert messages.bare(made) == messages.bare(text)
-        assert messages.bare(messages.isolated(made)) == messages.bare(text)
+        assert messages.without_marks(made) == messages.without_marks(text)
+        assert messages.without_marks(messages.isolated(made)) == messages.without_marks(text)
         for line in made.split("\n"):
             depth = 0
             for sign in line:
@@ -444,7 +444,7 @@ def test_every_view_speaks_each_language_and_says_nothing_but_by_id(view: str, p
         assert all(found.values())
         if id in (BRACKETS, ARABIC):  # the same words elsewhere, so the same numbers
             assert numbers(found["page"]) == numbers(english)
-        if messages.known()[id].direction == "rtl":
+        if messages.languages()[id].direction == "rtl":
             for unit in ("GiB", "MiB", "ms", "kWh"):  # no number stands apart from its unit
                 assert not re.search(rf"\d {unit}(?![^\u2066-\u2069]*\u2069)", found["page"]), unit
         if id == BRACKETS:

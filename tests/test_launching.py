@@ -13,7 +13,7 @@ from foretrain.hardware.catalogue import Gpu, find
 from foretrain.hardware.cpu import nominal_cpu
 from foretrain.measure.calibrate import MANY_BLOCKS, NARROW_REFERENCE, Wanted, references_for
 from foretrain.predict.spec import StepSpec
-from foretrain.predict.speed.ops import FUSED_LAUNCHES, Way, micro_batch, optimizer
+from foretrain.predict.speed.ops import FUSED_LAUNCHES, MicroBatchRun, micro_batch, optimizer
 from foretrain.predict.speed.rates import (
     CHAIN_LAUNCHES,
     CHECKPOINT_LAUNCHES,
@@ -46,7 +46,7 @@ class Host(NamedTuple):
     def step_s(self, config: RunConfig, *, compiled: bool) -> float:
         """A step that waits for it, counted here anew: kernels, sums of gradients, the optimizer's list of tensors."""
         spec = StepSpec.of(config, H100, dtype="float32", compiled=compiled)
-        kernels = sum(op.runs for op in micro_batch(Way(spec)))
+        kernels = sum(op.runs for op in micro_batch(MicroBatchRun(spec)))
         tensors = len(list(ModelShape.of(config).parameters()))
         n = config.gradient_accumulation_steps
         each = self.compiled_s if compiled else self.eager_s
@@ -87,7 +87,7 @@ def test_a_step_that_waits_for_its_host_takes_what_the_host_takes(compiled: bool
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_step_that_the_card_takes_longer_for_does_not_feel_the_host(compiled: bool) -> None:
     slow, quick = (forecast(LARGE, calibrated(host), compiled=compiled) for host in (Host(), Host(3e-6, 3e-6, 1e-4)))
-    way = Way(StepSpec.of(LARGE, H100, dtype="float32", compiled=compiled))
+    way = MicroBatchRun(StepSpec.of(LARGE, H100, dtype="float32", compiled=compiled))
     rates = MeasuredRates(calibrated(Host()), H100)
     busy = LARGE.gradient_accumulation_steps * busy_s(micro_batch(way), rates)
     assert quick.expected_s > busy + busy_s(optimizer(way), rates)
@@ -105,7 +105,7 @@ def test_the_longer_of_both_in_between() -> None:
         config = RunConfig(n_layer=4, n_head=4, n_embd=width, block_size=256, vocab_size=256, batch_size=8,
                            gradient_accumulation_steps=8, cuda_graph="off")  # fmt: skip
         launching_s = host.step_s(config, compiled=False)
-        way = Way(StepSpec.of(config, H100, dtype="float32", compiled=False))
+        way = MicroBatchRun(StepSpec.of(config, H100, dtype="float32", compiled=False))
         working_s = config.gradient_accumulation_steps * busy_s(micro_batch(way), rates)
         assert forecast(config, calibrated(host)).expected_s >= max(launching_s, working_s) * (1 - 1e-9)
         bound.add(launching_s > working_s)
@@ -146,7 +146,7 @@ def test_on_a_cpu_narrow_steps_say_nothing_of_launching() -> None:
 def test_a_graph_is_one_launch() -> None:
     graphed = CHARACTERS.model_copy(update={"compile_mode": "reduce-overhead", "compile": True})
     plain, found = (forecast(config, calibrated(Host()), compiled=True) for config in (CHARACTERS, graphed))
-    way = Way(StepSpec.of(CHARACTERS, H100, dtype="float32", compiled=True))
+    way = MicroBatchRun(StepSpec.of(CHARACTERS, H100, dtype="float32", compiled=True))
     fewer = sum(op.runs for op in micro_batch(way)) - 2
     assert plain.expected_s - found.expected_s == pytest.approx(40 * fewer * Host().compiled_s)
 
@@ -217,14 +217,14 @@ def test_a_dtype_without_compiled_steps_is_corrected_by_another_ones() -> None:
 def test_half_precision_logits_are_cast_where_the_softmax_reads_them() -> None:
     """A trace of torch 2.11 on an H100 has no kernel that casts them; the plan once counted two of 3.7 GB."""
     config = RunConfig(batch_size=12, master_weights=True)
-    found = micro_batch(Way(StepSpec.of(config, H100, dtype="bfloat16", compiled=True)))
+    found = micro_batch(MicroBatchRun(StepSpec.of(config, H100, dtype="bfloat16", compiled=True)))
     logits = 12 * 1024 * 50304
     assert {op.kind for op in found if op.shape == (logits,)} == {"softmax", "softmax_backward"}
 
 
 def test_kernels_of_a_step_take_what_an_h100_took_for_them() -> None:
     """124M, 12 rows, compiled with torch 2.11: the softmax of the logits 0.85 ms, attention 67 and 231 us."""
-    way = Way(StepSpec.of(RunConfig(batch_size=12), H100, dtype="bfloat16", compiled=True))
+    way = MicroBatchRun(StepSpec.of(RunConfig(batch_size=12), H100, dtype="bfloat16", compiled=True))
     rates = CatalogueRates(H100)
     times = {op.kind: rates.time_s(op) for op in micro_batch(way)}
     assert times["softmax"] == pytest.approx(0.85e-3, rel=0.1)

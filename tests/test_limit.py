@@ -24,7 +24,7 @@ from foretrain.measure import peaks
 from foretrain.model.step import build, train_step
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.limit import StepLimit, group_of, limit_of, peaks_of, with_kernels
-from foretrain.predict.speed.ops import Way, step
+from foretrain.predict.speed.ops import MicroBatchRun, step
 from foretrain.reports.views import calibration as calibration_view
 from foretrain.runs.folder import RunDirectory
 from foretrain.training.device import place
@@ -223,7 +223,7 @@ def test_no_limit_where_a_peak_is_missing() -> None:
 def test_every_operation_has_a_group_and_their_times_add_up() -> None:
     for dtype in ("float32", "bfloat16"):
         config = tiny(dropout=0.1, activation_checkpointing=True)
-        for op in step(Way(StepSpec.of(config, cpu_device(), dtype=dtype, compiled=False))):
+        for op in step(MicroBatchRun(StepSpec.of(config, cpu_device(), dtype=dtype, compiled=False))):
             assert group_of(op)
         found = limit(config, made_up(1e9, 1e8, ((1, 1e6),), dtype=dtype), dtype)
         assert found.limit_s == pytest.approx(math.fsum(each.limit_s for each in found.operations))

@@ -25,7 +25,7 @@ from foretrain.predict.estimate.simulated_run import SimulatedRun
 from foretrain.predict.memory import StepMemory, predict
 from foretrain.predict.plan import plan
 from foretrain.predict.spec import StepSpec
-from foretrain.predict.speed.ops import Way, micro_batch
+from foretrain.predict.speed.ops import MicroBatchRun, micro_batch
 from foretrain.reports.views import plan as plan_view
 from foretrain.training.starting import config_digest
 from tests.kit.families import (
@@ -187,7 +187,7 @@ def test_its_kernels_do_not_hang_on_what_was_planned_before(monkeypatch: pytest.
         for kept in ("_recorders", "_structures", "_launches", "_alike"):
             monkeypatch.setattr(step, kept, {})
         SimulatedRun(StepSpec.of(config, find(card), dtype="float16", compiled=False)).peaks()
-        found.append(micro_batch(Way(StepSpec.of(config, find("RTX 4070"), dtype="float16", compiled=False))))
+        found.append(micro_batch(MicroBatchRun(StepSpec.of(config, find("RTX 4070"), dtype="float16", compiled=False))))
     assert found[0] == found[1]
 
 

@@ -22,7 +22,7 @@ from foretrain.model.techniques.low_bits import CHUNK, EIGHT, FOUR, LEAST, LowBi
 from foretrain.predict.memory import predict
 from foretrain.predict.plan import plan, save_time
 from foretrain.predict.spec import StepSpec
-from foretrain.predict.speed.ops import Way, optimizer, optimizer_launches
+from foretrain.predict.speed.ops import MicroBatchRun, optimizer, optimizer_launches
 from foretrain.training import checkpoint
 from foretrain.training.checkpoint import Progress
 from foretrain.training.meter import allocator_peak
@@ -286,7 +286,7 @@ def test_bytes_launches_and_temporaries_are_those_of_a_real_step(name: str) -> N
     config = RunConfig.model_validate(
         {"n_layer": 1, "n_head": 1, "n_embd": 64, "vocab_size": numel // 64, "optimizer": name}
     )
-    way = Way(StepSpec.of(config, find("RTX 4070"), dtype="bfloat16", compiled=False), True)
+    way = MicroBatchRun(StepSpec.of(config, find("RTX 4070"), dtype="bfloat16", compiled=False), True)
     update = next(op for op in optimizer(way) if op.kind == "adamw" and op.shape == (numel,))
     assert seen.nbytes == pytest.approx(update.nbytes, rel=0.05)
     technique = optimizer_of(config)

@@ -25,15 +25,15 @@ from foretrain.model.low_precision import (
     convert,
     fp16_accumulation,
     layers,
-    plainly,
     quantise_rows,
     quantise_tensor,
+    without_low_precision,
 )
 from foretrain.model.precision_check import compare, rows_of_check
 from foretrain.model.step import TrainState, build, train_step
 from foretrain.predict.plan import plan
 from foretrain.predict.spec import StepSpec
-from foretrain.predict.speed.ops import Way
+from foretrain.predict.speed.ops import MicroBatchRun
 from foretrain.predict.speed.ops import step as step_operations
 from foretrain.predict.speed.time import bound_s, step_time
 from foretrain.predict.trace.service import Request, traces
@@ -205,7 +205,7 @@ def test_fp16_sums_are_a_setting_that_is_put_back() -> None:
     before = matmul.allow_fp16_accumulation
     with fp16_accumulation(True):
         assert matmul.allow_fp16_accumulation
-        with plainly(torch.nn.Linear(2, 2)):
+        with without_low_precision(torch.nn.Linear(2, 2)):
             assert not matmul.allow_fp16_accumulation
         assert matmul.allow_fp16_accumulation
     assert matmul.allow_fp16_accumulation == before
@@ -359,14 +359,14 @@ def test_train_refuses_before_it_writes(tmp_path: Path) -> None:
 def test_flops_stay_and_the_bound_is_that_of_the_faster_products(mode: Any, compiled: bool) -> None:
     gpu = find("RTX 4090")
     plain, low = (
-        Way(StepSpec.of(RunConfig(matmul=matmul), gpu, dtype="float16", compiled=compiled))
+        MicroBatchRun(StepSpec.of(RunConfig(matmul=matmul), gpu, dtype="float16", compiled=compiled))
         for matmul in ("dtype", mode)
     )
     assert sum(op.runs * op.flops for op in step_operations(plain)) == sum(
         op.runs * op.flops for op in step_operations(low)
     )
     assert bound_s(low) < bound_s(plain)
-    nano = Way(StepSpec.of(RunConfig(matmul=mode), gpu, "nanogpt", dtype="float16", compiled=compiled))
+    nano = MicroBatchRun(StepSpec.of(RunConfig(matmul=mode), gpu, "nanogpt", dtype="float16", compiled=compiled))
     assert all(op.arithmetic == "dtype" for op in step_operations(nano))
 
 

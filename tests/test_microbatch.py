@@ -15,7 +15,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from foretrain.base.errors import ExitCode, UserError
-from foretrain.config.microbatches import cut, divisors, largest_divisor, sequences_of, shrunk
+from foretrain.config.microbatches import divisors, largest_divisor, sequences_of, smaller_micro_batch, with_micro_batch
 from foretrain.config.resolve import resolve
 from foretrain.data.dataset import read_info
 from foretrain.hardware.catalogue import find
@@ -266,8 +266,8 @@ def test_divisors(number: int, most: int) -> None:
 def test_shrinking_ends_at_one_and_keeps_tokens_and_evaluation(batch: int, acc: int, own: int, iters: int) -> None:
     config = first = tiny(batch_size=batch, gradient_accumulation_steps=acc, eval_batch_size=own, eval_iters=iters)
     seen = [batch]
-    while (smaller := shrunk(config.batch_size, sequences_of(config))) is not None:
-        config = cut(config, smaller)
+    while (smaller := smaller_micro_batch(config.batch_size, sequences_of(config))) is not None:
+        config = with_micro_batch(config, smaller)
         assert smaller <= seen[-1] // 2
         assert config.tokens_per_step == first.tokens_per_step
         assert (config.eval_rows, config_digest(config)) == (first.eval_rows, config_digest(first))

@@ -16,7 +16,7 @@ from foretrain.model.muon import NS_COEFFICIENTS, MuonAdamW, newton_schulz, upda
 from foretrain.model.optimizer import make_optimizer
 from foretrain.model.step import build, train_step
 from foretrain.predict.spec import StepSpec
-from foretrain.predict.speed.ops import Way, flops, optimizer
+from foretrain.predict.speed.ops import MicroBatchRun, flops, optimizer
 from foretrain.training import checkpoint
 from foretrain.training.checkpoint import Progress
 from tests.kit.tiny import tiny
@@ -177,7 +177,7 @@ def test_flops_of_the_step_are_those_of_flop_counter_mode(recipe: str) -> None:
         parameter.grad = torch.ones_like(parameter)
     with FlopCounterMode(display=False) as counter:
         state.optimizer.step()
-    way = Way(StepSpec.of(config, cpu_device(), dtype="float32", compiled=False), True)
+    way = MicroBatchRun(StepSpec.of(config, cpu_device(), dtype="float32", compiled=False), True)
     assert flops(optimizer(way)) == counter.get_total_flops() > 0
     moved = [op for op in optimizer(way) if op.kind == "adamw"]
     shape = ModelShape.of(config)

@@ -21,7 +21,7 @@ from foretrain.model.step import build
 from foretrain.predict.abstract import step as abstract_step
 from foretrain.predict.estimate.simulated_run import SimulatedRun
 from foretrain.predict.spec import StepSpec
-from foretrain.predict.speed.ops import Operation, Way, accumulation, flops, micro_batch, optimizer, step
+from foretrain.predict.speed.ops import MicroBatchRun, Operation, accumulation, flops, micro_batch, optimizer, step
 from tests.kit.operations import ATTENTION, counted, way
 from tests.kit.tiny import tiny
 
@@ -143,7 +143,9 @@ def test_flops_of_nanogpts_own_step_are_those_of_flop_counter_mode(dropout: floa
     model, idx = NanoGPT(config), torch.zeros(config.batch_size, config.block_size, dtype=torch.int64)
     with FlopCounterMode(display=False, custom_mapping=ATTENTION) as counter:
         model(idx, idx)[1].backward()
-    found = micro_batch(Way(StepSpec.of(config, cpu_device(), "nanogpt", dtype="float32", compiled=False), True))
+    found = micro_batch(
+        MicroBatchRun(StepSpec.of(config, cpu_device(), "nanogpt", dtype="float32", compiled=False), True)
+    )
     assert flops(found) == counter.get_total_flops()
 
 
@@ -179,8 +181,8 @@ def test_fusing_and_chunking_change_bytes_as_they_should() -> None:
     assert compiled < 0.7 * eager
     chunked = config.model_copy(update={"loss_chunk_size": 512})
     assert flops(micro_batch(way(chunked))) == flops(micro_batch(way(config)))
-    nano = Way(StepSpec.of(config, find("RTX 4070"), "nanogpt", dtype="bfloat16", compiled=True), True)
-    ours = Way(StepSpec.of(config, find("RTX 4070"), dtype="bfloat16", compiled=True), True)
+    nano = MicroBatchRun(StepSpec.of(config, find("RTX 4070"), "nanogpt", dtype="bfloat16", compiled=True), True)
+    ours = MicroBatchRun(StepSpec.of(config, find("RTX 4070"), dtype="bfloat16", compiled=True), True)
     logits = config.batch_size * config.block_size * config.vocab_size
     assert nbytes(micro_batch(nano)) - nbytes(micro_batch(ours)) == 2 * 2 * logits  # a zero tangent, written and read
 
@@ -195,6 +197,8 @@ def test_operations_do_not_hang_on_what_was_estimated_before(compiled: bool, mon
             monkeypatch.setattr(abstract_step, kept, {})
         if estimate is not None:
             SimulatedRun(StepSpec.of(config, find("RTX 4070"), dtype="bfloat16", compiled=estimate)).peaks()
-        found.append(micro_batch(Way(StepSpec.of(config, find("RTX 4070"), dtype="bfloat16", compiled=compiled), True)))
+        found.append(
+            micro_batch(MicroBatchRun(StepSpec.of(config, find("RTX 4070"), dtype="bfloat16", compiled=compiled), True))
+        )
     assert found[0]
     assert found[0] == found[1] == found[2]

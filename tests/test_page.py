@@ -647,7 +647,7 @@ def test_serve_takes_a_language_before_the_browsers(tmp_path: Path) -> None:
         assert spoken(ARABIC, **{"x-foretrain-language": BRACKETS})["language"] == BRACKETS
         start = spoken(None, **{"x-foretrain-language": "../../etc", "accept-language": f"xx, {BRACKETS};q=0.5"})
         assert (start["language"], start["direction"], start["texts"]["page.runs"]) == (BRACKETS, "ltr", "⟦Runs⟧")
-        assert {one["id"] for one in start["languages"]} == set(messages.known())
+        assert {one["id"] for one in start["languages"]} == set(messages.languages())
         with TestClient(routes.create_app(PORT, TOKEN, [tmp_path]), base_url=ORIGIN) as made:  # refusals, too
             refused = made.get("/api/start", headers={**GOOD, guard.TOKEN_HEADER: "no", "accept-language": BRACKETS})
             assert refused.json()["message"].startswith("⟦Open the newest link")

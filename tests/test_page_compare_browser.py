@@ -20,7 +20,7 @@ from tests.kit.language import ARABIC, BRACKETS, SAME, unsaid
 from tests.kit.page import EVIL_NAME, write_curve
 
 __all__ = ["browser", "pytestmark"]  # a fixture and marks that hold here, too
-EVERY = [*messages.known(), BRACKETS, ARABIC]
+EVERY = [*messages.languages(), BRACKETS, ARABIC]
 
 
 @pytest.fixture(scope="module")

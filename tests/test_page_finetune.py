@@ -311,7 +311,7 @@ def test_other_devices_get_a_sentence(client: TestClient, gpu: str) -> None:
 
 def test_the_answer_speaks_the_language(client: TestClient) -> None:
     asked = {"model": SMALL, "values": {"method": "lora", "seq_len": "256"}, "gpu": "RTX 4090"}
-    for id in messages.known():
+    for id in messages.languages():
         headers = {**GOOD, **POSTED, "x-foretrain-language": id}
         answer = client.post("/api/finetune", headers=headers, json=asked).json()
         with messages.speaking(id):
@@ -319,7 +319,7 @@ def test_the_answer_speaks_the_language(client: TestClient) -> None:
             assert answer["verdict"][0]["text"] == screen_view.screen(plan, (), Typed()).lead[0].message.text()
             form = client.post("/api/finetune/form", headers=headers, json={}).json()
             help = {field["name"]: field["help"] for field in form["fields"]}["seq_len"]
-            assert help == messages.knob_help("seq_len", FINETUNE_OPTIONS["seq_len"].help, "finetune_knob")
+            assert help == messages.option_help("seq_len", FINETUNE_OPTIONS["seq_len"].help, "finetune_knob")
 
 
 def test_a_trace_of_a_form_can_be_begun_and_stopped(client: TestClient) -> None:

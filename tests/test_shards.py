@@ -13,7 +13,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
-from foretrain.config.weights_file import WeightsFile, look
+from foretrain.config.weights_file import WeightsFile, inspect_weights
 from foretrain.model.step import build
 from foretrain.training import checkpoint, starting
 from foretrain.training.exports.source import export
@@ -204,7 +204,7 @@ def test_every_command_reads_what_ranks_wrote(data: str) -> None:
     def read(name: str) -> tuple[dict[str, bytes], WeightsFile, dict[str, torch.Tensor]]:
         made = [export(run, form, Path(f"{name}-{form}")) for form in ("safetensors", "nanogpt", "hf")]
         files = {f"{each.form} {file}": Path(each.path, file).read_bytes() for each in made for file in each.files}
-        weights = look(str(run))
+        weights = inspect_weights(str(run))
         state = build(config.model_copy(update={"seed": 5}), torch.device("cpu"), torch.float32, compile=False)
         assert starting.put(weights, state, Path()).step == 2
         checkpoint.load_model(path, state.model)

@@ -57,7 +57,7 @@ def test_a_pickle_that_would_run_something_is_refused_by_name(tmp_path: Path) ->
     hostile = recorded()
     hostile["device_traces"][0].append(Harm(touched))
     with pytest.raises(ValueError, match=r"^s\.pickle: it wants to load (posix|nt)\.system, ") as caught:
-        snapshot.loads(pickle.dumps(hostile), "s.pickle")
+        snapshot.parse(pickle.dumps(hostile), "s.pickle")
     assert "\n" not in str(caught.value)
     assert not touched.exists()
 
@@ -84,21 +84,21 @@ def test_a_pickle_that_would_run_something_is_refused_by_name(tmp_path: Path) ->
 )
 def test_damaged_and_hostile_pickles_end_in_one_sentence(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"^s\.pickle: ") as caught:
-        snapshot.loads(data, "s.pickle")
+        snapshot.parse(data, "s.pickle")
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("place", [b"99999999", b"+99999999", b"9_999_9999", b"\t99999999 ", b"0x5f5e0ff"])
 def test_a_place_of_the_memo_beyond_the_file_is_refused_however_it_is_written(place: bytes) -> None:
     with pytest.raises(ValueError, match="its memo has a place beyond"):
-        files.loads(b"(dp" + place + b"\n.")
+        files.load_pickle(b"(dp" + place + b"\n.")
 
 
 @settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_no_bytes_do_anything_but_raise(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"^snapshot: "):
-        snapshot.loads(data)
+        snapshot.parse(data)
 
 
 @settings(deadline=None)
@@ -108,7 +108,7 @@ def test_a_snapshot_with_damaged_bytes_is_read_or_refused(data: st.DataObject) -
     for _ in range(data.draw(st.integers(1, 4))):
         good[data.draw(st.integers(0, len(good) - 1))] = data.draw(st.integers(0, 255))
     try:
-        snapshot.loads(bytes(good))
+        snapshot.parse(bytes(good))
     except ValueError as error:
         assert str(error).startswith("snapshot: ")
 
@@ -134,7 +134,7 @@ def test_a_snapshot_with_damaged_bytes_is_read_or_refused(data: st.DataObject) -
 )
 def test_what_is_no_snapshot_is_refused(change: Any, sentence: str) -> None:
     with pytest.raises(ValueError, match=f"^snapshot: .*{sentence}"):
-        snapshot.of_snapshot(change(recorded()))
+        snapshot.recording_of(change(recorded()))
 
 
 def test_numbers_that_are_none_are_refused() -> None:
@@ -142,7 +142,7 @@ def test_numbers_that_are_none_are_refused() -> None:
         data = recorded()
         data["segments"][0] |= change
         with pytest.raises(ValueError, match="segments are not those"):
-            snapshot.of_snapshot(data)
+            snapshot.recording_of(data)
 
 
 def test_shared_blocks_do_not_take_quadratic_time() -> None:
@@ -150,19 +150,19 @@ def test_shared_blocks_do_not_take_quadratic_time() -> None:
     blocks = [{"size": 512, "state": "inactive"}] * 6
     data = recorded() | {"segments": [{"total_size": 1, "address": 1, "blocks": blocks}] * 6}
     with pytest.raises(ValueError, match="segments are not those") as caught:
-        snapshot.loads(pickle.dumps(data))
+        snapshot.parse(pickle.dumps(data))
     assert "two segments share their blocks" in str(caught.value.__context__)  # at the second, so none is read twice
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_pickles_of_every_protocol_are_read(protocol: int) -> None:
-    assert snapshot.loads(pickle.dumps(recorded(), protocol)) == snapshot.of_snapshot(recorded())
+    assert snapshot.parse(pickle.dumps(recorded(), protocol)) == snapshot.recording_of(recorded())
 
 
 def test_an_odd_setting_does_not_hide_the_others() -> None:
     values = {"PYTORCH_CUDA_ALLOC_CONF": "something_new:1", "max_split_size": 12345, "expandable_segments": True,
               "garbage_collection_threshold": 0.5}  # fmt: skip
-    read = snapshot.of_snapshot(recorded() | {"allocator_settings": values}).settings
+    read = snapshot.recording_of(recorded() | {"allocator_settings": values}).settings
     assert read == Settings(expandable_segments=True, garbage_collection_threshold=0.5)
 
 
@@ -176,21 +176,21 @@ def test_a_snapshot_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path)
 def test_an_action_of_a_newer_pytorch_is_passed_over() -> None:
     data = recorded()
     data["device_traces"][0].insert(3, {"action": "segment_dance", "addr": 1, "size": 2, "stream": 0})
-    assert compare_with_recorded(snapshot.of_snapshot(data)).first_difference is None
+    assert compare_with_recorded(snapshot.recording_of(data)).first_difference is None
 
 
 def test_a_device_that_is_not_there_is_refused() -> None:
     with pytest.raises(ValueError, match="device 1 is not among them"):
-        snapshot.of_snapshot(recorded(), device=1)
+        snapshot.recording_of(recorded(), device=1)
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_settings_come_from_the_snapshot(way: Settings) -> None:
     data = recorded(way=way)
-    assert snapshot.of_snapshot(data).settings == way
+    assert snapshot.recording_of(data).settings == way
     # A newer PyTorch may know more keys; then what the snapshot says one by one must do.
     data["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"] = "something_new:1"
-    read = snapshot.of_snapshot(data).settings
+    read = snapshot.recording_of(data).settings
     assert (read.expandable_segments, read.max_split_bytes) == (way.expandable_segments, way.max_split_bytes)
 
 
@@ -199,7 +199,7 @@ def test_settings_come_from_the_snapshot(way: Settings) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_whole_recording_agrees(way: Settings) -> None:
-    found = compare_with_recorded(snapshot.of_snapshot(recorded(way=way)))
+    found = compare_with_recorded(snapshot.recording_of(recorded(way=way)))
     assert (found.first_difference, found.complete) == (None, True)
     assert found.same == len(found.recorded) == len(found.simulated) > 0
     assert found.simulated_peak_reserved_bytes == found.recorded_peak_reserved_bytes
@@ -210,19 +210,19 @@ def test_the_first_difference_is_found() -> None:
     data = recorded()
     wrong = next(entry for entry in data["device_traces"][0][2:] if entry["action"] == "segment_alloc")
     wrong["size"] += 2 * MIB
-    found = compare_with_recorded(snapshot.of_snapshot(data))
+    found = compare_with_recorded(snapshot.recording_of(data))
     assert (found.first_difference, found.same) == (1, 1)
     assert (found.recorded[1].nbytes, found.simulated[1].nbytes) == (52 * MIB, 50 * MIB)
     data = recorded()
     data["device_traces"][0] = [e for e in data["device_traces"][0] if e["size"] != 2 * MIB]
-    found = compare_with_recorded(snapshot.of_snapshot(data))
+    found = compare_with_recorded(snapshot.recording_of(data))
     assert found.first_difference == 2  # the recording is shorter
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_an_emptied_cache_is_followed(way: Settings) -> None:
     events = [*EVENTS, ("free", "x", 0), ("empty_cache", None, 0), ("alloc", "x", 60 * MIB)]
-    found = compare_with_recorded(snapshot.of_snapshot(recorded(events, way)))
+    found = compare_with_recorded(snapshot.recording_of(recorded(events, way)))
     assert found.first_difference is None
     assert {"free", "unmap"} & {entry.kind for entry in found.recorded}
 
@@ -232,7 +232,7 @@ def test_with_the_limit_of_the_recording_the_simulator_releases_by_itself(way: S
     events = [*EVENTS, ("free", "x", 0), ("alloc", "x", 60 * MIB)]
     limit_bytes = 102 * MIB
     data = export(events, LABELS, way, limit_bytes, physical=True)
-    found = compare_with_recorded(snapshot.of_snapshot(data), limit_bytes)
+    found = compare_with_recorded(snapshot.recording_of(data), limit_bytes)
     assert found.first_difference is None
     assert found.out_of_memory_at is None
     # Two segments of 50 and 60 do not fit; expandable ones grow by a page instead and give nothing back.
@@ -240,7 +240,7 @@ def test_with_the_limit_of_the_recording_the_simulator_releases_by_itself(way: S
 
 
 def test_out_of_memory_is_told() -> None:
-    recording = snapshot.of_snapshot(recorded())
+    recording = snapshot.recording_of(recorded())
     found = compare_with_recorded(recording, 40 * MIB)
     assert found.out_of_memory_at is not None
     assert recording.entries[found.out_of_memory_at].nbytes == 50 * MIB
@@ -252,18 +252,18 @@ def test_out_of_memory_is_told() -> None:
 def test_a_history_that_begins_late_says_so() -> None:
     data = recorded()
     data["device_traces"][0] = data["device_traces"][0][2:]  # as if the weights were there before
-    found = compare_with_recorded(snapshot.of_snapshot(data))
+    found = compare_with_recorded(snapshot.recording_of(data))
     assert not found.complete
     assert (found.unknown_frees, found.unknown_live, found.reserved_before_bytes) == (0, 1, 30 * MIB)
     data["device_traces"][0] = data["device_traces"][0][2:]  # and the first activation
-    found = compare_with_recorded(snapshot.of_snapshot(data))
+    found = compare_with_recorded(snapshot.recording_of(data))
     assert (found.complete, found.unknown_frees) == (False, 1)
 
 
 def test_frees_without_their_completion_count_too() -> None:
     data = recorded()
     data["device_traces"][0] = [e for e in data["device_traces"][0] if e["action"] != "free_completed"]
-    assert compare_with_recorded(snapshot.of_snapshot(data)).first_difference is None
+    assert compare_with_recorded(snapshot.recording_of(data)).first_difference is None
 
 
 def test_a_written_snapshot_says_on_which_stream_all_of_it_was() -> None:
@@ -285,7 +285,7 @@ def test_a_written_snapshot_says_on_which_stream_all_of_it_was() -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_recording_is_replayed_on_its_streams(way: Settings) -> None:
-    found = compare_with_recorded(snapshot.of_snapshot(recorded(SIDE, way)))
+    found = compare_with_recorded(snapshot.recording_of(recorded(SIDE, way)))
     assert (found.first_difference, found.complete) == (None, True)
     assert {entry.stream for entry in found.simulated} == {0, 9}
 
@@ -295,7 +295,7 @@ def test_memory_that_another_stream_took_is_a_difference() -> None:
     data = recorded(SIDE)
     for entry in data["device_traces"][0]:
         entry["stream"] = 0
-    assert compare_with_recorded(snapshot.of_snapshot(data)).first_difference is not None
+    assert compare_with_recorded(snapshot.recording_of(data)).first_difference is not None
 
 
 @pytest.mark.parametrize("stream", ["0", 1.5, None, [0]])
@@ -303,12 +303,12 @@ def test_a_stream_that_is_no_number_is_one_sentence(stream: object) -> None:
     data = recorded()
     data["device_traces"][0][1]["stream"] = stream
     with pytest.raises(ValueError, match="entry 1 of its history needs whole numbers as addr, size and stream"):
-        snapshot.of_snapshot(data)
+        snapshot.recording_of(data)
 
 
 def test_a_recording_of_thousands_of_streams_is_replayed() -> None:
     side = [event for n in range(1, 3000) for event in (("stream", n, 0), ("alloc", n, 100), ("free", n, 0))]
-    found = compare_with_recorded(snapshot.of_snapshot(recorded(side)))
+    found = compare_with_recorded(snapshot.recording_of(recorded(side)))
     assert (found.first_difference, len(found.simulated)) == (None, 2999)
 
 
@@ -333,7 +333,7 @@ def events_of(program: list[int]) -> list[tuple[str, Any, int]]:
 @settings(deadline=None)
 @given(programs, st.sampled_from(WAYS))
 def test_any_program_written_and_read_again_agrees(program: list[int], way: Settings) -> None:
-    found = compare_with_recorded(snapshot.loads(pickle.dumps(export(events_of(program), {}, way))))
+    found = compare_with_recorded(snapshot.parse(pickle.dumps(export(events_of(program), {}, way))))
     assert (found.first_difference, found.complete) == (None, True)
 
 

@@ -13,7 +13,7 @@ from foretrain.hardware.catalogue import find
 from foretrain.predict import software
 from foretrain.predict.software import ASSUMED, Software, parse
 from foretrain.predict.spec import StepSpec
-from foretrain.predict.speed.ops import Operation, Way, flops, micro_batch, optimizer, optimizer_launches
+from foretrain.predict.speed.ops import MicroBatchRun, Operation, flops, micro_batch, optimizer, optimizer_launches
 from foretrain.predict.speed.rates import FLASH1, CatalogueRates
 from foretrain.predict.speed.time import step_time
 from tests.kit.command import REPO, foretrain
@@ -25,10 +25,10 @@ GPT2 = RunConfig(batch_size=12, gradient_accumulation_steps=1)
 A100, V100 = find("A100 SXM4 80GB"), find("V100 SXM2 32GB")
 
 
-def way(torch: str, *, config: RunConfig = GPT2, dtype: Any = "bfloat16", compiled: bool = True) -> Way:
+def way(torch: str, *, config: RunConfig = GPT2, dtype: Any = "bfloat16", compiled: bool = True) -> MicroBatchRun:
     found = parse(torch)
     assert found
-    return Way(StepSpec.of(config, find("RTX 4070"), "nanogpt", dtype=dtype, compiled=compiled), True, found)
+    return MicroBatchRun(StepSpec.of(config, find("RTX 4070"), "nanogpt", dtype=dtype, compiled=compiled), True, found)
 
 
 def attention(operations: list[Operation]) -> list[Operation]:

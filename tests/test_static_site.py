@@ -380,14 +380,14 @@ def test_fine_tuning_is_planned_without_a_server(chromium: Any, site: str) -> No
 
 @pytest.mark.slow
 @in_chromium
-@pytest.mark.parametrize("id", messages.known())
+@pytest.mark.parametrize("id", messages.languages())
 def test_the_site_speaks_every_language(chromium: Any, site: str, client: TestClient, id: str) -> None:
     asked = questions()[:3]
     with opened(chromium, site, locale=f"{id}-XX") as page:
         answered(page)
         assert page.evaluate("[document.documentElement.lang, document.documentElement.dir]") == [
             id,
-            messages.known()[id].direction,
+            messages.languages()[id].direction,
         ]
         ready(page)
         with messages.speaking(id):

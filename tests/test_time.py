@@ -18,7 +18,7 @@ from foretrain.hardware.catalogue import Gpu, catalogue, find
 from foretrain.hardware.cpu import nominal_cpu
 from foretrain.predict.plan import plan, timing
 from foretrain.predict.spec import StepSpec
-from foretrain.predict.speed.ops import Operation, Way, step
+from foretrain.predict.speed.ops import MicroBatchRun, Operation, step
 from foretrain.predict.speed.rates import CatalogueRates, MeasuredRates, busy_s, rates_of
 from foretrain.predict.speed.time import bound_s, evaluation_time, step_time
 from foretrain.reports import text
@@ -78,7 +78,7 @@ def test_no_card_is_faster_than_its_peak(name: str, compiled: bool) -> None:
         found = step_time(StepSpec.of(config, gpu, dtype=dtype, compiled=compiled))
         if found is None:
             continue
-        way = Way(StepSpec.of(config, gpu, dtype=dtype, compiled=compiled))
+        way = MicroBatchRun(StepSpec.of(config, gpu, dtype=dtype, compiled=compiled))
         assert found.low_s >= bound_s(way)
         assert found.low_s <= found.expected_s <= found.high_s
 
@@ -109,7 +109,7 @@ def test_a_tiny_model_is_bound_by_launching() -> None:
     found = step_time(StepSpec.of(config, gpu, dtype="bfloat16", compiled=False))
     assert found
     busy = busy_s(
-        step(Way(StepSpec.of(config, find("RTX 4070"), dtype="bfloat16", compiled=False), True)),
+        step(MicroBatchRun(StepSpec.of(config, find("RTX 4070"), dtype="bfloat16", compiled=False), True)),
         CatalogueRates(gpu),
     )
     assert found.expected_s > 3 * busy

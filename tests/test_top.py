@@ -466,7 +466,7 @@ TOPS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("lang", messages.known())
+@pytest.mark.parametrize("lang", messages.languages())
 @pytest.mark.parametrize("width", [80, 40, 200])
 @pytest.mark.parametrize("name", TOPS)
 def test_a_picture_is_never_wider_than_its_terminal(name: str, width: int, lang: str) -> None:

@@ -14,7 +14,7 @@ from torch._inductor.async_compile import AsyncCompile
 from foretrain.base.units import MIB
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import find
-from foretrain.hardware.devices import published
+from foretrain.hardware.devices import published_context_bytes
 from foretrain.predict.allocator.blocks import Falling
 from foretrain.predict.allocator.replay import replay, smallest_limit_bytes
 from foretrain.predict.estimate.sdpa import attention_kind
@@ -304,7 +304,7 @@ def test_the_rules_without_torch_are_those_of_the_stand_in(gpu: str) -> None:
         for width in (1, 4, 20, 32, 33, 36, 64, 100, 128, 136, 192, 196, 200, 224, 232, 256, 257, 260, 264, 320):
             for dropout, learns in ((0.0, True), (0.1, True), (0.0, False)):
                 q = torch.empty(1, 1, 2, width, dtype=kind, device="meta", requires_grad=learns)
-                expected = attention.kind(there, attention.Asked(q, q, q, dropout=dropout, causal=True))
+                expected = attention.kind(there, attention.AttentionCall(q, q, q, dropout=dropout, causal=True))
                 assert attention_kind(card, dtype, width, dropout, learns=learns) == expected, (dtype, width, dropout)
 
 
@@ -365,7 +365,7 @@ def test_compiled_the_math_path_is_met_roughly_and_the_need_is_wider() -> None:
     worst = ledger(config, "float32", "foretrain", compiled=True).worst
     assert worst.tensors_bytes == pytest.approx(peak, rel=0.1)
     assert worst.reserved_bytes
-    context = published(GPU)[2]
+    context = published_context_bytes(GPU)[2]
     assert worst.needed_high_bytes - context > 1.25 * worst.reserved_bytes  # 1.06 where no scores are written
 
 

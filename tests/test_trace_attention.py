@@ -14,16 +14,16 @@ from torch.profiler import ProfilerActivity, profile
 from foretrain.hardware.catalogue import find
 from foretrain.predict.trace.card.torch_cuda import Card
 from foretrain.predict.trace.kernels import attention
-from foretrain.predict.trace.kernels.attention import Asked
+from foretrain.predict.trace.kernels.attention import AttentionCall
 from foretrain.predict.trace.session import Tracing, trace, tracing
 
 B, H, T, D = 2, 8, 256, 64
 
 
-def asked(dtype: torch.dtype = torch.bfloat16, heads: int = H, **changes: Any) -> Asked:
+def asked(dtype: torch.dtype = torch.bfloat16, heads: int = H, **changes: Any) -> AttentionCall:
     q = torch.empty(B, H, T, D, dtype=dtype, device="meta", requires_grad=True)
     k = torch.empty(B, heads, T, D, dtype=dtype, device="meta", requires_grad=True)
-    return Asked(q, k, k)._replace(**changes)
+    return AttentionCall(q, k, k)._replace(**changes)
 
 
 def kind(gpu: str, **changes: Any) -> str:

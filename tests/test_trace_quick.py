@@ -130,7 +130,7 @@ def test_parts_of_a_weight_are_those_that_torch_cuts(rows: int, ranks: int) -> N
 
 def test_quick_keys_are_made_and_taken_back() -> None:
     before = FakeTensorMode._prep_args_for_hash, Tracer.__torch_dispatch__
-    with session.quick(compiled=False):
+    with session.faster_fake_ops(compiled=False):
         assert FakeTensorMode._prep_args_for_hash is not before[0]
         assert Tracer.__torch_dispatch__ is not before[1]
     assert (FakeTensorMode._prep_args_for_hash, Tracer.__torch_dispatch__) == before

@@ -16,7 +16,7 @@ import pytest
 
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.cli import keep_going
-from foretrain.config.sharing import as_one_rank_of, check_ranks, of_rank
+from foretrain.config.sharing import as_one_rank_of, check_ranks, config_of_rank
 from foretrain.runs.folder import RankFigures, RunDirectory
 from foretrain.training.place import ALONE, Place, first_node, place_of
 from foretrain.training.ranks import slow
@@ -165,10 +165,10 @@ def test_ranks_that_cannot_share_a_step_are_refused_before_anything_begins(
 
 def test_with_batch_size_auto_any_whole_number_of_sequences_a_rank_will_do() -> None:
     made = kit.config(batch_size=12, gradient_accumulation_steps=1, auto_batch_size=True)
-    own = of_rank(as_one_rank_of(made, 4), 4)
+    own = config_of_rank(as_one_rank_of(made, 4), 4)
     assert (own.batch_size * own.gradient_accumulation_steps, own.eval_rows) == (3, made.eval_rows)
     with pytest.raises(UserError):
-        of_rank(as_one_rank_of(made, 8), 8)
+        config_of_rank(as_one_rank_of(made, 8), 8)
 
 
 @pytest.mark.parametrize(("strategy", "optimizer", "works"), [("ddp", "muon", True), ("fsdp", "muon", False)])

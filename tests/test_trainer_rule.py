@@ -11,7 +11,7 @@ from foretrain.advice.planner import Planner
 from foretrain.advice.rules.base import State
 from foretrain.app.plan import Target, make_plan
 from foretrain.base.units import GIB
-from foretrain.config.microbatches import cut
+from foretrain.config.microbatches import with_micro_batch
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import Trainer, resolve
 from foretrain.hardware.catalogue import find
@@ -91,7 +91,7 @@ def test_plan_advice_and_the_choice_of_a_batch_judge_memory_by_one_rule(compiled
     chosen = choose_batch(config, gpu, "bfloat16", room, step)
     for batch, fits in ((chosen.config.batch_size, True), (chosen.next_size, False)):
         assert batch is not None
-        made = plan(cut(config, batch), gpu)
+        made = plan(with_micro_batch(config, batch), gpu)
         outcome = Planner().outcome(State(made.config, gpu, step, 0))
         assert outcome is not None
         assert (made.verdict_of(step) == "fits") == outcome.fits == fits

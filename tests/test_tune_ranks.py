@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 from foretrain.base.errors import UserError
 from foretrain.cli.commands.tune import tune_command
 from foretrain.config.options import RunConfig
-from foretrain.config.sharing import STRATEGIES, Sharing, of_rank, sharing_problem
+from foretrain.config.sharing import STRATEGIES, Sharing, config_of_rank, sharing_problem
 from foretrain.hardware.catalogue import find
 from foretrain.measure.pool import Burst, Death, Pool
 from foretrain.measure.space import (
@@ -52,7 +52,7 @@ def test_every_setting_is_one_that_ranks_can_share() -> None:
         config = setting.config
         assert config.tokens_per_step == BASE.tokens_per_step
         assert sharing_problem(config, Sharing.of(config, 2, 2)) is None
-        assert of_rank(config, 2).tokens_per_step * 2 == BASE.tokens_per_step
+        assert config_of_rank(config, 2).tokens_per_step * 2 == BASE.tokens_per_step
         assert not config.hold_gradients or config.strategy.startswith("fsdp")
     muon = BASE.model_copy(update={"optimizer": "muon", "recipe": "modern"})
     assert {setting.config.strategy for setting in space(muon, "strategy", "hold_gradients")} == {"ddp"}

@@ -59,7 +59,7 @@ def main(paths: list[str]) -> int:
     found = []
     for path in paths or [sys.executable]:
         try:
-            found.append(interpreter.found(path))
+            found.append(interpreter.find_interpreter(path))
         except UserError as error:
             sys.stderr.write(f"{error}\n")
             return 2

@@ -8,7 +8,7 @@ from typing import Literal
 
 from foretrain.base.errors import UserError
 from foretrain.base.records import Record
-from foretrain.config.microbatches import cut, divisors, sequences_of
+from foretrain.config.microbatches import divisors, sequences_of, with_micro_batch
 from foretrain.config.options import RunConfig
 from foretrain.measure.tune_record import Tuning
 from foretrain.predict.memory import Verdict, predict, worst_verdict
@@ -50,7 +50,7 @@ def predicted(plan: Plan, step: StepName) -> Frontier | None:
     points = []
     for way, changed in _ways(config, step).items():
         for batch in _batches(config):
-            point = _point(plan, step, way, cut(changed, batch), config)
+            point = _point(plan, step, way, with_micro_batch(changed, batch), config)
             if point is not None:
                 points.append(point)
     room = plan.available_bytes

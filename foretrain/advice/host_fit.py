@@ -10,7 +10,7 @@ from collections.abc import Callable
 from foretrain.base.errors import UserError
 from foretrain.base.process_memory import resident_bytes
 from foretrain.base.units import GIB
-from foretrain.config.microbatches import cut, sequences_of, shrunk
+from foretrain.config.microbatches import sequences_of, smaller_micro_batch, with_micro_batch
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Dtype, Gpu
 from foretrain.hardware.cpu import available_memory_bytes, total_memory_bytes
@@ -51,9 +51,9 @@ def _needs(config: RunConfig, gpu: Gpu, dtype: Dtype, compiled: bool) -> tuple[i
 
 def _fitting(config: RunConfig, gpu: Gpu, dtype: Dtype, compiled: bool, left: int) -> int | None:
     """The largest of the ever smaller micro-batches for the same training that fits with room to spare."""
-    size = shrunk(config.batch_size, sequences_of(config))
+    size = smaller_micro_batch(config.batch_size, sequences_of(config))
     while size is not None:
-        if _needs(cut(config, size), gpu, dtype, compiled)[1] + MARGIN_BYTES <= left:
+        if _needs(with_micro_batch(config, size), gpu, dtype, compiled)[1] + MARGIN_BYTES <= left:
             return size
-        size = shrunk(size, sequences_of(config))
+        size = smaller_micro_batch(size, sequences_of(config))
     return None

@@ -9,7 +9,7 @@ quickest one's.
 from typing import Literal
 
 from foretrain.base.records import Record
-from foretrain.config.microbatches import cut, divisors, sequences_of
+from foretrain.config.microbatches import divisors, sequences_of, with_micro_batch
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Dtype, Gpu
 from foretrain.predict.memory import Verdict, predict, worst_verdict
@@ -58,13 +58,13 @@ def choose(
 
     def choice(batch: int, reason: Reason, following: int | None = None) -> Choice:
         return Choice(
-            config=cut(config, batch), reason=reason, sequences=sequences, needed_bytes=need(batch)[0],
+            config=with_micro_batch(config, batch), reason=reason, sequences=sequences, needed_bytes=need(batch)[0],
             available_bytes=available_bytes, next_size=following,
             next_needed_bytes=need(following)[0] if following else None,
         )  # fmt: skip
 
     def need(batch: int) -> tuple[int, Verdict | None]:
-        memory = predict(StepSpec.of(cut(config, batch), gpu, step, dtype=dtype), available_bytes)
+        memory = predict(StepSpec.of(with_micro_batch(config, batch), gpu, step, dtype=dtype), available_bytes)
         return memory.needed_bytes, worst_verdict(memory)
 
     if available_bytes is None:
@@ -87,7 +87,7 @@ def _quick(config: RunConfig, gpu: Gpu, dtype: Dtype, batches: list[int]) -> int
     """The smallest of these whose step is nearly as quick as the quickest; None where speeds are not known."""
     times = {}
     for batch in batches:
-        found = step_time(StepSpec.of(cut(config, batch), gpu, dtype=dtype))
+        found = step_time(StepSpec.of(with_micro_batch(config, batch), gpu, dtype=dtype))
         if found is None:
             return None
         times[batch] = found.expected_s

@@ -14,7 +14,7 @@ from foretrain.config import weights_file
 from foretrain.config.options import OPTIONS, RunConfig, named
 from foretrain.config.presets import GPT2_SHAPES
 from foretrain.config.resolve import ResolvedConfig
-from foretrain.data.corpus import of_config
+from foretrain.data.corpus import data_of_config
 from foretrain.data.dataset import DatasetInfo
 from foretrain.runs.trackers.tracker import Tracked
 from foretrain.runs.training_log import TrainingLog
@@ -35,7 +35,7 @@ def config_of(
         return None
     resolved = as_printed(resolved, log) if log is not None else resolved
     said = log.header.vocab_size if log is not None else None
-    return of_config(resolved, logged_vocab_size=said, find=find).config
+    return data_of_config(resolved, logged_vocab_size=said, find=find).config
 
 
 def as_printed(resolved: ResolvedConfig, log: TrainingLog) -> ResolvedConfig:

@@ -15,7 +15,7 @@ from pydantic import Field
 from foretrain.base.records import Record
 from foretrain.predict.allocator.replay import replay
 from foretrain.predict.allocator.settings import Settings
-from foretrain.predict.snapshot import Recording, of_snapshot, requests_of
+from foretrain.predict.snapshot import Recording, recording_of, requests_of
 
 # What a stack says of an allocation: what made it, where in the user's code, and what kind of memory it probably is.
 #
@@ -398,7 +398,7 @@ def analyse(snapshot: Any, name: str, device: int | None = None) -> SnapshotAnal
     if isinstance(snapshot, dict) and not isinstance(snapshot.get("segments"), list):
         raise ValueError(f"{name}: has no segments, which every memory snapshot has")
     device = _busiest(snapshot) if device is None else device
-    recording = of_snapshot(snapshot, name, device)
+    recording = recording_of(snapshot, name, device)
     trace = snapshot["device_traces"][device]
     places = _Places()
     end = _Segments(snapshot["segments"], device, places)

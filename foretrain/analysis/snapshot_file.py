@@ -15,7 +15,7 @@ from typing import Any
 from foretrain.analysis.snapshot_analysis import SnapshotAnalysis, analyse
 from foretrain.base import apart
 from foretrain.base.errors import UserError
-from foretrain.base.files import head, open_stream, read_bytes
+from foretrain.base.files import first_bytes, open_stream, read_bytes
 from foretrain.base.units import GIB, MIB
 from foretrain.predict.snapshot import unpickled
 
@@ -32,7 +32,7 @@ def looks_like_one(path: Path) -> bool:
             return path.exists() and not path.is_dir()  # of a device that is called one, `read` says what it is
     except (OSError, ValueError):
         return False
-    return head(path, 2) in _PICKLE
+    return first_bytes(path, 2) in _PICKLE
 
 
 def read(path: Path, device: int | None = None) -> SnapshotAnalysis:

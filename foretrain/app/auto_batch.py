@@ -7,7 +7,7 @@ from foretrain.advice.micro_batch import choose
 from foretrain.base.cache import Cache
 from foretrain.base.errors import UserError
 from foretrain.base.installation import installed_torch
-from foretrain.config.microbatches import cut, in_parts, sequences_of, shrunk, split_of
+from foretrain.config.microbatches import in_parts, sequences_of, smaller_micro_batch, split_of, with_micro_batch
 from foretrain.config.options import RunConfig, step_options
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.hardware.devices import used_here_bytes
@@ -67,8 +67,8 @@ def tried(config: RunConfig, placement: Placement, cap_bytes: int | None, listen
             listen(Note("auto.lived", batch_size=size, peak=found.peak_bytes))
             KEPT.keep(path, found.model_dump_json())
             return config
-        smaller = shrunk(size, sequences_of(config))
+        smaller = smaller_micro_batch(size, sequences_of(config))
         if smaller is None:
             raise UserError("memory.trial", peak=found.peak_bytes, cap=cap_bytes or 0)
         listen(Note("auto.died", batch_size=size, smaller=smaller))
-        config = cut(config, smaller)
+        config = with_micro_batch(config, smaller)

@@ -64,7 +64,7 @@ def compared(
     stated = used_by_others
     if isinstance(stated, str):
         stated = stated_bytes(stated, option) if stated else 0
-    found = subjects_of(sources, tell, gpu=devices.found(gpu), used_by_others_bytes=stated, columns=columns)
+    found = subjects_of(sources, tell, gpu=devices.find_device(gpu), used_by_others_bytes=stated, columns=columns)
     subjects = _with_rents(found, price)
     return Compared(subjects, compare_subjects(subjects))
 

@@ -158,7 +158,7 @@ def log_of(
     if given.problem and watched is None and (ran_out is None or given.problem.id == "data.log_unreadable"):
         raise given.problem  # a program that printed no steps still took memory and time
     own = tuned or given.config(resolved)
-    card = devices.found(gpu, given.cards, tell)
+    card = devices.find_device(gpu, given.cards, tell)
     found = None
     if read is not None:
         found = analyse(read, name=given.name, config=own if isinstance(own, RunConfig) else None, gpu=card)

@@ -14,7 +14,7 @@ from foretrain.base.errors import UserError
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import ResolvedConfig, Trainer, from_values, resolve
 from foretrain.config.shape import ModelShape
-from foretrain.data.corpus import ConfigData, of_config
+from foretrain.data.corpus import ConfigData, data_of_config
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import NANOGPT_PEAK_FLOP_PER_S, DetectedGpu, Gpu, detect, stated_bytes
 from foretrain.hardware.devices import Target
@@ -108,7 +108,7 @@ def make_plan(
 ) -> Plan:  # fmt: skip
     """The plan of a resolved config on a target, with the dataset of this machine where it is there. `data`: what is
     known of the dataset already; `by`: what plans (app/kept has another)."""
-    data = data or of_config(resolved)
+    data = data or data_of_config(resolved)
     config = data.config
     if step_time is not None and logged_mfu is not None:
         raise UserError("usage.two_speeds")
@@ -166,4 +166,4 @@ def auto_batch(config: RunConfig, target: Target, step: Trainer) -> Choice:
 
 def with_dataset(resolved: ResolvedConfig) -> RunConfig:
     """The config with its dataset's vocabulary, where it sets none itself."""
-    return of_config(resolved).config
+    return data_of_config(resolved).config

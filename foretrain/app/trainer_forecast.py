@@ -32,7 +32,7 @@ NEAR = 0.01  # of a count of parameters: farther off it is another model than th
 def device_of(device: torch.device) -> tuple[Gpu, int]:
     """(the device as a forecast has it, bytes that other programs hold there). Raises UserError for an unknown card."""
     if device.type == "cpu":
-        return devices.named("cpu"), 0
+        return devices.device_named("cpu"), 0
     if device.type != "cuda":
         raise UserError("usage.finetune_needs_cuda", gpu=device.type)
     free, total = torch.cuda.mem_get_info(device)

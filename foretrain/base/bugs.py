@@ -48,7 +48,6 @@ _REVISION = re.compile(r"[0-9a-f]{40}")  # also what a commit looks like, which 
 
 
 def redacted(command: Sequence[str]) -> tuple[str, ...]:
-    """The command's words; the value of one that looks like a secret is left out."""
     words: list[str] = []
     hide = False
     for word in command:
@@ -58,13 +57,14 @@ def redacted(command: Sequence[str]) -> tuple[str, ...]:
 
 
 def redacted_message(text: str) -> str:
-    """A sentence without passwords in its addresses and without what looks like a token; names may stand in it."""
     shown = _VALUE.sub(lambda found: found[0] if _REVISION.fullmatch(found[0]) else _HIDDEN, text)
     return re.sub(r"(://)[^\s/@:]*:[^\s/@]+@", rf"\g<1>{_HIDDEN}@", shown)
 
 
 def without_password(address: str) -> str:
-    """An address that holds no secret. Raises UserError 'usage.secret_in_address': records and messages name it."""
+    """Refuse an address that holds a secret, as records and messages name it. Raises UserError
+    'usage.secret_in_address'.
+    """
     shown = redacted((address,))[0]
     user = address.partition("://")[2].partition("@")[0]
     if shown != address and (":" in user or "=" in address or _VALUE.search(user)):
@@ -90,23 +90,22 @@ DEBUG = "FORETRAIN_DEBUG"
 PACKAGE = Path(__file__).parents[1]
 
 
-def told(error: BaseException) -> UserError:
-    """The sentence of an error that nobody expected; its traceback is in the file that the sentence names."""
+def unexpected_error(error: BaseException) -> UserError:
+    """Return the error that tells the user about a bug and names the file with its traceback."""
     if isinstance(error, MemoryError):
         return UserError("memory.computer")
-    name, where, path = type(error).__name__, _where(error), _kept(error)
+    name, where, path = type(error).__name__, _where(error), _write_traceback(error)
     if path is None:
         return UserError("internal.bug_unwritten", type=name, where=where)
     return UserError("internal.bug", type=name, where=where, path=path)
 
 
 def wants_traceback() -> bool:
-    """Whether the user asked for the traceback itself."""
     return os.environ.get(DEBUG, "") not in ("", "0")
 
 
 def in_child(work: Callable[..., None], *words: str) -> None:
-    """Do the work of a child process; of a bug, its sentence is printed on stderr, and the process ends with 1."""
+    """Run the work of a child process; on a bug, print its sentence to stderr and exit with 1."""
     try:
         work(*words)
     except UserError:
@@ -118,23 +117,23 @@ def in_child(work: Callable[..., None], *words: str) -> None:
 def _end(error: Exception) -> NoReturn:
     if wants_traceback():
         raise error
-    found = told(error)
+    found = unexpected_error(error)
     sys.stderr.write(f"{found}\n")
     sys.exit(int(found.exit_code))
 
 
 def watch_threads() -> None:
-    """From now on a thread that dies of a bug says its sentence instead of a traceback."""
+    """From now on, a thread that dies of a bug prints its sentence instead of a traceback."""
 
     def tell(ended: threading.ExceptHookArgs) -> None:
         if isinstance(ended.exc_value, Exception) and sys.stderr is not None:
-            sys.stderr.write(f"{told(ended.exc_value)}\n")
+            sys.stderr.write(f"{unexpected_error(ended.exc_value)}\n")
 
     threading.excepthook = threading.__excepthook__ if wants_traceback() else tell
 
 
 def _where(error: BaseException) -> str:
-    """The line that was running: foretrain's last one, from the package on, as paths of users are their own."""
+    """Return foretrain's last line that was running, relative to the package, as paths of users are private."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if Path(frame.filename).is_relative_to(PACKAGE)]
     if not ours:
@@ -142,8 +141,7 @@ def _where(error: BaseException) -> str:
     return f"{Path(ours[-1].filename).relative_to(PACKAGE.parent).as_posix()}:{ours[-1].lineno}"
 
 
-def _kept(error: BaseException) -> str | None:
-    """The path of the file that the traceback was written to; None where nothing can be written."""
+def _write_traceback(error: BaseException) -> str | None:
     text = "\n".join(
         [
             f"foretrain {_version()}, Python {platform.python_version()}, {platform.platform()}",
@@ -151,14 +149,11 @@ def _kept(error: BaseException) -> str | None:
             redacted_message("".join(traceback.format_exception(error))),
         ]
     )  # fmt: skip
-    return keep(text, "bug")
+    return write_text_file(text, "bug")
 
 
-def keep(text: str, what: str) -> str | None:
-    """The path of a new file with this text, for who wants all of it; None where nothing can be written.
-
-    `what`: the first word of its name.
-    """
+def write_text_file(text: str, what: str) -> str | None:
+    """Write a text to a new file whose name begins with `what`; return its path, None where nothing can be written."""
     name = f"{what}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}.txt"
     for folder in (cache_folder() / "bugs", Path(tempfile.gettempdir())):
         try:

@@ -1,6 +1,6 @@
-"""The cache: answers that took time, each in a file under the hash of all that decides it.
+"""Answers that took time, each in a file named by the hash of all that decides it.
 
-A file that is damaged counts as none. One that cannot be written costs time the next time, not the answer.
+A damaged file counts as none. A file that cannot be written costs time the next time, not the answer.
 """
 
 import contextlib
@@ -21,8 +21,9 @@ _GZIP = 31  # zlib's window of 32 KiB within gzip's header and checksum
 
 @dataclass(frozen=True)
 class Cache:
-    """Answers of one kind, in a folder of their own. `compressed`: by gzip. `most_bytes`: of one that is read.
-    `most_files`: so many stay, the newest; 0: all."""
+    """Answers of one kind, in a folder of their own. `most_bytes`: of a file that is read. `most_files`: the newest
+    that stay; 0: all.
+    """
 
     folder: str
     compressed: bool = False
@@ -30,20 +31,17 @@ class Cache:
     most_files: int = 0
 
     def path(self, question: object) -> Path:
-        """Where the answer lies: a text stands for itself, anything else is written as JSON."""
         text = question if isinstance(question, str) else json.dumps(question, sort_keys=True, default=str)
         key = hashlib.sha256(text.encode()).hexdigest()[:20]
         return cache_folder() / self.folder / f"{key}.json{'.gz' if self.compressed else ''}"
 
     def value(self, path: Path) -> Any:
-        """The JSON value of a file; None where there is none."""
         try:
             return json.loads(self._text(path))
         except (OSError, zlib.error, ValueError, RecursionError):
             return None
 
     def record(self, path: Path, kind: type[Kept]) -> Kept | None:
-        """The record of a file; None where there is none."""
         try:
             return kind.from_json(self._text(path))
         except (OSError, zlib.error, ValueError, RecursionError):
@@ -59,7 +57,7 @@ class Cache:
         return data.decode("utf-8")
 
     def write(self, path: Path, text: str) -> None:
-        """Keep a text under its name only when whole. Raises OSError."""
+        """Write a text so that its file is whole or absent. Raises OSError."""
         data = zlib.compress(text.encode(), 3, wbits=_GZIP) if self.compressed else text.encode()
         path.parent.mkdir(parents=True, exist_ok=True)
         replace(path, data, sync=False)
@@ -67,7 +65,7 @@ class Cache:
             self._prune(path.parent)
 
     def _prune(self, folder: Path) -> None:
-        """Remove the oldest files beyond so many, which another process may be doing, too."""
+        """Remove the oldest files beyond `most_files`; another process may be removing them, too."""
         files = [str(path) for path in folder.glob(f"*{'[0-9a-f]' * 20}.json*")]  # and nothing of others'
         if len(files) <= self.most_files:
             return
@@ -79,6 +77,5 @@ class Cache:
             Path(file).unlink(missing_ok=True)
 
     def keep(self, path: Path, text: str) -> None:
-        """As `write`, where that is possible."""
         with contextlib.suppress(OSError):
             self.write(path, text)

@@ -1,9 +1,4 @@
-"""What a user can get wrong, as ids with values, and the one table of exit codes.
-
-Two classes are enough: `UserError` for what the user can fix (no traceback, a documented exit code) and
-`ConfigError`, which carries every problem of a configuration at once. Anything else is a
-bug, which `bugs.told` makes a sentence of.
-"""
+"""What a user can get wrong, as ids with values, and the one table of exit codes."""
 
 from enum import IntEnum
 from typing import Any
@@ -12,7 +7,7 @@ from foretrain.base.messages import say
 
 
 class ExitCode(IntEnum):
-    """Exit codes of the command line; docs/exit-codes.md is generated from this."""
+    """The exit codes of the command line; docs/exit-codes.md is generated from this."""
 
     DONE = 0
     INTERNAL = 1
@@ -54,7 +49,6 @@ class UserError(Exception):
 
     @property
     def exit_code(self) -> ExitCode:
-        """The exit code of a command that ends with it; the family of its id says which."""
         return EXIT_CODE_OF[self.id.split(".", 1)[0]]
 
     def __str__(self) -> str:

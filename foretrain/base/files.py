@@ -22,8 +22,7 @@ from foretrain.base.units import MIB, format_bytes
 
 # Writes that survive a crash: every change that a run makes to its folder, one call at a time.
 #
-# Whatever must survive is made of these calls, so that a test can stand at each of them: `watch` is given the call,
-# its
+# Whatever must survive is made of these calls, so that a test can stand at each of them: `watch` is given the call, its
 # path and its bytes before the call is made, and may count, wait, raise OSError or kill the process.
 
 CHUNK_BYTES = 1 << 20  # at most so much is written at a time
@@ -35,7 +34,7 @@ _watchers: list[Watcher] = []
 
 
 def watch(watcher: Watcher | None) -> None:
-    """Let `watcher` see every call before it is made; None: nobody."""
+    """Let `watcher` see every call before it is made."""
     _watchers[:] = [watcher] if watcher else []
 
 
@@ -50,7 +49,7 @@ def make_folder(path: Path) -> None:
 
 
 def write(path: Path, pieces: Iterable[memoryview | bytes]) -> tuple[int, str]:
-    """Write and sync a new file; (its bytes, the SHA-256 of what was meant to be in it). Raises OSError."""
+    """Write and sync a new file; return its size and the SHA-256 of what was meant to be in it. Raises OSError."""
     digest, size = hashlib.sha256(), 0
     _about_to("open", path)
     with path.open("xb", buffering=0) as file:
@@ -69,13 +68,11 @@ def write(path: Path, pieces: Iterable[memoryview | bytes]) -> tuple[int, str]:
 
 
 def digest_of(path: Path) -> str:
-    """SHA-256 of a file as it is on the disk."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable. Raises OSError."""
     _about_to("fsync", path)
     if os.name == "posix":
         handle = os.open(path, os.O_RDONLY)
@@ -86,13 +83,11 @@ def sync_folder(path: Path) -> None:
 
 
 def rename(path: Path, target: Path) -> None:
-    """Give a file or folder another name."""
     _about_to("rename", path)
     path.rename(target)
 
 
 def not_written(path: Path, error: OSError) -> UserError:
-    """Return why a file that the user named could not be written."""
     if error.errno == errno.ENOSPC:
         return UserError("disk.full_output")
     if error.errno in (errno.EDQUOT, errno.EFBIG):
@@ -104,7 +99,7 @@ def not_written(path: Path, error: OSError) -> UserError:
 
 
 def refuse_links(paths: Iterable[Path]) -> None:
-    """Raise UserError 'environment.link' where one of these leads elsewhere: what lies there is not ours to change."""
+    """Raise UserError 'environment.link' if a path is a link: what lies at its end is not ours to change."""
     for path in paths:
         if path.is_symlink() or (path.exists() and not (path.is_file() or path.is_dir())):
             name = shlex.quote(str(path))
@@ -115,7 +110,7 @@ def refuse_links(paths: Iterable[Path]) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder and the files in it, or a link alone, as far as the system lets us; none is no error."""
+    """Remove a folder with its files, or only a link, as far as the system allows."""
     if path.is_symlink() or path.is_file():
         with contextlib.suppress(OSError):
             _about_to("unlink", path)
@@ -132,9 +127,9 @@ def remove_folder(path: Path) -> None:
 
 
 def replace(path: Path, data: bytes, *, sync: bool = True) -> None:
-    """Write a file so that a reader or a crash sees the old bytes or the new, never a part.
+    """Write a file so that a reader or a crash sees the old bytes or the new, never a part. Raises OSError.
 
-    Without `sync` the new ones may be lost with the power, which a cache can afford. Raises OSError.
+    Without `sync` the new bytes may be lost in a power cut, which a cache can afford.
     """
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
@@ -153,7 +148,6 @@ def replace(path: Path, data: bytes, *, sync: bool = True) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """`replace` with a text."""
     replace(path, text.encode())
 
 
@@ -175,8 +169,7 @@ def append_lines(path: Path, lines: Iterable[str]) -> None:
 # Files of others, read but never without end: only regular ones, and none larger than what is expected there.
 #
 # A pipe that the shell made for this command, as `<(…)` does, is read as a file; a pipe with a name, a device and a
-# file
-# of /proc that has no end are refused.
+# file of /proc that has no end are refused.
 
 # Objects of Python take up to 24 times the bytes of their JSON ('[],' is 3 bytes and 64), so this stays within 0.8 GiB.
 JSON_BYTES = 32 * MIB
@@ -186,10 +179,11 @@ MAX_DOTS = 100  # in a line of TOML; the numbers and names of a config have a fe
 
 
 def read_bytes(path: Path, most_bytes: int = RECORD_BYTES, *, last_bytes: int = 0) -> bytes:
-    """The bytes of a file; with `last_bytes`, so many from its end. Raises OSError with a sentence for a pipe, a device
-    or a file beyond `most_bytes`.
+    """Return the bytes of a file, or its `last_bytes`. Raises OSError for a pipe, a device or a file beyond
+    `most_bytes`.
 
-    Opened without waiting: a pipe nobody writes to, or a file of /proc that blocks, would be waited for without end.
+    It is opened without waiting: a pipe nobody writes to, or a file of /proc that blocks, would be waited for without
+    end.
     """
     file, found = _opened(path)
     try:
@@ -203,7 +197,6 @@ def read_bytes(path: Path, most_bytes: int = RECORD_BYTES, *, last_bytes: int = 
 
 
 def _opened(path: Path) -> tuple[int, os.stat_result]:
-    """(descriptor, what it is) of a path that is not a folder."""
     file = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     found = os.fstat(file)
     if stat.S_ISDIR(found.st_mode):
@@ -213,7 +206,6 @@ def _opened(path: Path) -> tuple[int, os.stat_result]:
 
 
 def _kind(mode: int) -> str:
-    """Why what is not a regular file is not read."""
     if stat.S_ISFIFO(mode):
         return "it is a pipe; give - in its place, and the pipe as < PIPE"
     return "it is a device" if stat.S_ISCHR(mode) or stat.S_ISBLK(mode) else "it is not a file"
@@ -234,9 +226,9 @@ def _is_shell_pipe(path: Path) -> bool:
 
 
 def open_stream(path: Path) -> BinaryIO:
-    """A file, or a pipe that the shell made, to be read from its beginning. Whoever reads it bounds how much.
+    """Open a file, or a pipe that the shell made, at its beginning. The caller bounds how much is read.
 
-    Raises OSError with a sentence for a device, a pipe with a name, and a file of /proc that would be waited for.
+    Raises OSError for a device, a named pipe, and a file of /proc that would be waited for.
     """
     file, found = _opened(path)
     try:
@@ -257,26 +249,26 @@ def open_stream(path: Path) -> BinaryIO:
         raise
 
 
-def head(path: Path, count: int) -> bytes:
-    """The first bytes of a regular file; b"" of anything else, as a pipe can be read but once."""
+def first_bytes(path: Path, count: int) -> bytes:
+    """Return the first bytes of a regular file; b"" of anything else, as a pipe can be read but once."""
     try:
-        return b"" if not path.is_file() else _head(path, count)
+        return b"" if not path.is_file() else _read_first_bytes(path, count)
     except (OSError, ValueError):
         return b""
 
 
-def _head(path: Path, count: int) -> bytes:
+def _read_first_bytes(path: Path, count: int) -> bytes:
     with open_stream(path) as file:
         return file.read(count)
 
 
 def read_text(path: Path, most_bytes: int = RECORD_BYTES) -> str:
-    """The UTF-8 text of a file. Raises OSError as `read_bytes`, and UnicodeDecodeError."""
+    """Return the UTF-8 text of a file. Raises OSError as `read_bytes`, and UnicodeDecodeError."""
     return read_bytes(path, most_bytes).decode("utf-8")
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """What a TOML text says. Raises ValueError (TOMLDecodeError is one), RecursionError.
+    """Parse a TOML text. Raises ValueError (TOMLDecodeError is one), RecursionError.
 
     tomllib's time grows with the square of a key's parts, and tables nested by the thousand cannot be shown or copied.
     """
@@ -287,13 +279,10 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 # Pickles of others, read as plain data: tables, lists, numbers and texts. Nothing in one can run.
 #
-# A name in the stream is refused, unless the caller says what it stands for. Before the pickle is loaded, places of
-# the
+# A name in the stream is refused, unless the caller says what it stands for. Before the pickle is loaded, places of the
 # memo are looked at that no file of its size can need: the unpickler's memo is an array, which grows to twice the
-# highest
-# place that a PUT names, so nine bytes can ask for gigabytes. Each PUT takes two bytes of the file at least, so a
-# place
-# beyond the file's size is never an honest one. Standard library only.
+# highest place that a PUT names, so nine bytes can ask for gigabytes. Each PUT takes two bytes of the file at least, so
+# a place beyond the file's size is never an honest one. Standard library only.
 
 # How long what follows an opcode is: bytes, or below 0 one of pickletools' ways to say it.
 _ARGUMENT_BYTES = {ord(op.code): op.arg.n if op.arg is not None else 0 for op in pickletools.opcodes}
@@ -305,7 +294,7 @@ _PUT, _BINARY_PUTS = pickle.PUT[0], {pickle.BINPUT[0], pickle.LONG_BINPUT[0]}
 _TWO_LINES = {pickle.GLOBAL[0], pickle.INST[0]}  # a module and a name
 
 
-class Asks(ValueError):
+class ForbiddenName(ValueError):
     """The pickle asks for something by name; the text is the name."""
 
 
@@ -318,33 +307,34 @@ class _Reader(pickle.Unpickler):
 
     def find_class(self, module: str, name: str, /) -> Any:
         if (module, name) not in self._allowed:
-            raise Asks(shown(f"{module[:60]}.{name[:60]}"))
+            raise ForbiddenName(printable_name(f"{module[:60]}.{name[:60]}"))
         return self._allowed[module, name]
 
     def persistent_load(self, pid: Any, /) -> Any:
         if self._outside is None:
-            raise Asks("something from outside")
+            raise ForbiddenName("something from outside")
         return self._outside(pid)
 
 
-def shown(name: str) -> str:
-    """A name or an error for a sentence, without what a terminal would obey."""
+def printable_name(name: str) -> str:
+    """Replace the characters of a name that a terminal would obey."""
     return "".join(c if c.isprintable() else "?" for c in name)
 
 
-def loads(
+def load_pickle(
     data: bytes, allowed: Mapping[tuple[str, str], Any] | None = None, outside: Callable[[Any], Any] | None = None
 ) -> Any:
-    """The plain values of a pickle. `allowed`: what a module's name in it stands for; `outside`: what a persistent id.
+    """Load the plain values of a pickle. `allowed`: what a module's name in it stands for; `outside`: what a persistent
+    id.
 
-    Raises Asks; ValueError for a memo that cannot be; and of what is damaged almost any exception.
+    Raises Asks; ValueError for a memo that cannot be; and almost any exception for damaged bytes.
     """
     _check_memo(data)
     return _Reader(data, allowed or {}, outside).load()
 
 
 def _check_memo(data: bytes) -> None:
-    """Raises ValueError for a place that cannot be; what is no pickle is left for the unpickler to say."""
+    """Raise ValueError for an impossible memo index; anything that is no pickle is left to the unpickler."""
     position, size = 0, len(data)
     while position < size:
         opcode = data[position]

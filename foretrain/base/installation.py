@@ -11,7 +11,9 @@ from foretrain.base.errors import UserError
 
 
 def cache_folder() -> Path:
-    """FORETRAIN_CACHE, or the user's cache folder by the XDG rules; without a home one that can hold nothing."""
+    """Return FORETRAIN_CACHE, or the user's cache folder by the XDG rules; without a home, a path that can hold
+    nothing.
+    """
     if own := os.environ.get("FORETRAIN_CACHE"):
         return Path(own)
     if base := os.environ.get("XDG_CACHE_HOME"):
@@ -23,12 +25,11 @@ def cache_folder() -> Path:
 
 
 def installed_torch() -> str:
-    """The version of torch here, '' without one; read without importing it."""
     return installed("torch")
 
 
 def installed(package: str) -> str:
-    """The version of a package here, '' where it is not installed; read without importing it."""
+    """Return the version of a package, '' where it is not installed; nothing is imported."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -36,7 +37,7 @@ def installed(package: str) -> str:
 
 
 def need_extra(module: str, extra: str) -> Any:
-    """A module that one of our extras installs. Raises UserError 'environment.missing_extra' where it is not there."""
+    """Import a module that one of our extras installs. Raises UserError 'environment.missing_extra'."""
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -45,7 +46,7 @@ def need_extra(module: str, extra: str) -> Any:
 
 
 class Later:
-    """Stands for a module. For the types of what is in it, import it under TYPE_CHECKING, too."""
+    """A module that is imported at its first use. For the types in it, import it under TYPE_CHECKING, too."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -1,9 +1,8 @@
-"""Texts by id: `say("error.data.too_short", tokens=12)`. All sentences live in locales/*.toml.
+"""Texts by id: `say("error.data.too_short", tokens=12)`. All sentences stand in locales/*.toml.
 
-Below the edge the product passes ids and numbers; a sentence is made when somebody reads it. A placeholder may
-name a format of `units`: {size:bytes}, {seconds:duration}, {share:percent}, {n:count}, {n:flops}, {x:rate}; or be a
-noun and its plural: {n:step|steps}.
-They are said in the language that is spoken here and now (`languages`), and in English where it lacks one.
+The product passes ids and numbers; a sentence is made when somebody reads it. A placeholder may name a format of
+`units`: {size:bytes}, {seconds:duration}, {share:percent}, {n:count}, {n:flops}, {x:rate}; or be a noun and its plural:
+{n:step|steps}. The language is the one that is spoken here and now, and English where it lacks a text.
 """
 
 import json
@@ -30,7 +29,6 @@ _LINE = re.compile(
 
 
 def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as {dotted id: value}."""
     found: dict[str, Any] = {}
     for key, value in table.items():
         found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
@@ -38,15 +36,12 @@ def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def read(text: str) -> dict[str, Any]:
-    """All values of a file as {dotted id: value}; the first table may have values of any kind. Raises
-    TOMLDecodeError."""
     first = text.find("\n[", text.find("[") + 1) + 1
     found = _texts(text[first:])
     return flat(tomllib.loads(text)) if found is None else flat(tomllib.loads(text[:first])) | found
 
 
 def _texts(text: str) -> dict[str, str] | None:
-    """Those of tables of texts; None where there is anything else in them."""
     lines = _LINE.findall(text)
     if len(lines) != text.count("\n") + 1:
         return None
@@ -66,8 +61,6 @@ _ID = re.compile(r"[a-z]{2,3}(-[a-z0-9]{2,8})*")
 
 @dataclass(frozen=True)
 class Language:
-    """A language: its id (as in `lang` of HTML), its own name for itself, and where its lines begin."""
-
     id: str
     name: str
     direction: str  # ltr or rtl
@@ -82,31 +75,28 @@ def ids_of() -> tuple[str, ...]:
 
 @cache
 def file_of(id: str) -> dict[str, Any]:
-    """A language's file as {dotted id: text}, read when somebody speaks it. Raises KeyError where there is none."""
+    """Return a language's file as {dotted id: text}. Raises KeyError."""
     if id not in ids_of():
         raise KeyError(id)
     return read((_FOLDER / f"{id}.toml").read_text("utf-8"))
 
 
 def texts_of(id: str) -> dict[str, str]:
-    """The texts that a language itself has, without those about itself. Raises KeyError where it is not known."""
     return {key: text for key, text in file_of(id).items() if not key.startswith("language.")}
 
 
 @cache
 def table_of(id: str) -> Language:
-    """A language by its id. Raises KeyError."""
     return Language(id, file_of(id).get("language.name", id), file_of(id).get("language.direction", "ltr"))
 
 
-def known() -> dict[str, Language]:
-    """Every language by id, English first."""
+def languages() -> dict[str, Language]:
     return {id: table_of(id) for id in ids_of()}
 
 
 @cache
 def texts(id: str = ENGLISH) -> dict[str, str]:
-    """All texts of a language as {dotted id: template}; those it lacks in English."""
+    """Return all texts of a language as {dotted id: template}; those it lacks in English."""
     return {**texts_of(ENGLISH), **texts_of(id)}
 
 
@@ -118,8 +108,7 @@ def current() -> Language:
     return table_of(_here.get() or _process)
 
 
-def use(id: str) -> str:
-    """Speak this language in the whole process from now on; returns what was spoken. Raises KeyError."""
+def set_language(id: str) -> str:
     global _process  # one process has one source, in every thread of it
     before, _process = _process, table_of(id).id
     return before
@@ -127,7 +116,6 @@ def use(id: str) -> str:
 
 @contextmanager
 def speaking(id: str) -> Iterator[None]:
-    """Speak this language within, in this thread or task only. Raises KeyError."""
     token = _here.set(table_of(id).id)
     try:
         yield
@@ -136,7 +124,6 @@ def speaking(id: str) -> Iterator[None]:
 
 
 def matching(word: str) -> str | None:
-    """The id of the language that a word such as 'ar', 'AR' or 'ar_EG.UTF-8' means; None where none is."""
     tag = re.split(r"[.@]", word.strip(), maxsplit=1)[0].replace("_", "-").lower()
     while tag and tag not in ids_of():
         tag = tag.rpartition("-")[0]
@@ -144,7 +131,6 @@ def matching(word: str) -> str | None:
 
 
 def preferred(accepted: str) -> str | None:
-    """The known language that an Accept-Language header likes best; None where it names none."""
     wishes = []
     for part in accepted[:1000].split(",")[:50]:
         word, _, quality = part.partition(";")
@@ -178,17 +164,15 @@ _AFTER = " \t.,:;!?([«“=–—·|"
 
 
 def runs_rightwards() -> bool:
-    """Whether the language that is spoken begins its lines on the right."""
     return current().direction == "rtl"
 
 
-def bare(text: str) -> str:
-    """The text without the marks."""
+def without_marks(text: str) -> str:
     return text.translate({ord(mark): None for mark in MARKS})
 
 
 def isolated(text: str) -> str:
-    """The text with its Latin runs isolated, where the language runs from right to left; else as it is.
+    """Isolate the Latin runs of a text, where the language runs from right to left.
 
     `{name}` in it counts as a run whose direction is not known yet. Doing it twice changes nothing.
     """
@@ -196,27 +180,26 @@ def isolated(text: str) -> str:
         return text
     lines = text.split("\n")
     if len(lines) > 1:  # among several, a line without such letters is there to be copied: nothing unseen may be in it
-        return "\n".join(_line(line) if _HAS_RTL.search(line) else bare(line) for line in lines)
+        return "\n".join(_line(line) if _HAS_RTL.search(line) else without_marks(line) for line in lines)
     return _line(text)
 
 
 def isolated_value(text: str) -> str:
-    """What is put into a sentence: apart where it has letters that run leftwards, else for `isolated` to see."""
+    """Isolate a value that is put into a sentence if it has letters that run leftwards; else leave it to `isolated`."""
     if not runs_rightwards():
         return text
     if not _HAS_RTL.search(text):
-        return bare(text)
+        return without_marks(text)
     return text if "\n" in text else FSI + text + PDI
 
 
 def _line(line: str) -> str:
     if not _HAS_RTL.search(line):
-        return _WITHOUT_BLANKS.sub(lambda match: _marked(match[0]), bare(line), count=1)
+        return _WITHOUT_BLANKS.sub(lambda match: _marked(match[0]), without_marks(line), count=1)
     return "".join(part if depth else _RUN.sub(_run, part) for part, depth in _parts(line))
 
 
 def _parts(line: str) -> list[tuple[str, bool]]:
-    """The line cut into (text, whether it stands between marks already)."""
     parts, depth, begin = [], 0, 0
     for at, sign in enumerate(line):
         if sign in LRI + RLI + FSI:
@@ -253,21 +236,20 @@ def _marked(run: str) -> str:
 
 # Texts by id: `say("error.data.too_short", tokens=12)`. All sentences live in locales/*.toml.
 #
-# Below the edge the product passes ids and numbers; a sentence is made when somebody reads it. A placeholder may
-# name a format of `units`: {size:bytes}, {seconds:duration}, {share:percent}, {n:count}, {n:flops}, {x:rate}; or be
-# a
-# noun and its plural: {n:step|steps}.
-# They are said in the language that is spoken here and now (`languages`), and in English where it lacks one.
+# Below the edge the product passes ids and numbers; a sentence is made when somebody reads it. A placeholder may name a
+# format of `units`: {size:bytes}, {seconds:duration}, {share:percent}, {n:count}, {n:flops}, {x:rate}; or be a noun and
+# its plural: {n:step|steps}. They are said in the language that is spoken here and now (`languages`), and in English
+# where it lacks one.
 
 
-class _End(float):
-    """One end of a range in seconds, which is said in the unit of `of`, other seconds of the same text."""
+class _RangeEnd(float):
+    """One end of a range in seconds, to be said in the unit of `of`, other seconds of the same text."""
 
     of: float = 0.0
 
     @classmethod
     def both(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """The values of a text with `low` and `high` in one unit: that of what is expected, else of the higher end."""
+        """Give `low` and `high` of a text one unit: that of `expected`, else of the higher end."""
         if values["high"] > 1000 * values["low"] > 0:  # as of steps of which one stood still: no unit serves both
             return values
         of = next((values[name] for name in ("expected", "median", "predicted") if name in values), values["high"])
@@ -284,14 +266,13 @@ class _End(float):
 
 
 def _duration(seconds: float) -> str:
-    """As `units` has it; what is no symbol in it is a text."""
-    text = seconds.text() if isinstance(seconds, _End) else units.format_duration(seconds)
+    text = seconds.text() if isinstance(seconds, _RangeEnd) else units.format_duration(seconds)
     number, _, unit = text.partition(" ")
     return say("unit.days", days=number) if unit == "days" else say("unit.unknown") if text == "unknown" else text
 
 
 def _duration_span(seconds: units.Span) -> str:
-    """'54.8 h (41.1–84.4)': the expected time, and its range in the same unit."""
+    """Format '54.8 h (41.1–84.4)': the expected time, and its range in the same unit."""
     low, expected, high = seconds
     text = _duration(expected)
     size, _ = units.duration_unit(expected)
@@ -301,7 +282,7 @@ def _duration_span(seconds: units.Span) -> str:
 
 
 def _rough_duration_span(seconds: units.Span) -> str:
-    """'55 h (41-84)': two digits that tell, to be pasted."""
+    """Format '55 h (41-84)': two significant digits, to be pasted."""
     low, expected, high = seconds
     size, unit = units.duration_unit(expected)
     middle, *ends = (units.format_rough(each / size) for each in (expected, low, high))
@@ -314,7 +295,7 @@ def _money(amount: float) -> str:
 
 
 def _money_span(amounts: tuple[float, float, float, str]) -> str:
-    """'3.19 EUR (1.85–5.30)': low, expected and high amount, and the currency."""
+    """Format '3.19 EUR (1.85–5.30)': low, expected and high amount, and the currency."""
     low, expected, high, currency = amounts
     text = f"{_money(expected)} {currency}".rstrip()
     ends = [units.format_money(end) for end in (low, high)]
@@ -353,12 +334,10 @@ FORMATS = {
 
 
 def listed(words: Iterable[object]) -> str:
-    """'a, b, c', with the language's comma."""
     return say("list.comma").join(map(str, words))
 
 
 def format_value(value: Any, spec: str) -> str:
-    """A value in one of the formats above, else as Python formats it; a list is joined by commas."""
     if spec in FORMATS:
         return isolated(FORMATS[spec](value))
     if "|" in spec:  # the noun of a count: {count:step|steps}
@@ -375,7 +354,7 @@ _ENDS = re.compile(_LOW_TO_HIGH.replace("[^(){}]*", " – "))  # '{low:duration}
 
 
 def _without_equal_ends(text: str, values: Mapping[str, Any]) -> str:
-    """The text without a range in brackets whose two ends print the same; of one without brackets, one end."""
+    """Drop a range in brackets whose two ends print the same; of a range without brackets keep one end."""
 
     def same(found: re.Match[str]) -> bool:
         low, high = (format_value(values[f"{found['of']}{end}"], found["how"]) for end in ("low", "high"))
@@ -397,43 +376,38 @@ _formatter = _Formatter()
 
 
 def printable(text: str) -> str:
-    """The text without control characters, which could command a terminal. Names and samples are not ours.
+    """Replace control characters, which could command a terminal; names and samples are not ours.
 
-    Of the marks of direction only those pass that `bidi` sets itself, and only where it sets them.
+    Of the marks of direction only those pass that this module sets itself, and only where it sets them.
     """
     passing = "\n\t" + MARKS if runs_rightwards() else "\n\t"
     return "".join(c if c in passing or c.isprintable() else "\ufffd" for c in text)
 
 
 def say(id: str, lang: str | None = None, /, **values: Any) -> str:
-    """The text of `id` with its values put in, in the language that is spoken, or in `lang`.
-
-    Raises KeyError for an unknown id or a missing value.
+    """Return the text of `id` with its values, in the language that is spoken, or in `lang`. Raises KeyError for an
+    unknown id or a missing value.
     """
     if lang is not None:
         with speaking(lang):
             return say(id, **values)
     text = texts(current().id)[id]
     if "{low:duration}" in text and "{high:duration}" in text and math.isfinite(values["high"]):
-        values = _End.both(values)
+        values = _RangeEnd.both(values)
     if "high:" in text:
         text = _without_equal_ends(text, values)
     return isolated(_formatter.vformat(text, (), values))
 
 
 def has(id: str, lang: str = ENGLISH) -> bool:
-    """Whether the language, or English for it, has a text for this id."""
     return id in texts(lang)
 
 
-def knob_help(name: str, english: str, of: str = "knob") -> str:
-    """The help of a knob. Its English is that of the knob itself, in config/options.py; `of` finetune_knob: of one of
-    config/finetune/options.py."""
+def option_help(name: str, english: str, of: str = "knob") -> str:
     return isolated(texts(current().id).get(f"{of}.{name}", english))
 
 
-def knob_unit(unit: str) -> str:
-    """The unit of a knob, such as blocks or g/kWh."""
+def option_unit(unit: str) -> str:
     return texts(current().id).get(f"knob_unit.{unit}", unit)
 
 
@@ -444,5 +418,4 @@ _SOURCES = {
 
 
 def source_name(source: Any) -> Any:
-    """How a record names where a figure is from, as a text; what is no such name stays as it is."""
     return say(f"source_name.{_SOURCES[source]}") if isinstance(source, str) and source in _SOURCES else source

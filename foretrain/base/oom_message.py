@@ -42,7 +42,7 @@ class OutOfMemoryMessage(Record):
 
     `unused_bytes`: reserved but not allocated; `outside_bytes`: in use besides what PyTorch reserved, where the message
     does not tell the process's own context from other programs. `before_2_1`: PyTorch's wording up to 2.0. `program`:
-    who prints so, where it is not PyTorch.
+    who prints it, where it is not PyTorch.
     """
 
     asked_bytes: int | None = None
@@ -60,12 +60,11 @@ class OutOfMemoryMessage(Record):
     program: str = ""
 
     def figures(self) -> dict[str, int]:
-        """Return the bytes that the message gives, by name."""
         return {name: value for name, value in self.model_dump().items() if type(value) is int}
 
 
 def parse(text: str) -> OutOfMemoryMessage | None:
-    """Return the last such message in a text; None where there is none."""
+    """Return the last such message in a text."""
     text = text[-MAX_CHARS:]
     starts = [match.start() for match in _IS_ONE.finditer(text)]
     if not starts:

@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 
 @contextmanager
 def collected_later(*, stays: bool = False) -> Iterator[None]:
-    """Python's search for reference cycles is off while it lasts: it would visit everything that was made, many times.
-    `stays`: it never visits what is there at the end, such as modules."""
+    """Turn off Python's search for reference cycles within, as it would visit everything that was made, many times.
+
+    `stays`: it never visits what is there at the end, such as modules.
+    """
     was = gc.isenabled()
     gc.disable()
     try:
@@ -34,14 +36,13 @@ class TreeSample(NamedTuple):
 
 @cache
 def system() -> Any:
-    """psutil, imported when the first figure is asked for: it takes 19 ms, and `--help` asks for none."""
+    """Return psutil, imported late: it takes 19 ms, and `--help` asks for no figure."""
     import psutil
 
     return psutil
 
 
 def resident_bytes(pid: int | None = None) -> int | None:
-    """Resident memory of a living process, by default this one; None where it is gone or the system does not say."""
     try:
         return system().Process(pid).memory_info().rss
     except (system().Error, OSError):
@@ -49,7 +50,7 @@ def resident_bytes(pid: int | None = None) -> int | None:
 
 
 def peak_bytes(pid: int | str = "self") -> int | None:
-    """The most that a living process had resident; None where the system does not say.
+    """Return the most that a living process had resident; None where the system does not say.
 
     Linux has it as VmHWM (man 5 proc: status), which the trainer sets back before each phase; psutil does not read it.
     """
@@ -65,9 +66,9 @@ def peak_bytes(pid: int | str = "self") -> int | None:
 
 
 def sample_tree(pid: int) -> TreeSample | None:
-    """The processes from this one down; None where it is gone.
+    """Sum the processes from this one down; None where it is gone.
 
-    Processor time is that of the living and, where the system says it, of those that they have waited for.
+    Processor time is that of the living and, where the system says it, of children that they have waited for.
     """
     pids, cpu_s, rss_bytes = [], 0.0, 0
     try:
@@ -97,7 +98,7 @@ _NO_LIMIT = 2**60  # version 1 writes a number of this size where there is none
 
 
 class Limit(NamedTuple):
-    """Bytes that the group may use, and how many of them it uses; the page cache is not counted, as it gives way."""
+    """Bytes that the control group may use and uses, without the page cache, as it gives way."""
 
     max_bytes: int
     used_bytes: int
@@ -108,7 +109,6 @@ class Limit(NamedTuple):
 
 
 def limits(root: Path = Path("/")) -> list[Limit]:
-    """The limits of all levels that have one. `root` is a stand-in for tests."""
     found = []
     for version, folder in _folders(root):
         try:
@@ -121,12 +121,10 @@ def limits(root: Path = Path("/")) -> list[Limit]:
 
 
 def memory_limit(root: Path = Path("/")) -> Limit | None:
-    """The level with the least left; None where nothing is limited."""
     return min(limits(root), key=lambda limit: limit.free_bytes, default=None)
 
 
 def _folders(root: Path) -> list[tuple[int, Path]]:
-    """(version, folder) of the process's group and those above it."""
     try:
         lines = (root / "proc/self/cgroup").read_text("utf-8", "replace").splitlines()
     except OSError:

@@ -44,7 +44,6 @@ class Limit(Record):
 
     @property
     def as_option(self) -> str:
-        """'--within 12h', for a sentence about what was typed."""
         return f"{'--tokens' if self.kind == 'tokens' else '--within'} {self.text[:80]}"
 
 
@@ -56,7 +55,7 @@ class Money(Record):
 
 
 def read(parse: Callable[[str], T], text: str, error: UserError) -> T:
-    """What a parser makes of a text; where it can make nothing of it, the error is raised."""
+    """Parse a text; raise `error` where the parser raises ValueError."""
     try:
         return parse(text)
     except ValueError:
@@ -82,7 +81,7 @@ def _bounded(value: float, most: float, text: str) -> float:
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes of '2.1GB', '10 GiB', '786MiB' or a plain number of bytes from a MiB on."""
+    """Parse '2.1GB', '10 GiB', '786MiB' or a plain number of bytes from a MiB on."""
     size = _quantity(text, BYTE_UNITS, "a size such as 10GiB, 2.1GB or 786MiB")
     if not text.strip()[-1].isalpha() and 0 < size < MIB:  # 2 was meant as gigabytes by somebody, not as two bytes
         raise ValueError(f"{text!r} is not a size such as 10GiB: it has no unit")
@@ -92,12 +91,12 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_rate(text: str) -> float:
-    """Tokens per second of '134k', '1.2M', '134,433' or '39000 tok/s'."""
+    """Parse '134k', '1.2M', '134,433' or '39000 tok/s' into tokens per second."""
     return _quantity(_PER_S.sub("", text), {"": 1, "k": 1e3, "m": 1e6, "g": 1e9}, "a rate such as 134k")
 
 
 def parse_seconds(text: str) -> float:
-    """Seconds of '3.9', '3900ms', '2min' or another duration."""
+    """Parse '3.9', '3900ms', '2min' or another duration."""
     try:
         return _quantity(text, {"": 1}, "a time such as 3.9s")
     except ValueError:
@@ -105,17 +104,17 @@ def parse_seconds(text: str) -> float:
 
 
 def parse_clock_ghz(text: str) -> float:
-    """GHz of '2.63GHz' or '2630 MHz'; a number without a unit is none."""
+    """Parse '2.63GHz' or '2630 MHz'; a number without a unit is refused."""
     return _quantity(text, {"ghz": 1, "mhz": 1e-3}, "a clock such as 2.63GHz")
 
 
 def currency_code(text: str) -> str:
-    """'€' and 'eur' are EUR; a code is taken as it is."""
+    """Return EUR for '€' and 'eur'; a code is taken as it is."""
     return _SYMBOLS.get(text, text.upper())
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of '12h', '90m', '30min', '1d12h', '1.5 h', '500ms'; each unit once, the largest first."""
+    """Parse '12h', '90m', '30min', '1d12h', '1.5 h', '500ms'; each unit once, the largest first."""
     total, position, last = 0.0, 0, math.inf
     while position < len(text.rstrip()):
         match = _QUANTITY.match(text, position)
@@ -128,17 +127,16 @@ def parse_duration(text: str) -> float:
 
 
 def parse_energy(text: str) -> float:
-    """Joules of '3kWh' or '500 Wh'."""
     return _bounded(_quantity(text, _JOULES, "an energy such as 3kWh"), MOST_J, text)
 
 
 def parse_count(text: str) -> int:
-    """A whole number of '10B', '3.68 B', '500M', '1e9' or '1_000_000'; B is 1e9, T is 1e12."""
+    """Parse '10B', '3.68 B', '500M', '1e9' or '1_000_000'; B is 1e9, T is 1e12."""
     return max(1, round(_bounded(_quantity(text, _COUNTS, "a count such as 10B, 500M or 1e9"), MOST_TOKENS, text)))
 
 
 def parse_money(text: str) -> Money:
-    """'5EUR', '5 eur', '$5', '€0.35', or '5' without a currency."""
+    """Parse '5EUR', '5 eur', '$5', '€0.35', or '5' without a currency."""
     match = _MONEY.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not an amount such as 5EUR or $5")
@@ -147,7 +145,7 @@ def parse_money(text: str) -> Money:
 
 
 def parse_limit(text: str) -> Limit:
-    """A limit of time ('12h'), energy ('3kWh') or money ('5EUR'); its unit says which."""
+    """Parse a limit of time ('12h'), energy ('3kWh') or money ('5EUR'); its unit says which."""
     quantity = _QUANTITY.fullmatch(text)
     if quantity and quantity[2].lower() in _JOULES:
         return Limit(kind="energy", amount=parse_energy(text), text=text)
@@ -161,6 +159,6 @@ def parse_limit(text: str) -> Limit:
 
 
 def parse_price(text: str) -> Money:
-    """What an hour costs: '0.35/h', '0.35', '$0.35/h', '0.35 EUR/h'."""
+    """Parse the price of an hour: '0.35/h', '0.35', '$0.35/h', '0.35 EUR/h'."""
     price = parse_money(_PER_HOUR.sub("", text))
     return Money(amount=_bounded(price.amount, 1e6, text), currency=price.currency)

@@ -20,17 +20,16 @@ class Record(BaseModel):
         return shown(self, False) if shown else super().__str__()
 
     def _repr_html_(self) -> str | None:
-        """What a notebook shows; None: its text."""
         shown = _shown(type(self))
         return shown(self, True) if shown else None
 
     def to_json(self, **extra: Any) -> dict[str, Any]:
-        """Plain JSON values; `extra` comes first (the schema's name, for instance)."""
+        """Return plain JSON values; `extra` comes first (the schema's name, for instance)."""
         return {**extra, **self.model_dump(mode="json")}
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """The record of a JSON text; a leading 'schema' key is allowed and dropped."""
+        """Parse a JSON text; a leading 'schema' key is allowed and dropped."""
         data = json.loads(text)
         if isinstance(data, dict):
             data.pop("schema", None)
@@ -38,8 +37,6 @@ class Record(BaseModel):
 
 
 class Note(Record):
-    """Something the user should know: an id of a text and its values."""
-
     id: str
     values: dict[str, Any]
 

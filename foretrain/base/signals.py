@@ -27,9 +27,9 @@ _process: list[int] = []
 
 @contextlib.contextmanager
 def raising_terminated() -> Iterator[None]:
-    """What would end this process raises Terminated, in it and not in its children.
+    """Raise Terminated on signals that would end this process, in it and not in its children.
 
-    But not a terminal that closes, which a long run ignores, or that asks to quit at once.
+    But not when a terminal closes, which a long run ignores, or asks to quit at once.
     """
     main = threading.current_thread() is threading.main_thread()
     others = [number for number in ENDING if main and number.name not in ("SIGHUP", "SIGQUIT")]
@@ -52,18 +52,18 @@ def _raise(number: int, frame: FrameType | None) -> None:
 
 
 def ends(number: int) -> bool:
-    """Whether a signal would end this process, and no handler of a caller's hears it."""
+    """Return whether a signal would end this process, as no handler of a caller's hears it."""
     return signal.getsignal(number) in (signal.SIG_DFL, _raise)
 
 
 def heard() -> list[signal.Signals]:
-    """The signals that would end this process: not what nohup or a background shell ignores, or a caller listens to."""
+    """Return the signals that would end this process: not those that nohup, a background shell or a caller handles."""
     usual = (signal.SIGINT, signal.SIGTERM)
     return [n for n in ENDING if (signal.getsignal(n) is not signal.SIG_IGN if n in usual else ends(n))]
 
 
 class StopFlag:
-    """Context manager that turns the first signal into `stopping`, and a second Ctrl-C into KeyboardInterrupt.
+    """Turn the first signal into `stopping`, and a second Ctrl-C into KeyboardInterrupt.
 
     A second SIGTERM asks for nothing else than the first: batch systems send several. `ends_process`: after a stop the
     process is about to end, so a late SIGTERM must not take its exit code. `together`: one rank of several only notes

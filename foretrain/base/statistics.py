@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 
 def extremes(values: Sequence[float], most: int) -> list[int]:
-    """Indices, rising, of at most `most` values (4 at least): the first, the last, and of each of equal stretches the
-    lowest and the highest. All of them where there are no more."""
+    """Return rising indices of at most `most` values (4 at least): the first, the last, and of each of equal stretches
+    the lowest and the highest. All of them where there are no more.
+    """
     count = len(values)
     if count <= max(4, most):
         return list(range(count))
@@ -21,7 +22,7 @@ def extremes(values: Sequence[float], most: int) -> list[int]:
 
 
 def t_quantile(p: float, dof: float) -> float:
-    """Student's t at which a share p (above one half) lies below; G. W. Hill 1970, CACM algorithm 396."""
+    """Return Student's t at which a share p (above one half) lies below; G. W. Hill 1970, CACM algorithm 396."""
     tail = 2 * (1 - p)
     if dof == 1:
         return 1 / math.tan(tail * math.pi / 2)

@@ -1,7 +1,7 @@
 """Units: the one place where numbers become text; base/quantities.py is where text becomes numbers.
 
-Records hold base units (bytes, seconds, joules, FLOPs). GiB is 2^30 and is used for memory; GB is 1e9 and is
-used for bandwidth, disk and what people type. FLOP is a count, FLOP/s a rate.
+Records hold base units (bytes, seconds, joules, FLOPs). GiB is 2^30 and is used for memory; GB is 1e9 and is used for
+bandwidth, disk and what people type. FLOP is a count, FLOP/s a rate.
 """
 
 import math
@@ -17,7 +17,7 @@ BYTE_UNITS = {
 
 
 def format_bytes(size: float) -> str:
-    """'9.78 GiB', '786 MiB', '512 B': binary units, as the tools of PyTorch print them."""
+    """Format '9.78 GiB', '786 MiB', '512 B': binary units, as the tools of PyTorch print them."""
     sign, size = ("-" if size < 0 else ""), abs(size)
     for factor, unit in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
         if size >= factor:
@@ -28,13 +28,13 @@ def format_bytes(size: float) -> str:
 
 
 def format_bytes_like(size: float, other: float) -> str:
-    """'7.40': a size as a number in the unit in which format_bytes says another one."""
+    """Format '7.40': a size as a number in the unit in which format_bytes says another one."""
     number, unit = format_bytes(other).split()
     return f"{size / BYTE_UNITS[unit.lower()]:,.{len(number.partition('.')[2])}f}"
 
 
 def format_bytes_range(sizes: tuple[float, float]) -> str:
-    """'7.03 – 9.68 GiB': two sizes in the unit of the larger."""
+    """Format '7.03 – 9.68 GiB': two sizes in the unit of the larger."""
     low, high = sizes
     number, unit = format_bytes(high).split()
     digits = len(number.partition(".")[2])
@@ -46,7 +46,7 @@ Span = tuple[float, float, float]  # low, expected, high
 
 
 def format_bytes_span(sizes: Span) -> str:
-    """'6.00 GiB (5.78–6.74)': the expected size, and its range in the same unit."""
+    """Format '6.00 GiB (5.78–6.74)': the expected size, and its range in the same unit."""
     low, expected, high = sizes
     number, unit = format_bytes(expected).split()
     digits = len(number.partition(".")[2])
@@ -56,7 +56,7 @@ def format_bytes_span(sizes: Span) -> str:
 
 
 def duration_unit(seconds: float) -> tuple[float, str]:
-    """The unit in which format_duration says this, and its seconds."""
+    """Return the unit in which format_duration says this, and its seconds."""
     for unit, size in (("ms", 1e-3), ("s", 1.0), ("min", 60.0), ("h", 3600.0)):
         if format_duration(seconds).endswith(f" {unit}"):
             return size, unit
@@ -64,7 +64,7 @@ def duration_unit(seconds: float) -> tuple[float, str]:
 
 
 def format_rough(number: float) -> str:
-    """'55', '6.0', '0.21', '1,300': two digits that tell."""
+    """Format '55', '6.0', '0.21', '1,300': two significant digits."""
     if number == 0:
         return "0"
     digits = 1 - math.floor(math.log10(abs(number)))
@@ -72,7 +72,7 @@ def format_rough(number: float) -> str:
 
 
 def format_count(number: float) -> str:
-    """'40.56 M', '10.49 B', '524,288': a count for reading; below a million every digit is shown."""
+    """Format '40.56 M', '10.49 B', '524,288': below a million every digit is shown."""
     for factor, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
         if abs(number) >= factor:
             return f"{number / factor:.2f} {unit}"
@@ -80,14 +80,14 @@ def format_count(number: float) -> str:
 
 
 def grouped(number: float, decimals: int) -> str:
-    """'12.3', '980,300': so many decimals below a thousand, from there on four digits that tell."""
+    """Format '12.3', '980,300': so many decimals below a thousand, from there on four significant digits."""
     if round(abs(number), decimals) < 1000:
         return f"{number:.{decimals}f}"
     return f"{round(number, 3 - math.floor(math.log10(abs(number)))):,.0f}"
 
 
 def format_duration(seconds: float) -> str:
-    """'3.9 s', '122 ms', '14.0 min', '21.7 h', '3.6 days', '210,500 days'."""
+    """Format '3.9 s', '122 ms', '14.0 min', '21.7 h', '3.6 days', '210,500 days'."""
     if not math.isfinite(seconds):
         return "unknown"
     if 0 < seconds < 0.9995:
@@ -102,20 +102,19 @@ def format_duration(seconds: float) -> str:
 
 
 def format_left(seconds: float) -> str:
-    """'45 s', '1.3 min', '21.7 h': what is left of a run, which nobody knows to a tenth of a second."""
+    """Format '45 s', '1.3 min', '21.7 h': what is left of a run, which nobody knows to a tenth of a second."""
     if not math.isfinite(seconds) or seconds >= 90:
         return format_duration(seconds)
     return f"{seconds:.0f} s" if round(seconds) < 60 else f"{seconds / 60:.1f} min"
 
 
 def format_flops(flops: float) -> str:
-    """A FLOP count in scientific form: '2.55e18'. Exponents are how these are compared in papers."""
+    """Format '2.55e18': exponents are how FLOP counts are compared in papers."""
     mantissa, exponent = f"{flops:.2e}".split("e")
     return f"{mantissa}e{int(exponent)}"
 
 
 def format_flop_rate(flop_per_s: float) -> str:
-    """'40.3 TFLOP/s', '255 GFLOP/s'."""
     for factor, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
         if flop_per_s >= factor:
             return f"{flop_per_s / factor:.3g} {unit}FLOP/s"
@@ -123,53 +122,51 @@ def format_flop_rate(flop_per_s: float) -> str:
 
 
 def format_percent(share: float, digits: int = 1) -> str:
-    """'69.1 %' of a share of one."""
     return f"{grouped(share * 100, digits)} %"
 
 
 def format_signed_percent(share: float) -> str:
-    """'+2.4 %', '-0.3 %', '0.0 %': a signed error."""
     text = grouped(abs(share) * 100, 1)
     return f"{text} %" if float(text.replace(",", "")) == 0 else f"{'-' if share < 0 else '+'}{text} %"
 
 
 def format_small_percent(share: float) -> str:
-    """'0 %', '0.013 %', '0.35 %', '2.4 %': a share that may be very small."""
+    """Format '0 %', '0.013 %', '0.35 %', '2.4 %': a share that may be very small."""
     digits = 3 if abs(share) < 0.001 else 2 if abs(share) < 0.01 else 1
     return f"{grouped(share * 100, digits)} %" if abs(share) >= 5e-6 else "0 %"
 
 
 def format_small_signed_percent(share: float) -> str:
-    """'+0.013 %', '-2.4 %', '0 %': an error that may be very small."""
+    """Format '+0.013 %', '-2.4 %', '0 %': an error that may be very small."""
     sign = "" if abs(share) < 5e-6 else "-" if share < 0 else "+"
     return sign + format_small_percent(abs(share))
 
 
 def rounds_to_zero(share: float) -> bool:
-    """Whether a share would be shown as 0.0 %: then a sentence says that nothing changes."""
+    """Return whether a share would be shown as 0.0 %: then a sentence says that nothing changes."""
     return abs(share) < 1 and float(format_percent(share)[:-2]) == 0
 
 
 def format_digits4(number: float | str) -> str:
-    """A loss or a cosine: '10.8241'. A record keeps what is not finite as text ('nan')."""
+    """Format a loss or a cosine: '10.8241'. A record keeps what is not finite as text ('nan')."""
     return f"{float(number):.4f}"
 
 
 def format_number(number: float) -> str:
-    """'1,234', '12.3', '0.00123': four digits that tell, whole numbers whole."""
+    """Format '1,234', '12.3', '0.00123': four significant digits, whole numbers whole."""
     if number == round(number) and abs(number) < 1e15:
         return f"{number:,.0f}"
     return f"{number:,.0f}" if abs(number) >= 999.95 else f"{number:.4g}"
 
 
 def format_energy(joules: float) -> str:
-    """'4.34 kWh', '92 Wh', '980,300 kWh'."""
+    """Format '4.34 kWh', '92 Wh', '980,300 kWh'."""
     kwh = joules / 3.6e6
     return f"{grouped(kwh, 2 if kwh < 100 else 1)} kWh" if kwh >= 1 else f"{kwh * 1e3:.3g} Wh"
 
 
 def format_factor(factor: float) -> str:
-    """'1.27', '12.3', '861': how many times as much."""
+    """Format '1.27', '12.3', '861': how many times as much."""
     return grouped(factor, 2 if factor < 10 else 1 if factor < 100 else 0)
 
 
@@ -177,10 +174,9 @@ CENT = 0.01
 
 
 def format_money(amount: float) -> str:
-    """'1.12', '1,250.00'; '<0.01' of what is not a cent, as more digits would say nothing."""
+    """Format '1.12', '1,250.00'; '<0.01' of what is not a cent, as more digits would say nothing."""
     return "<0.01" if 0 < abs(amount) < CENT else f"{amount:,.2f}"
 
 
 def format_mass(grams: float) -> str:
-    """'1.49 kg', '37 g'."""
     return f"{grams / 1e3:,.2f} kg" if grams >= 1e3 else f"{grams:.3g} g"

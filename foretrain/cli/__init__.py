@@ -81,7 +81,7 @@ def main() -> None:
         elif bugs.wants_traceback():
             raise
         else:
-            found = bugs.told(error)
+            found = bugs.unexpected_error(error)
         _silence(sys.stdout)
         print_error(found, as_json=False)
         code = int(found.exit_code)
@@ -119,7 +119,7 @@ def _run() -> int:
     except Exception as error:
         return _bug(error)
     finally:  # for who calls this in a process that goes on
-        messages.use(before)
+        messages.set_language(before)
         if cards is None:
             os.environ.pop(GPU_FILE_VARIABLE, None)
         else:
@@ -157,7 +157,7 @@ def _bug(error: Exception) -> int:
     """Tell what nobody expected; its exit code."""
     if bugs.wants_traceback():
         raise error
-    found = bugs.told(error)
+    found = bugs.unexpected_error(error)
     print_error(found, as_json="--json" in own_words())
     return int(found.exit_code)
 

@@ -20,10 +20,13 @@ def deepened(plans: list[FineTunePlan], found: FineTuneQuestion, depth: Depth, p
     if not depth.exact and depth.snapshot is None:
         return plans
     settings = settings_of(alloc_conf=depth.alloc_conf)
-    with interpreter.using(python), progress(depth.quiet) as listen:
+    with interpreter.use_interpreter(python), progress(depth.quiet) as listen:
         plans = [traced(plan, found, listen, settings) for plan in plans]
     if depth.snapshot is not None:
-        with interpreter.using(python), working(say("working.writing", path=str(depth.snapshot)), quiet=depth.quiet):
+        with (
+            interpreter.use_interpreter(python),
+            working(say("working.writing", path=str(depth.snapshot)), quiet=depth.quiet),
+        ):
             explain.write_snapshot(plans[0], found, depth.snapshot, settings, lambda state: None)
         if not depth.quiet:
             ERR.print(say("exact.snapshot", path=str(depth.snapshot)), soft_wrap=True)
@@ -32,7 +35,7 @@ def deepened(plans: list[FineTunePlan], found: FineTuneQuestion, depth: Depth, p
 
 def explain_command(plan: FineTunePlan, found: FineTuneQuestion, depth: Depth, python: str, *, as_json: bool) -> None:
     """Print where the memory goes: by the estimate, with --exact by the trace."""
-    with interpreter.using(python), progress(depth.quiet) as listen:
+    with interpreter.use_interpreter(python), progress(depth.quiet) as listen:
         explanation = explain.explained(
             plan, found, settings_of(alloc_conf=depth.alloc_conf), listen,
             observed_bytes=size_of(depth.observed, "--observed"), process_bytes=size_of(depth.process, "--process"),

@@ -89,9 +89,9 @@ def speak(word: str, source: str) -> None:
     """Speak the language of this word, and have child processes speak it. Raises UserError where it is not known."""
     id = messages.matching(word)
     if id is None:
-        raise UserError("usage.unknown_language", source=source, word=word[:40], known=list(messages.known()))
+        raise UserError("usage.unknown_language", source=source, word=word[:40], known=list(messages.languages()))
     os.environ[VARIABLE] = id
-    messages.use(messages.ENGLISH if "--json" in own_words() else id)
+    messages.set_language(messages.ENGLISH if "--json" in own_words() else id)
 
 
 def from_environment() -> None:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from foretrain.base.messages import knob_help, knob_unit
+from foretrain.base.messages import option_help, option_unit
 from foretrain.cli.common import OUT, print_json
 from foretrain.config.options import OPTIONS
 from foretrain.config.resolve import ResolvedConfig
@@ -25,9 +25,9 @@ def show_config_of(resolved: ResolvedConfig, as_json: bool) -> None:
         (
             knob.name,
             str(getattr(config, knob.name)),
-            knob_unit(knob.unit),
+            option_unit(knob.unit),
             resolved.sources.get(knob.name, "default"),
-            knob_help(knob.name, knob.help),
+            option_help(knob.name, knob.help),
         )
         for knob in OPTIONS.values()
     )

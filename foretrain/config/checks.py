@@ -1,4 +1,4 @@
-"""What can be wrong with a config's values: each alone, and several together. Every problem is found, not the first."""
+"""What can be wrong with a config's values, each alone and several together. Every problem is found, not the first."""
 
 import difflib
 import re
@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from foretrain.base.errors import UserError
-from foretrain.base.messages import knob_help, listed, say
+from foretrain.base.messages import listed, option_help, say
 from foretrain.base.quantities import parse_bytes
 from foretrain.config.families import FAMILIES
 from foretrain.config.families.family import EXCLUDED, Rule
@@ -27,22 +27,20 @@ UNKNOWN_PEAK = 30e12  # FLOP per second of a card whose data sheet nobody has re
 
 
 def is_one_graph(config: RunConfig, gpu: Gpu, dtype: Dtype) -> bool:
-    """Whether a step is one graph, and an evaluation another, on one card of this kind in this dtype."""
+    """Return whether a step is one graph, and an evaluation another, on one card of this kind in this dtype."""
     if gpu.kind != "cuda" or config.eval_only or config.cuda_graph == "off":
         return False
     return config.cuda_graph == "on" or (config.is_recordable and _is_short(config, gpu, dtype))
 
 
 def _is_short(config: RunConfig, gpu: Gpu, dtype: Dtype) -> bool:
-    """By the products of a block with its 12 C² weights: 6 FLOP each for a token, forward and backward."""
+    """Judge by the matmuls of a block with its 12 C² weights: 6 FLOP each for a token, forward and backward."""
     flop = 6 * 12 * config.n_embd**2 * config.batch_size * config.block_size
     blocks = config.n_layer * config.gradient_accumulation_steps
     return blocks <= MOST_BLOCKS and flop <= SHORT_BLOCK_S * (gpu.peak_flop_per_s(dtype) or UNKNOWN_PEAK)
 
 
 def launched(options: Mapping[str, Any]) -> RunConfig:
-    """The config of a step that was measured kernel by kernel, unless its options say otherwise. Raises
-    ValidationError."""
     return RunConfig.model_validate({"cuda_graph": "off", **options})
 
 
@@ -57,14 +55,12 @@ REFUSED = named(lambda option: bool(option.refused))
 
 
 def idle(config: RunConfig, gpu: Gpu, dtype: Dtype) -> Iterator[tuple[str, str]]:
-    """(what is set, why it does nothing here)."""
     for name, option in OPTIONS.items():
         if (why := option.idle_on(gpu.kind, dtype)) and getattr(config, name) != option.default:
             yield name, why
 
 
 def check_refused(config: RunConfig, gpu: Gpu) -> None:
-    """Raise UserError where an option is set that the device refuses."""
     for name in REFUSED:
         if (why := OPTIONS[name].refused_on(gpu.kind)) and getattr(config, name) != OPTIONS[name].default:
             raise UserError("config.refused_here", option=name, gpu=gpu.name, reason=why)
@@ -87,7 +83,6 @@ def check_precision(config: RunConfig, gpu: Gpu, dtype: Dtype) -> None:
 
 
 def check_matmul(config: RunConfig, gpu: Gpu, dtype: Dtype) -> None:
-    """Raise UserError where `matmul` asks for what the device or the sizes of the model do not allow."""
     mode = config.matmul
     if mode == "dtype":
         return
@@ -123,24 +118,21 @@ Effect = Literal["free", "warns", "refuses"]
 
 
 def effect_of(key: str) -> Effect:
-    """What another value of an option does to a resume."""
     kind = OPTIONS[key].on_resume
     return "warns" if kind in ("rounding", "evaluation") else kind
 
 
 def decides(key: str) -> bool:
-    """Whether an option by itself decides what is learned."""
     return effect_of(key) == "refuses"
 
 
-def way_of_steps(config: RunConfig, gpu: Gpu, dtype: Dtype, world: int) -> str:
-    """What cuda_graph comes to for so many ranks: on or off."""
+def resolved_cuda_graph(config: RunConfig, gpu: Gpu, dtype: Dtype, world: int) -> str:
     return "on" if world == 1 and is_one_graph(config, gpu, dtype) else "off"
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A raw value for a knob and where it came from: 'config/a.py:12', '--batch_size=8', 'preset baby'."""
+    """A raw value of an option and where it came from: 'config/a.py:12', '--batch_size=8', 'preset baby'."""
 
     key: str
     value: Any
@@ -154,13 +146,12 @@ def _field_problems(values: dict[str, Any], source_of: Callable[[str], str]) -> 
         problems = []
         for detail in error.errors():
             key = str(detail["loc"][0])
-            problems.append(bad_value(OPTIONS[key], values[key], shown(values[key]), source_of(key)))
+            problems.append(bad_value(OPTIONS[key], values[key], value_as_written(values[key]), source_of(key)))
         return problems
     return []
 
 
 def bad_value(knob: Option, value: Any, text: str, source: str) -> UserError:
-    """What a knob must be instead of this value, and what was perhaps meant."""
     near, expects = _meant(knob, value), Expected(knob)
     if near is None:
         return UserError("config.bad_value", key=knob.name, value=text, expects=expects, source=source)
@@ -172,7 +163,7 @@ _RANGE = re.compile(r"≥ (\S+), ≤ (\S+)")
 
 
 def _meant(knob: Option, value: Any) -> str | None:
-    """A value that looks like this one and would do: bfloat16 for bf16, 0.35 for 0,35."""
+    """Return a similar value that would do: bfloat16 for bf16, 0.35 for 0,35."""
     if not isinstance(value, str):
         return None
     if knob.type == "choice":
@@ -185,8 +176,6 @@ def _meant(knob: Option, value: Any) -> str | None:
 
 
 class Expected:
-    """What a knob takes, said in the language of who reads it."""
-
     def __init__(self, knob: Option) -> None:
         self.knob = knob
 
@@ -199,7 +188,7 @@ class Expected:
             return say("expects.one_of", choices=listed(limits.removeprefix("one of ").split(", ")))
         if knob.type not in ("int", "float"):  # a text is told by the knob's help, which says what it takes
             return (
-                knob_help(knob.name, limits)
+                option_help(knob.name, limits)
                 if limits
                 else say("expects.bool" if knob.type == "bool" else "expects.str")
             )
@@ -209,9 +198,10 @@ class Expected:
         return say("expects.whole" if whole else "expects.number", limits=limits).rstrip()
 
 
-def shown(value: Any) -> str:
-    """The value as the user wrote it, cut where it is too long to read. A huge int would be slow to print, and a table
-    may be too deep for it."""
+def value_as_written(value: Any) -> str:
+    """Return the value as the user wrote it, cut where it is too long to read. A huge int would be slow to print, and a
+    table may be too deep for it.
+    """
     if isinstance(value, dict | list):
         return "a table" if isinstance(value, dict) else "a list"
     if isinstance(value, int) and value.bit_length() > 200:
@@ -239,10 +229,6 @@ _RULES: tuple[Rule, ...] = (
 
 
 def rules_for(config: RunConfig) -> tuple[Rule, ...]:
-    """Rules over several knobs: those of every config, of all techniques, and of the config's family.
-
-    Techniques are in a room that this one may not import. It names their package, as a family names its model.
-    """
     return (*_RULES, *import_module("foretrain.model.techniques").RULES, *FAMILIES[config.recipe].rules)
 
 
@@ -260,7 +246,6 @@ _ODD: tuple[Rule, ...] = (
 
 
 def odd_schedule(config: RunConfig, sources: dict[str, str]) -> list[UserError]:
-    """A note for each thing in the learning rate's schedule that is seldom meant."""
     if not config.decay_lr or config.eval_only:
         return []
     notes = []
@@ -291,7 +276,7 @@ def _rule_problems(values: dict[str, Any], bad: set[str], source_of: Callable[[s
 
 
 def check(values: dict[str, Any], sources: dict[str, str]) -> tuple[RunConfig | None, list[UserError]]:
-    """The config of these values, or every problem with them; never raises for what a user can write."""
+    """Return the config of these values, or every problem with them; never raise for what a user can write."""
 
     def source_of(key: str) -> str:
         return sources.get(key, "default")

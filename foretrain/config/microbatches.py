@@ -1,7 +1,7 @@
 """How the sequences of an optimizer step are cut into micro-batches: divisors, batch_size = auto, total_batch_size.
 
-What is learned hangs on the sequences of a step; micro-batch and accumulation only say how it is carried out. So a cut
-is always a divisor: every sequence is in exactly one micro-batch, and all micro-batches are alike.
+What is learned depends on the sequences of a step; micro-batch and accumulation only say how it is carried out. So a
+cut is always a divisor: every sequence is in exactly one micro-batch, and all micro-batches are alike.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,17 +27,15 @@ def divisors(number: int) -> list[int]:
 
 
 def largest_divisor(number: int, most: int) -> int:
-    """The largest divisor that is not above `most` (at least 1)."""
     return max(d for d in divisors(number) if d <= max(1, most))
 
 
-def shrunk(batch_size: int, sequences: int) -> int | None:
-    """The next smaller micro-batch to try: the largest divisor of the step's sequences up to the half; None below 1."""
+def smaller_micro_batch(batch_size: int, sequences: int) -> int | None:
     return largest_divisor(sequences, batch_size // 2) if batch_size > 1 else None
 
 
-def cut(config: RunConfig, batch_size: int) -> RunConfig:
-    """The same training with another micro-batch: tokens of a step, and sequences of an evaluation, stay.
+def with_micro_batch(config: RunConfig, batch_size: int) -> RunConfig:
+    """Return the same training with another micro-batch: tokens of a step, and sequences of an evaluation, stay.
 
     `batch_size` must divide the sequences of a step.
     """
@@ -52,23 +50,24 @@ def cut(config: RunConfig, batch_size: int) -> RunConfig:
     return in_parts(made)
 
 
-def uncut(config: RunConfig, batch_size: int | None) -> RunConfig:
-    """The same training with the micro-batch that it had before memory ran out; as it is where it never did (None)."""
+def with_original_micro_batch(config: RunConfig, batch_size: int | None) -> RunConfig:
+    """Return the same training with the micro-batch that it had before memory ran out (None: it never did)."""
     size = batch_size or config.batch_size
     update = {"batch_size": size, "gradient_accumulation_steps": max(1, sequences_of(config) // size)}
     return config.model_copy(update=update)
 
 
 def in_parts(config: RunConfig) -> RunConfig:
-    """The config, without updates in the backward pass where gradients of several micro-batches have to be summed."""
+    """Turn off updates in the backward pass where gradients of several micro-batches have to be summed."""
     if not config.optimizer_in_backward or config.gradient_accumulation_steps == 1:
         return config
     return config.model_copy(update={"optimizer_in_backward": False})
 
 
 def accumulations(config: RunConfig, most: int) -> Iterator[dict[str, int]]:
-    """Settings for twice, four times, … up to `most` times as many micro-batches, and so tokens, in a step. A
-    total_batch_size ends with them."""
+    """Yield settings for twice, four times, … up to `most` times as many micro-batches, and so tokens, in a step. A
+    total_batch_size ends with them.
+    """
     ended = {TOTAL: 0} if config.total_batch_size else {}
     times = 2
     while times <= most:
@@ -77,17 +76,14 @@ def accumulations(config: RunConfig, most: int) -> Iterator[dict[str, int]]:
 
 
 def split_of(config: RunConfig) -> dict[str, Any]:
-    """What `cut` sets, as it is in a config."""
     return {key: getattr(config, key) for key in (BATCH, ACCUMULATION, "eval_sequences", SWITCH)}
 
 
 def says_auto(key: str, value: Any) -> bool:
-    """Whether a setting is batch_size = auto, as a TOML string, a nanoGPT string or a word of the command line."""
     return key == BATCH and isinstance(value, str) and value.strip().lower() == AUTO
 
 
 def layer_of(source: str) -> str:
-    """What a setting came with: one file, one preset, or the command line."""
     if source.startswith("-"):
         return "command line"
     path, _, line = source.rpartition(":")
@@ -95,7 +91,7 @@ def layer_of(source: str) -> str:
 
 
 def last_word(values: dict[str, Any], sources: dict[str, str], layers: Mapping[str, int]) -> None:
-    """A later layer's batch_size ends auto, its accumulation total_batch_size, its eval_iters eval_sequences.
+    """End auto by a later layer's batch_size, total_batch_size by its accumulation, eval_sequences by its eval_iters.
 
     Changes both dicts. `layers`: the number of the layer that a key was last set in.
     """
@@ -107,7 +103,7 @@ def last_word(values: dict[str, Any], sources: dict[str, str], layers: Mapping[s
 def accumulation_for_total(
     config: RunConfig, sources: Mapping[str, str], layers: Mapping[str, int]
 ) -> tuple[dict[str, int], UserError | None]:
-    """(the knobs that follow from total_batch_size, or what is wrong with it).
+    """Return (the options that follow from total_batch_size, what is wrong with it).
 
     Where the micro-batch is to be picked, any number of whole sequences will do, and the pair is a start for the pick.
     """

@@ -45,7 +45,7 @@ class Refused(Exception):
 
 
 def tensors_of(layers: int, C: int, V: int, T: int, bias: bool, *, conv1d: bool = False) -> dict[str, tuple[int, ...]]:
-    """{name: shape} of a GPT-2 in nanoGPT's order, the tied head left out. `conv1d`: matrices are in x out."""
+    """Return {name: shape} of a GPT-2 in nanoGPT's order, the tied head left out. `conv1d`: matrices are in x out."""
     found: dict[str, tuple[int, ...]] = {"transformer.wte.weight": (V, C), "transformer.wpe.weight": (T, C)}
     for layer in range(layers):
         for name, units in BLOCK.items():
@@ -60,7 +60,7 @@ def tensors_of(layers: int, C: int, V: int, T: int, bias: bool, *, conv1d: bool 
 
 
 def shape_of(shapes: dict[str, tuple[int, ...]], *, conv1d: bool = False) -> dict[str, Any]:
-    """n_layer, n_embd, vocab_size, block_size and bias of the GPT-2 with these tensors. Raises Refused.
+    """Return n_layer, n_embd, vocab_size, block_size and bias of the GPT-2 with these tensors. Raises Refused.
 
     Names as in nanoGPT; a tied lm_head.weight and attention masks may be among them.
     """
@@ -107,16 +107,12 @@ _FLOATS = {"F32": "<f", "F64": "<d", "F16": "<e"}
 
 
 class Storage(NamedTuple):
-    """The bytes of a tensor: a member of the zip."""
-
     kind: Kind
     key: str
     numel: int
 
 
 class Tensor(NamedTuple):
-    """A contiguous piece of a storage."""
-
     storage: Storage
     offset: int
     shape: tuple[int, ...]
@@ -127,7 +123,7 @@ class Tensor(NamedTuple):
 
 
 def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *_: Any) -> Tensor:
-    """What torch._utils._rebuild_tensor_v2 is called with."""
+    """Stand for torch._utils._rebuild_tensor_v2."""
     numbers = [offset, *shape, *stride]
     if not isinstance(storage, Storage) or any(type(n) is not int or n < 0 for n in numbers) or len(shape) > 4:
         raise Refused("a tensor in it is described in an unknown way")
@@ -142,7 +138,6 @@ def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *_: Any) -> Tens
 
 
 def _storage(pid: Any) -> Storage:
-    """What torch.save's persistent ids stand for."""
     if not (isinstance(pid, tuple) and len(pid) == 5 and pid[0] == "storage" and isinstance(pid[1], Kind)):
         raise Refused("a tensor in it has no storage")
     _, kind, key, _, count = pid
@@ -185,8 +180,8 @@ class Checkpoint:
 
     def _unpickled(self) -> dict[Any, Any]:
         try:
-            held = files.loads(self._member("data.pkl", MAX_PICKLE_BYTES), _NAMES, _storage)
-        except files.Asks as error:
+            held = files.load_pickle(self._member("data.pkl", MAX_PICKLE_BYTES), _NAMES, _storage)
+        except files.ForbiddenName as error:
             raise Refused(f"it asks for {error}, which is neither a tensor nor a number, text or table") from None
         except (Refused, MemoryError):
             raise
@@ -198,7 +193,7 @@ class Checkpoint:
         return held
 
     def _model(self, held: dict[Any, Any]) -> tuple[dict[str, Tensor], int, int]:
-        """(weights by name, n_head, attention masks left out); checks names, shapes and model_args."""
+        """Return (weights by name, n_head, attention masks left out); check names, shapes and model_args."""
         named, args = held["model"], held["model_args"]
         if not isinstance(named, dict) or not isinstance(args, dict):
             raise Refused("its model and model_args are not tables")
@@ -224,7 +219,7 @@ class Checkpoint:
         return weights, n_head, len(masks)
 
     def moments(self) -> dict[str, tuple[float, Tensor, Tensor]]:
-        """{name: (step, exp_avg, exp_avg_sq)} by the optimizer's two groups; empty before the first step."""
+        """Return {name: (step, exp_avg, exp_avg_sq)} by the optimizer's two groups; empty before the first step."""
         try:
             states, groups = self.optimizer["state"], self.optimizer["param_groups"]  # type: ignore[index]
             listed = [list(group["params"]) for group in groups]
@@ -272,7 +267,6 @@ class Checkpoint:
         return self.zip.read(info)
 
     def chunks(self, tensor: Tensor) -> Iterator[bytes]:
-        """The bytes of a tensor, a mebibyte at a time."""
         info = self._info(f"data/{tensor.storage.key}")
         item = tensor.storage.kind.item_bytes
         if info.file_size != tensor.storage.numel * item:
@@ -292,7 +286,6 @@ class Checkpoint:
         return same_form and all(x == y for x, y in zip(self.chunks(a), self.chunks(b), strict=True))
 
     def _number(self, value: Any) -> float | None:
-        """A number, or a tensor of one number, as nanoGPT's best_val_loss is; else None."""
         if isinstance(value, Tensor) and math.prod(value.shape) == 1 and value.storage.kind.name in _FLOATS:
             value = struct.unpack(_FLOATS[value.storage.kind.name], b"".join(self.chunks(value)))[0]
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e15:
@@ -315,7 +308,7 @@ def _skip(file: IO[bytes], count: int) -> None:
 
 
 def _write(path: str, tensors: dict[str, tuple[str, tuple[int, ...], int, Iterator[bytes]]]) -> None:
-    """A safetensors file of {name: (dtype, shape, size in bytes, bytes)}: header length, header as JSON, bytes."""
+    """Write a safetensors file of {name: (dtype, shape, size, bytes)}: header length, header as JSON, bytes."""
     header, end = {}, 0
     for name, (dtype, shape, size, _) in tensors.items():
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [end, end + size]}
@@ -330,8 +323,6 @@ def _write(path: str, tensors: dict[str, tuple[str, tuple[int, ...], int, Iterat
 
 
 def convert(held: Checkpoint, folder: str, *, moments: bool) -> None:
-    """model.safetensors and, where wanted, optimizer.safetensors as foretrain's checkpoints have them."""
-
     def entry(tensor: Tensor) -> tuple[str, tuple[int, ...], int, Iterator[bytes]]:
         return tensor.storage.kind.name, tensor.shape, tensor.size_bytes, held.chunks(tensor)
 
@@ -348,13 +339,13 @@ def convert(held: Checkpoint, folder: str, *, moments: bool) -> None:
 
 
 def limit_memory(file_bytes: int) -> None:
-    """Address space for Python itself and for the objects of a pickle as large as this file's can be."""
+    """Limit address space to Python itself and the objects of a pickle as large as this file's can be."""
     pickle_bytes = min(file_bytes, MAX_PICKLE_BYTES)
     apart.limit(memory_bytes=256 * 2**20 + 32 * pickle_bytes, file_bytes=2 * file_bytes + MAX_PICKLE_BYTES)
 
 
 def main(path: str, folder: str = "", moments: str = "") -> dict[str, Any]:
-    """What the command line says above; {"problem": …} or {"errno": …} where the file cannot be used."""
+    """Return what the module's docstring says; {"problem": …} or {"errno": …} where the file cannot be used."""
     try:
         limit_memory(os.path.getsize(path))  # noqa: PTH202
         held = Checkpoint(path)

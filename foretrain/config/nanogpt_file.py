@@ -61,8 +61,6 @@ class Unsupported(Exception):
 
 @dataclass
 class ParsedFile:
-    """What a file sets, what was skipped with a note, and what is wrong with it."""
-
     settings: list[Setting] = field(default_factory=list)
     notes: list[UserError] = field(default_factory=list)
     problems: list[UserError] = field(default_factory=list)
@@ -81,7 +79,7 @@ def _bounded(value: Any) -> Any:
 
 
 def evaluate(node: ast.expr, names: dict[str, Any]) -> Any:
-    """The value of an expression that nothing has to be run for. Raises Unsupported for any other."""
+    """Evaluate an expression that nothing has to be run for. Raises Unsupported for any other."""
     match node:
         case ast.Constant(value=None):
             return None
@@ -130,7 +128,7 @@ def _either(values: list[ast.expr], names: dict[str, Any], *, stops_at: bool) ->
 
 
 def _formatted(part: ast.expr, names: dict[str, Any]) -> str:
-    """A piece of an f-string. Raises Unsupported for a width that would fill the memory."""
+    """Evaluate a piece of an f-string. Raises Unsupported for a width that would fill the memory."""
     if not isinstance(part, ast.FormattedValue):
         return str(evaluate(part, names))
     value = evaluate(part.value, names)
@@ -175,13 +173,12 @@ def _number(value: Any) -> Any:
 
 
 def _quoted(node: ast.AST) -> str:
-    """The beginning of a piece of code, as it is written."""
     line, *more = ast.unparse(node).split("\n")
     return f"`{line[:40]}{'…' if more or len(line) > 40 else ''}`"
 
 
 def parse_expression(text: str, names: dict[str, Any] | None = None) -> Any:
-    """The value of '5 * 8', '1e-3', 'True', or of `names`; text that is not such an expression stays text."""
+    """Evaluate '5 * 8', '1e-3', 'True', or one of `names`; text that is not such an expression stays text."""
     if len(text) > 1000:
         return text
     try:
@@ -200,9 +197,9 @@ def parse(
 ) -> ParsedFile:
     """Read the text of a nanoGPT config file.
 
-    `known` are all options, `inert` those that are left out where they are no data, `defaults` the values that
-    train.py has before it runs the file, `neighbour` reads a file that this one names. Never raises for bad content:
-    see `ParsedFile.problems`.
+    `known` are all options, `inert` those that are left out where they are no data, `defaults` the values that train.py
+    has before it runs the file, `neighbour` reads a file that this one names. Never raises for bad content: see
+    `ParsedFile.problems`.
     """
     result = ParsedFile()
     _Reader(path, known, inert, result, neighbour, dict(defaults)).read_text(text)
@@ -210,7 +207,6 @@ def parse(
 
 
 def _tree(text: str, path: str, result: ParsedFile) -> ast.Module | None:
-    """The file's statements; None where it is no Python, which is a problem."""
     if len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
         result.problems.append(UserError("config.file_too_large", path=path, limit=MAX_BYTES))
         return None
@@ -288,7 +284,7 @@ class _Reader:
             self.read(body if holds else other)
 
     def read_file(self, code: ast.expr, statement: ast.stmt, source: str) -> None:
-        """exec(open(name).read()), or of what compile makes of it, where name is a file that lies here."""
+        """Read exec(open(name).read()), or of what compile makes of it, where name is a file that lies here."""
         found = False
         match code:
             case ast.Call(func=ast.Name(id="compile"), args=[inner, *_]):
@@ -301,7 +297,6 @@ class _Reader:
             self.leave_out(statement, source)
 
     def read_neighbour(self, name: str) -> bool:
-        """Read the file of this name in its place; False where there is none."""
         found = self.neighbour(name) if self.depth < _DEEPEST else None
         if found is None:
             return False
@@ -318,7 +313,6 @@ class _Reader:
             self.leave_out(statement, source)
 
     def leave_out(self, statement: ast.stmt, source: str) -> None:
-        """A statement that would have to be run: a problem where it sets an option or may set any name."""
         words = _names(statement, ast.Load)
         anything = bool(words & _SETS_ANYTHING) or _has_star(statement)
         for name in _names(statement, ast.Store):
@@ -358,7 +352,6 @@ class _Reader:
                 self.result.settings.append(Setting(name, each, source))
 
     def unread(self, name: str, what: str, source: str) -> None:
-        """The value of a name would have to be computed: a problem where it is an option's."""
         if name in self.inert or name not in self.known:
             self.result.notes.append(UserError("config.skipped_value", key=name, source=source, what=what))
         elif not (self.is_opaque and what.startswith("the name ")):  # its cause was told
@@ -375,7 +368,6 @@ def _has_star(statement: ast.stmt) -> bool:
 
 
 def _binds(statement: ast.stmt, known: set[str]) -> bool:
-    """Whether a statement sets one of these names: as a target, a function, a class or an import."""
     bound = _names(statement, ast.Store) | _names(statement, ast.Del)
     for node in ast.walk(statement):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

@@ -27,7 +27,6 @@ def _text() -> str:
 
 @cache
 def models() -> Mapping[str, ModelPreset]:
-    """The presets by name, in the order of models.toml."""
     found = tomllib.loads(_text())
     return {
         name: ModelPreset.model_validate({"name": name, **table, "config": _nulls(table["config"])})
@@ -36,7 +35,6 @@ def models() -> Mapping[str, ModelPreset]:
 
 
 def _nulls(table: Mapping[str, Any]) -> dict[str, Any]:
-    """TOML has no null, so models.toml writes it as a text."""
     return {
         key: None if value == "null" else _nulls(value) if isinstance(value, dict) else value
         for key, value in table.items()
@@ -53,7 +51,6 @@ def _spellings() -> Mapping[str, str]:
 
 
 def model_named(word: str) -> ModelPreset | None:
-    """The preset of this name or repository, in any case; None where there is none."""
     word = re.sub(r"(?<=.)(-unsloth)?-bnb-4bit$", "", word, flags=re.IGNORECASE)
     if word.lower().startswith("unsloth/") and word.lower() not in _spellings():  # the model itself, under its name
         copied = word.partition("/")[2].lower()
@@ -127,14 +124,14 @@ PRESET_ALIASES = {"gpt2": "gpt2-124m", "gpt2-medium": "gpt2-350m", "gpt2-large":
 
 
 def preset_named(word: str) -> str | None:
-    """The preset of this name or alias, in any case; None where there is none."""
     name = PRESET_ALIASES.get(word.lower(), word.lower())
     return name if name in PRESETS else None
 
 
 def is_surely_asked(words: Sequence[str]) -> bool:
-    """True only where `config.finetune.asked.is_asked` says no, and has no note: of options alone, of a preset that is
-    no model of Hugging Face's, and of a TOML file."""
+    """Return True only where `config.finetune.asked.is_asked` says no, and has no note: of options alone, of a preset
+    that is no model of Hugging Face's, and of a TOML file.
+    """
     first = words[0] if words else "-"
     if first.startswith("-"):
         return True

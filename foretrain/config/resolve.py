@@ -17,7 +17,7 @@ from typing import Any, Literal
 from foretrain.base import files as bounded
 from foretrain.base.errors import ConfigError, UserError
 from foretrain.config import nanogpt_file, weights_file
-from foretrain.config.checks import Setting, bad_value, check, odd_schedule, shown
+from foretrain.config.checks import Setting, bad_value, check, odd_schedule, value_as_written
 from foretrain.config.families import FAMILIES
 from foretrain.config.microbatches import BATCH, SWITCH, TOTAL, accumulation_for_total, last_word, layer_of, says_auto
 from foretrain.config.nanogpt_file import Neighbour
@@ -65,12 +65,11 @@ class ResolvedConfig:
 
     @property
     def has_nanogpt_file(self) -> bool:
-        """Whether any of it is in nanoGPT's own Python."""
         return self.piped_nanogpt or any(path.suffix == ".py" for path in self.files)
 
     @property
     def step(self) -> Trainer:
-        """Whose training step is meant, in every command: that of the trainer which will run the config.
+        """Return whose training step is meant, in every command: that of the trainer which will run the config.
 
         What was asked for by name; else nanoGPT's for nanoGPT's own files, unless something was typed beside them that
         nanoGPT refuses, such as --loss_chunk_size=1024; else foretrain's. In a file nanoGPT ignores such lines.
@@ -95,7 +94,7 @@ class _Collected:
 
 
 def resolve(arguments: Sequence[str]) -> ResolvedConfig:
-    """The config of command-line words: presets, files and - for stdin, then `--key=value` in any of its forms.
+    """Resolve command-line words: presets, files and - for stdin, then `--key=value` in any of its forms.
 
     Raises ConfigError with every problem found.
     """
@@ -111,14 +110,14 @@ def resolve(arguments: Sequence[str]) -> ResolvedConfig:
 
 
 def from_values(values: dict[str, Any], source: str = "call") -> ResolvedConfig:
-    """The config of a dictionary {option: value}. Raises ConfigError, which names every problem."""
     found = _Collected(settings=[Setting(key, value, source) for key, value in values.items()])
     return _finish(found)
 
 
 def from_text(text: str, name: str) -> ResolvedConfig:
-    """The config in a text that somebody handed over, with the name of its file: TOML, else nanoGPT's Python, which
-    is parsed and never run. No file is read. Raises ConfigError."""
+    """Resolve a text that somebody handed over, with the name of its file: TOML, else nanoGPT's Python, which is parsed
+    and never run. No file is read. Raises ConfigError.
+    """
     found = _Collected()
     if len(text.encode("utf-8", "replace")) > nanogpt_file.MAX_BYTES:
         found.problems.append(UserError("config.file_too_large", path=name, limit=nanogpt_file.MAX_BYTES))
@@ -134,7 +133,7 @@ def from_text(text: str, name: str) -> ResolvedConfig:
 
 
 def _is_toml(text: str, name: str) -> bool:
-    """By the ending of its name; else what TOML can read is TOML."""
+    """Judge by the ending of its name; else what TOML can read is TOML."""
     suffix = Path(name).suffix.lower()
     if suffix in (".toml", ".py"):
         return suffix == ".toml"
@@ -146,7 +145,7 @@ def _is_toml(text: str, name: str) -> bool:
 
 
 def split(arguments: Sequence[str]) -> list[tuple[str, str | None, str]]:
-    """(word, value or None, as written) of each argument; `--key value` takes the word that follows."""
+    """Return (word, value or None, as written) of each argument; `--key value` takes the word that follows."""
     parts: list[tuple[str, str | None, str]] = []
     words = iter(range(len(arguments)))
     for i in words:
@@ -220,7 +219,6 @@ def _add_source(word: str, found: _Collected) -> None:
 
 
 def _unknown_source(word: str, path: Path) -> UserError:
-    """What is neither a preset nor named like a config."""
     if path.is_dir():
         inside = sorted(each for each in path.glob("*") if each.suffix in (".toml", ".py") and each.is_file())
         id = "config.folder_with" if inside else "config.folder"
@@ -233,7 +231,6 @@ def _unknown_source(word: str, path: Path) -> UserError:
 
 
 def _add_stdin(found: _Collected) -> None:
-    """What is piped in: TOML, else nanoGPT's Python."""
     try:
         stdin = sys.stdin  # None where it was closed
         data = stdin.buffer.read(nanogpt_file.MAX_BYTES + 1) if stdin is not None and not stdin.isatty() else b""
@@ -255,7 +252,7 @@ def _add_stdin(found: _Collected) -> None:
 
 
 def _read(path: Path, found: _Collected, word: str) -> str | None:
-    """The text of a file, which is told of as it was typed; None where it cannot be read."""
+    """Return the text of a file, which is named as it was typed; None where it cannot be read."""
     try:
         return bounded.read_bytes(path, nanogpt_file.MAX_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -285,7 +282,7 @@ def _add_nanogpt(text: str, path: str, found: _Collected, neighbour: Neighbour =
             own[key] = setting
     others = [key for key, setting in own.items() if not _changes_model(key, setting.value)]
     found.problems += [
-        UserError("config.changes_model", key=key, value=shown(setting.value), source=setting.source)
+        UserError("config.changes_model", key=key, value=value_as_written(setting.value), source=setting.source)
         for key, setting in own.items()
         if key not in others
     ]
@@ -297,8 +294,6 @@ def _add_nanogpt(text: str, path: str, found: _Collected, neighbour: Neighbour =
 
 
 def _neighbours(path: Path) -> Neighbour:
-    """The reader of files that one at `path` names: as seen from here, as nanoGPT runs it, or from its own folder."""
-
     def read(name: str) -> tuple[str, str] | None:
         if not name.endswith(".py") or Path(name).is_absolute() or ".." in Path(name).parts:
             return None
@@ -313,12 +308,10 @@ def _neighbours(path: Path) -> Neighbour:
 
 
 def _misspelt(key: str) -> bool:
-    """Whether a name looks like an option's so much that it is one, misspelt."""
     return bool(difflib.get_close_matches(key.lower(), [*OPTIONS, *ALIASES], n=1, cutoff=0.85))
 
 
 def _changes_model(key: str, value: Any) -> bool:
-    """Whether a fork's key sets another width, other experts or other heads than GPT-2 has."""
     return _OTHER_MODEL.fullmatch(key.lower()) is not None and value not in (None, False, 0, 1, "")
 
 
@@ -337,7 +330,7 @@ def _add_toml(text: str, path: str, found: _Collected) -> None:
         if key == "preset" and isinstance(value, str) and preset_named(value):
             _add_source(value, found)
         elif key == "preset":
-            word = _cut(value) if isinstance(value, str) else shown(value)
+            word = _cut(value) if isinstance(value, str) else value_as_written(value)
             id, source = "config.unknown_preset", source_of(key)
             found.problems.append(UserError(id, word=word, presets=list(PRESETS), source=source))
         elif isinstance(value, dict) and key in GROUPS:
@@ -350,7 +343,7 @@ _TOML_KEY = re.compile(r"""\s*\[?(?:"([^"]*)"|'([^']*)'|([^\s"'=\[\]]+))\s*[=\]]
 
 
 def _toml_lines(text: str) -> dict[str, int]:
-    """{key or table: its first line}, found by looking, as tomllib keeps no lines."""
+    """Return {key or table: its first line}, found by looking, as tomllib keeps no lines."""
     lines: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if match := _TOML_KEY.match(line):
@@ -413,7 +406,6 @@ def _key_in(problem: UserError) -> str:
 
 
 def _joined(setting: Setting) -> Setting:
-    """The setting; a list of texts, where an option takes several, as one text."""
     option, value = OPTIONS.get(setting.key), setting.value
     if option and option.adds and isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
         return Setting(setting.key, ",".join(value), setting.source)
@@ -421,7 +413,6 @@ def _joined(setting: Setting) -> Setting:
 
 
 def _is_of_another_type(setting: Setting, option: Option) -> bool:
-    """A truth value where a number or text belongs, or a number that a file has in quotes."""
     if isinstance(setting.value, bool):
         return not option.is_switch and option.type in ("int", "float", "str", "choice")
     in_file = not setting.source.startswith("-")
@@ -431,7 +422,6 @@ def _is_of_another_type(setting: Setting, option: Option) -> bool:
 def _apply_total(
     config: RunConfig, values: dict[str, Any], sources: dict[str, str], layers: dict[str, int]
 ) -> tuple[RunConfig | None, list[UserError]]:
-    """The config with the accumulation that its total_batch_size asks for, or what is wrong with that."""
     update, problem = accumulation_for_total(config, sources, layers)
     if problem is not None:
         return None, [problem]
@@ -441,7 +431,7 @@ def _apply_total(
 
 
 def _apply_recipe(values: dict[str, Any], sources: dict[str, str]) -> None:
-    """What the recipe sets, beneath what the user wrote. Presets are tuned for nanoGPT's recipe, so theirs give way."""
+    """Put the recipe's values beneath the user's. Presets are tuned for nanoGPT's recipe, so theirs give way."""
     family = FAMILIES.get(str(values.get("recipe")))
     if family is None:  # the default, or a word that the checks refuse
         return
@@ -455,8 +445,9 @@ def _apply_recipe(values: dict[str, Any], sources: dict[str, str]) -> None:
 
 
 def _unused(config: RunConfig, sources: dict[str, str]) -> list[UserError]:
-    """A note for each value that nothing reads. Defaults written out, as `to_toml` does, need none, and nobody wrote
-    those of a preset or recipe."""
+    """Note each value that nothing reads. Defaults written out, as `to_toml` does, need none, and nobody wrote those of
+    a preset or recipe.
+    """
     notes = []
     for key, other, now in unread(config.model_dump()):
         source = sources.get(key, "default")
@@ -481,7 +472,6 @@ def _unknown(key: str, source: str) -> UserError:
 
 
 def to_toml(config: RunConfig) -> str:
-    """The config as TOML, all knobs, grouped; `resolve` reads it back to the same values."""
     lines: list[str] = []
     for group in GROUPS:
         lines.append(f"[{group}]")

@@ -1,7 +1,7 @@
 """Shapes and counts of the model, from the config alone (no torch): parameters, optimizer groups, FLOPs.
 
-Letters, here and in predict/: B micro-batch, T context, C width (n_embd), H heads, L layers, V vocabulary,
-N = B·T tokens of a micro-batch, P parameters with the tied embedding counted once.
+Letters, here and in predict/: B micro-batch, T context, C width (n_embd), H heads, L layers, V vocabulary, N = B·T
+tokens of a micro-batch, P parameters with the tied embedding counted once.
 """
 
 import math
@@ -23,15 +23,14 @@ _SIZES = ("recipe", *named(lambda option: option.from_weights))
 
 
 def is_block_matrix(name: str, shape: tuple[int, ...]) -> bool:
-    """Is it a matrix of a transformer block, whose name has the block's number? Muon is for these; embeddings and the
-    head are looked up, not multiplied by dense inputs on both sides."""
+    """Return whether it is a matrix of a block, whose name has the block's number. Muon is for these; embeddings and
+    the head are looked up, not multiplied by dense inputs on both sides.
+    """
     return len(shape) == 2 and re.search(r"\.\d+\.", name) is not None
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One tensor of the model: its name (in nanoGPT's recipe as there), its shape, and whether AdamW decays it."""
-
     name: str
     shape: tuple[int, ...]
 
@@ -55,7 +54,6 @@ class ModelShape:
 
     @classmethod
     def of(cls, config: RunConfig) -> "ModelShape":
-        """The shape of a config's model; one object for one shape, so that what is counted of it is counted once."""
         return _shape(tuple(getattr(config, name) for name in _SIZES))
 
     @cached_property
@@ -67,7 +65,6 @@ class ModelShape:
         return self.family.n_kv_head(self.config)
 
     def block_parameters(self, prefix: str) -> Iterator[Parameter]:
-        """The tensors of one transformer block, in the order of the model's state dict."""
         return (Parameter(f"{prefix}{name}", shape) for name, shape in self.family.block(self.config))
 
     def parameters(self) -> Iterator[Parameter]:
@@ -81,7 +78,6 @@ class ModelShape:
 
     @cached_property
     def numels(self) -> Counter[int]:
-        """{elements: how many tensors of the model have so many}, in the model's order."""
         found = Counter(p.numel for p in self._outside(self.family.before))
         for numel in self.block_numels:  # all blocks have the same
             found[numel] += self.n_layer
@@ -100,17 +96,17 @@ class ModelShape:
     @property
     def n_params_nanogpt(self) -> int:
         """nanoGPT's count (get_num_params): without what only looks up, which is its position embeddings; in other
-        families that is a token embedding that is not the head, too."""
+        families that is a token embedding that is not the head, too.
+        """
         return self.n_params - self.family.looked_up(self.config)
 
     @property
     def n_matmul_params(self) -> int:
-        """Weights that take part in matrix products, the head included: V·C + 12·L·C² in GPT-2."""
+        """Weights in matmuls, the head included: V·C + 12·L·C² in GPT-2."""
         return self.vocab_size * self.n_embd + self.n_block_matrix_params
 
     @cached_property
     def block_matrices(self) -> Counter[tuple[int, ...]]:
-        """{shape: how many} of the matrices in the blocks, which are Muon's where that is the optimizer."""
         return Counter(p.shape for p in self.parameters() if is_block_matrix(p.name, p.shape))
 
     @cached_property
@@ -120,7 +116,8 @@ class ModelShape:
     @property
     def newton_schulz_bytes(self) -> int:
         """What Muon's step takes for a moment (model/muon.py): a batch of matrices in fp32 beside its copy in half
-        precision, or two such copies beside two square products."""
+        precision, or two such copies beside two square matmuls.
+        """
         most = 0
         for shape, count in self.block_matrices.items():
             at_once = min(count, max(1, NS_BATCH_ELEMENTS // math.prod(shape)))
@@ -129,7 +126,7 @@ class ModelShape:
         return most
 
     def optimizer_groups(self) -> dict[bool, tuple[int, int]]:
-        """{decayed: (tensors, parameters)}, what nanoGPT prints when it makes the optimizer."""
+        """Return {decayed: (tensors, parameters)}, what nanoGPT prints when it makes the optimizer."""
         counts = {True: (0, 0), False: (0, 0)}
         for parameter in self.parameters():
             tensors, numel = counts[parameter.decayed]
@@ -146,7 +143,8 @@ class ModelShape:
     @property
     def flops_per_token(self) -> int:
         """6·N + 12·L·H·D·T, H·D being C in GPT-2: nanoGPT's estimate_mfu (PaLM, arXiv:2204.02311, appendix B), with
-        full attention."""
+        full attention.
+        """
         return self.flops_per_token_6n + 2 * self._causal_attention_flops
 
     @property
@@ -156,7 +154,7 @@ class ModelShape:
 
     @property
     def block_forward_flops_per_token(self) -> int:
-        """The forward pass of one block: what activation checkpointing computes a second time."""
+        """The forward pass of one block: what activation checkpointing recomputes."""
         matrices = sum(math.prod(p.shape) for p in self.block_parameters("0.0.") if is_block_matrix(p.name, p.shape))
         return 2 * matrices + 4 * self.attention_width * self.block_size
 
@@ -187,18 +185,17 @@ ROWS = 128
 
 
 def rows_at_once(T: int) -> int:
-    """Queries that meet their keys at one time."""
     return T if T <= WHOLE else ROWS
 
 
 def keeps_probabilities(T: int, D: int) -> bool:
-    """Whether forward leaves the probabilities for backward: while they take no more than q, k, v and the result."""
     return 4 * D >= T and T <= WHOLE
 
 
 def group_size(N: int, T: int, item_bytes: int) -> int:
-    """Heads whose scores exist at one time, about GROUP_BYTES of them. Groups are even: a small rest would leave cores
-    idle."""
+    """Return how many heads' scores exist at one time, about GROUP_BYTES of them. Groups are even: a small rest would
+    leave cores idle.
+    """
     most = max(1, GROUP_BYTES // (rows_at_once(T) * T * item_bytes))
     return -(-N // -(-N // most))
 
@@ -208,5 +205,4 @@ def score_elements(N: int, T: int, item_bytes: int) -> int:
 
 
 def kept_elements(N: int, T: int, D: int) -> int:
-    """Probabilities that wait for backward."""
     return N * T * T if keeps_probabilities(T, D) else 0

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from foretrain.base.errors import UserError
-from foretrain.config.microbatches import cut, divisors, largest_divisor, sequences_of
+from foretrain.config.microbatches import divisors, largest_divisor, sequences_of, with_micro_batch
 from foretrain.config.options import RunConfig, StrategyName
 
 # How the tokens of a step are divided among ranks, one card each. They stay what the config says, on any number.
@@ -14,8 +14,8 @@ from foretrain.config.options import RunConfig, StrategyName
 # gradient_accumulation_steps.
 
 
-def of_rank(config: RunConfig, world: int) -> RunConfig:
-    """The config of one of `world` ranks: as it is, but for the micro-batches that the other ranks run.
+def config_of_rank(config: RunConfig, world: int) -> RunConfig:
+    """Return the config of one of `world` ranks: without the micro-batches that the other ranks run.
 
     Raises UserError with the nearest that would do where the ranks cannot share a step equally.
     """
@@ -25,26 +25,29 @@ def of_rank(config: RunConfig, world: int) -> RunConfig:
     return config.model_copy(update={"gradient_accumulation_steps": steps // world})
 
 
-def of_all(config: RunConfig, world: int) -> RunConfig:
-    """The config of all `world` ranks, of that of one."""
+def config_of_all_ranks(config: RunConfig, world: int) -> RunConfig:
     return config.model_copy(update={"gradient_accumulation_steps": config.gradient_accumulation_steps * world})
 
 
 def recut(config: RunConfig, world: int) -> RunConfig | None:
-    """The same tokens a step in micro-batches that so many ranks can share equally, as large as they are at most; None
-    where they cannot share its sequences."""
+    """Return the same tokens per step in the largest micro-batches that so many ranks can share equally; None where
+    they cannot share its sequences.
+    """
     sequences = sequences_of(config)
-    return None if sequences % world else cut(config, largest_divisor(sequences // world, config.batch_size))
+    return (
+        None if sequences % world else with_micro_batch(config, largest_divisor(sequences // world, config.batch_size))
+    )
 
 
-def cuts(config: RunConfig, world: int) -> list[RunConfig]:
-    """The micro-batches into which the ranks can cut a step, the largest first. Raises UserError where they cannot."""
-    of_rank(cut(config, 1), world)
-    return [cut(config, batch) for batch in reversed(divisors(sequences_of(config) // world))]
+def micro_batch_choices(config: RunConfig, world: int) -> list[RunConfig]:
+    """Return the micro-batches into which the ranks can cut a step, the largest first. Raises UserError where they
+    cannot.
+    """
+    config_of_rank(with_micro_batch(config, 1), world)
+    return [with_micro_batch(config, batch) for batch in reversed(divisors(sequences_of(config) // world))]
 
 
 def _indivisible(config: RunConfig, world: int) -> UserError:
-    """The same tokens a step by a smaller micro-batch where that is possible, else the nearest accumulations."""
     steps = config.gradient_accumulation_steps
     values = {"world": world, "accumulation": steps, "batch_size": config.batch_size, "tokens": config.tokens_per_step}
     if (smaller := recut(config, world)) is not None:
@@ -57,7 +60,7 @@ def _indivisible(config: RunConfig, world: int) -> UserError:
 
 
 def as_one_rank_of(config: RunConfig, world: int) -> RunConfig:
-    """With batch_size = auto any whole number of sequences a rank will do: the config as a start for the pick."""
+    """Return a start for the pick of batch_size = auto, for which any whole number of sequences a rank will do."""
     found = recut(config, world) if config.auto_batch_size else None
     return config if found is None else found.model_copy(update={"auto_batch_size": True})
 
@@ -70,8 +73,7 @@ def as_one_rank_of(config: RunConfig, world: int) -> RunConfig:
 
 @dataclass(frozen=True)
 class Strategy:
-    """What sets a way apart. `shards_weights`: whether a rank keeps only its share of weights, gradients and optimizer
-    states.
+    """`shards_weights`: whether a rank keeps only its share of weights, gradients and optimizer states.
 
     `reshards`: whether the gathered weights of a block are freed after its forward pass, and gathered again for its
     backward pass. `replicates`: whether each node keeps a whole copy, cut among its own cards only (HSDP).
@@ -94,12 +96,10 @@ HELD = "_held"  # behind the name of a strategy whose gradients are held back
 
 
 def way_id(strategy: StrategyName, *, syncs_each: bool) -> str:
-    """The name of a way to share a step: the strategy, and whether gradients are held back."""
     return strategy if syncs_each else f"{strategy}{HELD}"
 
 
 def of_one_strategy(ways: Collection[str]) -> bool:
-    """Whether all of these ids of ways are of the same strategy."""
     return len({way.removesuffix(HELD) for way in ways}) == 1
 
 
@@ -119,13 +119,11 @@ class Sharing:
 
     @classmethod
     def of(cls, config: RunConfig, world: int, per_node: int) -> "Sharing":
-        """As a config says it, among so many ranks."""
         held = config.hold_gradients and STRATEGIES[config.strategy].shards_weights
         return cls(config.strategy, world, per_node, syncs_each=not held)
 
     @property
     def id(self) -> str:
-        """The strategy, and whether gradients are held back."""
         return way_id(self.strategy, syncs_each=self.syncs_each)
 
     @property
@@ -134,14 +132,14 @@ class Sharing:
 
     @property
     def shards(self) -> int:
-        """The ranks among which a weight is cut."""
         if not self.way.shards_weights:
             return 1
         return self.per_node if self.way.replicates else self.world
 
     def share(self, shape: Sequence[int]) -> int:
-        """Elements of the largest piece of a weight: it is cut by rows, and every rank has room for as many as the
-        first one has."""
+        """Return the elements of the largest piece of a weight: it is cut by rows, and every rank has room for as many
+        as the first one has.
+        """
         return -(-shape[0] // self.shards) * math.prod(shape[1:])
 
 
@@ -151,7 +149,7 @@ _WHOLE = {"muon": ("zero1", *_SHARDED), "adamw8bit": _SHARDED, "adamw4bit": _SHA
 
 
 def sharing_problem(config: RunConfig, sharing: Sharing) -> UserError | None:
-    """Why a step of this config cannot be shared so; None where it can.
+    """Return why a step of this config cannot be shared so.
 
     Each was tried with model/step.py. Muon's matrices and the blocks of 8-bit and 4-bit moments are whole tensors (and
     ZeRO-1 makes optimizers by AdamW's arguments). The fp32 masters of model/master.py are made before DDP and FSDP
@@ -177,7 +175,6 @@ def sharing_problem(config: RunConfig, sharing: Sharing) -> UserError | None:
 
 
 def check_ranks(config: RunConfig, world: int, per_node: int) -> None:
-    """Raise UserError where so many ranks cannot carry out a config's steps as its strategy says."""
-    of_rank(as_one_rank_of(config, world), world)
+    config_of_rank(as_one_rank_of(config, world), world)
     if problem := sharing_problem(config, Sharing.of(config, world, per_node)):
         raise problem

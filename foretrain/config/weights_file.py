@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from foretrain.base import apart
 from foretrain.base.errors import UserError
-from foretrain.base.files import head, read_text
+from foretrain.base.files import first_bytes, read_text
 from foretrain.base.records import Record
 from foretrain.config.families import FAMILIES
 from foretrain.config.nanogpt_checkpoint import Refused, shape_of
@@ -47,8 +47,8 @@ class WeightsFile(Record):
     best_val_loss: float | None = None
 
 
-def look(word: str) -> WeightsFile:
-    """The weights that a path names. Raises UserError 'config.init_from_…' where it cannot be started from."""
+def inspect_weights(word: str) -> WeightsFile:
+    """Look at the weights that a path names. Raises UserError 'config.init_from_…' where no run can start from it."""
     try:
         path = Path(word).expanduser()
         if not path.exists():
@@ -67,13 +67,12 @@ def look(word: str) -> WeightsFile:
 
 
 def _need_file(path: Path) -> None:
-    """A pipe or a device would never end."""
     if path.exists() and not path.is_file():
         raise Refused(f"{path.name} is not a file")
 
 
 def read_nanogpt(path: Path, folder: Path | None = None, *, moments: bool = False) -> dict[str, Any]:
-    """What nanogpt_checkpoint.py says of a ckpt.pt; with `folder` its tensors are written there. Raises Refused."""
+    """Run nanogpt_checkpoint.py on a ckpt.pt; with `folder` its tensors are written there. Raises Refused."""
     words = [str(folder), "moments" if moments else ""] if folder else []
     most_s = 60 + path.stat().st_size / 10e6
     try:
@@ -92,7 +91,7 @@ def read_nanogpt(path: Path, folder: Path | None = None, *, moments: bool = Fals
 
 def _nanogpt(path: Path) -> WeightsFile:
     _need_file(path)
-    if head(path, 4) == b"GGUF":
+    if first_bytes(path, 4) == b"GGUF":
         raise Refused("it is a GGUF file, made to run a model; give the run or the folder that it was made from")
     held = read_nanogpt(path)
     return WeightsFile(
@@ -137,7 +136,6 @@ def _checkpoint(path: Path, run: Path) -> WeightsFile:
 
 
 def _safetensors(path: Path, files: tuple[Path, ...], config: dict[str, Any] | None = None) -> WeightsFile:
-    """The shape by the tensors' names, and by the config.json beside them."""
     shapes: dict[str, tuple[int, ...]] = {}
     for file in files:
         for name, shape in _header(file).items():
@@ -157,7 +155,6 @@ def _safetensors(path: Path, files: tuple[Path, ...], config: dict[str, Any] | N
 def _gpt2(
     path: Path, files: tuple[Path, ...], shapes: dict[str, tuple[int, ...]], config: dict[str, Any] | None
 ) -> WeightsFile:
-    """GPT-2; heads and activation by the config.json."""
     named = canonical(shapes)
     attention = next((shape for name, shape in named.items() if name.endswith("attn.c_attn.weight")), ())
     conv1d = len(attention) == 2 and attention[1] == 3 * attention[0]
@@ -186,13 +183,12 @@ def _is_size(published: dict[str, Any], shape: dict[str, Any]) -> bool:
 
 
 def canonical(shapes: dict[str, Any]) -> dict[str, Any]:
-    """Names as nanoGPT has them: Hugging Face's own files of GPT-2 leave out 'transformer.'."""
+    """Name tensors as nanoGPT does: Hugging Face's own files of GPT-2 leave out 'transformer.'."""
     bare = any(name in shapes for name in ("wte.weight", "h.0.ln_1.weight"))
     return {f"transformer.{name}" if bare and name != "lm_head.weight" else name: s for name, s in shapes.items()}
 
 
 def _check_hf(config: dict[str, Any]) -> None:
-    """Whether a config.json of Hugging Face's is that of a GPT-2 which computes what nanoGPT's does."""
     width = config.get("n_embd")
     wanted = {
         "model_type": ("gpt2",), "n_inner": (None, 4 * width if isinstance(width, int) else None),
@@ -221,7 +217,7 @@ SHARDING, OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
 
 
 def begins_in(metadata: Any) -> dict[str, int]:
-    """Of a safetensors file with parts of tensors: the row of the whole at which each begins, as
+    """Return, of a safetensors file with parts of tensors, the row of the whole at which each begins, as
     torch.distributed.checkpoint notes it in `__metadata__`. Raises ValueError, TypeError and the like for another form.
     """
     told = json.loads(metadata[SHARDING]) if metadata and SHARDING in metadata else {}
@@ -232,7 +228,7 @@ def begins_in(metadata: Any) -> dict[str, int]:
 
 
 def _header(path: Path) -> dict[str, tuple[int, ...]]:
-    """{name: shape} of a safetensors file: a length, then JSON (github.com/huggingface/safetensors, format).
+    """Return {name: shape} of a safetensors file: a length, then JSON (github.com/huggingface/safetensors, format).
 
     Of a part of a tensor: the shape of the whole up to its end.
     """
@@ -259,12 +255,10 @@ PUBLISHED_VOCABULARY, PUBLISHED_BLOCK = 50257, 1024
 
 
 def is_path(init_from: str) -> bool:
-    """Whether it names a file or folder instead of being one of nanoGPT's words."""
     return any(mark in init_from for mark in "/\\") or init_from.endswith((".pt", ".pth", ".safetensors"))
 
 
 def needs_weights(init_from: str) -> bool:
-    """Whether a run with it starts from somebody's weights."""
     return init_from in GPT2_SHAPES or is_path(init_from)
 
 
@@ -282,7 +276,7 @@ def apply(values: dict[str, Any], sources: dict[str, str]) -> tuple[list[UserErr
     if model in GPT2_SHAPES:
         return _published(model, values, sources), []
     try:
-        weights = look(model)
+        weights = inspect_weights(model)
     except UserError as error:
         return [], [error]
     if weights.recipe != values.get("recipe", weights.recipe):
@@ -293,7 +287,7 @@ def apply(values: dict[str, Any], sources: dict[str, str]) -> tuple[list[UserErr
 
 
 def _published(model: str, values: dict[str, Any], sources: dict[str, str]) -> list[UserError]:
-    """nanoGPT's init_from='gpt2-xl' takes the shape of that model, whatever the file says (train.py).
+    """Take the shape of nanoGPT's init_from='gpt2-xl', whatever the file says (train.py).
 
     A smaller context crops the positions as there; a larger vocabulary pads the embedding.
     """
@@ -318,7 +312,7 @@ def _published(model: str, values: dict[str, Any], sources: dict[str, str]) -> l
 def _from_file(
     weights: WeightsFile, values: dict[str, Any], sources: dict[str, str]
 ) -> tuple[list[UserError], list[UserError]]:
-    """The shape of the file; what the config says must agree, but for a smaller context and a larger vocabulary."""
+    """Take the shape of the file; the config must agree, but for a smaller context and a larger vocabulary."""
     path, notes, problems = weights.path, [], []
     fits: dict[str, Callable[[Any, Any], bool]] = {"block_size": int.__le__, "vocab_size": int.__ge__}
     said = {"block_size": "init_from_crops", "vocab_size": "init_from_pads"}

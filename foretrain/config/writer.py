@@ -1,4 +1,4 @@
-"""Configs as files that somebody goes on with: nanoGPT's own file with the changed values in their lines, short TOML.
+"""Configs as files to go on with: nanoGPT's own file with the changed values in their lines, short TOML.
 
 Nothing of a file is run: its text is read with `ast` and cut where a value stands.
 """
@@ -22,7 +22,6 @@ _LINE_END = re.compile(rb"\r\n|\r|\n")
 
 
 def write_text(text: str, path: Path) -> None:
-    """A new file. Raises UserError where it cannot be written or is there already."""
     try:
         with path.open("x", encoding="utf-8", newline="") as file:
             file.write(text)
@@ -31,7 +30,7 @@ def write_text(text: str, path: Path) -> None:
 
 
 def short_toml(config: RunConfig, origin: Sequence[str] = (), before: Mapping[str, str] | None = None) -> str:
-    """The options that differ from their defaults, by group; `resolve` reads the same config back.
+    """Return the options that differ from their defaults, by group; `resolve` reads the same config back.
 
     `origin`: comments above all. `before`: comments behind the options that were changed.
     """
@@ -56,7 +55,7 @@ def comments(texts: Sequence[str]) -> list[str]:
 
 
 def nanogpt_text(text: str, changes: Mapping[str, Any], origin: Sequence[str]) -> str:
-    """The text of a nanoGPT config file with other values: in their lines where they have one, else at the end.
+    """Change values in the text of a nanoGPT config file: in their lines where they have one, else at the end.
 
     Comments and all else stay. Where a line computes another value from a changed one, all changes go to the end, so
     that nothing but them differs.
@@ -102,7 +101,6 @@ def _replaced(text: str, changes: Mapping[str, Any]) -> str:
 
 
 def check_writable(path: Path, *, python: bool = False) -> None:
-    """Whether a config can be written there; `python`: as nanoGPT's .py too. Raises UserError."""
     if path.suffix == ".py" and python:
         pass
     elif path.suffix != ".toml":

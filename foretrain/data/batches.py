@@ -1,4 +1,4 @@
-"""Batches of a split's tokens. Which rows a step sees is data/order.py's; this reads them, and makes tensors of them.
+"""Batches of a split's tokens: which rows a step sees, and tensors of them.
 
 Rows are read as the files have them (2 or 4 bytes a token) by whatever thread asks; tensors are made from them where
 they are used.
@@ -41,25 +41,21 @@ def _key(*words: int) -> np.ndarray:
 
 
 def starts(seed: int, stream: int, step: int, rows: int, positions: int) -> np.ndarray:
-    """First tokens of the rows of a step, each in [0, positions): a pure function of its arguments."""
     with np.errstate(over="ignore"):
         draws = _mix(_key(seed, stream, step) + np.arange(1, rows + 1, dtype=np.uint64) * _GOLDEN)
     return (draws % np.uint64(positions)).astype(np.int64)
 
 
 def windows(tokens: int, block: int) -> int:
-    """Windows of one epoch: as many as there is room for wherever the first of them begins."""
     return max(1, (tokens - block) // block)
 
 
 def offset(seed: int, stream: int, epoch: int, tokens: int, block: int) -> int:
-    """Where the first window of an epoch begins."""
     room = min(block, tokens - windows(tokens, block) * block)
     return int(starts(seed, _OFFSET ^ stream, epoch, 1, room)[0])
 
 
 def permuted(index: np.ndarray, count: int, seed: int, stream: int, epoch: int) -> np.ndarray:
-    """The places of `index`, each in [0, count), in the permutation of an epoch: a bijection of [0, count)."""
     half = np.uint64(max(1, ((count - 1).bit_length() + 1) // 2))
     mask = (np.uint64(1) << half) - np.uint64(1)
     with np.errstate(over="ignore"):
@@ -78,7 +74,6 @@ def permuted(index: np.ndarray, count: int, seed: int, stream: int, epoch: int) 
 
 
 def epoch_starts(seed: int, stream: int, rows: np.ndarray, tokens: int, block: int) -> np.ndarray:
-    """First tokens of the rows with these numbers, counted from the beginning of the run."""
     count = windows(tokens, block)
     epochs, inside = np.divmod(rows, count)
     found = np.empty(len(rows), dtype=np.int64)
@@ -90,7 +85,6 @@ def epoch_starts(seed: int, stream: int, rows: np.ndarray, tokens: int, block: i
 
 
 def shares(weights: tuple[float, ...]) -> tuple[int, ...]:
-    """For each part but the last: its share in 1/2^20 of what the parts before it have left."""
     rest = [sum(weights[i:]) for i in range(len(weights))]
     return tuple(
         min(1 << _SHARE_BITS, round(weight / left * (1 << _SHARE_BITS)))
@@ -99,10 +93,10 @@ def shares(weights: tuple[float, ...]) -> tuple[int, ...]:
 
 
 def dealt(rows: np.ndarray, weights: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """(the part that each row comes from, how many rows of that part came before it).
+    """Return (the part that each row comes from, how many rows of that part came before it).
 
-    Rows are dealt evenly: after any number of them a part has its share, to less than a row for each part and to one
-    in a million, as shares are kept in 1/2^20.
+    Rows are dealt evenly: after any number of them a part has its share, to less than a row for each part and to one in
+    a million, as shares are kept in 1/2^20.
     """
     part = np.full(len(rows), len(weights) - 1, dtype=np.int64)
     counted, left = rows.astype(np.int64), np.ones(len(rows), dtype=bool)
@@ -116,15 +110,17 @@ def dealt(rows: np.ndarray, weights: tuple[float, ...]) -> tuple[np.ndarray, np.
 
 
 def _share_of(count: np.ndarray, share: int) -> np.ndarray:
-    """floor(count x share / 2^20), in words that cannot overflow."""
+    """Return floor(count x share
+
+    2^20), in words that cannot overflow.
+    """
     low = (1 << _SHARE_BITS) - 1
     return (count >> _SHARE_BITS) * share + (((count & low) * share) >> _SHARE_BITS)
 
 
 # Batches of a split's tokens. Which rows a step sees is data/order.py's; this reads them, and makes tensors of them.
 #
-# Rows are read as the files have them (2 or 4 bytes a token) by whatever thread asks; tensors are made from them
-# where
+# Rows are read as the files have them (2 or 4 bytes a token) by whatever thread asks; tensors are made from them where
 # they are used.
 
 Batch = tuple[torch.Tensor, torch.Tensor]  # token ids and the ids that follow them, each B x T, int64
@@ -159,7 +155,7 @@ class TokenFile:
             reader.close()
 
     def rows(self, starts: np.ndarray, length: int) -> np.ndarray:
-        """`length` ids from each start, as they lie in the file: len(starts) x length. Read straight into place.
+        """Return `length` ids from each start: len(starts) x length. Read straight into place.
 
         Raises UserError 'data.…' where a file is shorter than it was, or not what was written.
         """
@@ -174,28 +170,25 @@ class TokenFile:
         return rows
 
     def checked_rows(self, starts: np.ndarray, length: int) -> np.ndarray:
-        """The same; raises UserError where an id has no row in the embedding."""
         rows = self.rows(starts, length)
         self._check(rows, self.path)
         return rows
 
     def _scan(self, reader: TokenReader) -> None:
-        """All of a split without an index, once, in pieces."""
         for position in range(0, reader.tokens, _SCAN_TOKENS):
             ids = np.frombuffer(reader.read(position, _SCAN_TOKENS), dtype=f"<u{reader.item_bytes}")
             self._check(ids, reader.segments[0].path)
 
     def _check(self, ids: np.ndarray, path: Path) -> None:
-        """An id without a row in the embedding would kill a CUDA process; here it is a sentence."""
+        """Raise UserError for an id without a row in the embedding, which would kill a CUDA process."""
         if ids.size and (largest := int(ids.max())) >= self.vocab_size:
             raise UserError("data.id_beyond_vocab", path=str(path), id=largest, vocab_size=self.vocab_size)
 
     def batch(self, starts: np.ndarray, block: int, device: torch.device) -> Batch:
-        """Rows of block + 1 tokens from each start, as (inputs, targets): len(starts) x block, int64."""
+        """Return rows of block + 1 tokens as (inputs, targets): len(starts) x block, int64."""
         return to_batch(self.checked_rows(starts, block + 1), device)
 
     def starts(self, order: Order, seed: int, stream: int, step: int, rows: int, block: int) -> np.ndarray:
-        """First tokens of all rows of a step, whoever carries them out."""
         if len(self.sizes) == 1:
             return self._part_starts(0, order, seed, stream, step, rows, block, np.arange(rows) + step * rows)
         parts, counted = dealt(np.arange(rows, dtype=np.int64) + step * rows, self.weights)
@@ -211,7 +204,6 @@ class TokenFile:
         self, part: int, order: Order, seed: int, stream: int, step: int, rows: int, block: int,
         numbers: np.ndarray, here: np.ndarray | None = None,
     ) -> np.ndarray:  # fmt: skip
-        """Of one part, counted from its own first token: the rows with these numbers, or those `here` of all."""
         if order == "epochs":
             return epoch_starts(seed, stream, numbers, self.sizes[part], block)
         drawn = starts(seed, stream, step, rows, self.sizes[part] - block)
@@ -219,7 +211,7 @@ class TokenFile:
 
 
 def to_batch(rows: np.ndarray, device: torch.device) -> Batch:
-    """Rows of ids as (inputs, targets), each one token shorter, int64, on the device."""
+    """Make rows of ids to (inputs, targets), each one token shorter, int64, on the device."""
     if device.type == "cuda":  # one pinned copy, asynchronous
         return from_pinned(pinned(rows), device)
     inputs, targets = (torch.from_numpy(part.astype(np.int64)) for part in (rows[:, :-1], rows[:, 1:]))
@@ -227,12 +219,10 @@ def to_batch(rows: np.ndarray, device: torch.device) -> Batch:
 
 
 def pinned(rows: np.ndarray) -> torch.Tensor:
-    """Rows as int64 in page-locked memory, from where a card takes them by itself."""
     return torch.from_numpy(rows.astype(np.int64)).pin_memory()
 
 
 def from_pinned(rows: torch.Tensor, device: torch.device) -> Batch:
-    """(inputs, targets) on a card, from page-locked rows."""
     data = rows.to(device, non_blocking=True)
     return data[:, :-1].contiguous(), data[:, 1:].contiguous()
 
@@ -249,7 +239,8 @@ def train_starts(
     rank: int = 0,
     world_size: int = 1,
 ) -> Iterator[np.ndarray]:
-    """The first tokens of each micro-batch of one optimizer step. Micro-batches only cut the same rows differently.
+    """Yield the first tokens of each micro-batch of one optimizer step. Micro-batches only cut the same rows
+    differently.
 
     `accumulation` is what this process carries out of them: with several, `rank` takes every `world_size`-th
     micro-batch, and together they see what one process with world_size x accumulation of them would.
@@ -272,7 +263,6 @@ def train_batches(
     rank: int = 0,
     world_size: int = 1,
 ) -> Iterator[Batch]:
-    """The micro-batches of one optimizer step, read as they are asked for."""
     for first in train_starts(
         tokens, seed, step, batch_size=batch_size, accumulation=accumulation, block=block, order=order, rank=rank,
         world_size=world_size,
@@ -291,7 +281,7 @@ def evaluation_batches(
     device: torch.device,
     part: tuple[int, int] = (0, 1),
 ) -> Iterator[Batch]:
-    """The same rows at every evaluation, so that two differ by the model alone; the last batch may be a smaller one.
+    """Yield the same rows at every evaluation, so that two differ by the model alone; the last batch may be smaller.
 
     `part`: (which, of how many): every so many-th batch from that one on.
     """

@@ -19,13 +19,12 @@ from foretrain.data.tokenizer import TOKENIZERS, Tokenizer
 
 
 def built_in_path(config: RunConfig) -> Path:
-    """Where the prepared corpus of this config is; another Python or another vocabulary has another folder."""
     size = f"-{config.vocab_size}" if config.tokenizer == "bpe" else ""
     return DATA_DIR / f"{BUILT_IN}-{config.tokenizer}{size}-{corpus.fingerprint()[:8]}"
 
 
 def prepare_built_in(config: RunConfig) -> DatasetInfo:
-    """The prepared corpus, made if it is not there. The folder appears under its name only when it is complete."""
+    """Return the corpus, made if it is not there. The folder appears under its name only when it is complete."""
     path = built_in_path(config)
     if not (path / "meta.json").is_file():
         try:
@@ -78,7 +77,6 @@ def _write(config: RunConfig, folder: Path) -> None:
 
 
 def _encode(tokenizer: Tokenizer, split: str, dtype: str) -> np.ndarray:
-    """All documents of a split with a separator after each. An id that the dtype cannot hold is an error."""
     limit = 2 ** (8 * ITEM_BYTES[dtype])
     parts = []
     for document in corpus.documents(split):

@@ -37,21 +37,17 @@ _VAL_SHARE = 20  # one file in twenty
 
 @dataclass(frozen=True)
 class CorpusFile:
-    """A source file: its path below the library's root, its size, and the split that it belongs to."""
-
     relative: str
     size_bytes: int
     split: str
 
 
 def root() -> Path:
-    """Where the standard library's sources are."""
     return Path(sysconfig.get_paths()["stdlib"])
 
 
 @cache
 def files() -> tuple[CorpusFile, ...]:
-    """All files, sorted by path. The split of a file follows from its path alone."""
     base = root()
     found = []
     for folder, folders, names in os.walk(base):
@@ -67,7 +63,6 @@ def files() -> tuple[CorpusFile, ...]:
 
 
 def fingerprint() -> str:
-    """A short hash of paths and sizes: another Python has another corpus."""
     digest = hashlib.sha256()
     for file in files():
         digest.update(f"{file.relative}\0{file.size_bytes}\0".encode())
@@ -75,12 +70,11 @@ def fingerprint() -> str:
 
 
 def size_bytes(split: str) -> int:
-    """Bytes of a split, one separator for each file included: its length in tokens of the byte tokenizer."""
+    """Return the bytes of a split, a separator for each file included: its length in tokens of the byte tokenizer."""
     return sum(file.size_bytes + 1 for file in files() if file.split == split)
 
 
 def documents(split: str) -> Iterator[bytes]:
-    """The contents of a split's files, in order."""
     base = root()
     for file in files():
         if file.split == split:
@@ -113,7 +107,8 @@ NANOGPT_DATASETS = {
 @dataclass(frozen=True)
 class ConfigData:
     """A config with its dataset's vocabulary, the tokens of the training split, where they are known from, the dataset
-    where it is here, and what was assumed."""
+    where it is here, and what was assumed.
+    """
 
     config: RunConfig
     tokens: int | None
@@ -122,17 +117,17 @@ class ConfigData:
     assumptions: tuple[Note, ...] = ()
 
 
-def of_config(
+def data_of_config(
     resolved: ResolvedConfig,
     *,
     logged_vocab_size: int | None = None,
     find: Callable[[str], DatasetInfo | None] | None = None,
     built_in_tokens: Callable[[], int] | None = None,
 ) -> ConfigData:
-    """The config with what its dataset settles. `logged_vocab_size`: what a log of the run printed.
+    """Return the config with what its dataset settles. `logged_vocab_size`: what a log of the run printed.
 
-    `find`: how a dataset is looked for by its name; `built_in_tokens`: how long the built-in corpus is.
-    Raises UserError 'data.…' for a dataset that cannot be used.
+    `find`: how a dataset is looked for by its name; `built_in_tokens`: how long the built-in corpus is. Raises
+    UserError 'data.…' for a dataset that cannot be used.
     """
     from foretrain.data import dataset
 
@@ -161,14 +156,12 @@ def _corpus_tokens() -> int:
 
 
 def _with_vocabulary(resolved: ResolvedConfig, vocab_size: int | None) -> RunConfig:
-    """The config; a vocabulary that it sets itself stays."""
     if not vocab_size or "vocab_size" in resolved.sources:
         return resolved.config
     return resolved.config.model_copy(update={"vocab_size": vocab_size})
 
 
 def _assumed(config: RunConfig, known: Published | None) -> tuple[Note, ...]:
-    """That the vocabulary was not read from data; where nanoGPT's own dataset has none to read, nothing is assumed."""
     if known is not None and known.vocab_size is None:
         return ()
     values = {"vocab_size": config.vocab_size, "dataset": config.dataset}

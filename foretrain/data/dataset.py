@@ -47,11 +47,9 @@ class DatasetInfo(Record):
 
     @property
     def tokenizer_folder(self) -> Path:
-        """Where the tokenizer's files are; the parts of a mixture have the same one."""
         return Path(self.parts[0].dataset.path if self.parts else self.path)
 
     def tokens(self, split: str) -> int:
-        """How many tokens a split has: "train", else those of "val"."""
         return self.train_tokens if split == "train" else self.val_tokens
 
 
@@ -63,7 +61,6 @@ class Part(Record):
 
 
 def find(name: str) -> Path | None:
-    """The folder of a dataset: a path, or a name under data/; None where there is none."""
     for path in (Path(name), DATA_DIR / name):
         if is_dataset(path):
             return path
@@ -71,7 +68,7 @@ def find(name: str) -> Path | None:
 
 
 def read_info(path: Path, remote: str | None = None) -> DatasetInfo:
-    """The dataset in a folder. Raises UserError 'data.…' when a file is missing, empty or not what it should be.
+    """Read the dataset in a folder. Raises UserError 'data.…' when a file is missing, empty or not what it should be.
 
     `remote`: where its shards are, when the folder is a cache that has the index only.
     """
@@ -108,8 +105,6 @@ def _of_index(layout: Layout) -> dict[str, Any]:
 
 
 def _checked(meta: dict[str, Any], path: Path) -> dict[str, Any]:
-    """What an index says, if it can be true. Raises UserError 'data.bad_meta'."""
-
     def bad(reason: str) -> UserError:
         return UserError("data.bad_meta", path=str(path), reason=reason)
 
@@ -127,9 +122,9 @@ def _checked(meta: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _fingerprint(layout: Layout) -> str:
-    """Of a dataset whose index has none, as nanoGPT's: sizes, and pieces of each file from end to end.
+    """Hash a dataset whose index has no fingerprint, as nanoGPT's: sizes, and pieces of each file from end to end.
 
-    Enough to notice a dataset that was prepared anew, without reading gigabytes at each start.
+    Enough to notice a dataset that was prepared again, without reading gigabytes at each start.
     """
     digest = hashlib.sha256()
     for split in SPLITS:
@@ -149,7 +144,6 @@ def _fingerprint(layout: Layout) -> str:
 
 
 def read_meta(path: Path) -> dict[str, Any]:
-    """What meta.json says, else the parts of nanoGPT's meta.pkl that are plain data, else nothing."""
     index = path / "meta.json"
     if index.is_file():
         try:
@@ -164,15 +158,15 @@ def read_meta(path: Path) -> dict[str, Any]:
 
 
 def read_meta_pickle(path: Path) -> dict[str, Any]:
-    """nanoGPT's meta.pkl as plain data. Raises UserError when it holds anything that would have to be run."""
+    """Read nanoGPT's meta.pkl as plain data. Raises UserError when it holds anything that would have to be run."""
     try:
-        meta = files.loads(read_bytes(path, _MAX_PICKLE_BYTES))
-    except files.Asks as error:
+        meta = files.load_pickle(read_bytes(path, _MAX_PICKLE_BYTES))
+    except files.ForbiddenName as error:
         raise UserError("data.bad_meta", path=str(path), reason=f"it asks for {error}") from None
     except OSError as error:
         raise UserError("data.bad_meta", path=str(path), reason=error.strerror or str(error)) from None
     except Exception as error:  # a hostile stream can raise nearly anything
-        reason = files.shown((str(error).splitlines() or [type(error).__name__])[0][:200])
+        reason = files.printable_name((str(error).splitlines() or [type(error).__name__])[0][:200])
         raise UserError("data.bad_meta", path=str(path), reason=reason) from None
     if not isinstance(meta, dict) or not isinstance(meta.get("vocab_size"), int):
         raise UserError("data.bad_meta", path=str(path), reason="it has no whole number under vocab_size")

@@ -20,7 +20,7 @@ _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": T
 
 
 def files_of(tokenizer: Tokenizer, block_size: int) -> dict[str, str]:
-    """{file name: text}; empty for a tokenizer that their format cannot hold."""
+    """Return {file name: text}; empty for a tokenizer that their format cannot hold."""
     made: dict[str, Any] | None = None
     if isinstance(tokenizer, JsonTokenizer):
         made = json.loads(tokenizer.text)
@@ -46,7 +46,7 @@ def files_of(tokenizer: Tokenizer, block_size: int) -> dict[str, str]:
 
 
 def byte_characters() -> dict[int, str]:
-    """The printable character that stands for each byte in a byte-level BPE (openai/gpt-2, encoder.py).
+    """Return the printable character that stands for each byte in a byte-level BPE (openai/gpt-2, encoder.py).
 
     Printable Latin-1 stands for itself; the other 68 bytes, in order, are the characters from U+0100 on.
     """
@@ -56,7 +56,9 @@ def byte_characters() -> dict[int, str]:
 
 
 def merges_of(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
-    """The merges of a BPE whose tokens are known by rank: each token, cut by the ranks below its own, is two parts."""
+    """Return the merges of a BPE whose tokens are known by rank: each token, cut by the ranks below its own, is two
+    parts.
+    """
     merges = []
     for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
         if len(token) > 1:
@@ -109,8 +111,7 @@ def _document(model: Any, before: Any, decoder: Any, special: dict[str, int]) ->
     }  # fmt: skip
 
 
-# A dataset's tokenizer as the keys of GGUF that llama.cpp reads (llama.cpp: src/llama-vocab.cpp,
-# conversion/base.py).
+# A dataset's tokenizer as the keys of GGUF that llama.cpp reads (llama.cpp: src/llama-vocab.cpp, conversion/base.py).
 #
 # llama.cpp knows the rules that cut text into words by name only, each a pattern in its own code. A tokenizer whose
 # pattern it does not have is not written: it would give other ids.
@@ -128,7 +129,7 @@ _PATTERNS = {
 
 
 def keys_of(tokenizer: Tokenizer, vocab_size: int, separator: int | None) -> dict[str, Any] | None:
-    """{key: value} for a model with so many rows; None for a tokenizer that llama.cpp cannot hold.
+    """Return GGUF's keys for a model with so many rows; None for a tokenizer that llama.cpp cannot hold.
 
     `separator`: what ends a document. It begins one, too, but is not put before a prompt, as it never was in training.
     """
@@ -152,7 +153,6 @@ def keys_of(tokenizer: Tokenizer, vocab_size: int, separator: int | None) -> dic
 
 
 def _gguf_byte_level(made: Mapping[str, Any], vocab_size: int) -> dict[str, Any] | None:
-    """A BPE over bytes, as GPT-2's, Llama 3's and Qwen's."""
     model = made["model"]
     merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in model.get("merges") or ()]
     rule = _words_rule(made, merges)
@@ -168,7 +168,6 @@ def _gguf_byte_level(made: Mapping[str, Any], vocab_size: int) -> dict[str, Any]
 
 
 def _words_rule(made: Mapping[str, Any], merges: Sequence[str]) -> str | None:
-    """llama.cpp's name of the rule by which a text is cut into words before merges; None: it has none."""
     normalizer = made.get("normalizer")
     if normalizer and normalizer.get("type") != "NFC":  # Qwen's; llama.cpp takes text as it is
         return None
@@ -231,7 +230,6 @@ def _sentence_pieces(made: Mapping[str, Any], vocab_size: int) -> dict[str, Any]
 
 
 def _begins_with_space(made: Mapping[str, Any]) -> bool | None:
-    """Whether a text gets a space before it; None where spaces are not made as SentencePiece makes them."""
     before, normalizer = made.get("pre_tokenizer"), made.get("normalizer")
     if before and before.get("type") == "Metaspace" and not normalizer:
         whole = before.get("replacement") == _SPACE and not before.get("split", True)
@@ -272,7 +270,6 @@ def _gguf_characters(ids: Mapping[str, int], vocab_size: int) -> dict[str, Any] 
 def _listed(
     vocabulary: Mapping[str, int], added: Sequence[Mapping[str, Any]], vocab_size: int
 ) -> tuple[list[str], list[int]]:
-    """The text and the kind of every row; rows that no token has are named and marked unused."""
     tokens = [f"[PAD{id}]" for id in range(vocab_size)]
     kinds = [_UNUSED] * vocab_size
     for token, id in vocabulary.items():

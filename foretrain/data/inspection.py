@@ -48,8 +48,6 @@ class SplitSummary(Record):
 
 
 class DatasetSummary(Record):
-    """`foretrain data info`: a dataset and its splits; of a mixture, its parts."""
-
     dataset: DatasetInfo
     splits: dict[str, SplitSummary]
     source: str | None = None
@@ -60,7 +58,6 @@ class DatasetSummary(Record):
 
 
 def summarize(info: DatasetInfo, *, count: bool = False) -> DatasetSummary:
-    """What the files say; with `count` the documents of a dataset without an index are counted too."""
     if info.parts:
         parts = tuple(summarize(part.dataset, count=count) for part in info.parts)
         splits = {
@@ -98,7 +95,6 @@ def _from_index(index: DatasetIndex, name: str) -> dict[str, Any]:
 
 
 def _counted(layout: Layout, name: str, separator: int | None) -> dict[str, Any]:
-    """Every id looked at: least, largest, and documents where their separator is known."""
     reader, low, high = TokenReader(layout.splits[name]), None, None
     for position in range(0, reader.tokens, _PIECE_TOKENS):
         ids = memoryview(reader.read(position, _PIECE_TOKENS)).cast("H" if reader.item_bytes == 2 else "I")
@@ -118,24 +114,23 @@ def _counted(layout: Layout, name: str, separator: int | None) -> dict[str, Any]
 
 
 def separator_of(info: DatasetInfo) -> int | None:
-    """The id between documents: the index says it, or the tokenizer's name; None where neither does."""
     layout = read_layout(Path(info.path), info.dtype, present=False)
     return layout.index.tokenizer.separator if layout.index else _SEPARATORS.get(info.tokenizer or "")
 
 
 def documents_of(info: DatasetInfo, split: str) -> tuple[int, ...]:
-    """How many documents end in each file of a split, where an index says it."""
     layout = read_layout(Path(info.path), info.dtype, present=False)
     return tuple(shard.documents for shard in layout.index.splits[split].shards) if layout.index else ()
 
 
 def ends_documents(reader: TokenReader, separator: int) -> bool:
-    """Whether a separator is behind its document, as in foretrain's and nanoGPT's sets, or before it, as in llm.c's."""
+    """Return whether a separator is behind its document, as in foretrain's and nanoGPT's sets, or before it, as in
+    llm.c's.
+    """
     return reader.ids(0, 1) != [separator]
 
 
 def separators(reader: TokenReader, separator: int, start: int = 0) -> Iterator[int]:
-    """The positions of a separator from `start` on."""
     item = reader.item_bytes
     pattern = separator.to_bytes(item, "little")
     for position in range(start, reader.tokens, _PIECE_TOKENS):
@@ -148,7 +143,7 @@ def separators(reader: TokenReader, separator: int, start: int = 0) -> Iterator[
 
 
 def document_at(reader: TokenReader, separator: int, number: int, index_documents: tuple[int, ...] = ()) -> int:
-    """Where document `number`, counted from 0, begins. `index_documents`: how many end in each segment.
+    """Return where document `number`, counted from 0, begins. `index_documents`: how many end in each segment.
 
     Raises UserError 'data.no_document'.
     """
@@ -170,8 +165,7 @@ def document_at(reader: TokenReader, separator: int, number: int, index_document
 
 # Is a dataset what was written? Every block of every shard against its digest, on all cores; no numpy.
 #
-# Digests are of foretrain's own index, which has one of itself. What has no index is held against what its headers
-# and
+# Digests are of foretrain's own index, which has one of itself. What has no index is held against what its headers and
 # its meta file say.
 
 _PIECE_BYTES = 2**20
@@ -190,7 +184,9 @@ class Verified:
 
 
 def segments_of(info: DatasetInfo) -> list[tuple[DatasetInfo, Segment]]:
-    """Every file of a dataset with the dataset that it belongs to. Raises UserError where the index itself is wrong."""
+    """Return every file of a dataset with the dataset that it belongs to. Raises UserError where the index itself is
+    wrong.
+    """
     if info.parts:
         return [pair for part in info.parts for pair in segments_of(part.dataset)]
     folder = Path(info.path)
@@ -230,7 +226,6 @@ def verify(info: DatasetInfo, progress: Progress = lambda count: None, threads: 
 
 
 def _of_tokenizer(info: DatasetInfo) -> list[UserError]:
-    """Of the files beside the shards; where its library is not here, nothing can be said."""
     try:
         if info.tokenizer_sha256 is not None:
             tokenizer_of(info)
@@ -274,10 +269,10 @@ _COUNTED_TOKENS = 2**22
 
 
 def unigram_entropy(info: DatasetInfo) -> float | None:
-    """Cross-entropy in nats a token of the validation split under the training split's token frequencies.
+    """Return the cross-entropy in nats a token of the validation split under the training split's token frequencies.
 
-    It is the loss of the best model that knows how often tokens occur and nothing of their order; a language model
-    must be well below. None where the files are not there or numpy is not installed. At most 50 M tokens are read.
+    It is the loss of the best model that knows how often tokens occur and nothing of their order; a language model must
+    be well below. None where the files are not there or numpy is not installed. At most 50 M tokens are read.
     """
     fetched = info.remote or any(part.dataset.remote for part in info.parts)
     if importlib.util.find_spec("numpy") is None or fetched:
@@ -295,7 +290,6 @@ def unigram_entropy(info: DatasetInfo) -> float | None:
 
 
 def _counts(info: DatasetInfo, split: str) -> "np.ndarray":
-    """How often each id occurs; in a mixture each part counts by its share."""
     import numpy as np
 
     parts = list(zip(readers(info, split, verify=False), [p.weight for p in info.parts] or [1.0], strict=True))

@@ -26,17 +26,15 @@ _MAX_MIX_BYTES, MAX_PARTS = 2**20, 1000
 
 
 def no_dataset(name: str) -> UserError:
-    """That there is no dataset of this name, or none at this place."""
     return UserError("data.no_dataset_at" if Path(name).is_absolute() else "data.no_dataset", name=name)
 
 
 def is_remote(name: str) -> bool:
-    """Whether a name is an address of another file system."""
     return "://" in name
 
 
 def locate(name: str) -> DatasetInfo | None:
-    """The dataset of this name, or None where there is none. Raises UserError 'data.…' for one that cannot be used."""
+    """Return the dataset of this name. Raises UserError 'data.…' for one that cannot be used."""
     if is_remote(name):
         from foretrain.data.remote import read_remote
 
@@ -48,7 +46,7 @@ def locate(name: str) -> DatasetInfo | None:
 
 
 def read_mix(path: Path) -> DatasetInfo:
-    """The mixture in a TOML file, its parts found and held against each other. Raises UserError 'data.…'."""
+    """Read the mixture in a TOML file, its parts found and held against each other. Raises UserError 'data.…'."""
     parts = {}
     for name, weight in read_weights(path).items():
         beside = path.parent / name
@@ -63,7 +61,7 @@ def read_mix(path: Path) -> DatasetInfo:
 
 
 def read_weights(path: Path) -> dict[str, float]:
-    """The names and weights of a mixture's file, as they stand there. Raises UserError 'data.bad_mix'."""
+    """Read the names and weights of a mixture's file. Raises UserError 'data.bad_mix'."""
 
     def bad(reason: str) -> UserError:
         return UserError("data.bad_mix", path=str(path), reason=reason)
@@ -90,7 +88,7 @@ def _weight(name: str, value: Any, bad: Any) -> float:
 
 
 def make_mix(name: str, path: str, found: dict[str, tuple[DatasetInfo, float]]) -> DatasetInfo:
-    """A mixture of datasets that were found. Raises UserError 'data.mix_differs' where they are no match."""
+    """Raises UserError 'data.mix_differs' where the datasets do not match."""
     infos, total = [info for info, _ in found.values()], sum(weight for _, weight in found.values())
     first = infos[0]
     for other in infos[1:]:
@@ -115,7 +113,9 @@ def make_mix(name: str, path: str, found: dict[str, tuple[DatasetInfo, float]]) 
 
 
 def _compared(first: DatasetInfo, other: DatasetInfo) -> tuple[str, ...]:
-    """What must be the same. The digest decides where both have one: a BPE has another name where it was trained."""
+    """Return what must be the same. The digest decides where both have one: a BPE has another name where it was
+    trained.
+    """
     digests = first.tokenizer_sha256, other.tokenizer_sha256
     keys: tuple[str, ...] = ("tokenizer",)
     if None not in digests:
@@ -126,6 +126,5 @@ def _compared(first: DatasetInfo, other: DatasetInfo) -> tuple[str, ...]:
 
 
 def mix_text(weights: dict[str, float]) -> str:
-    """The file of a mixture."""
     quoted = {'"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"': weight for name, weight in weights.items()}
     return "[weights]\n" + "".join(f"{name} = {weight!r}\n" for name, weight in quoted.items())

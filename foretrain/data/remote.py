@@ -1,8 +1,8 @@
 """Prepared shards at an address (s3://, gs://, hf://, …): read through a folder of this machine, by way of fsspec.
 
-The index comes first, and says all that a plan needs. Shards come when they are needed, each into a `.part` file that
-a broken connection leaves to be gone on with, and get their name when their digest is right. The cache is bounded:
-before a shard is fetched, shards of other datasets, those used longest ago first, make room for it.
+The index comes first, and says all that a plan needs. Shards come when they are needed, each into a `.part` file that a
+broken connection leaves to be gone on with, and get their name when their digest is right. The cache is bounded: before
+a shard is fetched, shards of other datasets, those used longest ago first, make room for it.
 """
 
 import contextlib
@@ -35,20 +35,18 @@ Bar = Callable[[str, int], AbstractContextManager[Progress]]  # of an address an
 
 
 def folder_of(url: str) -> Path:
-    """Where an address is kept on this machine."""
     name = "".join(c if c.isalnum() or c in "-_." else "-" for c in url.rstrip("/").rsplit("/", 1)[-1])
     return cache_folder() / "data" / f"{name[:60].strip('.') or 'set'}-{hashlib.sha256(url.encode()).hexdigest()[:12]}"
 
 
 def limit_bytes() -> int:
-    """The most that the cache may hold. Raises UserError for a size that is none."""
     text = os.environ.get(SIZE_VARIABLE, "")
     wrong = UserError("usage.cache_size", variable=SIZE_VARIABLE, value=text[:40])
     return read(parse_bytes, text, wrong) if text else DEFAULT_BYTES
 
 
 def read_remote(url: str) -> DatasetInfo:
-    """The dataset at an address, of which only the index and the tokenizer are fetched. Raises UserError.
+    """Read the dataset at an address, of which only the index and the tokenizer are fetched. Raises UserError.
 
     Where the address cannot be reached, an index that was fetched before serves.
     """
@@ -81,7 +79,7 @@ def fetch(info: DatasetInfo, bar: Bar = no_bar) -> None:
 
 
 def fetch_all(info: DatasetInfo, progress: Progress = lambda count: None) -> None:
-    """Every shard that is not here yet: rows come from anywhere, so a run needs them all. Raises UserError."""
+    """Fetch every shard that is not here yet: rows come from anywhere, so a run needs them all. Raises UserError."""
     assert info.remote is not None
     missing = list(missing_shards(info))
     needs = sum(segment.end for segment in missing)
@@ -94,14 +92,13 @@ def fetch_all(info: DatasetInfo, progress: Progress = lambda count: None) -> Non
 
 
 def missing_shards(info: DatasetInfo) -> Iterator[Segment]:
-    """The shards of both splits that are still to be fetched."""
     layout = read_layout(Path(info.path), info.dtype, present=False)
     for split in SPLITS:
         yield from (segment for segment in layout.splits[split] if not segment.path.is_file())
 
 
 def fetch_shard(url: str, segment: Segment, progress: Progress = lambda count: None) -> None:
-    """Bring one shard, or the rest of it; its digest decides. Raises UserError 'data.remote…' or 'disk.…'."""
+    """Fetch one shard, or the rest of it; its digest decides. Raises UserError 'data.remote…' or 'disk.…'."""
     folder, part = segment.path.parent, segment.path.with_suffix(".part")
     with FileLock(folder / ".lock"):
         if segment.path.is_file():
@@ -122,7 +119,6 @@ def fetch_shard(url: str, segment: Segment, progress: Progress = lambda count: N
 
 
 def _download(address: str, part: Path, done: int, size: int, progress: Progress) -> str:
-    """The SHA-256 of the file, its first `done` bytes being here already."""
     digest = hashlib.sha256()
     with _reaching(address), part.open("r+b" if done else "wb") as file:
         left = done
@@ -145,7 +141,6 @@ def _download(address: str, part: Path, done: int, size: int, progress: Progress
 
 
 def _update(url: str, folder: Path) -> None:
-    """The index as it is there now; shards that are not in it any more are dropped."""
     old = read_index(folder) if (folder / INDEX).is_file() else None
     text = _text(url, INDEX)
     if text is None:
@@ -178,7 +173,6 @@ def _tokenizer_files(url: str, folder: Path) -> None:
 
 
 def _text(url: str, name: str) -> bytes | None:
-    """A small file at an address; None where it is not there."""
     address = f"{url.rstrip('/')}/{name}"
     with _reaching(url):
         system, path = file_system(address)
@@ -189,14 +183,13 @@ def _text(url: str, name: str) -> bytes | None:
 
 
 def file_system(address: str) -> tuple[Any, str]:
-    """(file system of an address, path in it). Raises UserError without fsspec."""
     found: tuple[Any, str] = need_extra("fsspec.core", "data").url_to_fs(address)
     return found
 
 
 @contextlib.contextmanager
 def _reaching(url: str) -> Iterator[None]:
-    """What a file system raises, as a sentence: each has classes of its own, so all are caught."""
+    """Make a sentence of what a file system raises: each has classes of its own, so all are caught."""
     try:
         yield
     except (UserError, FileNotFoundError):
@@ -222,7 +215,6 @@ def _check_room(folder: Path, needs: int, url: str) -> None:
 
 
 def _evict(own: Path, needs: int) -> None:
-    """Shards of datasets that were used longest ago, until `needs` bytes fit in the cache."""
     held: list[tuple[float, Path, int]] = []
     total = 0
     for folder in (each for each in own.parent.iterdir() if not each.is_symlink()):

@@ -37,19 +37,17 @@ _DIGEST, _NO_DIGEST = "index_sha256", "0" * 64
 
 
 def dtype_for(largest_id: int) -> str:
-    """The narrowest type that holds every id up to `largest_id`. Raises ValueError beyond uint32."""
+    """Return the narrowest type that holds every id up to `largest_id`. Raises ValueError beyond uint32."""
     if not 0 <= largest_id < 1 << 32:
         raise ValueError(f"token id {largest_id} is outside of uint32")
     return "uint16" if largest_id < 1 << 16 else "uint32"
 
 
 def shard_name(split: str, number: int) -> str:
-    """'train-00007.bin'."""
     return f"{split}-{number:05d}.bin"
 
 
 def block_digest(block: bytes | memoryview) -> bytes:
-    """The digest of one block: the first 128 bits of its SHA-256."""
     return hashlib.sha256(block).digest()[:BLOCK_DIGEST_BYTES]
 
 
@@ -58,17 +56,14 @@ def block_count(digests: bytes) -> int:
 
 
 def is_block(block: bytes | memoryview, digests: bytes, number: int) -> bool:
-    """Whether a block is what was written there, by the digests of its file."""
     return block_digest(block) == digests[number * BLOCK_DIGEST_BYTES : (number + 1) * BLOCK_DIGEST_BYTES]
 
 
 def histogram_bin(tokens: int) -> int:
-    """The bin of a document of `tokens` tokens, its separator included."""
     return min(tokens.bit_length(), HISTOGRAM_BINS - 1)
 
 
 def _block_digests(value: Any) -> Any:
-    """The bytes of an index's hex digits."""
     digests = bytes.fromhex(value) if isinstance(value, str) else value
     if isinstance(digests, bytes) and len(digests) % BLOCK_DIGEST_BYTES:
         raise ValueError("a digest of a block has 128 bits")
@@ -76,9 +71,10 @@ def _block_digests(value: Any) -> Any:
 
 
 class Shard(Record):
-    """A token file. `documents` is the number of documents that end in it; `blocks` has a digest for each
-    `block_bytes` of the file, the last block being as short as is left. The digests are kept as one string of bytes,
-    since 100 GB of ids have 100,000 of them."""
+    """A token file. `documents` is the number of documents that end in it; `blocks` has a digest for each `block_bytes`
+    of the file, the last block being as short as is left. The digests are kept as one string of bytes, since 100 GB of
+    ids have 100,000 of them.
+    """
 
     file: str
     tokens: int = Field(gt=0)
@@ -125,8 +121,9 @@ class Split(Record):
 
 
 class TokenizerInfo(Record):
-    """Which tokenizer made the ids. `sha256` is over its vocabulary and rules, so a changed one is noticed;
-    `request` is what was asked for, as 'gpt2' or 'train-bpe 50257'."""
+    """Which tokenizer made the ids. `sha256` is over its vocabulary and rules, so a changed one is noticed; `request`
+    is what was asked for, as 'gpt2' or 'train-bpe 50257'.
+    """
 
     name: str
     sha256: str
@@ -144,8 +141,6 @@ class Source(Record):
 
 
 class Settings(Record):
-    """What else decides the bytes of the shards; the same source and settings give the same shards."""
-
     seed: int
     shuffle_buffer: int
     val_share: float
@@ -158,8 +153,6 @@ class Settings(Record):
 
 
 class Counts(Record):
-    """Documents that were read and are in no split as they stood, by reason."""
-
     empty: int = 0
     duplicates: int = 0
     bad: int = 0  # lines that are no JSON, documents beyond the cap: left out on request (--skip-bad)
@@ -168,8 +161,6 @@ class Counts(Record):
 
 
 class DatasetIndex(Record):
-    """`dataset.json`: everything about the dataset but its tokens."""
-
     dtype: str
     vocab_size: int = Field(gt=0, le=1 << 32)
     tokenizer: TokenizerInfo
@@ -205,7 +196,6 @@ class DatasetIndex(Record):
 
     @property
     def fingerprint(self) -> str:
-        """Of the tokens themselves: other tokens, another fingerprint; where the folder lies does not matter."""
         digest = hashlib.sha256(f"{self.dtype};{self.tokenizer.sha256};".encode())
         for name in SPLITS:
             for shard in self.splits[name].shards:
@@ -214,7 +204,7 @@ class DatasetIndex(Record):
 
 
 def sealed(record: Record, schema: str, key: str) -> Iterator[str]:
-    """A record as its file has it, piece by piece: with a digest of itself, so that a flipped bit in it is found.
+    """Yield a record as its file has it, with a digest of itself, so that a flipped bit in it is found.
 
     The text of a long index is never in memory as a whole.
     """
@@ -228,7 +218,7 @@ def sealed(record: Record, schema: str, key: str) -> Iterator[str]:
 
 
 def unsealed(text: str, key: str) -> dict[str, Any]:
-    """The fields of a file whose own digest, under `key`, is right. Raises ValueError, and what json.loads does."""
+    """Return the fields of a file if its digest, under `key`, is right. Raises ValueError, and what json.loads does."""
     fields = json.loads(text)
     digest = fields.pop(key, None)
     if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
@@ -239,12 +229,11 @@ def unsealed(text: str, key: str) -> dict[str, Any]:
 
 
 def index_text(index: DatasetIndex) -> Iterator[str]:
-    """The index as its file has it, piece by piece."""
     return sealed(index, SCHEMA, _DIGEST)
 
 
 def read_index(folder: Path) -> DatasetIndex:
-    """The index of a prepared folder. Raises UserError 'data.bad_meta' where it is damaged or contradicts itself."""
+    """Read a prepared folder's index. Raises UserError 'data.bad_meta' where it is damaged or contradicts itself."""
     path = folder / INDEX
     try:
         text = read_text(path, INDEX_BYTES)

@@ -65,7 +65,6 @@ class Layout:
 
 
 def is_dataset(folder: Path) -> bool:
-    """Whether a folder holds a layout that can be read."""
     try:
         return any((folder / name).is_file() for name in (INDEX, "train.bin")) or bool(_named(folder, "train"))
     except OSError:
@@ -73,11 +72,10 @@ def is_dataset(folder: Path) -> bool:
 
 
 def read_layout(folder: Path, dtype: str = "uint16", *, present: bool = True) -> Layout:
-    """The layout of a folder. `dtype` is what files without a header hold.
+    """Read the layout of a folder. `dtype` is what files without a header hold.
 
-    `present`: shards that an index names must be here, as long as it says.
-
-    Raises UserError 'data.…' with what is wrong in which file.
+    `present`: shards that an index names must be here, as long as it says. Raises UserError 'data.…' with what is wrong
+    in which file.
     """
     if (folder / INDEX).is_file():
         return _foretrain(folder, check=present)
@@ -101,7 +99,6 @@ def read_layout(folder: Path, dtype: str = "uint16", *, present: bool = True) ->
 
 
 def _named(folder: Path, split: str) -> list[Path]:
-    """Files whose name has the split as a word of its own, as build-nanogpt, llm.c and modded-nanogpt name theirs."""
     found = []
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         words = path.stem.replace("-", "_").split("_")

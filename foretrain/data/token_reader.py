@@ -1,4 +1,4 @@
-"""Token ids by position, over the files of a layout. Read with pread, never mapped: a file that shrinks is a sentence.
+"""Token ids by position, over the files of a layout. Read with pread, never mapped: a file that shrinks is an error.
 
 Where the index has digests, a block is checked the first time that something of it is read, so a flipped bit is found
 before it is trained on. No numpy: `foretrain data` works without.
@@ -40,7 +40,6 @@ class TokenReader:
         self._lock = threading.Lock()
 
     def hold(self, most: int) -> int:
-        """Open at most so many of the files that are here, for a process that may later open no more; how many."""
         here = [n for n, segment in enumerate(self.segments) if segment.path.is_file()][: max(0, min(most, _MOST_OPEN))]
         with self._lock:
             for number in here:
@@ -48,7 +47,6 @@ class TokenReader:
         return len(here)
 
     def close(self) -> None:
-        """Give the files back; a later read opens them again."""
         while self._open:
             self._open.popitem()[1].close()
 
@@ -71,13 +69,11 @@ class TokenReader:
                 done, position = done + size, position + size // self.item_bytes
 
     def read(self, position: int, count: int) -> bytes:
-        """Up to `count` ids from a position on, as bytes; fewer at the end."""
         buffer = bytearray(max(0, min(count, self.tokens - position)) * self.item_bytes)
         self.read_into(position, memoryview(buffer))
         return bytes(buffer)
 
     def ids(self, position: int, count: int) -> list[int]:
-        """Up to `count` ids from a position on."""
         data, item = self.read(position, count), self.item_bytes
         return [int.from_bytes(data[i : i + item], "little") for i in range(0, len(data), item)]
 
@@ -91,7 +87,6 @@ class TokenReader:
             raise self._shrunk(segment)
 
     def _check(self, number: int, file: BinaryIO, start: int, end: int) -> None:
-        """The blocks of a stretch that nobody has looked at yet."""
         segment, unseen = self.segments[number], self._unseen[number]
         for block in range(start // segment.block_bytes, -(-end // segment.block_bytes)):
             if unseen[block]:
@@ -129,7 +124,6 @@ class TokenReader:
 
 
 def read_at(file: BinaryIO, offset: int, view: memoryview) -> int:
-    """Fill a view from a place in a file; returns the bytes there were. Raises UserError where the disk fails."""
     done = 0
     try:
         while done < len(view):
@@ -147,7 +141,7 @@ def read_at(file: BinaryIO, offset: int, view: memoryview) -> int:
 
 
 def readers(info: DatasetInfo, split: str, *, verify: bool = True) -> list[TokenReader]:
-    """The readers of a split, in the order of the parts. Raises UserError 'data.…'."""
+    """Return the readers of a split, in the order of the parts. Raises UserError 'data.…'."""
     if info.parts:
         return [reader for part in info.parts for reader in readers(part.dataset, split, verify=verify)]
     layout = read_layout(Path(info.path), info.dtype, present=info.remote is None)
@@ -155,7 +149,6 @@ def readers(info: DatasetInfo, split: str, *, verify: bool = True) -> list[Token
 
 
 def fetch_of(info: DatasetInfo) -> Fetch | None:
-    """What brings a shard that is not here; None for a dataset of this machine."""
     if info.remote is None:
         return None
     from foretrain.data.remote import fetch_shard

@@ -81,7 +81,7 @@ class JsonTokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> "JsonTokenizer":
-        """From a folder with tokenizer.json; the separator is eos_token of tokenizer_config.json, where it is there,
+        """Load a folder with tokenizer.json; the separator is eos_token of tokenizer_config.json, where it is there,
         and eos_token_id of a model's config.json where nothing else tells, as of bytes that `foretrain export` wrote.
         """
         try:
@@ -100,7 +100,6 @@ class JsonTokenizer:
 
     @staticmethod
     def _named_by_model(folder: Path, text: str) -> str | None:
-        """The token of eos_token_id in config.json; None where there is none. Raises OSError, ValueError and more."""
         settings = folder / "config.json"
         id = json.loads(read_text(settings)).get("eos_token_id") if settings.is_file() else None
         vocabulary = json.loads(text)["model"]["vocab"]
@@ -108,14 +107,12 @@ class JsonTokenizer:
         return next((token for token, each in found if each == id), None)
 
     def id_of(self, token: str) -> int | None:
-        """The id of a token by its name, such as "<s>"; None where there is no such token."""
         return self._fast.token_to_id(token)
 
     def encode(self, document: bytes) -> Sequence[int]:
         return self._fast.encode(document.decode("utf-8", "replace"), add_special_tokens=False).ids
 
     def encode_many(self, texts: list[str]) -> list[list[int]]:
-        """Ids of several texts, without the places of their tokens."""
         return [made.ids for made in self._fast.encode_batch_fast(texts, add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -127,8 +124,6 @@ class JsonTokenizer:
 
 
 class BpeTokenizer(JsonTokenizer):
-    """A byte-level BPE that was trained here."""
-
     name = "bpe"
     SEPARATOR = "<|endoftext|>"
 
@@ -137,7 +132,6 @@ class BpeTokenizer(JsonTokenizer):
 
     @classmethod
     def train(cls, documents: Iterable[bytes], vocab_size: int) -> "BpeTokenizer":
-        """Learn merges until there are `vocab_size` tokens, or none left to learn."""
         need_extra("tokenizers", "data")
         from tokenizers import Tokenizer as Fast
         from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -176,7 +170,7 @@ class TiktokenTokenizer:
 
     @classmethod
     def load(cls, folder: Path, name: str) -> "TiktokenTokenizer":
-        """As saved in the folder, without any network; by name where nothing is saved there."""
+        """Load what is saved in the folder, without any network; by name where nothing is saved there."""
         if not (folder / cls.RULES).is_file():
             return cls(name)
         try:
@@ -199,12 +193,10 @@ class TiktokenTokenizer:
 
     @cached_property
     def known(self) -> frozenset[int]:
-        """Ids that mean something; some vocabularies have gaps."""
         return frozenset(self.ranks.values()) | frozenset(self._encoding._special_tokens.values())
 
     @property
     def ranks(self) -> dict[bytes, int]:
-        """{token: id} of the tokens that text is cut into."""
         return self._encoding._mergeable_ranks
 
     def save(self, folder: Path) -> None:
@@ -220,8 +212,6 @@ class TiktokenTokenizer:
 
 
 class Gpt2Tokenizer(TiktokenTokenizer):
-    """GPT-2's BPE through tiktoken."""
-
     name = "gpt2"
     vocab_size = 50257
     separator = 50256
@@ -256,7 +246,7 @@ class CharTokenizer:
 
 
 def document_end(tokenizer: Tokenizer) -> int | None:
-    """The id that ends a document; None of character tables, which have none: their id 0 is a character."""
+    """Return the id that ends a document; None of character tables, which have none: their id 0 is a character."""
     return None if isinstance(tokenizer, CharTokenizer) else tokenizer.separator
 
 
@@ -271,7 +261,6 @@ TOKENIZERS: dict[str, tuple[Callable[[Callable[[], Iterable[bytes]], int], Token
 
 
 def load(folder: Path, name: str | None) -> Tokenizer | None:
-    """The tokenizer of a dataset's folder, or None where its files do not say which it was."""
     if name in TOKENIZERS:
         return TOKENIZERS[name][1](folder)
     if name == JsonTokenizer.name:  # of a file that a user has; none can be made for a corpus
@@ -286,7 +275,6 @@ def load(folder: Path, name: str | None) -> Tokenizer | None:
 
 
 def digest_of(tokenizer: Tokenizer) -> str:
-    """SHA-256 over what decides the ids: vocabulary, pattern, special tokens."""
     digest = hashlib.sha256(tokenizer.name.encode())
     if isinstance(tokenizer, JsonTokenizer):
         digest = hashlib.sha256(json.dumps(json.loads(tokenizer.text), sort_keys=True).encode())
@@ -299,7 +287,7 @@ def digest_of(tokenizer: Tokenizer) -> str:
 
 
 def tokenizer_of(info: DatasetInfo) -> Tokenizer | None:
-    """The tokenizer that made a dataset's ids; None where its files do not say which it was.
+    """Return the tokenizer that made a dataset's ids; None where its files do not say which it was.
 
     Raises UserError 'data.other_tokenizer' where the files beside the shards are of another one, or damaged.
     """

@@ -129,7 +129,7 @@ def _losses(model: Predictor, ids: np.ndarray, batch: list[tuple[int, int, int]]
             raise
         if len(batch) == 1:
             raise UserError("memory.evaluation", tokens=batch[0][1] - batch[0][0]) from None
-    accelerator.of(model.device).empty_cache()
+    accelerator.accelerator_of(model.device).empty_cache()
     middle = len(batch) // 2
     return np.concatenate([_losses(model, ids, batch[:middle]), _losses(model, ids, batch[middle:])])
 

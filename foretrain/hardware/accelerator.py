@@ -1,4 +1,4 @@
-"""What PyTorch offers on a kind of device, asked in one way: CUDA's cards, Apple's GPUs (torch.mps), and CPUs.
+"""What PyTorch offers on a kind of device: CUDA's cards, Apple's GPUs (torch.mps), and CPUs.
 
 What is said of Apple's GPUs is read from torch 2.13, its documentation and its sources. None of it was measured on a
 Mac.
@@ -33,12 +33,10 @@ class Accelerator:
 
     @property
     def method(self) -> str:
-        """How its memory is measured."""
         return "cpu allocator (profiler)"
 
     @property
     def dtype(self) -> Literal["float32", "bfloat16", "float16"]:
-        """That of matrix products, where nobody chose one."""
         return "float32"
 
     def synchronize(self) -> None:
@@ -48,27 +46,24 @@ class Accelerator:
         """Let peaks count from now on."""
 
     def peaks(self) -> tuple[int | None, int | None]:
-        """(allocated, reserved) bytes at their highest since `reset_peaks`; None where nobody counts them."""
+        """Return (allocated, reserved) bytes at their highest since `reset_peaks`; None where nobody counts them."""
         return None, None
 
     def reserved(self) -> int | None:
-        """Bytes that its allocator has reserved now."""
         return None
 
     def empty_cache(self) -> None:
         """Give back what the allocator has reserved and nothing uses."""
 
     def generator(self) -> dict[str, Tensor]:
-        """The state of its random numbers, by the kind of device; empty for a CPU, whose state is PyTorch's own."""
+        """Return the state of the random numbers by kind of device; empty for a CPU, whose state is PyTorch's own."""
         return {}
 
     def restore(self, generator: Mapping[str, Tensor]) -> None:
-        """Go on with these random numbers. What is of another kind of device is left alone."""
+        """Restore the random numbers; those of another kind of device are left alone."""
 
 
 class Cuda(Accelerator):
-    """A card."""
-
     counts = True
 
     @property
@@ -120,7 +115,7 @@ class Mps(Accelerator):
 
     @property
     def _counts_peaks(self) -> bool:
-        """Whether its allocator remembers them, as torch 2.13's does. Others tell what is held now."""
+        """Return whether the allocator remembers peaks, as torch 2.13's does; others tell what is held now."""
         try:
             return "allocated_bytes.all.peak" in torch.accelerator.memory_stats()
         except RuntimeError:
@@ -134,8 +129,9 @@ class Mps(Accelerator):
             torch.accelerator.reset_peak_memory_stats()
 
     def peaks(self) -> tuple[int | None, int | None]:
-        """Without a count of peaks, what the driver holds now: the allocator keeps what it got, so that is near them.
-        What tensors take now says nothing of it."""
+        """Return what the driver holds now where peaks are not counted: the allocator keeps what it got, so that is
+        near.
+        """
         held = torch.mps.driver_allocated_memory()  # Metal's own allocations included
         if not self._counts_peaks:
             return None, held
@@ -156,17 +152,15 @@ class Mps(Accelerator):
 
 
 def ran_out(error: RuntimeError) -> bool:
-    """Whether an exception says that a device's memory ran out. Of an Apple GPU it is a RuntimeError like any other."""
     return isinstance(error, torch.OutOfMemoryError) or "MPS backend out of memory" in str(error)
 
 
-def of(device: torch.device) -> Accelerator:
-    """The one of a device."""
+def accelerator_of(device: torch.device) -> Accelerator:
     return {CUDA: Cuda, MPS: Mps}.get(device.type, Accelerator)(device)
 
 
 def apple_gpu() -> Gpu:
-    """This Mac's GPU: the catalogue's chip of that name and number of cores, else what Metal says of it.
+    """Return this Mac's GPU: the catalogue's chip of that name and number of cores, else what Metal says of it.
 
     Its memory is what Metal recommends that the GPU uses of the computer's.
     """
@@ -185,7 +179,7 @@ def apple_gpu() -> Gpu:
 
 
 def limit_apple(limit_bytes: int) -> int:
-    """Let PyTorch refuse what would take more of the GPU's memory than this; returns what it allows."""
+    """Let PyTorch refuse to take more of the GPU's memory than this; return what it allows."""
     recommended = torch.mps.recommended_max_memory()
     fraction = min(MOST_OF_RECOMMENDED, max(1, limit_bytes) / recommended)  # 0 would be no limit
     torch.mps.set_per_process_memory_fraction(fraction)

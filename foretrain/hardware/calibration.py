@@ -1,7 +1,7 @@
 """What was measured on one device: times of single kernels, overheads, clock, power, CUDA context; kept in a cache.
 
-A calibration belongs to a device, its driver and its torch version; `load` gives it only to these. `foretrain
-calibrate` makes it (tuning/calibrate.py), predict/speed/rates.py reads it.
+A calibration belongs to a device, its driver and its torch version; `load` gives it only to these. measure/calibrate.py
+makes it, predict/speed/rates.py reads it.
 """
 
 import json
@@ -20,8 +20,9 @@ Access = Literal["copy", "read", "write", "in_place"]
 
 
 class ProductPeak(Record):
-    """The best rate of one kind of product in one dtype, and at which shape: (m, n, k), batched ones with their count
-    first; (B, H, T, D) of an attention kernel, whose causal half counts."""
+    """The best rate of one kind of matmul in one dtype, and its shape: (m, n, k), batched ones with their count first;
+    (B, H, T, D) of an attention kernel, whose causal half counts.
+    """
 
     kind: ProductKind
     dtype: str
@@ -30,7 +31,7 @@ class ProductPeak(Record):
 
 
 class Bandwidth(Record):
-    """Bytes read and written a second by a kernel that moves `moved_bytes`: what is small stays in a cache."""
+    """Bytes read and written a second by a kernel that moves `moved_bytes`: small tensors stay in a cache."""
 
     access: Access
     moved_bytes: int
@@ -38,8 +39,10 @@ class Bandwidth(Record):
 
 
 class Peaks(Record):
-    """All of it. `page_s`: what the system takes to hand out a fresh page of `page_bytes` at its first touch, on a CPU.
-    `launch_s`: the smallest operation; `autograd_launch_s`: with gradients, its backward pass included."""
+    """`page_s`: what the system takes to hand out a fresh page of `page_bytes` at its first touch, on a CPU.
+
+    `launch_s`: the smallest operation; `autograd_launch_s`: with gradients, its backward pass included.
+    """
 
     products: tuple[ProductPeak, ...]
     bandwidths: tuple[Bandwidth, ...]
@@ -51,23 +54,22 @@ class Peaks(Record):
 
     @property
     def dtypes(self) -> list[str]:
-        """The dtypes of which products were measured."""
         return list(dict.fromkeys(each.dtype for each in self.products if each.kind != "attention"))
 
     def best(self, dtype: str, *kinds: ProductKind) -> ProductPeak | None:
-        """The best product of these kinds in a dtype."""
         found = [each for each in self.products if each.dtype == dtype and each.kind in kinds]
         return max(found, key=lambda each: each.flop_per_s, default=None)
 
     def flop_per_s(self, dtype: str, *, attention: bool = False) -> float | None:
-        """The peak of matmuls in a dtype, or of what attention is made of; None where none was measured."""
         found = self.best(dtype, "attention") if attention else None
         found = found or self.best(dtype, "matmul", "matmul_input", "matmul_weight")
         return found.flop_per_s if found else None
 
     def bytes_per_s(self, moved_bytes: float, *, in_place: bool = False) -> float | None:
-        """The bandwidth for a kernel that moves so many bytes: log-linear between the sizes that were measured, and no
-        less than of any larger one. `in_place`: what writes where it read needs half the room in a cache."""
+        """Return the bandwidth of a kernel that moves so many bytes: log-linear between the sizes that were measured,
+        and no less than of any larger one. `in_place`: a kernel that writes where it read needs half the room in a
+        cache.
+        """
         best: dict[int, float] = {}
         for each in self.bandwidths:
             if (each.access == "in_place") == in_place:
@@ -81,11 +83,9 @@ class Peaks(Record):
         return _between(points, moved_bytes)
 
     def cache_bytes_per_s(self, *, in_place: bool = False) -> float | None:
-        """The best bandwidth of all sizes."""
         return self.bytes_per_s(0, in_place=in_place)
 
     def memory_bytes_per_s(self, *, in_place: bool = False) -> float | None:
-        """The bandwidth of what is too large for any cache that was met."""
         return self.bytes_per_s(math.inf, in_place=in_place)
 
 
@@ -100,7 +100,6 @@ def _between(points: list[tuple[int, float]], size: float) -> float:
 
 
 def best_of(*several: Peaks) -> Peaks:
-    """The better of every figure: what else a machine does can only slow a measurement down."""
     products: dict[tuple[str, str], ProductPeak] = {}
     for each in (each for peaks in several for each in peaks.products):
         key = each.kind, each.dtype
@@ -133,8 +132,9 @@ OTHERS_DISTURB = 0.1  # of the processor
 
 
 class KernelTime(Record):
-    """One kernel, measured: `shape` as in predict/speed/ops.py ((m, n, k) of a product, (B, H, T, D) of attention, else
-    (bytes read and written,)); `time_s` is the median of its runs."""
+    """One kernel, measured: `shape` as in predict/speed/ops.py ((m, n, k) of a matmul, (B, H, T, D) of attention, else
+    (bytes read and written,)); `time_s` is the median of its runs.
+    """
 
     kind: str
     dtype: str
@@ -156,10 +156,10 @@ class StepTime(Record):
 
 
 class Calibration(Record):
-    """All of it. `launch_s`: what one eager operation costs beside its kernel. Clock, power and context: GPUs only.
+    """`launch_s`: what one eager operation costs beside its kernel. Clock, power and context: GPUs only.
 
-    `unsteadiness`: by what share a kernel's middle run was slower than its quick ones, in the middle of all kernels.
-    `drift`: by what share the slowest round of a reference step was slower than its quickest, in the middle of them.
+    `unsteadiness`: by what share a kernel's median run was slower than its quick ones, the median of all kernels.
+    `drift`: by what share the slowest round of a reference step was slower than its fastest, the median of them.
     `others_share`: of the processor, used by other programs meanwhile. `start_s`: on a CPU, what a run takes before its
     first steady step: to build the model, and longer first steps.
     """
@@ -185,21 +185,19 @@ class Calibration(Record):
 
     @property
     def disturbed(self) -> bool:
-        """Something else was running, so the figures are not this device's alone."""
+        """Return whether something else was running, so that the figures are not this device's alone."""
         return self.unsteadiness > 0.25 or (self.others_share or 0.0) > OTHERS_DISTURB
 
     def steps_of(self, dtype: str, *, compiled: bool) -> list[StepTime]:
-        """The timed steps in this dtype, compiled or not; empty where none was timed."""
         return [s for s in self.steps if s.dtype == dtype and s.compiled == compiled]
 
 
 def path_of(device: str, driver: str) -> Path:
-    """Where the calibration of a device lies."""
     return KEPT.path(f"{device}\n{driver}\n{installed_torch()}")
 
 
 def load(device: str, driver: str = "") -> Calibration | None:
-    """The calibration of this device, driver and torch, if one was made; None for a damaged file, too."""
+    """Return the calibration of this device, driver and torch; None for a damaged file, too."""
     found = KEPT.record(path_of(device, driver), Calibration)
     if found is None or (found.device, found.driver, found.torch_version) != (device, driver, installed_torch()):
         return None
@@ -207,12 +205,11 @@ def load(device: str, driver: str = "") -> Calibration | None:
 
 
 def tuned_path(device: str, driver: str) -> Path:
-    """Where the steps that `foretrain tune` timed on a device lie: beside its calibration, which may come later."""
+    """Return the file of the steps that `foretrain tune` timed: beside the calibration, which may come later."""
     return path_of(device, driver).with_suffix(".steps.json")
 
 
 def tuned_steps(device: str, driver: str = "") -> tuple[StepTime, ...]:
-    """The steps that were timed on this device; none where the file is damaged."""
     try:
         listed = KEPT.value(tuned_path(device, driver))["steps"]
         return tuple(StepTime.model_validate(step) for step in listed)
@@ -221,7 +218,7 @@ def tuned_steps(device: str, driver: str = "") -> tuple[StepTime, ...]:
 
 
 def save_tuned(device: str, driver: str, steps: tuple[StepTime, ...]) -> None:
-    """Keep these steps, and the newest of those before: a step of the same knobs gives way. Raises OSError."""
+    """Keep these steps, and the newest of those before: a step of the same options gives way. Raises OSError."""
     new = {
         json.dumps([s.options, s.dtype, s.compiled], sort_keys=True): s for s in (*tuned_steps(device, driver), *steps)
     }
@@ -231,7 +228,6 @@ def save_tuned(device: str, driver: str, steps: tuple[StepTime, ...]) -> None:
 
 
 def save(found: Calibration) -> Path:
-    """Kept under its name only when whole. Raises OSError."""
     path = path_of(found.device, found.driver)
     KEPT.write(path, found.model_dump_json(indent=1, exclude={"tuned"}))
     return path

@@ -1,7 +1,7 @@
 """What NVML says of this machine's cards: what they are, memory by process, energy, clocks, what slows them. No torch.
 
-Every figure is asked for by itself, so that a card, a driver or a container that keeps one back still gives the
-others, and a driver that breaks in the middle of a run ends nothing but the samples.
+Every figure is asked for by itself, so that a card, a driver or a container that keeps one back still gives the others,
+and a driver that breaks in the middle of a run ends nothing but the samples.
 """
 
 import os
@@ -18,10 +18,10 @@ VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 def visible(uuids: Sequence[str], environ: Mapping[str, str]) -> tuple[int | None, ...]:
-    """NVML's index of each card that CUDA shows, by CUDA's number; None for a part of a card (MIG).
+    """Return NVML's index of each card that CUDA shows, by CUDA's number; None for a part of a card (MIG).
 
-    `uuids`: of NVML's cards, as 'GPU-…', in its order. As CUDA does: what names no card ends the list, and a card that
-    is named twice empties it. Its first word says whether the list is one of numbers or of ids.
+    `uuids`: of NVML's cards, as 'GPU-…', in its order. As CUDA does: an unknown name ends the list, and a card that is
+    named twice empties it. Its first word says whether the list is one of numbers or of ids.
     """
     if VARIABLE not in environ:
         return tuple(range(len(uuids)))
@@ -42,7 +42,6 @@ def visible(uuids: Sequence[str], environ: Mapping[str, str]) -> tuple[int | Non
 
 
 def _by_id(word: str, uuids: Sequence[str]) -> int | None:
-    """The card whose id begins so, if it is one alone."""
     matching = [i for i, uuid in enumerate(uuids) if word.startswith("GPU-") and uuid.startswith(word)]
     return matching[0] if len(matching) == 1 else None
 
@@ -53,8 +52,9 @@ def _by_number(word: str, count: int) -> int | None:
 
 
 def identity(properties: Any) -> dict[str, str]:
-    """{"uuid", "bus_id"} of a card, as NVML writes them, from torch.cuda.get_device_properties; '' where this torch
-    does not say."""
+    """Return {"uuid", "bus_id"} of a card, as NVML writes them, from torch.cuda.get_device_properties; '' where this
+    torch does not say.
+    """
     uuid = getattr(properties, "uuid", "")
     address = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
     known = all(isinstance(number, int) for number in address)
@@ -104,13 +104,10 @@ class CardSample(Record):
 
     @property
     def empty(self) -> bool:
-        """Whether NVML said nothing at all."""
         return self == CardSample(index=self.index)
 
 
 class CardFacts(Record):
-    """What does not change of a card."""
-
     index: int
     name: str
     total_bytes: int | None
@@ -119,8 +116,6 @@ class CardFacts(Record):
 
 
 class Cards:
-    """All cards that NVML shows. Without NVML, without a card or after the driver broke there are none."""
-
     def __init__(self, nvml: Any = None) -> None:
         self.facts: tuple[CardFacts, ...] = ()
         self.problem = ""  # why there is nothing to be had, at the start or by now
@@ -157,7 +152,6 @@ class Cards:
         )  # fmt: skip
 
     def _ask(self, function: str, *arguments: Any) -> Any:
-        """The answer of one question, None where there is none."""
         try:
             return getattr(self._nvml, function)(*arguments)
         except Exception as error:
@@ -165,35 +159,31 @@ class Cards:
             return None
 
     def _reserved(self, handle: Any) -> int | None:
-        """Drivers from 510 on tell it in the second version of the answer."""
+        """Return the reserved bytes, which drivers from 510 on tell in the second version of the answer."""
         version = getattr(self._nvml, "nvmlMemory_v2", None)
         answer = None if version is None else self._ask("nvmlDeviceGetMemoryInfo", handle, version)
         return _number(getattr(answer, "reserved", None), int)
 
     def sample(self, pids: Collection[int]) -> tuple[CardSample, ...]:
-        """Every card now. `pids`: the processes whose memory is `ours`."""
         found = tuple(self._sample(i, handle, pids) for i, handle in enumerate(self._handles))
         if found:
             self.problem = self._refused if all(sample.empty for sample in found) else ""
         return found
 
     def one(self, index: int | None, pids: Collection[int]) -> CardSample | None:
-        """One card now; None where there is none of this index."""
         return self._sample(index, self._handles[index], pids) if self._has(index) else None
 
     def held_bytes(self, index: int | None, pids: Collection[int]) -> int | None:
-        """What these processes hold on a card; None where there is none, or NVML does not tell them apart."""
+        """Return what these processes hold on a card; None where there is none, or NVML does not tell them apart."""
         return self._ours(self._handles[index], pids) if self._has(index) else None
 
     def load(self, index: int | None) -> tuple[float, float] | None:
-        """(clock in GHz, power in W) of a card now; None where NVML does not say."""
         if not self._has(index):
             return None
         clock_ghz, power_w = self._clock_ghz(self._handles[index]), self._power_w(self._handles[index])
         return None if clock_ghz is None or power_w is None else (clock_ghz, power_w)
 
     def sm_count(self, index: int) -> int | None:
-        """A card's streaming multiprocessors; None where NVML does not say."""
         capability = self._ask("nvmlDeviceGetCudaComputeCapability", self._handles[index])
         cores = self._ask("nvmlDeviceGetNumGpuCores", self._handles[index])
         if capability is None or cores is None:
@@ -201,15 +191,14 @@ class Cards:
         return cores // _CORES_PER_SM.get(tuple(capability), 128)
 
     def close(self) -> None:
-        """End what the driver holds for this."""
         if self._nvml is not None:
             self._ask("nvmlShutdown")
         self._handles = []
 
     def index_of(self, cuda: int, uuid: str = "", bus_id: str = "") -> int | None:
-        """NVML's index of the card that CUDA counts as `cuda` in this process; None where CUDA shows none so.
+        """Return NVML's index of the card that CUDA counts as `cuda` in this process; None where CUDA shows none so.
 
-        `uuid`, `bus_id`: of the card, as torch knows them (visible.identity): by them it is found for certain. Else
+        `uuid`, `bus_id`: of the card, as torch knows them (`identity`): by them it is found for certain. Else
         CUDA_VISIBLE_DEVICES says which card it is; that is uncertain where cards differ and CUDA_DEVICE_ORDER is not
         PCI_BUS_ID, as CUDA's default order is its own secret.
         """
@@ -254,7 +243,9 @@ class Cards:
         return _number(self._ask("nvmlDeviceGetPowerUsage", handle), lambda v: v / 1e3)
 
     def _ours(self, handle: Any, pids: Collection[int]) -> int | None:
-        """Memory of these processes. None where NVML does not tell them apart, as on Windows and in some containers."""
+        """Return the memory of these processes; None where NVML does not tell them apart, as on Windows and in some
+        containers.
+        """
         processes = self._ask("nvmlDeviceGetComputeRunningProcesses", handle)
         if processes is None:
             return None
@@ -267,7 +258,7 @@ class Cards:
 class Load:
     """Clock and power of a card, sampled in the background of a `with`; without a card or NVML nothing is sampled.
 
-    `cuda`: CUDA's number of the card, `more` what torch knows of it (visible.identity); None for a CPU.
+    `cuda`: CUDA's number of the card, `more` what torch knows of it (`identity`); None for a CPU.
     """
 
     def __init__(self, cuda: int | None, nvml: Any = None, **more: str) -> None:
@@ -297,7 +288,7 @@ class Load:
 
     @property
     def clock_ghz(self) -> float | None:
-        """The median SM clock of the busier half of the samples, as the card idles between kernels."""
+        """Return the median SM clock of the busier half of the samples, as the card idles between kernels."""
         return _busy(self.clocks_ghz)
 
     @property

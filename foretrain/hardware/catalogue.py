@@ -1,8 +1,8 @@
-"""What a run is planned for: a card of the catalogue `gpus.toml`, the card in this machine, or its CPU.
+"""The devices that a run is planned for: a card of the catalogue `gpus.toml`, the card in this machine, or its CPU.
 
 An unknown card is an error that names the nearest ones, and for the card of this machine prints the block to fill in;
-it is never taken for an A100.
-Such blocks may stand in a file of the user's own: `--gpu-file FILE`, or FORETRAIN_GPU_FILE.
+it is never taken for an A100. Such blocks may stand in a file of the user's own: `--gpu-file FILE`, or
+FORETRAIN_GPU_FILE.
 """
 
 import difflib
@@ -85,19 +85,20 @@ class Gpu(Record):
 
     @property
     def label_bytes(self) -> int | None:
-        """Memory as the box states it; None where the catalogue cannot know it (unified memory)."""
+        """Return the memory that the box states; None where the catalogue cannot know it (unified memory)."""
         return round(self.memory_gib * GIB) if self.memory_gib else None
 
     @property
     def memory_bytes(self) -> int | None:
-        """Memory that CUDA gives, by which everything is judged; None where the catalogue cannot know it."""
+        """Return the memory that CUDA gives, by which everything is judged; None where the catalogue cannot know it."""
         gib = self.cuda_memory_gib or (self.memory_gib and self._derived_gib)
         return round(gib * GIB) if gib else None
 
     @property
     def _derived_gib(self) -> float:
-        """What CUDA gives of the label where nobody has said it. HBM loses at most 1.6% (39.38 of 40 GiB). Other
-        data-centre cards have their ECC bits in the memory itself: one byte of 16."""
+        """Derive what CUDA gives of the label. HBM loses at most 1.6% (39.38 of 40 GiB). Other data-centre cards have
+        their ECC bits in the memory itself: one byte of 16.
+        """
         label = self.memory_gib or 0.0
         if self.kind != "cuda":  # HIP's messages: 7.98 of 8, 15.98 of 16, 19.98 of 20 GiB; of Intel's 11.93 of 12
             return {"rocm": label - 0.02, "xpu": 0.99 * label}.get(self.kind, label)
@@ -108,38 +109,34 @@ class Gpu(Record):
 
     @property
     def cache_bytes(self) -> int:
-        """Its L2 cache; where nobody has said it, what is usual."""
         return round((self.l2_mib or USUAL_L2_MIB) * MIB)
 
     @property
     def capability(self) -> tuple[int, int]:
-        """(8, 9) for compute capability 8.9; (0, 0) where there is none."""
         major, _, minor = self.compute_capability.partition(".")
         return (int(major), int(minor)) if major else (0, 0)
 
     @property
     def reserves(self) -> bool:
-        """Whether PyTorch's allocator there says what it reserved, as it does on cards and Apple's GPUs."""
         return self.kind != "cpu"
 
     @property
     def is_trained_on(self) -> bool:
-        """Whether training is planned there: NVIDIA's cards that PyTorch has kernels for, Apple's GPUs and CPUs."""
+        """Return whether training is planned there: on cards that PyTorch has kernels for, Apple's GPUs and CPUs."""
         return self.kind in ("cpu", "mps") or self.capability >= LEAST_CAPABILITY
 
     @property
     def is_laptop(self) -> bool:
-        """A part that is built into a laptop: nobody can buy it as a card."""
         return "Laptop" in self.name
 
     @property
     def is_geforce(self) -> bool:
-        """A card that NVIDIA sells for games: half the rate in half precision with fp32 sums."""
+        """Return whether NVIDIA sells it for games: half the rate in half precision with fp32 sums."""
         return any("GeForce" in alias for alias in self.aliases)
 
     @property
     def slowest_share(self) -> float:
-        """The clock of the version with the least power, as a share of the figures here; 1 where all are alike.
+        """Return the clock of the version with the least power, as a share of the figures here; 1 where all are alike.
 
         Laptop makers set the power limit. Where the lowest clock is not published, it is taken to go with the root of
         the power: within 19 % of the eleven laptop rows of gpus.toml that have both.
@@ -152,20 +149,20 @@ class Gpu(Record):
 
     @property
     def supports_bf16(self) -> bool:
-        """Whether matmuls run in bfloat16: on a CPU, on cards from compute capability 8.0 on, and on Apple GPUs, for
-        which torch 2.8 and newer ask for macOS 14."""
+        """Return whether matmuls run in bfloat16: on a CPU, on cards from compute capability 8.0 on, and on Apple GPUs,
+        for which torch 2.8 and newer ask for macOS 14.
+        """
         return self.kind != "cuda" or self.capability >= (8, 0)
 
     @property
     def has_triton(self) -> bool:
-        """Whether torch.compile has kernels for it; where nobody knows the capability, it is taken to have."""
         return self.kind != "cuda" or self.capability == (0, 0) or self.capability >= LEAST_FOR_TRITON
 
     def peak_flop_per_s(self, dtype: Dtype) -> float | None:
-        """Dense peak of matrix products in this dtype with fp32 accumulation; None where no source states one.
+        """Return the dense peak of matmuls in this dtype with fp32 accumulation; None where no source states one.
 
         float32 counts TF32 where the card has it, because nanoGPT and foretrain both allow it. Where a card has no
-        bfloat16 units, what large products of the emulated ones reach.
+        bfloat16 units, what large matmuls of the emulated ones reach.
         """
         emulated = self.fp32_tflops and EMULATED_BF16_SHARE * self.fp32_tflops
         tflops = {
@@ -176,7 +173,7 @@ class Gpu(Record):
         return tflops * 1e12 if tflops else None
 
     def sustained_share(self, dtype: Dtype) -> float | None:
-        """The share of the peak that large products hold within the board's power; None where nobody knows it.
+        """Return the share of the peak that large matmuls hold within the board's power; None where nobody knows it.
 
         Measured by others, in this dtype or else in the other half precision. For a card that nobody measured it
         follows from one of its architecture: the rate grows with the root of power times SMs, since twice the power
@@ -198,12 +195,12 @@ class Gpu(Record):
         return share * (like.fp16_dense_tflops or 0) * (more / watts) ** 0.5 / self.fp16_dense_tflops
 
     def matmul_peak_flop_per_s(self, mode: MatmulMode, dtype: Dtype) -> float | None:
-        """Dense peak of products in a mode of the knob `matmul`; None where no source states one or gives its ratio.
+        """Return the dense peak in a mode of the option `matmul`; None where no source states one or gives its ratio.
 
         Ratios, dense: FP8 with fp32 sums is twice fp16 with fp32 sums (NVIDIA Ada whitepaper v2.1: RTX 4090 330.3 and
-        165.2; Hopper: 1979 and 989). INT8 is twice fp16 with fp16 sums (RTX 3090 284 and 142, 4090 661 and 330,
-        A100 624 and 312, T4 130 and 65). A CPU has no FP8 units: oneDNN widens to fp32, 0.37 s for 0.33 s in fp32 and
-        0.06 s in bf16 where that was measured (AMX; 4096 x 3072 x 768, one core); INT8 took 0.05 s.
+        165.2; Hopper: 1979 and 989). INT8 is twice fp16 with fp16 sums (RTX 3090 284 and 142, 4090 661 and 330, A100
+        624 and 312, T4 130 and 65). A CPU has no FP8 units: oneDNN widens to fp32, 0.37 s for 0.33 s in fp32 and 0.06 s
+        in bf16 where that was measured (AMX; 4096 x 3072 x 768, one core); INT8 took 0.05 s.
         """
         if mode == "dtype":
             return self.peak_flop_per_s(dtype)
@@ -219,30 +216,28 @@ class Gpu(Record):
 
     @property
     def sized_name(self) -> str:
-        """'Apple M4 Max 128GB': the name with the most memory that it is sold with."""
         return f"{self.name} {self.unified_memory_gib[-1]:g}GB" if self.unified_memory_gib else self.name
 
     @property
     def notes(self) -> list[Note]:
-        """Which card was taken, where the name that was asked for has several."""
         others = [name for name in self.choices if name != self.name]
         return [Note(id="card_of_several", values={"gpu": self.name, "others": others})] if others else []
 
     @property
     def bandwidth_bytes_per_s(self) -> float | None:
-        """Bytes a second of its memory; None where no source states them."""
         return self.bandwidth_gb_per_s * 1e9 if self.bandwidth_gb_per_s else None
 
 
 def given_gib(total_gib: float) -> float:
-    """What CUDA gives of what nvidia-smi shows as a card's total, or of a label without ECC; never more than was seen
-    on Linux: 3.63 of 4, 5.60 of 6, 7.60 of 8, 9.62 of 10, 11.49 of 12, 15.48 of 16, 19.57 of 20, 23.52 of 24, 31.36 of
-    32, 47.27 of 48 and 94.96 of 96 GiB."""
+    """Return what CUDA gives of what nvidia-smi shows as a card's total, or of a label without ECC; never more than was
+    seen on Linux: 3.63 of 4, 5.60 of 6, 7.60 of 8, 9.62 of 10, 11.49 of 12, 15.48 of 16, 19.57 of 20, 23.52 of 24,
+    31.36 of 32, 47.27 of 48 and 94.96 of 96 GiB.
+    """
     return 0.9935 * total_gib - min(0.45, 0.1 * total_gib)
 
 
 def catalogue() -> dict[str, Gpu]:
-    """All cards by name, in the order of the file; those of the user's own file, where there is one, come first.
+    """Return all cards by name, in the order of the file; those of the user's own file come first.
 
     Raises UserError 'gpu.bad_file' where that file cannot be read.
     """
@@ -262,7 +257,6 @@ def _built_in() -> dict[str, Gpu]:
 
 
 def _card(name: str, block: dict[str, Any]) -> Gpu:
-    """With what CUDA gives, so that whoever shows or keeps the card has both figures."""
     figures: dict[str, Any] = {"kind": "mps" if name.startswith("Apple") else "cuda"} | block
     gpu = Gpu(name=name, **figures)
     if gpu.cuda_memory_gib or gpu.memory_bytes in (None, gpu.label_bytes):
@@ -272,7 +266,6 @@ def _card(name: str, block: dict[str, Any]) -> Gpu:
 
 
 def _own_cards(path: Path) -> dict[str, Gpu]:
-    """The cards of a file like gpus.toml. Raises UserError 'gpu.bad_file'."""
     try:
         blocks = parse_toml(read_text(path, MOST_OWN_BYTES))
     except UnicodeDecodeError:
@@ -296,7 +289,6 @@ def _own_cards(path: Path) -> dict[str, Gpu]:
 
 
 def _checked(gpu: Gpu) -> Gpu:
-    """The card as it is. Raises ValueError for figures that no card can have, or without its memory."""
     if gpu.memory_gib is None:
         raise ValueError("memory_gib is missing")
     if not re.fullmatch(r"\d{1,2}\.\d", gpu.compute_capability):
@@ -319,12 +311,12 @@ SAME_KIND = 0.3  # a card is near another one without a generation where its num
 
 @cache
 def _key(name: str) -> str:
-    """'NVIDIA GeForce RTX 4070 Mobile' -> 'rtx4070laptop': what is left without vendor, case and spacing."""
+    """Reduce 'NVIDIA GeForce RTX 4070 Mobile' to 'rtx4070laptop': no vendor, case and spacing."""
     return _WORDS.sub("", name.lower()).replace("mobile", "laptop")
 
 
 def _matches(key: str) -> list[Gpu]:
-    """Cards whose name or alias is this key, or else is it but for the memory size, form factor or line."""
+    """Return cards whose name or alias is this key, or is it but for the memory size, form factor or line."""
     cards = [(gpu, _key(gpu.name)) for gpu in catalogue().values()]
     return (
         [gpu for gpu, name in cards if key in (name, *map(_key, gpu.aliases))]
@@ -334,7 +326,6 @@ def _matches(key: str) -> list[Gpu]:
 
 
 def _named(name: str) -> list[Gpu]:
-    """Cards that go by this name; with a size of memory behind it, those that have it."""
     key = _key(name)
     for line in ("", "rtx", "gtx", "rx") if key else ():
         if found := _matches(line + key):
@@ -346,7 +337,8 @@ def _named(name: str) -> list[Gpu]:
 
 
 def _with_memory(gpu: Gpu, gib: float) -> Gpu | None:
-    """The card where it has so much memory. Of a chip that shares the computer's, how much of it the GPU may use.
+    """Return the card where it has so much memory. Of a chip that shares the computer's, how much of it the GPU may
+    use.
 
     Metal recommends 10,922 of 16 GB and 21,845 of 32 (ggml-org/llama.cpp#2011, ise-uiuc/magicoder#19), and 73,728 of 96
     (ggml-org/llama.cpp#3213); AMD lets 96 of 128 be set.
@@ -360,7 +352,7 @@ def _with_memory(gpu: Gpu, gib: float) -> Gpu | None:
 
 
 def find(name: str) -> Gpu:
-    """The card of this name: 'RTX 4070', 'rtx4070', '4070', 'NVIDIA GeForce RTX 4070', 'M4 Max 64GB'.
+    """Return the card of a name: 'RTX 4070', 'rtx4070', '4070', 'NVIDIA GeForce RTX 4070', 'M4 Max 64GB'.
 
     A short name of several cards means the one that NVLink connects in machines with several, and of these the one with
     the least memory: H100 is H100 SXM5 80GB, A100 is A100 SXM4 40GB; `choices` are all of them. Where none has NVLink,
@@ -384,7 +376,6 @@ find_gpu = find  # as Python programs know it
 
 
 def nearest(name: str, count: int = 3) -> list[str]:
-    """Names of the cards of this one's kind that are most like it: those of its generation, where there are any."""
     line, number, is_laptop = _line(name)
     kin = [(gpu.name, *_line(gpu.name)) for gpu in catalogue().values() if _line(gpu.name)[0] == line]
     kin = [card for card in kin if card[2] // 1000 == number // 1000] or kin
@@ -399,7 +390,7 @@ def nearest(name: str, count: int = 3) -> list[str]:
 
 
 def _line(name: str) -> tuple[str, int, bool]:
-    """(what a card is sold as, its number, whether it is a laptop's): ('rtx', 4070, False) of RTX 4070."""
+    """Return ('rtx', 4070, False) of RTX 4070: what a card is sold as, its number, whether it is a laptop's."""
     sized = _SIZED.fullmatch(name.strip())
     match = _LINE.match(_key(sized["name"] if sized else name).removeprefix("apple"))
     assert match
@@ -414,12 +405,11 @@ def _line(name: str) -> tuple[str, int, bool]:
 
 
 def stated_bytes(text: str, option: str) -> int:
-    """A size that somebody typed for an option, such as 2GB. Raises UserError 'gpu.bad_memory'."""
+    """Parse a size that somebody typed for an option, such as 2GB. Raises UserError 'gpu.bad_memory'."""
     return read(parse_bytes, text, UserError("gpu.bad_memory", option=option, value=text))
 
 
 def block_to_add(name: str, memory_gib: float | None = None, sm_count: int | None = None) -> str:
-    """The TOML block to fill in for a card that the catalogue lacks."""
     return "\n".join(
         [
             f'["{name}"]',
@@ -444,8 +434,6 @@ def _unknown(name: str, memory_gib: float | None = None, sm_count: int | None = 
 
 
 class DetectedGpu(Record):
-    """The card in this machine: what its driver says, and its catalogue entry with what CUDA gives of its memory."""
-
     gpu: Gpu
     index: int
     used_bytes: int
@@ -453,7 +441,7 @@ class DetectedGpu(Record):
 
 
 def match(name: str, memory_gib: float, sm_count: int | None) -> Gpu:
-    """The catalogue's card for a driver's name, memory and SM count, since one name can be two cards.
+    """Return the catalogue's card for a driver's name, memory and SM count, since one name can be two cards.
 
     Raises UserError 'gpu.unknown' with the block to add.
     """
@@ -467,11 +455,10 @@ def match(name: str, memory_gib: float, sm_count: int | None) -> Gpu:
 
 
 def detect(index: int = 0, nvml: Any = None, **more: str) -> DetectedGpu | None:
-    """The NVIDIA card of this machine that CUDA counts as `index`, through NVML, or None when there is no such card or
-    no driver.
+    """Return the NVIDIA card of this machine that CUDA counts as `index`, through NVML; None without card or driver.
 
     Raises UserError 'gpu.unknown' for a card that the catalogue lacks. `nvml` is a stand-in for tests; `more`: what
-    torch knows of the card (hardware/visible.py).
+    torch knows of the card (`card.identity`).
     """
     cards = Cards(nvml)
     try:

@@ -45,25 +45,21 @@ class Cluster(Record):
 
     @property
     def world(self) -> int:
-        """Cards in all, which is ranks."""
         return self.nodes * self.per_node
 
     @property
     def text(self) -> str:
-        """'2 x RTX 4090', '2 nodes x 8 x A100 SXM4 80GB'."""
         cards = f"{self.per_node} x {self.gpu.name}"
         return cards if self.nodes == 1 else f"{self.nodes} nodes x {cards}"
 
     @property
     def nvlink_to_add(self) -> Link | None:
-        """NVLink that these cards can have and do not: a bridge joins two of them only."""
         found = nvlink_of(self.gpu.name)
         if found is None or found == self.link or self.per_node == 1:
             return None
         return None if found.joins and self.per_node > BRIDGED else found
 
     def but(self, link: Link) -> "Cluster":
-        """The same cards with another link in each node."""
         return self.model_copy(update={"link": link})
 
 
@@ -76,8 +72,9 @@ class Count(NamedTuple):
 
 
 def parse(text: str) -> Count:
-    """How many cards of which name. Raises UserError 'usage.gpus' for what is no such text, 'usage.mixed_cards' for
-    unlike cards, and 'usage.one_card_cluster', 'usage.too_many_ranks' for numbers that are no cluster's."""
+    """Parse how many cards of which name. Raises UserError 'usage.gpus' for another text, 'usage.mixed_cards' for
+    unlike cards, and 'usage.one_card_cluster', 'usage.too_many_ranks' for numbers that are no cluster's.
+    """
     whole = " ".join(text.split())
     nodes, rest = 0, whole
     if found := _NODES.fullmatch(whole):
@@ -99,7 +96,9 @@ def parse(text: str) -> Count:
 
 
 def _counted(part: str, text: str) -> tuple[int, str]:
-    """(count, name) of '2 x RTX 4090', 'RTX 4090 x 2' and '2'; a card without a count is one of several, or none."""
+    """Return (count, name) of '2 x RTX 4090', 'RTX 4090 x 2' and '2'; a card without a count is one of several, or
+    none.
+    """
     if part.isascii() and part.isdigit() and len(part) < 4:  # '4090' is a card
         return int(part), ""
     for pattern in (_COUNTED, _BEHIND):
@@ -111,13 +110,11 @@ def _counted(part: str, text: str) -> tuple[int, str]:
 
 
 def is_counted(text: str) -> bool:
-    """Whether a text says how many cards, as '2 x RTX 4090' does."""
     whole = " ".join(text.split())
     return any(pattern.fullmatch(whole) for pattern in (_NODES, _COUNTED, _BEHIND))
 
 
 def _is_card(name: str) -> bool:
-    """Whether one card or several go by this name."""
     try:
         find(name)
     except UserError as error:
@@ -126,7 +123,6 @@ def _is_card(name: str) -> bool:
 
 
 def _mixed(names: list[str], text: str) -> UserError:
-    """Why unlike cards are refused; of a name that no card has, that."""
     cards = [find(name) for name in names]
     kinds = {gpu.name: gpu for gpu in cards}
     if len(kinds) == 1:
@@ -140,7 +136,8 @@ def _mixed(names: list[str], text: str) -> UserError:
 
 
 def cluster(text: str, link: str = "", network: str = "", here: Callable[[], Gpu] | None = None) -> Cluster:
-    """The cards of a text, with links by name or those that such cards usually have. `here`: the card of a count alone.
+    """Return the cards of a text, with links by name or those that such cards usually have. `here`: the card of a count
+    alone.
 
     Raises UserError for what no cluster is: see `parse`, `catalogue.find`, and links that these cards cannot have.
     """
@@ -170,14 +167,13 @@ def cluster(text: str, link: str = "", network: str = "", here: Callable[[], Gpu
 
 
 def _link(name: str, gpu: Gpu, per_node: int) -> Link:
-    """The link inside a node. Raises UserError for one that is not known, or that these cards cannot have."""
     usual = link_of(gpu.name).link
     if name.strip().lower() == NVLINK:
         found = nvlink_of(gpu.name)
         if found is None:
             raise UserError("gpu.no_nvlink", gpu=gpu.name, usual=usual.name)
     else:
-        found = _known(name, "--link", network=False)
+        found = _named_link(name, "--link", network=False)
     if found.joins and gpu.name not in found.joins:
         raise UserError("gpu.no_bridge", link=found.name, gpu=gpu.name, cards=list(found.joins), usual=usual.name)
     if found.joins and per_node > BRIDGED:
@@ -188,7 +184,7 @@ def _link(name: str, gpu: Gpu, per_node: int) -> Link:
 
 
 def _network(name: str, gpu: Gpu, nodes: int) -> tuple[Link | None, int, bool]:
-    """(the network between nodes, NICs of a node, whether that is known). '8 x ib-200' says how many NICs."""
+    """Return (the network between nodes, NICs of a node, whether that is known). '8 x ib-200' says how many NICs."""
     if nodes == 1:
         if name:
             raise UserError("usage.network_of_one", value=name[:80])
@@ -198,13 +194,12 @@ def _network(name: str, gpu: Gpu, nodes: int) -> tuple[Link | None, int, bool]:
         return usual.link, usual.link.nics_per_node, not usual.assumed
     counted = _COUNTED.fullmatch(name.strip())
     if counted and len(counted["count"]) < 4 and int(counted["count"]) > 0:
-        return _known(counted["name"], "--network", network=True), int(counted["count"]), True
-    found = _known(name, "--network", network=True)
+        return _named_link(counted["name"], "--network", network=True), int(counted["count"]), True
+    found = _named_link(name, "--network", network=True)
     return found, found.nics_per_node, True
 
 
-def _known(name: str, option: str, *, network: bool) -> Link:
-    """The link of a name. Raises UserError with the nearest, and for a link of the other kind."""
+def _named_link(name: str, option: str, *, network: bool) -> Link:
     fitting = [link for link in links().values() if (link.kind == "network") == network]
     found = find_link(name)
     if found is None:

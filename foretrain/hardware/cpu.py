@@ -25,8 +25,9 @@ _FLOP_PER_FMA = 2
 
 
 class Machine(NamedTuple):
-    """What the system says of this machine's CPU. `cpuinfo`: as in /proc/cpuinfo, empty where there is none;
-    `cores`: those that this process may run on."""
+    """What the system says of this machine's CPU. `cpuinfo`: as in /proc/cpuinfo, empty where there is none; `cores`:
+    those that this process may run on.
+    """
 
     cpuinfo: str
     architecture: str
@@ -35,8 +36,9 @@ class Machine(NamedTuple):
 
 
 def machine() -> Machine:
-    """This machine; or the one in the JSON file that FORETRAIN_TEST_MACHINE names, which only tests set: their results
-    must not depend on where they run."""
+    """Return this machine, or the one in the JSON file that FORETRAIN_TEST_MACHINE names, which only tests set: their
+    results must not depend on where they run.
+    """
     if made_up := os.environ.get("FORETRAIN_TEST_MACHINE"):
         return Machine(**json.loads(Path(made_up).read_text("utf-8")))
     try:
@@ -55,28 +57,24 @@ def _first(pattern: str, text: str) -> str | None:
 
 
 def cpu_flags() -> set[str]:
-    """The instruction sets that the system names."""
     return set((_first(r"^flags\s*:\s*(.*)$", machine().cpuinfo) or "").split())
 
 
 @functools.cache
 def cpu_has_bf16() -> bool:
-    """Has this machine's CPU instructions for bfloat16 products?"""
     return bool({"avx512_bf16", "amx_bf16"} & cpu_flags())
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on."""
     return machine().cores
 
 
 def cores_each(processes: int) -> int:
-    """Usable cores of each of several processes that share the machine, one at least."""
     return max(1, usable_cores() // processes)
 
 
 def physical_cores() -> int:
-    """Usable cores, two threads of one core counted once; all of them where the system does not tell them apart."""
+    """Return usable cores, two threads of one core counted once; all where the system does not tell them apart."""
     here = machine()
     pair = r"^physical id\s*:\s*(\d+)$.*?^core id\s*:\s*(\d+)$"
     places = re.findall(pair, here.cpuinfo, re.MULTILINE | re.DOTALL)
@@ -84,7 +82,7 @@ def physical_cores() -> int:
 
 
 def total_memory_bytes() -> int:
-    """Physical memory, or what a container's limit leaves of it."""
+    """Return the physical memory, or what a container's limit leaves of it."""
     try:
         physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -93,13 +91,11 @@ def total_memory_bytes() -> int:
 
 
 def cpu_device() -> Gpu:
-    """The CPU of this machine, with its calibration if there is one."""
     nominal = nominal_cpu()
     return nominal.model_copy(update={"calibration": load(nominal.name)})
 
 
 def nominal_cpu() -> Gpu:
-    """The CPU of this machine; peaks are nominal (cores x lanes x 2 FMA units x 2 x clock)."""
     here, flags = machine(), cpu_flags()
     lanes = 16 if "avx512f" in flags else 8 if "avx2" in flags or not flags else 4
     clock_ghz = float(_first(r"^cpu MHz\s*:\s*(\d+(?:\.\d+)?)", here.cpuinfo) or 0) / 1e3 or _DEFAULT_CLOCK_GHZ
@@ -129,8 +125,6 @@ def nominal_cpu() -> Gpu:
 
 
 def available_memory_bytes() -> int | None:
-    """Memory that a new process may still take (MemAvailable, and within a container's limit); None where the system
-    does not say."""
     limit = memory_limit()
     if sys.platform == "linux":
         try:

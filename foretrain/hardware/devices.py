@@ -1,7 +1,4 @@
-"""Which device is meant: by its name, or the one of this machine, and what other programs use there.
-
-The one place for it: commands, the page, comparisons and Python programs all ask here.
-"""
+"""Which device is meant: by its name, or the one of this machine, and what other programs use there."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,34 +31,32 @@ GRAPHED_BLOCK_BYTES, GRAPHED_BLOCK_HIGH_BYTES = MIB // 12, 4 * MIB // 12
 LARGE, LARGE_SMS = (426 * MIB, 635 * MIB, HOPPER[2]), 132
 
 
-def published(gpu: Gpu) -> Range:
-    """(low, expected, high) bytes by what was measured or published of cards like this one."""
+def published_context_bytes(gpu: Gpu) -> Range:
     if gpu.capability == HOPPER_CAPABILITY:
         return HOPPER
     return LARGE if gpu.kind == "cuda" and (gpu.sm_count or 0) >= LARGE_SMS else USUAL
 
 
 class Context(Record):
-    """The range for a card: measured where `foretrain calibrate` ran on it, else what was published of its like."""
-
     low_bytes: int = USUAL[0]
     expected_bytes: int = USUAL[1]
     high_bytes: int = USUAL[2]
     source: Literal["published", "calibrated"] = "published"
 
     def with_streams(self, graphed_blocks: int = 0) -> "Context":
-        """That of a run which has a stream of its own beside the usual one, and graphs with so many blocks in all; the
-        low end stays that before any kernel."""
+        """Add a stream of the run's own, and graphs with so many blocks in all; the low end stays that before any
+        kernel.
+        """
         expected = self.expected_bytes + STREAMS_BYTES + graphed_blocks * GRAPHED_BLOCK_BYTES
         high = self.high_bytes + STREAMS_BYTES + graphed_blocks * GRAPHED_BLOCK_HIGH_BYTES
         return self.model_copy(update={"expected_bytes": expected, "high_bytes": high})
 
     @classmethod
     def of(cls, gpu: Gpu) -> "Context":
-        """The card's own, give or take the kernels that a run loads later, or the published range."""
+        """Return the card's own context, give or take the kernels that a run loads later, or the published range."""
         measured = gpu.calibration.context_bytes if gpu.calibration else None
         if measured is None:
-            low, expected, high = published(gpu)
+            low, expected, high = published_context_bytes(gpu)
             return cls(low_bytes=low, expected_bytes=expected, high_bytes=high)
         return cls(
             low_bytes=measured, expected_bytes=measured, high_bytes=measured + LATER_KERNELS_BYTES, source="calibrated"
@@ -77,15 +72,14 @@ HERE, CPU = "auto", "cpu"
 
 @dataclass(frozen=True)
 class Target:
-    """A device to plan for, and the memory that other programs use there."""
-
     gpu: Gpu
     used_by_others_bytes: int
 
 
-def named(name: str) -> Gpu:
-    """A card of the catalogue, or this machine's CPU. Raises UserError 'gpu.unknown', and 'usage.count_in_gpu' for a
-    count of cards."""
+def device_named(name: str) -> Gpu:
+    """Return a card of the catalogue, or this machine's CPU. Raises UserError 'gpu.unknown', and 'usage.count_in_gpu'
+    for a count of cards.
+    """
     if is_counted(name):
         raise UserError("usage.count_in_gpu", value=name[:80])
     return cpu_device() if name.lower() == CPU else find(name)
@@ -95,10 +89,10 @@ def target(
     name: str, stated_bytes: int | None = None, *, index: int = 0,
     detect: Callable[[int], DetectedGpu | None] = detect,
 ) -> Target:  # fmt: skip
-    """The device of this name with what other programs use there: as stated, else measured on this machine's devices.
+    """Return the device of this name with what other programs use there: as stated, else measured on this machine.
 
-    "auto": card `index` of this machine, which `detect` looks for. Raises UserError where there is none, where the
-    name is not known, and where others are said to use more than the card has.
+    "auto": card `index` of this machine, which `detect` looks for. Raises UserError where there is none, where the name
+    is not known, and where others are said to use more than the card has.
     """
     used_bytes = 0
     if name.lower() == HERE:
@@ -107,21 +101,22 @@ def target(
             raise UserError("gpu.none_here", count=len(catalogue()))
         gpu, used_bytes = found.gpu, found.used_bytes
     else:
-        gpu = named(name)
+        gpu = device_named(name)
         if gpu.kind == "cpu":
             used_bytes = used_here_bytes(gpu)
     return checked(gpu, used_bytes if stated_bytes is None else stated_bytes)
 
 
 def checked(gpu: Gpu, used_by_others_bytes: int) -> Target:
-    """The target. Raises UserError where others are said to use more than the card has."""
     if gpu.memory_bytes is not None and used_by_others_bytes > gpu.memory_bytes:
         raise UserError("gpu.others_beyond", others=used_by_others_bytes, memory=gpu.memory_bytes, gpu=gpu.name)
     return Target(gpu, used_by_others_bytes)
 
 
 def used_here_bytes(gpu: Gpu, index: int = 0) -> int:
-    """Bytes that other programs use now on this machine's CPU, or on its card of this index; 0 where nobody says."""
+    """Return the bytes that other programs use now on this machine's CPU, or on its card of this index; 0 where nobody
+    says.
+    """
     if gpu.kind == "cpu":
         total, free = gpu.memory_bytes, available_memory_bytes()
         return max(0, total - free) if total and free else 0
@@ -132,14 +127,17 @@ def used_here_bytes(gpu: Gpu, index: int = 0) -> int:
     return found.used_bytes if found else 0
 
 
-def found(name: str, seen: Sequence[str] = (), tell: Callable[[UserError], object] = lambda error: None) -> Gpu | None:
-    """The card of this name; for "auto" the first one that somebody has `seen` at work, else the one of this machine.
+def find_device(
+    name: str, seen: Sequence[str] = (), tell: Callable[[UserError], object] = lambda error: None
+) -> Gpu | None:
+    """Return the card of this name; for "auto" the first one that somebody has `seen` at work, else the one of this
+    machine.
 
     None where there is none, or where the catalogue lacks it, which `tell` hears. Raises UserError for a name that is
     typed and not known.
     """
     if name.lower() != HERE:
-        return named(name)
+        return device_named(name)
     try:
         if seen:
             return find(seen[0])

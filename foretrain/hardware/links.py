@@ -18,8 +18,8 @@ class Link(Record):
     """One kind of link. `wire_gb_per_s` is what the standard allows in a direction; of a network, of one NIC.
 
     `reached_share` is what NCCL reaches of it as bus bandwidth with large messages, `least_share` what it reached on
-    the worst machine that was published, `switch_share` the same of an all-reduce that the switch sums (NVLS).
-    `joins`: cards that a bridge can be put on. `between`: cards whose machines usually have this network.
+    the worst machine that was published, `switch_share` the same of an all-reduce that the switch sums (NVLS). `joins`:
+    cards that a bridge can be put on. `between`: cards whose machines usually have this network.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Link(Record):
 
     @property
     def derived_gb_per_s(self) -> float:
-        """GB a second and direction from lanes, links or bits: a second way to `wire_gb_per_s`."""
+        """Return GB a second and direction from lanes, links or bits: a second way to `wire_gb_per_s`."""
         if self.lanes and self.gt_per_s:
             return self.lanes * self.gt_per_s * 128 / 130 / 8
         if self.links and self.gb_per_s_per_link:
@@ -53,30 +53,24 @@ class Link(Record):
 
     @property
     def bytes_per_s(self) -> float:
-        """Bus bandwidth of large messages, in bytes a second."""
         return self.wire_gb_per_s * self.reached_share * 1e9
 
     @property
     def least_bytes_per_s(self) -> float:
-        """Bus bandwidth on the worst machine that was published, in bytes a second; the usual one where none was."""
         return self.wire_gb_per_s * (self.least_share or self.reached_share) * 1e9
 
     @property
     def switch_bytes_per_s(self) -> float | None:
-        """Bus bandwidth of an all-reduce that the switch sums, in bytes a second; None where it cannot."""
         return self.wire_gb_per_s * self.switch_share * 1e9 if self.switch_share else None
 
 
 class CardLink(Record):
-    """The link of a card. `assumed` where links.toml does not say which it has."""
-
     link: Link
     assumed: bool = False
 
 
 @cache
 def links() -> dict[str, Link]:
-    """All links by name, in the order of the file."""
     text = (resources.files("foretrain.hardware") / "links.toml").read_text("utf-8")
     return {name: Link(name=name, **block) for name, block in tomllib.loads(text).items()}
 
@@ -86,7 +80,7 @@ def _key(name: str) -> str:
 
 
 def find_link(name: str) -> Link | None:
-    """The link of this name or alias, whatever its case and spacing: 'pcie4x16', 'PCIe 4.0 x16', 'ndr'; else None."""
+    """Return the link of a name or alias in any case and spacing: 'pcie4x16', 'PCIe 4.0 x16', 'ndr'."""
     key = _key(name)
     for link in links().values():
         if key in {_key(known) for known in (link.name, *link.aliases)}:
@@ -95,7 +89,7 @@ def find_link(name: str) -> Link | None:
 
 
 def link_of(card: str) -> CardLink:
-    """What connects several cards of this name in the catalogue when nobody says otherwise.
+    """Return what connects several cards of this name when nobody says otherwise.
 
     A card that links.toml does not name gets PCIe 4.0 x16 through the host, and says that this is assumed.
     """
@@ -106,14 +100,16 @@ def link_of(card: str) -> CardLink:
 
 
 def pinned_bytes_per_s(card: str) -> float:
-    """What copies between this card and pinned host memory reach: a share of its PCIe link; an SXM card's is PCIe too,
-    which links.toml does not list."""
+    """Return what copies between this card and pinned host memory reach: a share of its PCIe link; an SXM card's is
+    PCIe too, which links.toml does not list.
+    """
     own = link_of(card).link
     return PINNED_SHARE * (own if own.kind == "pcie" else links()[WHERE_UNKNOWN]).wire_gb_per_s * 1e9
 
 
 def network_of(card: str) -> CardLink:
-    """What connects machines with these cards when nobody says otherwise: of SXM cards what NVIDIA's own boxes have.
+    """Return what connects machines with these cards when nobody says otherwise: of SXM cards what NVIDIA's own boxes
+    have.
 
     Others get 10 GbE, and say that this is assumed.
     """
@@ -124,7 +120,6 @@ def network_of(card: str) -> CardLink:
 
 
 def nvlink_of(card: str) -> Link | None:
-    """The NVLink of a card: its own, or the bridge that can be put on it; None where it takes none."""
     own = link_of(card).link
     if own.kind == NVLINK:
         return own

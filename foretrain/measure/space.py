@@ -12,7 +12,7 @@ from math import log
 from typing import Any, Literal
 
 from foretrain.config.checks import check
-from foretrain.config.microbatches import cut, divisors, sequences_of
+from foretrain.config.microbatches import divisors, sequences_of, with_micro_batch
 from foretrain.config.options import RunConfig, named
 from foretrain.config.sharing import STRATEGIES, Sharing, sharing_problem
 from foretrain.hardware.catalogue import Dtype, Gpu
@@ -134,7 +134,7 @@ def apply(base: RunConfig, levels: Sequence[Level]) -> RunConfig:
         "dtype": "bfloat16" if dtype == MASTERS else dtype,
         "master_weights": dtype == MASTERS or (base.master_weights and dtype == base.dtype),
     }  # fmt: skip
-    made = cut(base, named["batch_size"]).model_copy(update=update)
+    made = with_micro_batch(base, named["batch_size"]).model_copy(update=update)
     assert made.tokens_per_step == base.tokens_per_step
     return made
 

@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from foretrain.base.errors import ExitCode
 from foretrain.config.options import RunConfig
-from foretrain.config.sharing import Sharing, of_rank
+from foretrain.config.sharing import Sharing, config_of_rank
 from foretrain.hardware.cpu import usable_cores
 from foretrain.measure.tune_record import FEWEST_STEPS, WHOLE_S
 from foretrain.model.host.graphed import WARM_STEPS, graphed_step
@@ -61,7 +61,7 @@ class Ranks:
     def part_of(self, config: RunConfig) -> RunConfig:
         """What this rank carries out of each step, on its own card."""
         device = f"cuda:{self.rank}" if config.device.startswith("cuda") else config.device
-        return of_rank(config, self.world).model_copy(update={"device": device})
+        return config_of_rank(config, self.world).model_copy(update={"device": device})
 
     def share(self, config: RunConfig) -> Share:
         """What shares the model among the ranks, for `build`."""

@@ -81,7 +81,7 @@ def failure(printed: str, code: int) -> str:
     """Why a child that tries something ended: its last line, its exit code, and the file that has all it printed."""
     lines = printed.strip().splitlines()
     last = printable(lines[-1][:200]) if lines else say("trial.silent")
-    path = bugs.keep(printed, "trial") if lines else None
+    path = bugs.write_text_file(printed, "trial") if lines else None
     return say("trial.kept" if path else "trial.failed", last=last, code=code, path=path)
 
 

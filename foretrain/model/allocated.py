@@ -24,7 +24,7 @@ OF_TWO_DTYPES = frozenset(f"aten::{name}" for name in ("add", "add_", "sub", "mu
 
 
 def peaks_of(run: profile, scratch: frozenset[str] = frozenset()) -> tuple[int, int]:
-    """(peak of all blocks, peak without what matrix kernels take for themselves and give back before they return).
+    """Return (peak of all blocks, peak without what matmul kernels take for themselves and give back).
 
     `scratch`: more operations of which the latter holds.
     """
@@ -33,7 +33,9 @@ def peaks_of(run: profile, scratch: frozenset[str] = frozenset()) -> tuple[int, 
 
 
 def sizes(run: profile, more: frozenset[str] = frozenset()) -> tuple[list[int], list[int]]:
-    """(bytes of all that was allocated, and below 0 of what was freed, in order; the same without kernels' scratch)."""
+    """Return (bytes of all that was allocated, and below 0 of what was freed, in order; the same without kernels'
+    scratch).
+    """
     events: list[tuple[int, int, int, Any]] = []  # time, signed size, address, the op that it happened in
     stack: list[tuple[Any, Any]] = [(n, None) for n in run.profiler.kineto_results.experimental_event_tree()]  # type: ignore[union-attr]
     while stack:
@@ -59,16 +61,17 @@ def sizes(run: profile, more: frozenset[str] = frozenset()) -> tuple[list[int], 
 
 
 def highest(sizes: Iterable[int]) -> int:
-    """The highest sum on the way; 0 where there is none above it."""
     return max(accumulate(sizes), default=0)
 
 
 def storage_bytes(tensors: Iterator[torch.Tensor]) -> int:
-    """Bytes of the distinct storages behind these tensors; of one that ranks share, of this rank's part."""
+    """Return the bytes of the distinct storages behind these tensors; of one that ranks share, of this rank's part."""
     storages = [own_part(tensor).untyped_storage() for tensor in tensors]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def own_part(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or the rows of a DTensor that are here. Told by an attribute, as its module takes long to import."""
+    """Return the tensor, or the rows of a DTensor that are here. Told by an attribute, as its module takes long to
+    import.
+    """
     return getattr(tensor, "_local_tensor", tensor)

@@ -1,14 +1,16 @@
-"""Causal attention as plain batched matrix products, for CPUs.
+"""Causal attention as plain batched matmuls, for CPUs.
 
-PyTorch's fused attention kernel on a CPU is slow going backward, in bfloat16 above all; products through oneDNN are
-not. The scores are in the dtype of q, k and v, the softmax is taken in fp32 inside its kernel, and rows that cannot
-see a block of keys never meet it. One operation for autograd and for the compiler, so that both run the same kernels.
+PyTorch's fused attention kernel on a CPU is slow going backward, in bfloat16 above all; matmuls through oneDNN are not.
+The scores are in the dtype of q, k and v, the softmax is taken in fp32 inside its kernel, and rows that cannot see a
+block of keys never meet it. One operation for autograd and for the compiler, so that both run the same kernels.
 
-What waits for backward: q, k and v, and the probabilities as long as they take no more than q, k, v and the result
-together (T <= 4 D); longer rows compute them again. The scores of all heads never exist together: heads are taken in
-groups of about 2 MiB of scores (attention_sizes.py).
+Saved for backward: q, k and v, and the probabilities as long as they take no more than q, k, v and the result together
+(T <= 4 D); longer rows recompute them. The scores of all heads never exist together: heads are taken in groups of about
+2 MiB of scores (config/shape.py).
 
-Letters: B micro-batch, T context, C width, H heads, D = C / H, N = B x H.
+Letters: B micro-batch, T context, C width, H heads, D = C
+
+H, N = B x H.
 """
 
 from collections.abc import Iterator
@@ -27,21 +29,19 @@ def _future(rows: int) -> Tensor:
 
 
 def _blocks(T: int) -> Iterator[slice]:
-    """The queries of a context, some rows at a time."""
     rows = sizes.rows_at_once(T)
     for start in range(0, T, rows):
         yield slice(start, min(start + rows, T))
 
 
 def _groups(N: int, T: int, item_bytes: int) -> Iterator[slice]:
-    """The heads of a micro-batch, a group at a time."""
     size = sizes.group_size(N, T, item_bytes)
     for start in range(0, N, size):
         yield slice(start, min(start + size, N))
 
 
 def _probabilities(q: Tensor, k: Tensor, scale: float, out: Tensor | None = None) -> Tensor:
-    """n x R x K of the last R queries over all K keys."""
+    """Return n x R x K of the last R queries over all K keys."""
     R = q.shape[1]
     scores = torch.baddbmm(q.new_empty(()), q, k.transpose(1, 2), beta=0, alpha=scale)
     scores[:, :, -R:].masked_fill_(_future(R), float("-inf"))
@@ -49,7 +49,7 @@ def _probabilities(q: Tensor, k: Tensor, scale: float, out: Tensor | None = None
 
 
 def _heads(qkv: Tensor, H: int) -> Tensor:
-    """B x T x 3C as 3 x N x T x D, in one copy: never a view of qkv, which an operation may not return."""
+    """Copy B x T x 3C to 3 x N x T x D: never a view of qkv, which an operation may not return."""
     B, T, width = qkv.shape
     heads = qkv.new_empty(3, B, H, T, width // 3 // H)
     heads.copy_(qkv.view(B, T, 3, H, width // 3 // H).permute(2, 0, 3, 1, 4))
@@ -57,7 +57,7 @@ def _heads(qkv: Tensor, H: int) -> Tensor:
 
 
 def _forward(qkv: Tensor, H: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(result: B x T x C, heads: 3 x N x T x D, probabilities: N x T x T or nothing)."""
+    """Return (result: B x T x C, heads: 3 x N x T x D, probabilities: N x T x T or nothing)."""
     B, T, width = qkv.shape
     heads = _heads(qkv, H)
     q, k, v = heads
@@ -77,7 +77,7 @@ def _forward(qkv: Tensor, H: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _backward(grad: Tensor, heads: Tensor, kept: Tensor, H: int) -> Tensor:
-    """The gradient of qkv, B x T x 3C, from that of the result, B x T x C."""
+    """Return the gradient of qkv, B x T x 3C, from that of the result, B x T x C."""
     B, T, C = grad.shape
     q, k, v = heads
     N, _, D = q.shape
@@ -102,7 +102,7 @@ def _backward(grad: Tensor, heads: Tensor, kept: Tensor, H: int) -> Tensor:
 
 
 def _block_backward(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, p: Tensor, out: Any) -> None:
-    """Gradients of q, k, v into `out`, for some queries (n x R x D) and the keys that they see (n x K x D)."""
+    """Write gradients of q, k, v into `out`, for some queries (n x R x D) and the keys that they see (n x K x D)."""
     dq, dk, dv = out
     scale = q.shape[-1] ** -0.5
     torch.bmm(p.transpose(1, 2), dy, out=dv)
@@ -151,6 +151,6 @@ torch.library.register_autograd("foretrain::attention", _gradient, setup_context
 
 
 def causal_attention(qkv: Tensor, n_head: int) -> Tensor:
-    """Causal attention of q, k and v side by side, B x T x 3C, as B x T x C; on a CPU, without dropout."""
+    """Attend q, k and v side by side, B x T x 3C, to B x T x C; on a CPU, without dropout."""
     result: Tensor = torch.ops.foretrain.attention(qkv, n_head)[0]
     return result

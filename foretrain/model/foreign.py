@@ -19,7 +19,7 @@ from foretrain.model.ranks.parts import opened
 
 
 def read_weights(files: Sequence[str], shape: ModelShape, *, conv1d: bool) -> Iterator[tuple[str, Tensor]]:
-    """(name, fp32 tensor on the CPU) of each parameter of `shape`, one at a time, cropped and padded to it.
+    """Yield (name, fp32 tensor on the CPU) of each parameter of `shape`, one at a time, cropped and padded to it.
 
     Raises SafetensorError, KeyError and ValueError where the files are not what their headers said.
     """
@@ -34,7 +34,9 @@ def read_weights(files: Sequence[str], shape: ModelShape, *, conv1d: bool) -> It
 
 
 def read_moments(files: Sequence[str | Path], shape: ModelShape) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """(name, AdamW's step count and moments) of each parameter, fitted as its weights are. Raises as `read_weights`."""
+    """Yield (name, AdamW's step count and moments) of each parameter, fitted as its weights are. Raises as
+    `read_weights`.
+    """
     with opened(files) as held:
         for parameter in shape.parameters():
             own = {kind: held[f"{kind}/{parameter.name}"].whole() for kind in ("step", "exp_avg", "exp_avg_sq")}
@@ -42,7 +44,7 @@ def read_moments(files: Sequence[str | Path], shape: ModelShape) -> Iterator[tup
 
 
 def fit(parameter: Parameter, tensor: Tensor, model: ModelShape) -> Tensor:
-    """A weight in a model with a smaller context (positions cropped, as nanoGPT's) or a larger vocabulary.
+    """Fit a weight to a smaller context (positions cropped, as nanoGPT's) or a larger vocabulary.
 
     New rows of the embedding and of the head are the mean row. Their logits are the mean logit, and a mean of
     exponentials is no less than the exponential of the mean, so that V rows grown to W raise the loss by ln(W/V) at
@@ -52,7 +54,7 @@ def fit(parameter: Parameter, tensor: Tensor, model: ModelShape) -> Tensor:
 
 
 def fit_moment(parameter: Parameter, tensor: Tensor, model: ModelShape) -> Tensor:
-    """A moment of AdamW for the same: cropped with its positions, zero for new rows."""
+    """Fit a moment of AdamW: cropped with its positions, zero for new rows."""
     return _fitted(parameter, tensor, model, lambda: tensor.new_zeros(1, parameter.shape[1]))
 
 
@@ -72,8 +74,9 @@ def _checked(name: str, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def with_biases(weights: dict[str, Tensor], shape: ModelShape) -> Iterator[tuple[str, Tensor]]:
-    """(name, fp32 tensor) of each parameter, in the order of the model that has biases where its family knows them:
-    zeros for those that are not here."""
+    """Yield (name, fp32 tensor) of each parameter, in the order of the model that has biases where its family knows
+    them: zeros for those that are not here.
+    """
     biased = ModelShape.of(shape.config.model_copy(update={"bias": True}))
     for parameter in biased.parameters():
         if parameter.name in weights:
@@ -84,7 +87,7 @@ def with_biases(weights: dict[str, Tensor], shape: ModelShape) -> Iterator[tuple
 
 
 def to_hugging_face(weights: dict[str, Tensor], shape: ModelShape) -> dict[str, Tensor]:
-    """Weights as transformers' model of the family names and turns them; zeros for biases that GPT-2 has not here."""
+    """Name and turn weights as transformers' model of the family does; zeros for biases that GPT-2 has not here."""
     turned = shape.family.transposed
     return {
         name: (tensor.t() if name.endswith(turned) else tensor).contiguous()
@@ -95,7 +98,8 @@ def to_hugging_face(weights: dict[str, Tensor], shape: ModelShape) -> dict[str, 
 def nanogpt_optimizer(
     weights: dict[str, Tensor], moments: dict[str, Tensor], config: RunConfig, rate: float, *, fused: bool
 ) -> dict[str, Any]:
-    """The state dict of nanoGPT's AdamW: its two groups, in its order of parameters (model.py, configure_optimizers).
+    """Return the state dict of nanoGPT's AdamW: its two groups, in its order of parameters (model.py,
+    configure_optimizers).
 
     `moments` are named kind/parameter, as in a checkpoint. Raises KeyError where one is lacking.
     """

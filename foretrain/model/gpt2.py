@@ -23,7 +23,7 @@ from foretrain.model.layers import TokenEmbedding
 class Attention(nn.Module):
     """Causal self-attention through PyTorch's scaled_dot_product_attention (flash where the device has it).
 
-    `products`: as batched matrix products instead (attention.py), which has no dropout and is for CPUs.
+    `products`: as batched matmuls instead (attention.py), which has no dropout and is for CPUs.
     """
 
     def __init__(self, n_embd: int, n_head: int, bias: bool, dropout: float, *, products: bool = False) -> None:
@@ -39,7 +39,7 @@ class Attention(nn.Module):
         return self.mix(self.c_attn(x))
 
     def mix(self, qkv: Tensor) -> Tensor:
-        """B x T x 3C, the output of c_attn, to B x T x C."""
+        """Mix B x T x 3C, the output of c_attn, to B x T x C."""
         B, T, C = *qkv.shape[:2], qkv.shape[2] // 3
         if self.products and qkv.is_cpu and not (self.dropout and self.training):
             return self.resid_dropout(self.c_proj(causal_attention(qkv, self.n_head)))
@@ -51,8 +51,6 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two linear layers with an exact GELU between them, four times as wide inside."""
-
     def __init__(self, n_embd: int, bias: bool, dropout: float) -> None:
         super().__init__()
         self.c_fc = nn.Linear(n_embd, 4 * n_embd, bias=bias)
@@ -64,7 +62,6 @@ class MLP(nn.Module):
         return self.dropout(self.c_proj(self.gelu(self.c_fc(x))))
 
     def out(self, x: Tensor) -> Tensor:
-        """The second half, from what c_fc gives."""
         return self.c_proj(self.gelu(x))
 
 
@@ -88,7 +85,7 @@ class Block(nn.Module):
 
 
 class GPT(LanguageModel):
-    """The model. The modules are made in nanoGPT's order, because making them draws random numbers."""
+    """The modules are made in nanoGPT's order, because making them draws random numbers."""
 
     def __init__(self, config: RunConfig) -> None:
         super().__init__(config)
@@ -115,7 +112,7 @@ class GPT(LanguageModel):
         return blocks
 
     def hidden(self, idx: Tensor) -> Tensor:
-        """The normed last hidden states, B x T x C, of token ids idx, B x T."""
+        """Return the normed last hidden states, B x T x C, of token ids idx, B x T."""
         T = idx.shape[1]
         assert self.block_size >= T, f"context of {T} tokens, the model has {self.block_size} positions"
         parts: Any = self.transformer

@@ -21,7 +21,8 @@ from foretrain.model.update import not_finite
 
 
 class BackwardUpdates:
-    """Of a model whose parameters are all AdamW's. Only within `updating` does a backward pass change something.
+    """The updates of a model whose parameters are all AdamW's. Only within `updating` does a backward pass change
+    something.
 
     `held`: 1.0 where a part of the last step was held back, else 0.0. `changed`: whether a pass was broken off when it
     had changed something, so that it cannot be done again.
@@ -39,7 +40,7 @@ class BackwardUpdates:
 
     @contextmanager
     def updating(self, loss: Tensor, latch: Tensor | None) -> Iterator[None]:
-        """Around a backward pass from this loss. `latch` as in model/update.py."""
+        """Wrap a backward pass from this loss. `latch` as in model/update.py."""
         fatal = not_finite(loss)
         self.held = fatal if latch is None else torch.maximum(latch, fatal, out=latch)
         self._groups = {p: group for group in self._optimizer.param_groups for p in group["params"]}
@@ -52,7 +53,6 @@ class BackwardUpdates:
         self.changed = False
 
     def norm(self) -> Tensor:
-        """That of the whole gradient of the last pass."""
         return torch.linalg.vector_norm(torch.stack([self._norms[p] for p in self._parameters if p in self._norms]))
 
     def _ready(self, parameter: Tensor) -> None:
@@ -61,7 +61,6 @@ class BackwardUpdates:
 
     @torch.no_grad()
     def update(self, parameter: Tensor) -> None:
-        """One step of a parameter, whose gradient ends."""
         gradient, parameter.grad = parameter.grad, None
         assert gradient is not None
         self._norms[parameter] = norm = torch.linalg.vector_norm(gradient)

@@ -36,29 +36,29 @@ class LanguageModel(nn.Module):
         raise NotImplementedError
 
     def hidden(self, idx: Tensor) -> Tensor:
-        """The normed last hidden states, B x T x C, of token ids idx, B x T."""
+        """Return the normed last hidden states, B x T x C, of token ids idx, B x T."""
         raise NotImplementedError
 
     def block(self, i: int, x: Tensor, *others: Tensor) -> Tensor:
-        """x, and what every block takes besides, through block i."""
+        """Run x, and what every block takes besides, through block i."""
         if self.training and i in self.around:
             return self.around[i](self.layers()[i], x, *others)
         return self.layers()[i](x, *others)
 
     def head_input(self, idx: Tensor) -> Tensor:
-        """The hidden states, B x T x C, in the dtype that autocast gives to matrix products."""
+        """Return the hidden states, B x T x C, in the dtype that autocast gives to matmuls."""
         hidden = self.hidden(idx)
         device = idx.device.type
         return hidden.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else hidden
 
     def compile_parts(self, options: dict[str, Any]) -> None:
-        """torch.compile for a model whose loss is chunked: the loop over chunks stays plain Python."""
+        """Compile a model whose loss is chunked: the loop over chunks stays plain Python."""
         assert self.chunked_loss is not None
         self.head_input = torch.compile(self.head_input, **options)
         self.chunked_loss.compile_step()
 
     def compile_blocks(self, options: dict[str, Any]) -> None:
-        """torch.compile for one block, which all of them share as they differ by their weights alone, and the loss."""
+        """Compile one block, which all of them share as they differ by their weights alone, and the loss."""
         for block in self.layers():
             block.compile(**options)
         if self.chunked_loss is not None:
@@ -75,13 +75,14 @@ class LanguageModel(nn.Module):
             self.chunked_loss.stay_eager()
 
     def forward(self, idx: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy in nats of predicting targets (B x T, -1 is ignored) from idx (B x T); a scalar."""
+        """Return the mean cross-entropy in nats of predicting targets (B x T, -1 is ignored) from idx (B x T); a
+        scalar.
+        """
         if self.chunked_loss is not None:
             return self.chunked_loss(self.head_input(idx), self.lm_head.weight, targets.reshape(-1))
         return self.whole_loss(self.hidden(idx), targets)
 
     def whole_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """The loss of all logits at once, from the last hidden states, B x T x C."""
         logits = self.lm_head(hidden)
         del hidden  # an evaluation has no more need of it
         if not torch.is_autocast_enabled(logits.device.type):  # which would take the loss in fp32 by itself
@@ -89,12 +90,12 @@ class LanguageModel(nn.Module):
         return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.reshape(-1), ignore_index=-1)
 
     def next_logits(self, idx: Tensor) -> Tensor:
-        """Logits of the token after idx: B x V. For sampling."""
+        """Return the logits of the token after idx: B x V."""
         return self.lm_head(self.hidden(idx)[:, -1])
 
 
 def make_model(config: RunConfig) -> LanguageModel:
-    """The model of the config's family as its techniques change it, with weights drawn from the global generator."""
+    """Make model of the config's family as its techniques change it, with weights drawn from the global generator."""
     module, name = family_of(config).model
     model: LanguageModel = getattr(importlib.import_module(module), name)(config)
     techniques.change(model, config)

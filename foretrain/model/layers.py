@@ -12,10 +12,12 @@ NORM_EPS = 1e-6
 
 
 class _Norm(torch.autograd.Function):
-    """x / rms(x) over the last dimension, in `dtype`.
+    """x
 
-    Backward takes the result, which the layer after it keeps anyway, and a number a row, so a norm keeps nothing of
-    its own; F.rms_norm keeps its input, and on a CPU runs as twenty small kernels.
+    rms(x) over the last dimension, in `dtype`.
+
+    Backward takes the result, which the layer after it keeps anyway, and a number a row, so a norm keeps nothing of its
+    own; F.rms_norm keeps its input, and on a CPU runs as twenty small kernels.
     """
 
     @staticmethod
@@ -57,7 +59,6 @@ class _SquaredRelu(torch.autograd.Function):
 
 
 def squared_relu(x: Tensor) -> Tensor:
-    """max(0, x)², x of any shape."""
     y: Tensor = _SquaredRelu.apply(x)
     return y
 
@@ -83,7 +84,7 @@ class _Lookup(torch.autograd.Function):
 
 
 class TokenEmbedding(nn.Embedding):
-    """nn.Embedding: token ids of any shape to that shape x C."""
+    """Map token ids of any shape to that shape x C."""
 
     def forward(self, input: Tensor) -> Tensor:
         half = self.weight.dtype != torch.float32
@@ -99,12 +100,12 @@ class TokenEmbedding(nn.Embedding):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions: column i of each head (B x T x H x D) is turned against column i + D/2."""
+    """Turn column i of each head (B x T x H x D) against column i + D/2."""
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
 def rotary_tables(block_size: int, width: int, base: float) -> tuple[Tensor, Tensor]:
-    """Cosines and signed sines of `rotate`, each T x 1 x D, fp32."""
+    """Return cosines and signed sines of `rotate`, each T x 1 x D, fp32."""
     rates = base ** -torch.arange(0, width, 2, dtype=torch.float64).div(width)
     angles = torch.arange(block_size, dtype=torch.float64)[:, None, None] * rates
     cos, sin = angles.cos(), angles.sin()
@@ -115,25 +116,26 @@ class RotaryModel(LanguageModel):
     """A model whose blocks take the tables of `rotate`. A family says what is before the blocks and what after them."""
 
     def keep_tables(self, width: int, base: float, *, back: bool = False) -> None:
-        """The tables for heads of this width. `back`: turned the other way."""
+        """Keep the tables for heads of this width. `back`: turned the other way."""
         cos, sin = rotary_tables(self.block_size, width, base)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", -sin if back else sin, persistent=False)
 
     def embed(self, idx: Tensor) -> Tensor:
-        """The embedding of token ids, B x T x C."""
         raise NotImplementedError
 
     def enter(self, x: Tensor) -> tuple[Tensor, ...]:
-        """What the first block takes, made from the embedding; all but its first are for every block."""
+        """Return what the first block takes, made from the embedding; all but its first are for every block."""
         return (x,)
 
     def leave(self, x: Tensor, low: torch.dtype) -> Tensor:
-        """The normed output of the last block, in this dtype."""
+        """Return the normed output of the last block, in this dtype."""
         raise NotImplementedError
 
     def hidden(self, idx: Tensor) -> Tensor:
-        """The normed last hidden states, B x T x C, of token ids idx, B x T; in autocast's dtype where that is on."""
+        """Return the normed last hidden states, B x T x C, of token ids idx, B x T; in autocast's dtype where that is
+        on.
+        """
         T, device = idx.shape[1], idx.device.type
         assert self.block_size >= T, f"context of {T} tokens, the model has {self.block_size} positions"
         x = self.embed(idx)

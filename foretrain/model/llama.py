@@ -7,8 +7,8 @@ The residual stream stays in the dtype of the weights; norms give the dtype of m
 and a number a row. Saved per block in `low`: the norms' results before and after their weights (4·N·C), q (N·H·D), k
 and v (2·N·K·D), attention's output (N·H·D), gate, up, silu(gate) and their product (4·N·F); with qk_norm q and k again.
 
-Shapes: B micro-batch, T context, N = B·T, C width, H heads of queries, K heads of keys and values, D width of a head,
-F width inside the MLP, V vocabulary.
+Shapes: B micro-batch, T context, N = B·T, C width, H heads of queries, K heads of keys and values, D width of a head, F
+width inside the MLP, V vocabulary.
 """
 
 from typing import Any
@@ -37,7 +37,7 @@ class RMSNorm(nn.Module):
 
 
 def takes_groups(q: Tensor) -> bool:
-    """Whether attention's kernel reads fewer heads of keys than of queries as they are.
+    """Return whether attention's kernel reads fewer heads of keys than of queries as they are.
 
     The memory-efficient kernel does not, which fp32 and cards before Ampere get: without copies they would write out
     all scores.
@@ -78,7 +78,7 @@ class Attention(nn.Module):
         return self.o_proj(y.transpose(1, 2).reshape(B, T, self.heads * self.width))
 
     def copied(self, x: Tensor) -> Tensor:
-        """Keys or values, B x T x K x D, once for each head of queries."""
+        """Copy keys or values, B x T x K x D, once for each head of queries."""
         B, T, K, D = x.shape
         return x.unsqueeze(3).expand(B, T, K, self.groups, D).reshape(B, T, self.heads, D)
 
@@ -98,8 +98,6 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
-
     def __init__(self, config: RunConfig) -> None:
         super().__init__()
         c = config

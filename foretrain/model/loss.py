@@ -1,9 +1,9 @@
 """The head and its cross-entropy in chunks of tokens, so that the logits of a micro-batch never exist together.
 
-The gradients are made in the forward pass, chunk by chunk, while a chunk's logits are there; backward only scales
-them. So nothing is computed twice, and what waits for backward is the hidden states' gradient and the weight's (fp32),
-instead of logits. The idea is that of Liger-Kernel and of Cut Your Losses (arXiv:2411.09009); PyTorch's own chunked
-F.linear_cross_entropy gives a wrong loss for bfloat16 in torch 2.13, because it sums chunks in bfloat16.
+The gradients are made in the forward pass, chunk by chunk, while a chunk's logits are there; backward only scales them.
+So nothing is computed twice, and backward needs the hidden states' gradient and the weight's (fp32) instead of logits.
+The idea is that of Liger-Kernel and of Cut Your Losses (arXiv:2411.09009); PyTorch's own chunked F.linear_cross_entropy
+gives a wrong loss for bfloat16 in torch 2.13, because it sums chunks in bfloat16.
 
 Letters: N tokens of a micro-batch, n tokens of a chunk, C width, V vocabulary.
 """
@@ -18,7 +18,7 @@ IGNORED = -1  # targets of this id count for nothing, as in nanoGPT
 
 
 def softmax_step_(logits: Tensor, targets: Tensor) -> Tensor:
-    """Sum of the cross-entropy (nats, fp32) of n x V logits, which are turned in place into their own gradient.
+    """Sum the cross-entropy (nats, fp32) of n x V logits, which are turned in place into their own gradient.
 
     In place in fp32 throughout, so a chunk takes one fp32 copy beside its half-precision logits, and no copy at all
     where Inductor fuses it.
@@ -42,15 +42,16 @@ def softmax_step_(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def _weight_product(grad_logits: Tensor, hidden: Tensor) -> Tensor:
-    """V x C in fp32. On CUDA it is summed in fp32 too, which an fp16 sum over many tokens needs; CPUs have no such
-    kernel (aten mm.dtype)."""
+    """Return V x C in fp32. On CUDA it is summed in fp32 too, which an fp16 sum over many tokens needs; CPUs have no
+    such kernel (aten mm.dtype).
+    """
     if grad_logits.is_cuda and grad_logits.dtype != torch.float32:
         return torch.mm(grad_logits.t(), hidden, out_dtype=torch.float32)
     return (grad_logits.t() @ hidden).float()
 
 
 class _Head(torch.autograd.Function):
-    """hidden (B x T x C, the dtype of the products), weight (V x C), targets (N) -> mean loss, a scalar."""
+    """Map hidden (B x T x C, the dtype of the matmuls), weight (V x C), targets (N) to the mean loss, a scalar."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, loss: "ChunkedLoss") -> Tensor:
@@ -102,7 +103,7 @@ class ChunkedLoss(nn.Module):
             yield slice(start, min(start + self.chunk_size, len(targets)))
 
     def forward(self, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-        """hidden: B x T x C in the dtype of the matrix products; weight: V x C; targets: N, -1 is ignored."""
+        """hidden: B x T x C in the dtype of the matmuls; weight: V x C; targets: N, -1 is ignored."""
         if torch.is_grad_enabled():
             loss: Tensor = _Head.apply(hidden, weight, targets, self)
             return loss

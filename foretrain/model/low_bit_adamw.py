@@ -37,7 +37,7 @@ _SMALLEST = 1e-30  # a scale of a block of zeros; any number does
 
 
 def dynamic_tree(bits: int, *, signed: bool) -> list[float]:
-    """The numbers of so many bits' codes, ascending, in [-1, 1] or [0, 1].
+    """Return the numbers of so many bits' codes, ascending, in [-1, 1] or [0, 1].
 
     A code is a number of leading zeros, which is a power of ten, and the rest of its bits divide 0.1 to 1 evenly.
     """
@@ -50,14 +50,16 @@ def dynamic_tree(bits: int, *, signed: bool) -> list[float]:
     return sorted(found)
 
 
-def even(bits: int) -> list[float]:
-    """The numbers of so many bits' codes, ascending: equal steps up to 1 without zero."""
+def even_codes(bits: int) -> list[float]:
+    """Return the numbers of so many bits' codes, ascending: equal steps up to 1 without zero."""
     return [(code + 1) / 2**bits for code in range(2**bits)]
 
 
 def code_books(form: LowBits) -> tuple[list[float], list[float]]:
-    """The numbers of the codes of the first moment, and of the second one's root."""
-    return dynamic_tree(form.bits, signed=True), dynamic_tree(8, signed=False) if form.bits == 8 else even(form.bits)
+    """Return the numbers of the codes of the first moment, and of the second one's root."""
+    return dynamic_tree(form.bits, signed=True), dynamic_tree(8, signed=False) if form.bits == 8 else even_codes(
+        form.bits
+    )
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Tables:
 
     @classmethod
     def of(cls, book: list[float], block: int, device: torch.device, factor: float = 1.0) -> "Tables":
-        """Of a book's codes; `factor`: by which numbers come back larger than they were stored."""
+        """Build lookup tables from a codebook; `factor` scales the numbers on the way back."""
         numbers = torch.tensor(book, dtype=torch.float64)
         every = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).double()
         codes = torch.bucketize(every, (numbers[1:] + numbers[:-1]) / 2)
@@ -99,7 +101,7 @@ class Moment(NamedTuple):
 
 
 def widen(moments: Sequence[Moment], numel: int) -> Tensor:
-    """fp32 numbers of so many codes of each, a row for each; a row may be an element longer."""
+    """Return fp32 numbers of so many codes of each, a row for each; a row may be an element longer."""
     codes, _, tables = moments[0]
     x = torch.empty(len(moments), codes.numel() * (1 + tables.two_a_byte), dtype=torch.float32, device=codes.device)
     for row, (codes, scales, tables) in zip(x, moments, strict=True):
@@ -130,14 +132,14 @@ def narrow_(x: Tensor, moments: Sequence[Moment], numel: int) -> None:
 
 
 def _bits(x: Tensor) -> Tensor:
-    """The bits of bfloat16 numbers, int32. Apple GPUs may not know uint16, which saves a kernel elsewhere."""
+    """Return the bits of bfloat16 numbers, int32. Apple GPUs may not know uint16, which saves a kernel elsewhere."""
     if x.device.type == "mps":
         return x.view(torch.int16).int().bitwise_and_(0xFFFF)
     return x.view(torch.uint16).int()
 
 
 def _parts(numel: int, block: int) -> list[tuple[slice, slice]]:
-    """(the place of the elements, of their blocks) of all whole blocks, and of a last one that is short."""
+    """Return (the place of the elements, of their blocks) of all whole blocks, and of a last one that is short."""
     whole = numel // block
     found = [(slice(0, whole * block), slice(0, whole)), (slice(whole * block, numel), slice(whole, whole + 1))]
     return [each for each in found if each[0].start < each[0].stop]
@@ -157,7 +159,7 @@ class LowBitAdamW(Uncompiled):
         self._tables_on: dict[tuple[torch.device, float], tuple[Tables, ...]] = {}
 
     def _tables(self, device: torch.device, beta2: float) -> tuple[Tables, ...]:
-        """Of the first moment, and of the second one's root, which comes back decayed."""
+        """The tables of the first moment, and of the second one's root, which comes back decayed."""
         if (device, beta2) not in self._tables_on:
             books = zip(code_books(self.form), (1.0, beta2**0.5), strict=True)
             made = tuple(Tables.of(book, self.form.block, device, factor) for book, factor in books)
@@ -177,7 +179,6 @@ class LowBitAdamW(Uncompiled):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One update of every parameter that has a gradient."""
         assert closure is None
         if held_back(self):
             return
@@ -191,7 +192,6 @@ class LowBitAdamW(Uncompiled):
                 self._update(parameter, state, group)
 
     def _first_state(self, parameter: Tensor) -> dict[str, Tensor]:
-        """Moments of zero, as their scales are zero."""
         state: dict[str, Tensor] = self.state[parameter]
         for name, shape in self.state_shapes(parameter).items():
             if name == "step":
@@ -220,24 +220,19 @@ class LowBitAdamW(Uncompiled):
 
 
 class AdamW8bit(LowBitAdamW):
-    """With 8 bits."""
-
     form = EIGHT
 
 
 class AdamW4bit(LowBitAdamW):
-    """With 4 bits."""
-
     form = FOUR
 
 
 def _piece(start: int, elements: int) -> slice:
-    """The place of a chunk in a tensor that holds so many elements in each of its own."""
     return slice(start // elements, (start + CHUNK) // elements)
 
 
 def _update_chunk(weight: Tensor, grad: Tensor, moments: Sequence[Moment], group: dict[str, Any], count: int) -> None:
-    """Of both moments at once, where one kernel serves: what a card's host launches is what this takes there."""
+    """Update both moments at once, where one kernel serves: what a card's host launches is what this takes there."""
     beta1, beta2 = group["betas"]
     x = widen(moments, grad.numel())
     m, root = x[:, : grad.numel()]
@@ -248,7 +243,10 @@ def _update_chunk(weight: Tensor, grad: Tensor, moments: Sequence[Moment], group
 
 
 def _apply(weight: Tensor, m: Tensor, root: Tensor, group: dict[str, Any], count: int) -> None:
-    """Move weights along m / root, both corrected for their start at zero."""
+    """Move weights along m
+
+    root, both corrected for their start at zero.
+    """
     beta1, beta2 = group["betas"]
     grown = (1 - beta2**count) ** 0.5
     weight.addcdiv_(m, root + EPS * grown, value=-group["lr"] * grown / (1 - beta1**count))

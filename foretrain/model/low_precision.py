@@ -32,7 +32,7 @@ _SMALLEST = 1e-12  # a tensor of zeros has a scale too
 
 
 def quantise_tensor(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """(x in FP8, the fp32 scalar to multiply it with), by the largest element. Infinity or NaN in x make NaN.
+    """Return (x in FP8, the fp32 scalar to multiply it with), by the largest element. Infinity or NaN in x make NaN.
 
     Nothing needs clamping: what rounding adds to the largest element is far from the next number of the format.
     """
@@ -42,19 +42,19 @@ def quantise_tensor(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """(x in INT8, fp32 scales to multiply its rows with, rows x 1), by the largest element of each row."""
+    """Return (x in INT8, fp32 scales to multiply its rows with, rows x 1), by the largest element of each row."""
     low, high = torch.aminmax(x, dim=1, keepdim=True)
     scale = torch.maximum(-low, high).float().clamp(min=_SMALLEST) / 127
     return (x * scale.reciprocal()).round().to(torch.int8), scale
 
 
 def _column_major(x: Tensor) -> Tensor:
-    """The same matrix with its columns contiguous, which is how 8-bit tensor cores want the second factor."""
+    """Return the same matrix with its columns contiguous, which is how 8-bit tensor cores want the second factor."""
     return x.t().contiguous().t()
 
 
 class Fp8Product(torch.autograd.Function):
-    """x (M x K), weight (N x K, fp32) -> x·Wᵀ (M x N) in `dtype`, all three products of a step in FP8."""
+    """x (M x K), weight (N x K, fp32) -> x·Wᵀ (M x N) in `dtype`, all three matmuls of a step in FP8."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
@@ -119,7 +119,7 @@ class Int8Product(torch.autograd.Function):
 
 
 def _int8_product(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """a·b with the scales of a's rows and b's columns; the sums are beyond fp16's range before they are scaled."""
+    """Return a·b with the scales of a's rows and b's columns; before scaling, sums are beyond fp16's range."""
     sums = _int_mm(a, b) if a.device.type != "cpu" or cpu.is_exact() else _sums_in_fp32(a, b)
     y = sums * scale_a
     return (y if scale_b is None else y * scale_b).to(dtype)
@@ -134,7 +134,9 @@ class Cpu:
     sums_are_exact: bool | None = None
 
     def is_exact(self) -> bool:
-        """Whether torch._int_mm is right here. Without VNNI, oneDNN adds two products in 16 bits, which overflow."""
+        """Return whether torch._int_mm is right here. Without VNNI, oneDNN adds two products in 16 bits, which
+        overflow.
+        """
         if self.sums_are_exact is None:
             with _disable_current_modes():  # a trace has no values to compare
                 a = torch.full((32, 64), 127, dtype=torch.int8)
@@ -147,14 +149,16 @@ cpu = Cpu()
 
 
 def _sums_in_fp32(a: Tensor, b: Tensor) -> Tensor:
-    """a·b in 32-bit integers, by fp32 products of parts that it holds exactly: right on every processor, and slow."""
+    """Return a·b in 32-bit integers, by fp32 matmuls of parts that it holds exactly: right on every processor, and
+    slow.
+    """
     parts = zip(a.split(EXACT_IN_FP32, 1), b.split(EXACT_IN_FP32, 0), strict=True)
     with torch.autocast(a.device.type, enabled=False):
         return sum((one.float() @ other.float()).to(torch.int32) for one, other in parts)  # type: ignore[return-value]
 
 
 class LowPrecisionLinear(nn.Linear):
-    """nn.Linear whose product is in 8 bits while `active`. Its parameters, and so checkpoints, are the same."""
+    """nn.Linear whose matmul is in 8 bits while `active`. Its parameters, and so checkpoints, are the same."""
 
     mode: MatmulMode
     active: bool
@@ -176,7 +180,7 @@ class LowPrecisionLinear(nn.Linear):
 
 
 def convert(blocks: nn.Module, mode: MatmulMode, *, all_three: bool = False) -> list[str]:
-    """Switch every linear layer below `blocks` to `mode`; returns the names of those whose sizes do not allow it."""
+    """Switch every linear layer below `blocks` to `mode`; return the names of those whose sizes do not allow it."""
     if mode == "int8":
         cpu.is_exact()  # found out here and not while the model is compiled
     left = []
@@ -192,13 +196,12 @@ def convert(blocks: nn.Module, mode: MatmulMode, *, all_three: bool = False) -> 
 
 
 def layers(model: nn.Module) -> list[tuple[str, LowPrecisionLinear]]:
-    """The layers that were converted, with their names."""
     return [(name, part) for name, part in model.named_modules() if isinstance(part, LowPrecisionLinear)]
 
 
 @contextlib.contextmanager
-def plainly(model: nn.Module) -> Iterator[None]:
-    """Within it the model computes as if no layer had been converted, and without fp16 sums."""
+def without_low_precision(model: nn.Module) -> Iterator[None]:
+    """Compute within as if no layer had been converted, and without fp16 sums."""
     found = layers(model)
     with fp16_accumulation(False):
         for _, layer in found:
@@ -212,7 +215,7 @@ def plainly(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def fp16_accumulation(wanted: bool) -> Iterator[None]:
-    """Within it products of float16 matrices on CUDA are summed in float16, or are not; for the whole process."""
+    """Sum matmuls of float16 on CUDA in float16 within, or not; for the whole process."""
     matmul = torch.backends.cuda.matmul
     if not hasattr(matmul, "allow_fp16_accumulation"):  # torch before 2.7
         yield

@@ -31,7 +31,7 @@ MOST_ON_THE_WAY = 8  # gradients between card and sum; each takes a place in pin
 
 
 class Gradients:
-    """Sums the gradients of micro-batches in the host's tensors."""
+    """Sum the gradients of micro-batches in the host's tensors."""
 
     def __init__(self) -> None:
         self._leaving = Leaving()
@@ -61,7 +61,6 @@ class Gradients:
         self._sums.put((full, moved, event))
 
     def settle(self) -> None:
-        """The backward pass is through: nothing of it stays on the card."""
         self._leaving.settle()
 
     def finish(self) -> None:
@@ -95,7 +94,9 @@ def _add(full: Tensor, moved: Tensor) -> None:
 
 class Masters:
     """The fp32 twin of a model; it never runs. `dtype`: what the model's own weights become; None: they stay.
-    `device`: where the twin is; None: beside the model. `sends`: each gradient goes to it as soon as it is there."""
+
+    `device`: where the twin is; None: beside the model. `sends`: each gradient goes to it as soon as it is there.
+    """
 
     def __init__(
         self,
@@ -112,7 +113,7 @@ class Masters:
             model._apply(lambda tensor: tensor.to(dtype) if isinstance(tensor, nn.Parameter) else tensor)
 
     def place(self, model: nn.Module, device: torch.device) -> None:
-        """The model is where it runs: bring the twin to its place, and let gradients find it."""
+        """Bring the twin to its place once the model is where it runs, and let gradients find it."""
         self.model = self.model.to(self._device or device)
         self._own = list(model.parameters())
         self._full = list(self.model.parameters())
@@ -132,12 +133,10 @@ class Masters:
             full.grad = None if gradient is None else gradient.to(full.device)
 
     def settle(self) -> None:
-        """A micro-batch's backward pass is through."""
         if self.sent:
             self.sent.settle()
 
     def drop_gradients(self) -> None:
-        """Forget what micro-batches have summed so far."""
         if self.sent:
             self.sent.finish()
         for parameter in chain(self._own, self._full):
@@ -145,6 +144,5 @@ class Masters:
 
     @torch.no_grad()
     def give_weights(self) -> None:
-        """Round the twin's weights into the model's."""
         own: list[Tensor] = [parameter.detach() for parameter in self._own]
         torch._foreach_copy_(own, [p.detach() for p in self._full])  # type: ignore[attr-defined]

@@ -37,10 +37,7 @@ QK_SCALE = 1.5
 
 
 class Attention(nn.Module):
-    """Causal self-attention with rotary positions and normed queries and keys.
-
-    Values have a layer of their own: as a part of one product they would keep queries and keys alive with them.
-    """
+    """Values have a layer of their own: as a part of one matmul they would keep queries and keys alive with them."""
 
     def __init__(self, n_embd: int, n_head: int) -> None:
         super().__init__()
@@ -60,8 +57,6 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two linear layers with a squared ReLU between them, four times as wide inside."""
-
     def __init__(self, n_embd: int) -> None:
         super().__init__()
         self.up = nn.Linear(n_embd, 4 * n_embd, bias=False)
@@ -72,8 +67,6 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """x + skip·x0, then + attention(norm(x)), then + mlp(norm(x))."""
-
     def __init__(self, n_embd: int, n_head: int) -> None:
         super().__init__()
         self.skip = nn.Parameter(torch.zeros(1))
@@ -81,14 +74,14 @@ class Block(nn.Module):
         self.mlp = MLP(n_embd)
 
     def forward(self, x: Tensor, x0: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """x, x0: B x T x C, fp32; the dtype of `cos` is that of the matrix products."""
+        """x, x0: B x T x C, fp32; the dtype of `cos` is that of matmuls."""
         x = torch.addcmul(x, x0, self.skip)
         x = x + self.attention(norm(x, cos.dtype), cos, sin)
         return x + self.mlp(norm(x, cos.dtype))
 
 
 class ModernGPT(RotaryModel):
-    """The model. What adds to the residual stream starts at zero, and so does the head: the first loss is ln V."""
+    """What adds to the residual stream starts at zero, and so does the head: the first loss is ln V."""
 
     def __init__(self, config: RunConfig) -> None:
         super().__init__(config)
@@ -108,13 +101,13 @@ class ModernGPT(RotaryModel):
         return self.blocks
 
     def embed(self, idx: Tensor) -> Tensor:
-        """With a share of the token before: attention in one layer then finds what followed the same token earlier."""
+        """Add a share of the token before: attention in one layer then finds what followed the same token earlier."""
         x, follows = self.embedding(idx), self.follows
         assert isinstance(follows, Tensor)
         return x + x.roll(1, 1) * (self.smear * follows[: idx.shape[1]].to(x.dtype))
 
     def enter(self, x: Tensor) -> tuple[Tensor, ...]:
-        """x0 twice: every block adds a share of it."""
+        """Return x0 twice: every block adds a share of it."""
         x0 = norm(x, x.dtype)
         return x0, x0
 
@@ -123,7 +116,10 @@ class ModernGPT(RotaryModel):
 
 
 def _init(module: nn.Module) -> None:
-    """Uniform with variance 1 / inputs for what reads the residual stream, zero for what writes to it."""
+    """Uniform with variance 1
+
+    inputs for what reads the residual stream, zero for what writes to it.
+    """
     if isinstance(module, nn.Embedding):
         nn.init.normal_(module.weight, std=EMBEDDING_STD)
     elif isinstance(module, Attention):

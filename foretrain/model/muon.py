@@ -1,8 +1,8 @@
 """Muon for the matrices of the blocks, AdamW for everything else, as one optimizer.
 
 Muon (Keller Jordan, https://kellerjordan.github.io/posts/muon): the momentum of a matrix is replaced by the nearest
-matrix whose singular values are all about 1, which Newton-Schulz iterations find with matrix products alone. Matrices
-of one shape are iterated together.
+matrix whose singular values are all about 1, which Newton-Schulz iterations find with matmuls alone. Matrices of one
+shape are iterated together.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,11 +25,11 @@ kernels: Any = torch  # those over lists of tensors have private names, in torch
 
 
 def newton_schulz(x: Tensor) -> Tensor:
-    """U·Vᵀ of each matrix U·S·Vᵀ in `x` (k x m x n), about: singular values end between 0.7 and 1.2.
+    """Return U·Vᵀ of each matrix U·S·Vᵀ in `x` (k x m x n), about: singular values end between 0.7 and 1.2.
 
-    Three kernels an iteration. A wide matrix is iterated as it is, a tall one transposed: the square products are
-    then of the smaller side. The largest s is at most the fourth root of the sum of all s⁴, which the first square
-    product gives; where all n of them are alike, that bound is n^(1/4) times as near as the Frobenius norm.
+    Three kernels an iteration. A wide matrix is iterated as it is, a tall one transposed: the square matmuls are then
+    of the smaller side. The largest s is at most the fourth root of the sum of all s⁴, which the first square matmul
+    gives; where all n of them are alike, that bound is n^(1/4) times as near as the Frobenius norm.
     """
     tall = x.shape[-2] > x.shape[-1]
     if tall:
@@ -48,15 +48,18 @@ def newton_schulz(x: Tensor) -> Tensor:
 
 
 def iteration_dtype(device: torch.device) -> torch.dtype:
-    """Half precision where the device multiplies it faster than fp32: the result is about orthogonal in either."""
+    """Give half precision where the device multiplies it faster than fp32: the result is about orthogonal in either."""
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
     return torch.bfloat16 if cpu_has_bf16() else torch.float32
 
 
 def update_scale(rows: int, columns: int) -> float:
-    """sqrt(max(1, rows / columns)): with it a step changes what a layer makes of its input by the same share at any
-    width, so that one rate serves every shape (Jeremy Bernstein, https://jeremybernste.in/writing/deriving-muon)."""
+    """Return sqrt(max(1, rows
+
+    columns)): with it a step changes what a layer makes of its input by the same share at any width, so that one rate
+    serves every shape (Jeremy Bernstein, https://jeremybernste.in/writing/deriving-muon).
+    """
     return max(1.0, rows / columns) ** 0.5
 
 
@@ -75,7 +78,7 @@ class MuonAdamW(Uncompiled):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One step of both. Gradients of matrices are used up: Nesterov's momentum is written over them."""
+        """Step both. Gradients of matrices are used up: Nesterov's momentum is written over them."""
         assert closure is None, "no step of foretrain evaluates the loss again"
         assert getattr(self, "grad_scale", None) is None, "gradients are unscaled before, as they are clipped"
         if held_back(self):
@@ -127,7 +130,7 @@ def _gradients(parameters: list[Tensor]) -> list[Tensor]:
 
 
 def _batches(parameters: list[Tensor]) -> Iterator[list[Tensor]]:
-    """The matrices of one shape, as many at a time as NS_BATCH_ELEMENTS allows."""
+    """Yield the matrices of one shape, as many at a time as NS_BATCH_ELEMENTS allows."""
     shapes: dict[torch.Size, list[Tensor]] = {}
     for parameter in parameters:
         shapes.setdefault(parameter.shape, []).append(parameter)

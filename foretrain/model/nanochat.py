@@ -28,8 +28,6 @@ EMBEDDING_STD = 0.02
 
 
 class Attention(nn.Module):
-    """Causal self-attention with rotary positions and normed queries and keys."""
-
     def __init__(self, n_embd: int, n_head: int) -> None:
         super().__init__()
         self.n_head = n_head
@@ -50,8 +48,6 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two linear layers with a squared ReLU between them, four times as wide inside."""
-
     def __init__(self, n_embd: int) -> None:
         super().__init__()
         self.fc1 = nn.Linear(n_embd, 4 * n_embd, bias=False)
@@ -62,8 +58,6 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
-
     def __init__(self, n_embd: int, n_head: int) -> None:
         super().__init__()
         self.self_attn = Attention(n_embd, n_head)
@@ -76,14 +70,12 @@ class Block(nn.Module):
 
 
 class Head(nn.Linear):
-    """Logits between -15 and 15: 15·tanh(x·Wᵀ / 15)."""
-
     def forward(self, input: Tensor) -> Tensor:
         return torch.tanh(super().forward(input) / SOFTCAP) * SOFTCAP
 
 
 class NanoChat(RotaryModel):
-    """The model. What adds to the residual stream starts at zero, and so does the head: the first loss is ln V."""
+    """What adds to the residual stream starts at zero, and so does the head: the first loss is ln V."""
 
     def __init__(self, config: RunConfig) -> None:
         super().__init__(config)
@@ -113,7 +105,9 @@ class NanoChat(RotaryModel):
 
 
 def _init(module: nn.Module) -> None:
-    """Normal with variance 1 / inputs for what reads the residual stream, zero for what writes to it.
+    """Normal with variance 1
+
+    inputs for what reads the residual stream, zero for what writes to it.
 
     nanochat draws embeddings with standard deviation 1 and gives them 50 times the head's learning rate. The norm after
     them takes their scale away, so 0.02 and the head's rate learn the same.

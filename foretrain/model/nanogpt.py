@@ -11,7 +11,7 @@ from foretrain.model.gpt2 import GPT, Attention, Block
 
 
 class NanoAttention(Attention):
-    """Attention with nanoGPT's variables, which are alive as long as there."""
+    """Attention that keeps intermediates in locals exactly as nanoGPT does, so that its memory is the same."""
 
     def forward(self, x: Tensor) -> Tensor:
         B, T, C = x.size()
@@ -27,8 +27,6 @@ class NanoAttention(Attention):
 
 
 class NanoGPT(GPT):
-    """The same model with nanoGPT's forward pass: logits are returned, and the embeddings have names."""
-
     def __init__(self, config: RunConfig) -> None:
         super().__init__(config)
         parts: Any = self.transformer

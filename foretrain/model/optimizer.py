@@ -10,14 +10,15 @@ from foretrain.model.techniques import optimizer_of
 
 
 def make_optimizer(model: nn.Module, config: RunConfig, device_type: str) -> torch.optim.Optimizer:
-    """The optimizer of the config. AdamW is fused on CPUs, CUDA and Apple GPUs: that kernel needs no temporaries, so
-    the optimizer step is never the memory peak."""
+    """AdamW is fused on CPUs, CUDA and Apple GPUs: that kernel needs no temporaries, so the optimizer step is never the
+    memory peak.
+    """
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     return optimizer_of(config).make(named, config, device_type)
 
 
 def learning_rate(config: RunConfig, step: int) -> float:
-    """The rate of a step: linear warm-up, then cosine or linear decay to min_lr, constant after.
+    """Return the rate of a step: linear warm-up, then cosine or linear decay to min_lr, constant after.
 
     cosine: karpathy/nanoGPT train.py. linear: the full rate until the last `cooldown` share of lr_decay_iters.
     """

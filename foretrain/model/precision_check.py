@@ -1,7 +1,7 @@
 """Does a mode of `matmul` hold on this model? Loss and gradients in the mode against the same in the run's dtype.
 
 Same weights, same batches, no step: the model is left as it was found, and no random number is drawn, because
-evaluation mode has no dropout. The gradients are those of the blocks' matrices, whose products the mode changes.
+evaluation mode has no dropout. The gradients are those of the blocks' matrices, whose matmuls the mode changes.
 """
 
 import math
@@ -17,7 +17,7 @@ from foretrain.config.shape import is_block_matrix
 from foretrain.data.batches import Batch, TokenFile, evaluation_batches
 from foretrain.hardware.catalogue import Dtype
 from foretrain.model.language_model import LanguageModel
-from foretrain.model.low_precision import layers, plainly
+from foretrain.model.low_precision import layers, without_low_precision
 from foretrain.model.step import TrainState
 
 # Far off, on purpose: FP8 and INT8 give cosines of 0.996 to 0.9999 and losses that differ in the fourth digit
@@ -48,7 +48,7 @@ class Agreement:
         return near and self.cosine >= LEAST_COSINE
 
     def values(self) -> dict[str, object]:
-        """For a record of the run and the text of it; what is not finite becomes text, as JSON has no number for it."""
+        """Return values for a record of the run; what is not finite becomes text, as JSON has no number for it."""
         finite = lambda value: not isinstance(value, float) or math.isfinite(value)  # noqa: E731
         return {key: value if finite(value) else str(value) for key, value in asdict(self).items()}
 
@@ -59,14 +59,14 @@ class Agreement:
 
 
 def rows_of_check(block_size: int) -> tuple[int, int]:
-    """(sequences, context) of one batch of the check: about TOKENS tokens, a multiple of 16."""
+    """Return (sequences, context) of one batch of the check: about TOKENS tokens, a multiple of 16."""
     block = min(block_size, TOKENS // 2)
     rows = max(1, TOKENS // block)
     return (rows if rows * block % MULTIPLE == 0 else -(-rows // MULTIPLE) * MULTIPLE), block
 
 
 def weights_of(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """The matrices whose products the mode changes: those that were converted, or all of the blocks (fp16 sums)."""
+    """Return matrices whose matmuls the mode changes: those that were converted, or all of the blocks (fp16 sums)."""
     converted = layers(model)
     if converted:
         return [(name, layer.weight) for name, layer in converted]
@@ -78,7 +78,6 @@ def weights_of(model: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def _mean(state: TrainState, batches: list[Batch], weights: list[Tensor]) -> tuple[float, list[Tensor]]:
-    """Mean loss of the batches, and the sum of the weights' gradients (fp32, on the device)."""
     total, sums = 0.0, [torch.zeros_like(weight) for weight in weights]
     scale = _FP16_LOSS_SCALE if state.dtype == torch.float16 else 1.0
     for idx, targets in batches:
@@ -97,7 +96,7 @@ def compare(state: TrainState, batches: Iterable[Batch], dtype: str) -> Agreemen
     training = state.model.training
     state.model.eval()
     try:
-        with plainly(state.model):
+        with without_low_precision(state.model):
             plain_loss, plain = _mean(state, batches, weights)
         plain = [gradient.cpu() for gradient in plain]  # the device holds one set at a time
         loss, ours = _mean(state, batches, weights)
@@ -117,16 +116,13 @@ def compare(state: TrainState, batches: Iterable[Batch], dtype: str) -> Agreemen
 
 
 def _products(a: Tensor, b: Tensor) -> tuple[float, float, float]:
-    """a·b, a·a and b·b. In fp64: squares of small gradients leave fp32's range."""
+    """Return a·b, a·a and b·b. In fp64: squares of small gradients leave fp32's range."""
     a, b = a.flatten().double(), b.flatten().double()
     return float(a @ b), float(a @ a), float(b @ b)
 
 
 def check_before(state: TrainState, tokens: TokenFile, dtype: Dtype, note: Callable[..., None]) -> None:
-    """Compare, and tell `note`. Moves nothing that training depends on.
-
-    Raises UserError 'diverged.matmul' when the mode is far off.
-    """
+    """Compare, and tell `note`. Moves nothing that training depends on. Raises UserError 'diverged.matmul'."""
     config = state.config
     if state.unconverted:
         note("matmul_left", mode=config.matmul, layers=list(state.unconverted))

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 @dataclass
 class TrainState:
-    """Everything that a step changes, and how it is run."""
-
     config: RunConfig
     model: LanguageModel
     optimizer: torch.optim.Optimizer
@@ -53,7 +51,7 @@ class TrainState:
         return self.masters.model if self.masters else self.model
 
     def autocast(self) -> torch.autocast:
-        """Half precision in matrix products; off for float32, and where the weights are half precision themselves."""
+        """Half precision in matmuls; off for float32, and where the weights are half precision themselves."""
         own = (self.masters and self.masters.dtype) or (self.parallel and self.parallel.sharing.way.shards_weights)
         enabled = self.dtype != torch.float32 and not own
         return torch.autocast(self.device.type, dtype=self.dtype, enabled=enabled)
@@ -61,7 +59,7 @@ class TrainState:
 
 @dataclass(frozen=True)
 class StepResult:
-    """Of one optimizer step, on the device: mean loss of its micro-batches, and the gradient's norm before clipping.
+    """The mean loss of the micro-batches of an optimizer step, and the gradient's norm before clipping, on the device.
 
     `held`: 1.0 where the update was not made, because one of the two is not finite. `asked`: of several ranks, above 0
     where one of them has something to tell the others.
@@ -76,7 +74,7 @@ class StepResult:
 def build(
     config: RunConfig, device: torch.device, dtype: torch.dtype, *, compile: bool, share: "Share | None" = None
 ) -> TrainState:
-    """Model, optimizer and scaler for a device. Weights are drawn on the CPU, so every device starts alike.
+    """Build model, optimizer and scaler. Weights are drawn on the CPU, so every device starts alike.
 
     `share`: shares it among the ranks of the process group, each of which calls this; None: there is one.
     """
@@ -114,7 +112,7 @@ def build(
 
 
 def run_as(state: TrainState, dtype: torch.dtype, *, compile: bool) -> TrainState:
-    """The same model and optimizer, run in another dtype or compiled; where neither changes the weights themselves."""
+    """Run the same model and optimizer in another dtype or compiled; where neither changes the weights themselves."""
     config, altered = state.config, (state.masters, state.parallel, state.early)
     assert altered == (None, None, None)
     assert not config.compiles_blocks
@@ -133,11 +131,11 @@ def _masters(model: LanguageModel, config: RunConfig, dtype: torch.dtype) -> Mas
 
 
 def _compiled(model: LanguageModel, config: RunConfig, *, blocks: bool) -> Callable[[Tensor, Tensor], Tensor]:
-    """Whole where it can be, else in parts. Compilation comes with the first call, so the compiler's settings stay.
-    `blocks`: one by one, as for ranks that share the model, whose gradients are sent block by block.
+    """Compile it whole where that is possible, else in parts. Compilation comes with the first call, so the compiler's
+    settings stay.
 
-    Each size is compiled for itself: after an evaluation at another one, training would else get slower kernels of a
-    symbolic size.
+    `blocks`: one by one, as for ranks that share the model, whose gradients are sent block by block. Each size is
+    compiled for itself: after an evaluation at another one, training would else get slower kernels of a symbolic size.
     """
     for technique in TECHNIQUES:
         technique.tell_compiler(config)
@@ -154,7 +152,7 @@ def _compiled(model: LanguageModel, config: RunConfig, *, blocks: bool) -> Calla
 
 
 def train_step(state: TrainState, batches: "Iterable[Batch]", learning_rate: float | Tensor) -> StepResult:
-    """One optimizer step over `gradient_accumulation_steps` micro-batches.
+    """Run one optimizer step over `gradient_accumulation_steps` micro-batches.
 
     The loss of each is divided by their number, so the gradient is that of the mean over all tokens. Where loss or
     gradient are not finite nothing is changed (less is held back in the backward pass, see model/in_backward.py); the
@@ -204,7 +202,7 @@ def _loss(state: TrainState, idx: Tensor, targets: Tensor) -> Tensor:
 
 @torch.no_grad()
 def evaluation_loss(state: TrainState, batch: "Batch") -> Tensor:
-    """The loss of one batch without a graph; a scalar on the device. Moves nothing that training depends on."""
+    """Return the loss of one batch without a graph; a scalar on the device. Moves nothing that training depends on."""
     state.model.eval()
     with state.autocast():
         return state.call(*batch).float()

@@ -17,18 +17,17 @@ from foretrain.model.ranks.rows import states_of
 
 
 def not_finite(number: Tensor) -> Tensor:
-    """1.0 where a scalar is infinite or no number, else 0.0; on its device."""
     return (number - number).ne(0).float()  # x - x is 0 for every finite x
 
 
 def update(
     optimizer: torch.optim.Optimizer, loss: Tensor, norm: Tensor, latch: Tensor | None, *, overflow_is_normal: bool
 ) -> Tensor:
-    """One update, unless `loss` or `norm` (scalars) is not finite.
+    """Update, unless `loss` or `norm` (scalars) is not finite. Returns 1.0 where it was held back, else 0.0.
 
-    `latch`: 0.0 or 1.0; once such a step has set it, no later step changes anything either, until the host has seen
-    it. `overflow_is_normal`: with float16 the scaler meets gradients beyond its range now and then and tries a smaller
-    scale; that holds this update back, but does not set the latch. Returns 1.0 where it was held back, else 0.0.
+    `latch`: 0.0 or 1.0; once such a step has set it, no later step changes anything either, until the host has seen it.
+    `overflow_is_normal`: with float16 the scaler meets gradients beyond its range now and then and tries a smaller
+    scale; that holds this update back, but does not set the latch.
     """
     loss = loss.to(norm.device)  # the optimizer may live on the host
     fatal = not_finite(loss if overflow_is_normal else loss + norm)
@@ -36,7 +35,7 @@ def update(
         fatal = torch.maximum(latch, fatal, out=latch)
     holder: Any = states_of(optimizer)  # whose kernels read it
     held = torch.maximum(fatal, not_finite(norm)) if overflow_is_normal else fatal
-    if not accelerator.of(held.device).decides:
+    if not accelerator.accelerator_of(held.device).decides:
         if not bool(held):
             optimizer.step()
         return held
@@ -47,13 +46,14 @@ def update(
 
 
 def held_back(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether this update must not be made; waits for the device. For optimizers whose kernels cannot decide that."""
+    """Return whether this update must not be made; waits for the device. For optimizers whose kernels cannot decide
+    that.
+    """
     found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
     return found_inf is not None and not bool(found_inf == 0)
 
 
 def undecorated(method: Any) -> Any:
-    """The function that a decorator with functools.wraps stands before; itself where none does."""
     return getattr(method, "__wrapped__", method)
 
 

@@ -26,7 +26,7 @@ from foretrain.base.records import Record
 from foretrain.base.units import MIB
 from foretrain.config.options import named
 from foretrain.hardware.devices import Context
-from foretrain.predict.abstract.tensors import alone
+from foretrain.predict.abstract.tensors import one_thread_at_a_time
 from foretrain.predict.allocator.blocks import Lifetimes
 from foretrain.predict.allocator.replay import PhasePeak, Tried, replay
 from foretrain.predict.allocator.settings import Settings, of_run
@@ -239,7 +239,7 @@ class Fit:
             available_bytes = min(available_bytes, cap + (context or self.room.context).high_bytes)
         return judged(phases, available_bytes, dead[0] or dead[1], dead[0] is not None, limits, least)
 
-    @alone
+    @one_thread_at_a_time
     def dies_in(self, limit_bytes: int, phases: Sequence[PhaseMemory]) -> str | None:
         """The phase in which the allocator cannot serve a request under a limit; None where the run lives."""
         if limit_bytes not in self._deaths:
@@ -293,7 +293,7 @@ class Ledger:
         return run
 
     @property
-    @alone
+    @one_thread_at_a_time
     def _run(self) -> _Simulated:
         if self._simulated is None:
             run, self._begun = self._begun or self._begin(), None
@@ -303,7 +303,7 @@ class Ledger:
             self._simulated = _Simulated(peaks, run.t.packed(), resumed, run.symbols["P"], run.saved_bytes, staged)
         return self._simulated
 
-    @alone
+    @one_thread_at_a_time
     def _begins_within(self, limit_bytes: int) -> bool:
         """Whether the tensors of the first evaluation do, which is known before the rest is simulated."""
         if self._first_bytes is None:

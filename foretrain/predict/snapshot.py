@@ -2,8 +2,8 @@
 
 The format is that of torch.cuda.memory._snapshot() (torch/csrc/cuda/memory_snapshot.cpp, torch/cuda/_memory_viz.py):
 `segments` as they are when it is taken, `device_traces` with the history since _record_memory_history, and
-`allocator_settings`. It comes as a pickle, which is read by an unpickler that knows plain values only, so nothing in
-it can run. write.py writes the same format. Standard library only.
+`allocator_settings`. It comes as a pickle, which is read by an unpickler that knows plain values only, so nothing in it
+can run. Standard library only.
 """
 
 import contextlib
@@ -29,8 +29,8 @@ SEGMENT_KINDS = {"segment_alloc": "alloc", "segment_free": "free", "segment_map"
 class Entry(NamedTuple):
     """One action of the allocator; bytes are those asked for, not rounded. The address of an oom is 0.
 
-    alloc, free_requested, free_completed, segment_alloc, segment_free, segment_map, segment_unmap, oom or snapshot;
-    one that a newer PyTorch may add changes nothing here.
+    alloc, free_requested, free_completed, segment_alloc, segment_free, segment_map, segment_unmap, oom or snapshot; one
+    that a newer PyTorch may add changes nothing here.
     """
 
     action: str
@@ -41,10 +41,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Recording:
-    """What a snapshot holds for one device.
-
-    `live_at_end` are addresses of blocks in use, `reserved_at_end_bytes` the size of all segments when it was taken.
-    """
+    """`live_at_end` are addresses of blocks in use, `reserved_at_end_bytes` the size of all segments then."""
 
     entries: tuple[Entry, ...]
     settings: Settings
@@ -69,8 +66,8 @@ class Recording:
 class Requests:
     """What a recording asks of the allocator, and what of it could not be told.
 
-    `unknown_frees`: of allocations made before the recording began (or pushed out of its ring buffer);
-    `unknown_live`: blocks in use at the end that the history does not explain.
+    `unknown_frees`: of allocations made before the recording began (or pushed out of its ring buffer); `unknown_live`:
+    blocks in use at the end that the history does not explain.
     """
 
     lifetimes: Lifetimes
@@ -83,20 +80,20 @@ class Requests:
 
 
 def read(path: Path, device: int = 0) -> Recording:
-    """The recording of one device. Raises ValueError with a sentence for what is no snapshot, OSError as open()."""
-    return loads(path.read_bytes(), str(path), device)
+    """Read the recording of one device. Raises ValueError with a sentence, and OSError as open()."""
+    return parse(path.read_bytes(), str(path), device)
 
 
-def loads(data: bytes, name: str = "snapshot", device: int = 0) -> Recording:
-    """As `read`, from the pickle's bytes; `name` begins the sentence of a ValueError."""
-    return of_snapshot(unpickled(data, name), name, device)
+def parse(data: bytes, name: str = "snapshot", device: int = 0) -> Recording:
+    """Read the pickle's bytes; `name` begins the sentence of a ValueError."""
+    return recording_of(unpickled(data, name), name, device)
 
 
 def unpickled(data: bytes, name: str) -> Any:
-    """The plain values of a pickle, whatever they are; nothing in it can run. Raises ValueError with a sentence."""
+    """Return the plain values of a pickle; nothing in it can run. Raises ValueError with a sentence."""
     try:
-        return files.loads(data)
-    except files.Asks as error:
+        return files.load_pickle(data)
+    except files.ForbiddenName as error:
         raise ValueError(f"{name}: it wants to load {error}, which no memory snapshot needs") from None
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
@@ -104,8 +101,8 @@ def unpickled(data: bytes, name: str) -> Any:
         raise ValueError(f"{name}: is not a memory snapshot, or a damaged one ({type(error).__name__})") from None
 
 
-def of_snapshot(snapshot: Any, name: str = "snapshot", device: int = 0) -> Recording:
-    """The recording in the dict that torch.cuda.memory._snapshot() returns. Raises ValueError."""
+def recording_of(snapshot: Any, name: str = "snapshot", device: int = 0) -> Recording:
+    """Read the dict that torch.cuda.memory._snapshot() returns. Raises ValueError."""
     traces = snapshot.get("device_traces") if isinstance(snapshot, dict) else None
     if not isinstance(traces, list) or not all(isinstance(trace, list) for trace in traces):
         raise ValueError(
@@ -129,7 +126,7 @@ def _entry(item: Any, where: str) -> Entry:
 
 
 def _segments(segments: Any, name: str, device: int) -> tuple[frozenset[int], int]:
-    """(addresses of blocks in use, bytes of all segments) of a device."""
+    """Return (addresses of blocks in use, bytes of all segments) of a device."""
     live: set[int] = set()
     seen: set[int] = set()
     total_bytes = 0
@@ -152,7 +149,7 @@ def _segments(segments: Any, name: str, device: int) -> tuple[frozenset[int], in
 
 
 def _settings(values: Mapping[str, Any], name: str) -> Settings:
-    """From allocator_settings: the text of the variable where it can be read, else the values one by one."""
+    """Read allocator_settings: the text of the variable where it can be read, else the values one by one."""
     text = values.get("PYTORCH_CUDA_ALLOC_CONF", values.get("PYTORCH_ALLOC_CONF"))
     if isinstance(text, str) and text:
         try:
@@ -176,8 +173,8 @@ def _settings(values: Mapping[str, Any], name: str) -> Settings:
 
 
 def requests_of(recording: Recording, *, more_bytes: int = 0) -> Requests:
-    """What a recording asks of the allocator. A block counts as free when PyTorch could use it again (free_completed),
-    which is after all streams have done with it. `more_bytes`: a last request.
+    """Return what a recording asks of the allocator. A block counts as free when PyTorch could use it again
+    (free_completed), which is after all streams have done with it. `more_bytes`: a last request.
     """
     completed = any(entry.action == "free_completed" for entry in recording.entries)
     free_actions = ("free", "free_completed" if completed else "free_requested")
@@ -238,14 +235,13 @@ class History:
         self._segments_seen = 0
 
     def born(self, block: Block, label: Label) -> None:
-        """A block was allocated."""
         frames = [{"name": name, "filename": "foretrain", "line": 0} for name in (label.name, *label.frames)]
         values = {"frames": frames, "addr": block.ptr, "size": block.requested, "stream": block.stream}
         self._alive[block.ptr] = values
         self._add("alloc", **values, category=label.category)
 
     def died(self, address: int, block: Block) -> None:
-        """The block that was allocated at this address was freed; it is complete when no other stream uses it."""
+        """Note that a block was freed; it is complete when no other stream uses it."""
         values = self._alive.pop(address)
         self._add("free_requested", **values)
         if block.other_streams:
@@ -255,7 +251,8 @@ class History:
 
     def driver(self) -> None:
         """Take over what the allocator did by itself since the last time: frees that other streams held back, and what
-        it got from the driver and gave back."""
+        it got from the driver and gave back.
+        """
         for block, values in self._pending:
             if not block.other_streams:
                 self._add("free_completed", **values)
@@ -266,7 +263,6 @@ class History:
         self._segments_seen = len(self.allocator.segments)
 
     def ran_out(self, error: OutOfMemory) -> None:
-        """A request was refused."""
         free_bytes = max(0, error.limit_bytes - error.reserved_bytes)
         self._add("oom", device_free=free_bytes, size=error.requested_bytes, stream=0, frames=[])
 
@@ -275,7 +271,6 @@ class History:
         self.entries.append({"action": action, **values, **rest})
 
     def data(self) -> dict[str, Any]:
-        """The snapshot: history, segments as they are now, settings."""
         settings = self.allocator.settings
         return {
             "segments": [self._segment(blocks) for blocks in self.allocator.live_segments()],
@@ -324,7 +319,7 @@ def snapshot_of(
     *,
     physical: bool = False,
 ) -> dict[str, Any]:
-    """Lifetimes as a snapshot; the other arguments are those of `replay`.
+    """Return lifetimes as a snapshot; the other arguments are those of `replay`.
 
     `label` says what memory_viz shows of a storage, by its id. A limit that is hit ends the history with an oom.
     """
@@ -353,7 +348,7 @@ def snapshot_of(
 
 
 def write(snapshot: dict[str, Any], path: Path) -> None:
-    """As a pickle, under its name only when whole; nothing else is left behind. Raises OSError."""
+    """Write a pickle, under its name only when whole. Raises OSError."""
     staging = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         with staging.open("xb") as file:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from foretrain.config.checks import check_precision, is_one_graph
 from foretrain.config.options import RunConfig
 from foretrain.config.shape import ModelShape
-from foretrain.config.sharing import Sharing, of_rank
+from foretrain.config.sharing import Sharing, config_of_rank
 from foretrain.hardware.catalogue import Dtype, Gpu, MatmulMode
 from foretrain.predict import software
 from foretrain.predict.estimate.sdpa import AttentionKind, attention_kind
@@ -91,7 +91,7 @@ class StepSpec:
         """The step of one of `world` ranks, that share it as the config of all says. Raises UserError where they cannot
         share it equally."""
         sharing = Sharing.of(config, world, per_node)
-        return cls.of(of_rank(config, world), gpu, dtype=dtype, compiled=compiled, sharing=sharing)
+        return cls.of(config_of_rank(config, world), gpu, dtype=dtype, compiled=compiled, sharing=sharing)
 
     @classmethod
     def checked(cls, config: RunConfig, gpu: Gpu, step: StepName = "foretrain") -> "StepSpec":

@@ -18,7 +18,7 @@ from foretrain.app.compare import compared
 from foretrain.app.limits import Limits, make_plans, priced
 from foretrain.app.plan import targets
 from foretrain.base.errors import UserError
-from foretrain.base.files import head, not_written, read_text
+from foretrain.base.files import first_bytes, not_written, read_text
 from foretrain.comparison.loss_axes import gather
 from foretrain.comparison.sources import plans
 from foretrain.comparison.sources.given import Given, take_apart
@@ -106,7 +106,7 @@ def document(asked: Asked) -> tuple[str, Document]:
         raise UserError("data.no_run", path=str(path))
     if path.suffix in (".toml", ".py") or not path.exists():
         return "plan", _plan(asked, one)
-    if plans.claims(path, head(path, HEAD_BYTES)):  # of `foretrain plan --json`, or a run's plan.json
+    if plans.claims(path, first_bytes(path, HEAD_BYTES)):  # of `foretrain plan --json`, or a run's plan.json
         _no_config(asked, one)
         return "plan", _of_plan(plans.read(path), asked, None)
     if snapshot_file.looks_like_one(path):
@@ -202,7 +202,7 @@ def checked_target(path: Path) -> Path:
 def _is_report(path: Path) -> bool:
     if not path.is_file():
         return str(path) == "/dev/null"
-    text = head(path, HEAD_BYTES).decode("utf-8", "replace")
+    text = first_bytes(path, HEAD_BYTES).decode("utf-8", "replace")
     return not text or OURS in text or (text.startswith("<!doctype html>") and "Content-Security-Policy" in text)
 
 

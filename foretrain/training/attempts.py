@@ -86,11 +86,11 @@ class Generators:
 
     @classmethod
     def now(cls, device: torch.device) -> "Generators":
-        return cls(torch.get_rng_state(), accelerator.of(device).generator())
+        return cls(torch.get_rng_state(), accelerator.accelerator_of(device).generator())
 
     def restore(self, device: torch.device) -> None:
         torch.set_rng_state(self.cpu)
-        accelerator.of(device).restore(self.own)
+        accelerator.accelerator_of(device).restore(self.own)
 
 
 class _Stopped(Exception):
@@ -120,7 +120,7 @@ def free_memory(device: torch.device) -> None:
     if device.type == "cpu":
         give_back()
     else:
-        accelerator.of(device).empty_cache()
+        accelerator.accelerator_of(device).empty_cache()
 
 
 def attempt(

@@ -28,7 +28,7 @@ from foretrain.base.records import Record
 from foretrain.hardware import accelerator
 from foretrain.model.ranks.parts import Split, opened
 from foretrain.model.ranks.peers import ALONE, Peers
-from foretrain.model.ranks.rows import Rows, held, is_sharded, like, states_of
+from foretrain.model.ranks.rows import Rows, held_rows, is_sharded, sharded_like, states_of
 from foretrain.model.step import TrainState
 from foretrain.training.place import host_name
 from foretrain.training.tensor_files import Snapshot, file_name, live
@@ -381,7 +381,7 @@ def put_weights(tensors: Iterable[tuple[str, Rows]], model: torch.nn.Module, sou
     for name, tensor in tensors:
         if _shape(own, name) != tuple(tensor.shape):
             raise _other_model(source, name, tuple(tensor.shape), _shape(own, name))
-        held(own[name]).fill(tensor)
+        held_rows(own[name]).fill(tensor)
         lacking.discard(name)
     if lacking:
         name = sorted(lacking)[0]
@@ -396,7 +396,9 @@ def put_moments(moments: Iterable[tuple[str, dict[str, torch.Tensor]]], state: T
     own = _parameters(optimizer)
     for name, kinds in moments:
         if (parameter := state.trained.get_parameter(name)) in own:
-            made = {kind: like(parameter, tensor, torch.float32) for kind, tensor in kinds.items() if kind != "step"}
+            made = {
+                kind: sharded_like(parameter, tensor, torch.float32) for kind, tensor in kinds.items() if kind != "step"
+            }
             optimizer.state[parameter] = {"step": kinds["step"].float().to(state.device), **made}
 
 
@@ -456,7 +458,7 @@ def _load_rest(path: Path, state: TrainState) -> None:
         state.scaler.load_state_dict(scaler)
     rng = load_file(path / "rng.safetensors")
     torch.set_rng_state(rng["cpu"])
-    accelerator.of(state.device).restore(rng)
+    accelerator.accelerator_of(state.device).restore(rng)
 
 
 def _load_moments(moments: dict[str, Split], state: TrainState) -> None:
@@ -475,7 +477,7 @@ def _load_moments(moments: dict[str, Split], state: TrainState) -> None:
         if value.shape and value.shape != expected:
             raise ValueError(f"{key} is {value.shape}, its parameter {tuple(parameter.shape)}")
         if value.shape and is_sharded(parameter):
-            moment = like(parameter, value, value.dtype)
+            moment = sharded_like(parameter, value, value.dtype)
         else:
             # The fused kernel wants its step count on the device, the plain one on the CPU: as it was saved.
             moment = value.whole().to(state.device, copy=True)  # the file is only mapped

@@ -125,7 +125,7 @@ def _gpu(device: torch.device) -> Gpu:
 
 
 def _dtype(config: RunConfig, device: torch.device) -> Dtype:
-    return accelerator.of(device).dtype if config.dtype == "auto" else config.dtype
+    return accelerator.accelerator_of(device).dtype if config.dtype == "auto" else config.dtype
 
 
 def obstacle_to_compile(device: torch.device) -> str | None:

@@ -46,7 +46,7 @@ def held_now_bytes(placement: Placement) -> int:
 
 def peak_bytes(placement: Placement) -> int:
     """The highest memory so far: what the allocator reserved on a GPU, the process's on a CPU; 0 where nobody says."""
-    own = accelerator.of(placement.device)
+    own = accelerator.accelerator_of(placement.device)
     return (own.peaks()[1] if own.counts else process_memory.peak_bytes()) or 0
 
 

@@ -61,7 +61,7 @@ class Meter:
 
     def __init__(self, device: torch.device, limit_bytes: int | None = None) -> None:
         self.device, self.limit_bytes = device, limit_bytes
-        self.accelerator = accelerator.of(device)
+        self.accelerator = accelerator.accelerator_of(device)
         if device.type == "cpu":
             gc.collect()  # what an earlier run left in cycles would be freed while this one is measured
         self.base_bytes = resident_bytes()

@@ -28,7 +28,7 @@ from foretrain.base.errors import UserError
 from foretrain.base.installation import installed
 from foretrain.base.signals import StopFlag
 from foretrain.config.options import RunConfig
-from foretrain.config.sharing import Sharing, of_rank
+from foretrain.config.sharing import Sharing, config_of_rank
 from foretrain.data.batches import Batch
 from foretrain.model.ranks.peers import ALONE as ALONE_PEERS
 from foretrain.model.ranks.peers import Peers
@@ -248,7 +248,7 @@ class Group(Ranks):
                 self._leave()
             elif isinstance(error, Exception):
                 found = self.explained(error)
-                told = found if isinstance(found, UserError) else bugs.told(found)
+                told = found if isinstance(found, UserError) else bugs.unexpected_error(found)
                 self.tell(told)
                 if not self.first and not isinstance(told, OfRank):
                     told = OfRank(self._word(told))
@@ -386,7 +386,7 @@ class Together:
 
     def part_of(self, config: RunConfig) -> RunConfig:
         """What this rank carries out of each step."""
-        return of_rank(config, self.ranks.world) if self.several else config
+        return config_of_rank(config, self.ranks.world) if self.several else config
 
     def share(self, config: RunConfig) -> "Share | None":
         """What shares the model among the ranks, for `build`."""

@@ -22,13 +22,13 @@ from foretrain.base.errors import UserError
 from foretrain.base.installation import installed_torch
 from foretrain.base.records import Record
 from foretrain.base.units import MIB
-from foretrain.config.checks import BY_VALUE, EVALUATION, SPLIT, check, decides, way_of_steps
-from foretrain.config.microbatches import cut, sequences_of
+from foretrain.config.checks import BY_VALUE, EVALUATION, SPLIT, check, decides, resolved_cuda_graph
+from foretrain.config.microbatches import sequences_of, with_micro_batch
 from foretrain.config.nanogpt_checkpoint import Refused
 from foretrain.config.options import OPTIONS, RunConfig, named, step_options
 from foretrain.config.presets import GPT2_SHAPES
 from foretrain.config.shape import ModelShape
-from foretrain.config.weights_file import WeightsFile, is_path, look, needs_weights, read_nanogpt
+from foretrain.config.weights_file import WeightsFile, inspect_weights, is_path, needs_weights, read_nanogpt
 from foretrain.data.dataset import DatasetInfo
 from foretrain.hardware.catalogue import Dtype
 from foretrain.hardware.cpu import physical_cores, usable_cores
@@ -328,8 +328,8 @@ def find(init_from: str) -> WeightsFile | None:
     if not needs_weights(init_from):
         return None
     if is_path(init_from):
-        return look(init_from)
-    return look(str(_published(init_from).parent))
+        return inspect_weights(init_from)
+    return inspect_weights(str(_published(init_from).parent))
 
 
 def _published(name: str) -> Path:
@@ -454,8 +454,8 @@ def differences(
     rounding = _changes(BY_VALUE, old, config)
     if previous.compiled != placement.compiled:
         rounding.append(f"compile: {previous.compiled} → {placement.compiled}")
-    before = way_of_steps(old, previous.gpu, previous.dtype, previous.world)
-    if before != (now := way_of_steps(config, placement.gpu, placement.dtype, world)):
+    before = resolved_cuda_graph(old, previous.gpu, previous.dtype, previous.world)
+    if before != (now := resolved_cuda_graph(config, placement.gpu, placement.dtype, world)):
         rounding.append(f"cuda_graph: {before} → {now}")
     had = previous.threads or old.cpu_threads
     if had and threads and had != threads:
@@ -483,7 +483,7 @@ def resumed_split(new: RunConfig, previous: RunRecord) -> tuple[RunConfig, str, 
         return new, "", {}
     if new.auto_batch_size or new.batch_size == previous.shrunk_from:
         values = {"batch_size": old.batch_size, "accumulation": old.gradient_accumulation_steps}
-        return cut(new, old.batch_size), "split_kept", values
+        return with_micro_batch(new, old.batch_size), "split_kept", values
     accumulation, rows = new.gradient_accumulation_steps, old.eval_rows
     if (old.eval_iters, old.eval_sequences) == (new.eval_iters, new.eval_sequences):
         new = new.model_copy(update={"eval_sequences": rows})  # evaluations stay comparable

@@ -17,7 +17,7 @@ from foretrain.base.errors import UserError
 from foretrain.base.files import CHUNK_BYTES
 from foretrain.hardware import accelerator
 from foretrain.model.ranks.parts import header_of
-from foretrain.model.ranks.rows import held, is_sharded, reshard, states_of
+from foretrain.model.ranks.rows import held_rows, is_sharded, reshard, states_of
 from foretrain.model.step import TrainState
 
 _NAMES = {
@@ -43,7 +43,7 @@ def tensors_of(state: TrainState) -> Files:
             ours = is_sharded(value) or not (is_sharded(parameter) and value.dim())
             assert ours, f"{key} of {name} is made of this rank's rows alone, which fit no other number of ranks"
             optimizer[f"{key}/{name}"] = value.detach()
-    rng = {"cpu": torch.get_rng_state(), **accelerator.of(state.device).generator()}
+    rng = {"cpu": torch.get_rng_state(), **accelerator.accelerator_of(state.device).generator()}
     weights = {name: parameter.detach() for name, parameter in named.items()}
     return {"model.safetensors": weights, "optimizer.safetensors": optimizer, "rng.safetensors": rng}
 
@@ -96,7 +96,7 @@ def _own(state: TrainState) -> tuple[Files, dict[str, dict[str, int]]]:
                 files[file] = tensors
             continue
         copies = 1 if dealt and kind == "optimizer" else world
-        owns = ((name, held(tensor, rank % copies, copies).own()) for name, tensor in tensors.items())
+        owns = ((name, held_rows(tensor, rank % copies, copies).own()) for name, tensor in tensors.items())
         own = {name: part for name, part in owns if part is not None}
         file = file_name(kind, rank, world)
         files[file] = {name: rows for name, (_, rows) in own.items()}

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from foretrain.base.errors import UserError
 from foretrain.base.signals import StopFlag
-from foretrain.config.microbatches import cut, sequences_of, shrunk, uncut
+from foretrain.config.microbatches import sequences_of, smaller_micro_batch, with_micro_batch, with_original_micro_batch
 from foretrain.config.options import RunConfig
 from foretrain.config.shape import ModelShape
 from foretrain.data.batches import Batch, TokenFile, evaluation_batches
@@ -204,7 +204,7 @@ class Trainer:
 
     def _out_of_memory(self, id: str) -> UserError:
         c = self.config
-        smaller = shrunk(c.batch_size, sequences_of(self.own)) or 1
+        smaller = smaller_micro_batch(c.batch_size, sequences_of(self.own)) or 1
         return UserError(
             id, step=self.progress.step, batch_size=c.batch_size, accumulation=c.gradient_accumulation_steps,
             smaller=smaller, more=sequences_of(c) // smaller,
@@ -294,7 +294,7 @@ class Trainer:
         ones run as always. What was recorded of other sizes is dropped."""
         self.graphed = None
         if not self.together.several and not (self.config.dropout and self.together.by_number):
-            asked = uncut(self.config, self.shrunk_from)
+            asked = with_original_micro_batch(self.config, self.shrunk_from)
             self.graphed = graphed_step(self.state, self.placement.gpu, self._not_recorded, asked)
             if self.graphed and self.config.cuda_graph == "auto" and not self._told_of_graph:
                 self._told_of_graph = True
@@ -405,7 +405,7 @@ class Trainer:
 
     def _take_smaller(self, batch_size: int) -> None:
         self.shrunk_from = self.shrunk_from or self.config.batch_size
-        self._take(cut(self.config, batch_size))
+        self._take(with_micro_batch(self.config, batch_size))
 
     def _go_eager(self, failed: NotCompiled) -> None:
         if failed.sent:
@@ -424,12 +424,12 @@ class Trainer:
         c = self.config
         if self.together.several:
             own = self.state.config
-            smaller = shrunk(own.batch_size, own.batch_size)
+            smaller = smaller_micro_batch(own.batch_size, own.batch_size)
             if smaller is not None:
                 self.together.smaller = smaller
-                use_split(self.state, cut(own, smaller), compiled=self.placement.compiled)
+                use_split(self.state, with_micro_batch(own, smaller), compiled=self.placement.compiled)
                 return
-        elif (smaller := shrunk(c.batch_size, sequences_of(c))) is not None:
+        elif (smaller := smaller_micro_batch(c.batch_size, sequences_of(c))) is not None:
             self._shrink_to(step, smaller)
             return
         raise self._out_of_memory("memory.one_sequence")
@@ -437,7 +437,7 @@ class Trainer:
     def _shrink_to(self, step: int, batch_size: int) -> None:
         old = self.config.batch_size
         self.shrunk_from = self.shrunk_from or old
-        self._use(cut(self.config, batch_size))
+        self._use(with_micro_batch(self.config, batch_size))
         self._keep_config()
         more = self.config.gradient_accumulation_steps
         self._note("micro_batch_shrunk", step=step, old=old, new=batch_size, accumulation=more)

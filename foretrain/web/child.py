@@ -92,7 +92,7 @@ def done(work: str, job: dict[str, Any]) -> dict[str, Any]:
         except UserError as error:
             return {"error": str(error)}
         except Exception as error:
-            return {"error": str(bugs.told(error))}
+            return {"error": str(bugs.unexpected_error(error))}
 
 
 def say(line: dict[str, Any]) -> None:

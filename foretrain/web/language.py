@@ -47,5 +47,5 @@ def spoken() -> dict[str, Any]:
     return {
         "texts": {id: messages.isolated(text) for id, text in said.items()}, "language": language.id,
         "direction": language.direction,
-        "languages": [{"id": one.id, "name": one.name} for one in messages.known().values()],
+        "languages": [{"id": one.id, "name": one.name} for one in messages.languages().values()],
     }  # fmt: skip

@@ -12,7 +12,7 @@ from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr
 
 from foretrain.app.plan import make_plan
 from foretrain.base.errors import ConfigError, UserError
-from foretrain.base.messages import knob_help, knob_unit
+from foretrain.base.messages import option_help, option_unit
 from foretrain.base.records import Record
 from foretrain.config import weights_file
 from foretrain.config.option import GROUPS, Option
@@ -20,7 +20,7 @@ from foretrain.config.options import OPTIONS
 from foretrain.config.presets import PRESETS, preset_named
 from foretrain.config.resolve import ResolvedConfig, resolve
 from foretrain.data import corpus, dataset
-from foretrain.data.corpus import of_config
+from foretrain.data.corpus import data_of_config
 from foretrain.data.token_layout import is_dataset
 from foretrain.predict.plan import Plan
 from foretrain.web import devices
@@ -109,7 +109,7 @@ def _cards(asked: Asked) -> list[str]:
 
 def made(found: ResolvedConfig, gpu: str, others: str) -> Plan:
     """The plan of a config on a device. Raises UserError."""
-    data = of_config(found, find=_find, built_in_tokens=_built_in_tokens)
+    data = data_of_config(found, find=_find, built_in_tokens=_built_in_tokens)
     return make_plan(found, devices.target(gpu, others, found.config), data=data)
 
 
@@ -155,8 +155,8 @@ def fields() -> list[dict[str, Any]]:
 def _field(option: Option) -> dict[str, Any]:
     ends = {"least": option.least, "most": option.most}  # both allowed; an open end is left to the server
     return {
-        "name": option.name, "group": option.group, "help": knob_help(option.name, option.help),
-        "unit": knob_unit(option.unit), "type": option.type,
+        "name": option.name, "group": option.group, "help": option_help(option.name, option.help),
+        "unit": option_unit(option.unit), "type": option.type,
         "default": option.default, "limits": option.limits if option.limits != option.help else "",
         "choices": list(option.choices), "basic": option.basic > 0, "stops": stops(option),
         **{end: value for end, value in ends.items() if value is not None},

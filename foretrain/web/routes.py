@@ -132,7 +132,7 @@ class Telling:
         except Exception as error:
             if bugs.wants_traceback() or scope["type"] != "http" or begun:
                 raise
-            await JSONResponse(answers.error_json(bugs.told(error)), 500)(scope, receive, send)
+            await JSONResponse(answers.error_json(bugs.unexpected_error(error)), 500)(scope, receive, send)
 
 
 class _Handlers:

@@ -56,5 +56,5 @@ class AppleGpu:
 
     def compute_on_the_cpu(self, patch: pytest.MonkeyPatch) -> "AppleGpu":
         """What a run asks of the CPU that computes for it, it asks of this GPU."""
-        patch.setattr(accelerator, "of", lambda device: accelerator.Mps(torch.device("mps")))
+        patch.setattr(accelerator, "accelerator_of", lambda device: accelerator.Mps(torch.device("mps")))
         return self

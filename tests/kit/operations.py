@@ -7,7 +7,7 @@ from foretrain.config.options import RunConfig
 from foretrain.hardware.cpu import cpu_device
 from foretrain.model.step import build
 from foretrain.predict.spec import StepSpec
-from foretrain.predict.speed.ops import Way
+from foretrain.predict.speed.ops import MicroBatchRun
 
 aten = torch.ops.aten
 
@@ -43,5 +43,5 @@ def counted(config: RunConfig, dtype: torch.dtype, *, train: bool) -> int:
     return counter.get_total_flops()
 
 
-def way(config: RunConfig, dtype: str = "float32", *, train: bool = True, compiled: bool = False) -> Way:
-    return Way(StepSpec.of(config, cpu_device(), dtype=dtype, compiled=compiled), train)  # type: ignore[arg-type]
+def way(config: RunConfig, dtype: str = "float32", *, train: bool = True, compiled: bool = False) -> MicroBatchRun:
+    return MicroBatchRun(StepSpec.of(config, cpu_device(), dtype=dtype, compiled=compiled), train)  # type: ignore[arg-type]

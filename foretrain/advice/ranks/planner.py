@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from foretrain.advice.ranks.rules.base import Change, State
 from foretrain.base.errors import UserError
 from foretrain.config.checks import check
-from foretrain.config.sharing import HELD, Sharing, of_rank, sharing_problem
+from foretrain.config.sharing import HELD, Sharing, config_of_rank, sharing_problem
 from foretrain.predict.memory import StepMemory, Verdict, predict, worst_verdict
 from foretrain.predict.plan import Timing, available, timing
 from foretrain.predict.ranks.plan import ALIKE, LEAST_GAIN, choose, rank_plan, rank_timing
@@ -72,7 +72,7 @@ class Planner:
             if state.cluster.world == 1:
                 self.planned += 1
                 return Outcome(state, predict(spec, room), timing(spec), room)
-            mine = of_rank(config, state.cluster.world)
+            mine = config_of_rank(config, state.cluster.world)
         except UserError:
             return None
         known = sharings(state.cluster, mine.gradient_accumulation_steps)

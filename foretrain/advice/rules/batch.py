@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from foretrain.advice.rules.base import Change, Rule, State
-from foretrain.config.microbatches import cut, divisors, sequences_of
+from foretrain.config.microbatches import divisors, sequences_of, with_micro_batch
 
 TENTH_GB = 100_000_000
 
@@ -30,7 +30,7 @@ def recut(state: State, batch: int) -> Change:
     nanoGPT counts an evaluation in micro-batches, so that there eval_iters has to follow; its random rows are then
     the very same, as torch.randint draws the same numbers in two halves as in one piece.
     """
-    made = cut(state.config, batch)
+    made = with_micro_batch(state.config, batch)
     knobs = {"batch_size": made.batch_size, "gradient_accumulation_steps": made.gradient_accumulation_steps}
     if state.step == "foretrain":
         if state.config.eval_batch_size > batch:

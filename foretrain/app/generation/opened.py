@@ -77,7 +77,7 @@ class Opened:
         self._path, self._words = path, words
         self.device = device_for(record.gpu)
         self.model = model_of_config(self._config, Path(run).name)
-        half = accelerator.of(self.device).dtype == "bfloat16"
+        half = accelerator.accelerator_of(self.device).dtype == "bfloat16"
         self.fitted = Fitted(self.model, room_bytes(self.device), half=half)
 
     @property

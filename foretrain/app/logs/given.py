@@ -7,7 +7,7 @@ from typing import Any, BinaryIO
 
 from foretrain.analysis.log_config import config_of, of_tracked, of_watched
 from foretrain.base.errors import UserError
-from foretrain.base.files import head
+from foretrain.base.files import first_bytes
 from foretrain.comparison.sources import tables
 from foretrain.comparison.sources.table_file import read_table
 from foretrain.config.options import RunConfig
@@ -73,7 +73,7 @@ def read_given(source: str | Path | BinaryIO) -> GivenLog:
         kept = trackers.read(path, run)
         return GivenLog(columns.log_of(kept, path), None, path, kept=kept)
     found = _read(lambda: read_log(path), path)
-    if found.problem and found.problem.id == "data.log_unknown" and tables.claims(path, head(path, 4096)):
+    if found.problem and found.problem.id == "data.log_unknown" and tables.claims(path, first_bytes(path, 4096)):
         return _read(lambda: _of_table(path, run), path)
     return found
 

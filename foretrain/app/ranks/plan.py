@@ -12,7 +12,7 @@ from foretrain.app.plan import Config, make_plan, resolved_of, target_of
 from foretrain.base.errors import UserError
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import ResolvedConfig
-from foretrain.config.sharing import cuts
+from foretrain.config.sharing import micro_batch_choices
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import Gpu, stated_bytes
 from foretrain.hardware.cluster import Cluster, cluster
@@ -81,7 +81,7 @@ def make_cluster_plan(resolved: ResolvedConfig, cards: Cluster, used_by_others_b
     if not resolved.config.auto_batch_size:
         return with_pays(share(make_plan(resolved, target), cards, resolved.sources))
     found = None
-    for config in cuts(resolved.config, cards.world):
+    for config in micro_batch_choices(resolved.config, cards.world):
         found = share(make_plan(replace(resolved, config=config), target), cards, resolved.sources)
         if found.best is not None and found.verdict == "fits":
             break
@@ -101,7 +101,7 @@ def _check(resolved: ResolvedConfig, cards: Cluster) -> None:
 def traced_cluster(plan: ClusterPlan, listen: Listen, python: str = "") -> ClusterPlan:
     """The plan with traced memory, by the torch of another environment where `python` names one; of each strategy that
     could not be traced it says why. Raises UserError."""
-    with interpreter.using(python):
+    with interpreter.use_interpreter(python):
         return with_pays(traced(plan, settings_of(plan.one_card), listen))
 
 

@@ -18,7 +18,7 @@ from foretrain.app.training.request import Ready, Request
 from foretrain.base.errors import UserError
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import ResolvedConfig, to_toml
-from foretrain.config.sharing import as_one_rank_of, of_all, of_rank
+from foretrain.config.sharing import as_one_rank_of, config_of_all_ranks, config_of_rank
 from foretrain.data import dataset
 from foretrain.data.builtin import prepare_built_in
 from foretrain.data.dataset import DatasetInfo
@@ -53,9 +53,9 @@ def choose(
 def pick_batch(resolved: ResolvedConfig, placement: Placement, asked: Request, world: int) -> ResolvedConfig:
     """The micro-batch for this device, picked for the part of a step that one rank carries out."""
     whole = resolved.config
-    own = replace(resolved, config=of_rank(as_one_rank_of(whole, world), world))
+    own = replace(resolved, config=config_of_rank(as_one_rank_of(whole, world), world))
     chosen = auto_batch.chosen(own, placement, trial=asked.trial, listen=asked.listen)
-    return replace(chosen, config=of_all(chosen.config, world))
+    return replace(chosen, config=config_of_all_ranks(chosen.config, world))
 
 
 def write_inputs(directory: RunDirectory, resolved: ResolvedConfig, placement: Placement, asked: Request) -> None:

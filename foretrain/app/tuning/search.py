@@ -15,7 +15,7 @@ from foretrain.base.errors import UserError
 from foretrain.base.installation import installed, installed_torch
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import ResolvedConfig
-from foretrain.config.sharing import as_one_rank_of, check_ranks, of_all, of_rank
+from foretrain.config.sharing import as_one_rank_of, check_ranks, config_of_all_ranks, config_of_rank
 from foretrain.hardware.cpu import cores_each, physical_cores
 from foretrain.hardware.devices import used_here_bytes
 from foretrain.measure import space as tune_space
@@ -123,9 +123,9 @@ def _picked(asked: RunConfig, placement: Placement, room: int | None, world: int
     """With batch_size = auto the micro-batch that `train` would pick, for the part of a step that one rank does."""
     if not asked.auto_batch_size:
         return asked
-    planned = of_rank(as_one_rank_of(asked, world), world).model_copy(update={"compile": placement.compiled})
+    planned = config_of_rank(as_one_rank_of(asked, world), world).model_copy(update={"compile": placement.compiled})
     made = choose(planned, placement.gpu, placement.dtype, room).config
-    return of_all(made, world).model_copy(update={"compile": asked.compile})
+    return config_of_all_ranks(made, world).model_copy(update={"compile": asked.compile})
 
 
 def _decided(config: RunConfig, placement: Placement, given: set[str], world: int) -> RunConfig:

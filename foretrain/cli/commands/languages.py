@@ -23,7 +23,7 @@ def add_to(app: typer.Typer) -> None:
 def languages_command(as_json: Json = False) -> None:
     """List the languages, and how much of each is translated."""
     english = messages.texts_of(messages.ENGLISH).keys()
-    found = [(one, len(english & messages.texts_of(one.id).keys())) for one in messages.known().values()]
+    found = [(one, len(english & messages.texts_of(one.id).keys())) for one in messages.languages().values()]
     if as_json:
         rows = [
             {"id": one.id, "name": one.name, "direction": one.direction, "texts": texts, "of": len(english)}

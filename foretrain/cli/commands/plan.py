@@ -122,7 +122,7 @@ def plan_command(
     _check_targets(found, depth, limits, step_time, logged_mfu)
     plans = make_plans(resolved, found, limits, step_time, logged_mfu, kept.plan)
     if largest and not limits.asks:
-        with interpreter.using(python):
+        with interpreter.use_interpreter(python):
             plan_exact.largest_command(plans[0], step, depth, as_json=as_json, check=check)
         return
     plans = _answered(plans, limits, depth, form, python)
@@ -138,7 +138,7 @@ def _answered(plans: list[Plan], limits: Limits, depth: Depth, form: Form, pytho
 
 def _deepened(plans: list[Plan], depth: Depth, form: Form, python: str) -> list[Plan]:
     """Plans with what --exact, --explain and --snapshot ask for, printed; traced with this Python."""
-    with interpreter.using(python):
+    with interpreter.use_interpreter(python):
         found = [plan_exact.deepen(plan, depth) for plan in plans]
         plan_exact.look_deeper(found[0], found[0].step, depth, as_json=form.as_json)
     if not depth.explain:

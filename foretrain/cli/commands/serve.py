@@ -53,7 +53,7 @@ def serve_command(
     if as_json:
         print_json({"schema": "foretrain.serve/1", "url": served.link, "port": served.port})
     else:
-        OUT.print(Text(messages.bare(say("page.served", link=served.link))), soft_wrap=True)  # to be copied
+        OUT.print(Text(messages.without_marks(say("page.served", link=served.link))), soft_wrap=True)  # to be copied
         if not quiet:
             OUT.print(Text(say("page.served_how")), style="dim")
     with server.opener(served.link) as path:

@@ -12,7 +12,7 @@ from foretrain.base.messages import say
 from foretrain.cli.common import ERR, Json, Quiet, noted, print_json
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import resolve
-from foretrain.data.corpus import of_config
+from foretrain.data.corpus import data_of_config
 from foretrain.reports import text
 from foretrain.reports.views import watch as watch_view
 from foretrain.runs import folder
@@ -96,6 +96,6 @@ def config_of(command: list[str]) -> "RunConfig | None":
         return None
     words = [word for word in command[script + 1 :] if word.startswith("--") or word.endswith(".py")]
     try:
-        return of_config(resolve(words)).config  # nanoGPT looks for its data where it is started, and so do we
+        return data_of_config(resolve(words)).config  # nanoGPT looks for its data where it is started, and so do we
     except (UserError, OSError, ValueError):  # another fork's knobs; the log says what it says
         return None

@@ -7,11 +7,11 @@ from functools import cached_property
 from pathlib import Path
 
 from foretrain.base.errors import UserError
-from foretrain.base.files import head
+from foretrain.base.files import first_bytes
 from foretrain.config.presets import preset_named
 from foretrain.config.resolve import ResolvedConfig, resolve
 from foretrain.hardware.catalogue import Gpu, stated_bytes
-from foretrain.hardware.devices import named
+from foretrain.hardware.devices import device_named
 from foretrain.runs import state as label
 
 _NAMED = re.compile(r"([^=+/\\]{1,40})=(.+)", re.DOTALL)
@@ -46,7 +46,7 @@ class Given:
     @cached_property
     def head(self) -> bytes:
         """The first bytes of its file; none of a folder's."""
-        return head(Path(self.path), 4096)
+        return first_bytes(Path(self.path), 4096)
 
     @cached_property
     def resolved(self) -> ResolvedConfig | None:
@@ -56,7 +56,7 @@ class Given:
     @property
     def card(self) -> Gpu | None:
         """Its own card, else the one of --gpu. Raises UserError."""
-        return named(self.own["gpu"]) if "gpu" in self.own else self.gpu
+        return device_named(self.own["gpu"]) if "gpu" in self.own else self.gpu
 
     @property
     def held_bytes(self) -> int:

@@ -17,7 +17,7 @@ from foretrain.comparison.sources.runs import since_start
 from foretrain.comparison.subject import Curve, Memory, Subject, curve, exact
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Gpu
-from foretrain.hardware.devices import named
+from foretrain.hardware.devices import device_named
 from foretrain.predict.plan import Note
 from foretrain.runs.training_log import TrainingLog, read_log
 
@@ -72,7 +72,7 @@ def _memory(log: TrainingLog) -> Memory | None:
 def _named(log: TrainingLog) -> Gpu | None:
     """The card that the log names, if it is in the catalogue."""
     try:
-        return named(log.header.gpu_name) if log.header.gpu_name else None
+        return device_named(log.header.gpu_name) if log.header.gpu_name else None
     except UserError:
         return None
 

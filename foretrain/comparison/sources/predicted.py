@@ -9,7 +9,7 @@ from foretrain.comparison.subject import Memory, Subject
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.data import dataset
-from foretrain.data.corpus import of_config
+from foretrain.data.corpus import data_of_config
 from foretrain.hardware.catalogue import Gpu
 from foretrain.hardware.devices import checked
 from foretrain.predict.memory import predict
@@ -20,7 +20,7 @@ from foretrain.predict.speed.time import is_calibrated, step_time
 
 def with_vocabulary(resolved: ResolvedConfig, vocab_size: int | None) -> RunConfig:
     """The config; a vocabulary that it does not set is the log's, else that of its dataset."""
-    return of_config(resolved, logged_vocab_size=vocab_size, find=here).config
+    return data_of_config(resolved, logged_vocab_size=vocab_size, find=here).config
 
 
 def here(name: str) -> dataset.DatasetInfo | None:

@@ -14,7 +14,7 @@ from foretrain.comparison.sources.predicted import with_forecast
 from foretrain.comparison.sources.table_file import wide
 from foretrain.comparison.subject import Subject
 from foretrain.hardware.catalogue import Gpu
-from foretrain.hardware.devices import named
+from foretrain.hardware.devices import device_named
 from foretrain.runs import trackers
 from foretrain.runs.columns import LOSSES, NAMES, column_of, counts_of
 from foretrain.runs.trackers.tracker import Row, Tracked, without_undone
@@ -57,6 +57,6 @@ def _with_config(subject: Subject, given: Given, kept: Tracked) -> Subject:
 def _gpu(kept: Tracked) -> Gpu | None:
     """The card that the run names, if it is in the catalogue."""
     try:
-        return named(str(kept.config["gpu"])) if "gpu" in kept.config else None
+        return device_named(str(kept.config["gpu"])) if "gpu" in kept.config else None
     except UserError:
         return None

@@ -9,7 +9,7 @@ from foretrain.comparison.sources.given import Given
 from foretrain.comparison.sources.runs import steady_times
 from foretrain.comparison.subject import Curve, Memory, Subject, curve, exact
 from foretrain.hardware.catalogue import Gpu
-from foretrain.hardware.devices import named
+from foretrain.hardware.devices import device_named
 from foretrain.predict.plan import Note
 from foretrain.runs import trainer_record
 from foretrain.runs.trainer_record import TrainerRunRecord
@@ -49,7 +49,7 @@ def of(given: Given, record: TrainerRunRecord, metrics: list[dict[str, Any]]) ->
 def _gpu(record: TrainerRunRecord) -> Gpu | None:
     """The card, if it is in the catalogue; of a run on a CPU nothing, as it may have been another machine's."""
     try:
-        return named(record.device) if record.kind == "cuda" else None
+        return device_named(record.device) if record.kind == "cuda" else None
     except UserError:
         return None
 

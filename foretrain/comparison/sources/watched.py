@@ -10,7 +10,7 @@ from foretrain.comparison.sources.logs import of_log
 from foretrain.comparison.sources.predicted import here
 from foretrain.comparison.subject import Memory, Subject
 from foretrain.hardware.catalogue import Gpu
-from foretrain.hardware.devices import named
+from foretrain.hardware.devices import device_named
 from foretrain.runs import watch_record
 from foretrain.runs.training_log import read_log
 from foretrain.runs.watch_record import WatchedCard, WatchRecord
@@ -45,7 +45,7 @@ def load(given: Given) -> Subject:
 def _known(used: WatchedCard | None) -> Gpu | None:
     """The card that did the work, if it is in the catalogue."""
     try:
-        return named(used.name) if used is not None and used.ours_peak_bytes else None
+        return device_named(used.name) if used is not None and used.ours_peak_bytes else None
     except UserError:
         return None
 

@@ -11,5 +11,4 @@ FAMILIES: dict[str, Family] = {family.name: family for family in (NanoGPT(), Mod
 
 
 def family_of(config: RunConfig) -> Family:
-    """The family of the model that a config trains."""
     return FAMILIES[config.recipe]

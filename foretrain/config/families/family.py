@@ -1,9 +1,8 @@
-"""What a family of models is: all that is known of it without torch.
+"""What is known of a family of models without torch.
 
-A family is the value of `recipe`. Its PyTorch code is a module of foretrain/model. The rest stands here: its
-parameters by name and shape, what it sets and refuses, and how its weights stand in files of others.
-
-Shapes: C width (n_embd), H heads, D width of a head, V vocabulary, W context.
+A family is the value of `recipe`. Its PyTorch code is a module of foretrain/model. Here stand its parameters by name
+and shape, what it sets and refuses, and how its weights stand in files of others. Shapes: C width (n_embd), H heads, D
+width of a head, V vocabulary, W context.
 """
 
 import re
@@ -23,7 +22,7 @@ EXCLUDED = "excluded"  # the text for options of which one can be on
 
 
 def exclude(*names: str) -> Rule:
-    """The rule that switches are not all on together; a choice is on where it says so, not where it is auto."""
+    """Return the rule that switches are not all on together; a choice is on where it says so, not where it is auto."""
     return names, lambda c: all(getattr(c, name) in (True, "on") for name in names), EXCLUDED
 
 
@@ -58,15 +57,13 @@ class Family:
         raise NotImplementedError
 
     def after(self, c: RunConfig) -> Named:
-        """Those after the blocks; a tied head is the embedding, and is not listed again."""
         raise NotImplementedError
 
     def buffers(self, c: RunConfig) -> Iterator[Shape]:
-        """Constants beside them, fp32."""
         yield from ()
 
     def looked_up(self, c: RunConfig) -> int:
-        """Parameters that no matmul reads: rows are taken out of them."""
+        """Return how many parameters no matmul reads: rows are taken out of them."""
         raise NotImplementedError
 
     def head_dim(self, c: RunConfig) -> int:
@@ -76,25 +73,23 @@ class Family:
         return c.n_head
 
     def roughly_compiled(self, c: RunConfig) -> str:
-        """What of a config makes the memory of its compiled step an approximation, in words; empty: nothing does."""
+        """Say what of a config makes the memory of its compiled step an approximation; '': nothing does."""
         return ""
 
     def is_timed(self, *, compiled: bool) -> bool:
-        """Whether the operations of its step are known, so that a plan can say how long one takes."""
         return True
 
     # -- weights of others ----------------------------------------------------------------------------------
 
     def owns(self, names: Mapping[str, Any]) -> bool:
-        """Whether tensors of these names are a model of this family."""
         return f"{self.blocks}.0." in "\n".join(names)
 
     def read_shape(self, shapes: Mapping[str, Shape], config: Mapping[str, Any]) -> dict[str, Any]:
-        """The options that a folder's tensors and Hugging Face's config.json say. Raises Refused."""
+        """Return the options that a folder's tensors and Hugging Face's config.json say. Raises Refused."""
         raise Refused(f"weights of recipe = {self.name} can only be resumed from their own run")
 
     def compare(self, c: RunConfig, shapes: Mapping[str, Shape], more: Sequence[str] = ()) -> None:
-        """Raises Refused where tensors are not those of a config; `more`: names that may be there, too."""
+        """Raise Refused where tensors are not those of a config; `more`: names that may be there, too."""
         wanted = {**dict(self.before(c)), **dict(self.after(c))}
         block = dict(self.block(c))
         for i in range(c.n_layer):
@@ -109,31 +104,31 @@ class Family:
                 raise Refused(f"{name[:80]} is {given} instead of {own}")
 
     def write_config(self, c: RunConfig, separator: int | None) -> dict[str, Any]:
-        """config.json of Hugging Face's model that computes what this one does; `separator`: between documents."""
+        """Return config.json of Hugging Face's model that computes the same; `separator`: between documents."""
         raise NotImplementedError
 
     def gguf_architecture(self, c: RunConfig) -> str:
-        """llama.cpp's name of the architecture that computes what this model does; empty: it has none."""
         return ""
 
     def write_gguf(self, c: RunConfig) -> dict[str, int | float]:
-        """The keys of GGUF that say the model's sizes, without the architecture's name before them."""
+        """Return the keys of GGUF that say the model's sizes, without the architecture's name before them."""
         raise NotImplementedError
 
     def gguf_rotated(self, c: RunConfig) -> Mapping[str, int]:
-        """{end of a matrix's name: its heads} where llama.cpp turns neighbouring rows of a head by the positions."""
+        """Return {end of a matrix's name: its heads} where llama.cpp turns neighbouring rows of a head by the
+        positions.
+        """
         return {}
 
 
 def count_layers(shapes: Mapping[str, Shape], blocks: str) -> int:
-    """How many blocks tensors are named after. A number beyond that of all tensors is no block's."""
+    """Count the blocks that tensors are named after. A number beyond that of all tensors is no block's."""
     found = (re.match(rf"{re.escape(blocks)}\.([0-9]{{1,9}})\.", name) for name in shapes)
     return 1 + max((number for each in found if each and (number := int(each[1])) < len(shapes)), default=-1)
 
 
 def own_options(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Of these options what our own config says, in run.json or beside `foretrain export --to safetensors`. Raises
-    Refused for what no config can say."""
+    """Return what our own config (run.json, or beside exported safetensors) says of these options. Raises Refused."""
     said = {name: config[name] for name in names if name in config}
     try:
         checked = RunConfig.model_validate(said)

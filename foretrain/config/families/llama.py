@@ -14,8 +14,6 @@ _SHAPING = named(lambda option: option.from_weights and option.name not in ("blo
 
 
 class Llama(Family):
-    """RMSNorm, SwiGLU, rotary positions, fewer heads of keys and values; tied or not."""
-
     name = "llama"
     called = "this Llama"
     model = ("foretrain.model.llama", "Llama")
@@ -70,7 +68,6 @@ class Llama(Family):
             yield "lm_head.weight", (c.vocab_size, c.n_embd)
 
     def buffers(self, c: RunConfig) -> Iterator[Shape]:
-        """Cosines and sines of the rotary positions."""
         yield from [(c.block_size, c.head_width)] * 2
 
     def looked_up(self, c: RunConfig) -> int:
@@ -123,7 +120,7 @@ class Llama(Family):
         }  # fmt: skip
 
     def gguf_rotated(self, c: RunConfig) -> Mapping[str, int]:
-        """Its Qwen3 turns halves against each other, as this family does."""
+        """Qwen3 in llama.cpp turns halves against each other, as this family does."""
         return {} if c.qk_norm else {"self_attn.q_proj.weight": c.n_head, "self_attn.k_proj.weight": c.kv_heads}
 
 

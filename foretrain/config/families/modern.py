@@ -14,8 +14,6 @@ LAYERS = (
 
 
 class Modern(Family):
-    """Rotary positions, RMSNorm without weights, normed queries and keys, squared ReLU, a head of its own."""
-
     name = "modern"
     model = ("foretrain.model.modern", "ModernGPT")
     blocks = "blocks"
@@ -52,7 +50,6 @@ class Modern(Family):
         yield "lm_head.weight", (c.vocab_size, c.n_embd)
 
     def buffers(self, c: RunConfig) -> Iterator[Shape]:
-        """Cosines and sines of the rotary positions, and which positions follow another."""
         yield from [(c.block_size, self.head_dim(c))] * 2
         yield (c.block_size, 1)
 

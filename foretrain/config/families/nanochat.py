@@ -25,9 +25,6 @@ NORM_EPS = 1e-6
 
 
 class NanoChat(Family):
-    """Rotary positions, RMSNorm without weights, normed queries and keys, squared ReLU, capped logits, a head of its
-    own."""
-
     name = "nanochat"
     called = "nanochat's model"
     model = ("foretrain.model.nanochat", "NanoChat")
@@ -71,7 +68,6 @@ class NanoChat(Family):
         yield "lm_head.weight", (c.vocab_size, c.n_embd)
 
     def buffers(self, c: RunConfig) -> Iterator[Shape]:
-        """Cosines and sines of the rotary positions."""
         yield from [(c.block_size, self.head_dim(c))] * 2
 
     def roughly_compiled(self, c: RunConfig) -> str:
@@ -119,7 +115,7 @@ def _own(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_hugging_face(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Heads and context. Raises Refused where its maths is not this family's."""
+    """Return heads and context. Raises Refused where its maths is not this family's."""
     if config.get("model_type") not in NanoChat.hugging_face:
         raise Refused(f"its config.json says model_type = {str(config.get('model_type'))[:40]}, not nanochat")
     said: dict[str, Any] = {}

@@ -11,8 +11,6 @@ NORM_EPS = 1e-5
 
 
 class NanoGPT(Family):
-    """Learned positions, LayerNorm, GELU, a tied head; biases or none."""
-
     name = "nanogpt"
     model = ("foretrain.model.gpt2", "GPT")
     blocks = "transformer.h"
@@ -48,7 +46,6 @@ class NanoGPT(Family):
         return c.block_size * c.n_embd
 
     def write_config(self, c: RunConfig, separator: int | None) -> dict[str, Any]:
-        """Exact GELU included."""
         return {
             "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2",
             "n_layer": c.n_layer, "n_head": c.n_head, "n_embd": c.n_embd, "n_inner": None,

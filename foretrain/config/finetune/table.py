@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from foretrain.base.errors import UserError
-from foretrain.config.checks import shown
+from foretrain.config.checks import value_as_written
 from foretrain.config.finetune.options import Bound
 from foretrain.config.finetune.values import NotPlanned, converted, flag
 
@@ -75,7 +75,9 @@ class Table:
             return default
         result = flag(value)
         if result is None:
-            raise UserError("config.finetune_flag", key=self.name(key), value=shown(value), source=self.found.source)
+            raise UserError(
+                "config.finetune_flag", key=self.name(key), value=value_as_written(value), source=self.found.source
+            )
         return result
 
     def word(self, key: str, default: str = "") -> str:
@@ -84,7 +86,9 @@ class Table:
         if value is None:
             return default
         if not isinstance(value, str):
-            raise UserError("config.finetune_text", key=self.name(key), value=shown(value), source=self.found.source)
+            raise UserError(
+                "config.finetune_text", key=self.name(key), value=value_as_written(value), source=self.found.source
+            )
         return value
 
     def put(self, option: str, *keys: str) -> bool:
@@ -118,7 +122,9 @@ class Table:
         self.taken.add(key)
         text = self.name(key)
         if isinstance(value, str | int | float | bool):
-            text = f"{text} = {value if isinstance(value, str) and _SHORT.fullmatch(value) else shown(value)}"
+            text = (
+                f"{text} = {value if isinstance(value, str) and _SHORT.fullmatch(value) else value_as_written(value)}"
+            )
         if instead:
             text = f"{text} (planned as {instead})"
         before = self.found.unplanned.get(text, bound)
@@ -127,7 +133,7 @@ class Table:
     def name(self, key: str) -> str:
         """How a key is named: with the tables that it is in."""
         text = f"{self.inside}{key}"
-        return text if _SHORT.fullmatch(text) else shown(text)[:_MOST_NAMED]
+        return text if _SHORT.fullmatch(text) else value_as_written(text)[:_MOST_NAMED]
 
     def rest(
         self,

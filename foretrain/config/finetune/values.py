@@ -9,7 +9,7 @@ from typing import Any
 from foretrain.base.errors import UserError
 from foretrain.base.messages import listed, say
 from foretrain.base.quantities import parse_count
-from foretrain.config.checks import shown
+from foretrain.config.checks import value_as_written
 from foretrain.config.finetune.options import (
     FINETUNE_OPTIONS,
     NAMES_OF_OPTIM,
@@ -66,7 +66,7 @@ def limits(name: str) -> tuple[float | None, float | None]:
 def bad_value(name: str, value: Any, key: str, source: str) -> UserError:
     """An option that cannot have this value."""
     expects = Expected(FINETUNE_OPTIONS[name])
-    return UserError("config.bad_value", key=key, value=shown(value), expects=expects, source=source)
+    return UserError("config.bad_value", key=key, value=value_as_written(value), expects=expects, source=source)
 
 
 def flag(value: Any) -> bool | None:

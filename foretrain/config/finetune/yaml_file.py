@@ -10,7 +10,7 @@ from typing import Any
 
 from foretrain.base.errors import UserError
 from foretrain.base.files import read_bytes
-from foretrain.config.checks import shown
+from foretrain.config.checks import value_as_written
 
 MAX_BYTES = 2**18  # the longest recipes have some ten kilobytes
 _PLAIN_TAGS = tuple(f"tag:yaml.org,2002:{each}" for each in ("str", "int", "float", "bool", "null", "seq", "map"))
@@ -84,11 +84,13 @@ class _Yaml:
             mark = getattr(error, "problem_mark", None)
             line = f"line {mark.line + 1}: " if mark else ""
             reason = getattr(error, "problem", None) or next(iter(str(error).splitlines()), "")
-            raise UserError("config.finetune_not_yaml", path=self.source, reason=shown(f"{line}{reason}")) from None
+            raise UserError(
+                "config.finetune_not_yaml", path=self.source, reason=value_as_written(f"{line}{reason}")
+            ) from None
         except RecursionError:
             raise UserError("config.finetune_deep", path=self.source, depth=MAX_DEPTH) from None
         except (ValueError, OverflowError) as error:  # a date such as 2024-99-99
-            raise UserError("config.finetune_not_yaml", path=self.source, reason=shown(str(error))) from None
+            raise UserError("config.finetune_not_yaml", path=self.source, reason=value_as_written(str(error))) from None
 
     def _look(self, text: str) -> None:
         """Refuse tags, depth and what aliases grow into, by the parser's events alone."""
@@ -117,7 +119,9 @@ class _Yaml:
     def _tag(self, event: Any) -> None:
         if event.tag not in (None, "!", *_PLAIN_TAGS):
             tag = event.tag.replace("tag:yaml.org,2002:", "!!")
-            raise UserError("config.finetune_tag", path=self.source, tag=shown(tag), line=event.start_mark.line + 1)
+            raise UserError(
+                "config.finetune_tag", path=self.source, tag=value_as_written(tag), line=event.start_mark.line + 1
+            )
 
     def _loader(self) -> Any:
         """A safe loader that names a key that stands twice."""

@@ -1,6 +1,7 @@
-"""What a config.json of Hugging Face says of a model, as far as memory and time go. No torch, no transformers.
+"""What a config.json of Hugging Face says of a model's memory and time. No torch, no transformers.
 
-Field names are ours (nanoGPT's: `n_layer`, `n_embd`, ...). Reading is in read.py; the model's code in model/decoder.py.
+Field names are ours (nanoGPT's: `n_layer`, `n_embd`, ...). source.py reads it; the model's code is in
+model/hub/decoder.py.
 """
 
 from typing import Literal, NamedTuple
@@ -16,7 +17,8 @@ Loss = Literal["fused", "cross_entropy", ""]  # head and loss together, the loss
 
 class Liger(NamedTuple):
     """The kernels of a model beside rotary positions and gated MLPs, which every family gets. `in_place`: a norm's
-    gradient takes the place of the one that comes; `heads`: norms of queries and keys are replaced, too."""
+    gradient takes the place of the one that comes; `heads`: norms of queries and keys are replaced, too.
+    """
 
     loss: Loss = "fused"
     in_place: bool = True
@@ -42,14 +44,12 @@ NAMES = {  # of what stands for which
 
 
 def kernels_of(own: Liger, activation: str) -> tuple[str, ...]:
-    """The names of the functions that a run has, as Liger calls them."""
     product = "LigerSiLUMulFunction" if activation == "silu" else "LigerGELUMulFunction"
     return ("LigerRMSNormFunction", product, "LigerRopeFunction", *NAMES[own.loss])
 
 
 def liger_of(model_type: str, loop: str) -> Liger | None:
-    """The kernels of a family in a trainer's loop; None where it gets none. TRL 1.16 leaves out the fused loss: it has
-    one of its own."""
+    """Return the kernels of a family in a trainer's loop. TRL 1.16 leaves out the fused loss: it has one of its own."""
     found = LIGER_FAMILIES.get(model_type)
     if found is None or loop in WITHOUT:
         return None
@@ -71,7 +71,8 @@ UNSLOTH_VERSION = "2026.10.9"
 class Unsloth(NamedTuple):
     """Where unsloth's functions stand. `blocks`: norms and rotary positions; `in_place`: a norm's gradient takes the
     place of the one that comes; `lora`: groups of layers whose adapters run in one function; `loss`: head and loss
-    together, a few tokens at a time."""
+    together, a few tokens at a time.
+    """
 
     blocks: bool = True
     in_place: bool = True
@@ -90,8 +91,7 @@ FIRST_TABLE, MORE_ROWS = 4 * 8192, 8192  # of rotary positions (LlamaRotaryEmbed
 
 
 def unsloth_of(model_type: str, dtype: str, *, adapters: bool) -> Unsloth | None:
-    """The functions of a family with weights in this dtype; None where it gets none. Those of layers with adapters
-    take 16 bits alone."""
+    """Return the functions of a family with weights in this dtype. Those of layers with adapters take 16 bits alone."""
     found = UNSLOTH_FAMILIES.get(model_type)
     if found is not None and not adapters:
         return Unsloth(blocks=False, lora=())
@@ -99,12 +99,10 @@ def unsloth_of(model_type: str, dtype: str, *, adapters: bool) -> Unsloth | None
 
 
 def table_rows(max_positions: int, seq_len: int) -> int:
-    """For how many positions cosines and sines are kept."""
     return max(min(FIRST_TABLE, max_positions), min(-(-seq_len // MORE_ROWS) * MORE_ROWS, max(max_positions, seq_len)))
 
 
 def functions_of(own: Unsloth, model_type: str, groups: tuple[str, ...]) -> tuple[str, ...]:
-    """The names of the functions that a run has, as unsloth calls them; `groups`: of layers that run together."""
     positions = "Fast_QK_Norm_RoPE" if model_type == "qwen3" else "Fast_RoPE_Embedding_QK_Positions"
     blocks = ("Fast_RMS_Layernorm", positions) if own.blocks else ()
     loss = ("fused_linear_cross_entropy",) if own.loss else ()
@@ -195,15 +193,12 @@ class ModelFacts(Record):
 
     @property
     def groups(self) -> int:
-        """Heads of queries for each head of keys and values."""
         return self.n_head // self.n_kv_head
 
     def liger_kernels(self, loop: str) -> Liger | None:
-        """Those of Liger's that this family gets in a trainer's loop; None where it gets none."""
         return liger_of(self.model_type, loop)
 
     def unsloth_functions(self, dtype: str, *, adapters: bool) -> Unsloth | None:
-        """Those of unsloth's that this family gets with weights in this dtype; None where it gets none."""
         return unsloth_of(self.model_type, dtype, adapters=adapters)
 
 

@@ -22,7 +22,6 @@ _PLAIN: Parts = {"mlp": "plain", "mlp_bias": True}
 
 
 def activation(name: str) -> str:
-    """Our name of an activation. Raises Unknown."""
     if name not in _ACTIVATIONS:
         raise Unknown(name)
     return _ACTIVATIONS[name]
@@ -45,7 +44,7 @@ def _sizes(
     strict: bool = False,
     own: Parts | None = None,
 ) -> Parts:
-    """The sizes by the names that most families have; with `own`, transformers' defaults of what may be left out.
+    """Read the sizes by the names that most families have; with `own`, transformers' defaults of what may be left out.
 
     kv_heads, head_dim: defaults; None stands for as many as queries, and for the width over the heads.
     """
@@ -67,14 +66,14 @@ def _sizes(
 
 
 def _rotated(keys: Keys, head_dim: int, default: float, name: str = "partial_rotary_factor") -> int:
-    """How much of a head's width is rotated; 0: all of it."""
     newer = keys.table("rope_parameters")
     share = newer.number("partial_rotary_factor", keys.number(name, default, most=1), most=1)
     return 0 if share == 1 else int(head_dim * share)
 
 
 def _window(keys: Keys, n_layer: int, default: int | None, layers: Iterable[int] | None = None) -> Parts:
-    """The sliding window and the layers that have it: by layer_types where the config has it, else `layers`, else all.
+    """Read the sliding window and the layers that have it: by layer_types where the config has it, else `layers`, else
+    all.
 
     A family without layer_types in its code is asked with `layers` None.
     """
@@ -92,7 +91,6 @@ def _window(keys: Keys, n_layer: int, default: int | None, layers: Iterable[int]
 
 
 def _used_window(keys: Keys, n_layer: int, layers: Iterable[int]) -> Parts:
-    """The same of Qwen and SmolLM3, whose window counts only with use_sliding_window."""
     return _window(keys, n_layer, 4096, layers) if keys.flag("use_sliding_window", False) else {}
 
 
@@ -134,7 +132,7 @@ def _gemma(keys: Keys) -> Parts:
 
 
 def _sandwich(keys: Keys, *, positions: int, every: int, attention: float, logits: float, own: Parts) -> Parts:
-    """Gemma 2 and 3: a norm before and after each part, and a layer with full attention after each `every` - 1."""
+    """Read Gemma 2 and 3: a norm before and after each part, and a layer with full attention after each `every` - 1."""
     bias = keys.flag("attention_bias", False)
     found = _sizes(keys, positions=positions, kv_heads=4, head_dim=256, strict=True, own=own)
     sliding = [layer for layer in range(found["n_layer"]) if (layer + 1) % every]
@@ -149,7 +147,6 @@ def _sandwich(keys: Keys, *, positions: int, every: int, attention: float, logit
 
 
 def _softcap(keys: Keys, name: str, default: float) -> float:
-    """0 where the config says null."""
     return 0.0 if name in keys.config and keys.config[name] is None else keys.number(name, default)
 
 
@@ -165,7 +162,7 @@ def _gemma3_text(keys: Keys) -> Parts:
 
 
 def _gemma3(keys: Keys) -> Parts:
-    """The decoder within a model that also reads pictures, and its tower's sizes (SigLIP's)."""
+    """Read the decoder within a model that also reads pictures, and its tower's sizes (SigLIP's)."""
     text, vision = keys.table("text_config"), keys.table("vision_config")
     if vision.word("model_type", default="siglip_vision_model") != "siglip_vision_model":
         raise Unknown("vision_config")
@@ -232,7 +229,7 @@ def _phi3(keys: Keys) -> Parts:
 
 
 def _gpt2_sizes(keys: Keys, act: str, n_kv_head: int | None) -> Parts:
-    """GPT-2 and GPT BigCode; without dropout in their configs it is a tenth."""
+    """Read GPT-2 and GPT BigCode; without dropout in their configs it is a tenth."""
     if keys.flag("add_cross_attention", False):
         raise Unknown("add_cross_attention")
     n_embd = keys.whole("n_embd", "hidden_size")
@@ -317,7 +314,8 @@ def _experts(
     keys: Keys, count: tuple[str, ...], default: int, each: int, width: int, normed: bool | None = None
 ) -> Parts:
     """`normed`: whether the family's shares always add up to 1; None: as norm_topk_prob says. A loss that balances
-    experts, and noise on their input, which few configs ask for, are not known."""
+    experts, and noise on their input, which few configs ask for, are not known.
+    """
     if keys.flag("output_router_logits", False):
         raise Unknown("output_router_logits")
     if keys.number("router_jitter_noise", 0.0):
@@ -342,7 +340,6 @@ def _mixtral(keys: Keys) -> Parts:
 
 
 def _dense_layers(keys: Keys, n_layer: int) -> tuple[int, ...]:
-    """The layers of Qwen's mixtures that have a plain MLP."""
     plain = keys.numbers_of_layers("mlp_only_layers", n_layer)
     every = keys.whole("decoder_sparse_step", default=1)
     return tuple(layer for layer in range(n_layer) if layer in plain or (layer + 1) % every)
@@ -384,7 +381,7 @@ def _olmoe(keys: Keys) -> Parts:
 
 
 def _falcon(keys: Keys) -> Parts:
-    """Falcon 7B's kind, in which attention and MLP read one norm; not 40B's kind with two, and no alibi."""
+    """Read Falcon 7B's kind, in which attention and MLP read one norm; not 40B's kind with two, and no alibi."""
     two_norms = keys.flag("new_decoder_architecture", False) and keys.whole("num_ln_in_parallel_attn", default=2) == 2
     if keys.flag("alibi", False) or two_norms:
         raise Unknown("alibi, new_decoder_architecture")

@@ -15,8 +15,6 @@ Role = Literal["embedding", "position", "norm", "linear", "bias", "router", "exp
 
 
 class Parameter(NamedTuple):
-    """A parameter: its name, shape, the layer of the decoder that it is in, and what it is."""
-
     name: str
     shape: tuple[int, ...]
     layer: int | None
@@ -98,7 +96,6 @@ _MLP_PARTS = {"gate", "down", "gate_up", "fc_in", "fc_out"}
 
 
 def _matrices(facts: ModelFacts) -> dict[str, tuple[int, int, bool]]:
-    """{part: (columns out, columns in, with a bias)} of what is a matrix of nn.Linear or Conv1D."""
     width, mlp, shared = facts.n_embd, facts.mlp_width, facts.shared_expert_width
     queries, keys = facts.n_head * facts.head_dim, facts.n_kv_head * facts.head_dim
     return {
@@ -112,7 +109,6 @@ def _matrices(facts: ModelFacts) -> dict[str, tuple[int, int, bool]]:
 
 
 def _norm_width(facts: ModelFacts, part: str) -> int:
-    """How many weights a norm has; 0: there is none of this part."""
     if part == "norm":
         return facts.n_embd if facts.norm_affine else 0
     heads = facts.n_head if part == "q_norm" else facts.n_kv_head
@@ -120,7 +116,6 @@ def _norm_width(facts: ModelFacts, part: str) -> int:
 
 
 def _has(facts: ModelFacts, layer: int, name: str, part: str) -> bool:
-    """Whether a layer has this part of its family's layout."""
     mixture = bool(facts.n_expert) and layer not in facts.dense_layers
     if part in _EXPERT_PARTS:
         return mixture and (bool(facts.shared_expert_width) or not part.startswith("shared"))
@@ -192,10 +187,8 @@ def _all(facts: ModelFacts) -> Iterator[Parameter]:
 
 
 def parameters_of(facts: ModelFacts) -> list[Parameter]:
-    """Every parameter of a model, in the order of transformers' `named_parameters()`."""
     return list(_all(facts))
 
 
 def parameter_count(facts: ModelFacts) -> int:
-    """How many parameters a model has; a tied head counts once."""
     return sum(each.elements for each in _all(facts))

@@ -24,8 +24,7 @@ _DTYPES = ("float32", "bfloat16", "float16")
 
 
 def facts_of(config: Mapping[str, Any], where: str = "config.json") -> ModelFacts | None:
-    """What a config.json says of a model's memory and time; None of a family, or a part, that foretrain has no facts
-    of.
+    """Return a model's facts; None of a family, or a part, that foretrain has no facts of.
 
     Raises UserError 'config.hub_…' for a size that is missing or that no model can have; `where` is named in it.
     """
@@ -47,7 +46,7 @@ def facts_of(config: Mapping[str, Any], where: str = "config.json") -> ModelFact
 
 
 def _dtype(keys: Keys) -> Any:
-    """That of the published weights; float32 where the config does not say, as torch.save has it."""
+    """Return the dtype of the published weights; float32 where the config does not say, as torch.save has it."""
     for table in (keys, keys.table("text_config")):
         word = table.config.get("dtype") or table.config.get("torch_dtype")
         if isinstance(word, str) and word.removeprefix("torch.") in _DTYPES:
@@ -56,7 +55,6 @@ def _dtype(keys: Keys) -> Any:
 
 
 def _quantization(keys: Keys) -> str:
-    """The method by which the published weights are quantized; none: ''."""
     table = keys.table("quantization_config")
     if not table.config:
         return ""
@@ -65,7 +63,7 @@ def _quantization(keys: Keys) -> str:
 
 
 def config_of(text: str, where: str) -> dict[str, Any]:
-    """The table of a config.json's text. Raises UserError where it is not JSON, or not an object."""
+    """Parse a config.json's text. Raises UserError where it is not JSON, or not an object."""
     try:
         found = json.loads(text)  # with Infinity and NaN, as Python writes them; no size may be one
     except RecursionError:
@@ -78,7 +76,7 @@ def config_of(text: str, where: str) -> dict[str, Any]:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The table of a config.json file. Raises UserError where it cannot be read as one."""
+    """Read a config.json file. Raises UserError where it cannot be read as one."""
     try:
         text = read_bytes(path, MAX_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -89,7 +87,6 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def names_code(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json names Python code of its own, which is never run."""
     return bool(config.get("auto_map"))
 
 
@@ -106,8 +103,8 @@ _MOST_FOLLOWED = 4  # adapters on adapters
 
 
 def find_source(text: str) -> ModelSource:
-    """The model that a text names: a folder with config.json or adapter_config.json, such a file, hf:owner/name, or a
-    preset.
+    """Return the model that a text names: a folder with config.json or adapter_config.json, such a file, hf:owner/name,
+    or a preset.
 
     A repository whose sizes a preset holds needs no network. Raises UserError.
     """
@@ -115,13 +112,14 @@ def find_source(text: str) -> ModelSource:
 
 
 def preset_source(name: str) -> ModelSource | None:
-    """The model of a preset's name or repository, wherever one asks; None where there is none. No path is tried."""
     preset = model_named(name)
     return _of_preset(preset, preset.name) if preset else None
 
 
 def unquantized(source: ModelSource) -> ModelSource:
-    """The model as it was before bitsandbytes put it into 4 bits: QLoRA does that anyway, so its plan is the same."""
+    """Return the model as it was before bitsandbytes put it into 4 bits: QLoRA does that anyway, so its plan is the
+    same.
+    """
     if source.facts is None or source.facts.quantization != FOUR_BITS:
         return source
     config = {key: value for key, value in source.config.items() if key != "quantization_config"}
@@ -129,7 +127,6 @@ def unquantized(source: ModelSource) -> ModelSource:
 
 
 def unknown_model(name: str) -> UserError:
-    """The sentence for a name that no preset has, with those that are near."""
     near = difflib.get_close_matches(name.lower(), models(), n=3)
     if near:
         return UserError("config.hub_unknown_near", name=name[:100], near=near)
@@ -137,8 +134,9 @@ def unknown_model(name: str) -> UserError:
 
 
 def text_source(text: str, where: str, name: str = "") -> ModelSource:
-    """The model of a config.json's text. `where`: what stands in for its path; `name`: of the model, else what the text
-    says, else `where`. Raises UserError."""
+    """Return the model of a config.json's text. `where`: what stands in for its path; `name`: of the model, else what
+    the text says, else `where`. Raises UserError.
+    """
     config = config_of(text, where)
     said = config.get("_name_or_path")
     last = said.rstrip("/").split("/")[-1][:100] if isinstance(said, str) else ""
@@ -146,7 +144,6 @@ def text_source(text: str, where: str, name: str = "") -> ModelSource:
 
 
 def repository_in(text: str) -> str | None:
-    """'owner/name' of hf:owner/name or of an address of Hugging Face's; None of anything else."""
     for prefix in _PREFIXES:
         if text.startswith(prefix):
             rest = text.removeprefix(prefix).strip("/").split("/tree/")[0]
@@ -155,12 +152,10 @@ def repository_in(text: str) -> str | None:
 
 
 def is_repository(text: str) -> bool:
-    """Whether a text has the form owner/name, and is not the path of something here."""
     return bool(_REPOSITORY.fullmatch(text)) and not _path(text)
 
 
 def describes_model(keys: Mapping[str, Any]) -> bool:
-    """Whether the keys of a JSON file are those of a model's config.json, or of an adapter's."""
     if {"architectures", "peft_type"} & keys.keys() or {"model_type", "hidden_size"} <= keys.keys():
         return True
     family = keys.get("model_type")  # axolotl's is the name of a class
@@ -186,7 +181,6 @@ def _found(text: str, followed: int) -> ModelSource:
 
 
 def _path(text: str) -> Path | None:
-    """The path that a text names, where there is something at it."""
     try:
         path = Path(text).expanduser()
         return path if text and path.exists() else None
@@ -213,7 +207,6 @@ def _of_path(path: Path, followed: int) -> ModelSource:
 
 
 def _of_adapter(config: dict[str, Any], path: Path, followed: int) -> ModelSource:
-    """The model that an adapter of peft is for: a preset, or a path here or beside it."""
     base = config.get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         raise UserError("config.hub_adapter_without", path=str(path))
@@ -233,7 +226,6 @@ def _source(config: dict[str, Any], name: str, where: str) -> ModelSource:
 
 
 def _of_hub(repository: str) -> ModelSource:
-    """The model of a repository: its config.json from the cache of huggingface_hub, or fetched."""
     try:
         hub = importlib.import_module("huggingface_hub")
     except ImportError:
@@ -246,8 +238,9 @@ def _of_hub(repository: str) -> ModelSource:
 
 
 def _fetched(hub: Any, repository: str) -> str:
-    """The path of config.json in the hub's cache. One question goes first: where there is no network, hf_hub_download
-    asks for half a minute, and says each time that it did."""
+    """Return the path of config.json in the hub's cache. One question goes first: where there is no network,
+    hf_hub_download asks for half a minute, and says each time that it did.
+    """
     try:
         hub.get_hf_file_metadata(hub.hf_hub_url(repository, _CONFIG), timeout=_TIMEOUT_S)
     except Exception as error:
@@ -259,7 +252,6 @@ def _fetched(hub: Any, repository: str) -> str:
 
 
 def _answered(error: Exception) -> bool:
-    """Whether the hub has said no, and not the network."""
     return bool({"RepositoryNotFoundError", "EntryNotFoundError"} & {each.__name__ for each in type(error).__mro__})
 
 
@@ -276,7 +268,6 @@ def _of_failure(repository: str, error: Exception) -> UserError:
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of the error at the bottom, or its kind."""
     while error.__cause__ is not None:
         error = error.__cause__
     first = next(iter(str(error).strip().splitlines()), "") or type(error).__name__

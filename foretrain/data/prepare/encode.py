@@ -45,7 +45,7 @@ class Range(Record):
 
 
 def can_serve(job: Job, *, dedup: bool) -> bool:
-    """Whether workers can read this source: plain JSON lines on this machine, in their own order.
+    """Return whether workers can read this source: plain JSON lines on this machine, in their own order.
 
     Which texts are duplicates must be known in the order of the documents, before they are tokenized.
     """
@@ -54,8 +54,6 @@ def can_serve(job: Job, *, dedup: bool) -> bool:
 
 
 class Ranges:
-    """Stands where the reader process does: `next` gives ranges in the order of the files."""
-
     def __init__(self, job: Job, val_share: float) -> None:
         self.job, self.val_share = job, val_share
         self.file, self.offset, self.window = job.position.file, job.position.offset, job.position.window
@@ -63,7 +61,7 @@ class Ranges:
         self._opened: OpenFile | None = None
 
     def next(self, timeout_s: float) -> tuple[dict[str, Any], bytes]:
-        """The next frame: a range, or the end. Raises UserError 'data.source_…'."""
+        """Return the next frame: a range, or the end. Raises UserError 'data.source_…'."""
         while self.file < len(self.job.files):
             if self._opened is None:
                 self._opened = OpenFile(self.job.files[self.file])
@@ -75,7 +73,6 @@ class Ranges:
         return {"type": "end"}, b""
 
     def _range(self, opened: OpenFile) -> dict[str, Any] | None:
-        """The lines that end in the next MiB, or the one that goes on beyond it; None at the file's end."""
         start = self.offset
         if start >= (opened.file.size_bytes or 0):
             return None
@@ -102,7 +99,6 @@ class Ranges:
 
 
 def _end_of_line(raw: Any, wanted: int, size: int) -> int:
-    """A place shortly before `wanted` where a line ends; the first one behind it where none is near."""
     if wanted >= size:
         return size
     raw.seek(wanted - TAIL_BYTES)
@@ -119,8 +115,6 @@ def _end_of_line(raw: Any, wanted: int, size: int) -> int:
 
 @dataclass
 class Lines:
-    """The documents of a range, the number of its lines, and how many of these were empty, bad or had text replaced."""
-
     documents: list[bytes]
     records: int = 0
     empty: int = 0
@@ -129,7 +123,7 @@ class Lines:
 
 
 def read(part: Range) -> Lines:
-    """The documents of a range, parsed with limited memory. Raises UserError 'data.source_…'; lines count from it."""
+    """Parse the documents of a range with limited memory. Raises UserError 'data.source_…'; lines count from it."""
     found = Lines([])
     before = Place(min(part.offset, 1), part.offset)  # the first line of a file alone is the first
     at = before
@@ -149,7 +143,7 @@ def read(part: Range) -> Lines:
                     break
         opened.close()
     except UserError as error:
-        raise counted(error, -before.records) from None
+        raise with_line_offset(error, -before.records) from None
     finally:
         opened.abandon()
     if at.offset != part.end:  # the same size and time as before, and other lines
@@ -158,8 +152,7 @@ def read(part: Range) -> Lines:
     return found
 
 
-def counted(error: UserError, before: int) -> UserError:
-    """The same error, where there are `before` more lines in front of the one that it names."""
+def with_line_offset(error: UserError, before: int) -> UserError:
     named = {key: error.values[key] + before for key in ("line", "number") if key in error.values}
     return UserError(error.id, **{**error.values, **named})
 
@@ -179,7 +172,6 @@ Encode = Callable[[list[bytes]], Iterable[np.ndarray]]
 
 
 def pieces(text: str, size: int = _PIECE_CHARACTERS) -> list[str]:
-    """The text cut where no token can reach across, into pieces of about `size` characters."""
     made, start = [], 0
     while len(text) - start > size and (match := _SAFE.search(text, start + size)):
         made.append(text[start : match.start()])
@@ -188,7 +180,6 @@ def pieces(text: str, size: int = _PIECE_CHARACTERS) -> list[str]:
 
 
 def encoder_of(tokenizer: Tokenizer) -> Encode:
-    """Documents to arrays of ids, without separators; long documents go piece by piece where that is safe."""
     if isinstance(tokenizer, ByteTokenizer):
         return lambda documents: [np.frombuffer(document, np.uint8) for document in documents]
     if isinstance(tokenizer, TiktokenTokenizer):
@@ -207,7 +198,7 @@ def encoder_of(tokenizer: Tokenizer) -> Encode:
 
 
 def _encode_json(tokenizer: JsonTokenizer, documents: list[bytes], *, cuttable: bool) -> list[np.ndarray]:
-    """A few pieces at a time: the library keeps about a hundred bytes a token while it works."""
+    """Encode a few pieces at a time: the library keeps about a hundred bytes a token while it works."""
     made: list[np.ndarray] = []
     held: list[str] = []
     size = 0
@@ -238,7 +229,7 @@ def _encode_json(tokenizer: JsonTokenizer, documents: list[bytes], *, cuttable: 
 def encode_batch(
     encode: Encode, separator: int, dtype: str, keep: np.ndarray, documents: list[bytes]
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """(all ids with separators, tokens of each document, how many documents hold the separator as text).
+    """Return (all ids with separators, tokens of each document, how many documents hold the separator as text).
 
     keep: (documents) of 0 (left out: no tokens), KEEP_TRAIN or KEEP_VAL; the ids are those of the train documents and
     then those of the validation documents. Raises UserError 'data.id_overflow' for an id that the dtype cannot hold.
@@ -261,13 +252,12 @@ def encode_batch(
 
 
 def keep_of(hashes: np.ndarray, val_share: float) -> np.ndarray:
-    """Which split each document is of. hashes: (n, 2), those of `reader.hashes_of`."""
+    """Return which split each document is of. hashes: (n, 2), those of `reader.hashes_of`."""
     # The second half of a hash decides, so equal texts are always in the same one.
     return np.where(hashes[:, 1] / 2.0**64 < val_share, KEEP_VAL, KEEP_TRAIN).astype(np.uint8)
 
 
-def _asked(header: dict[str, Any], payload: bytes) -> tuple[Lines, np.ndarray]:
-    """The documents that a frame holds or names, and what is to be kept of them."""
+def _documents_of_frame(header: dict[str, Any], payload: bytes) -> tuple[Lines, np.ndarray]:
     if "range" in header:
         part = Range.model_validate(header["range"])
         lines = read(part)
@@ -281,8 +271,7 @@ def _asked(header: dict[str, Any], payload: bytes) -> tuple[Lines, np.ndarray]:
 
 
 def answer(encode: Encode, separator: int, dtype: str, header: dict[str, Any], payload: bytes) -> tuple[Any, ...]:
-    """What a worker says to a frame: a header, then lengths in bytes, in tokens, ids, keep. Raises UserError."""
-    lines, keep = _asked(header, payload)
+    lines, keep = _documents_of_frame(header, payload)
     ids, tokens, inside = encode_batch(encode, separator, dtype, keep, lines.documents)
     lengths = np.array([len(document) for document in lines.documents], "<u4")
     head = {
@@ -293,7 +282,6 @@ def answer(encode: Encode, separator: int, dtype: str, header: dict[str, Any], p
 
 
 def main() -> None:
-    """Load the tokenizer that the first frame names, and answer frames until the pipe ends."""
     ignore_interrupts()
     source, pipe = sys.stdin.buffer, sys.stdout.buffer
     try:

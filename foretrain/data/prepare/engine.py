@@ -27,7 +27,7 @@ _MOST_PACKED = 30  # text packs 3 to 10 fold
 
 
 def plan(options: PrepareOptions) -> PreparePlan:
-    """What preparing would take; nothing is written in `out`. Raises UserError."""
+    """Return what preparing would take; nothing is written in `out`. Raises UserError."""
     sources = _found(options)
     with tempfile.TemporaryDirectory(prefix="foretrain-") as place:
         info, size = vocabulary.make(options, sources, Path(place), plan=True)
@@ -69,7 +69,6 @@ def prepare(
 
 
 def _found(options: PrepareOptions) -> SourceList:
-    """The source's files. That they are empty is said before a tokenizer is looked for. Raises UserError."""
     sources = expand(options.sources)
     if sources.total_bytes == 0:
         raise UserError("data.source_empty", path=sources.description)
@@ -114,7 +113,6 @@ def _prepare_locked(
 
 
 def _check_request(options: PrepareOptions, folder: Path, info: TokenizerInfo) -> None:
-    """Raises UserError 'data.other_preparation' where another tokenizer was asked for before."""
     if info.request != options.request:
         differences = f"tokenizer was {info.request}, is {options.request}"
         raise UserError("data.other_preparation", path=str(folder), differences=differences)
@@ -125,7 +123,7 @@ def _identity(options: PrepareOptions, sources: SourceList, info: TokenizerInfo)
 
 
 def _check_room(run: Run, saved: Path, snapshot: Snapshot | None) -> None:
-    """Raises UserError 'disk.no_room_prepare' where the rest does not fit on the disk.
+    """Raise UserError 'disk.no_room_prepare' where the rest does not fit on the disk.
 
     Where even a token for each byte would fit, nothing has to be sampled for that.
     """

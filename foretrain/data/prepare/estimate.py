@@ -63,7 +63,6 @@ class PreparePlan(Record):
 
 
 def peak_bytes(pid: int | str) -> int:
-    """The most that a living process held (VmHWM), as Linux says it."""
     return process_memory.peak_bytes(pid) or _UNKNOWN_PROCESS_BYTES
 
 
@@ -94,9 +93,7 @@ def estimate(options: PrepareOptions, sources: SourceList, tokenizer: Path, name
     return _scaled(options, sources, common, found, worker_bytes)
 
 
-class _Found:
-    """Sums over the sampled files."""
-
+class _SampleSums:
     def __init__(self) -> None:
         self.files: list[FileSample] = []
         self.tokens, self.text_bytes, self.documents, self.busy_s, self.reader_bytes = 0, 0, 0, 0.0, 0
@@ -107,8 +104,8 @@ def _batch(texts: list[bytes]) -> tuple[np.ndarray, np.ndarray, memoryview]:
     return np.full(len(texts), KEEP_TRAIN, np.uint8), lengths, memoryview(b"".join(texts))
 
 
-def _sample(options: PrepareOptions, sources: SourceList, workers: Workers) -> _Found:
-    found = _Found()
+def _sample(options: PrepareOptions, sources: SourceList, workers: Workers) -> _SampleSums:
+    found = _SampleSums()
     workers.encode(*_batch([b"A tokenizer is loaded at its first word."])).result()
     reader = Reader(options.job(sources, Position(), MOST_BYTES))
     try:
@@ -135,7 +132,7 @@ def _sample(options: PrepareOptions, sources: SourceList, workers: Workers) -> _
 
 
 def _scaled(
-    options: PrepareOptions, sources: SourceList, common: dict[str, Any], found: _Found, worker_bytes: int
+    options: PrepareOptions, sources: SourceList, common: dict[str, Any], found: _SampleSums, worker_bytes: int
 ) -> PreparePlan:
     if not found.tokens:
         raise UserError("data.source_no_text", path=sources.description)
@@ -166,7 +163,6 @@ def _scaled(
 
 
 def _memory(options: PrepareOptions, worker_bytes: int, reader_bytes: int, documents: int) -> int:
-    """All processes as they were while the sample was taken, and what grows: the window, the table of hashes."""
     window = 2 * WINDOW_BYTES if options.shuffle_buffer else 0
     seen = _SEEN_BYTES * documents if options.dedup else 0
     return peak_bytes(os.getpid()) + reader_bytes + options.workers * worker_bytes + window + seen
@@ -174,8 +170,6 @@ def _memory(options: PrepareOptions, worker_bytes: int, reader_bytes: int, docum
 
 @dataclass(frozen=True)
 class Status:
-    """Where it stands, for the live line."""
-
     documents: int
     tokens: int
     read_bytes: int
@@ -186,8 +180,6 @@ class Status:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How it ended: the index, or None and the signal that stopped it."""
-
     index: DatasetIndex | None
     resumed: bool
     existed: bool = False

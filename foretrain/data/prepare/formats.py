@@ -35,7 +35,6 @@ _MOST_FOOTER = 64 * 2**20
 
 
 def open_parquet(opened: OpenFile, column: str) -> tuple[Any, int]:
-    """(pyarrow's ParquetFile, the column's place among the leaves) of a file that has `column` as text."""
     pa = need_pyarrow()
     path = opened.file.path
     _check_footer(opened)
@@ -66,7 +65,6 @@ def open_parquet(opened: OpenFile, column: str) -> tuple[Any, int]:
 
 
 def _check_footer(opened: OpenFile) -> None:
-    """What pyarrow would word poorly, or take memory for: no Parquet at all, cut short, a footer that cannot be."""
     path, raw, size = opened.file.path, opened.raw, opened.file.size_bytes or 0
     raw.seek(0)
     head = raw.read(4)
@@ -89,7 +87,6 @@ def _check_footer(opened: OpenFile) -> None:
 
 
 def rows(opened: OpenFile, format: Format, skip: int) -> Iterator[Document]:
-    """The documents after the first `skip` rows."""
     file = opened.file
     parquet, _ = open_parquet(opened, format.text_column)
     row, total = 0, 0
@@ -128,7 +125,6 @@ def _document(raw: bytes | None, place: Any, format: Format, file: Any, make: An
 
 
 def _cells(parquet: Any, group: int, format: Format, path: str) -> Iterator[bytes | None]:
-    """The cells of a row group as bytes. Where a batch does not fit into memory, its rows are tried one by one."""
     done = 0
     for batch_rows in (BATCH_ROWS, 1):
         position = 0
@@ -154,7 +150,7 @@ def _cells(parquet: Any, group: int, format: Format, path: str) -> Iterator[byte
 
 
 def _as_binary(column: Any) -> Any:
-    """The column without the claim that it is UTF-8, which is checked cell by cell."""
+    """Drop the claim that a column is UTF-8, which is checked cell by cell."""
     pa = need_pyarrow()
     if pa.types.is_dictionary(column.type):
         value = column.type.value_type
@@ -182,7 +178,7 @@ _QUICK_BYTES = 2**20
 
 
 def documents(opened: OpenFile, format: Format, start: Place) -> Iterator[Document]:
-    """The documents of a file after `start`. Raises UserError 'data.source_…'."""
+    """Yield the documents of a file after `start`. Raises UserError 'data.source_…'."""
     file = opened.file
     try:
         if file.kind == "parquet":
@@ -242,7 +238,7 @@ def _texts(stream: BinaryIO, file: SourceFile, format: Format, start: Place) -> 
 
 
 def _pieces(stream: BinaryIO, file: SourceFile, format: Format, offset: int) -> Iterator[tuple[bytes, int]]:
-    """(document, offset after it). What goes beyond the cap is cut there, one byte longer than may be."""
+    """Yield (document, offset after it). What goes beyond the cap is cut there, one byte longer than may be."""
     cap = format.max_document_bytes
     if format.split_documents == "file":
         if offset:
@@ -259,7 +255,6 @@ def _pieces(stream: BinaryIO, file: SourceFile, format: Format, offset: int) -> 
 
 
 def _read_all(stream: BinaryIO, most: int) -> bytes:
-    """Up to `most` bytes; a file that is one document is not small at once."""
     made = bytearray()
     while len(made) < most and (piece := stream.read(min(BUFFER, most - len(made)))):
         made += piece
@@ -267,7 +262,6 @@ def _read_all(stream: BinaryIO, most: int) -> bytes:
 
 
 def by_lines(stream: BinaryIO, cap: int, offset: int, *, blank: bool) -> Iterator[tuple[bytes, int]]:
-    """Documents (cut behind the cap) and where each ends: one a line, or with `blank` those between empty lines."""
     held = bytearray()
     while line := stream.readline(cap + 1):
         offset += len(line)
@@ -286,7 +280,6 @@ def by_lines(stream: BinaryIO, cap: int, offset: int, *, blank: bool) -> Iterato
 
 
 def by_marker(stream: BinaryIO, cap: int, offset: int, marker: bytes) -> Iterator[tuple[bytes, int]]:
-    """Documents (cut behind the cap) and where each ends: those between markers."""
     held, searched, lost = bytearray(), 0, 0  # lost: bytes dropped from a document beyond the cap
     while piece := stream.read(BUFFER):
         held += piece
@@ -339,7 +332,6 @@ def _lines_of_json(stream: BinaryIO, file: SourceFile, format: Format, start: Pl
 
 
 def _parsed(line: bytes, file: SourceFile, number: int) -> tuple[Any, bool]:
-    """The parsed value of a line, and whether bytes in it were replaced. Raises UserError 'data.source_line'."""
     if len(line) <= _QUICK_BYTES:
         try:
             return from_json(line, cache_strings="keys"), False

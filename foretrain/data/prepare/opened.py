@@ -39,7 +39,6 @@ class SourceFile(Record):
 
 
 def kind_of(name: str) -> tuple[Kind, str] | None:
-    """(kind, compression) by a file's suffixes, None where they say nothing."""
     suffixes = ["", "", *(suffix.lower() for suffix in PurePath(name).suffixes)]
     compression = _COMPRESSIONS.get(suffixes[-1], "")
     kind = _KINDS.get(suffixes[-2] if compression else suffixes[-1])
@@ -50,8 +49,7 @@ def suffix_of(name: str) -> str:
     return PurePath(name).suffix.lower() or "without a suffix"
 
 
-def others(left_out: dict[str, int]) -> str:
-    """' (it has 12 .py, 3 .csv)', or nothing."""
+def left_out_text(left_out: dict[str, int]) -> str:
     most = sorted(left_out.items(), key=lambda item: -item[1])[:4]
     listed = ", ".join(f"{count} {suffix}" for suffix, count in most)
     return f" (it has {listed})" if listed else ""
@@ -66,12 +64,11 @@ _ATTEMPTS, _FIRST_WAIT_S = 6, 0.5
 
 
 def need_hub() -> Any:
-    """huggingface_hub, of the extra `data`. Raises UserError 'environment.missing_extra'."""
     return need_extra("huggingface_hub", "data")
 
 
 def parts_of(url: str) -> tuple[str, str | None, str]:
-    """(owner/name, revision or None, path inside) of hf://datasets/OWNER/NAME[@REVISION][/PATH]."""
+    """Return (owner/name, revision or None, path inside) of hf://datasets/OWNER/NAME[@REVISION][/PATH]."""
     words = url.removeprefix("hf://").split("/")
     if len(words) < 3 or words[0] != "datasets" or not all(words[1:3]):
         raise UserError("usage.hf_url", url=url[:200])
@@ -80,7 +77,7 @@ def parts_of(url: str) -> tuple[str, str | None, str]:
 
 
 def list_files(url: str, left_out: Counter[str]) -> list[SourceFile]:
-    """The text files of a dataset, or of a folder, file or glob in it. Raises UserError 'data.source_remote'."""
+    """List the text files of a dataset, or of a folder, file or glob in it. Raises UserError 'data.source_remote'."""
     repo, revision, inside = parts_of(url)
     api = need_hub().HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
     try:
@@ -107,7 +104,7 @@ def list_files(url: str, left_out: Counter[str]) -> list[SourceFile]:
         stamp = entry.lfs.sha256 if entry.lfs else entry.blob_id
         found.append(SourceFile(path=path, kind=kind[0], compression=kind[1], size_bytes=entry.size, stamp=str(stamp)))
     if not found:
-        raise UserError("data.source_nothing", path=url, others=others(left_out))
+        raise UserError("data.source_nothing", path=url, others=left_out_text(left_out))
     return found
 
 
@@ -160,7 +157,7 @@ class RemoteFile(io.RawIOBase):
         return len(piece)
 
     def _fetch(self, start: int, end: int) -> bytes:
-        """Bytes [start, end), whole and of the file that was listed; what came before a cut is kept."""
+        """Return bytes [start, end), whole and of the file that was listed; what came before a cut is kept."""
         got, reason, wait_s = b"", "", _FIRST_WAIT_S
         for attempt in range(_ATTEMPTS):
             if attempt:
@@ -174,7 +171,6 @@ class RemoteFile(io.RawIOBase):
         raise UserError("data.source_download", path=self.name, reason=reason, start=start, attempts=_ATTEMPTS)
 
     def _attempt(self, start: int, end: int) -> tuple[str, bytes]:
-        """(what went wrong, the bytes that came from `start` on)."""
         got = bytearray()
         try:
             headers = {**self._headers, "range": f"bytes={start}-{end - 1}", "accept-encoding": "identity"}
@@ -203,8 +199,6 @@ BUFFER = 2**20
 
 @dataclass(frozen=True)
 class Format:
-    """How documents are found in files."""
-
     text_column: str
     split_documents: str  # file, lines, blank-lines, or a text that stands between documents
     max_document_bytes: int
@@ -221,8 +215,6 @@ class Place:
 
 @dataclass
 class Document:
-    """UTF-8 text; None for an empty one, `bad` for one that is left out on request."""
-
     text: bytes | None
     place: Place
     replaced: bool = False
@@ -230,8 +222,6 @@ class Document:
 
 
 class OpenFile:
-    """A file's bytes, unpacked, with what was read of it so far."""
-
     def __init__(self, file: SourceFile) -> None:
         self.file = file
         self.raw: Any = None
@@ -261,7 +251,6 @@ class OpenFile:
         return self._stream
 
     def read_bytes(self) -> int:
-        """Bytes of the file itself that were read."""
         try:
             return int(self.raw.tell())
         except OSError:
@@ -286,8 +275,6 @@ class OpenFile:
 
 
 class _Unpacked(io.RawIOBase):
-    """An unpacker's output, counted against the size of the file."""
-
     def __init__(self, unpacked: Any, file: SourceFile) -> None:
         self.unpacked, self.file, self.total = unpacked, file, 0
 
@@ -303,7 +290,7 @@ class _Unpacked(io.RawIOBase):
 
 
 def check_ratio(file: SourceFile, unpacked_bytes: int) -> None:
-    """Raises UserError 'data.source_bomb' when a file unpacks to what no text does."""
+    """Raise UserError 'data.source_bomb' when a file unpacks to what no text does."""
     size = file.size_bytes or 0
     if unpacked_bytes > max(BOMB_BYTES, BOMB_RATIO * size) and file.kind != "stdin":
         raise UserError("data.source_bomb", path=file.path, size=size, unpacked=unpacked_bytes, ratio=BOMB_RATIO)
@@ -311,7 +298,6 @@ def check_ratio(file: SourceFile, unpacked_bytes: int) -> None:
 
 @cache
 def need_pyarrow() -> Any:
-    """pyarrow with its Parquet, of the extra `data`. Raises UserError 'environment.missing_extra'."""
     need_extra("pyarrow.parquet", "data")
     pyarrow = need_extra("pyarrow", "data")
     pyarrow.set_cpu_count(1)
@@ -319,13 +305,11 @@ def need_pyarrow() -> Any:
 
 
 def reason_of(error: BaseException) -> str:
-    """The first line of what a library says."""
     text = (str(error).strip().splitlines() or [""])[0][:200].rstrip(".")
     return text or type(error).__name__
 
 
 def clean(raw: bytes) -> tuple[bytes, bool]:
-    """UTF-8 as it is; what is no UTF-8 becomes U+FFFD, and that is told."""
     try:
         raw.decode("utf-8")
     except UnicodeDecodeError:

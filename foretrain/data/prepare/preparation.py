@@ -21,7 +21,7 @@ from foretrain.base.errors import UserError
 from foretrain.data.prepare import vocabulary
 from foretrain.data.prepare import writer as disk
 from foretrain.data.prepare import writer as state
-from foretrain.data.prepare.encode import KEEP_TRAIN, KEEP_VAL, Ranges, can_serve, counted, keep_of
+from foretrain.data.prepare.encode import KEEP_TRAIN, KEEP_VAL, Ranges, can_serve, keep_of, with_line_offset
 from foretrain.data.prepare.estimate import Outcome, Run, Status
 from foretrain.data.prepare.pool import Batch, Encoded, Reader, Workers
 from foretrain.data.prepare.reader import Position
@@ -49,14 +49,12 @@ _SMALLEST = 1 << 12
 
 
 class SeenHashes:
-    """A set of 128-bit hashes, asked and filled a batch at a time."""
-
     def __init__(self) -> None:
         self.count = 0
         self._table = np.zeros((_SMALLEST, 2), dtype=np.uint64)
 
     def add(self, hashes: np.ndarray) -> np.ndarray:
-        """hashes: (n, 2) uint64. (n) bool: not seen before, and the first of its kind in this batch."""
+        """hashes: (n, 2) uint64. Return (n) bool: not seen before, and the first of its kind in this batch."""
         hashes = hashes.copy()
         hashes[~hashes.any(axis=1), 0] = 1  # all zero marks a free slot
         _, first = np.unique(hashes.view("V16").ravel(), return_index=True)
@@ -80,7 +78,7 @@ class SeenHashes:
                 self._put(old[start : start + (1 << 16)])
 
     def _put(self, hashes: np.ndarray) -> np.ndarray:
-        """Put distinct hashes in; (n) bool: was there before. Linear probing, all of them a step at a time."""
+        """Put distinct hashes in; return (n) bool: was there before. Linear probing, all of them a step at a time."""
         mask = np.uint64(len(self._table) - 1)
         slots = (hashes[:, 0] & mask).astype(np.int64)
         found = np.zeros(len(hashes), dtype=bool)
@@ -99,8 +97,6 @@ class SeenHashes:
 
 
 class SeenFile:
-    """The hashes in the order of the documents, appended; what lies beyond a snapshot is cut off."""
-
     def __init__(self, path: Path, seen: SeenHashes, count: int) -> None:
         self.path = path
         self.handle = open_file(path)
@@ -128,8 +124,6 @@ _USUAL_BYTES_PER_TOKEN = 4.0
 
 @dataclass
 class _Pending:
-    """A batch at a worker, and what the snapshot says once it is written."""
-
     future: "Future[Encoded]"
     position: Position
     read_bytes: int
@@ -139,8 +133,6 @@ class _Pending:
 
 
 class Preparation:
-    """One preparation from a snapshot to its end, a signal, or an error."""
-
     def __init__(self, run: Run, snapshot: Snapshot | None) -> None:
         self.run_, self.options, self.folder = run, run.options, run.folder
         self.resumed = snapshot is not None
@@ -173,7 +165,6 @@ class Preparation:
             raise UserError("data.progress_damaged", path=str(self.folder), file="seen.bin") from None
 
     def run(self) -> Outcome:
-        """Until the end of the source, the wanted number of tokens, or a signal."""
         try:
             if not self.at.finished:
                 self.workers = Workers(
@@ -208,7 +199,6 @@ class Preparation:
     # -- reading and writing -------------------------------------------------------------------------------
 
     def _read_and_write(self) -> str:
-        """Until all is written; the name of the signal that stopped it, or ''."""
         ended, most = False, (8 if self.ranges else 2) * self.options.workers + 2  # a range that waits takes nothing
         while self.pending or not ended:
             if signal := self.run_.should_stop():
@@ -221,7 +211,7 @@ class Preparation:
                 except TimeoutError:
                     continue
                 except UserError as error:
-                    raise counted(error, self._lines_before(self.pending[0])) from None
+                    raise with_line_offset(error, self._lines_before(self.pending[0])) from None
                 if self._store(self.pending.popleft(), made):
                     return ""
         if self.replaying:
@@ -234,7 +224,6 @@ class Preparation:
         )
 
     def _take(self, timeout_s: float) -> bool:
-        """Give the next batch to a worker; whether the source has ended."""
         assert self.reader is not None
         assert self.workers is not None
         frame = self.reader.next(timeout_s)
@@ -265,7 +254,7 @@ class Preparation:
         )  # fmt: skip
 
     def _keep_of(self, batch: Batch) -> np.ndarray:
-        """(n) by the document's hash: which split it is of, or 0 for a text that was there before."""
+        """Return (n) by the document's hash: which split it is of, or 0 for a text that was there before."""
         keep = keep_of(batch.hashes, 0.0 if self.is_one else self.options.val_share)
         if self.seen_file is not None and len(keep):
             new = self.seen.add(batch.hashes)
@@ -275,7 +264,6 @@ class Preparation:
         return keep
 
     def _store(self, done: _Pending, made: Encoded) -> bool:
-        """Write a batch's ids; whether there are as many tokens as were wanted."""
         keep, tokens = made.keep, made.tokens
         left = None if self.options.max_tokens is None else self.options.max_tokens - self.tokens
         reached = left is not None and int(tokens.sum(dtype=np.int64)) >= left
@@ -309,11 +297,10 @@ class Preparation:
         return reached
 
     def _lines_before(self, done: _Pending) -> int:
-        """Lines of a range's file that come before it."""
         return self.at.position.records if self.ranges and self.at.position.file == done.position.file else 0
 
     def _position(self, done: _Pending, made: Encoded) -> Position:
-        """The place after a batch. What the lines of a range were is known when they were read, so here."""
+        """Return the place after a batch. What the lines of a range were is known when they were read, so here."""
         if not self.ranges:
             return done.position
         before = self.at.position
@@ -321,7 +308,9 @@ class Preparation:
         return done.position.model_copy(update={**counts, "records": self._lines_before(done) + made.records})
 
     def _append_cut(self, ids: np.ndarray, source_bytes: int) -> int:
-        """The one document: its last tokens are for validation, as nanoGPT cuts a text. Returns shards completed."""
+        """Append the one document: its last tokens are for validation, as nanoGPT cuts a text. Returns shards
+        completed.
+        """
         val = round(len(ids) * self.options.val_share)
         committed, bytes_left = 0, source_bytes
         for split, part in (("val", ids[len(ids) - val :]), ("train", ids[: len(ids) - val])):
@@ -352,7 +341,6 @@ class Preparation:
         self.next_snapshot_s = end + max(SNAPSHOT_S, 20 * (end - start))
 
     def _keep(self) -> None:
-        """What was written before an error in the source is kept, where it can be."""
         try:
             if all(writer.is_open for writer in self.writers.values()):
                 self._snapshot()
@@ -360,7 +348,6 @@ class Preparation:
             pass  # the last snapshot still holds
 
     def _still_needed(self) -> int:
-        """Bytes that are still to be written, as estimated; the rest of this shard where nothing is known."""
         item, total = ITEM_BYTES[self.dtype], self.run_.sources.total_bytes
         shard = (self.options.shard_tokens - self.writers["train"].part_tokens) * item
         if self.run_.plan is not None and self.run_.plan.output_bytes is not None:
@@ -370,7 +357,6 @@ class Preparation:
         return shard if total is None else round(total / _USUAL_BYTES_PER_TOKEN) * item
 
     def _finish(self) -> Outcome:
-        """Last shards, tokenizer, then the index: with it the dataset is there."""
         if not self.writers["train"].tokens:
             raise UserError("data.source_no_text", path=self.run_.sources.description)
         self._snapshot()

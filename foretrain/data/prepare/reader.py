@@ -1,10 +1,9 @@
 """The reader process: documents of all sources in their order, shuffled in windows, as batches with positions.
 
-One process and one order, whatever the number of tokenising workers, so the shards do not depend on it. Windows
-make shuffling resumable without keeping text: window k is shuffled by (seed, k), and a position is the place where
-the window begins and how many of its documents are out.
-
-Before anything is prepared it takes a look: how much text the files hold, from a few of them.
+One process and one order, whatever the number of tokenising workers, so the shards do not depend on it. Windows make
+shuffling resumable without keeping text: window k is shuffled by (seed, k), and a position is the place where the
+window begins and how many of its documents are out. Before anything is prepared it takes a look: how much text the
+files hold, from a few of them.
 """
 
 import contextlib
@@ -48,8 +47,6 @@ class Position(Record):
 
 
 class Job(Record):
-    """What the reader does. `files` are in the order of reading."""
-
     files: tuple[SourceFile, ...]
     text_column: str
     split_documents: str
@@ -66,8 +63,6 @@ class Job(Record):
 
 
 class _Walk:
-    """All documents from a position on, file by file, with the position after each."""
-
     def __init__(self, job: Job, pipe: BinaryIO) -> None:
         start = job.position
         self.job, self.pipe = job, pipe
@@ -103,7 +98,6 @@ class _Walk:
                 self.empty += 1
 
     def position(self) -> Position:
-        """Where it stands, at the beginning of window `self.window`."""
         return Position(
             file=self.file, records=self.place.records, offset=self.place.offset, window=self.window,
             empty=self.empty, bad=self.bad, replaced=self.replaced,
@@ -115,7 +109,7 @@ class _Walk:
 
 
 def windows(walk: _Walk, shuffle_buffer: int) -> Iterator[tuple[list[bytes], Position, Position]]:
-    """(documents, position before, position after) of each window; a window is bounded in documents and bytes."""
+    """Yield (documents, position before, position after) of each window; a window is bounded in documents and bytes."""
     most = shuffle_buffer or BATCH_DOCUMENTS
     most_bytes = WINDOW_BYTES if shuffle_buffer else BATCH_BYTES
     held: list[bytes] = []
@@ -133,7 +127,6 @@ def windows(walk: _Walk, shuffle_buffer: int) -> Iterator[tuple[list[bytes], Pos
 
 
 def _batches(job: Job, walk: _Walk) -> Iterator[tuple[list[bytes], Position]]:
-    """(documents, position after them) in the order of the shards."""
     out = job.position.out
     for held, before, after in windows(walk, job.shuffle_buffer):
         if job.shuffle_buffer:
@@ -151,13 +144,12 @@ def _batches(job: Job, walk: _Walk) -> Iterator[tuple[list[bytes], Position]]:
 
 
 def hashes_of(texts: list[bytes]) -> np.ndarray:
-    """(n, 2): the first 16 bytes of the SHA-256 of each."""
+    """Return (n, 2): the first 16 bytes of the SHA-256 of each."""
     made = b"".join(hashlib.sha256(text).digest()[:HASH_BYTES] for text in texts)
     return np.frombuffer(made, "<u8").reshape(len(texts), 2)
 
 
 def serve(job: Job, pipe: BinaryIO) -> None:
-    """Send all batches: {type, documents, position, read_bytes} and lengths, hashes, texts."""
     walk = _Walk(job, pipe)
     for batch, position in _batches(job, walk):
         lengths = np.array([len(text) for text in batch], dtype="<u4")
@@ -183,12 +175,10 @@ class FileSample(Record):
 
 
 def spread(count: int, most: int) -> list[int]:
-    """Places of up to `most` files, from the first to the last."""
     return sorted({i * (count - 1) // max(1, min(most, count) - 1) for i in range(min(most, count))})
 
 
 def serve_sample(job: Job, pipe: BinaryIO) -> None:
-    """One frame with texts for each sampled file; its header is the FileSample."""
     most = MOST_REMOTE_FILES if any(file.remote for file in job.files) else MOST_FILES
     chosen = spread(len(job.files), most)
     wanted = (job.sample_bytes or MOST_BYTES) // len(chosen)
@@ -236,7 +226,6 @@ def _scaled(opened: OpenFile, job: Job, size: int, count: int, place: Place, *, 
 
 
 def main(job_file: str) -> None:
-    """Read the job, limit this process's memory, and send frames on stdout."""
     ignore_interrupts()
     pipe = sys.stdout.buffer
     job = Job.from_json(Path(job_file).read_text("utf-8"))

@@ -12,9 +12,9 @@ from pathlib import Path, PurePath
 from pydantic import Field
 
 from foretrain.base.errors import UserError
-from foretrain.base.files import head
+from foretrain.base.files import first_bytes
 from foretrain.base.records import Record
-from foretrain.data.prepare.opened import _COMPRESSIONS, Kind, SourceFile, kind_of, list_files, others, suffix_of
+from foretrain.data.prepare.opened import _COMPRESSIONS, Kind, SourceFile, kind_of, left_out_text, list_files, suffix_of
 from foretrain.data.prepare.reader import Job, Position
 from foretrain.data.shards import DEFAULT_SHARD_TOKENS, INDEX, PROGRESS, Settings
 from foretrain.hardware.cpu import usable_cores
@@ -33,19 +33,17 @@ class SourceList(Record):
 
     @property
     def total_bytes(self) -> int | None:
-        """Bytes of all files as they lie, None with stdin among them."""
         sizes = [file.size_bytes for file in self.files]
         return None if None in sizes else sum(size for size in sizes if size is not None)
 
     @property
     def stamps(self) -> str:
-        """A digest of the stamps of all files."""
         text = "\n".join(f"{file.path}\0{file.size_bytes}\0{file.stamp}" for file in self.files)
         return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
 def expand(words: Sequence[str]) -> SourceList:
-    """The files that SOURCE… stands for, folders and globs sorted by name, each file once.
+    """Return the files that SOURCE… stands for, folders and globs sorted by name, each file once.
 
     Raises UserError 'data.source_missing', 'data.source_nothing' and 'usage.two_stdins'.
     """
@@ -69,11 +67,12 @@ def expand(words: Sequence[str]) -> SourceList:
 
 
 def not_utf8(words: Sequence[str]) -> tuple[UserError, ...]:
-    """A note for each plain text file, of those named here, that does not begin as UTF-8. What stands in folders is
-    counted when it is read."""
+    """Note each plain text file, of those named here, that does not begin as UTF-8. What stands in folders is counted
+    when it is read.
+    """
     notes = []
     for word in words:
-        data = b"" if kind_of(word) not in (None, ("text", "")) else head(Path(word), _LOOKED_AT_BYTES)
+        data = b"" if kind_of(word) not in (None, ("text", "")) else first_bytes(Path(word), _LOOKED_AT_BYTES)
         try:
             codecs.getincrementaldecoder("utf-8")().decode(data, final=len(data) < _LOOKED_AT_BYTES)
         except UnicodeDecodeError as error:
@@ -82,7 +81,6 @@ def not_utf8(words: Sequence[str]) -> tuple[UserError, ...]:
 
 
 def _place(file: SourceFile) -> str:
-    """What tells files apart: books/../books/a.txt is books/a.txt."""
     return file.path if file.remote or file.kind == "stdin" else os.path.realpath(file.path)
 
 
@@ -103,7 +101,7 @@ def _expand_one(word: str, left_out: Counter[str]) -> list[SourceFile]:
     else:
         raise UserError("data.source_missing", path=word)
     if not found:
-        raise UserError("data.source_nothing", path=word, others=others(left_out))
+        raise UserError("data.source_nothing", path=word, others=left_out_text(left_out))
     return found
 
 
@@ -129,7 +127,7 @@ def _walk(folder: Path, left_out: Counter[str]) -> list[SourceFile]:
 
 
 def _is_source(name: str) -> bool:
-    """Whether a glob's match is to be read: 'books/**' must not take in what was prepared there a minute ago."""
+    """Return whether a glob's match is to be read: 'books/**' must not take in what was prepared there a minute ago."""
     path = Path(name)
     return path.is_file() and not _is_prepared(str(path.parent), "") and path.parent.name != PROGRESS
 
@@ -152,7 +150,6 @@ def _local(path: Path, kind: tuple[Kind, str]) -> SourceFile:
 
 
 def _sample(file: SourceFile) -> bytes:
-    """A digest of pieces from end to end; all of a small file."""
     if file.size_bytes is None:
         return b"stdin"
     digest = hashlib.sha256()
@@ -171,7 +168,8 @@ DEFAULT_DOCUMENT_BYTES = 16 * 2**20
 
 class PrepareOptions(Record):
     """`tokenizer`: byte, gpt2 and other names of tiktoken's, or a path of a tokenizer.json; `train_bpe`: the size of a
-    vocabulary to be trained instead. `max_tokens` None: all of the source."""
+    vocabulary to be trained instead. `max_tokens` None: all of the source.
+    """
 
     sources: tuple[str, ...]
     out: str
@@ -192,7 +190,6 @@ class PrepareOptions(Record):
 
     @property
     def is_one_document(self) -> bool:
-        """Whether the source is one file of text that nothing cuts into documents."""
         if len(self.sources) != 1 or self.split_documents != "file" or not Path(self.sources[0]).is_file():
             return False
         kind = kind_of(Path(self.sources[0]).name)
@@ -200,7 +197,6 @@ class PrepareOptions(Record):
 
     @property
     def request(self) -> str:
-        """The tokenizer as it was asked for; a file also by its contents."""
         if self.train_bpe:
             return f"train-bpe {self.train_bpe}"
         path = Path(self.tokenizer)
@@ -211,7 +207,6 @@ class PrepareOptions(Record):
 
     @property
     def settings(self) -> Settings:
-        """What decides the bytes of the shards."""
         return Settings(
             seed=self.seed, shuffle_buffer=self.shuffle_buffer, val_share=self.val_share, dedup=self.dedup,
             text_column=self.text_column, split_documents=self.split_documents, max_tokens=self.max_tokens,
@@ -219,7 +214,6 @@ class PrepareOptions(Record):
         )  # fmt: skip
 
     def job(self, sources: SourceList, position: Position, sample_bytes: int | None = None) -> Job:
-        """What the reader is to do; files are shuffled too where documents are."""
         files = list(sources.files)
         if self.shuffle_buffer:
             random.Random(f"{self.seed}/files").shuffle(files)

@@ -38,11 +38,10 @@ _TRAINING_BYTES = 3 * 2**30
 def make(
     options: PrepareOptions, sources: SourceList, folder: Path, *, plan: bool = False
 ) -> tuple[TokenizerInfo, int]:
-    """(what the index says of it, one more than its largest id) of the tokenizer, saved as a folder.
+    """Find or train the tokenizer, saved as a folder; return (what the index says of it, one more than its largest id).
 
-    One that is there for the same request is taken as it is.
-
-    Raises UserError 'environment.no_vocabulary', 'data.bad_tokenizer', 'usage.tokenizer' and what training can meet.
+    One that is there for the same request is taken as it is. Raises UserError 'environment.no_vocabulary',
+    'data.bad_tokenizer', 'usage.tokenizer' and what training can meet.
     """
     saved = folder / FOLDER
     if not (saved / REQUEST).is_file():
@@ -64,7 +63,6 @@ def make(
 
 
 def forget_other(request: str, folder: Path) -> None:
-    """Remove a saved tokenizer that was asked for by another name."""
     try:
         if json.loads((folder / FOLDER / REQUEST).read_text("utf-8"))["request"] == request:
             return
@@ -84,7 +82,6 @@ def _about(saved: Path) -> tuple[TokenizerInfo, int]:
 
 
 def publish(folder: Path) -> None:
-    """The tokenizer's files beside the shards, where `lm.tokenizer.load` finds them."""
     for path in (folder / PROGRESS / FOLDER).iterdir():
         if path.name != REQUEST:
             replace(folder / path.name, path.read_bytes())
@@ -113,7 +110,6 @@ def _find(wanted: str) -> Tokenizer:
 
 
 def _tiktoken_names() -> tuple[str, ...]:
-    """Those that tiktoken has and that end documents; ours where it is not installed."""
     try:
         import tiktoken
     except ImportError:
@@ -125,7 +121,7 @@ def _tiktoken_names() -> tuple[str, ...]:
 
 
 def _train(options: PrepareOptions, sources: SourceList, staging: Path, plan: bool) -> Tokenizer:
-    """A BPE of the source's text, trained in a process of its own, whose memory is given back."""
+    """Train a BPE of the source's text in a process of its own, whose memory is given back."""
     if any(file.kind == "stdin" for file in sources.files):
         raise UserError("usage.bpe_of_stdin")
     assert options.train_bpe is not None
@@ -150,7 +146,6 @@ def _train(options: PrepareOptions, sources: SourceList, staging: Path, plan: bo
 
 
 def main(staging: str, size: str) -> None:
-    """The training process: a bounded sample of all files, then the merges."""
     ignore_interrupts()
     pipe = sys.stdout.buffer
     try:

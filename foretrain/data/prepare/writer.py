@@ -44,20 +44,18 @@ _write = os.write  # what tests stand in for
 
 
 def open_file(path: Path, *, empty: bool = False) -> int:
-    """A file to read and write, made where it is not there; a link is refused."""
+    """Open a file to read and write, made where it is not there; a link is refused."""
     flags = os.O_RDWR | os.O_CREAT | OWN | getattr(os, "O_BINARY", 0) | (os.O_TRUNC if empty else 0)
     return os.open(path, flags, 0o644)
 
 
 def write_all(handle: int, data: bytes | bytearray | memoryview) -> None:
-    """All of `data` to an open file; a short write is continued."""
     view = memoryview(data).cast("B")
     while len(view):
         view = view[_write(handle, view) :]
 
 
 def publish(path: Path, text: Iterable[str]) -> None:
-    """A file with the pieces of a text, there as a whole or as it was before."""
     staging = path.with_name(f".{path.name}.new")
     handle = open_file(staging, empty=True)
     try:
@@ -79,7 +77,6 @@ def publish(path: Path, text: Iterable[str]) -> None:
 
 
 def free_bytes(folder: Path) -> int:
-    """What can still be written where `folder` is, or will be; 0 where that cannot be asked."""
     for place in (folder, *folder.absolute().parents):
         if place.exists():
             try:
@@ -90,7 +87,6 @@ def free_bytes(folder: Path) -> int:
 
 
 def as_user_error(error: OSError, folder: Path, needs_bytes: int) -> UserError:
-    """What a failed write means to the user; `needs_bytes` is what is still to be written, as far as known."""
     if error.errno in (errno.EDQUOT, errno.EFBIG):
         reason = error.strerror or str(error)
         return UserError(
@@ -103,14 +99,11 @@ def as_user_error(error: OSError, folder: Path, needs_bytes: int) -> UserError:
 
 # Token shards as they grow: each is written beside its place, and gets its name when it is complete and synced.
 #
-# What a snapshot says about the growing shard (its size and digest) is what a killed preparation goes on from: the
-# file
+# What a snapshot says about the growing shard (its size and digest) is what a killed preparation goes on from: the file
 # is cut there, checked against the digest, and continued.
 
 
 class Part(Record):
-    """The growing shard of a split."""
-
     tokens: int = 0
     documents: int = 0
     min_id: int | None = None
@@ -119,8 +112,6 @@ class Part(Record):
 
 
 class SplitState(Record):
-    """What a snapshot says about a split."""
-
     part: Part = Part()
     documents: int = 0
     source_bytes: int = 0
@@ -129,8 +120,6 @@ class SplitState(Record):
 
 
 class SplitWriter:
-    """Appends ids to the shards of one split."""
-
     def __init__(self, folder: Path, split: str, dtype: str, shard_tokens: int, state: SplitState) -> None:
         self.folder, self.split, self.dtype, self.shard_tokens = folder, split, dtype, shard_tokens
         self.item_bytes = ITEM_BYTES[dtype]
@@ -154,7 +143,7 @@ class SplitWriter:
         self._sha, self._block, self._blocks, self._block_filled = hashlib.sha256(), hashlib.sha256(), bytearray(), 0
 
     def _restore(self, part: Part) -> None:
-        """The files as the snapshot knows them. Raises UserError 'data.progress_damaged'."""
+        """Restore the files as the snapshot knows them. Raises UserError 'data.progress_damaged'."""
         for shard in self.shards:
             path = self.folder / shard.file
             if not path.is_file() or path.stat().st_size != shard.tokens * self.item_bytes:
@@ -183,7 +172,6 @@ class SplitWriter:
         os.lseek(self._handle, size, os.SEEK_SET)
 
     def append(self, ids: np.ndarray, lengths: np.ndarray, source_bytes: int) -> int:
-        """Whole documents: ids (tokens) in the dtype, lengths (documents) in tokens. Returns shards completed."""
         ends = np.cumsum(lengths, dtype=np.int64)
         assert len(ids) == (int(ends[-1]) if len(ends) else 0)
         self.documents += len(lengths)
@@ -226,7 +214,6 @@ class SplitWriter:
         self._block, self._block_filled = hashlib.sha256(), 0
 
     def commit(self) -> None:
-        """The growing shard is complete: synced, then named. The next one begins."""
         assert self.low is not None
         assert self.high is not None
         if self._block_filled:
@@ -247,7 +234,6 @@ class SplitWriter:
         self._open(0)
 
     def finish(self) -> Split:
-        """The last shard, shorter than the others, and what the index says."""
         if self.part_tokens:
             self.commit()
         self.close()
@@ -259,7 +245,6 @@ class SplitWriter:
         )  # fmt: skip
 
     def snapshot(self) -> SplitState:
-        """What can be gone on from, once the file is synced."""
         os.fsync(self._handle)
         part = Part(
             tokens=self.part_tokens, documents=self.part_documents, min_id=self.low, max_id=self.high,
@@ -285,8 +270,6 @@ STATE, DIGEST = "state.json", "state_sha256"
 
 
 class Identity(Record):
-    """What must be the same for a preparation to be gone on with."""
-
     settings: Settings
     tokenizer: TokenizerInfo
     source: str
@@ -308,7 +291,6 @@ class Snapshot(Record):
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was written yet."""
         return self.position == Position()
 
 
@@ -317,7 +299,7 @@ def write(folder: Path, snapshot: Snapshot) -> None:
 
 
 def read(folder: Path) -> Snapshot | None:
-    """The newest snapshot, None where there is none. Raises UserError 'data.progress_damaged'."""
+    """Return the newest snapshot. Raises UserError 'data.progress_damaged'."""
     path = folder / PROGRESS / STATE
     try:
         fields = unsealed(read_text(path, INDEX_BYTES), DIGEST)
@@ -330,7 +312,7 @@ def read(folder: Path) -> Snapshot | None:
 
 
 def check_same(folder: Path, now: Identity, before: Identity) -> None:
-    """Raises UserError 'data.other_preparation' that names every difference."""
+    """Raise UserError 'data.other_preparation' that names every difference."""
     differences = _differences(now.settings.to_json(), before.settings.to_json())
     differences += _differences(now.tokenizer.to_json(), before.tokenizer.to_json(), "tokenizer ")
     if now.source != before.source:
@@ -350,10 +332,10 @@ def _differences(now: dict[str, Any], before: dict[str, Any], what: str = "") ->
 
 
 def finished(folder: Path, now: Identity) -> DatasetIndex | None:
-    """The index of a folder that was prepared before, in the same way; None where there is none.
+    """Return the index of a folder that was prepared before, in the same way; None where there is none.
 
-    Raises UserError 'data.other_preparation' where it was prepared in another way, and 'data.prepared_damaged' where
-    a shard is missing or has another size.
+    Raises UserError 'data.other_preparation' where it was prepared in another way, and 'data.prepared_damaged' where a
+    shard is missing or has another size.
     """
     if not (folder / INDEX).is_file():
         return None
@@ -372,7 +354,6 @@ def finished(folder: Path, now: Identity) -> DatasetIndex | None:
 
 
 def clear(folder: Path) -> None:
-    """Remove what a preparation made, and nothing else, its index first."""
     (folder / INDEX).unlink(missing_ok=True)
     shutil.rmtree(folder / PROGRESS, ignore_errors=True)
     for split in SPLITS:

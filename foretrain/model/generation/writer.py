@@ -36,11 +36,10 @@ class KvCache:
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def forget(self) -> None:
-        """Start anew, in the same memory."""
+        """Start again, in the same memory."""
         self.length = 0
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """All keys and values of a layer, with these behind the old ones."""
         if layer not in self._layers:
             B, K, _, D = k.shape
             self._layers[layer] = (k.new_empty(B, K, self.capacity, D), v.new_empty(B, K, self.capacity, D))
@@ -51,13 +50,13 @@ class KvCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all layers."""
         return sum(keys.nbytes + values.nbytes for keys, values in self._layers.values())
 
 
 class _CachedAttention(TorchFunctionMode):
     """Attention of a layer's new queries over all keys and values so far. `groups`: heads of queries for each head of
-    keys and values."""
+    keys and values.
+    """
 
     def __init__(self, cache: KvCache, groups: int) -> None:
         super().__init__()
@@ -81,8 +80,6 @@ class _CachedAttention(TorchFunctionMode):
 
 
 class Reader:
-    """A model that reads tokens one after another, each once."""
-
     def __init__(self, model: LanguageModel) -> None:
         self.model = model.eval()
         self.cache = KvCache(model.block_size)
@@ -91,13 +88,12 @@ class Reader:
         self._last: list[int] = []  # the last token read, which some families mix into the next one
 
     def forget(self) -> None:
-        """Start anew, from position 0."""
         self.cache.forget()
         self._last = []
 
     @torch.no_grad()
     def read(self, ids: list[int]) -> Tensor:
-        """Logits of the token after `ids`, which follow what was read before: V."""
+        """Return the logits of the token after `ids`, which follow what was read before: V."""
         start, end = self.cache.length, self.cache.length + len(ids)
         assert len(ids) > 0, "no tokens"
         assert end <= self.cache.capacity, f"{end} tokens, the model has {self.cache.capacity} positions"
@@ -110,7 +106,9 @@ class Reader:
         return self.model.lm_head(hidden[:, -1])[0]
 
     def _hidden(self, idx: Tensor, start: int, end: int) -> Tensor:
-        """The last hidden states of positions start to end. `idx`: their tokens, with the one before where there is."""
+        """Return the last hidden states of positions start to end. `idx`: their tokens, with the one before where there
+        is.
+        """
         if isinstance(self.model, RotaryModel):
             return self._rotary(self.model, idx, start, end)
         parts: Any = self.model.transformer
@@ -136,7 +134,7 @@ class Reader:
 
 @contextmanager
 def _plain_attention(model: LanguageModel) -> Iterator[None]:
-    """GPT-2's attention through the one function that is replaced, not as matmuls of its own (attention.py)."""
+    """Run GPT-2's attention through the one function that is replaced, not as matmuls of its own (attention.py)."""
     parts: list[Any] = [block.attn for block in model.layers() if getattr(getattr(block, "attn", None), "products", 0)]
     for part in parts:
         part.products = False
@@ -151,7 +149,6 @@ LEAST_TEMPERATURE = 1e-6  # below it logits divided by it overflow fp32; only th
 
 
 def choose(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
-    """The next token, from the logits of all that may come. Temperature 0, or nearly 0, takes the likeliest."""
     if sampling.temperature < LEAST_TEMPERATURE:
         return int(logits.argmax())
     kept = torch.topk(logits, min(sampling.top_k or len(logits), len(logits)))
@@ -167,7 +164,6 @@ DROPPED_SHARE = 4  # a quarter: each token costs 3 / 4 · T / (T / 4), about thr
 
 
 def kept_of(block_size: int) -> int:
-    """Tokens that stay when the context is full."""
     return max(1, block_size - max(1, block_size // DROPPED_SHARE))
 
 
@@ -202,7 +198,7 @@ class Writer:
         return total - len(text)
 
     def write(self, sampling: Sampling) -> tuple[int, int]:
-        """The next token, which now is part of the text, and how many of the oldest left the context for it."""
+        """Return the next token, which now is part of the text, and how many of the oldest left the context for it."""
         logits = self._reader.read(self._unread)
         self._window += self._unread
         self._unread = []
@@ -221,7 +217,6 @@ def generate(
     vocab_size: int,
     top_p: float = 1.0,
 ) -> Iterator[int]:
-    """`count` ids that follow `ids`, one by one."""
     writer = Writer(model, vocab_size, seed)
     writer.append(list(ids))
     sampling = Sampling(temperature, top_k, top_p)

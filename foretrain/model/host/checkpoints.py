@@ -21,8 +21,9 @@ from foretrain.model.host.leaving import Leaving, host_place
 
 
 class Inputs:
-    """Calls checkpointed blocks, the first `count` of a model. The input of the last one stays on the device, since
-    the backward pass wants it first."""
+    """Call checkpointed blocks, the first `count` of a model. The input of the last one stays on the device, since the
+    backward pass wants it first.
+    """
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -61,7 +62,6 @@ class Inputs:
         self._leaving.hold(x, self._leaving.copy(x, place, x))
 
     def _fetch(self, i: int, device: torch.device) -> None:
-        """Take a place for block i's input, and begin to fill it."""
         if i >= 0 and i not in self._coming:
             host = self._host[i]
             place = torch.empty(host.shape, dtype=host.dtype, device=device)

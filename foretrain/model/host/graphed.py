@@ -29,39 +29,38 @@ Replay = Callable[[], None]
 
 
 class Recorder(Protocol):
-    """What a device has for graphs; a test has one for a CPU."""
-
     def aside(self) -> AbstractContextManager[None]: ...
 
     def record(self, work: Callable[[], Made]) -> tuple[Replay, Made]:
-        """Write down what `work` launches, which runs nothing; how to run it, and what it returned. Later recordings
-        share the memory of earlier ones. Raises RuntimeError where work asks the device for something."""
+        """Record what `work` launches, which runs nothing; return how to run it, and what it returned. Later recordings
+        share the memory of earlier ones. Raises RuntimeError where work asks the device for something.
+        """
         ...
 
-    def make_room(self) -> None:
-        """Give back the memory that steps before a recording took."""
-        ...
+    def make_room(self) -> None: ...
 
 
 class OnCard:
     def __init__(self, state: TrainState) -> None:
         """Later recordings of a state have its stream again: each stream keeps memory, which a run that is short of it
-        would take once more with every smaller micro-batch."""
+        would take once more with every smaller micro-batch.
+        """
         self.device, self.dtype = state.device, state.dtype
         self.stream = state.aside = state.aside or torch.cuda.Stream(state.device)
         self._pool: Any = None
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """On the stream of the recording, as autograd keeps to streams. All of it, as each stream keeps memory."""
+        """Run on the stream of the recording, as autograd keeps to streams. All of it, as each stream keeps memory."""
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             yield
         torch.cuda.current_stream().wait_stream(self.stream)
 
     def record(self, work: Callable[[], Made]) -> tuple[Replay, Made]:
-        """As of Recorder. Another thread may page-lock batches meanwhile (training/feed.py), which CUDA would refuse it
-        while the whole process is watched."""
+        """Record while another thread may page-lock batches (training/feed.py), which CUDA would refuse it if the whole
+        process were watched.
+        """
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self.stream, capture_error_mode="thread_local"):
             made = work()
@@ -69,7 +68,7 @@ class OnCard:
         return graph.replay, made
 
     def make_room(self) -> None:
-        """cuBLAS's workspaces were made in the room of activations, whose segments they hold: one anew."""
+        """Free cuBLAS's workspaces, which were made in the room of activations, whose segments they hold."""
         getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()
         gc.collect()
         torch.cuda.empty_cache()
@@ -100,7 +99,6 @@ class GraphedStep:
 
     @property
     def left(self) -> int:
-        """Ordinary steps that are still to come before the one that is recorded."""
         return max(0, WARM_STEPS - self.done)
 
     @property
@@ -108,7 +106,7 @@ class GraphedStep:
         return self.done > WARM_STEPS and self._step is None
 
     def __call__(self, batches: Iterable[Batch], learning_rate: float) -> StepResult:
-        """One optimizer step. The result's tensors are this step's own. Raises what `train_step` raises.
+        """Run one optimizer step. The result's tensors are this step's own. Raises what `train_step` raises.
 
         Steps before the recording have the rate as the graph reads it, so that a run which is resumed, and has such
         steps where it was a graph before, does the same.
@@ -133,8 +131,9 @@ class GraphedStep:
         return StepResult(result.loss.clone(), result.grad_norm.clone(), result.held.clone())
 
     def evaluate(self, batch: Batch) -> Tensor:
-        """The loss of one batch, a scalar of its own; once a step is a graph, from one for each size that was evaluated
-        before."""
+        """Return the loss of one batch, a scalar of its own; once a step is a graph, from one for each size that was
+        evaluated before.
+        """
         size = batch[0].shape
         if self._step is None:
             self._evaluated.add(size)
@@ -158,7 +157,7 @@ class GraphedStep:
         return loss.clone()
 
     def _evaluate_first(self) -> None:
-        """As a run that is resumed has not yet; later it would be compiled beside the graph's memory."""
+        """Evaluate now, as a run that is resumed has not yet; later it would be compiled beside the graph's memory."""
         c = self.state.config
         for rows in sorted({min(c.eval_batch, c.eval_rows), c.eval_rows % c.eval_batch} - {0}, reverse=True):
             ids = torch.zeros((rows, c.eval_block), dtype=torch.int64, device=self.state.device)
@@ -195,7 +194,7 @@ class GraphedStep:
 def graphed_step(
     state: TrainState, gpu: Gpu, failed: Callable[[str], None] = lambda reason: None, asked: RunConfig | None = None
 ) -> GraphedStep | None:
-    """The step of a state as one graph, where config/one_graph.py says so of its config; else None.
+    """Return the step of a state as one graph, where config/checks.py says so of its config; else None.
 
     `asked`: as the run was asked for. Where memory ran out before its steps were a graph, smaller ones are none either:
     a graph takes more of it.

@@ -13,19 +13,20 @@ from torch import Tensor
 
 class Leaving:
     """Copies between a device and the host. On a CPU, and for tensors that are traced without a card, they are done at
-    once."""
+    once.
+    """
 
     def __init__(self) -> None:
         self._stream: Any = None
         self._held: tuple[Tensor, Any] | None = None  # a tensor that is being copied, and when its copy is done
 
     def runs_beside(self, x: Tensor) -> bool:
-        """Whether copies of a tensor run beside the device's work."""
         return type(x) in (Tensor, torch.nn.Parameter) and x.is_cuda
 
     def copy(self, on_device: Tensor, to: Tensor, source: Tensor) -> Any:
         """Begin a copy; `on_device`: the one of both that is there. Returns the event of its end, or None where it is
-        done already."""
+        done already.
+        """
         if not self.runs_beside(on_device):
             to.copy_(source)
             return None
@@ -37,7 +38,6 @@ class Leaving:
             return self._stream.record_event()
 
     def wait(self, event: Any) -> None:
-        """Let the main stream wait for a copy."""
         if event is not None:
             torch.cuda.current_stream().wait_event(event)
 
@@ -47,12 +47,10 @@ class Leaving:
         self._held = x, event
 
     def settle(self) -> None:
-        """Let go of what left last."""
         if self._held is not None:
             self.wait(self._held[1])
             self._held = None
 
 
 def host_place(like: Tensor, *, pinned: bool) -> Tensor:
-    """Host memory for a tensor; pinned, where its copies run beside the device's work."""
     return torch.empty(like.shape, dtype=like.dtype, device="cpu", pin_memory=pinned)

@@ -31,9 +31,10 @@ JOINING = ("gpt_neox", "phi", "phi3")  # what is turned is joined to the other c
 
 
 class Build:
-    """How the layers of a model are made. `adapted`: roles of linear layers that get an adapter; `packed`: how those
-    of blocks are kept in 4 bits; `liger`, `unsloth`: whose functions it gets in the place of transformers';
-    `cached`: in which modes, training or not, keys and values are copied and stay."""
+    """How the layers of a model are made. `adapted`: roles of linear layers that get an adapter; `packed`: how those of
+    blocks are kept in 4 bits; `liger`, `unsloth`: whose functions it gets in the place of transformers'; `cached`: in
+    which modes, training or not, keys and values are copied and stay.
+    """
 
     def __init__(
         self,
@@ -49,18 +50,16 @@ class Build:
 
     @property
     def fast_blocks(self) -> bool:
-        """Whether unsloth's functions stand in blocks."""
         return self.unsloth is not None and self.unsloth.blocks
 
     @property
     def rotary(self) -> Callable[..., tuple[Tensor, Tensor]] | None:
-        """Another's function for rotary positions."""
         if self.fast_blocks:
             return unsloth.rotary
         return liger.rotary if self.liger is not None else None
 
     def grouped(self, group: str, *layers: nn.Module) -> tuple[Lora, ...]:
-        """These layers with their adapters, where they run in one function of unsloth; else none."""
+        """Return these layers with their adapters, where they run in one function of unsloth; else none."""
         found = tuple([layer for layer in layers if isinstance(layer, Lora) and layer.adapted()])
         if self.unsloth is None or group not in self.unsloth.lora or len(found) < len(layers):
             return ()
@@ -70,7 +69,6 @@ class Build:
         return found
 
     def linear(self, role: str, n_in: int, n_out: int, bias: bool, conv1d: bool = False) -> nn.Module:
-        """A linear layer with this role in its block."""
         layer: nn.Module
         if self.packed is not None:
             kind = Linear8bit if self.packed.bits == 8 else Linear4bit
@@ -89,7 +87,6 @@ class Build:
         return layer
 
     def norm(self, facts: Any, width: int, *, of_heads: bool = False, last: bool = False) -> nn.Module:
-        """The norm of a model, over so many columns; `last`: the one before the head."""
         own = self.liger
         if self.unsloth is not None and self.fast_blocks:
             return FastNorm(width, partial(unsloth.rms_norm, in_place=self.unsloth.in_place))
@@ -102,13 +99,15 @@ class Build:
         return GemmaNorm(width) if facts.norm == "gemma_rms" else RMSNorm(width)
 
 
-def adapted(layers: tuple[Lora, ...]) -> list[unsloth.Adapted]:
-    """As unsloth's functions take them."""
+def adapted_layers(layers: tuple[Lora, ...]) -> list[unsloth.Adapted]:
     return [found for layer in layers if (found := layer.adapted())]
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) · weight; the mean square is taken in fp32 (arXiv:1910.07467)."""
+    """x
+
+    rms(x) · weight; the mean square is taken in fp32 (arXiv:1910.07467).
+    """
 
     def __init__(self, width: int, eps: float = 1e-6) -> None:
         super().__init__()
@@ -123,7 +122,6 @@ class RMSNorm(nn.Module):
         return self.weighted(x, dtype)
 
     def weighted(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """The weight times x, in the dtype of the input."""
         return self.weight * x.to(dtype)
 
 
@@ -191,25 +189,23 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
 
 
 def rotate_half(x: Tensor) -> Tensor:
-    """Each half of the columns in the place of the other, the second one negated."""
     x1 = x[..., : x.shape[-1] // 2]
     x2 = x[..., x.shape[-1] // 2 :]
     return torch.cat((-x2, x1), dim=-1)
 
 
-def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary positions (arXiv:2104.09864)."""
     return (x * cos) + (rotate_half(x) * sin)
 
 
-def partly_rotated(x: Tensor, cos: Tensor, sin: Tensor, width: int) -> Tensor:
-    """The same, of the first columns alone."""
+def apply_partial_rotary(x: Tensor, cos: Tensor, sin: Tensor, width: int) -> Tensor:
     turned, rest = x[..., :width], x[..., width:]
-    return torch.cat((rotated(turned, cos, sin), rest), dim=-1)
+    return torch.cat((apply_rotary(turned, cos, sin), rest), dim=-1)
 
 
-def repeated(x: Tensor, groups: int) -> Tensor:
-    """Keys or values, B x K x T x D, once for each head of queries."""
+def repeat_heads(x: Tensor, groups: int) -> Tensor:
+    """Return keys or values, B x K x T x D, once for each head of queries."""
     B, K, T, D = x.shape
     x = x[:, :, None, :, :].expand(B, K, groups, T, D)
     return x.reshape(B, K * groups, T, D)
@@ -254,13 +250,13 @@ class Attention(nn.Module):
             k, v = self.kept = torch.cat([k], dim=-2), torch.cat([v], dim=-2)
         y = self.attend(q, k, v, mask)
         y = y.reshape(B, T, self.facts.n_head * self.facts.head_dim)
-        y = unsloth.lora_out(y, *adapted(self.whole_out)) if self.whole_out else self.o_proj(y)
+        y = unsloth.lora_out(y, *adapted_layers(self.whole_out)) if self.whole_out else self.o_proj(y)
         if self.training and self.facts.residual_dropout:
             y = F.dropout(y, self.facts.residual_dropout)
         return y
 
     def projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, each of its own matrix, B x heads x T x D. Gemma's norms come after all."""
+        """Return queries, keys and values, each of its own matrix, B x heads x T x D. Gemma's norms come after all."""
         f = self.facts
         if self.together or self.norms_turned:
             return self.fast_projected(x)
@@ -277,7 +273,7 @@ class Attention(nn.Module):
         """The same in unsloth's blocks. Where one kernel norms and turns q and k, these are B x T x heads x D."""
         f = self.facts
         if self.together:
-            q, k, v = unsloth.lora_qkv(x, *adapted(self.together))
+            q, k, v = unsloth.lora_qkv(x, *adapted_layers(self.together))
         else:
             q, k = self.q_proj(x), self.k_proj(x)
             v = self.v_proj(x)
@@ -286,7 +282,7 @@ class Attention(nn.Module):
         return (q.transpose(1, 2), k.transpose(1, 2), v) if self.norms_turned else (q, k, v)
 
     def normed_and_turned(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """unsloth's way from B x T x heads x D: one kernel for all on a card, which trains no norm."""
+        """Turn B x T x heads x D as unsloth does: one kernel for all on a card, which trains no norm."""
         norms: Any = self.q_norm, self.k_norm
         of_q, of_k = (norm.weight for norm in norms)
         if q.is_cuda and not of_q.requires_grad and not of_k.requires_grad:
@@ -295,7 +291,7 @@ class Attention(nn.Module):
         return unsloth.rotary(q, k, cos, sin)
 
     def headed(self, x: Tensor, heads: int, norm: nn.Module | None) -> Tensor:
-        """B x T x (heads · D) as B x heads x T x D, normed whole or head by head."""
+        """Turn B x T x (heads · D) to B x heads x T x D, normed whole or head by head."""
         whole = self.facts.qk_norm == "whole"
         if norm is not None and whole:
             x = norm(x)
@@ -317,24 +313,24 @@ class Attention(nn.Module):
 
     def turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         width = self.rotary_dim
-        return partly_rotated(x, cos, sin, width) if width else rotated(x, cos, sin)
+        return apply_partial_rotary(x, cos, sin, width) if width else apply_rotary(x, cos, sin)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """B x T x H x D of results."""
+        """Return B x T x H x D."""
         groups = self.facts.groups
         dropout = self.facts.attention_dropout if self.training else 0.0
         if self.facts.written_attention:
-            return self.written(q, repeated(k, groups), repeated(v, groups), mask, dropout)
+            return self.written(q, repeat_heads(k, groups), repeat_heads(v, groups), mask, dropout)
         grouped = groups > 1 and mask is None and k.shape[-1] <= 256
         if groups > 1 and not grouped:
-            k, v = repeated(k, groups), repeated(v, groups)
+            k, v = repeat_heads(k, groups), repeat_heads(v, groups)
         y = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=mask is None, enable_gqa=grouped
         )
         return y.transpose(1, 2).contiguous()
 
     def written(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-        """The same by matmuls ("eager"), with the scores in fp32."""
+        """Attend by matmuls ("eager"), with the scores in fp32."""
         weights = torch.matmul(q, k.transpose(2, 3)) * self.facts.head_dim**-0.5
         if self.facts.attention_softcap:
             weights = torch.tanh(weights / self.facts.attention_softcap) * self.facts.attention_softcap
@@ -364,7 +360,7 @@ class GatedMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.together:
-            return unsloth.lora_mlp(x, *adapted(self.together))
+            return unsloth.lora_mlp(x, *adapted_layers(self.together))
         if not self.fused and self.one_kernel:
             return self.down_proj(liger.gated_product(self.gate_proj(x), self.up_proj(x)))
         if not self.fused:
@@ -486,7 +482,7 @@ class ParallelBlock(nn.Module):
 
 
 def rotary_tables(positions: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the positions, 1 x T, as 1 x 1 x T x D."""
+    """Return cosines and sines of the positions, 1 x T, as 1 x 1 x T x D."""
     rates = 10000.0 ** -(torch.arange(0, width, 2, dtype=torch.float32, device=positions.device) / width)
     freqs = positions[..., None].float() * rates
     angles = torch.cat((freqs, freqs), dim=-1)
@@ -495,19 +491,20 @@ def rotary_tables(positions: Tensor, width: int, dtype: torch.dtype) -> tuple[Te
 
 
 def window_mask(B: int, T: int, window: int, like: Tensor) -> Tensor:
-    """Which keys each query sees, B x 1 x T x T: those before it, `window` of them at most."""
+    """Return which keys each query sees, B x 1 x T x T: those before it, `window` of them at most."""
     return torch.ones((B, 1, T, T), dtype=torch.bool, device=like.device).tril().triu(1 - window)
 
 
-def added(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """What is added to scores so that only those of a mask count."""
+def mask_as_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return what is added to scores so that only those of a mask count."""
     return torch.where(mask, torch.zeros((), dtype=dtype, device=mask.device), torch.finfo(dtype).min)
 
 
 class Decoder(nn.Module):
     """The model with its loss. `checkpointing`: recompute each block in backward; `reentrant`: the older way;
     `offloads`: what blocks begin with lies on the host until then, but for the last block's after the first pass;
-    `keeps_logits`: an evaluation wants them; `tiled`: the loss is TRL's; `returns_logits`: beside the loss."""
+    `keeps_logits`: an evaluation wants them; `tiled`: the loss is TRL's; `returns_logits`: beside the loss.
+    """
 
     def __init__(
         self,
@@ -544,7 +541,7 @@ class Decoder(nn.Module):
             self.chunked_loss = liger.FusedLoss()
 
     def embedded(self, idx: Tensor, positions: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """B x T x C of token ids at positions, and the embeddings that it was made of."""
+        """Return B x T x C of token ids at positions, and the embeddings that it was made of."""
         f = self.facts
         x = self.embed_tokens(idx)
         within = f.norm == "gemma_rms"  # whose embedding multiplies what it gives
@@ -561,8 +558,9 @@ class Decoder(nn.Module):
         return F.dropout(x, f.embedding_dropout, self.training) if f.embedding_dropout else x, parts
 
     def states(self, idx: Tensor) -> Tensor:
-        """B x T x C before the head. transformers' models hold the positions and what they embedded until here
-        (`position_ids`, `inputs_embeds`, `position_embeds`)."""
+        """Return B x T x C before the head. transformers' models hold the positions and what they embedded until here
+        (`position_ids`, `inputs_embeds`, `position_embeds`).
+        """
         f, T = self.facts, idx.shape[1]
         positions = (torch.arange(T, device=idx.device) + 0)[None]
         x, embedded = self.embedded(idx, positions)
@@ -580,18 +578,15 @@ class Decoder(nn.Module):
         return x
 
     def tables(self, positions: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines; unsloth has them all the time."""
         if self.build.fast_blocks:
             return self.kept_tables[0][: x.shape[1]], self.kept_tables[1][: x.shape[1]]
         return rotary_tables(positions, self.facts.rotary_dim or self.facts.head_dim, x.dtype)
 
     def goes_to_host(self, x: Tensor, layer: int) -> bool:
-        """Whether what this block begins with does."""
         large = int(x.numel()) * x.dtype.itemsize > LEAST_OFFLOADED_BYTES
         return self.offloads and large and (self.first_pass or layer < len(self.layers) - 1)
 
     def head(self, x: Tensor) -> Tensor:
-        """B x T x V of states."""
         f = self.facts
         logits = self.lm_head(x)
         if f.scaled_logits:
@@ -601,11 +596,10 @@ class Decoder(nn.Module):
         return logits
 
     def logits(self, idx: Tensor) -> Tensor:
-        """B x T x V of token ids, B x T."""
         return self.head(self.states(idx))
 
     def masks(self, B: int, T: int, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """The masks of layers without and with a window; None where causal attention needs none."""
+        """Return the masks of layers without and with a window; None where causal attention needs none."""
         f = self.facts
         windows = T, f.sliding_window if f.sliding_layers else T
         padded = f.padded and not (self.training and self.build.fast_blocks)  # unsloth trains without such a mask
@@ -613,11 +607,11 @@ class Decoder(nn.Module):
         pairs = zip(windows, needed, strict=True)
         made = [window_mask(B, T, window, like) if need else None for window, need in pairs]
         if f.written_attention:  # numbers that are added to the scores
-            made = [None if mask is None else added(mask, like.dtype) for mask in made]
+            made = [None if mask is None else mask_as_bias(mask, like.dtype) for mask in made]
         return made[0], made[1] if f.sliding_layers else None
 
     def forward(self, idx: Tensor, labels: Tensor) -> Any:
-        """The mean loss in nats of predicting labels, B x T, one to the left of where they stand."""
+        """Return the mean loss in nats of predicting labels, B x T, one to the left of where they stand."""
         if self.tiled:
             return self.tiled_loss(idx, labels)
         states = self.states(idx)  # which stay until the loss is there, as transformers' output has them
@@ -637,7 +631,7 @@ class Decoder(nn.Module):
         return loss
 
     def tiled_loss(self, idx: Tensor, labels: Tensor) -> Tensor:
-        """The same by TRL, which runs the model once more where an evaluation wants logits."""
+        """The loss by TRL, which runs the model once more where an evaluation wants logits."""
         f = self.facts
         turn = Turn(1 / 8.0 if f.scaled_logits else 1.0, f.logit_softcap)
         routed: list[Tensor] = []
@@ -652,7 +646,9 @@ class Decoder(nn.Module):
         return loss
 
     def watched(self, idx: Tensor, routed: list[Tensor]) -> Tensor:
-        """The states, with the logits of each layer's router, which the pass alone leaves, not what is recomputed."""
+        """Return the states, with the logits of each layer's router, which the pass alone leaves, not what is
+        recomputed.
+        """
         routers = [block.mlp.gate for block in self.layers if isinstance(block.mlp, Mixture)]
         for router in routers:
             router.seen = routed

@@ -20,8 +20,6 @@ WIDE = ("mixtral",)  # families whose shares of experts stay in fp32, and with t
 
 
 class Router(nn.Module):
-    """The experts of each token, and how much of each it takes."""
-
     def __init__(self, facts: Any, adapter: Adapter | None) -> None:
         super().__init__()
         self.taken, self.wide = facts.experts_per_token, facts.model_type in WIDE
@@ -43,8 +41,9 @@ class Router(nn.Module):
 
 
 def balance(logits: list[Tensor], taken: int, mask: Tensor | None) -> Tensor:
-    """How unevenly experts are taken, 1 where they are evenly (arXiv:2101.03961; transformers models/mixtral,
-    load_balancing_loss_func). logits: N x X of each layer; mask: of the tokens that count, N; None: all of them."""
+    """Return how unevenly experts are taken, 1 where they are evenly (arXiv:2101.03961; transformers models/mixtral,
+    load_balancing_loss_func). logits: N x X of each layer; mask: of the tokens that count, N; None: all of them.
+    """
     count = logits[0].shape[-1]
     tokens, chances = (torch.zeros(count, dtype=torch.float32, device=logits[0].device) for _ in range(2))
     total = 0.0
@@ -65,8 +64,9 @@ def balance(logits: list[Tensor], taken: int, mask: Tensor | None) -> Tensor:
 
 
 class Folded(nn.Module):
-    """A LoRA adapter of a parameter that is no layer (peft tuners/lora/layer.py, ParamWrapper): the product of its two
-    matrices is added to the whole parameter before each forward pass, and backward keeps the sum."""
+    """A LoRA adapter of a parameter that is no layer (peft tuners/lora/layer.py, ParamWrapper): the matmul of its two
+    matrices is added to the whole parameter before each forward pass, and backward keeps the sum.
+    """
 
     def __init__(self, count: int, n_out: int, n_in: int, adapter: Adapter) -> None:
         super().__init__()
@@ -76,8 +76,9 @@ class Folded(nn.Module):
         self.scaling = 2.0
 
     def factors(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """The two matrices of each expert, X x out x r and X x r x in, in the dtype of the parameter. With them the sum
-        is made once before it is used, to see that it fits (torch's register_parametrization)."""
+        """Return the two matrices of each expert, X x out x r and X x r x in, in the dtype of the parameter. With them
+        the sum is made once before it is used, to see that it fits (torch's register_parametrization).
+        """
         a = self.lora_A.weight.reshape(self.count, self.rank, self.lora_A.weight.shape[-1])
         b = self.lora_B.weight.reshape(self.lora_B.weight.shape[0], self.rank, self.count).permute(2, 0, 1)
         found = b.to(weight.dtype), a.to(weight.dtype)
@@ -85,11 +86,11 @@ class Folded(nn.Module):
         return found
 
     def folded(self, weight: Tensor, factors: tuple[Tensor, Tensor]) -> Tensor:
-        """X x out x in of a parameter and its factors."""
+        """Return X x out x in of a parameter and its factors."""
         return torch.baddbmm(weight, *factors, alpha=self.scaling)
 
     def added(self, weight: Tensor) -> Tensor:
-        """out x in of a parameter and its change. The sum is made twice, as in `factors`."""
+        """Return out x in of a parameter and its change. The sum is made twice, as in `factors`."""
         product = self.lora_B.weight @ self.lora_A.weight
         product = product * self.scaling
         product = product.to(weight.dtype)
@@ -115,7 +116,7 @@ class Experts(nn.Module):
             self.down = Folded(f.n_expert, f.n_embd, f.expert_width, adapter)
 
     def forward(self, x: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
-        """N x C of tokens, N x k of their experts and shares."""
+        """x: N x C of tokens; chosen, shares: N x k of their experts and shares."""
         N, taken, C = x.shape[0], chosen.shape[-1], x.shape[-1]
         # Made before all else, and held until the end.
         of_down = self.down.factors(self.down_proj) if self.down is not None else None
@@ -127,11 +128,11 @@ class Experts(nn.Module):
         gate_up, down = self.gate_up_proj, self.down_proj
         if self.gate_up is not None and of_gate_up is not None:
             gate_up = self.gate_up.folded(gate_up, of_gate_up)
-        made = grouped(rows, gate_up, ends)
+        made = grouped_matmul(rows, gate_up, ends)
         made = self.act_up(made)
         if self.down is not None and of_down is not None:
             down = self.down.folded(down, of_down)
-        made = grouped(made, down, ends)
+        made = grouped_matmul(made, down, ends)
         weighted = made * sorted_shares.unsqueeze(-1)
         places = torch.empty_like(order)
         places[order] = torch.arange(order.shape[0], device=x.device)
@@ -148,6 +149,6 @@ class Experts(nn.Module):
         return torch.cumsum(counts, dim=0, dtype=torch.int32)
 
 
-def grouped(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    """S x out of tokens sorted by expert and weights, X x out x in."""
+def grouped_matmul(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    """Return S x out of tokens sorted by expert and weights, X x out x in."""
     return F.grouped_mm(x.to(weight.dtype), weight.transpose(-2, -1), offs=ends)

@@ -12,25 +12,23 @@ from torch.utils.checkpoint import checkpoint
 
 
 def launch(kind: str, written: Tensor | Sequence[Tensor], *read: Tensor, shape: Sequence[int] = ()) -> None:
-    """Nothing: such a kernel allocates nothing, and of tensors that have sizes alone it changes no value.
+    """Do nothing: such a kernel allocates nothing, and of tensors that have sizes alone it changes no value.
 
     kind: as in predict/speed/ops.py, with `triton_` before it: no compiler fuses it with others. shape: (m, n, k) of a
-    product.
+    matmul.
     """
 
 
 def processors(device: Any) -> int:
-    """Streaming multiprocessors of a card, 1 of a CPU."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 def card_bytes(device: Any) -> int:
-    """Memory of a card, 0 of a CPU."""
     return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
 
 
 def sums_half_in_fp32(device: Any) -> bool:
-    """Whether its products of half-precision matrices are added to a fp32 one (torch.addmm's out_dtype)."""
+    """Return whether its matmuls of half-precision matrices are added to a fp32 one (torch.addmm's out_dtype)."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
@@ -39,11 +37,11 @@ def room_for_logits(like: Tensor, shape: Sequence[int], dtype: Any) -> Tensor:
 
 
 def column_sums(x: Tensor) -> Tensor:
-    """The sum of all rows of a matrix, in fp32."""
     return x.sum(dim=0, dtype=torch.float32)
 
 
 def offloaded(function: Callable[..., Any], *args: Any) -> Any:
-    """function(*args), recomputed in backward. In the estimate its first argument lies on the host until then
-    (predict/abstract/autograd.py)."""
+    """Return function(*args), recomputed in backward. In the estimate its first argument lies on the host until then
+    (predict/abstract/autograd.py).
+    """
     return checkpoint(function, *args, use_reentrant=True)

@@ -48,7 +48,10 @@ class Rms(torch.autograd.Function):
 
 
 def rms_norm(x: Tensor, weight: Tensor, *, in_place: bool) -> Tensor:
-    """x / rms(x) · weight in one kernel, in the dtype of x."""
+    """x
+
+    rms(x) · weight in one kernel, in the dtype of x.
+    """
     out: Tensor = Rms.apply(x, weight, in_place)
     return out
 
@@ -98,7 +101,7 @@ class Rotary(torch.autograd.Function):
 
 
 def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries and keys, B x heads x T x D, with their positions, in their own place where they lie token by token."""
+    """Turn queries and keys, B x heads x T x D, in their own place where they lie token by token."""
     q, k = Rotary.apply(q, k, cos, sin)
     return q, k
 
@@ -130,13 +133,12 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """The mean loss of N x V logits."""
     total: Tensor = _CrossEntropy.apply(logits, labels)
     return total / 1.0  # as many as there are labels (fixed_cross_entropy)
 
 
 def chunk_tokens(tokens: int, width: int, vocabulary: int) -> int:
-    """n: a power of two, for which logits take about as much as all hidden states."""
+    """Return n: a power of two, for which logits take about as much as all hidden states."""
     least = -(-tokens // -(-vocabulary // width))
     return 1 << (least - 1).bit_length()
 
@@ -182,8 +184,9 @@ class _FusedHead(torch.autograd.Function):
 
 
 def _add_product(total: Tensor, grad_logits_t: Tensor, x: Tensor) -> Tensor | None:
-    """Add the weight's gradient of a chunk: in one product where the sum is fp32 and the card can, else it is made by
-    itself, and copied to fp32. Returns what stays until the next chunk."""
+    """Add the weight's gradient of a chunk: in one matmul where the sum is fp32 and the card can, else it is made by
+    itself, and copied to fp32. Returns what stays until the next chunk.
+    """
     wide = total.dtype == torch.float32 and grad_logits_t.dtype != torch.float32
     if wide and sums_half_in_fp32(total.device):
         x = x.to(grad_logits_t.dtype)

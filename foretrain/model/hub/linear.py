@@ -41,7 +41,8 @@ class Conv1D(nn.Module):
 class Packed(NamedTuple):
     """How weights are kept in 4 bits. `compute`: the dtype that they are multiplied in; `stored`: the one that they
     were packed from, and become again; `nested`: whether their scales are in 8 bits; `bits`: 4, or 8 as LLM.int8;
-    `holds`: whether a layer in 8 bits holds its input where checkpoints do not reach, as MatMul8bitLt does."""
+    `holds`: whether a layer in 8 bits holds its input where checkpoints do not reach, as MatMul8bitLt does.
+    """
 
     compute: Any
     stored: Any
@@ -86,14 +87,14 @@ class Linear4bit(nn.Module):
         return torch.empty(self.shape, dtype=dtype)
 
     def scales(self) -> Tensor | None:
-        """The scales in fp32, where they are kept in 8 bits: made of them, then moved by an offset."""
+        """Return the scales in fp32, where they are kept in 8 bits: made of them, then moved by an offset."""
         if not self.packed.nested:
             return None
         made = torch.empty((-(-self.shape[0] * self.shape[1] // BLOCK),), dtype=torch.float32)
         return made + 1.0
 
     def dequantized(self) -> Tensor:
-        """The weight in the dtype that it was packed from (bitsandbytes functional.py, dequantize_4bit)."""
+        """Return the weight in the dtype that it was packed from (bitsandbytes functional.py, dequantize_4bit)."""
         scales = self.scales()
         found = self.weight(self.packed.stored)
         del scales
@@ -106,7 +107,9 @@ class Linear4bit(nn.Module):
         return out.to(dtype)
 
     def dense(self, shared: bool) -> Tensor:
-        """The weight as unsloth's kernel makes it, scales and all; `shared`: in one place, which all layers have."""
+        """Return the weight as unsloth's kernel makes it, scales and all; `shared`: in one place, which all layers
+        have.
+        """
         if not shared:
             return self.weight(self.packed.stored)
         launch("dequantize", self.place)
@@ -115,7 +118,8 @@ class Linear4bit(nn.Module):
 
 class _Matmul8Bit(torch.autograd.Function):
     """x·Wᵀ + b over weights in 8 bits (bitsandbytes MatMul8bitLt): of the rounded input, in 32 bits, then in 16.
-    Outliers are left out."""
+    Outliers are left out.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: "Linear8bit") -> Tensor:
@@ -172,7 +176,7 @@ class Lora(nn.Module):
         return result.to(dtype)
 
     def adapted(self) -> Adapted | None:
-        """As unsloth's functions take it; None where they do not: with a bias, or another adapter."""
+        """Return it as unsloth's functions take it; None where they do not: with a bias, or another adapter."""
         layer: Any = self.base_layer
         if layer.bias is not None or self.lora_magnitude is not None or isinstance(layer, Conv1D):
             return None
@@ -181,8 +185,9 @@ class Lora(nn.Module):
         return Adapted(dense, self.lora_A.weight, self.lora_B.weight, p)
 
     def turned(self, x: Tensor, result: Tensor, magnitude: Tensor) -> Tensor:
-        """What DoRA adds (arXiv:2402.09353, peft tuners/lora/dora.py): the sum of weight and adapter has rows of a
-        learned length. Their own length is no part of the graph, but the adapter's product, which it is made of, is."""
+        """Return what DoRA adds (arXiv:2402.09353, peft tuners/lora/dora.py): the sum of weight and adapter has rows of
+        a learned length. Their own length is no part of the graph, but the adapter's matmul, which it is made of, is.
+        """
         layer: Any = self.base_layer
         drops = self.lora_dropout is not None and self.training
         if drops:
@@ -200,19 +205,17 @@ class Lora(nn.Module):
         return (scale - 1) * base + scale * learned * self.scaling
 
     def product(self) -> Tensor:
-        """B·A, as the layers themselves make it."""
         weight = self.lora_A.weight
         ones = torch.eye(weight.shape[1], dtype=weight.dtype, device=weight.device)
         product: Tensor = self.lora_B(self.lora_A(ones)).t()
         return product
 
     def length(self, weight: Tensor, product: Tensor) -> Tensor:
-        """That of each row of the weight with its adapter."""
         weight = weight + self.scaling * product
         return torch.linalg.vector_norm(weight, dim=1).to(weight.dtype)
 
     def over_4bit(self, x: Tensor, result: Tensor) -> Tensor:
-        """The same over 4 bits: only without autocast is the input cast."""
+        """The adapter over 4 bits: only without autocast is the input cast."""
         if torch.is_autocast_enabled(x.device.type):
             return result + self.lora_B(self.lora_A(self.dropped(x))) * self.scaling
         x = x.to(self.lora_A.weight.dtype)
@@ -221,5 +224,4 @@ class Lora(nn.Module):
         return result + output
 
     def dropped(self, x: Tensor) -> Tensor:
-        """What the adapter takes of the layer's input."""
         return x if self.lora_dropout is None else self.lora_dropout(x)

@@ -27,7 +27,6 @@ class Turn(NamedTuple):
     softcap: float = 0.0
 
     def of(self, logits: Tensor) -> Tensor:
-        """Logits in fp32, turned."""
         logits = logits * self.scale
         if self.softcap:
             logits = self.softcap * torch.tanh(logits / self.softcap)
@@ -74,7 +73,7 @@ class _Sums:
 
 
 def _gradient(tile: Tensor, targets: Tensor, log_z: Tensor, grad: Tensor, start: int, turn: Turn) -> None:
-    """Logits become the gradient of the sum of log-probabilities, each times its own `grad`."""
+    """Turn logits into the gradient of the sum of log-probabilities, each times its own `grad`."""
     if _on_a_card(tile):
         launch("triton_softmax_backward", tile, tile, targets, log_z, grad)
         return
@@ -93,7 +92,7 @@ def _gradient(tile: Tensor, targets: Tensor, log_z: Tensor, grad: Tensor, start:
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor, kind: str) -> None:
-    """total + a·b in fp32, which a card does in one product."""
+    """Add a·b to `total` in fp32, which a card does in one matmul."""
     if _on_a_card(total) and a.dtype != torch.float32:
         launch(kind, total, a, b, total, shape=(*total.shape, b.shape[0]))
     else:
@@ -102,7 +101,8 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor, kind: str) -> None:
 
 class _LogProbs(torch.autograd.Function):
     """ChunkedLogProbFunction, with what SFTTrainer asks of it: the log-probability of each label, the entropy, and
-    whether the label is the likeliest word."""
+    whether the label is the likeliest word.
+    """
 
     @staticmethod
     def forward(
@@ -166,7 +166,7 @@ class _LogProbs(torch.autograd.Function):
 
 
 def _placed(x: Tensor, mask: Tensor) -> Tensor:
-    """What is of each token, where the token is; 0 of those without a label."""
+    """Place what is of each token where the token is; 0 for those without a label."""
     if _on_a_card(x):
         return x.new_zeros(mask.shape, dtype=x.dtype).masked_scatter(mask, x)
     return x.view(mask.shape).masked_fill(~mask, 0)

@@ -41,7 +41,6 @@ class _Rms(Rms):
 
 
 def rms_norm(x: Tensor, weight: Tensor, *, in_place: bool) -> Tensor:
-    """x / rms(x) · weight in one kernel, in the dtype of x."""
     out: Tensor = _Rms.apply(x, weight, in_place)
     return out
 
@@ -58,13 +57,12 @@ class _Rotary(Rotary):
 
 
 def _by_token(x: Tensor) -> Tensor:
-    """Room for B x heads x T x D, as B x T x heads x D."""
+    """Make room for B x heads x T x D, as B x T x heads x D."""
     B, heads, T, D = x.shape
     return x.new_empty((B, T, heads, D), dtype=x.dtype)
 
 
 def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries and keys, B x heads x T x D, with their positions, in their own place where they lie token by token."""
     q, k = _Rotary.apply(q, k, cos, sin)
     return q, k
 
@@ -91,7 +89,7 @@ class _NormedRotary(torch.autograd.Function):
 
 
 def normed_rotary(q: Tensor, k: Tensor, of_q: Tensor, of_k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries and keys, B x T x heads x D, with norms of these weights and their positions: B x heads x T x D."""
+    """Norm and turn queries and keys, B x T x heads x D, to B x heads x T x D."""
     q, k = _NormedRotary.apply(q, k, of_q, of_k, cos, sin)
     return q.transpose(1, 2), k.transpose(1, 2)
 
@@ -102,7 +100,8 @@ def normed_rotary(q: Tensor, k: Tensor, of_q: Tensor, of_k: Tensor, cos: Tensor,
 class Adapted(NamedTuple):
     """A frozen layer without a bias and its adapter. `dense(shared)`: the weight, out x in; one in 4 bits is made
     whole, where it is `shared` in the place that all have in common. `a`: r x in; `b`: out x r; `dropout`: p in
-    training."""
+    training.
+    """
 
     dense: Callable[[bool], Tensor]
     a: Tensor
@@ -131,7 +130,7 @@ def _again(x: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _ran(x: Tensor, layer: Adapted, shared: bool) -> tuple[Tensor, Tensor | None]:
-    """What a layer gives for N x in, and the mask of its dropout (matmul_lora, _matmul_lora_ext)."""
+    """Run a layer on N x in; return its result and the mask of its dropout (matmul_lora, _matmul_lora_ext)."""
     taken, mask = _dropped(x, layer.dropout)
     out = x @ layer.dense(shared).t()
     low = taken @ layer.a.to(x.dtype).t()
@@ -140,7 +139,7 @@ def _ran(x: Tensor, layer: Adapted, shared: bool) -> tuple[Tensor, Tensor | None
 
 
 def _factors(layer: Adapted, x: Tensor, product: Tensor, grad: Tensor, room: tuple[Tensor, Tensor]) -> None:
-    """The gradients of an adapter, of its input and of the product of its gradient with B."""
+    """The gradients of an adapter, of its input and of the matmul of its gradient with B."""
     _added(room[0], product.t(), x, "matmul_weight")
     low = layer.a @ x.t()  # r x N: what forward did not keep
     _added(room[1], grad.t(), low.t(), "matmul_weight")
@@ -218,8 +217,8 @@ class _Qkv(torch.autograd.Function):
         return dx.view(x.shape), None, None, *[part for pair in room for part in pair]
 
 
-class _One(torch.autograd.Function):
-    """LoRA_W: one layer, whose input stays as it is."""
+class _OneLayer(torch.autograd.Function):
+    """LoRA_W: one linear layer that does not overwrite its input."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: Adapted, *_: Tensor) -> Tensor:
@@ -242,7 +241,6 @@ class _One(torch.autograd.Function):
 
 
 def _narrow(layers: tuple[Adapted, ...], x: Tensor) -> tuple[Adapted, ...]:
-    """The same with adapters in the dtype of x, all of them at once."""
     return tuple([layer._replace(a=layer.a.to(x.dtype), b=layer.b.to(x.dtype)) for layer in layers])
 
 
@@ -274,20 +272,18 @@ def _parts(layers: tuple[Adapted, ...]) -> list[Tensor]:
 
 
 def lora_mlp(x: Tensor, gate: Adapted, up: Adapted, down: Adapted, *, in_place: bool = True) -> Tensor:
-    """A gated MLP. `in_place`: its input becomes the input's gradient."""
+    """`in_place`: the input becomes its own gradient."""
     layers = gate, up, down
     out: Tensor = _Mlp.apply(x, layers, in_place, *_parts(layers))
     return out
 
 
 def lora_qkv(x: Tensor, q: Adapted, k: Adapted, v: Adapted, *, in_place: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values, each B x T x its columns."""
     layers = q, k, v
     found: tuple[Tensor, Tensor, Tensor] = _Qkv.apply(x, layers, in_place, *_parts(layers))
     return found
 
 
 def lora_out(x: Tensor, layer: Adapted) -> Tensor:
-    """One layer of B x T x its columns."""
-    out: Tensor = _One.apply(x, layer, *_parts((layer,)))
+    out: Tensor = _OneLayer.apply(x, layer, *_parts((layer,)))
     return out

@@ -23,27 +23,27 @@ TILE_BYTES, SMALL_CARD_BYTES = 256 << 20, 24.5 * 2**30
 
 
 def _below(x: float) -> int:
-    """The power of two at or below x; 0 where x is less than 1."""
     return 1 << math.floor(math.log2(x)) if x >= 1 else 0
 
 
 def chunk_rows(rows: int, width: int, vocabulary: int, logit_bytes: int) -> int:
-    """R of whole logits (fused_linear_rows)."""
+    """Return R of whole logits (fused_linear_rows)."""
     least = min(max(_below(LEAST_LOGITS / vocabulary), FEWEST_ROWS), MOST_ROWS)
     found = min(max(_below(rows * width / vocabulary), least), MOST_ROWS)
     return max(min(found, max(BUDGET_BYTES // (vocabulary * logit_bytes), 2), rows), 1)
 
 
 def tile(rows: int, vocabulary: int, small: bool) -> tuple[int, int]:
-    """(R, words) of a tile (_tiled_layout)."""
+    """Return (R, words) of a tile (_tiled_layout)."""
     found = max(min(MOST_ROWS, rows, TILE_BYTES // (SPLIT_COLUMNS * 4)), 1)
     words = SPLIT_COLUMNS if small else max(TILE_BYTES // (found * 4), SPLIT_COLUMNS)
     return found, min(words - words % SPLIT_COLUMNS, -(-vocabulary // SPLIT_COLUMNS) * SPLIT_COLUMNS)
 
 
-class _Way(NamedTuple):
-    """How a head is gone through. `learns`, `trains`: its input and its weight want gradients; `wide`: logits are fp32
-    where all else is not."""
+class _HeadPass(NamedTuple):
+    """`learns`, `trains`: the head's input and its weight want gradients; `wide`: logits are fp32 where all else is
+    not.
+    """
 
     learns: bool
     trains: bool
@@ -53,21 +53,21 @@ class _Way(NamedTuple):
     small: bool
 
     @staticmethod
-    def of(x: Tensor, weight: Tensor, rows: int, *, grad: bool) -> "_Way":
+    def of(x: Tensor, weight: Tensor, rows: int, *, grad: bool) -> "_HeadPass":
         device = x.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
         trains = grad and weight.requires_grad
         wide = dtype.itemsize == 2 and sums_half_in_fp32(x.device)
         small = card_bytes(x.device) <= SMALL_CARD_BYTES
         large = -(-int(weight.shape[0]) // SPLIT_COLUMNS) > 2 and (small or rows >= MOST_ROWS)
-        return _Way(grad and x.requires_grad, trains, dtype, wide, wide and not trains and large, small)
+        return _HeadPass(grad and x.requires_grad, trains, dtype, wide, wide and not trains and large, small)
 
 
 class _Head(torch.autograd.Function):
     """fused_linear_cross_entropy."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, rows: int, way: _Way) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, rows: int, way: _HeadPass) -> Tensor:
         kept = x.new_empty((rows,), dtype=torch.int64)  # which of the tokens
         launch("gather", kept, targets)
         grad_x = torch.zeros_like(x) if way.learns else None
@@ -93,8 +93,8 @@ class _Head(torch.autograd.Function):
         return found[0], found[1], None, None, None
 
 
-def _taken(x: Tensor, rows: int, kept: Tensor, dtype: Any) -> Tensor:
-    """So many tokens' states, which are not one after the other, in this dtype."""
+def _gathered(x: Tensor, rows: int, kept: Tensor, dtype: Any) -> Tensor:
+    """Gather `rows` scattered token states into a new tensor of `dtype`."""
     out = x.new_empty((rows, x.shape[-1]), dtype=x.dtype)
     launch("gather", out, out, kept)
     return out.to(dtype)
@@ -106,7 +106,7 @@ def _chunked(
     grad_x: Tensor | None,
     grad_weight: Tensor | None,
     rows: int,
-    way: _Way,
+    way: _HeadPass,
     others: tuple[Tensor, Tensor],
 ) -> None:
     C, V = x.shape[-1], weight.shape[0]
@@ -115,7 +115,7 @@ def _chunked(
     room = x.new_empty((size, -(-V // 8) * 8), dtype=dtype)
     for start in range(0, rows, size):
         count = min(size, rows - start)
-        states, logits = _taken(x, count, others[0], way.dtype), room[:count]
+        states, logits = _gathered(x, count, others[0], way.dtype), room[:count]
         launch("matmul", logits, states, weight, shape=(count, V, C))
         launch("triton_softmax", (logits, others[1]), logits, logits, others[0])  # a row is gone through twice
         if grad_x is not None:
@@ -127,8 +127,8 @@ def _chunked(
             launch("matmul_weight", grad_weight, logits, states, grad_weight, shape=(V, C, count))
 
 
-def _product(logits: Tensor, weight: Tensor, way: _Way) -> Tensor:
-    """The gradient of states in fp32: at once where the card can, else a copy."""
+def _product(logits: Tensor, weight: Tensor, way: _HeadPass) -> Tensor:
+    """Return the gradient of states in fp32: at once where the card can, else a copy."""
     rows, (V, C) = logits.shape[0], weight.shape
     found = logits.new_empty((rows, C), dtype=torch.float32 if way.wide else way.dtype)
     launch("matmul_input", found, logits, weight, shape=(rows, C, V))
@@ -136,7 +136,7 @@ def _product(logits: Tensor, weight: Tensor, way: _Way) -> Tensor:
 
 
 def _tiled(
-    x: Tensor, weight: Tensor, grad_x: Tensor | None, rows: int, way: _Way, others: tuple[Tensor, Tensor]
+    x: Tensor, weight: Tensor, grad_x: Tensor | None, rows: int, way: _HeadPass, others: tuple[Tensor, Tensor]
 ) -> None:
     C, V = x.shape[-1], weight.shape[0]
     size, words = tile(rows, int(V), way.small)
@@ -147,7 +147,7 @@ def _tiled(
         total, largest = x.new_empty((size, C), dtype=torch.float32), x.new_empty((size,), dtype=torch.float32)
     for start in range(0, rows, size):
         count = min(size, rows - start)
-        states = _taken(x, count, others[0], way.dtype)
+        states = _gathered(x, count, others[0], way.dtype)
         parts = x.new_empty((8, -(-int(V) // SPLIT_COLUMNS), count), dtype=torch.float32)
         for first in range(0, int(V), words):
             n = min(words, int(V) - first)
@@ -172,7 +172,7 @@ class ChunkedLoss(nn.Module):
         targets = torch.cat((labels[..., 1:], labels[..., :1]), dim=-1)
         rows = int(B) * (int(T) - 1)
         x = states.reshape(-1, states.shape[-1])
-        way = _Way.of(x, weight, rows, grad=torch.is_grad_enabled())
+        way = _HeadPass.of(x, weight, rows, grad=torch.is_grad_enabled())
         total: Tensor = _Head.apply(x, weight, targets.reshape(-1), rows, way)
         return total / 1.0  # as many as there are labels
 

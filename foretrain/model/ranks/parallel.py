@@ -30,13 +30,13 @@ NO_SYNC = "forward_sync_buffers" if "forward_sync_buffers" in _KNOWN else "broad
 
 @dataclass(frozen=True)
 class Share:
-    """What shares a model so, for `build` of model/step.py."""
-
     sharing: Sharing
 
     @property
     def moves(self) -> bool:
-        """Whether it brings the model to the device itself, a block at a time, so that it is never there as a whole."""
+        """Return whether it brings the model to the device itself, a block at a time, so that it is never there as a
+        whole.
+        """
         return self.sharing.way.shards_weights
 
     def __call__(self, model: LanguageModel, device: torch.device, dtype: torch.dtype) -> "Parallel":
@@ -61,7 +61,7 @@ class Parallel:
             self.call = DistributedDataParallel(model, **options)
 
     def _shard(self, model: LanguageModel, device: torch.device, dtype: torch.dtype) -> None:
-        """Each block is a group of weights that are gathered together; the embeddings and the head are another."""
+        """Shard each block as a group of weights gathered together; the embeddings and the head are another."""
         half = None if dtype == torch.float32 else dtype
         options: dict[str, Any] = {
             "mesh": _mesh(self.sharing, device.type),
@@ -74,7 +74,6 @@ class Parallel:
         fully_shard(model, **options)
 
     def optimizer(self, made: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """The optimizer of this rank: its own, or its share of ZeRO-1's."""
         if self.sharing.strategy != "zero1":
             return made
         settings = {k: v for k, v in made.defaults.items() if k in ("lr", "betas", "eps", "fused")}
@@ -82,7 +81,7 @@ class Parallel:
 
     @contextlib.contextmanager
     def micro_batch(self, *, last: bool) -> Iterator[None]:
-        """Around the passes of a micro-batch: gradients go to the other ranks after the last one of a step."""
+        """Wrap the passes of a micro-batch: gradients go to the other ranks after the last one of a step."""
         if isinstance(self.call, DistributedDataParallel):
             with contextlib.nullcontext() if last else self.call.no_sync():
                 yield
@@ -94,7 +93,7 @@ class Parallel:
         yield
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """The backward pass of a micro-batch.
+        """Run the backward pass of a micro-batch.
 
         A pass that was broken off leaves DDP waiting for gradients, which it would send as soon as there are some. So
         until the last micro-batch of the step, they go past it.
@@ -109,7 +108,7 @@ class Parallel:
             self._stale = False
 
     def broken_off(self) -> bool:
-        """To be told that a step's passes were broken off; whether they can be done again, as nothing has been sent.
+        """Note that a step's passes were broken off; return whether they can be done again, as nothing has been sent.
 
         FSDP sends and gathers in every pass, so the other ranks would wait for what does not come.
         """
@@ -123,10 +122,10 @@ class Parallel:
         return True
 
     def catch_up(self, loss: Callable[[], Tensor]) -> None:
-        """Before a micro-batch, whose loss this is: bring a process that is `behind` to where one is after a step.
+        """Bring a process that is `behind` to where one is after a step, before a micro-batch, whose loss this is.
 
-        DDP then lays out its buckets anew, in the order in which gradients came, and three ranks or more add them up in
-        another order: the resumed run would not be bit for bit the same. The gradients are dropped.
+        DDP then lays out its buckets again, in the order in which gradients came, and three ranks or more add them up
+        in another order: the resumed run would not be bit for bit the same. The gradients are dropped.
         """
         if self.behind and isinstance(self.call, DistributedDataParallel):
             device = next(self.model.parameters()).device
@@ -137,20 +136,19 @@ class Parallel:
         self.behind = False
 
     def mean(self, number: Tensor) -> Tensor:
-        """The mean of a scalar over all ranks, on each of them. With it goes whether any of them `asks`."""
+        """Return the mean of a scalar over all ranks, on each of them. With it goes whether any of them `asks`."""
         both = torch.stack((number, number.new_full((), float(self.asks()))))
         dist.all_reduce(both)
         total, self.asked = both.unbind()
         return total / self.sharing.world
 
     def whole(self, number: Tensor) -> Tensor:
-        """A scalar of which each rank may have a part, as the norm of sharded gradients; on each of them."""
+        """Return a scalar of which each rank may have a part, as the norm of sharded gradients; on each of them."""
         return number.full_tensor() if isinstance(number, DTensor) else number
 
 
 def _move_rest(model: nn.Module, blocks: set[nn.Module], device: torch.device) -> None:
-    """Bring all but the blocks to the device: what has blocks in it by itself, the others at once, as they may be
-    tied."""
+    """Bring all but the blocks to the device: what has blocks in it by itself, the others at once, as they may tie."""
     above = [part for part in model.modules() if part not in blocks and not blocks.isdisjoint(part.modules())]
     others = [child for part in above for child in part.children() if child not in blocks and child not in above]
     nn.ModuleList(others).to(device)
@@ -159,7 +157,7 @@ def _move_rest(model: nn.Module, blocks: set[nn.Module], device: torch.device) -
 
 
 def _mesh(sharing: Sharing, device_type: str) -> Any:
-    """One row of ranks; for HSDP one row a node."""
+    """Return one row of ranks; for HSDP one row a node."""
     with _disable_current_modes():  # a trace has no values, and a mesh reads its ranks out of a tensor
         if sharing.way.replicates:
             shape = (sharing.world // sharing.per_node, sharing.per_node)

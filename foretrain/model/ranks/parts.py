@@ -19,7 +19,7 @@ from foretrain.config.weights_file import OFFSETS, SHARDING, begins_in
 
 
 def header_of(begins: dict[str, int], dims: dict[str, int]) -> dict[str, str]:
-    """`__metadata__` of a file whose tensors begin at these rows of the whole ones."""
+    """Return `__metadata__` of a file whose tensors begin at these rows of the whole ones."""
     offsets = {name: {OFFSETS: [begin, *[0] * (dims[name] - 1)][: dims[name]]} for name, begin in begins.items()}
     return {"format": "pt", "DCP_VERSION": "1.0", SHARDING: json.dumps(offsets, separators=(",", ":"))}
 
@@ -36,7 +36,7 @@ class Split:
         self._parts.sort(key=lambda part: part[0])
 
     def check(self) -> "Split":
-        """Itself. Raises ValueError where rows are missing or there twice."""
+        """Return itself. Raises ValueError where rows are missing or there twice."""
         expected = 0
         for begin, _, shape in self._parts:
             if begin != expected:
@@ -55,7 +55,7 @@ class Split:
         return self[0:0].dtype
 
     def whole(self) -> Tensor:
-        """All of it; where it is in one file, only mapped."""
+        """Return all of it; where it is in one file, only mapped."""
         parts = [file.get_tensor(self.name) for _, file, _ in self._parts]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -73,8 +73,9 @@ class Split:
 
 @contextlib.contextmanager
 def opened(files: Iterable[str | Path]) -> Iterator[dict[str, Split]]:
-    """The tensors of these files by name. Raises SafetensorError, and ValueError where one of them is not whole or its
-    header is no such header."""
+    """Open the tensors of these files by name. Raises SafetensorError, and ValueError where one of them is not whole or
+    its header is no such header.
+    """
     with contextlib.ExitStack() as stack:
         found: dict[str, Split] = {}
         for path in files:

@@ -28,7 +28,7 @@ class Peers:
 
     @classmethod
     def joined(cls) -> "Peers":
-        """Those of the process group. Each of them has to call this."""
+        """Join those of the process group. Each of them has to call this."""
         return cls(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo", timeout=TIMEOUT))
 
     @property
@@ -37,7 +37,8 @@ class Peers:
 
     def agree(self, work: Callable[[], T]) -> list[T]:
         """Let every rank do this, and return what it gave on each. Where one or more could not, every rank raises the
-        error of the first of them. Results have to be JSON."""
+        error of the first of them. Results have to be JSON.
+        """
         if self.world == 1:
             return [work()]
         own, word = None, {}
@@ -61,7 +62,7 @@ class Peers:
         self.agree(task)
 
     def _exchange(self, word: dict[str, Any]) -> list[dict[str, Any]]:
-        """The words of all ranks. Raises RuntimeError, of torch's, where one of them is gone."""
+        """Return the words of all ranks. Raises RuntimeError, of torch's, where one of them is gone."""
         data = torch.frombuffer(bytearray(json.dumps(word, default=str).encode()), dtype=torch.uint8)
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world)]
         dist.all_gather(lengths, torch.tensor([len(data)]), group=self._group)

@@ -14,8 +14,6 @@ from torch import Tensor, nn
 
 
 class Rows(Protocol):
-    """A tensor, or what reads rows of one."""
-
     @property
     def shape(self) -> Sequence[int]: ...
 
@@ -23,9 +21,10 @@ class Rows(Protocol):
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldRows:
     """The rows of a tensor that a rank has: `local`, from row `begin` on. `copies`: how many ranks have the same;
-    `copy`: which of these this one is."""
+    `copy`: which of these this one is.
+    """
 
     local: Tensor
     begin: int
@@ -33,7 +32,7 @@ class Held:
     copies: int
 
     def own(self) -> tuple[int, Tensor] | None:
-        """(first row, rows) of what this rank writes of it; None where others write all. A scalar is one row."""
+        """Return (first row, rows) of what this rank writes of it; None where others write all. A scalar is one row."""
         count = self.local.shape[0] if self.local.dim() else 1
         first, end = (count * each // self.copies for each in (self.copy, self.copy + 1))
         if first == end:
@@ -47,14 +46,14 @@ class Held:
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether it is a DTensor: ranks have rows of it. Told by its attributes, as its module takes long to import."""
+    """Return whether ranks have rows of it (DTensor). Told by its attributes, as its module takes long to import."""
     return hasattr(tensor, "device_mesh")
 
 
-def held(tensor: Tensor, rank: int = 0, world: int = 1) -> Held:
-    """What a rank has of `tensor`: its rows of a sharded one; any other is the same on all `world` ranks."""
+def held_rows(tensor: Tensor, rank: int = 0, world: int = 1) -> HeldRows:
+    """Return what a rank has of `tensor`: its rows of a sharded one; any other is the same on all `world` ranks."""
     if not is_sharded(tensor):
-        return Held(tensor.detach(), 0, rank, world)
+        return HeldRows(tensor.detach(), 0, rank, world)
     sharded: Any = tensor
     index, parts, copy, copies = 0, 1, 0, 1
     for dim, placement in enumerate(sharded.placements):
@@ -69,13 +68,13 @@ def held(tensor: Tensor, rank: int = 0, world: int = 1) -> Held:
     length = -(-rows // parts)
     begin, end = (min(rows, length * each) for each in (index, index + 1))
     assert local.shape[0] == end - begin, f"{local.shape[0]} rows of {rows}, cut into {parts}, are at {index}"
-    return Held(local, begin, copy, copies)
+    return HeldRows(local, begin, copy, copies)
 
 
-def like(parameter: Tensor, source: Rows, dtype: torch.dtype) -> Tensor:
-    """A new tensor beside `parameter`, sharded as it is, with this rank's rows of `source`, which is whole."""
+def sharded_like(parameter: Tensor, source: Rows, dtype: torch.dtype) -> Tensor:
+    """Make a new tensor beside `parameter`, sharded as it is, with this rank's rows of `source`, which is whole."""
     made = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
-    held(made).fill(source)
+    held_rows(made).fill(source)
     return made
 
 
@@ -88,5 +87,5 @@ def reshard(model: nn.Module) -> None:
 
 
 def states_of(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer that has this rank's states: within ZeRO-1's, one of its own share."""
+    """Return the optimizer that has this rank's states: within ZeRO-1's, one of its own share."""
     return getattr(optimizer, "optim", optimizer)

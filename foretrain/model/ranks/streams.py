@@ -1,4 +1,4 @@
-"""Dropout that does not depend on who runs a micro-batch: the generator is seeded anew before each, by its number.
+"""Dropout that does not depend on who runs a micro-batch: the generator is seeded again before each, by its number.
 
 A number is that of the whole step, over all ranks, so the same rows meet the same masks on any number of ranks.
 """
@@ -14,13 +14,13 @@ _SEEDS = 1 << 62
 
 
 def seed_of(seed: int, step: int, micro_batch: int) -> int:
-    """Of the generator in a micro-batch of a step, counted over all ranks."""
     return int(starts(seed, _STREAM, step, micro_batch + 1, _SEEDS)[-1])
 
 
 def seeded(batches: Iterable[Batch], seed: int, step: int, rank: int = 0, world: int = 1) -> Iterator[Batch]:
-    """The micro-batches that a rank runs of a step, `world` apart as data/batches.py deals them; before each is given
-    out, the generators of this process are seeded for it."""
+    """Yield the micro-batches that a rank runs of a step, `world` apart as data/batches.py deals them; before each is
+    given out, the generators of this process are seeded for it.
+    """
     for number, batch in enumerate(batches):
         torch.manual_seed(seed_of(seed, step, rank + number * world))
         yield batch

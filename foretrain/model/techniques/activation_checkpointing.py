@@ -35,7 +35,6 @@ class ActivationCheckpointing(Technique):
             model.around = dict.fromkeys(range(config.checkpointed), around)
 
     def changes(self, c: RunConfig, gpu: Gpu, half: bool) -> Sequence[Options]:
-        """More and more of the first blocks, then all of them."""
         if c.checkpointed == c.n_layer:
             return []
         some = range(max(1, c.checkpointed + 1), c.n_layer)

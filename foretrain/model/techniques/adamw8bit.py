@@ -52,7 +52,6 @@ class AdamW8bit(Optimizer):
         return made(by_dimensions([p for _, p in named], config), config.learning_rate, (config.beta1, config.beta2))
 
     def changes(self, c: RunConfig, gpu: Gpu, half: bool) -> Sequence[Options]:
-        """Unless the optimizer has fewer bytes already."""
         return [] if c.optimizer in self.stronger else super().changes(c, gpu, half)
 
 

@@ -38,7 +38,6 @@ class AutoChunker(Technique):
         return "auto_chunker" if config.auto_chunker and config.recipe == "modern" else ""
 
     def changes(self, c: RunConfig, gpu: Gpu, half: bool) -> Sequence[Options]:
-        """For compiled runs whose loss is not cut."""
         return [] if not c.compile or c.auto_chunker or c.loss_chunk_size or c.master_weights else [self.options]
 
     def idle(self, c: RunConfig, gpu: Gpu, half: bool) -> str:

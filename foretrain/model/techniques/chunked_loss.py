@@ -34,7 +34,6 @@ class ChunkedLoss(Technique):
             model.chunked_loss = ChunkedLoss(config.loss_chunk_size)
 
     def changes(self, c: RunConfig, gpu: Gpu, half: bool) -> Sequence[Options]:
-        """Smaller and smaller chunks, below what is there at one time now."""
         now = c.loss_chunk_size or max(c.batch_size * c.block_size, c.eval_batch * c.eval_block)
         if c.auto_chunker and c.compile:
             return []

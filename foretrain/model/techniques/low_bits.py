@@ -8,46 +8,44 @@ CHUNK = 4915 * 256  # elements that are widened to fp32 at one time: of whole bl
 
 
 def is_quantised(numel: int) -> bool:
-    """Are the moments of a parameter with so many elements in few bits?"""
     return numel >= LEAST
 
 
 def n_chunks(numel: int) -> int:
-    """Rounds of a parameter's update."""
     return -(-numel // CHUNK) if is_quantised(numel) else 1
 
 
 @dataclass(frozen=True)
 class LowBits:
     """How moments are stored: `bits` of a code, and elements of a `block`, which share a scale. `at_once_bytes`: what
-    an element takes in the highest moment of its update."""
+    an element takes in the highest moment of its update.
+    """
 
     bits: int
     block: int
     at_once_bytes: int
 
     def temporary_bytes(self, largest: int) -> int:
-        """What an update takes for a moment, where the largest parameter has so many elements: both fp32 moments of one
-        chunk, and one of them as bfloat16 and as int32 codes (tests/test_low_bit_adamw.py)."""
+        """Return what an update takes for a moment, where the largest parameter has so many elements: both fp32 moments
+        of one chunk, and one of them as bfloat16 and as int32 codes (tests/test_low_bit_adamw.py).
+        """
         return self.at_once_bytes * min(CHUNK, largest)
 
     def n_blocks(self, numel: int) -> int:
-        """Scales of one moment; the last block may be short."""
         return -(-numel // self.block)
 
     def n_bytes(self, numel: int) -> int:
-        """Bytes of the codes of one moment; the last may be half empty."""
         return -(-numel * self.bits // 8)
 
     def moment_sizes(self, numel: int) -> tuple[int, ...]:
-        """Bytes of each tensor that a parameter's two moments are stored in."""
+        """Return the bytes of each tensor that a parameter's two moments are stored in."""
         if not is_quantised(numel):
             return (4 * numel, 4 * numel)
         codes, scales = self.n_bytes(numel), 4 * self.n_blocks(numel)
         return (codes, codes, scales, scales)
 
     def moments_bytes(self, numels: Mapping[int, int], granule: int = 1) -> int:
-        """Bytes of all moments of {elements: how many parameters}, each tensor rounded up to the granule."""
+        """Return the bytes of all moments of {elements: how many parameters}, each tensor rounded up to the granule."""
         return sum(
             count * -(-size // granule) * granule
             for numel, count in numels.items()

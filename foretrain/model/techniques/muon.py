@@ -10,8 +10,6 @@ from foretrain.model.techniques.technique import Optimizer, Options, by_dimensio
 
 
 class Muon(Optimizer):
-    """One moment in the place of two."""
-
     id = "muon"
     options: Mapping[str, Any] = {"optimizer": "muon"}
     saves = "one of the two moments of the blocks' matrices"
@@ -26,7 +24,8 @@ class Muon(Optimizer):
 
     def operations(self, ops: Any, config: RunConfig, dtype: Dtype) -> None:
         """Momentum in fp32, and Newton-Schulz of a rows x columns matrix, rows <= columns, in half precision: three
-        products an iteration, 5·(4·rows²·columns + 2·rows³) FLOPs."""
+        matmuls an iteration, 5·(4·rows²·columns + 2·rows³) FLOPs.
+        """
         low = 4 if dtype == "float32" else 2
         for shape, count in ModelShape.of(config).block_matrices.items():
             rows, columns = sorted(shape)
@@ -57,7 +56,6 @@ class Muon(Optimizer):
         return MuonAdamW(groups, betas=(config.beta1, config.beta2), momentum=config.muon_momentum)
 
     def changes(self, c: RunConfig, gpu: Gpu, half: bool) -> Sequence[Options]:
-        """Instead of AdamW; whoever chose 8 bits has fewer."""
         return [] if c.optimizer != "adamw" else [self.options]
 
     def idle(self, c: RunConfig, gpu: Gpu, half: bool) -> str:

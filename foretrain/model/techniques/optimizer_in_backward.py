@@ -10,12 +10,10 @@ from foretrain.model.techniques.technique import Options, Technique
 
 
 def _sums_or_clips(c: RunConfig) -> bool:
-    """Whether the step needs a gradient of the whole model, or an optimizer that takes it."""
     return c.gradient_accumulation_steps > 1 or c.grad_clip > 0 or c.optimizer != "adamw"
 
 
 def _at_once(c: RunConfig) -> bool:
-    """Whether one graph returns all gradients."""
     return c.compile and not c.compiles_blocks
 
 
@@ -49,7 +47,7 @@ class OptimizerInBackward(Technique):
     place = 48
 
     def changes(self, c: RunConfig, gpu: Gpu, half: bool) -> Sequence[Options]:
-        """Where the run neither accumulates nor clips, and a parameter's gradient comes for itself."""
+        """Only where the run neither accumulates nor clips, and a parameter's gradient comes for itself."""
         wanted = self.applied(c)
         able = not any(fails(wanted) for _, fails, _ in self.refuses) and (gpu.supports_bf16 or c.dtype != "auto")
         return [self.options] if able and not c.optimizer_in_backward else []

@@ -13,7 +13,7 @@ from foretrain.model.techniques.technique import Options, Technique
 
 
 def _keep_matmuls(context: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
-    """What a compiler, which looks at the graph as a whole, is to do with an operation."""
+    """Tell a compiler, which looks at the graph as a whole, what to do with an operation."""
     import torch
     from torch.utils.checkpoint import CheckpointPolicy
 
@@ -23,7 +23,7 @@ def _keep_matmuls(context: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def forward_of_block() -> Callable[[Any, Any], Any]:
-    """The forward pass of GPT-2's block that keeps neither the norms' outputs nor the GELU's.
+    """Return the forward pass of GPT-2's block that keeps neither the norms' outputs nor the GELU's.
 
     In eager mode the second pass of a layer stops as soon as the last tensor that backward needs is there, which is
     before the matmul.
@@ -32,7 +32,7 @@ def forward_of_block() -> Callable[[Any, Any], Any]:
     from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
     def remake_input(layer: Callable[[Any], Any], x: Any) -> Any:
-        """layer(x), where layer ends in a linear layer whose input is recomputed from x in the backward pass."""
+        """Return layer(x), where layer ends in a linear layer whose input is recomputed from x in the backward pass."""
         compiling = torch.compiler.is_compiling()
         keep: Any = {"context_fn": partial(create_selective_checkpoint_contexts, _keep_matmuls)} if compiling else {}
         return checkpoint(layer, x, use_reentrant=False, preserve_rng_state=False, **keep)
@@ -47,8 +47,6 @@ def forward_of_block() -> Callable[[Any, Any], Any]:
 
 
 class RecomputeNormGelu(Technique):
-    """Norms and GELU again in the backward pass, where a block is not checkpointed anyway."""
-
     id = "recompute_norm_gelu"
     options: Mapping[str, Any] = {"recompute_norm_gelu": True}
     saves = "the outputs of both norms and of GELU: a third of a block's activations"

@@ -1,4 +1,4 @@
-"""What a technique is: all that is known of one way to make a run smaller or faster. No torch.
+"""What is known of one way to make a run smaller or faster. No torch.
 
 Each has a file of its own beside this one, which nothing else has to name. Its option stands in config/options.py. The
 estimate runs the model's own code as `change` leaves it, and the trace the real step, so neither has to be told.
@@ -47,7 +47,7 @@ class Technique:
         """Change a model that was just built, where the config asks for it. It is called for every config."""
 
     def twin(self, config: RunConfig, dtype: Any) -> dict[str, Any]:
-        """How the fp32 twin is made that the optimizer then works on (model/master.py); empty: it needs none."""
+        """Say how the fp32 twin is made that the optimizer then works on (model/master.py); empty: it needs none."""
         return {}
 
     def tell_compiler(self, config: RunConfig) -> None:
@@ -55,12 +55,12 @@ class Technique:
 
     @property
     def switches(self) -> tuple[str, ...]:
-        """Options that decide which kernels a pass runs; layers and tokens are counted, and need not be here."""
+        """Return options that decide which kernels a pass runs; layers and tokens are counted, and need not be here."""
         changes = type(self).change is not Technique.change
         return tuple(name for name, value in self.options.items() if changes and isinstance(value, bool))
 
     def not_estimated(self, config: RunConfig) -> str:
-        """What of a compiled run's config the estimate does not know, in words; empty where it knows it."""
+        """Say what of a compiled run's config the estimate does not know; empty where it knows it."""
         return ""
 
     # -- in advice ------------------------------------------------------------------------------------------------
@@ -78,28 +78,28 @@ class Technique:
     lets_grow = False  # what it saves is worth a larger micro-batch, so it is tried where speed is wanted, too
 
     def changes(self, c: RunConfig, gpu: Gpu, half: bool) -> Sequence[Options]:
-        """What advice can change to have more of it, the mildest first; `half`: matmuls are in half precision."""
+        """Return what advice can change to have more of it, mildest first; `half`: matmuls are in half precision."""
         return () if all(getattr(c, name) == value for name, value in self.options.items()) else (self.options,)
 
     def idle(self, c: RunConfig, gpu: Gpu, half: bool) -> str:
-        """The id of the reason why advice has nothing to change; empty where nothing need be said."""
+        """Return the id of the reason why advice has nothing to change; empty where nothing need be said."""
         return "already_on"
 
     def usual(self, found: Sequence[Options]) -> int:
-        """Which of `changes` shows what it can do."""
+        """Return which of `changes` shows what it can do."""
         return 0
 
     def undone(self, c: RunConfig) -> Sequence[Options]:
-        """What makes it cost less time where memory does not ask for it: off, then less of it."""
+        """Return what makes it cost less time where memory does not ask for it: off, then less of it."""
         return ()
 
     def with_layers(self, c: RunConfig, n_layer: int) -> Options:
-        """What has to change with it where a model gets fewer layers."""
+        """Return what has to change with it where a model gets fewer layers."""
         return {}
 
 
 class Optimizer(Technique):
-    """AdamW, and what other optimizers are techniques by: what they store, and how they are made."""
+    """Base class for optimizers: the states they keep and how they are made. It is AdamW itself."""
 
     id = "adamw"
     options: Mapping[str, Any] = {"optimizer": "adamw"}
@@ -110,31 +110,31 @@ class Optimizer(Technique):
     counts_on_device = True  # each parameter's tensor that counts steps
 
     def letters(self, shape: ModelShape, granule: int) -> dict[str, int]:
-        """Letters of its own, with their values; `granule`: bytes that the allocator rounds tensors up to."""
+        """Return letters of its own, with their values; `granule`: bytes that the allocator rounds tensors up to."""
         return {}
 
     def tensors(self, numel: int) -> tuple[int, ...]:
-        """Bytes of each tensor that a parameter's moments are stored in, if the optimizer does not take it."""
+        """Return bytes of each tensor that a parameter's moments are stored in, if the optimizer does not take it."""
         return (4 * numel, 4 * numel)
 
     def traffic(self, numel: int) -> tuple[float, float] | None:
-        """Bytes an element that the update of a parameter reads and writes; None: as AdamW's."""
+        """Return the bytes an element that the update of a parameter reads and writes; None: as AdamW's."""
         return None
 
     def launches(self, numel: int) -> int:
-        """Kernels of a parameter's update; 0 where some take all parameters together."""
+        """Return the kernels of a parameter's update; 0 where some take all parameters together."""
         return 0
 
     def operations(self, ops: Any, config: RunConfig, dtype: Dtype) -> None:
         """Add what a step runs for the parameters that it takes to `ops`, an OperationList of predict/speed/ops.py;
-        `dtype`: that of half precision on the device."""
+        `dtype`: that of half precision on the device.
+        """
 
     def takes(self, name: str, shape: tuple[int, ...]) -> bool:
-        """Whether a parameter is none of AdamW's."""
+        """Return whether a parameter is none of AdamW's."""
         return False
 
     def moments_bytes(self, numels: Mapping[int, int]) -> int:
-        """Bytes of all moments of {elements: how many parameters}."""
         return sum(8 * numel * count for numel, count in numels.items())
 
     def make(self, named: Sequence[tuple[str, Any]], config: RunConfig, device_type: str) -> Any:
@@ -145,7 +145,7 @@ class Optimizer(Technique):
 
 
 def by_dimensions(parameters: Sequence[Any], config: RunConfig) -> list[dict[str, Any]]:
-    """nanoGPT's two groups: tensors with two dimensions or more are decayed, the others are not."""
+    """Return nanoGPT's two groups: tensors with two dimensions or more are decayed, the others are not."""
     return [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},

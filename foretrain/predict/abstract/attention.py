@@ -11,13 +11,13 @@ from typing import Any
 from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.autograd import Grads, record, wants
 from foretrain.predict.abstract.dims import Dim
-from foretrain.predict.abstract.tensors import Tensor, allocate, bool_, float32, make, passing, ran
+from foretrain.predict.abstract.tensors import Tensor, allocate, bool_, float32, make, note_kernel, take_temporary
 
 HERE = "activations.attention"
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Tensor | None = None) -> Tensor:
-    """B x H x T x D of queries, keys and values to the same of results. FlashAttention takes no mask."""
+    """Attend B x H x T x D of queries, keys and values. FlashAttention takes no mask."""
     kind = m.machine().attention(wants(q, k, v))
     if kind == "math" and mask is not None and m.machine().cuda and int(k.shape[1]) == int(q.shape[1]):
         kind = "efficient"  # where there is a mask, keys are repeated before
@@ -29,12 +29,12 @@ def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Tensor | None 
 
 
 def _place() -> str | None:
-    """The component of an activation; a gradient has the default one."""
+    """Return the component of an activation; a gradient has the default one."""
     return None if m.machine().in_backward else HERE
 
 
 def _by_rows(like: Tensor, width: int, place: str | None = None) -> Tensor:
-    """B x T x H x D in memory, seen as B x H x T x D: how fused kernels write their results."""
+    """Return B x T x H x D in memory, seen as B x H x T x D: how fused kernels write their results."""
     B, H, T, _ = like.shape
     out = allocate((B, T, H, width), like.dtype, place or _place())
     s = out.strides
@@ -42,8 +42,9 @@ def _by_rows(like: Tensor, width: int, place: str | None = None) -> Tensor:
 
 
 def _laid_out(kind: str, like: Tensor, width: int) -> Tensor:
-    """As FlashAttention and cuDNN write a result: heads and tokens in the order that the input has them in memory
-    (empty_like in flash_api.cpp); the other kernels write by rows."""
+    """Lay out as FlashAttention and cuDNN write a result: heads and tokens in the input's order in memory (empty_like
+    in flash_api.cpp); the other kernels write by rows.
+    """
     B, H, T, _ = like.shape
     if kind in ("flash", "cudnn") and m.machine().cuda and like.strides[1] > like.strides[2] and int(T) > 1:
         return allocate((B, H, T, width), like.dtype, _place())
@@ -52,12 +53,12 @@ def _laid_out(kind: str, like: Tensor, width: int) -> Tensor:
 
 def _copied(x: Tensor, width: int, place: str | None = None) -> Tensor:
     out = _by_rows(x, width, place)
-    ran("join", out, x)
+    note_kernel("join", out, x)
     return out
 
 
 def padded(width: int) -> int:
-    """The width of a head that FlashAttention takes: a multiple of 8."""
+    """Return the width of a head that FlashAttention takes: a multiple of 8."""
     wide = -(-int(width) // 8) * 8
     return Dim(wide, 1, ("E",)) if wide != width else width
 
@@ -72,9 +73,9 @@ def _fused(kind: str, q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Ten
     whole = _laid_out(kind, q, width)
     lse = allocate((B, H, T), float32, HERE)
     if kind == "flash" and machine.cuda and not dropout:
-        passing(1, "split")
+        take_temporary(1, "split")
     machine.name = "attention"
-    ran("attention", (whole, lse), *inputs, shape=(B, H, T, D))
+    note_kernel("attention", (whole, lse), *inputs, shape=(B, H, T, D))
     out = whole.detach()
     if wants(q, k, v):
 
@@ -82,8 +83,8 @@ def _fused(kind: str, q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Ten
             copies = [_copied(grad, width, "workspace") for _ in range(2)] if width is not D and int(H) > 1 else []
             shape = [_laid_out(kind, x, width) for x in saved[:3]]
             if kind in ("flash", "cudnn") and machine.cuda:
-                passing(1, "flash")
-            ran("attention_backward", shape, grad, *saved, shape=(B, H, T, D))
+                take_temporary(1, "flash")
+            note_kernel("attention_backward", shape, grad, *saved, shape=(B, H, T, D))
             copies.clear()
             return [x.viewed((*x.shape[:-1], D), x.strides) for x in shape]
 
@@ -92,7 +93,7 @@ def _fused(kind: str, q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Ten
 
 
 def _narrowed(whole: Tensor, D: int) -> Tensor:
-    """The heads without their padding. Its backward pass is a step of its own: what came in ends before the kernel."""
+    """Drop the padding. Its backward pass is a step of its own: what came in ends before the kernel."""
     out = whole.viewed((*whole.shape[:-1], D), whole.strides)
     if wants(whole):
         width = whole.shape[-1]
@@ -131,7 +132,7 @@ def _math(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
         factors = [factors[1], made("join", heads, factors[0]), turned]
         del turned
     products = [made("matmul", scores, *factors[-2:], of=(B * H * T, T, D))]
-    ran("add", products[0], products[0], names[0])
+    note_kernel("add", products[0], products[0], names[0])
     if lays_out:
         del factors[0]
     elif not for_k:
@@ -161,8 +162,9 @@ def _math(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
 
 
 def _weights(products: list[Tensor], dropout: float) -> list[Tensor]:
-    """The softmax of scores, which are taken out of their list, with dropout its mask, and what values are multiplied
-    by. Rows without a single finite score are looked for in a tensor of booleans (_safe_softmax)."""
+    """Return the softmax of scores, which are taken out of their list, with dropout its mask, and what values are
+    multiplied by. Rows without a single finite score are looked for in a tensor of booleans (_safe_softmax).
+    """
     scores = products.pop()
     shape = scores.shape
     rows = make("add", shape, bool_, scores, component="workspace")
@@ -177,8 +179,9 @@ def _weights(products: list[Tensor], dropout: float) -> list[Tensor]:
 def _math_backward(
     low: m.DType, lays_out: bool, shape: tuple[int, ...], saved: list[Any], grads: list[Tensor]
 ) -> Grads:
-    """Back through the product, dropout, softmax, the product of q and k, their scaling, and the casts; of what nobody
-    wants nothing is made."""
+    """Go back through the matmul, dropout, softmax, the matmul of q and k, their scaling, and the casts; nothing is
+    made that nobody wants.
+    """
     q, k, softmax, *mask, dropped, v = saved
     saved.clear()
     grad = grads.pop()
@@ -226,18 +229,18 @@ def causal_attention(qkv: Tensor, H: int) -> Tensor:
     heads = allocate((B, T, width), low, HERE)
     kept = [_storage(low.itemsize, "kept")] if keeps else []
     result = allocate((B, T, C), low, HERE)
-    passing((1 if keeps else 2) * low.itemsize, group)
+    take_temporary((1 if keeps else 2) * low.itemsize, group)
     out = allocate((B, T, C), low, HERE)
     machine.name, shape = "attention", (B, H, T, C // H)
-    ran("attention_bmm", out, qkv, shape=shape)
+    note_kernel("attention_bmm", out, qkv, shape=shape)
     del result
     if wants(qkv):
 
         def run(saved: list[Any], grad: Tensor) -> Grads:
             dy, total = allocate((B, T, C), low), allocate((B, T, width), low)
-            passing((2 if keeps else 3) * low.itemsize, group)
+            take_temporary((2 if keeps else 3) * low.itemsize, group)
             laid_out = allocate((B, T, width), low)
-            ran("attention_bmm_backward", laid_out, saved[0], grad, grad, shape=shape)  # and the result
+            note_kernel("attention_bmm_backward", laid_out, saved[0], grad, grad, shape=shape)  # and the result
             del dy, total
             return (laid_out,)
 

@@ -14,7 +14,7 @@ from weakref import ref
 
 from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.passage import OUTSIDE
-from foretrain.predict.abstract.tensors import DType, Tensor, float32, ran
+from foretrain.predict.abstract.tensors import DType, Tensor, float32, note_kernel
 
 
 class Parameter(Tensor):
@@ -61,7 +61,6 @@ class Node:
 
 
 def edge_of(x: Tensor | None) -> Edge | None:
-    """Where a gradient of x goes; None where nobody wants one."""
     if x is None or not x.requires_grad:
         return None
     if isinstance(x, Parameter):
@@ -70,7 +69,7 @@ def edge_of(x: Tensor | None) -> Edge | None:
 
 
 def pack(x: Tensor | None) -> Any:
-    """What a node keeps of x; a checkpoint keeps a place for it, for a weight too (saved_variable.cpp)."""
+    """Return what a node saves of x; a checkpoint keeps a place for it, for a weight too (saved_variable.cpp)."""
     if x is None:
         return None
     open_ = m.machine().packing
@@ -82,12 +81,10 @@ def _kept(x: Tensor) -> Tensor:
 
 
 def unpack(held: Any) -> Any:
-    """What was kept, recomputed where it was not."""
     return held.take() if isinstance(held, Holder) else held
 
 
 def wants(*inputs: Tensor | None) -> bool:
-    """Whether a graph is made of an operation on these."""
     return m.machine() is not None and m.machine().grad and any(x is not None and x.requires_grad for x in inputs)
 
 
@@ -107,7 +104,7 @@ def record(
 
 
 def backward(scalar: list[Tensor]) -> None:
-    """Gradients of all parameters that the scalar hangs on, which is taken out of its list."""
+    """Compute the gradients of all parameters that the scalar depends on, which is taken out of its list."""
     root = scalar.pop()
     machine = m.machine()
     grad_before, machine.grad = machine.grad, False
@@ -162,7 +159,6 @@ def backward(scalar: list[Tensor]) -> None:
 
 
 def _uses(root: Node) -> Counter[Parameter]:
-    """How often each parameter is met on the way back."""
     found: Counter[Parameter] = Counter()
     seen, open_ = {root}, [root]
     while open_:
@@ -178,7 +174,6 @@ def _uses(root: Node) -> Counter[Parameter]:
 
 
 def _outputs(node: Node, grads: list[Tensor | None]) -> list[Tensor | None]:
-    """What the node gives, in the shape and dtype that each edge asks for."""
     saved = [unpack(held) for held in node.saved or ()]
     if node.composite or any(isinstance(held, Holder) for held in node.saved or ()):
         node.saved = None
@@ -198,7 +193,7 @@ def _outputs(node: Node, grads: list[Tensor | None]) -> list[Tensor | None]:
 
 
 def _references_of_one_variable() -> int:
-    """What getrefcount says of an object that one variable holds: 2, and from Python 3.14 on 1, as it is borrowed."""
+    """Return getrefcount of an object that one variable holds: 2, and from Python 3.14 on 1, as it is borrowed."""
     held = object()
     return sys.getrefcount(held)
 
@@ -207,14 +202,14 @@ ONE_VARIABLE = _references_of_one_variable()
 
 
 def _summed(slots: list[Tensor | None], slot: int, new: Tensor) -> Tensor:
-    """A gradient that meets another: added to it in place where nobody else has its storage."""
+    """Add a gradient to another, in place where nobody else has its storage."""
     old = slots[slot]
     if old is None:
         return new
     slots[slot] = None
     # Known references to the storage: the tensor's own, and the argument of getrefcount; to the tensor: `old`.
     if old.storage is not None and sys.getrefcount(old.storage) == 2 and sys.getrefcount(old) == ONE_VARIABLE:
-        ran("add", old, old, new)
+        note_kernel("add", old, old, new)
         return old
     return old.summed(new)
 
@@ -222,7 +217,7 @@ def _summed(slots: list[Tensor | None], slot: int, new: Tensor) -> Tensor:
 # -- activation checkpointing ------------------------------------------------------------------------------
 
 
-class _Enough(Exception):
+class _AllSaved(Exception):
     """Everything that backward needs is there."""
 
 
@@ -246,7 +241,8 @@ class Holder:
 
 class Checkpoint:
     """One call of a function whose saved tensors are recomputed (torch.utils.checkpoint). `whole`: to its end, as the
-    reentrant kind does before backward goes through it, which holds the result and its gradient until it has."""
+    reentrant kind does before backward goes through it, which holds the result and its gradient until it has.
+    """
 
     def __init__(self, call: Callable[..., Any], args: tuple[Any, ...], *, whole: bool) -> None:
         self.call, self.args, self.whole = call, args, whole
@@ -268,14 +264,13 @@ class Checkpoint:
         return place
 
     def leave(self) -> None:
-        """The first argument is not on the device from here on."""
         x = self.args[0]
         away = Tensor(x.shape, x.strides, x.dtype, None)
         away.requires_grad = x.requires_grad
         self.args = (away, *self.args[1:])
 
     def entered(self, result: Tensor) -> Tensor:
-        """The result of the call, whose gradient starts the second run."""
+        """Return the result of the call, whose gradient starts the second run."""
 
         def run(saved: list[Any], grad: Tensor) -> Grads:
             self.gradient = grad
@@ -288,7 +283,7 @@ class Checkpoint:
 
     def run_again(self) -> None:
         machine = m.machine()
-        again = _Again(self.places, whole=self.whole)
+        again = _Recomputation(self.places, whole=self.whole)
         self.remade = again.kept
         before = machine.grad, machine.kind, machine.name, machine.t.moment, machine.packing
         machine.grad, machine.packing, machine.again = True, [again], True
@@ -305,16 +300,17 @@ class Checkpoint:
                     self.result = self.call(*args)
             else:
                 self.result = self.call(*args)
-        except _Enough:
+        except _AllSaved:
             pass
         finally:
             machine.grad, machine.kind, machine.name, machine.t.moment, machine.packing = before
             machine.again = False
 
 
-class _Again:
-    """Keeps what a second run saves where its place is still there, until all of it is; that run's own graph
-    keeps it too. Where the run goes on to its end (`whole`), backward takes what is kept here."""
+class _Recomputation:
+    """Keeps what a second run saves where its place is still there, until all of it is; that run's own graph keeps it
+    too. Where the run goes on to its end (`whole`), backward takes what is kept here.
+    """
 
     def __init__(self, places: "list[ref[Holder]]", *, whole: bool) -> None:
         self.places, self.whole, self.count = places, whole, 0
@@ -325,12 +321,12 @@ class _Again:
             self.kept[self.count] = _kept(x)
         self.count += 1
         if self.count == len(self.places) and not self.whole:
-            raise _Enough
+            raise _AllSaved
         return None if self.whole else _kept(x)
 
 
 def leaf(x: Tensor) -> Tensor:
-    """x, of which a gradient is wanted that goes no further; what takes the gradient holds x (AccumulateGrad)."""
+    """Return x with a gradient that goes no further; what takes the gradient holds x (AccumulateGrad)."""
     if not x.requires_grad:
         held = x.detach()
 
@@ -343,17 +339,15 @@ def leaf(x: Tensor) -> Tensor:
 
 
 def is_leaf(x: Tensor) -> bool:
-    """Whether it is a weight, or a tensor that nothing made, of which a gradient is wanted."""
     return isinstance(x, Parameter) or (x.node is not None and x.node.leaf)
 
 
 def checkpoint(call: Callable[..., Any], *args: Any, use_reentrant: bool = False, **_: Any) -> Any:
-    """call(*args), of which backward keeps the arguments alone."""
     return checkpointed(call, args, whole=use_reentrant)[0]
 
 
 def offloaded(call: Callable[..., Any], *args: Any) -> Any:
-    """The same, with the first argument on the host until backward has it in a place that is there all the time."""
+    """Checkpoint, with the first argument on the host until backward has it in a place that is there all the time."""
     result, frame = checkpointed(call, args, whole=True)
     if frame is not None:
         frame.leave()
@@ -361,7 +355,6 @@ def offloaded(call: Callable[..., Any], *args: Any) -> Any:
 
 
 def checkpointed(call: Callable[..., Any], args: tuple[Any, ...], *, whole: bool) -> tuple[Any, Checkpoint | None]:
-    """(call(*args), the checkpoint that it is; None without a graph)."""
     machine = m.machine()
     if not machine.grad:
         return call(*args), None
@@ -376,7 +369,6 @@ def checkpointed(call: Callable[..., Any], args: tuple[Any, ...], *, whole: bool
 
 @contextmanager
 def no_grad() -> Any:
-    """No graph is made within."""
     before, m.machine().grad = m.machine().grad, False
     try:
         yield
@@ -407,8 +399,6 @@ KINDS = {
 
 
 class Function:
-    """torch.autograd.Function: forward and backward written by hand."""
-
     @classmethod
     def apply(cls, *args: Any) -> Any:
         ctx: Any = Context()

@@ -14,7 +14,7 @@ from foretrain.config.sharing import Sharing
 from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.autograd import Parameter, record
 from foretrain.predict.abstract.passage import OUTSIDE, Recorder
-from foretrain.predict.abstract.ranks import Alone, Buckets, BucketViews, State
+from foretrain.predict.abstract.ranks import Buckets, BucketViews, OneCard, State
 from foretrain.predict.abstract.tensors import Storage, Tensor
 from foretrain.predict.timeline import Tensor as Kept
 
@@ -23,7 +23,7 @@ GATHERING_STREAM, REDUCING_STREAM = 1, 2
 REDUCED_BYTES = 4  # gradients are summed over ranks in fp32
 
 
-class Machine(m.Machine):
+class ShardingMachine(m.Machine):
     """A gradient has the dtype of the weight that was gathered, and waits for the others of its block."""
 
     wide_gradients = False
@@ -36,8 +36,9 @@ class Machine(m.Machine):
 
 
 class Group:
-    """Weights that are gathered together. `letter` stands for their elements, all pieces of all ranks together;
-    `piece` for those of one rank; `sizes`: the same of each weight."""
+    """Weights that are gathered together. `letter` stands for their elements, all pieces of all ranks together; `piece`
+    for those of one rank; `sizes`: the same of each weight.
+    """
 
     def __init__(self, letters: tuple[str, str], parameters: Sequence[Parameter], sharing: Sharing, layer: int) -> None:
         self.letter, self.piece = letters
@@ -54,10 +55,8 @@ class Group:
             parameter.grad = None
 
 
-class FullyShard(Alone):
-    """The blocks of a model and what is around them, each a group."""
-
-    machine = Machine
+class FullyShard(OneCard):
+    machine = ShardingMachine
     leaves = (GATHERED, EXCHANGED)
 
     def __init__(self, sharing: Sharing, shapes: Sequence[Sequence[int]], *, half: bool) -> None:
@@ -111,7 +110,6 @@ class FullyShard(Alone):
 
     @property
     def _holds(self) -> bool:
-        """Whether gradients are held back until the last micro-batch."""
         return not self.sharing.syncs_each
 
     def _resume(self, t: Recorder, state: State) -> None:
@@ -148,7 +146,7 @@ class FullyShard(Alone):
         return self._left(group, out)
 
     def _entered(self, group: Group, args: Sequence[Any]) -> Sequence[Any]:
-        """The arguments; when their gradients are there, those of the weights are, too."""
+        """Return the arguments; when their gradients are there, those of the weights are, too."""
         inputs = [x for x in args if isinstance(x, Tensor) and x.requires_grad]
         if not self.on.grad or not inputs:
             return args
@@ -162,7 +160,7 @@ class FullyShard(Alone):
         return [outs.get(id(x), x) for x in args]
 
     def _left(self, group: Group, out: Tensor) -> Tensor:
-        """The result; when its gradient is there, the weights are gathered once more."""
+        """Return the result; when its gradient is there, the weights are gathered once more."""
         if not self.on.grad or not out.requires_grad:
             return out
         found = out.detach()
@@ -202,7 +200,6 @@ class FullyShard(Alone):
             group.reduced = out
 
     def _hold(self, group: Group) -> None:
-        """The gradients of a micro-batch stay whole, in fp32."""
         group.whole = []
         for parameter in group.parameters:
             if parameter.grad is None:
@@ -216,7 +213,6 @@ class FullyShard(Alone):
     # -- buffers ---------------------------------------------------------------------------------------------------
 
     def _gather(self, group: Group) -> None:
-        """Collect the pieces of all ranks; one rank alone has them."""
         if group.whole or group.arriving is not None or self.sharing.shards == 1:
             return
         cast = self._buffer(GATHERED, self._width, group.piece, GATHERING_STREAM) if self.half else None
@@ -250,7 +246,7 @@ class FullyShard(Alone):
         return Storage(self.on.t, self.on.t.birth("gradients", REDUCED_BYTES, parameter.shape))
 
     def _born(self, component: str, item_bytes: int, parameter: Parameter, size: int) -> Storage:
-        """As large as a weight with what was added so that it can be cut evenly."""
+        """Birth a weight with what was added so that it can be cut evenly."""
         t = self.on.t
         if size == parameter.numel():
             return Storage(t, t.birth(component, item_bytes, parameter.shape))
@@ -264,10 +260,9 @@ class FullyShard(Alone):
         return Storage(t, serial)
 
 
-def passes_of(sharing: Sharing | None, shapes: Sequence[Sequence[int]], *, half: bool) -> Alone:
-    """What is known of the passes of a rank. `shapes`: of the weights."""
+def passes_of(sharing: Sharing | None, shapes: Sequence[Sequence[int]], *, half: bool) -> OneCard:
     if sharing is None:
-        return Alone()
+        return OneCard()
     if sharing.way.shards_weights:
         return FullyShard(sharing, shapes, half=half)
     return BucketViews() if sharing.bucket_view else Buckets()

@@ -18,8 +18,8 @@ from foretrain.predict.abstract.tensors import (
     int32,
     int64,
     make,
-    ran,
-    unmade,
+    note_kernel,
+    without_storage,
 )
 from foretrain.predict.abstract.views import (
     broadcast,
@@ -43,7 +43,6 @@ def _result(x: Tensor, y: Any) -> Tensor:
 
 
 def add(x: Tensor, y: Any, *, alpha: float = 1) -> Tensor:
-    """x + y; the gradient goes to both."""
     out = _result(x, y)
     inputs = (x, y) if isinstance(y, Tensor) else (x,)
     if wants(*inputs):
@@ -53,7 +52,7 @@ def add(x: Tensor, y: Any, *, alpha: float = 1) -> Tensor:
 
 
 def mul(x: Tensor, y: Any) -> Tensor:
-    """x·y; each is kept for the gradient of the other, before the product is there."""
+    """Return x·y; each is saved for the gradient of the other, before the result is there."""
     if not isinstance(y, Tensor):
         out = _result(x, y)
         if wants(x):
@@ -62,7 +61,7 @@ def mul(x: Tensor, y: Any) -> Tensor:
     if not wants(x, y):
         return _result(x, y)
     shape, dtype = result_of(x, y)
-    out = unmade(shape, dtype)
+    out = without_storage(shape, dtype)
     record(out, _product_backward(x, y), (x, y), _factors(x, y))
     made = _result(x, y)
     out.storage, out.strides = made.storage, made.strides
@@ -70,12 +69,10 @@ def mul(x: Tensor, y: Any) -> Tensor:
 
 
 def _elementwise(saved: list[Any], grad: Tensor, kind: str = "add") -> Grads:
-    """A new gradient like the one that comes."""
     return (make(kind, grad.shape, grad.dtype, grad, *saved),)
 
 
 def _factors(x: Tensor, y: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """What a product keeps: each factor for the gradient of the other."""
     return x if y.requires_grad else None, y if x.requires_grad else None
 
 
@@ -106,29 +103,28 @@ def addcmul(x: Tensor, a: Tensor, b: Tensor, *, value: float = 1) -> Tensor:
 
 
 def in_place(x: Tensor, *others: Any, **_: Any) -> Tensor:
-    """Changes values alone."""
-    ran("add", x, x, *(y for y in others if isinstance(y, Tensor)))
+    note_kernel("add", x, x, *(y for y in others if isinstance(y, Tensor)))
     return x
 
 
 def accumulate_(x: Tensor, y: Tensor) -> Tensor:
-    ran("accumulate", x, x, y)
+    note_kernel("accumulate", x, x, y)
     return x
 
 
 def copy_(x: Tensor, y: Tensor) -> Tensor:
     if y is not x:
-        ran("cast", x, y)
+        note_kernel("cast", x, y)
     return x
 
 
 def fill_(x: Tensor, *_: Any) -> Tensor:
-    ran("fill", x)
+    note_kernel("fill", x)
     return x
 
 
 def scatter_(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
-    ran("scatter", x.viewed((), ()), index, source)
+    note_kernel("scatter", x.viewed((), ()), index, source)
     return x
 
 
@@ -149,12 +145,10 @@ def _cast(x: Tensor, dtype: DType, component: str | None) -> Tensor:
 
 
 def to_float(x: Tensor) -> Tensor:
-    """x in fp32."""
     return to(x, float32)
 
 
 def roll(x: Tensor, *_: Any) -> Tensor:
-    """A copy with its elements moved."""
     out = make("add", x.shape, x.dtype, x)
     if wants(x):
         record(out, _elementwise, (x,))
@@ -211,7 +205,7 @@ relu, tanh, rsqrt = (_unary("result", "add", "add") for _ in range(3))
 
 
 def pow(x: Tensor, exponent: Any) -> Tensor:
-    """x to a power, by autocast in fp32; its gradient is made of a lower power and of that times the exponent."""
+    """Return x to a power, by autocast in fp32; its gradient is made of a lower power and that times the exponent."""
     if m.machine().autocasting:
         x = to(x, float32)
     out = make("add", x.shape, x.dtype, x)
@@ -227,13 +221,13 @@ def pow(x: Tensor, exponent: Any) -> Tensor:
 
 
 def empty(*shape: Any, dtype: DType = float32, **_: Any) -> Tensor:
-    """Room for a tensor whose values something else writes."""
+    """Make room for a tensor whose values something else writes."""
     whole = len(shape) == 1 and isinstance(shape[0], tuple | list)
     return make("dequantize", shape[0] if whole else shape, dtype, component="temporaries")
 
 
 def pad(x: Tensor, sides: tuple[int, int], **_: Any) -> Tensor:
-    """x with more columns, of token ids: nobody differentiates it."""
+    """Add columns to token ids, which nobody differentiates."""
     return make("join", (*x.shape[:-1], int(x.shape[-1]) + sum(sides)), x.dtype, x)
 
 
@@ -249,13 +243,12 @@ def compared(x: Tensor, *_: Any) -> Tensor:
 
 
 def along(x: Tensor, dim: Any = None, keepdim: bool = False, dtype: DType | None = None, **_: Any) -> Tensor:
-    """A sum, mean or maximum over dimensions."""
     kept = dtype or (int64 if x.dtype in (bool_, int64) else x.dtype)
     return make("add", reduced(x, dim, keepdim), kept, x)
 
 
 def column_sums(x: Tensor) -> Tensor:
-    """The sum of all rows of a matrix in fp32, which a card makes of partial sums."""
+    """Sum all rows of a matrix in fp32, which a card makes of partial sums."""
     rows, columns = (Dimension(int(size), int(step)) for size, step in zip(x.shape, x.strides, strict=True))
     card = m.machine().card
     processors = Processors.of(card.capability, card.processors)
@@ -267,21 +260,21 @@ def column_sums(x: Tensor) -> Tensor:
 
 
 def aminmax(x: Tensor, dim: Any = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """The smallest and the largest in one kernel."""
     found = allocate(reduced(x, dim, keepdim), x.dtype), allocate(reduced(x, dim, keepdim), x.dtype)
-    ran("range", found, x)
+    note_kernel("range", found, x)
     return found
 
 
 def vector_norm(x: Tensor, *, dim: int, keepdim: bool = False, dtype: DType | None = None) -> Tensor:
-    """The root of the sum of squares over a dimension; of one whose values lie apart in memory, as of a weight that is
-    turned, blocks make a part each."""
+    """Return the root of the sum of squares over a dimension; of one whose values lie apart in memory, as of a weight
+    that is turned, blocks make a part each.
+    """
     out = along(x, dim, keepdim, dtype)
     if m.machine() is not None and m.machine().cuda:
         card, sizes = m.machine().card, [Dimension(int(n), int(s)) for n, s in zip(x.shape, x.strides, strict=True)]
         inner = sizes.pop(dim % len(sizes))
         processors = Processors.of(card.capability, card.processors)
-        m.passing_all(reduction_bytes(processors, [inner], sizes, max(x.dtype.itemsize, 4)))
+        m.take_temporaries(reduction_bytes(processors, [inner], sizes, max(x.dtype.itemsize, 4)))
     return out
 
 
@@ -291,7 +284,6 @@ def where(condition: Tensor, x: Tensor, y: Any) -> Tensor:
 
 
 def mean(x: Tensor, dim: Any = None, keepdim: bool = False, dtype: DType | None = None, **_: Any) -> Tensor:
-    """The mean over dimensions; its gradient is of the whole shape."""
     out = along(x, dim, keepdim, dtype)
     if wants(x):
         shape, own = x.shape, x.dtype
@@ -303,8 +295,9 @@ def mean(x: Tensor, dim: Any = None, keepdim: bool = False, dtype: DType | None 
 
 
 def autocast(x: Tensor | None) -> Tensor | None:
-    """x as a matmul takes it. The copy of a leaf that wants a gradient, as a trained weight is one, is kept until the
-    context ends, and with it the leaf, which the copy's graph holds (cached_cast)."""
+    """Return x as a matmul takes it. The copy of a leaf that wants a gradient, as a trained weight is one, is kept
+    until the context ends, and with it the leaf, which the copy's graph holds (cached_cast).
+    """
     machine = m.machine()
     low = machine.low
     if x is None or not machine.autocasting or low is None or x.dtype.itemsize < 4 or x.dtype == int64:
@@ -318,14 +311,15 @@ def autocast(x: Tensor | None) -> Tensor | None:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x·Wᵀ + b over the last dimension. Without a bias the weight's gradient is made before x's (mm), with one after it
-    (addmm)."""
+    """Return x·Wᵀ + b over the last dimension. Without a bias the weight's gradient is made before x's (mm), with one
+    after it (addmm).
+    """
     # GCC, which compiles autocast's wrapper, evaluates arguments from the right: x is cast last, its gradient first.
     bias = autocast(bias)
     weight = autocast(weight)  # type: ignore[assignment]
     x = autocast(x)  # type: ignore[assignment]
     sizes = (*x.shape[:-1], weight.shape[0])
-    out = unmade(sizes, x.dtype)
+    out = without_storage(sizes, x.dtype)
     if wants(x, weight, bias):
 
         def run(saved: list[Any], grad: Tensor) -> Grads:
@@ -346,12 +340,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     # Where only what backward needs of it is recomputed, the matmul is not.
     out.storage = allocate(sizes, x.dtype).storage
     m.machine().workspace()
-    ran("matmul", out, x, weight, bias, shape=_product(out.shape, x.shape[-1]))
+    note_kernel("matmul", out, x, weight, bias, shape=_product(out.shape, x.shape[-1]))
     return out
 
 
 def _product(shape: Sequence[int], inner: int) -> tuple[int, int, int]:
-    """(m, n, k) of a matmul whose result has this shape."""
+    """Return (m, n, k) of a matmul whose result has this shape."""
     rows: int = 1
     for size in shape[:-1]:
         rows = size if rows == 1 else rows * size
@@ -359,7 +353,7 @@ def _product(shape: Sequence[int], inner: int) -> tuple[int, int, int]:
 
 
 def _input_gradient(grad: Tensor, shape: Sequence[int], weight: Tensor) -> Tensor:
-    """That of more dimensions than two is a view of the product."""
+    """A gradient of more dimensions than two is a view of the matmul's result."""
     gradient = make("matmul_input", shape, grad.dtype, grad, weight, of=_product(shape, weight.shape[0]))
     gradient.base = gradient.storage if len(shape) > 2 else None
     return gradient
@@ -381,7 +375,7 @@ def _turned(weight: Tensor) -> Tensor:
 
 
 def matmul(x: Tensor, y: Tensor) -> Tensor:
-    """x·y over the last dimensions; differentiated for as many matrices in x as in y."""
+    """Return x·y over the last dimensions; differentiated for as many matrices in x as in y."""
     x, y = autocast(x), autocast(y)  # type: ignore[assignment]
     out = _ran_mm(allocate((*x.shape[:-1], y.shape[-1]), x.dtype), x, y)
     m.machine().workspace()
@@ -401,7 +395,7 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
 
 
 def addmm(bias: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """bias + x·y of two matrices, as GPT-2's layers of Hugging Face run it: y is in x out."""
+    """Return bias + x·y of two matrices, as GPT-2's layers of Hugging Face run it: y is in x out."""
     x, y, bias = autocast(x), autocast(y), autocast(bias)  # type: ignore[assignment]
     out = _ran_mm(allocate((x.shape[0], y.shape[1]), x.dtype), x, y)
     m.machine().workspace()
@@ -425,8 +419,9 @@ def addmm_(total: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def softmax(x: Tensor, dim: int = -1, dtype: DType | None = None) -> Tensor:
-    """Exponentials over their sum; autocast takes them in fp32. A card's kernel reads fp16 and gives fp32 (softmax in
-    aten SoftMax.cpp, `half_to_float`); of all else a copy in fp32 is made first."""
+    """Return exponentials over their sum; autocast takes them in fp32. A card's kernel reads fp16 and gives fp32
+    (softmax in aten SoftMax.cpp, `half_to_float`); of all else a copy in fp32 is made first.
+    """
     kind = dtype or (float32 if m.machine().autocasting else x.dtype)
     if not (m.machine().cuda and x.dtype == float16 and kind == float32):
         x = to(x, kind)
@@ -445,25 +440,25 @@ def _softmax_backward(own: DType, saved: list[Any], grad: Tensor) -> Grads:
 
 
 def int_mm(x: Tensor, y: Tensor) -> Tensor:
-    """x·y of integers of 8 bits, summed in 32."""
     return mm(x, y, out_dtype=int32)
 
 
 def mm(x: Tensor, y: Tensor, *, out: Tensor | None = None, out_dtype: DType | None = None, **_: Any) -> Tensor:
-    """x·y of two matrices, where nobody differentiates it."""
+    """Return x·y of two matrices, where nobody differentiates it."""
     made = out if out is not None else allocate((x.shape[0], y.shape[1]), out_dtype or x.dtype)
     m.machine().workspace()
     return _ran_mm(made, x, y)
 
 
 def _ran_mm(out: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Which of a linear layer's matmuls it is: a weight's gradient sums over tokens, an input's takes the weight as it
-    lies."""
+    """Tell a linear layer's matmuls apart: a weight's gradient sums over tokens, an input's takes the weight as it
+    lies.
+    """
     kind = "matmul"
     if len(y.shape) == 2:
         tokens = not {"B", "T", "n"}.isdisjoint(getattr(x.shape[-1], "letters", ()))
         kind = "matmul_weight" if tokens else "matmul_input" if m.machine().in_backward or is_contiguous(y) else kind
-    ran(kind, out, x, y, shape=_product(out.shape, x.shape[-1]))
+    note_kernel(kind, out, x, y, shape=_product(out.shape, x.shape[-1]))
     return out
 
 
@@ -471,16 +466,15 @@ def _ran_mm(out: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def embedding(idx: Tensor, weight: Tensor) -> Tensor:
-    """Rows of the weight; the gradient is one for all rows."""
     out = allocate((*idx.shape, weight.shape[1]), weight.dtype)
-    ran("gather", out, out, idx)
+    note_kernel("gather", out, out, idx)
     if wants(weight):
         shape = weight.shape
 
         def run(saved: list[Any], grad: Tensor) -> Grads:
             found = make("fill", shape, grad.dtype, component="temporaries")
             place = found.viewed((), ())
-            ran("scatter", place, grad, *saved, place)
+            note_kernel("scatter", place, grad, *saved, place)
             return (found,)
 
         record(out, run, (weight,), (idx,))
@@ -490,19 +484,21 @@ def embedding(idx: Tensor, weight: Tensor) -> Tensor:
 def layer_norm(
     x: Tensor, shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 0
 ) -> Tensor:
-    """LayerNorm: the result, and mean and 1/std of each row, which backward takes with x."""
+    """Return the result, and mean and 1/std of each row, which backward takes with x."""
     if m.machine().autocasting and x.dtype != float32:
         x = to(x, float32)
     out = allocate(x.shape, x.dtype)
     rows = (*x.shape[:-1], 1)
     stats = [allocate(rows, float32) for _ in range(2)]
-    ran("norm", (out, *stats), x, weight, bias)
+    note_kernel("norm", (out, *stats), x, weight, bias)
     if wants(x, weight, bias):
         affine = [p.shape for p in (weight, bias) if p is not None]
 
         def run(saved: list[Any], grad: Tensor) -> Grads:
             grads = [allocate(s, grad.dtype) for s in (grad.shape, *affine)]
-            ran("norm_backward", grads, grad, *saved, grad if affine else None)  # another sums the weight's gradient
+            note_kernel(
+                "norm_backward", grads, grad, *saved, grad if affine else None
+            )  # another sums the weight's gradient
             return grads
 
         record(out, run, (x, *(p for p in (weight, bias) if p is not None)), (x, *stats))
@@ -513,12 +509,12 @@ def rms_norm(x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | N
     """One kernel on a card (aten _fused_rms_norm), with a number a row for backward."""
     out = allocate(x.shape, promoted(x.dtype, weight.dtype) if weight is not None else x.dtype)
     scale = allocate((*x.shape[:-1], 1), float32)
-    ran("norm", (out, scale), x, weight)
+    note_kernel("norm", (out, scale), x, weight)
     if wants(x, weight):
 
         def run(saved: list[Any], grad: Tensor) -> Grads:
             grads = [allocate(s.shape, grad.dtype) for s in (grad, weight) if s is not None]
-            ran("norm_backward", grads, grad, *saved, grad if weight is not None else None)
+            note_kernel("norm_backward", grads, grad, *saved, grad if weight is not None else None)
             return grads
 
         record(out, run, (x, weight) if weight is not None else (x,), (x, scale))
@@ -526,20 +522,21 @@ def rms_norm(x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | N
 
 
 def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
-    """Some elements zero; a mask is kept, on a CPU noise in the dtype of x."""
+    """Save a mask; on a CPU noise in the dtype of x."""
     if not training or not p:
         return x
     out = allocate(x.shape, x.dtype)
     mask = allocate(x.shape, bool_ if m.machine().cuda else x.dtype, "activations.dropout")
-    ran("dropout", (out, mask), x)
+    note_kernel("dropout", (out, mask), x)
     if wants(x):
         record(out, partial(_elementwise, kind="dropout"), (x,), (mask,))
     return out
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, **_: Any) -> Tensor:
-    """log_softmax and nll_loss. On CUDA log_softmax keeps the dtype of the logits and nll_loss takes an fp32 copy
-    (aten LossNLL.cpp); on a CPU autocast casts the logits to fp32 first."""
+    """log_softmax and nll_loss. On CUDA log_softmax keeps the dtype of the logits and nll_loss takes an fp32 copy (aten
+    LossNLL.cpp); on a CPU autocast casts the logits to fp32 first.
+    """
     machine = m.machine()
     machine.name = "loss"
     if machine.autocasting and not machine.cuda:
@@ -553,15 +550,15 @@ def cross_entropy(logits: Tensor, targets: Tensor, **_: Any) -> Tensor:
 
 
 def nll_loss(logs: Tensor, targets: Tensor) -> Tensor:
-    """The mean of what stands at the targets; its gradient is as large as the logarithms."""
+    """Return the mean at the targets; its gradient is as large as the logarithms."""
     out, weight = allocate((), logs.dtype), allocate((), logs.dtype)
-    ran("gather", (out, weight), targets, targets)
+    note_kernel("gather", (out, weight), targets, targets)
     if wants(logs):
         shape, dtype = logs.shape, logs.dtype
 
         def run(saved: list[Any], grad: Tensor) -> Grads:
             found = make("fill", shape, dtype)
-            ran("scatter", (), saved[1])
+            note_kernel("scatter", (), saved[1])
             return (found,)
 
         record(out, run, (logs,), (logs, targets, weight))
@@ -573,7 +570,8 @@ def scaled_dot_product_attention(
     scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
     """See attention.py. Before torch 2.0 nanoGPT writes it out: scaled, masked, dropped. A mask of booleans becomes
-    numbers that are added (convert_boolean_attn_mask)."""
+    numbers that are added (convert_boolean_attn_mask).
+    """
     q, k, v = autocast(q), autocast(k), autocast(v)  # type: ignore[assignment]
     if m.machine().attention(wants(q, k, v)) == "written":
         m.machine().name = "attention"

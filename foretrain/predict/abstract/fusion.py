@@ -18,14 +18,16 @@ Value = tuple[int, int]  # a tensor, and the kernel that made it as it is; -1: i
 
 
 def fused(kernels: Sequence[Kernel], outputs: set[int], softmax_reads: int, alone: str = "") -> list[Kernel]:
-    """The kernels of a compiled pass; `outputs`: tensors that are read after it, `softmax_reads`: of the logits,
-    `alone`: the name of those that are not fused."""
+    """Return the kernels of a compiled pass; `outputs`: tensors that are read after it, `softmax_reads`: of the logits,
+    `alone`: the name of those that are not fused.
+    """
     return _Fusion(kernels, outputs, softmax_reads, alone).kernels()
 
 
 class _Fusion:
     """`group`: of each kernel, by its first one; `stored`: values that are in memory. `stays`, `sums`, `apart`: of each
-    kernel, whether it stays as it is, sums rows, and is joined with no other."""
+    kernel, whether it stays as it is, sums rows, and is joined with no other.
+    """
 
     def __init__(self, kernels: Sequence[Kernel], outputs: set[int], softmax_reads: int, alone: str) -> None:
         self.all, self.softmax_reads = kernels, softmax_reads
@@ -75,7 +77,6 @@ class _Fusion:
         return [_root(parent, i) for i in range(len(parent))]
 
     def _from_memory(self, value: Value, own: int) -> set[int]:
-        """The tensors that a group reads for a value of another one."""
         t, j = value
         if j < 0 or value in self.stored:
             return {t}
@@ -89,7 +90,7 @@ class _Fusion:
         return sum(_nbytes(self.size[t]) for t in tensors)
 
     def kernels(self) -> list[Kernel]:
-        """In the order in which their first parts ran."""
+        """Return kernels in the order in which their first parts ran."""
         members: dict[int, list[int]] = defaultdict(list)
         for i, own in enumerate(self.group):
             members[own].append(i)
@@ -149,12 +150,10 @@ def _root(parent: list[int], i: int) -> int:
 
 
 def _turns(kernel: Kernel) -> bool:
-    """Whether it is a matrix, copied with its columns in the place of its rows."""
     return kernel.kind == "join" and len(kernel.reads) == 1 and len(kernel.reads[0][1]) == 2
 
 
 def _sums_rows(kernel: Kernel) -> bool:
-    """Whether its result is one row, or one number, of many."""
     if kernel.kind not in ("add", "range") or not kernel.reads or not kernel.writes:
         return False
     (_, given), (_, made) = kernel.reads[0], kernel.writes[0]

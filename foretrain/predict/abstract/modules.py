@@ -9,7 +9,7 @@ from foretrain.predict.abstract import autograd, routing, views
 from foretrain.predict.abstract import functional as F
 from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.autograd import Grads, Parameter, record, wants
-from foretrain.predict.abstract.tensors import DType, Tensor, allocate, bool_, float32, int64, make, ran
+from foretrain.predict.abstract.tensors import DType, Tensor, allocate, bool_, float32, int64, make, note_kernel
 from foretrain.predict.abstract.views import broadcast, product
 
 # Modules by the last word of their names, what they make, and the moment that they begin.
@@ -69,7 +69,6 @@ class Module:
     forward: Callable[..., Any]
 
     def register_buffer(self, name: str, value: Any, persistent: bool = True) -> None:
-        """A constant beside the weights; its memory is the run's."""
         self.__dict__[name] = value
 
     def modules(self) -> Iterator["Module"]:
@@ -97,7 +96,6 @@ class Module:
         return (parameter for _, parameter in self.named_parameters())
 
     def apply(self, function: Callable[["Module"], None]) -> "Module":
-        """Weights have no values to draw."""
         return self
 
     def train(self, mode: bool = True) -> "Module":
@@ -213,7 +211,7 @@ def compared(x: Tensor, y: Any = None) -> Tensor:
 
 
 def getitem(x: Tensor, key: Any) -> Tensor:
-    """The rows of x that a mask of its first dimensions picks, by where they stand; else routing.getitem."""
+    """Return the rows of x that a mask of its first dimensions picks, by where they stand; else routing.getitem."""
     if not isinstance(key, Tensor) or key.dtype != bool_:
         return routing.getitem(x, key)
     count = product(key.shape)
@@ -226,7 +224,7 @@ def getitem(x: Tensor, key: Any) -> Tensor:
             found = make("fill", shape, grad.dtype)
             places = _places(saved[0], count)
             sorting = [allocate((count,), int64, "workspace") for _ in range(4 if m.machine().cuda else 0)]
-            ran("scatter", found.viewed((), ()), grad, places)
+            note_kernel("scatter", found.viewed((), ()), grad, places)
             del sorting
             return (found,)
 
@@ -235,12 +233,11 @@ def getitem(x: Tensor, key: Any) -> Tensor:
 
 
 def _places(mask: Tensor, count: int) -> Tensor:
-    """Where a mask is true: an index for each of its dimensions."""
+    """Return where a mask is true: an index for each of its dimensions."""
     return make("range", (count, len(mask.shape)), int64, mask, component="workspace")
 
 
 def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
-    """x, with the elements of a source where the mask is true."""
     out = make("gather", x.shape, x.dtype, x, mask, source)
     if wants(source):
         shape = source.shape
@@ -249,7 +246,6 @@ def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
 
 
 def masked_fill(x: Tensor, mask: Tensor, _: Any) -> Tensor:
-    """x, with one value where the mask is true."""
     out = make("add", broadcast(x.shape, mask.shape), x.dtype, x, mask)
     if wants(x):
         record(out, lambda saved, grad: (make("add", grad.shape, grad.dtype, grad, *saved),), (x,), (mask,))

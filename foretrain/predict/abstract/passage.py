@@ -1,4 +1,4 @@
-"""What a pass leaves: births and deaths of tensors, recorded from a few layers and unrolled to all of them. No torch.
+"""The events of a pass: births and deaths of tensors, recorded from a few layers and unrolled to all of them. No torch.
 
 Layers of one kind leave the same events, but for which tensors these are of. So a pass is run with at most four layers
 of each kind, and the second one's events are repeated for those that were left out. Where two layers of a kind differ,
@@ -41,13 +41,10 @@ class Event(NamedTuple):
 
     @property
     def tensor(self) -> int:
-        """The serial number, of a death too."""
         return self.serial if self.serial >= 0 else ~self.serial
 
 
 class Recorder:
-    """Events of a pass in order."""
-
     def __init__(self, symbols: dict[str, int]) -> None:
         self.symbols = symbols
         self.births: list[Birth] = []
@@ -74,7 +71,7 @@ class Recorder:
         *,
         ours: bool = True,
     ) -> int:
-        """The serial number of a storage that comes to life; `ours`: it belongs to the layer that runs."""
+        """Return the serial number of a storage that comes to life; `ours`: it belongs to the layer that runs."""
         serial = len(self.births)
         self.births.append(Birth(component, item_bytes, shape, factors))
         self.events.append(Event(serial, self.layer, self.moment))
@@ -82,8 +79,9 @@ class Recorder:
         return serial
 
     def death(self, serial: int) -> None:
-        """It ends. Of those that end together the older comes first: in which order a function's variables end is
-        another in each version of Python, and nothing to the allocator."""
+        """Of storages that end together the older comes first: in which order a function's variables end is another in
+        each version of Python, and nothing to the allocator.
+        """
         if self.ended:
             return
         event, at = Event(~serial, self.layer, self.moment), len(self.events)
@@ -94,16 +92,14 @@ class Recorder:
 
     @property
     def any_size(self) -> bool:
-        """Whether all sizes follow from letters."""
         return all(isinstance(d, Dim) or d == 1 for birth in self.births for d in birth.shape)
 
     def take(self, serial: int) -> None:
-        """It becomes the gradient of a parameter."""
         self.taken.append((len(self.events), serial, self.births[serial].component))
         self.births[serial] = self.births[serial]._replace(component="gradients")
 
     def later(self) -> "Recorder":
-        """The same pass of a later micro-batch: gradients are added to those that are there, and end."""
+        """Return the same pass of a later micro-batch: gradients are added to those that are there, and end."""
         found = Recorder(self.symbols)
         found.births, found.home, found.split = list(self.births), self.home, self.split
         places = [position for position, *_ in self.taken]
@@ -123,7 +119,6 @@ class Uneven(Exception):
 
 
 def copies_of(groups: Sequence[int], run: Sequence[int]) -> list[range]:
-    """The layers that each of those that were run stands for."""
     copies: list[range] = []
     first = 0
     for count, ran in zip(groups, run, strict=True):
@@ -153,8 +148,9 @@ class _Unroller:
             counts[home] += 1
 
     def runs(self) -> list[tuple[int, int, int]]:
-        """(layer, first event, event after the last) of stretches that belong to one layer: the one that runs, or,
-        where none does, the one whose tensors end."""
+        """Return (layer, first event, event after the last) of stretches that belong to one layer: the one that runs,
+        or, where none does, the one whose tensors end.
+        """
         r = self.r
         found: list[tuple[int, int, int]] = []
         last = OUTSIDE  # the layer that ended just now
@@ -172,7 +168,9 @@ class _Unroller:
         return found
 
     def order(self) -> list[tuple[int, int, int, int]]:
-        """(layer of all, layer that was run, first event, event after the last) for each stretch of the whole pass."""
+        """Return (layer of all, layer that was run, first event, event after the last) for each stretch of the whole
+        pass.
+        """
         runs, found, i = self.runs(), [], 0
         while i < len(runs):
             layer, start, end = runs[i]
@@ -204,7 +202,7 @@ class _Unroller:
         return found
 
     def unrolled(self) -> tuple[list[int], list[int], list[int]]:
-        """(events, for each of their births the one that was run, for each event the one that was run)."""
+        """Return (events, for each of their births the one that was run, for each event the one that was run)."""
         r = self.r
         serials: dict[tuple[int, int], int] = {}  # (layer of all, place) -> serial
         events: list[int] = []
@@ -235,7 +233,8 @@ class _Unroller:
 
 class Structure(NamedTuple):
     """A pass for any sizes: its events, what each tensor counts as and its factors, moments, and where it is cut. The
-    first `given` tensors were there before it."""
+    first `given` tensors were there before it.
+    """
 
     events: list[int]
     kinds: list[tuple[str, Factors]]
@@ -254,7 +253,7 @@ class Structure(NamedTuple):
 
 
 def unroll(recorder: Recorder, groups: Sequence[int], run: Sequence[int]) -> Structure:
-    """The whole pass. Raises Uneven where layers of one kind differ."""
+    """Return the whole pass. Raises Uneven where layers of one kind differ."""
     events, births, origin = _Unroller(recorder, groups, run).unrolled()
     s = recorder.symbols
     together = s["H"] * s["D"] == s["C"]

@@ -20,7 +20,8 @@ from foretrain.predict.abstract.tensors import Tensor
 
 class Inputs:
     """Calls checkpointed blocks. An input is gone when its block has run; the place that it comes back to is taken when
-    the block after it is recomputed."""
+    the block after it is recomputed.
+    """
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -81,7 +82,7 @@ def _parameter(x: Any) -> autograd.Parameter:
 
 
 def _capability() -> tuple[int, int]:
-    """Of the card, as far as models ask: whether it has FlashAttention."""
+    """Return the card's capability as far as models ask: whether it has FlashAttention."""
     return (8, 0) if m.machine().attention(True) in ("flash", "cudnn") else (7, 5)
 
 
@@ -139,7 +140,7 @@ class Loader:
             "foretrain.model.host.checkpoints": _namespace("checkpoints", {"Inputs": Inputs}),
             "foretrain.model.attention": _namespace("attention", {"causal_attention": own_attention}),
             "foretrain.model.hub.kernels": _namespace("kernels", {
-                "launch": m.ran, "processors": lambda device: m.machine().card.processors,
+                "launch": m.note_kernel, "processors": lambda device: m.machine().card.processors,
                 "column_sums": eager.column_sums,
                 "room_for_logits": lambda like, shape, dtype: m.allocate(shape, dtype, "logits"),
                 "sums_half_in_fp32": lambda device: m.machine().cuda and m.machine().card.capability >= (8, 0),
@@ -148,9 +149,8 @@ class Loader:
         }  # fmt: skip
         self.loaded: dict[str, ModuleType] = {}
 
-    @m.alone
+    @m.one_thread_at_a_time
     def load(self, name: str) -> ModuleType:
-        """A module of foretrain.model, for tensors without values."""
         if name in self.stands_for:
             return self.stands_for[name]
         if name not in self.loaded:
@@ -162,7 +162,7 @@ class Loader:
         return self.loaded[name]
 
     def model(self, name: str, kind: str, config: Any) -> Any:
-        """A model of this class, changed as the config's techniques do."""
+        """Return a model of this class, changed as the config's techniques do."""
         made = getattr(self.load(name), kind)(config)
         self.load(TECHNIQUES).change(made, config)
         return made
@@ -187,7 +187,6 @@ def _spec_of(name: str) -> ModuleSpec:
 
 @cache
 def _code_of(name: str) -> CodeType:
-    """Compiled, as Python keeps it beside the file."""
     loader: Any = _spec_of(name).loader
     return loader.get_code(name)
 

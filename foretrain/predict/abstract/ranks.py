@@ -1,8 +1,8 @@
 """How ranks that share a model change its passes. FSDP2's are in fully_shard.py. No torch.
 
 torch/csrc/distributed/c10d/reducer.cpp: with gradient_as_bucket_view a gradient is copied into its bucket when it is
-whole, and ends; but not before the last micro-batch of a step. When buckets have been made anew, NCCL still has the old
-one, until the first of the new ones is sent (trace/ranks.py, Reducer).
+whole, and ends; but not before the last micro-batch of a step. When buckets have been made again, NCCL still has the
+old one, until the first of the new ones is sent (trace/ranks.py, Reducer).
 """
 
 from collections.abc import Callable
@@ -19,7 +19,8 @@ FIRST_BUCKET_BYTES = 1 * MIB  # torch/nn/parallel/distributed.py, dist._DEFAULT_
 
 class State(NamedTuple):
     """What a pass finds: whether gradients are there, and whether it is the last micro-batch of its step. `left`: how
-    many other tensors earlier passes have left."""
+    many other tensors earlier passes have left.
+    """
 
     gradients: bool = False
     last: bool = False
@@ -29,9 +30,10 @@ class State(NamedTuple):
 FRESH = State()
 
 
-class Alone:
+class OneCard:
     """One card. Gradients stay until the step is done, unless it `sends` them; `key`: what decides a pass besides its
-    state."""
+    state.
+    """
 
     key: Any = None
     sends = False
@@ -40,11 +42,10 @@ class Alone:
     leaves: tuple[str, ...] = ()  # components of what passes leave besides gradients
 
     def state(self, gradients: list[Tensor], left: list[Tensor], *, last: bool, saving: bool) -> State:
-        """As much of it as decides a pass."""
+        """Return as much of the state as decides a pass."""
         return State(gradients=bool(gradients))
 
     def recorder(self, recorded: Callable[[State], Recorder], state: State) -> Recorder:
-        """The pass of the layers that are run."""
         return recorded(FRESH).later() if state.gradients else recorded(FRESH)
 
     def structure(self, unrolled: Callable[[State], Structure], state: State) -> Structure:
@@ -54,36 +55,34 @@ class Alone:
         return structure.sized(t)
 
     def wrap(self, model: Any, machine: m.Machine) -> None:
-        """Change a model that was just built, which runs on this machine."""
         self.on = machine
 
     def begin(self, t: Recorder, state: State, *, saving: bool) -> None:
-        """A pass is about to be recorded. What it finds and ends comes to life at first; the recorder's `given` tells
-        how much that is."""
+        """Begin to record a pass. What it finds and ends comes to life at first; the recorder's `given` tells how much
+        that is.
+        """
 
     def end(self) -> None:
         """Its backward pass is through."""
 
     def given(self, gradients: list[Tensor], left: list[Tensor], count: int) -> list[Tensor]:
-        """The tensors of earlier passes that one with so many `given` ends, in its order."""
+        """Return the tensors of earlier passes that one with so many `given` ends, in its order."""
         return gradients[:count]
 
 
-class Machine(m.Machine):
+class SendingMachine(m.Machine):
     """A gradient goes to the host in the dtype in which it was made."""
 
     wide_gradients = False
     leaving: Any = None
 
     def accumulate(self, parameter: Any, gradient: Any) -> None:
-        """It is held until the next one leaves (model/master.py)."""
+        """Hold it until the next one leaves (model/master.py)."""
         self.leaving = gradient
 
 
-class Sends(Alone):
-    """One card that keeps no gradient."""
-
-    key, sends, machine = "sends", True, Machine
+class SendingGradients(OneCard):
+    key, sends, machine = "sends", True, SendingMachine
 
     def end(self) -> None:
         self.on.leaving = None
@@ -102,7 +101,7 @@ class UpdatingMachine(m.Machine):
                 self.t.birth(MOMENTS, 4, parameter.shape)
 
 
-class Updates(Alone):
+class UpdatingInBackward(OneCard):
     """One card that updates each parameter in the backward pass. Its first pass leaves the optimizer's states."""
 
     key, sends, machine, leaves = "updates", True, UpdatingMachine, (MOMENTS,)
@@ -117,7 +116,7 @@ class Updates(Alone):
         self.on.first = not state.left
 
 
-class Buckets(Alone):
+class Buckets(OneCard):
     as_views = False
 
     def state(self, gradients: list[Tensor], left: list[Tensor], *, last: bool, saving: bool) -> State:
@@ -150,7 +149,7 @@ def _gradients(first: Structure) -> list[int]:
 
 
 def _ended(later: Structure, kept: list[int]) -> Structure:
-    """A pass whose gradients are added to those of earlier ones, which end there."""
+    """Return a pass whose gradients are added to those of earlier ones, which end there."""
     old, shift = {serial: n for n, serial in enumerate(kept)}, len(kept)
     events: list[int] = []
     moments: list[str] = []
@@ -170,8 +169,9 @@ def _ended(later: Structure, kept: list[int]) -> Structure:
 
 
 def _let_go(passage: Passage, t: Timeline, *, as_views: bool) -> Passage:
-    """A pass that ends the old bucket, the first of its `given`, when the first new one has all its gradients; where
-    they are to be views of it, each ends then."""
+    """Return a pass that ends the old bucket, the first of its `given`, when the first new one has all its gradients;
+    where they are to be views of it, each ends then.
+    """
     kinds = [(BUCKETS, t.size(4, "P")), *passage.kinds]
     events = [event + 1 if event >= 0 else event - 1 for part in passage.parts for event in part.events]
     split = len(passage.parts[0].events)

@@ -19,28 +19,28 @@ from foretrain.predict.abstract.tensors import (
     int32,
     int64,
     make,
-    ran,
-    unmade,
+    note_kernel,
+    without_storage,
 )
 from foretrain.predict.abstract.views import product
 
 
 def _numbers(x: Tensor, shape: Any) -> Tensor:
-    """Whole numbers that belong to the pass, not to its batch."""
+    """Make whole numbers that belong to the pass, not to its batch."""
     return allocate(shape, int64, m.machine().component(shape))
 
 
 def topk(x: Tensor, k: int, dim: int = -1) -> tuple[Tensor, Tensor]:
-    """The k largest of each row, and where they stand, which backward takes."""
+    """Return the k largest of each row, and where they stand, which backward takes."""
     shape = (*x.shape[:-1], k)
     found, places = allocate(shape, x.dtype), _numbers(x, shape)
-    ran("range", (found, places), x)
+    note_kernel("range", (found, places), x)
     if wants(x):
         whole, dtype = x.shape, x.dtype
 
         def run(saved: list[Any], grad: Tensor) -> Grads:
             out = make("fill", whole, dtype)
-            ran("scatter", out.viewed((), ()), grad, *saved)
+            note_kernel("scatter", out.viewed((), ()), grad, *saved)
             return (out,)
 
         record(found, run, (x,), (places,))
@@ -48,9 +48,8 @@ def topk(x: Tensor, k: int, dim: int = -1) -> tuple[Tensor, Tensor]:
 
 
 def sort(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The numbers in order, and where each was."""
     found = _numbers(x, x.shape), _numbers(x, x.shape)
-    ran("range", found, x)
+    note_kernel("range", found, x)
     return found
 
 
@@ -63,22 +62,21 @@ def cumsum(x: Tensor, *, dim: int, dtype: Any) -> Tensor:
 
 
 def quotient(x: Tensor, _: int) -> Tensor:
-    """Whole numbers divided."""
     return make("add", x.shape, x.dtype, x, component=m.machine().component(x.shape))
 
 
 def to_int(x: Tensor) -> Tensor:
-    """x in 32 bits."""
     return x.cast(int32, m.machine().component(x.shape))
 
 
 def getitem(x: Tensor, key: Any) -> Tensor:
-    """Rows by their numbers, else views.getitem. The gradients of a row that was taken more than once add up, for which
-    a card sorts the numbers."""
+    """Return rows by their numbers, else views.getitem. The gradients of a row that was taken more than once add up,
+    for which a card sorts the numbers.
+    """
     if not isinstance(key, Tensor):
         return views.getitem(x, key)
     sizes = (*key.shape, *x.shape[1:])
-    out = unmade(sizes, x.dtype)
+    out = without_storage(sizes, x.dtype)
     if wants(x):
         shape = x.shape
 
@@ -86,21 +84,20 @@ def getitem(x: Tensor, key: Any) -> Tensor:
             found = make("fill", shape, grad.dtype)
             sorting = [allocate(saved[0].shape, int64, "workspace") for _ in range(6 if m.machine().cuda else 0)]
             del sorting
-            ran("scatter", found.viewed((), ()), grad, *saved, grad)
+            note_kernel("scatter", found.viewed((), ()), grad, *saved, grad)
             return (found,)
 
         record(out, run, (x,), (key,))
     out.storage = allocate(sizes, x.dtype).storage  # where only what backward needs is recomputed, it is not made
-    ran("gather", out, out, key)
+    note_kernel("gather", out, out, key)
     return out
 
 
 def setitem(x: Tensor, key: Tensor, value: Tensor) -> None:
-    ran("scatter", x.viewed((), ()), key, value)
+    note_kernel("scatter", x.viewed((), ()), key, value)
 
 
 def permute(x: Tensor, *order: int) -> Tensor:
-    """x with its dimensions in another order."""
     out = x.viewed([x.shape[i] for i in order], [x.strides[i] for i in order])
     if wants(x):
         back = [order.index(i) for i in range(len(order))]
@@ -113,7 +110,7 @@ def permute(x: Tensor, *order: int) -> Tensor:
 
 
 def total(x: Tensor, dim: Any = None, keepdim: bool = False, **named: Any) -> Tensor:
-    """The sum over a dimension or over all, whose gradient is the same along it."""
+    """Sum over a dimension or over all; its gradient is the same along it."""
     out = F.along(x, dim, keepdim, **named)
     if wants(x):
         shape, at = x.shape, None if dim is None else dim % len(x.shape)
@@ -133,11 +130,12 @@ def total(x: Tensor, dim: Any = None, keepdim: bool = False, **named: Any) -> Te
 
 
 def grouped_mm(x: Tensor, weight: Tensor, *, offs: Tensor) -> Tensor:
-    """Rows that are sorted by expert times the matrix of each, X x in x out. The weight's gradient is made before that
-    of x, for all experts. transformers' own way on older cards makes both, after each other, whatever is wanted."""
+    """Multiply rows that are sorted by expert by the matrix of each, X x in x out. The weight's gradient is made before
+    that of x, for all experts. transformers' own way on older cards makes both, after each other, whatever is wanted.
+    """
     rows, n_in, n_out = x.shape[0], weight.shape[-2], weight.shape[-1]
     sizes = rows, n_out
-    out = unmade(sizes, x.dtype)
+    out = without_storage(sizes, x.dtype)
     if wants(x, weight):
         own = m.machine().grouped == "own"
         for_x, for_weight = x.requires_grad or own, weight.requires_grad or own
@@ -167,7 +165,7 @@ def _for_rows(grad: Tensor, weight: Tensor) -> Tensor:
 
 
 def _for_weight(grad: Tensor, x: Tensor, shape: tuple[int, ...], dtype: DType) -> Tensor:
-    """As it lies in memory, out x in of each expert, seen as in x out."""
+    """Return it as it lies in memory, out x in of each expert, seen as in x out."""
     count, n_in, n_out = shape
     made = allocate((count, n_out, n_in), dtype)
     _each("matmul_weight", made, grad, x, shape=(n_out, n_in, grad.shape[0]), many=2)
@@ -175,33 +173,36 @@ def _for_weight(grad: Tensor, x: Tensor, shape: tuple[int, ...], dtype: DType) -
 
 
 def _each(kind: str, out: Tensor, x: Tensor, y: Tensor, *, shape: tuple[int, int, int], many: int) -> None:
-    """One kernel for all experts on cards that have it, in bfloat16; else one for each, of as many rows, which are size
-    `many` of the matmul: routing is taken to be even (aten native/cuda/GroupedBlas.cpp)."""
+    """Run one kernel for all experts on cards that have it, in bfloat16; else one for each, of as many rows, which are
+    size
+
+    `many` of the matmul: routing is taken to be even (aten native/cuda/GroupedBlas.cpp).
+    """
     machine = m.machine()
     rows = shape[many]
     count = max(1, min(int(out.shape[0] if many else y.shape[0]), int(rows)))
     if count == 1 or (machine.grouped == "at once" and x.dtype == bfloat16):
-        ran(kind, out, x, y, shape=shape)
+        note_kernel(kind, out, x, y, shape=shape)
         return
     shares = _of_one(out, rows, count), _of_one(x, rows, count), _of_one(y, rows, count)
     each, more = divmod(int(rows), count)
     for n, times in ((each + 1, more), (each, count - more)):
         if times:
-            ran(kind, *shares, shape=(*shape[:many], n, *shape[many + 1 :]), times=times)
+            note_kernel(kind, *shares, shape=(*shape[:many], n, *shape[many + 1 :]), times=times)
 
 
 def _of_one(x: Tensor, rows: int, count: int) -> Tensor:
-    """What one expert has of this: its matrix, or its rows."""
+    """Return what one expert has of this: its matrix, or its rows."""
     shape = x.shape[1:] if len(x.shape) == 3 else (int(rows) // count, *x.shape[1:])
     return x.viewed(shape, contiguous_strides(shape))
 
 
 def baddbmm(x: Tensor, a: Tensor, b: Tensor, *, alpha: float = 1) -> Tensor:
-    """x + alpha·a·b of as many matrices; each gradient is multiplied by alpha after it was made."""
+    """Return x + alpha·a·b of as many matrices; each gradient is multiplied by alpha after it was made."""
     (count, rows, inner), columns = a.shape, b.shape[-1]
     out = allocate(x.shape, x.dtype)
     m.machine().workspace()
-    ran("matmul", out, x, a, b, shape=(product((count, rows)), columns, inner))
+    note_kernel("matmul", out, x, a, b, shape=(product((count, rows)), columns, inner))
     if wants(x, a, b):
         for_x = x.requires_grad
 
@@ -220,7 +221,6 @@ def baddbmm(x: Tensor, a: Tensor, b: Tensor, *, alpha: float = 1) -> Tensor:
 
 
 def sigmoid(x: Tensor) -> Tensor:
-    """1 / (1 + exp(-x))."""
     return F.tanh(x)
 
 

@@ -13,7 +13,7 @@ from foretrain.predict.abstract import autograd, modules, programs
 from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.dims import Dim, Kernel, Launch, Launches, counted
 from foretrain.predict.abstract.passage import MOST, OUTSIDE, Recorder, Structure, Uneven, copies_of, unroll
-from foretrain.predict.abstract.ranks import FRESH, Alone, State
+from foretrain.predict.abstract.ranks import FRESH, OneCard, State
 from foretrain.predict.spec import Variant
 from foretrain.predict.timeline import Passage, Tensor, Timeline
 
@@ -54,18 +54,16 @@ class Result:
 
 
 class EagerProgram:
-    """Writes the forward and backward passes of an eager micro-batch into a timeline."""
-
     TAKEN = ("kept", "flash", "split", "sums1", "sums2", "sums3", "sums4")  # by kernels for themselves, on some cards
     OF_ITS_SIZES = False  # whether a pass is remembered for its own sizes alone
     KERNELS = True  # whether a pass tells all kernels that it runs; what is compiled is traced as a graph, and has none
 
     def __init__(
         self, timeline: Timeline, variant: Variant, config: RunConfig, low: m.DType | None,
-        matmul: str = "dtype", make: Make | None = None, ranks: Alone | None = None,
+        matmul: str = "dtype", make: Make | None = None, ranks: OneCard | None = None,
     ) -> None:  # fmt: skip
         self.t, self.v, self.config, self.low = timeline, variant, config, low
-        self.ranks, self.last = ranks or Alone(), False  # `last`: whether the next micro-batch ends a step
+        self.ranks, self.last = ranks or OneCard(), False  # `last`: whether the next micro-batch ends a step
         self.matmul, self.make = matmul if matmul in EIGHT_BITS else "dtype", make
         self.groups = (config.checkpointed, config.n_layer - config.checkpointed)
         self.run = tuple(min(MOST, count) for count in self.groups)
@@ -79,7 +77,6 @@ class EagerProgram:
         return self.v.attention if learns else self.v.evaluation_attention
 
     def forward(self, saving: bool) -> Result:
-        """One micro-batch through the model and the loss; `saving`: with a graph for backward."""
         passage = self._passage(saving)
         given = self._given(passage)
         shift = self.t.play(passage, 0, given=given)
@@ -92,17 +89,16 @@ class EagerProgram:
         return Result(passage, shift, logits, given)
 
     def backward(self, result: Result) -> None:
-        """The whole backward pass; gradients stay alive, everything saved is freed."""
+        """Run the whole backward pass; gradients stay alive, everything saved is freed."""
         shift = self.t.play(result.passage, 1, result.shift, result.given)
         self._keep(result.passage, result.shift, shift)
 
     def clear_workspaces(self) -> None:
-        """cuBLAS's go, and the next passes make them anew."""
+        """Free cuBLAS's workspaces, which the next passes make again."""
         self.t.free(*self.workspaces)
         self.workspaces = []
 
     def _given(self, passage: Passage) -> list[Tensor]:
-        """What a pass ends of what earlier ones have left."""
         given = self.ranks.given(self.gradients, self.left, passage.given)
         ends = {tensor.serial for tensor in given}
         self.gradients = [tensor for tensor in self.gradients if tensor.serial not in ends]
@@ -110,7 +106,6 @@ class EagerProgram:
         return given
 
     def _keep(self, passage: Passage, *shifts: int) -> None:
-        """What a pass has left; `shifts` of its two parts."""
         second = passage.parts[1].first
         for serial in passage.left:
             component, size = passage.kinds[serial]
@@ -123,9 +118,11 @@ class EagerProgram:
         self.t.free(*self.gradients)
         self.gradients = []
 
-    @m.alone
+    @m.one_thread_at_a_time
     def launches(self, saving: bool, fuse: Fuse | None = None) -> list[tuple[Launch, int]]:
-        """The kernels of a pass, in letters, and how often each runs in all layers; `fuse`: as a compiler has them."""
+        """Return the kernels of a pass, in letters, and how often each runs in all layers; `fuse`: as a compiler has
+        them.
+        """
         alike = self._kernels_of(saving), self.run
         key = *alike, fuse
         found = _launches.get(key)
@@ -144,7 +141,7 @@ class EagerProgram:
     # -- passages ------------------------------------------------------------------------------------------
 
     def _passage(self, saving: bool) -> Passage:
-        """The pass in the present sizes, without the workspaces that cuBLAS has from earlier passes."""
+        """Return the pass in the present sizes, without the workspaces that cuBLAS has from earlier passes."""
         s = self.t.symbols
         key = len(self.workspaces), saving, self._state(saving), s["B"], s["T"]
         whole = self._whole(saving)
@@ -159,7 +156,7 @@ class EagerProgram:
             self.passages[key] = self.ranks.sized(self._structure(saving), state, self.t)
         return self.passages[key]
 
-    @m.alone
+    @m.one_thread_at_a_time
     def _structure(self, saving: bool) -> Structure:
         state = self._state(saving)
         key = self._shape_of(saving), self.groups, state
@@ -185,7 +182,7 @@ class EagerProgram:
         self.run, self.model = self.groups, None
 
     def _recorder(self, saving: bool, state: State = FRESH) -> Recorder:
-        """The pass of the layers that are run, as it is the first time that there is this state."""
+        """Record the layers that are run, as it is the first time that there is this state."""
         key = self._shape_of(saving), state, self.run
         found = _recorders.get(key)
         if found is None:
@@ -201,7 +198,9 @@ class EagerProgram:
         return replace(self.v, checkpointed=0), self.ranks.key, *takes, *self._besides(saving)
 
     def _kernels_of(self, saving: bool) -> Any:
-        """All that decides a pass's kernels but sizes: fused ways of attention are one kernel, whatever they hold."""
+        """Return all that decides a pass's kernels but sizes: fused ways of attention are one kernel, whatever they
+        hold.
+        """
         kind = self._attention(saving)
         if self.t.symbols["G"] == 1 and kind not in ("math", "written"):  # else a kernel may want copies of keys
             kind = "fused"
@@ -219,7 +218,7 @@ class EagerProgram:
         )  # fmt: skip
 
     def _dtypes(self) -> m.DType | None:
-        """What autocast makes of fp32; None without. Weights that are made from here on have the step's dtype."""
+        """Return what autocast makes of fp32. Weights that are made from here on have the step's dtype."""
         modules.weights.set(self.low if self.v.master and self.low is not None else m.float32)
         return self.low if self.v.casts else None
 

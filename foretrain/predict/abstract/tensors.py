@@ -19,8 +19,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class DType(NamedTuple):
-    """A dtype: its name and its bytes an element."""
-
     name: str
     itemsize: int
 
@@ -33,7 +31,8 @@ int32, int8 = DType("int32", 4), DType("int8", 1)
 
 class Card(NamedTuple):
     """What kernels ask of the device (model/hub/kernels.py). `processors`: streaming multiprocessors, 1 of a CPU.
-    `nbytes`: of a card's memory."""
+    `nbytes`: of a card's memory.
+    """
 
     cuda: bool
     capability: tuple[int, int] = (8, 0)
@@ -70,7 +69,7 @@ class Machine:
 
     @property
     def in_backward(self) -> bool:
-        """Whether what is made now is a gradient, and nothing that a checkpoint recomputes."""
+        """Return whether what is made now is a gradient, and nothing that a checkpoint recomputes."""
         return self.thread == "backward" and not self.again
 
     def component(self, shape: Sequence[int]) -> str:
@@ -81,7 +80,7 @@ class Machine:
         return f"activations.{self.kind or 'residual'}"
 
     def tangent(self, root: "Tensor") -> "Tensor":
-        """The gradient of the loss, with which a backward pass begins."""
+        """Return the gradient of the loss, with which a backward pass begins."""
         return make("fill", root.shape, root.dtype, component="temporaries")
 
     def accumulate(self, parameter: Any, gradient: Any) -> None:
@@ -112,7 +111,7 @@ machine: Callable[[], Machine] = _running.get  # the one that runs now, in this 
 _turn = RLock()
 
 
-def alone(function: F) -> F:
+def one_thread_at_a_time(function: F) -> F:
     """Let one thread at a time call any such function: what they remember is every thread's."""
 
     @wraps(function)
@@ -161,37 +160,33 @@ class Tensor:
         return self.storage.t.births[self.storage.serial].component if self.storage else ""
 
     def detach(self) -> "Tensor":
-        """The same storage, without autograd."""
         return Tensor(self.shape, self.strides, self.dtype, self.storage)
 
     def viewed(self, shape: Sequence[int], strides: Sequence[int], start: int = 0) -> "Tensor":
-        """The storage, seen in a shape with strides; `start` tells slices of it apart."""
+        """Return the storage, seen in a shape with strides; `start` tells slices of it apart."""
         return Tensor(tuple(shape), tuple(strides), self.dtype, self.storage)
 
     def pieces(self, shapes: Sequence[tuple[int, ...]]) -> list["Tensor"]:
-        """Stretches of the storage, one after the other."""
+        """Return stretches of the storage, one after the other."""
         return [self.viewed(shape, self.strides) for shape in shapes]
 
     def made(
         self, shape: Sequence[int], dtype: DType, *others: "Tensor | None", component: str | None = None
     ) -> "Tensor":
-        """A new tensor, computed from this one and others."""
         return make("join", shape, dtype, self, *others, component=component)
 
     def cast(self, dtype: DType, component: str | None = None) -> "Tensor":
-        """A copy in another dtype, without autograd."""
         return make("cast", self.shape, dtype, self, component=component)
 
     def reduced(self, shape: tuple[int, ...]) -> "Tensor":
-        """The sum over what was broadcast; over all rows, it is made of partial sums."""
+        """Sum over what was broadcast; over all rows, it is made of partial sums."""
         out = make("add", shape, self.dtype, self)
         letters = getattr(shape[0], "letters", ()) if len(shape) == 1 else ()
         if machine().cuda and letters == ("C",):
-            passing(1, f"sums{getattr(shape[0], 'coefficient', 0)}")
+            take_temporary(1, f"sums{getattr(shape[0], 'coefficient', 0)}")
         return out
 
     def summed(self, other: "Tensor") -> "Tensor":
-        """The sum of two gradients."""
         return make("add", self.shape, self.dtype, self, other)
 
     def numel(self) -> int:
@@ -199,13 +194,11 @@ class Tensor:
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a tensor that lies in memory row by row."""
     return _by_rows(tuple(shape))
 
 
 @lru_cache(maxsize=4096)  # a model has few shapes
 def elements(shape: tuple[int, ...]) -> int:
-    """How many there are, as a plain number."""
     return math.prod(map(int, shape))
 
 
@@ -218,24 +211,24 @@ def _by_rows(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(found))
 
 
-def unmade(shape: tuple[int, ...], dtype: DType) -> Tensor:
-    """A contiguous tensor without a storage: an operation gives it one once backward has what it keeps."""
+def without_storage(shape: tuple[int, ...], dtype: DType) -> Tensor:
+    """Return a contiguous tensor without a storage: an operation gives it one once backward has what it saves."""
     return Tensor(shape, contiguous_strides(shape), dtype, None)
 
 
 def allocate(shape: Sequence[int], dtype: DType, component: str | None = None) -> Tensor:
-    """A new contiguous tensor; without a storage where no program runs, as while a model is built."""
+    """Return a new contiguous tensor; without a storage where no program runs, as while a model is built."""
     shape = tuple(shape)
     on = machine()
     if on is None:
-        return unmade(shape, dtype)
+        return without_storage(shape, dtype)
     if component is None:
         component = "batch" if dtype is int64 else on.component(shape)
     serial = on.t.birth(component, dtype.itemsize, shape)
     return Tensor(shape, contiguous_strides(shape), dtype, Storage(on.t, serial))
 
 
-def ran(
+def note_kernel(
     kind: str, out: Tensor | Sequence[Tensor], *inputs: Tensor | None, shape: Sequence[int] = (), times: int = 1
 ) -> None:
     """Note a kernel that reads the inputs and writes its results, each once; or one that runs so many times."""
@@ -254,12 +247,12 @@ def ran(
 
 
 def _which(x: Tensor) -> int:
-    """Weights and constants, which have no storage, are told apart by their shapes."""
+    """Tell weights and constants, which have no storage, apart by their shapes."""
     return x.storage.serial if x.storage is not None else -abs(hash((x.dtype.itemsize, x.shape))) - 10**6
 
 
 def _moved(x: Tensor) -> tuple[int, tuple[int, ...]]:
-    """Bytes of an element, and the shape; what is expanded is there once."""
+    """Return bytes of an element, and the shape; what is expanded is there once."""
     shape = x.shape
     if 0 in x.strides:
         shape = tuple(size for size, stride in zip(shape, x.strides, strict=True) if stride)
@@ -270,11 +263,11 @@ def make(
     kind: str, shape: Sequence[int], dtype: DType, *inputs: Tensor | None, component: str | None = None,
     of: Sequence[int] = (),
 ) -> Tensor:  # fmt: skip
-    """The result of a kernel; `of`: the sizes of a matmul."""
+    """Return the result of a kernel; `of`: the sizes of a matmul."""
     out = allocate(shape, dtype, component)
     if kind in ELEMENTWISE and inputs and inputs[0] is not None and len(inputs[0].shape) == len(shape) > 1:
         out.strides = dense_like(inputs[0], out.shape) or out.strides
-    ran(kind, out, *inputs, shape=of)
+    note_kernel(kind, out, *inputs, shape=of)
     return out
 
 
@@ -282,8 +275,9 @@ ELEMENTWISE = frozenset({"add", "cast", "gelu", "gelu_backward"})
 
 
 def dense_like(x: Tensor, shape: Sequence[int]) -> tuple[int, ...] | None:
-    """Strides of a result of this shape whose dimensions lie in memory in the order that they have in x, without
-    gaps, as TensorIterator makes it; None where that is row by row."""
+    """Return strides of a result of this shape whose dimensions lie in memory in the order that they have in x, without
+    gaps, as TensorIterator makes it; None where that is row by row.
+    """
     order = sorted(range(len(shape)), key=lambda i: (-int(x.strides[i]), i))
     if order == list(range(len(shape))) or any(a != b for a, b in zip(x.shape, shape, strict=True)):
         return None
@@ -294,15 +288,15 @@ def dense_like(x: Tensor, shape: Sequence[int]) -> tuple[int, ...] | None:
     return tuple(found)
 
 
-def passing(coefficient: int, letter: str) -> None:
-    """What a kernel takes for itself: so many times a symbol of the timeline."""
+def take_temporary(coefficient: int, letter: str) -> None:
+    """Take so many times a symbol of the timeline for the kernel itself."""
     t = machine().t
     if t.symbols.get(letter):
         t.death(t.birth("workspace", 1, (), (coefficient, letter)))
 
 
-def passing_all(sizes: Sequence[int]) -> None:
-    """The same of tensors of so many bytes, which are there together."""
+def take_temporaries(sizes: Sequence[int]) -> None:
+    """Take tensors of so many bytes for the kernel itself, together."""
     t = machine().t
     for serial in [t.birth("workspace", 1, (), (nbytes,)) for nbytes in sizes]:
         t.death(serial)

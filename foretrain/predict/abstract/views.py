@@ -11,7 +11,6 @@ from foretrain.predict.abstract.tensors import DType, Tensor, contiguous_strides
 
 
 def is_contiguous(x: Tensor) -> bool:
-    """Whether x lies row by row."""
     step = 1
     for size, stride in zip(reversed(x.shape), reversed(x.strides), strict=True):
         if size != 1 and stride != step:
@@ -35,12 +34,11 @@ def _filled(x: Tensor, shape: Sequence[Any]) -> tuple[int, ...]:
 
 
 def alike(a: int, b: int) -> bool:
-    """Whether two sizes are equal and have the same letters."""
     return a == b and getattr(a, "letters", ()) == getattr(b, "letters", ())
 
 
 def _quotient(x: Tensor, rest: int, others: list[int]) -> int:
-    """What -1 stands for: the dimensions of x that are not among the others, multiplied."""
+    """Return what -1 stands for: the dimensions of x that are not among the others, multiplied."""
     left = list(x.shape)
     for size in others:
         for i, own in enumerate(left):
@@ -61,7 +59,7 @@ def _quotient(x: Tensor, rest: int, others: list[int]) -> int:
 
 
 def _viewed_strides(x: Tensor, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Strides with which x can be seen in another shape, or None where it has to be copied."""
+    """Return strides with which x can be seen in another shape, or None where it has to be copied."""
     if is_contiguous(x):
         return contiguous_strides(shape)
     old = [(s, st) for s, st in zip(x.shape, x.strides, strict=True) if s != 1]
@@ -100,7 +98,6 @@ def _viewed_strides(x: Tensor, shape: tuple[int, ...]) -> tuple[int, ...] | None
 
 
 def view(x: Tensor, *shape: Any) -> Tensor:
-    """x in another shape, which may have one -1."""
     sizes = _filled(x, shape)
     strides = _viewed_strides(x, sizes)
     assert strides is not None, f"{x.shape} cannot be seen as {sizes}"
@@ -118,7 +115,7 @@ def _view_backward(shape: tuple[int, ...]) -> Callable[..., Grads]:
 
 
 def _seen(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """x in another shape, copied where it has to be; without autograd."""
+    """Return x in another shape, copied where it has to be; without autograd."""
     strides = _viewed_strides(x, shape)
     if strides is None:
         return x.made(shape, x.dtype)
@@ -128,7 +125,6 @@ def _seen(x: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def reshape(x: Tensor, *shape: Any) -> Tensor:
-    """The same, of a copy where it has to be."""
     sizes = _filled(x, shape)
     if _viewed_strides(x, sizes) is not None:
         return view(x, sizes)
@@ -143,7 +139,7 @@ def clone(x: Tensor) -> Tensor:
 
 
 def expand(x: Tensor, *shape: Any) -> Tensor:
-    """x, seen again and again along dimensions of 1; the gradient is their sum."""
+    """Repeat x along dimensions of 1; the gradient is their sum."""
     sizes = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
     strides = [
         0 if own == 1 and size != 1 else stride for own, size, stride in zip(x.shape, sizes, x.strides, strict=True)
@@ -155,7 +151,6 @@ def expand(x: Tensor, *shape: Any) -> Tensor:
 
 
 def contiguous(x: Tensor) -> Tensor:
-    """x, or a copy that lies row by row."""
     return x if is_contiguous(x) else clone(x)
 
 
@@ -164,7 +159,6 @@ def identity(saved: Any, grad: Tensor) -> Grads:
 
 
 def transpose(x: Tensor, a: int, b: int) -> Tensor:
-    """x with two dimensions exchanged."""
     out = _transposed(x, a, b)
     if wants(x):
         record(out, lambda saved, grad: (_transposed(grad, a, b),), (x,))
@@ -178,7 +172,7 @@ def _transposed(x: Tensor, a: int, b: int) -> Tensor:
 
 
 def split(x: Tensor, size: Any, dim: int = 0) -> tuple[Tensor, ...]:
-    """Stretches of a dimension; their gradients are joined again."""
+    """Split a dimension; the gradients are joined again."""
     dim %= len(x.shape)
     sizes = list(size) if isinstance(size, list | tuple) else [size] * (int(x.shape[dim]) // int(size))
     outs = x.pieces([(*x.shape[:dim], each, *x.shape[dim + 1 :]) for each in sizes])
@@ -193,7 +187,7 @@ def split(x: Tensor, size: Any, dim: int = 0) -> tuple[Tensor, ...]:
 
 
 def _laid_out_as(shape: tuple[int, ...], dtype: DType, grads: Sequence[Tensor | None]) -> Tensor:
-    """The gradients joined, in the layout that they have, as cat chooses it."""
+    """Join the gradients in the layout that they have, as cat chooses it."""
     first, *others = (grad for grad in grads if grad is not None)
     out = first.made(shape, dtype, *others)
     if len(shape) == 4 and first.strides[1] < first.strides[2]:  # B x T x H x D, seen as B x H x T x D
@@ -219,19 +213,17 @@ def flatten(x: Tensor, start: int = 0, end: int = -1) -> Tensor:
 
 
 def unsqueeze(x: Tensor, dim: int) -> Tensor:
-    """x with a dimension of 1 more."""
     dim %= len(x.shape) + 1
     return view(x, (*x.shape[:dim], 1, *x.shape[dim:]))
 
 
 def squeeze(x: Tensor, dim: int) -> Tensor:
-    """x with a dimension of 1 less."""
     dim %= len(x.shape)
     return view(x, (*x.shape[:dim], *x.shape[dim + 1 :]))
 
 
 def _taken(key: slice, start: int, stop: int, size: int) -> int:
-    """How many of a dimension a slice takes, with its letters: a context, a chunk of tokens, a half."""
+    """Return how many of a dimension a slice takes, with its letters: a context, a chunk of tokens, a half."""
     count = stop - start
     if isinstance(key.stop, Dim) and not start and key.stop == stop:
         return key.stop
@@ -241,7 +233,6 @@ def _taken(key: slice, start: int, stop: int, size: int) -> int:
 
 
 def getitem(x: Tensor, key: Any) -> Tensor:
-    """Slices of leading dimensions, and whole others."""
     keys = list(key) if isinstance(key, tuple) else [key]
     if Ellipsis in keys:
         at = keys.index(Ellipsis)
@@ -290,13 +281,12 @@ def promoted(a: DType, b: DType) -> DType:
 
 
 def result_of(x: Tensor, y: Tensor) -> tuple[tuple[int, ...], DType]:
-    """Shape and dtype of an operation on both; a scalar's dtype does not count beside a tensor's."""
+    """Return shape and dtype of an operation on both; a scalar's dtype does not count beside a tensor's."""
     dtype = promoted(x.dtype, y.dtype) if len(x.shape) and len(y.shape) else (x if len(x.shape) else y).dtype
     return broadcast(x.shape, y.shape), dtype
 
 
 def reduced(x: Tensor, dim: Any, keepdim: bool) -> tuple[int, ...]:
-    """The shape of a sum over dimensions; None: over all."""
     if dim is None:
         return ()
     dims = {d % len(x.shape) for d in (dim if isinstance(dim, tuple | list) else (dim,))}
@@ -304,7 +294,7 @@ def reduced(x: Tensor, dim: Any, keepdim: bool) -> tuple[int, ...]:
 
 
 def joined(parts: Sequence[Tensor], dim: int) -> list[int]:
-    """The shape of the parts one after the other; sizes with the same letters are multiplied, not added."""
+    """Return the shape of the parts one after the other; sizes with the same letters are multiplied, not added."""
     shape = list(parts[0].shape)
     for part in parts[1:]:
         same = alike(part.shape[dim], parts[0].shape[dim])

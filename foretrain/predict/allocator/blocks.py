@@ -21,22 +21,18 @@ def _up(nbytes: int, multiple: int) -> int:
 
 
 class Addresses(Protocol):
-    """Gives each new segment its address."""
-
-    def new(self, nbytes: int) -> int:
-        """The start of fresh address space for so many bytes."""
-        ...
+    def new(self, nbytes: int) -> int: ...
 
 
 class Rising:
     """Each segment behind the last one: in order of age. So they lie in a public snapshot of what seems to be WSL 2
-    (NiuHuangxiaozi/assignment2-systems, forward_and_backward_memory_snapshot_100: 48 of 65, most others in gaps)."""
+    (NiuHuangxiaozi/assignment2-systems, forward_and_backward_memory_snapshot_100: 48 of 65, most others in gaps).
+    """
 
     def __init__(self) -> None:
         self._next = FIRST_ADDRESS
 
     def new(self, nbytes: int) -> int:
-        """The start of fresh address space for so many bytes."""
         address = self._next
         self._next += _up(nbytes, GRANULE_BYTES)
         return address
@@ -56,7 +52,6 @@ class Falling:
         self._left: dict[int, list[int]] = {}  # of chunks: addresses by bytes, the lowest first
 
     def new(self, nbytes: int) -> int:
-        """The start of fresh address space for so many bytes."""
         nbytes = _up(nbytes, GRANULE_BYTES)
         fitting = [(places[0], left) for left, places in self._left.items() if left >= nbytes and places]
         if fitting:
@@ -72,7 +67,9 @@ class Falling:
 
 
 def usual(reuses_oldest: bool | None = None) -> Addresses:
-    """As a torch that does, or does not, orders segments under Linux; None: as the torch that plans are for."""
+    """Return addresses as a torch that does, or does not, order segments under Linux; None: as the torch that plans are
+    for.
+    """
     oldest = software.of("").reuses_oldest if reuses_oldest is None else reuses_oldest
     return Rising() if oldest else Falling()
 
@@ -107,25 +104,21 @@ class Block:
 
     @property
     def is_split(self) -> bool:
-        """Whether the segment holds other blocks too."""
         return self.prev is not None or self.next is not None
 
     def insert_after(self, block: "Block") -> None:
-        """Link a new block behind this one."""
         block.prev, block.next = self, self.next
         if block.next is not None:
             block.next.prev = block
         self.next = block
 
     def insert_before(self, block: "Block") -> None:
-        """Link a new block in front of this one."""
         block.prev, block.next = self.prev, self
         if block.prev is not None:
             block.prev.next = block
         self.prev = block
 
     def absorb(self, other: "Block") -> None:
-        """A neighbour becomes part of this block."""
         if self.prev is other:
             self.ptr, self.prev = other.ptr, other.prev
             if self.prev is not None:
@@ -159,18 +152,16 @@ class Pool:
         self.blocks[block.ptr] = block
 
     def remove(self, block: Block) -> None:
-        """A free block is taken, merged or given back."""
         del self.order[bisect_left(self.order, ((block.stream << BITS | block.size) << BITS) | block.ptr)]
         del self.blocks[block.ptr]
 
     def at_least(self, size: int, stream: int) -> int | None:
-        """The position of a stream's smallest free block with so many bytes, of the lowest address among equals."""
+        """Return position of a stream's smallest free block with so many bytes, of the lowest address among equals."""
         order = self.order
         position = bisect_left(order, (stream << BITS | size) << BITS)
         return position if position < len(order) and order[position] >> 2 * BITS == stream else None
 
     def take(self, size: int, stream: int) -> Block | None:
-        """That block, which is free no longer; None where there is none."""
         order = self.order
         position = bisect_left(order, (stream << BITS | size) << BITS)
         if position == len(order) or order[position] >> 2 * BITS != stream:
@@ -178,7 +169,6 @@ class Pool:
         return self.blocks.pop(order.pop(position) & LOW)
 
     def at(self, position: int) -> Block:
-        """The free block at a position of the order."""
         return self.blocks[self.order[position] & LOW]
 
     def all(self) -> list[Block]:
@@ -188,10 +178,8 @@ class Pool:
 # What a program asks of the allocator, in its order: when each storage is born and when it dies. No torch.
 #
 # The estimate (predict/timeline.py), the trace (predict/trace/record.py) and a recorded snapshot (predict/snapshot/)
-# all
-# make lifetimes; replay.py runs them through the allocator. An event is a number: `id` is the birth of a storage,
-# `~id`
-# (negative) its death. So forty thousand events are one small list.
+# all make lifetimes; replay.py runs them through the allocator. An event is a number: `id` is the birth of a storage,
+# `~id` (negative) its death. So forty thousand events are one small list.
 
 # Streams from here on: n * GRAPH_POOL + s is what a CUDA graph recorded on stream s takes for the n-th pool of its own.
 GRAPH_POOL = 1 << 16
@@ -235,9 +223,8 @@ class Lifetimes:
         self.emptied = frozenset(emptied)
 
     def spans(self) -> Iterator[tuple[str, int, int]]:
-        """(phase, position of its first event, position after its last) in order.
-
-        What comes before the first mark is of the phase ''.
+        """Yield (phase, position of its first event, position after its last) in order. The phase before the first mark
+        is ''.
         """
         marks = list(self.phases)
         if not marks or marks[0].position > 0:
@@ -254,6 +241,5 @@ class Lifetimes:
 
 
 def name_at(marks: Sequence[Mark], position: int) -> str:
-    """The name that holds at a position; '' before the first mark."""
     index = bisect_right(marks, position, key=lambda mark: mark.position) - 1
     return marks[index].name if index >= 0 else ""

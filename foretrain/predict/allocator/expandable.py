@@ -30,7 +30,7 @@ class Maps(Protocol):
 
 
 def _reach(block: Block) -> int:
-    """What a block can grow to: the unmapped one behind it counts."""
+    """Return what a block can grow to: the unmapped one behind it counts."""
     after = block.next
     return block.size if after is None or after.mapped else block.size + after.size
 
@@ -52,7 +52,6 @@ class ExpandableSegments:
         self.blocks[block.ptr] = block
 
     def forget(self, block: Block) -> None:
-        """An unmapped block is mapped, merged or gone with its stretch."""
         order = self.unmapped[block.pool.small]
         del order[bisect_left(order, (block.stream, block.ptr))]
         del self.blocks[block.ptr]

@@ -50,7 +50,6 @@ class Replay:
 
     @property
     def survives(self) -> bool:
-        """Whether all requests were served."""
         return self.death is None
 
     @property
@@ -65,12 +64,10 @@ class Replay:
 
     @property
     def num_alloc_retries(self) -> int:
-        """As in torch.cuda.memory_stats."""
         return self.allocator.num_alloc_retries
 
     @property
     def stats(self) -> dict[str, int]:
-        """Those of torch.cuda.memory_stats over all events."""
         return self.allocator.memory_stats()
 
 
@@ -82,7 +79,7 @@ class Player:
         self.blocks: dict[int, Block | None] = {}
 
     def play(self, event: int) -> Block | None:
-        """The block that is born or dies. Raises OutOfMemory under a limit."""
+        """Return the block that is born or dies. Raises OutOfMemory under a limit."""
         found = self.lifetimes
         if event >= 0:
             stream = found.streams.get(event, 0) if found.streams else 0
@@ -156,7 +153,6 @@ def replay(
 
 
 def _higher(before: PhasePeak | None, phase: str, allocated: int, position: int, reserved: int) -> PhasePeak:
-    """A phase's peak, of which an earlier part may have been higher."""
     if before is not None:
         reserved = max(reserved, before.reserved_bytes)
         if before.allocated_bytes >= allocated:
@@ -174,7 +170,8 @@ def _death(lifetimes: Lifetimes, position: int, error: OutOfMemory) -> Death:
 
 class Tried:
     """Replays of lifetimes under one limit after another. One holds for all limits between the most that was granted
-    and the least that was refused, as they would have said the same each time; so few are made."""
+    and the least that was refused, as they would have said the same each time; so few are made.
+    """
 
     def __init__(
         self,
@@ -188,7 +185,6 @@ class Tried:
         self._made: list[Replay] = []
 
     def death(self, limit_bytes: int) -> Death | None:
-        """Where it dies under a limit; None where it lives."""
         death = self._like(limit_bytes).death
         if death is None or death.limit_bytes == limit_bytes or self.cap_bytes is not None:
             return death
@@ -214,7 +210,7 @@ def smallest_limit_bytes(
     free: Replay | None = None,
     tried: Tried | None = None,
 ) -> int:
-    """The least memory under which all requests are served, to a step: between allocated peak and reserved peak.
+    """Return the least memory under which all requests are served, to a step: between allocated peak and reserved peak.
 
     `free`: their replay under no limit, `tried`: those under limits, where the caller has them.
     """
@@ -234,8 +230,9 @@ def smallest_limit_bytes(
 
 
 def _least_bytes(lifetimes: Lifetimes, settings: Settings, *, physical: bool) -> int:
-    """What is there at once in rounded blocks, which no limit below can hold. A cap on expandable pages can be passed
-    by less than a page, so there it is no bound and 0."""
+    """Return what is there at once in rounded blocks, which no limit below can hold. A cap on expandable pages can be
+    passed by less than a page, so there it is no bound and 0.
+    """
     if settings.expandable_segments and not physical:
         return 0
     allocator, sizes = Allocator(settings), lifetimes.sizes

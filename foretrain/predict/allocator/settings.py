@@ -1,10 +1,8 @@
 """The caching allocator's settings, as PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF spell them.
 
 Rules from PyTorch 2.11 to 2.15: c10/core/AllocatorConfig.cpp (AcceleratorAllocatorConfig::parseArgs) and
-c10/cuda/CUDAAllocatorConfig.cpp (CUDAAllocatorConfig::parseArgs). Standard library only.
-
-Stricter than PyTorch in one way: a value with something behind it (max_split_size_mb:128MB, which PyTorch reads as 128)
-is an error here.
+c10/cuda/CUDAAllocatorConfig.cpp (CUDAAllocatorConfig::parseArgs). Standard library only. Stricter than PyTorch in one
+way: a value with something behind it (max_split_size_mb:128MB, which PyTorch reads as 128) is an error here.
 """
 
 import re
@@ -48,9 +46,9 @@ WITHOUT_EFFECT = frozenset(
 class Settings:
     """What changes how much memory is reserved. Sizes in bytes, whole MiB; raises ValueError where PyTorch would.
 
-    `max_non_split_rounding_bytes` 0 means the large segment's size, as in PyTorch. `roundup_power2_divisions` holds
-    the divisions of each of the 16 intervals, 0 for none; the empty tuple is "none anywhere". `reuses_oldest` is no
-    setting but of the version (predict/software.py); None: as the torch that plans are for.
+    `max_non_split_rounding_bytes` 0 means the large segment's size, as in PyTorch. `roundup_power2_divisions` holds the
+    divisions of each of the 16 intervals, 0 for none; the empty tuple is "none anywhere". `reuses_oldest` is no setting
+    but of the version (predict/software.py); None: as the torch that plans are for.
     """
 
     max_split_bytes: int = UNLIMITED
@@ -85,17 +83,16 @@ class Settings:
 
     @property
     def max_split_is_unlimited(self) -> bool:
-        """Whether max_split_size_mb was left out."""
         return self.max_split_bytes == UNLIMITED
 
     def divisions_of(self, nbytes: int) -> int:
-        """Into how many steps the way from a power of two to the next is divided at this size; 0 for none."""
+        """Return into how many steps the way from a power of two to the next is divided at this size; 0 for none."""
         if not self.roundup_power2_divisions:
             return 0
         return self.roundup_power2_divisions[min(max(nbytes.bit_length() - FIRST_INTERVAL_BITS, 0), INTERVALS - 1)]
 
     def cap_bytes(self, device_bytes: int) -> int | None:
-        """What per_process_memory_fraction allows on a device with so many bytes; None without a cap.
+        """Return what per_process_memory_fraction allows on a device with so many bytes; None without a cap.
 
         DeviceCachingAllocator::setMemoryFraction: a fraction of 1 is no cap, and bytes are cut off, not rounded.
         """
@@ -105,7 +102,7 @@ class Settings:
 
     @classmethod
     def parse(cls, text: str) -> "Settings":
-        """From 'key:value,key:[a:b,c:d]'. Raises ValueError with one sentence that names the key and its value."""
+        """Parse 'key:value,key:[a:b,c:d]'. Raises ValueError with one sentence that names the key and its value."""
         values: dict[str, object] = {}
         for key, value in _pairs(text):
             if key in WITHOUT_EFFECT:
@@ -123,14 +120,15 @@ class Settings:
 
     @classmethod
     def of_environment(cls, environment: Mapping[str, str]) -> "Settings":
-        """What a process with these variables would use, but for the driver's backend, for which the native one is
-        taken (see `driver_backend`). Raises ValueError as `parse`."""
+        """Return what a process with these variables would use, but for the driver's backend, for which the native one
+        is taken (see `driver_backend`). Raises ValueError as `parse`.
+        """
         _, text = _variable(environment)
         pairs = [pair for pair in _pairs(text) if not _is_driver_backend(*pair)]
         return cls.parse(",".join(f"{key}:{value}" for key, value in pairs))
 
     def text(self) -> str:
-        """The shortest text that `parse` reads as these settings."""
+        """Return the shortest text that `parse` reads as these settings."""
         parts = []
         for key, nbytes, default_bytes in (
             ("large_segment_size_mb", self.large_segment_bytes, LARGE_SEGMENT_BYTES),
@@ -156,7 +154,9 @@ class Settings:
 
 
 def driver_backend(environment: Mapping[str, str]) -> str:
-    """The variable that asks for cudaMallocAsync, whose memory is the driver's own and not simulated; '' for none."""
+    """Return the variable that asks for cudaMallocAsync, whose memory is the driver's own and not simulated; '' for
+    none.
+    """
     name, text = _variable(environment)
     try:
         return name if any(_is_driver_backend(*pair) for pair in _pairs(text)) else ""
@@ -169,7 +169,7 @@ def _variable(environment: Mapping[str, str]) -> tuple[str, str]:
 
 
 def merged(own: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """The variable to set so that a run's own settings hold beside those of its environment, which win.
+    """Return the variable to set so that a run's own settings hold beside those of its environment, which win.
 
     PyTorch reads keys in order and the last one counts, so the environment's come last. {} where there are none.
     """
@@ -180,7 +180,7 @@ def merged(own: str, environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def of_run(own: str, environment: Mapping[str, str]) -> Settings:
-    """The settings that a run with these of its own has in this environment. Raises ValueError."""
+    """Return the settings that a run with these of its own has in this environment. Raises ValueError."""
     return Settings.of_environment({**environment, **merged(own, environment)})
 
 
@@ -193,7 +193,6 @@ def _wrong(key: str, value: object, reason: str) -> ValueError:
 
 
 def _mib(key: str, nbytes: int) -> int:
-    """Bytes in MiB, of which the text form can only say whole ones."""
     if nbytes % MIB:
         raise _wrong(key, nbytes / MIB, "it must be a whole number of MiB")
     return nbytes // MIB
@@ -204,7 +203,7 @@ def _is_power_of_two(number: int) -> bool:
 
 
 def _pairs(text: str) -> list[tuple[str, str]]:
-    """Keys and values in order (ConfigTokenizer): white space is nothing, a list in brackets is one value."""
+    """Return keys and values in order (ConfigTokenizer): white space is nothing, a list in brackets is one value."""
     rest = re.sub(r"\s", "", text)
     pairs = []
     while rest:
@@ -257,7 +256,7 @@ def _backend(value: str) -> str:
 
 
 def _divisions(value: str) -> tuple[int, ...]:
-    """One number for all sizes, or a list such as [256:1,512:2,>:4] (parseRoundUpPower2Divisions).
+    """Parse one number for all sizes, or a list such as [256:1,512:2,>:4] (parseRoundUpPower2Divisions).
 
     A list's first interval (in MiB) counts for all sizes below it too, '>' for all sizes above the last one named;
     sizes in between that no entry names are not rounded.

@@ -54,7 +54,6 @@ class OutOfMemory(MemoryError):
 
 
 def _lowest(*limits_bytes: int | None) -> int | None:
-    """The lowest of limits, of which None is no limit."""
     return min((limit for limit in limits_bytes if limit is not None), default=None)
 
 
@@ -105,7 +104,8 @@ class Allocator:
     # -- asking and giving back ----------------------------------------------------------------------------
 
     def malloc(self, nbytes: int, stream: int = 0) -> Block | None:
-        """A block for so many bytes on a stream, of which 0 is the default one; None for 0 bytes, which take nothing.
+        """Return a block for so many bytes on a stream, of which 0 is the default one; None for 0 bytes, which take
+        nothing.
 
         Raises OutOfMemory, and ValueError below 0.
         """
@@ -137,10 +137,7 @@ class Allocator:
         return block
 
     def record_stream(self, block: Block | None, stream: int) -> None:
-        """Another stream uses a block, too (recordStream); None, the block of 0 bytes, is nothing to do.
-
-        Raises ValueError for a block that is not in use.
-        """
+        """Let another stream use a block, too (recordStream). Raises ValueError for a block that is not in use."""
         if block is None:
             return
         if self.active.get(block.ptr) is not block:
@@ -149,9 +146,9 @@ class Allocator:
             block.other_streams += (stream,)
 
     def free(self, block: Block | None) -> None:
-        """A block is free again, at the next request if another stream uses it; its segment stays reserved (free).
+        """Free a block, at the next request if another stream uses it; its segment stays reserved (free).
 
-        None, the block of 0 bytes, is nothing to do. Raises ValueError for a block that is not in use.
+        Raises ValueError for a block that is not in use.
         """
         if block is None:
             return
@@ -201,7 +198,7 @@ class Allocator:
                     self._release(block)
 
     def reset_peak(self) -> None:
-        """Peaks count from what is there now (torch.cuda.reset_peak_memory_stats)."""
+        """Count peaks from what is there now (torch.cuda.reset_peak_memory_stats)."""
         self.peak_allocated_bytes, self.peak_reserved_bytes = self.allocated_bytes, self.reserved_bytes
         self.peak_requested_bytes, self._active_at_reset_bytes = self.requested_bytes, self.active_bytes
 
@@ -213,7 +210,6 @@ class Allocator:
         return self.allocated_bytes + sum(block.size for block in self._pending)
 
     def memory_stats(self) -> dict[str, int]:
-        """Bytes and counts under the keys of torch.cuda.memory_stats."""
         stats = {}
         # Active differs from allocated only between a free and the next request, where it cannot reach a peak.
         peak_active_bytes = max(self.peak_allocated_bytes, self._active_at_reset_bytes)
@@ -229,7 +225,7 @@ class Allocator:
         return stats
 
     def live_segments(self) -> list[list[Block]]:
-        """Blocks in order of address, one list a segment; of an expandable one for each mapped range (snapshot)."""
+        """Return blocks by address, one list a segment; of an expandable one for each mapped range (snapshot)."""
         blocks = [*self.small.blocks.values(), *self.large.blocks.values(), *self.active.values(), *self._pending]
         heads = [block for block in blocks if block.prev is None or not block.prev.mapped]
         found = []
@@ -333,7 +329,6 @@ class Allocator:
         return OutOfMemory(nbytes, self.allocated_bytes, self.reserved_bytes, limit_bytes, self.segment_bytes(size))
 
     def new_address(self, nbytes: int) -> int:
-        """The start of fresh address space for so many bytes."""
         return self._addresses.new(nbytes)
 
     def reserve(self, nbytes: int) -> bool:

@@ -33,7 +33,7 @@ def scaled_dot_product_attention(
 
 
 def _padded(x: Tensor, width: int) -> Tensor:
-    """Heads of a multiple of 8, which FlashAttention needs."""
+    """Pad heads to a multiple of 8, which FlashAttention needs."""
     own = x.shape
     out = point("pad", (*own[:-1], width), x.dtype, x)
     out = Traced(out.value, out.shape, by_rows(out.shape))
@@ -72,7 +72,7 @@ def _fused(kind: str, q: Tensor, k: Tensor, v: Tensor, dropout: float, bias: Ten
 
 
 def by_rows(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of B x H x T x D that lie in memory as B x T x H x D."""
+    """Return strides of B x H x T x D that lie in memory as B x T x H x D."""
     _, H, T, D = shape
     return (T * H * D, D, H * D, 1)
 
@@ -88,7 +88,7 @@ def _math(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> Tensor:
 
 
 def _bmm(x: Tensor, y: Tensor, low: DType) -> Tensor:
-    """x·y of each head, whose matrices lie one after the other. Backward runs in half precision under autocast."""
+    """Return x·y of each head, whose matrices lie one after another. Backward is in half precision under autocast."""
     x, y = _laid_out(x), _laid_out(y)
     out = emit("bmm", EXTERN, (x, y), (*x.shape[:-1], y.shape[-1]), x.dtype)
     if wants(x, y):

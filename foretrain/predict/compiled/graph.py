@@ -48,7 +48,6 @@ class Node:
 
     @property
     def base(self) -> "Node":
-        """The node whose memory this is a view of."""
         node = self
         while node.kind == VIEW:
             node = node.inputs[0]
@@ -62,8 +61,6 @@ def compiler() -> "Compiler":
 
 
 class Graph:
-    """Nodes in the order in which they are traced."""
-
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self._known: dict[Any, Node] = {}
@@ -72,7 +69,7 @@ class Graph:
     def add(
         self, name: str, kind: int, inputs: Sequence[Node], shape: Sequence[int], dtype: DType, *detail: Any
     ) -> Node:
-        """The node of an operation; one that is there already if it is the same."""
+        """Return the node of an operation; one that is there already if it is the same."""
         machine, inputs, shape = compiler(), tuple(inputs), tuple(shape)
         key = (name, kind, inputs, shape, dtype, detail)
         if kind != RANDOM and (known := self._known.get(key)) is not None:
@@ -91,7 +88,6 @@ class Graph:
         return node
 
     def link(self) -> None:
-        """Let each node know who takes it."""
         for node in self.nodes:
             node.users = []
         for node in self.nodes:
@@ -113,16 +109,14 @@ class Traced(Tensor):
         return self.value.component
 
     def detach(self) -> "Traced":
-        """The same node, without autograd."""
         return Traced(self.value, self.shape, self.strides)
 
     def viewed(self, shape: Sequence[int], strides: Sequence[int], start: int = 0) -> "Traced":
-        """The same memory in another shape."""
         node = compiler().graph.add("view", VIEW, (self.value,), shape, self.dtype, tuple(strides), start)
         return Traced(node, shape, strides)
 
     def pieces(self, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
-        """Stretches of the memory: results of one operation, which are no views to the partition."""
+        """Return stretches of the memory: results of one operation, which are no views to the partition."""
         whole = compiler().graph.add("split", VIEW, (self.value,), self.shape, self.dtype, *shapes)
         nodes = [compiler().graph.add(PIECE, VIEW, (whole,), s, self.dtype, i) for i, s in enumerate(shapes)]
         return [Traced(node, node.shape, self.strides) for node in nodes]
@@ -130,7 +124,6 @@ class Traced(Tensor):
     def made(
         self, shape: Sequence[int], dtype: DType, *others: Tensor | None, component: str | None = None
     ) -> "Traced":
-        """A new tensor, computed from this one and others, one element at a time."""
         return emit("pointwise", POINTWISE, (self, *(o for o in others if o is not None)), shape, dtype)
 
     def cast(self, dtype: DType, component: str | None = None) -> "Traced":
@@ -143,12 +136,11 @@ class Traced(Tensor):
         return emit("sum", REDUCTION, (self,), shape, self.dtype)
 
     def summed(self, other: Tensor) -> "Traced":
-        """The sum of two gradients."""
         return emit("add", POINTWISE, (self, other), self.shape, self.dtype)
 
 
 def node_of(x: Tensor) -> Node:
-    """The node that a tensor is; a weight or a buffer becomes an input of the graph."""
+    """Return the node that a tensor is; a weight or a buffer becomes an input of the graph."""
     return x.value if isinstance(x, Traced) else compiler().given(x)
 
 
@@ -178,7 +170,7 @@ class Compiler(m.Machine):
         self.gradients: list[tuple[Parameter, Node]] = []
 
     def region(self, call: Any, *args: Any, **named: Any) -> Any:
-        """call(*args), recomputed in the backward pass; with a policy of its own all but matmuls are."""
+        """Return call(*args), recomputed in the backward pass; with a policy of its own all but matmuls are."""
         if not self.grad:
             return call(*args)
         before = self.checkpointing, self.keeps_matmuls
@@ -190,7 +182,6 @@ class Compiler(m.Machine):
             self.checkpointing, self.keeps_matmuls = before
 
     def given(self, x: Tensor) -> Node:
-        """The input that a weight or a buffer is."""
         if id(x) not in self._given:
             before, self.checkpointing = self.checkpointing, 0
             node = self.graph.add("input", INPUT, (), x.shape, x.dtype, id(x))
@@ -200,15 +191,13 @@ class Compiler(m.Machine):
         return self._given[id(x)][1]
 
     def input(self, shape: Sequence[int], dtype: DType, kind: int = INPUT) -> Traced:
-        """A tensor that comes from outside."""
         node = self.graph.add("input", kind, (), shape, dtype, len(self.graph.nodes))
         return Traced(node, shape)
 
     def workspace(self) -> None:
-        """Written where kernels run (lives.py)."""
+        """Written where kernels run (kernels.py)."""
 
     def accumulate(self, parameter: Parameter, gradient: Any) -> None:
-        """A gradient is an output of the backward graph."""
         self.gradients.append((parameter, gradient.value))
 
     def tangent(self, root: Tensor) -> Traced:

@@ -50,14 +50,13 @@ class Plan:
                 self.after[j].append(i)
 
     def _names(self, kernels: Sequence[Kernel]) -> dict[Node, Node]:
-        """What was changed in place, by what it is called after it."""
+        """Return what was changed in place, by what it is called after it."""
         return {
             kernel.first: next(node for node in kernel.reads if node.name == "full")
             for kernel in kernels if kernel.first.name == MUTATED
         }  # fmt: skip
 
     def bytes_at(self, order: Sequence[int]) -> list[int]:
-        """What is alive at each step of an order."""
         step = {number: i for i, number in enumerate(order)}
         change = [0] * (len(order) + 1)
         for node in self.given:
@@ -73,7 +72,7 @@ class Plan:
         return list(accumulate(change))
 
     def least_memory(self) -> list[int]:
-        """The next kernel is the one after which least is left, among those that stay below the peak so far."""
+        """Choose the next kernel after which least is left, among those that stay below the peak so far."""
         missing = [len(each) for each in self.before]
         uses = {node: len(each) + (node in self.wanted) for node, each in self.readers.items()}
         frees = [
@@ -122,7 +121,6 @@ class Plan:
         return found
 
     def small_first(self) -> list[int]:
-        """Depth first, from the kernels that read and write least."""
         moved = [size + sum(node.nbytes for node in reads) for size, reads in zip(self.size, self.reads, strict=True)]
         key: Callable[[int], tuple[int, int]] = lambda i: (moved[i], i)  # noqa: E731
         found: list[int] = []
@@ -168,7 +166,6 @@ class Graphs:
 
 
 def joint(machine: Compiler, outputs: Sequence[Node], *, whole: bool) -> Graphs:
-    """The halves of a graph whose gradients have been traced."""
     gradients = [node for _, node in machine.gradients]
     cut = Partition(machine.graph, outputs, gradients)
     kept = set(cut.saved)
@@ -201,7 +198,6 @@ def forward_only(machine: Compiler, outputs: Sequence[Node]) -> Graphs:
 
 
 def before(wanted: Sequence[Node], stop: set[Node]) -> set[Node]:
-    """What is needed for something, and what was there already of it."""
     found: set[Node] = set()
     open_ = list(wanted)
     while open_:
@@ -216,8 +212,9 @@ def before(wanted: Sequence[Node], stop: set[Node]) -> set[Node]:
 def recorded(
     machine: Compiler, symbols: dict[str, int], model: Any, forward: Callable[[Any, Any, Any], tuple[Any, Any]]
 ) -> Recorder:
-    """Forward and backward pass in training. forward(model, token ids, labels) gives the loss and the logits; the
-    caller lets go of the logits before backward."""
+    """Record forward and backward pass in training. forward(model, token ids, labels) gives the loss and the logits;
+    the caller lets go of the logits before backward.
+    """
     t = machine.t = Recorder(symbols)
     machine.grad = True
     modules.name_operations(model)
@@ -239,7 +236,6 @@ def recorded(
 
 
 def _graphs(machine: Compiler, model: Any, forward: Callable[[Any, Any, Any], tuple[Any, Any]]) -> tuple[Graphs, Node]:
-    """The two halves, and the node that the logits are."""
     symbols = machine.t.symbols
     shape = (Dim(symbols["B"], 1, ("B",)), Dim(symbols["T"], 1, ("T",)))
     with m.running(machine):
@@ -254,8 +250,9 @@ def _graphs(machine: Compiler, model: Any, forward: Callable[[Any, Any, Any], tu
 def backward(
     lives: Lives, graphs: Graphs, component: str = "gradients", stays: frozenset[Node] = frozenset()
 ) -> list[Node]:
-    """The gradients: all are there when the graph ends, and nothing else but what `stays`. `component`: what they count
-    as."""
+    """Return the gradients: all are there when the graph ends, and nothing else but what `stays`. `component`: what
+    they count as.
+    """
     lives.t.moment = "backward.loss"
     for tangent in graphs.tangents:
         if tangent.shape and tangent not in lives.alive:  # of what is returned besides the loss: zeros of the runtime's
@@ -270,7 +267,7 @@ def backward(
 
 
 def with_tangent(machine: Compiler, root: Traced, logits: Traced) -> Traced:
-    """The loss with what is returned besides it, whose gradient comes from outside."""
+    """Return the loss with what is returned besides it, whose gradient comes from outside."""
     both = Traced(root.value, root.shape)
     tangent = machine.input(logits.shape, logits.dtype, TANGENT)
     autograd.record(both, lambda saved, grad: (grad, tangent), (root, logits))

@@ -1,8 +1,8 @@
 """The kernels of one half of a compiled step, and what is alive between them: Inductor's fusion, estimated. No torch.
 
 What is computed an element at a time is not kept but computed where it is read, unless a library's kernel reads it, the
-graph returns it, or too much would be read or computed again (torch/_inductor/graph.py, run_node; config.realize_*).
-What is kept is fused with what it is made from or shares its inputs with, where no library's kernel stands between
+graph returns it, or too much would be read or recomputed (torch/_inductor/graph.py, run_node; config.realize_*). What
+is kept is fused with what it is made from or shares its inputs with, where no library's kernel stands between
 (torch/_inductor/scheduler.py). A result takes the place of an input of its size that nobody reads after it.
 """
 
@@ -52,7 +52,7 @@ class Kernel:
 
     @property
     def key(self) -> Any:
-        """Kernels with the same one are one kernel, which is timed once."""
+        """Kernels with the same key are one kernel, which is timed once."""
         own = tuple((node.name, node.dtype.name, node.shape) for node in self.members)
         return own, tuple(sorted((int(node.dtype.itemsize), *map(int, node.shape)) for node in self.reads))
 
@@ -100,17 +100,16 @@ class Half:
         return self._runs_alone(node) or (node.kind == ITEM and node.inputs[0].kind == EXTERN)
 
     def _runs_alone(self, node: Node) -> bool:
-        """Whether a library's kernel makes it."""
+        """Return True if the node runs as a library call and cannot be fused."""
         return node.kind == EXTERN or node in self.products
 
     def _adds_to(self, node: Node) -> Node | None:
-        """The matmul that a returned sum is one kernel with (torch/_inductor/fx_passes/post_grad.py, addmm)."""
+        """Return the matmul that a returned sum is one kernel with (torch/_inductor/fx_passes/post_grad.py, addmm)."""
         if node.name != "add" or node not in self.wanted or not self.whole:
             return None
         return next((each for each in node.inputs if each.name == "mm" and len(self.users[each]) == 1), None)
 
     def _realize(self) -> None:
-        """What is in memory, and what is read from memory for it."""
         self.reads: dict[Node, dict[Node, None]] = {}  # in the order in which they are read
         inside: dict[Node, frozenset[Any]] = {}  # what is done to compute one element
         self.products: set[Node] = set()  # sums that are one kernel with a matmul
@@ -145,7 +144,6 @@ class Half:
                 self.kept[node] = None
 
     def _group(self) -> None:
-        """Kernels: what is fused, by how many kernels of libraries come before it."""
         depth: dict[Node, int] = {}
         leader: dict[Node, Node] = {}
 
@@ -226,12 +224,12 @@ class Half:
         self.groups = [group for i, group in enumerate(self.groups) if i not in gone]
 
     def _distance(self, one: Kernel, other: Kernel) -> int:
-        """How many of what is kept lie from the first of one kernel to the last of the other, whichever is more."""
+        """Return how many stored nodes lie from the first of one kernel to the last of the other, whichever is more."""
         ends = [[self.position[node] for node in (kernel.members[0], kernel.members[-1])] for kernel in (one, other)]
         return max(ends[0][1] - ends[1][0], ends[1][1] - ends[0][0])
 
     def _ancestors(self, by_node: dict[Node, int]) -> list[int]:
-        """For each group those that it waits for, one bit each."""
+        """Return for each group those that it waits for, one bit each."""
         found: dict[int, int] = {}
         for kernel in self._order():
             number, mask = by_node[kernel.first], 0
@@ -242,8 +240,9 @@ class Half:
         return [found[i] for i in range(len(self.groups))]
 
     def replaced(self, node: Node, ended: Sequence[Node], kernel: Kernel) -> Node | None:
-        """What a result is written over: the first of its size that is read for it and for what it is made from alone
-        (scheduler.py, decide_inplace_update). What was changed in place is not written over again."""
+        """Return what a result is written over: the first of its size that is read for it and for what it is made from
+        alone (scheduler.py, decide_inplace_update). What was changed in place is not written over again.
+        """
         if node.name == "index_put":
             return next((old for old in ended if old.name == "full"), None)
         if kernel.extern:
@@ -271,7 +270,6 @@ class Half:
         return self._read_by[node]
 
     def _order(self) -> list[Kernel]:
-        """By where each begins, what it reads before it."""
         position = {node: i for i, node in enumerate(self.nodes)}
         by_node = {node: group for group in self.groups for node in group.members}
         found: list[Kernel] = []
@@ -300,7 +298,7 @@ def _size(node: Node) -> int:
 
 
 def _over_rows(node: Node) -> bool:
-    """Whether it sums over rows, as a bias's gradient does: in a kernel of its own."""
+    """Return whether it sums over rows, as a bias's gradient does: in a kernel of its own."""
     if node.kind != REDUCTION or not node.inputs:
         return False
     before = node.inputs[0].shape
@@ -315,17 +313,16 @@ def _elements(node: Node) -> int:
 
 # What is alive while the kernels of a graph run, written into a recorder. No torch.
 #
-# torch/_inductor/codegen/wrapper.py, AllocateLine and FreeIfNotReusedLine: a result takes the place of an input of
-# its
-# size that nobody reads later, or the memory of any tensor of its size that ended before it, which is then never
-# freed in
-# between, unless that would raise the peak that Inductor estimates.
+# torch/_inductor/codegen/wrapper.py, AllocateLine and FreeIfNotReusedLine: a result takes the place of an input of its
+# size that nobody reads later, or the memory of any tensor of its size that ended before it, which is then never freed
+# in between, unless that would raise the peak that Inductor estimates.
 
 
 @dataclass
 class Line:
     """One thing that happens while a kernel runs: `made` comes to life, in the memory of `old` if there is one; or
-    `old` ends; or the kernel that changes `changed` is timed."""
+    `old` ends; or the kernel that changes `changed` is timed.
+    """
 
     kernel: Kernel
     made: Node | None = None
@@ -344,11 +341,9 @@ class Reuse:
         self.ended: dict[Any, list[tuple[int, Line]]] = defaultdict(list)
 
     def end(self, node: Node, at: int, line: Line) -> None:
-        """A tensor's memory can be used from here on."""
         self.ended[node.dtype, node.nbytes].append((at, line))
 
     def take(self, node: Node, at: int) -> Node | None:
-        """Whose memory a new tensor gets."""
         found = self.ended[node.dtype, node.nbytes]
         if not found:
             return None
@@ -364,8 +359,6 @@ class Reuse:
 
 
 class Lives:
-    """Runs the kernels of graphs, one after the other."""
-
     def __init__(self, t: Recorder, machine: Compiler) -> None:
         self.t, self.machine = t, machine
         self.alive: dict[Node, int] = {}  # serial numbers
@@ -464,7 +457,7 @@ class Lives:
             self.t.death(self.t.birth("workspace", 1, (), (1, letter)))
 
     def _workspace(self, thread: str) -> None:
-        """cuBLAS keeps one for each thread."""
+        """cuBLAS keeps one workspace for each thread."""
         if self.machine.cuda and thread not in self.machine.workspaces:
             serial = self.t.birth("workspace", 1, (), (1, "cuBLAS"), ours=False)
             self.machine.workspaces[thread] = Storage(self.t, serial)

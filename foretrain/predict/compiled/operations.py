@@ -26,18 +26,17 @@ from foretrain.predict.compiled.graph import (
 
 
 def point(name: str, shape: Sequence[int], dtype: DType, *inputs: Any) -> Traced:
-    """One element at a time; numbers among the inputs are constants."""
+    """Compute one element at a time; numbers among the inputs are constants."""
     tensors = [x for x in inputs if isinstance(x, Tensor)]
     return emit(name, POINTWISE, tensors, shape, dtype, *(x for x in inputs if not isinstance(x, Tensor)))
 
 
 def total(x: Tensor, shape: Sequence[int], name: str = "sum") -> Traced:
-    """A sum, mean or maximum."""
     return emit(name, REDUCTION, (x,), shape, x.dtype)
 
 
 def convert(x: Tensor, dtype: DType) -> Tensor:
-    """x in a dtype, without autograd; x itself where it has it."""
+    """Return x in a dtype, without autograd; x itself where it has it."""
     return x if x.dtype == dtype else traced(x).cast(dtype)
 
 
@@ -108,12 +107,11 @@ def to(x: Tensor, dtype: Any, *_: Any, **__: Any) -> Tensor:
 
 
 def to_float(x: Tensor) -> Tensor:
-    """x in fp32."""
     return to(x, float32)
 
 
 def roll(x: Tensor, *by: Any) -> Tensor:
-    """A copy with its elements moved: an index that is computed."""
+    """Copy with elements moved: an index that is computed."""
     out = point("roll", x.shape, x.dtype, x, by)
     if wants(x):
         record(out, lambda saved, grad: (point("roll", grad.shape, grad.dtype, grad, by, -1),), (x,))
@@ -135,7 +133,6 @@ def cat(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
 
 
 def gelu(x: Tensor, **_: Any) -> Tensor:
-    """x·Φ(x), in fp32."""
     wide = convert(x, float32)
     half, turned = point("mul", x.shape, float32, wide, 0.5), point("mul", x.shape, float32, wide, 0.7)
     erf = point("erf", x.shape, float32, turned)
@@ -157,7 +154,6 @@ def gelu(x: Tensor, **_: Any) -> Tensor:
 
 
 def silu(x: Tensor, **_: Any) -> Tensor:
-    """x / (1 + exp(-x)), in fp32."""
     wide, s = convert(x, float32), x.shape
     below = point("add", s, float32, point("exp", s, float32, point("neg", s, float32, wide)), 1)
     out = convert(point("div", s, float32, wide, below), x.dtype)
@@ -176,7 +172,6 @@ def silu(x: Tensor, **_: Any) -> Tensor:
 
 
 def relu(x: Tensor, **_: Any) -> Tensor:
-    """max(0, x)."""
     out = point("relu", x.shape, x.dtype, x)
     if wants(x):
         record(out, lambda saved, grad: (point("threshold", grad.shape, grad.dtype, grad, saved[0]),), (x,), (out,))
@@ -184,7 +179,7 @@ def relu(x: Tensor, **_: Any) -> Tensor:
 
 
 def tanh(x: Tensor) -> Tensor:
-    """tanh(x); its slope is computed in fp32 from the result."""
+    """The slope is computed in fp32 from the result."""
     s, f = x.shape, float32
     out = point("tanh", s, x.dtype, x)
     if wants(x):
@@ -214,7 +209,10 @@ def pow(x: Tensor, power: float) -> Tensor:
 
 
 def rsqrt(x: Tensor, *_: Any) -> Tensor:
-    """1 / √x; its slope is computed from the result."""
+    """1
+
+    √x; its slope is computed from the result.
+    """
     out = point("rsqrt", x.shape, x.dtype, x)
     if wants(x):
         s, dtype = x.shape, x.dtype
@@ -228,7 +226,7 @@ def rsqrt(x: Tensor, *_: Any) -> Tensor:
 
 
 def pad(x: Tensor, sides: tuple[int, int], **_: Any) -> Tensor:
-    """x with more columns, of token ids: nobody differentiates it."""
+    """Add columns to token ids, which nobody differentiates."""
     return point("pad", (*x.shape[:-1], int(x.shape[-1]) + sum(sides)), x.dtype, x, sides)
 
 
@@ -256,12 +254,10 @@ def zeros_like(x: Tensor, *, dtype: DType | None = None, **_: Any) -> Tensor:
 
 
 def along(x: Tensor, dim: Any = None, keepdim: bool = False, dtype: DType | None = None, **_: Any) -> Tensor:
-    """A sum, mean or maximum over dimensions."""
     return total(x, reduced(x, dim, keepdim))
 
 
 def vector_norm(x: Tensor, *, dim: int, keepdim: bool = False, dtype: DType | None = None) -> Tensor:
-    """The root of the sum of squares, in fp32."""
     square = point("pow", x.shape, float32, convert(x, float32), 2)
     summed = total(square, reduced(x, dim, keepdim))
     return point("pow", summed.shape, float32, summed, 0.5)
@@ -303,7 +299,6 @@ def _matmul(x: Tensor, y: Tensor, *others: Tensor) -> Traced:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x·Wᵀ + b over the last dimension."""
     weight, bias, x = autocast(weight), autocast(bias), autocast(x)  # type: ignore[assignment]
     turned = _turned(weight)
     rows = _rows(x)
@@ -331,7 +326,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def addmm(bias: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """x·W + b of two matrices."""
     weight, bias, x = autocast(weight), autocast(bias), autocast(x)  # type: ignore[assignment]
     out = _matmul(x, weight, bias)
     if wants(x, weight, bias):
@@ -351,7 +345,6 @@ def _turned(weight: Tensor) -> Traced:
 
 
 def mm(x: Tensor, y: Tensor, *, out: Tensor | None = None, out_dtype: DType | None = None) -> Tensor:
-    """x·y of two matrices."""
     return _matmul(x, y)
 
 
@@ -359,7 +352,7 @@ def mm(x: Tensor, y: Tensor, *, out: Tensor | None = None, out_dtype: DType | No
 
 
 def embedding(idx: Tensor, weight: Tensor) -> Tensor:
-    """Rows of the weight; the gradient's rows are added to zeros, in fp32."""
+    """Return rows of the weight; the gradient's rows are added to zeros, in fp32."""
     out = emit("embedding", GATHER, (weight, idx), (*idx.shape, weight.shape[1]), weight.dtype)
     if wants(weight):
         shape, own = weight.shape, weight.dtype
@@ -376,7 +369,6 @@ def embedding(idx: Tensor, weight: Tensor) -> Tensor:
 def layer_norm(
     x: Tensor, shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 0
 ) -> Tensor:
-    """LayerNorm, in fp32."""
     own = x.dtype
     if m.machine().autocasting and own != float32:
         x = to(x, float32)
@@ -417,7 +409,10 @@ def layer_norm(
 
 
 def rms_norm(x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
-    """x / rms(x)·w, in fp32 (_fused_rms_norm)."""
+    """x
+
+    rms(x)·w, in fp32 (_fused_rms_norm).
+    """
     s, f, rows = x.shape, float32, (*x.shape[:-1], 1)
     wide = convert(x, f)
     mean = total(point("pow", s, f, wide, 2), rows, "mean")
@@ -447,7 +442,6 @@ def rms_norm(x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | N
 
 
 def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
-    """Some elements zero, by a mask of booleans."""
     if not training or not p:
         return x
     mask = point("gt", x.shape, bool_, emit("rand", RANDOM, (), x.shape, float32), p)
@@ -465,7 +459,7 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, **_: Any) -> Tensor:
-    """The mean of log-sum-exp less the logit of the target, in fp32."""
+    """Return the mean of log-sum-exp less the logit of the target, in fp32."""
     s, f, rows = logits.shape, float32, (logits.shape[0], 1)
     wide = convert(logits, f)
     top = total(wide, rows, "amax")
@@ -528,7 +522,7 @@ for _name, _value in METHODS.items():
 
 
 def _of_machine(name: str) -> Any:
-    """A method of weights, which are no nodes before something takes them: that of the machine that runs."""
+    """Return a method of weights, which are no nodes before something takes them: that of the machine that runs."""
     eager, own = getattr(Tensor, name), METHODS[name]
     return lambda x, *others, **named: (own if _traces() else eager)(x, *others, **named)
 

@@ -1,4 +1,4 @@
-"""Which tensors a compiled forward pass keeps: PyTorch's min-cut between what has to be there and what is recomputed.
+"""Which tensors a compiled forward pass saves: PyTorch's min-cut between what has to be there and what is recomputed.
 
 torch/_functorch/partitioners.py, min_cut_rematerialization_partition: a tensor is worth its bytes, more the further it
 is from the backward pass; matmuls, attention, what the backward pass has in memory anyway and small results of sums are
@@ -54,13 +54,12 @@ class Partition:
         return found
 
     def _keep_between_checkpoints(self) -> None:
-        """What one checkpointed function hands to the next is kept (cleanup_recompute_tags)."""
+        """Keep what one checkpointed function hands to the next (cleanup_recompute_tags)."""
         for node in self.nodes:
             if node.recompute and any(user.recompute and user.region > node.region for user in node.users):
                 node.recompute, node.must_save = False, True
 
     def _distances(self) -> None:
-        """Steps from each node to the backward pass."""
         self.distance: dict[Node, int] = {}
         for node in reversed(self.nodes):
             least = FAR if node in self.forward else 0
@@ -71,7 +70,6 @@ class Partition:
     # -- what is not recomputed ----------------------------------------------------------------------------
 
     def _materialized_backwards(self, node: Node) -> bool:
-        """Whether a kernel of the backward pass reads it from memory."""
         if _is_view(node):
             return False
         open_ = [node]
@@ -187,7 +185,7 @@ def _is_view(node: Node) -> bool:
 
 
 def _live(graph: Graph, wanted: Sequence[Node]) -> list[Node]:
-    """The nodes that something wanted needs, in order; nobody else counts as a user."""
+    """Return the nodes that something wanted needs, in order; nobody else counts as a user."""
     alive = _ancestors(wanted)
     for node in alive:
         node.users = [user for user in node.users if user in alive]
@@ -213,7 +211,6 @@ class Network:
         self.room: list[int] = []
 
     def join(self, a: int, b: int, room: int) -> None:
-        """An edge; its twin backwards has the next number."""
         self.edges[a].append(len(self.to))
         self.to.append(b)
         self.room.append(room)
@@ -222,7 +219,7 @@ class Network:
         self.room.append(0)
 
     def behind_cut(self, source: int, sink: int) -> set[int]:
-        """What still reaches the sink once as much flows as can."""
+        """Return what still reaches the sink once as much flows as can."""
         while (level := self._levels(source, sink)) is not None:
             self._block(source, sink, level)
         found, open_ = {sink}, [sink]
@@ -254,7 +251,6 @@ class Network:
         return None
 
     def _block(self, source: int, sink: int, level: list[int]) -> None:
-        """Fill all shortest ways."""
         to, room = self.to, self.room
         tried = [0] * len(self.edges)
         way: list[int] = []
@@ -280,7 +276,6 @@ class Network:
                 below -= 1
 
     def _fill(self, way: list[int]) -> int:
-        """Let as much flow as can along a way to the sink; where it is full, and its edges before that."""
         to, room = self.to, self.room
         most = min([room[edge] for edge in way])
         full = -1

@@ -42,7 +42,6 @@ class _Lives(Lives):
                 self.t.death(serial)
 
     def give(self, node: Node) -> Tensor:
-        """The tensor that a node is, for whoever called the graph."""
         serial = self.alive[node.base]
         if serial not in self.storages:
             self.storages[serial] = Storage(self.t, serial)
@@ -50,8 +49,6 @@ class _Lives(Lives):
 
 
 class _Traced:
-    """The graphs of a call, and what stands for its inputs in them."""
-
     def __init__(self, graphs: Graphs, inputs: Sequence[Node], sources: Sequence[int], out: Node) -> None:
         self.graphs, self.inputs, self.out = graphs, inputs, out
         self.sources = sources  # the input or weight that each gradient is of
@@ -61,7 +58,8 @@ class _Traced:
 
 class Function:
     """`call` of a model that a machine of `make` can trace, with weights of its own, compiled once for all who call it.
-    `seen`: kernels that have run."""
+    `seen`: kernels that have run.
+    """
 
     def __init__(
         self, make: Callable[[], Compiler], call: Callable[..., Any], own: Sequence[Parameter], seen: set[Any]
@@ -70,7 +68,6 @@ class Function:
         self._known: dict[Any, _Traced] = {}
 
     def traced(self, args: Sequence[Tensor]) -> _Traced:
-        """Its graphs for such arguments, in the present mode."""
         eager = m.machine()
         key = eager.grad, eager.autocasting, tuple((x.shape, x.dtype, x.requires_grad) for x in args)
         found = self._known.get(key)

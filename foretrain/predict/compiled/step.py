@@ -22,16 +22,15 @@ from foretrain.predict.timeline import Tensor, Timeline
 #
 # The gradients of what it reads and of its weight are made in the forward pass.
 #
-# n is the number of tokens of a chunk. foretrain's loop is plain Python also where the model is compiled; what is
-# done to a chunk's logits is then one fused kernel without copies. Inductor makes eight chunks, m tokens each, in the
-# graph (torch/_inductor/fx_passes/auto_chunker).
+# n is the number of tokens of a chunk. foretrain's loop is plain Python also where the model is compiled; what is done
+# to a chunk's logits is then one fused kernel without copies. Inductor makes eight chunks, m tokens each, in the graph
+# (torch/_inductor/fx_passes/auto_chunker).
 
 LEAST_LOGITS_BYTES, LEAST_RATIO = 1 << 20, 2  # of logits to what they are made from; model/step.py sets the ratio
 CHUNKS = 8
 
 
-def divides(t: Timeline, v: Variant) -> bool:
-    """Whether Inductor's auto_chunker finds the logits large enough."""
+def auto_chunker_applies(t: Timeline, v: Variant) -> bool:
     s = t.symbols
     rows, low = s["B"] * s["T"], 2 if v.half else 4
     logits = rows * s["V"]
@@ -40,13 +39,10 @@ def divides(t: Timeline, v: Variant) -> bool:
 
 
 class _Tensors:
-    """Births and deaths by their size."""
-
     def __init__(self, t: Recorder) -> None:
         self.t = t
 
     def make(self, component: str, *size: int | str) -> int:
-        """The serial number of a tensor of so many bytes: (4, "V", "C")."""
         return self.t.birth(component, 1, (), size, ours=False)
 
     def free(self, *serials: int) -> None:
@@ -54,8 +50,8 @@ class _Tensors:
             self.t.death(serial)
 
 
-def chunked(t: Recorder, v: Variant, *, saving: bool) -> list[int]:
-    """Writes the loop. Returns what waits for backward: the gradients of what the head reads and of its weight."""
+def chunked_loss_pass(t: Recorder, v: Variant, *, saving: bool) -> list[int]:
+    """Write the loop. Returns what waits for backward: the gradients of what the head reads and of its weight."""
     tensors, low = _Tensors(t), 2 if v.half else 4
     make, free = tensors.make, tensors.free
     copy = [make("weight_copies", 2, "V", "C")] if v.casts else []
@@ -71,7 +67,7 @@ def chunked(t: Recorder, v: Variant, *, saving: bool) -> list[int]:
     return waiting
 
 
-def divided(t: Recorder, v: Variant, *, saving: bool) -> list[int]:
+def auto_chunker_pass(t: Recorder, v: Variant, *, saving: bool) -> list[int]:
     """As `chunked`, in Inductor's eight chunks: each adds to the weight's gradient in a new tensor."""
     assert saving, "an evaluation is not divided"
     tensors, low = _Tensors(t), 2 if v.half else 4
@@ -94,16 +90,17 @@ def divided(t: Recorder, v: Variant, *, saving: bool) -> list[int]:
     return [whole, weight]
 
 
-def halved(t: Recorder, head: int) -> int:
-    """The gradient of the head's weight, cast to half precision, as autograd gives it to a weight of that dtype."""
+def head_gradient_in_half(t: Recorder, head: int) -> int:
+    """Cast the gradient of the head's weight to half precision, as autograd gives it to a weight of that dtype."""
     cast = t.birth("temporaries", 1, (), (2, "V", "C"), ours=False)
     t.death(head)
     return cast
 
 
 def add_head(t: Recorder, v: Variant, head: int, tables: Sequence[int], *, wide: bool) -> int:
-    """The gradient of the head's weight, to which that of the embedding, if it is the same weight, is added. `wide`:
-    it is fp32 where the weight is half precision."""
+    """Return the gradient of the head's weight, to which that of the embedding, if it is the same weight, is added.
+    `wide`: it is fp32 where the weight is half precision.
+    """
     if v.chunked:
         for table in tables:
             if v.wide == 2 and wide:
@@ -125,16 +122,12 @@ LOADER = Loader(
 )  # fmt: skip
 
 
-class First(NamedTuple):
-    """A micro-batch that runs for the first time, half done."""
-
+class FirstMicroBatch(NamedTuple):
     walk: Walk
     logits: Tensor | None
 
 
 class CompiledProgram(EagerProgram):
-    """Writes the forward and backward passes of a compiled micro-batch into a timeline."""
-
     TAKEN = ("kept", "flash", "split")
     OF_ITS_SIZES = True
     KERNELS = False
@@ -145,8 +138,9 @@ class CompiledProgram(EagerProgram):
         self.timed: set[bool] = set()  # passes whose kernels are chosen
 
     def _shape_of(self, saving: bool) -> Any:
-        """All that decides a pass. Sizes do, too: which tensors are kept or computed again, in which order kernels run,
-        and whose memory a result gets all follow from bytes."""
+        """Return all that decides a pass. Sizes do, too: which tensors are saved or recomputed, in which order kernels
+        run, and whose memory a result gets all follow from bytes.
+        """
         s, c = self.t.symbols, self.config
         sizes = tuple(s[letter] for letter in (*SIZES, *family_of(c).letters.values()))
         return "compiled", super()._shape_of(saving), sizes, self.v.checkpointed > 0, c.n_layer == self.v.checkpointed
@@ -167,7 +161,7 @@ class CompiledProgram(EagerProgram):
         return self.model
 
     def forward(self, saving: bool) -> Any:
-        """One micro-batch; the first time, kernels are timed where they can run in several ways."""
+        """Run one micro-batch; the first time, kernels are timed where they can run in several ways."""
         cache = self.t.size(1, "L2")
         if saving in self.timed or not cache.nbytes:
             return super().forward(saving)
@@ -177,10 +171,10 @@ class CompiledProgram(EagerProgram):
         if not saving:
             self._take(walk)
         logits = next((tensor for tensor in walk.alive.values() if tensor.component == "logits"), None)
-        return First(walk, logits if self.v.keeps_logits else None)
+        return FirstMicroBatch(walk, logits if self.v.keeps_logits else None)
 
     def backward(self, result: Any) -> None:
-        if not isinstance(result, First):
+        if not isinstance(result, FirstMicroBatch):
             super().backward(result)
             return
         self.gradients = result.walk.backward()
@@ -198,7 +192,7 @@ class CompiledProgram(EagerProgram):
         if model.training != saving:
             model.train(saving)
         shape = (Dim(symbols["B"], 1, ("B",)), Dim(symbols["T"], 1, ("T",)))
-        apart = self.v.chunked or (saving and divides(self.t, self.v))
+        apart = self.v.chunked or (saving and auto_chunker_applies(self.t, self.v))
         with m.running(machine):
             idx, targets = (machine.input(shape, m.int64) for _ in range(2))
             for module, name, x in self.buffers:
@@ -224,7 +218,7 @@ class CompiledProgram(EagerProgram):
         return t
 
     def _forward(self, lives: Lives, graphs: Graphs, logits: Node | None, *, apart: bool) -> list[int]:
-        """The forward graph, and the loss where it is apart from it. Returns what that one made for backward."""
+        """Run the forward graph, and the loss where it is apart from it. Returns what that one made for backward."""
         t = lives.t
         components = {node.base: node.base.component for node in (*graphs.saved, *graphs.outputs)}
         if logits is not None:
@@ -236,7 +230,7 @@ class CompiledProgram(EagerProgram):
         waiting: list[int] = []
         if apart:
             t.moment = "forward.loss"
-            losing = chunked if self.v.chunked else divided
+            losing = chunked_loss_pass if self.v.chunked else auto_chunker_pass
             waiting = losing(t, self.v, saving=graphs.backward is not None)
             lives.free(*(node for node in outputs if node not in saved))
         elif graphs.backward is None:
@@ -244,7 +238,7 @@ class CompiledProgram(EagerProgram):
         return waiting
 
     def _backward(self, lives: Lives, graphs: Graphs, logits: Node | None, waiting: list[int]) -> None:
-        """The backward graph. All gradients are there when it ends; then they become .grad one by one."""
+        """Run the backward graph. All gradients are there when it ends; then they become .grad one by one."""
         t, half, sends = lives.t, self.v.wide == 2, self.ranks.sends
         weight = self.model.lm_head.weight
         tied = [node.base for parameter, node in lives.machine.gradients if parameter is weight] if waiting else []
@@ -252,7 +246,7 @@ class CompiledProgram(EagerProgram):
         if waiting:
             lives.alive.update(dict.fromkeys(graphs.tangents, waiting[0]))
             if sends and half:
-                waiting[1] = halved(t, waiting[1])
+                waiting[1] = head_gradient_in_half(t, waiting[1])
             if sends and not tied:
                 leaving.append(waiting.pop())
         stays = frozenset(() if logits is None else (logits,))
@@ -271,7 +265,7 @@ class CompiledProgram(EagerProgram):
 
 
 def _in_fp32(t: Recorder, half: int) -> int:
-    """A gradient that autograd casts (grad_dtype in model/master.py)."""
+    """Cast a gradient as autograd does (grad_dtype in model/master.py)."""
     wide = t.birth("gradients", 4, t.births[half].shape, ours=False)
     t.death(half)
     return wide

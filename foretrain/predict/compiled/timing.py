@@ -30,19 +30,19 @@ class Product(NamedTuple):
 
     @property
     def backward(self) -> tuple["Product", "Product"]:
-        """The products that make the gradients of its operands."""
         m, k, n, batch = self
         return Product(m, n, k, batch), Product(k, m, n, batch)
 
 
 def is_unaligned(product: Product, width: int) -> bool:
-    """Whether a side is not a multiple of what the card's units take at once. `width`: bytes of an element."""
+    """Return whether a side is not a multiple of what the card's units take at once. `width`: bytes of an element."""
     return any(side % ALIGNED[width] and side > 1 for side in product[:3])
 
 
 def time_padding(t: Timeline, products: Iterable[Product], width: int) -> None:
-    """Write into a timeline what timing takes, once for each product with an unaligned side. `width`: bytes of an
-    element."""
+    """Write what timing takes into a timeline, once for each matmul with an unaligned side. `width`: bytes of an
+    element.
+    """
     for product in dict.fromkeys(products):
         if is_unaligned(product, width):
             _time(t, product, width)
@@ -90,7 +90,6 @@ class Walk:
         self.alive = dict(enumerate(given))
 
     def part(self, number: int) -> None:
-        """One of the two parts of the pass."""
         t, passage = self.t, self.passage
         at = len(passage.parts[0].events) if number else 0
         for event in passage.parts[number].events:
@@ -113,7 +112,6 @@ class Walk:
         return [tensor for tensor in self.alive.values() if tensor.component in components]
 
     def backward(self) -> list[Tensor]:
-        """The second part. Returns the gradients."""
         self.part(1)
         return self.left("gradients")
 
@@ -135,9 +133,10 @@ class Walk:
 def first_walk(
     t: Timeline, passage: Passage, structure: Structure, there: int, given: Sequence[Tensor] = (), *, cuda: bool
 ) -> Walk:
-    """The walk of a pass that runs for the first time, with its forward part done. Matmuls of sizes that are not
+    """Return the walk of a pass that runs for the first time, with its forward part done. Matmuls of sizes that are not
     aligned are timed with padding before; `there`: how many workspaces of cuBLAS there are; `given`: what the pass ends
-    of what was there before."""
+    of what was there before.
+    """
     workspace = None
     products = [(_product(t, sizes), width) for sizes, width in structure.products]
     if any(is_unaligned(product, width) for product, width in products):

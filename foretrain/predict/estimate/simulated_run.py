@@ -13,7 +13,7 @@ from foretrain.config.shape import ModelShape
 from foretrain.hardware.catalogue import Gpu
 from foretrain.model.techniques import optimizer_of
 from foretrain.predict.abstract.fully_shard import passes_of
-from foretrain.predict.abstract.ranks import Alone, Sends, Updates
+from foretrain.predict.abstract.ranks import OneCard, SendingGradients, UpdatingInBackward
 from foretrain.predict.abstract.step import EagerProgram
 from foretrain.predict.abstract.tensors import bfloat16, float16
 from foretrain.predict.allocator.blocks import GRAPH_POOL
@@ -88,9 +88,9 @@ def program_of(spec: StepSpec, t: Timeline) -> EagerProgram:
     compiled = BlocksProgram if blocks else CompiledProgram
     program = compiled if spec.compiled else EagerProgram
     if spec.offloads and spec.config.gradient_offload:
-        ranks: Alone = Sends()
+        ranks: OneCard = SendingGradients()
     elif spec.updates_in_backward:
-        ranks = Updates()
+        ranks = UpdatingInBackward()
     else:
         ranks = passes_of(spec.sharing, [p.shape for p in ModelShape.of(spec.config).parameters()], half=spec.half)
     return program(t, spec.variant, spec.config, LOWS.get(spec.dtype), ranks=ranks)

@@ -6,7 +6,7 @@ step learns from; a larger micro-batch leaves that as it is and gathers weights 
 
 from collections.abc import Iterator
 
-from foretrain.config.microbatches import accumulations, cut, divisors, sequences_of
+from foretrain.config.microbatches import accumulations, divisors, sequences_of, with_micro_batch
 from foretrain.config.options import RunConfig
 from foretrain.hardware.cluster import Cluster
 from foretrain.predict.memory import REFUSED, estimated
@@ -88,7 +88,7 @@ def _larger(config: RunConfig, world: int) -> Iterator[RunConfig]:
     """The same tokens a step in fewer, larger micro-batches, the smallest change first."""
     for batch in divisors(sequences_of(config) // world):
         if batch > config.batch_size:
-            yield cut(config, batch)
+            yield with_micro_batch(config, batch)
 
 
 def _planned(found: ClusterPlan, config: RunConfig, cluster: Cluster, what: What) -> Change | None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from foretrain.base.records import Note
 from foretrain.config.options import RunConfig
-from foretrain.config.sharing import Sharing, of_one_strategy, of_rank, sharing_problem
+from foretrain.config.sharing import Sharing, config_of_rank, of_one_strategy, sharing_problem
 from foretrain.hardware.cluster import Cluster, cluster
 from foretrain.predict.memory import StepMemory, estimated
 from foretrain.predict.plan import Plan, Timing, whole_run
@@ -30,7 +30,7 @@ def share(plan: Plan, cluster: Cluster, given: Collection[str] = ()) -> ClusterP
 
     Raises UserError where the ranks cannot share a step equally, or in none of these ways.
     """
-    micro_batches = of_rank(plan.config, cluster.world).gradient_accumulation_steps
+    micro_batches = config_of_rank(plan.config, cluster.world).gradient_accumulation_steps
     known = sharings(cluster, micro_batches)
     meant = [sharing for sharing in known if _is_meant(plan.config, given, sharing, micro_batches)]
     found = {sharing.id: sharing_problem(plan.config, sharing) for sharing in known}
@@ -138,7 +138,7 @@ def rank_timing(whole: StepSpec, cluster: Cluster, sharing: Sharing) -> tuple[Ra
 
 
 def of_one_rank(whole: StepSpec, cluster: Cluster, sharing: Sharing) -> StepSpec:
-    config = of_rank(whole.config, cluster.world)
+    config = config_of_rank(whole.config, cluster.world)
     return StepSpec.of(config, cluster.gpu, dtype=whole.dtype, compiled=whole.compiled, sharing=sharing)
 
 

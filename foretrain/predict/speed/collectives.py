@@ -60,15 +60,13 @@ class Group(Record):
 
     @property
     def inside_bytes_per_s(self) -> float:
-        """Bus bandwidth inside a node; without a limit where a node has one card."""
         if self.ranks_per_node == 1:
             return math.inf
         return self.link.least_bytes_per_s if self.worst else self.link.bytes_per_s
 
     @property
     def network_bytes_per_s(self) -> float:
-        """Bytes a second and direction of a node's NICs together; without a limit where there is one node.
-
+        """Return bytes a second and direction of a node's NICs together; without a limit where there is one node.
         Raises ValueError for several nodes without a network.
         """
         if self.nodes == 1:
@@ -87,16 +85,22 @@ class CollectiveTime(Record):
     protocol: Protocol
 
 
-class _Way(NamedTuple):
+class _Algorithm(NamedTuple):
     seconds: float
     algorithm: Algorithm
     protocol: Protocol
 
 
 def bus_factor(collective: Collective, ranks: int) -> float:
-    """Bus bandwidth over size / time: the share of the size that each rank's link carries.
+    """Return bus bandwidth over size
 
-    All-reduce 2 (n - 1) / n, all-gather and reduce-scatter (n - 1) / n, broadcast 1 (nccl-tests doc/PERFORMANCE.md).
+    time: the share of the size that each rank's link carries.
+
+    All-reduce 2 (n - 1)
+
+    n, all-gather and reduce-scatter (n - 1)
+
+    n, broadcast 1 (nccl-tests doc/PERFORMANCE.md).
     """
     if collective == "broadcast":
         return 1.0 if ranks > 1 else 0.0
@@ -104,7 +108,8 @@ def bus_factor(collective: Collective, ranks: int) -> float:
 
 
 def collective_time(collective: Collective, size_bytes: float, group: Group) -> CollectiveTime:
-    """The fastest of NCCL's ways for `size_bytes`: of an all-gather the whole output, of a reduce-scatter the input.
+    """Return the fastest of NCCL's ways for `size_bytes`: of an all-gather the whole output, of a reduce-scatter the
+    input.
 
     One rank takes no time. Raises ValueError for several nodes without a network.
     """
@@ -121,28 +126,32 @@ def collective_time(collective: Collective, size_bytes: float, group: Group) -> 
 
 
 def _protocols(group: Group) -> tuple[int, ...]:
-    """Which of PROTOCOLS NCCL takes: LL128 needs NVLink, whose stores of 128 bytes arrive whole."""
+    """Return which of PROTOCOLS NCCL takes: LL128 needs NVLink, whose stores of 128 bytes arrive whole."""
     return (0, 1, 2) if group.link.kind == "nvlink" else (0, 2)
 
 
 def _capped(rate: float, group: Group, protocol: int) -> float:
-    """`rate`, or what LL reaches of it at most."""
     if PROTOCOLS[protocol] != "LL" or group.link.ll_gb_per_s is None:
         return rate
     return min(rate, group.link.ll_gb_per_s * 1e9 * (LL_BETWEEN_NODES if group.nodes > 1 else 1))
 
 
 def _filled(latency_us: float, carried_s: float, step_us: float) -> float:
-    """Seconds: latency + the bytes at full rate + 2 root(a x the bytes at full rate), a = the longest step's latency.
+    """Return seconds: latency + the bytes at full rate + 2 root(a x the bytes at full rate), a = the longest step's
+    latency.
 
-    k pieces over p stages take (k + p - 1) (a + T / k), T at full rate; with the best k, and a for (p - 1) a, that is
-    T + 2 root(a T) and the latency. It is why rates go on rising to gigabytes.
+    k pieces over p stages take (k + p - 1) (a + T
+
+    k), T at full rate; with the best k, and a for (p - 1) a, that is T + 2 root(a T) and the latency. It is why rates
+    go on rising to gigabytes.
     """
     return latency_us * 1e-6 + carried_s + 2 * math.sqrt(step_us * 1e-6 * carried_s)
 
 
-def _ring(collective: Collective, size_bytes: float, group: Group, protocol: int) -> _Way:
-    """Steps x latency + bus_factor x size / bandwidth; the slower of link and network carries each byte.
+def _ring(collective: Collective, size_bytes: float, group: Group, protocol: int) -> _Algorithm:
+    """Steps x latency + bus_factor x size
+
+    bandwidth; the slower of link and network carries each byte.
 
     2 (n - 1) steps of an all-reduce, n - 1 of the others, of which 2 (N - 1) or N - 1 cross between N nodes.
     """
@@ -156,10 +165,10 @@ def _ring(collective: Collective, size_bytes: float, group: Group, protocol: int
     us = BASE_US["ring"][protocol] + inside * step + crossing * outside
     rate = min(group.inside_bytes_per_s, group.network_bytes_per_s) * RING_SHARE[protocol]
     carried = bus_factor(collective, group.ranks) * size_bytes / _capped(rate, group, protocol)
-    return _Way(_filled(us, carried, outside if crossing else step), "ring", PROTOCOLS[protocol])
+    return _Algorithm(_filled(us, carried, outside if crossing else step), "ring", PROTOCOLS[protocol])
 
 
-def _tree(size_bytes: float, group: Group, protocol: int) -> _Way:
+def _tree(size_bytes: float, group: Group, protocol: int) -> _Algorithm:
     """Up and down a chain in the node and a tree between nodes: each link carries the size twice.
 
     Between two nodes each half goes up one tree and down the other, so that the network carries the size once; between
@@ -173,15 +182,15 @@ def _tree(size_bytes: float, group: Group, protocol: int) -> _Way:
     longest = 2 * size_bytes / _capped(rate * TREE_SHARE[protocol], group, protocol)
     if group.nodes == 2:
         longest = max(longest, size_bytes / (network * RING_SHARE[protocol]))
-    return _Way(_filled(us, longest, outside if levels else step), "tree", PROTOCOLS[protocol])
+    return _Algorithm(_filled(us, longest, outside if levels else step), "tree", PROTOCOLS[protocol])
 
 
-def _switch(size_bytes: float, group: Group) -> _Way:
+def _switch(size_bytes: float, group: Group) -> _Algorithm:
     """A sum in the NVLink switch (NVLS), and between nodes a tree above it (NVLSTree)."""
     rate = (group.link.switch_bytes_per_s or 0) * (group.inside_bytes_per_s / group.link.bytes_per_s)
     inside = bus_factor("all_reduce", group.ranks) * size_bytes / rate
     if group.nodes == 1:
-        return _Way(_filled(SWITCH_US, inside, SWITCH_US / 2), "nvls", "Simple")
+        return _Algorithm(_filled(SWITCH_US, inside, SWITCH_US / 2), "nvls", "Simple")
     us = SWITCH_US + 2 * math.floor(math.log2(group.nodes)) * SWITCH_NETWORK_US
     between = (1 if group.nodes == 2 else 2) * size_bytes / group.network_bytes_per_s
-    return _Way(_filled(us, max(inside, between), SWITCH_NETWORK_US), "nvls_tree", "Simple")
+    return _Algorithm(_filled(us, max(inside, between), SWITCH_NETWORK_US), "nvls_tree", "Simple")

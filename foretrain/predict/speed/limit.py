@@ -18,7 +18,7 @@ from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.ops import Operation
 from foretrain.predict.speed.ops import step as step_operations
 from foretrain.predict.speed.rates import COLD, MeasuredRates, Rates, kernel_flops
-from foretrain.predict.speed.time import known_rates, step_load, way_of
+from foretrain.predict.speed.time import known_rates, micro_batch_run, step_load
 
 
 class RooflinePoint(Record):
@@ -55,8 +55,8 @@ class Roofline(Record):
 
 
 def roofline(spec: StepSpec) -> Roofline | None:
-    """The step's operations under the roof; None where the card's peak or bandwidth is not known."""
-    way, gpu = way_of(spec), spec.gpu
+    """Return the step's operations under the roof; None where the card's peak or bandwidth is not known."""
+    way, gpu = micro_batch_run(spec), spec.gpu
     rates, bandwidth = known_rates(way), gpu.bandwidth_bytes_per_s
     peak = gpu.matmul_peak_flop_per_s(spec.matmul, spec.dtype) or gpu.peak_flop_per_s(spec.dtype)
     if rates is None or not peak or not bandwidth:
@@ -93,14 +93,12 @@ Limit = Literal["arithmetic", "bandwidth", "launches"]
 
 
 class Bottleneck(Record):
-    """What limits the speed of a step, and the share of the step that this takes."""
-
     limit: Limit
     share: float
 
 
 def bottleneck(spec: StepSpec) -> Bottleneck | None:
-    """What a step's time mostly goes to; None where the device's peak or bandwidth is not known.
+    """Return what a step's time mostly goes to; None where the device's peak or bandwidth is not known.
 
     Arithmetic: operations beyond the roof's ridge. Bandwidth: the others, which only move bytes. Launches: the kernels
     of a micro-batch are done before Python has started the next ones.
@@ -108,7 +106,7 @@ def bottleneck(spec: StepSpec) -> Bottleneck | None:
     roof = roofline(spec)
     if roof is None:
         return None
-    way = way_of(spec)
+    way = micro_batch_run(spec)
     rates = known_rates(way)
     assert rates is not None  # as the roof is known
     load = step_load(way, rates)
@@ -123,15 +121,11 @@ def bottleneck(spec: StepSpec) -> Bottleneck | None:
 
 # The limit of a step: each operation at the best that this device was measured to do, and none waiting for another.
 #
-# A roofline (Williams, Waterman and Patterson 2009) of measured peaks instead of a data sheet's: an operation takes
-# the
-# longer of its FLOPs at the peak of its dtype and its bytes at the bandwidth for their number. The operations are
-# those
-# of a compiled step with fused attention, which move the fewest bytes, whatever way a run has taken: the limit
-# depends on
-# the model, the dtype and the machine. FLOPs are the causal ones; what a config recomputes counts. Launching, Python
-# and
-# fresh pages are no part of it.
+# A roofline (Williams, Waterman and Patterson 2009) of measured peaks instead of a data sheet's: an operation takes the
+# longer of its FLOPs at the peak of its dtype and its bytes at the bandwidth for their number. The operations are those
+# of a compiled step with fused attention, which move the fewest bytes, whatever way a run has taken: the limit depends
+# on the model, the dtype and the machine. FLOPs are the causal ones; what a config recomputes counts. Launching, Python
+# and fresh pages are no part of it.
 
 Group = Literal["forward", "input_gradient", "weight_gradient", "attention", "pointwise", "loss", "optimizer"]
 GROUPS: tuple[Group, ...] = get_args(Group)
@@ -163,7 +157,8 @@ class OperationLimit(Record):
 
 class GroupLimit(Record):
     """Operations of one group. `kernels_s`: what its kernels take as they were calibrated one by one, in the way that
-    the run takes; None where they were not."""
+    the run takes; None where they were not.
+    """
 
     group: Group
     total_flops: int
@@ -188,7 +183,7 @@ def group_of(op: Operation) -> Group:
 
 
 def peaks_of(calibration: Calibration) -> Peaks:
-    """The peaks of a calibration: those that it measured as such, and what its single kernels reached."""
+    """Return the peaks of a calibration: those that it measured as such, and what its single kernels reached."""
     products, bandwidths = list[ProductPeak](), list[Bandwidth]()
     for kernel in calibration.kernels:
         if len(kernel.shape) == 1:
@@ -209,9 +204,9 @@ def _product(kernel: KernelTime) -> ProductPeak:
 
 
 def limit_of(spec: StepSpec, peaks: Peaks) -> StepLimit | None:
-    """The limit of this step in its dtype; None where no peak was measured of something that it does."""
+    """Return the limit of this step in its dtype; None where no peak was measured of something that it does."""
     fused = spec.config.model_copy(update={"attention": "sdpa"})
-    way = way_of(StepSpec.of(fused, spec.gpu, spec.step, dtype=spec.dtype, compiled=True))
+    way = micro_batch_run(StepSpec.of(fused, spec.gpu, spec.step, dtype=spec.dtype, compiled=True))
     operations = step_operations(way)
     if any(op.arithmetic != "dtype" or op.kind in ELSEWHERE for op in operations):
         return None
@@ -256,8 +251,8 @@ def _operation(op: Operation, peaks: Peaks, set_bytes: int) -> OperationLimit:
 
 
 def with_kernels(limit: StepLimit, spec: StepSpec) -> StepLimit:
-    """The limit with what each group's kernels were calibrated to take in this very step; as it is without."""
-    way = way_of(spec)
+    """Add what each group's kernels were calibrated to take in this very step."""
+    way = micro_batch_run(spec)
     rates = known_rates(way)
     if not isinstance(rates, MeasuredRates):
         return limit

@@ -1,11 +1,10 @@
 """A training step as a list of operations: FLOPs, bytes read and written, shape and dtype of each. No torch.
 
 FLOP convention: a multiply-add is two; attention counts the full T x T square forward (4·B·T²·C) and two and a half
-times that backward, as torch.utils.flop_counter does, so sums equal FlopCounterMode's. Flash attention really does
-the causal half: `causal_flops`. Only matrix products and attention count FLOPs, as there; all else is bytes.
-
-Bytes are those of the kernels that PyTorch runs (aten native kernels eager; Inductor's fusions compiled), each tensor
-read or written once per kernel; caches are the rates' business (rates.py). Letters as in model/shape.py.
+times that backward, as torch.utils.flop_counter does, so sums equal FlopCounterMode's. Flash attention really does the
+causal half: `causal_flops`. Only matmuls and attention count FLOPs, as there; all else is bytes. Bytes are those of the
+kernels that PyTorch runs (aten native kernels eager; Inductor's fusions compiled), each tensor read or written once per
+kernel; caches are the rates' business (rates.py). Letters as in config/shape.py.
 """
 
 import math
@@ -42,7 +41,7 @@ Part = Literal["forward", "recompute", "backward", "accumulate", "optimizer"]
 
 
 class Operation(NamedTuple):
-    """`runs` kernels of one kind. `shape`: (m, n, k) of a product, (B, H, T, D) of attention, else (elements,)."""
+    """`runs` kernels of one kind. `shape`: (m, n, k) of a matmul, (B, H, T, D) of attention, else (elements,)."""
 
     name: str
     kind: Kind
@@ -61,12 +60,12 @@ class Operation(NamedTuple):
 
     @property
     def causal_flops(self) -> int:
-        """What is really computed of it: flash attention leaves out the half above the diagonal."""
+        """FLOPs that are really computed: flash attention leaves out the half above the diagonal."""
         return self.flops // 2 if self.kind.startswith("attention") else self.flops
 
 
 @dataclass(frozen=True)
-class Way:
+class MicroBatchRun:
     """How a micro-batch of a step is run: in training or evaluation, with which torch."""
 
     spec: StepSpec
@@ -97,31 +96,29 @@ class Way:
 
     @property
     def products_attention(self) -> bool:
-        """Is attention done by batched products (model/attention.py)?"""
+        """Return whether attention is done by batched matmuls (model/attention.py)."""
         return not self.spec.cuda and self.spec.bmm_attention and not (self.train and self.config.dropout)
 
     @property
     def low(self) -> int:
-        """Bytes of an element in a matrix product."""
         return 2 if self.spec.half else 4
 
     @property
     def wide(self) -> int:
-        """Bytes of an element of the residual stream."""
         return self.spec.variant.wide
 
 
 class OperationList:
     """Collects operations of what no model's code tells: sums of gradients, and the optimizer."""
 
-    def __init__(self, way: Way, part: Part = "optimizer") -> None:
+    def __init__(self, way: MicroBatchRun, part: Part = "optimizer") -> None:
         self.way = way
         self.shape = ModelShape.of(way.config)
         self.part: Part = part
         self.found: list[Operation] = []
 
     def matmul(self, name: str, m: int, n: int, k: int, count: int, dtype: Dtype | None = None) -> None:
-        """`count` products of an m x k and a k x n matrix; the sum is read, too."""
+        """Add `count` matmuls of an m x k and a k x n matrix; the sum is read, too."""
         dtype = dtype or self.way.spec.dtype
         low = 4 if dtype == "float32" else 2
         read, written = low * (k * (m + n) + m * n), low * m * n
@@ -130,13 +127,12 @@ class OperationList:
         )  # fmt: skip
 
     def traffic(self, name: str, kind: Kind, elements: int, read: float, written: float, count: int = 1) -> None:
-        """A kernel that moves `read` and `written` bytes an element."""
+        """Add a kernel that moves `read` and `written` bytes an element."""
         moved = round(read * elements), round(written * elements)
         self.found.append(Operation(name, kind, self.part, count, (elements,), self.way.spec.dtype, 0, *moved))
 
 
 def flops(operations: list[Operation], *, causal: bool = False) -> int:
-    """FLOPs of a list; `causal`: with the half of attention's square that flash kernels compute."""
     return sum(op.runs * (op.causal_flops if causal else op.flops) for op in operations)
 
 
@@ -144,9 +140,10 @@ def flops(operations: list[Operation], *, causal: bool = False) -> int:
 NOTHING = dict.fromkeys(("kept", "flash", "split", "sums1", "sums2", "sums3", "sums4"), 0)
 
 
-def micro_batch(way: Way, make: Make | None = None, attention: str = "") -> list[Operation]:
-    """Forward and, in training, backward pass of a micro-batch; `make`, `attention`: where they are not the recipe's
-    and the device's."""
+def micro_batch(way: MicroBatchRun, make: Make | None = None, attention: str = "") -> list[Operation]:
+    """Return forward and, in training, backward pass of a micro-batch; `make`, `attention`: where they are not the
+    recipe's and the device's.
+    """
     if make is not None or attention:
         return _micro_batch(way, make, attention)
     if "micro_batch" not in way.found:
@@ -154,7 +151,7 @@ def micro_batch(way: Way, make: Make | None = None, attention: str = "") -> list
     return way.found["micro_batch"]
 
 
-def _micro_batch(way: Way, make: Make | None, attention: str) -> list[Operation]:
+def _micro_batch(way: MicroBatchRun, make: Make | None, attention: str) -> list[Operation]:
     config = way.config
     symbols = letters_of(config, *way.batch) | NOTHING
     kind: Any = attention or way.attention
@@ -172,10 +169,11 @@ def _fuse(softmax_reads: int, attention: bool) -> Fuse:
     return partial(fused, softmax_reads=softmax_reads, alone="" if attention else "attention")
 
 
-def _compiled(operations: list[Operation], way: Way, vocabulary: int) -> Iterator[Operation]:
-    """What Inductor does besides. It pads matmuls of the head whose sizes are not multiples of 8: the gradient of the
-    logits is copied, a weight's copy is small, a result is only sliced. nanoGPT's logits are returned, so their
-    gradient of zeros is written and read."""
+def _compiled(operations: list[Operation], way: MicroBatchRun, vocabulary: int) -> Iterator[Operation]:
+    """Yield what Inductor does besides. It pads matmuls of the head whose sizes are not multiples of 8: the gradient of
+    the logits is copied, a weight's copy is small, a result is only sliced. nanoGPT's logits are returned, so their
+    gradient of zeros is written and read.
+    """
     for op in operations:
         if not op.flops:
             factor = way.torch.compiled_bytes if way.torch.fuses_attention or op.name != "attention" else 1.0
@@ -198,8 +196,6 @@ def _compiled(operations: list[Operation], way: Way, vocabulary: int) -> Iterato
 
 
 class _Sizes(dict[tuple[Any, ...], int]):
-    """What (coefficient, letters …) come to."""
-
     def __init__(self, symbols: dict[str, int]) -> None:
         super().__init__()
         self.symbols = symbols
@@ -209,7 +205,7 @@ class _Sizes(dict[tuple[Any, ...], int]):
         return found
 
 
-def _operation(launch: Launch, runs: int, way: Way, sizes: _Sizes) -> Operation:
+def _operation(launch: Launch, runs: int, way: MicroBatchRun, sizes: _Sizes) -> Operation:
     product = sizes.__getitem__
     shape = tuple(map(product, launch.shape))
     arithmetic: MatmulMode = "dtype"
@@ -238,36 +234,35 @@ UPDATE_LAUNCHES = 8
 FOREACH_BYTES, FOREACH_LAUNCHES = (56.0, 36.0), 9
 
 
-def accumulation(way: Way) -> list[Operation]:
-    """What a micro-batch after the first adds: each gradient is added to `.grad`, fp32; on the host beside other work
-    (on_host.py)."""
+def accumulation(way: MicroBatchRun) -> list[Operation]:
+    """Return what a micro-batch after the first adds: each gradient is added to `.grad`, fp32; on the host beside other
+    work (on_host.py).
+    """
     ops = OperationList(way, "accumulate")
     for numel, count in [] if way.config.gradient_offload else _tensors(way):
         ops.traffic("gradients", "accumulate", numel, 8, 4, count)
     return ops.found
 
 
-def _tensors(way: Way) -> list[tuple[int, int]]:
-    """(elements, how many parameters have so many)."""
+def _tensors(way: MicroBatchRun) -> list[tuple[int, int]]:
     return list(ModelShape.of(way.config).numels.items())
 
 
-def _elementwise(way: Way) -> list[tuple[int, int]]:
-    """The same of the parameters that are updated element by element."""
+def _elementwise(way: MicroBatchRun) -> list[tuple[int, int]]:
     return _beside(ModelShape.of(way.config), way.config.optimizer)
 
 
 @lru_cache(maxsize=256)
 def _beside(shape: ModelShape, optimizer: str) -> list[tuple[int, int]]:
-    """(elements, how many) of a model's parameters that an optimizer of this name leaves to AdamW."""
+    """Return (elements, how many) of a model's parameters that an optimizer of this name leaves to AdamW."""
     if type(OPTIMIZERS[optimizer]).takes is Optimizer.takes:  # of AdamW itself, and what differs in its states alone
         return list(shape.numels.items())
     taken = OPTIMIZERS[optimizer].takes
     return list(Counter(p.numel for p in shape.parameters() if not taken(p.name, p.shape)).items())
 
 
-def optimizer(way: Way) -> list[Operation]:
-    """Unscaling (fp16), clipping and AdamW. Fused, it reads weight, gradient and two moments and writes three."""
+def optimizer(way: MicroBatchRun) -> list[Operation]:
+    """List unscaling (fp16), clipping and AdamW. Fused, it reads weight, gradient and two moments and writes three."""
     ops = OperationList(way)
     chosen = optimizer_of(way.config)
     for numel, count in _tensors(way):
@@ -291,15 +286,17 @@ def optimizer(way: Way) -> list[Operation]:
     return ops.found
 
 
-def _half(way: Way) -> Dtype:
-    """The dtype of an optimizer's matmuls: half precision where the device has it."""
+def _half(way: MicroBatchRun) -> Dtype:
+    """Return the dtype of an optimizer's matmuls: half precision where the device has it."""
     if way.spec.cuda:
         return way.spec.dtype if way.spec.half else "float16"  # as fast as bf16, and older cards have it too
     return "bfloat16" if cpu_has_bf16() else "float32"
 
 
-def optimizer_launches(way: Way) -> int:
-    """Kernels of the optimizer step. Foreach and fused ones take many tensors at once; 8-bit AdamW goes by chunks."""
+def optimizer_launches(way: MicroBatchRun) -> int:
+    """Count the kernels of the optimizer step. Foreach and fused ones take many tensors at once; 8-bit AdamW goes by
+    chunks.
+    """
     if way.spec.cuda and not way.torch.fused_adamw:  # torch 1.13 goes from tensor to tensor
         return FUSED_LAUNCHES + FOREACH_LAUNCHES * tensor_count(way)
     if way.spec.updates_in_backward:
@@ -307,11 +304,11 @@ def optimizer_launches(way: Way) -> int:
     return FUSED_LAUNCHES + sum(count * optimizer_of(way.config).launches(numel) for numel, count in _tensors(way))
 
 
-def tensor_count(way: Way) -> int:
+def tensor_count(way: MicroBatchRun) -> int:
     return sum(count for _, count in _tensors(way))
 
 
-def step(way: Way) -> list[Operation]:
+def step(way: MicroBatchRun) -> list[Operation]:
     n = way.config.gradient_accumulation_steps
     micro = [op._replace(runs=op.runs * n) for op in micro_batch(way)]
     sums = [op._replace(runs=op.runs * (n - 1)) for op in accumulation(way)] if n > 1 else []

@@ -22,9 +22,9 @@ from foretrain.hardware.cluster import Cluster
 from foretrain.predict.estimate.ranks import BUCKET_BYTES, deal, in_buckets
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.collectives import Collective, Group, collective_time
-from foretrain.predict.speed.ops import OperationList, Way, micro_batch
+from foretrain.predict.speed.ops import MicroBatchRun, OperationList, micro_batch
 from foretrain.predict.speed.rates import Rates, busy_s
-from foretrain.predict.speed.time import Range, StepParts, known_rates, step_parts, step_time, way_of
+from foretrain.predict.speed.time import Range, StepParts, known_rates, micro_batch_run, step_parts, step_time
 
 SHARD_BYTES = 4  # FSDP sums gradients in fp32
 # Operations around a collective of FSDP2 that cost Python's processor as a launch does: what a dispatcher counted more
@@ -38,7 +38,8 @@ THROUGH_HOST, ELSEWHERE = (0.67, 1.75), (0.8, 1.25)
 
 class Communication(Record):
     """One kind of communication in a step of one rank. `size_bytes`: all calls together, as `collective_time` counts
-    them. `busy_s`: what they take, hidden or not."""
+    them. `busy_s`: what they take, hidden or not.
+    """
 
     what: str
     collective: Collective
@@ -57,15 +58,14 @@ class RankTime(Record):
 
     @property
     def waiting_share(self) -> float:
-        """The expected share of a step in which a card waits for others."""
         return self.waits_s.expected_s / self.step_s.expected_s
 
 
 def groups_of(cluster: Cluster, *, worst: bool = False) -> dict[str, Group]:
-    """Ranks that communicate: `all` of them, those of a `node`, and one of each node (`between`).
+    """Return ranks that communicate: `all` of them, those of a `node`, and one of each node (`between`).
 
-    All cards of a node sum their shards between nodes at once over the same NICs, so that group is one rank a node
-    with all its NICs, which carries what they have together.
+    All cards of a node sum their shards between nodes at once over the same NICs, so that group is one rank a node with
+    all its NICs, which carries what they have together.
     """
     network = {"network": cluster.network, "nics_per_node": cluster.nics_per_node, "nodes": cluster.nodes}
     return {
@@ -129,12 +129,12 @@ class _Pace:
         return _Pace(self.blocks, *(factor * each for each in four))
 
 
-def _pace(way: Way, rates: Rates, micro_batch_s: float) -> _Pace:
-    """How the time of a micro-batch is divided, as its kernels' work is. A block is what one more of them adds."""
+def _pace(way: MicroBatchRun, rates: Rates, micro_batch_s: float) -> _Pace:
+    """Divide the time of a micro-batch as its kernels' work is. A block is what one more of them adds."""
 
     def busy(layers: int) -> tuple[float, float]:
         spec = way.spec.but(n_layer=layers)
-        ops = micro_batch(Way(spec, way.train, way.torch))
+        ops = micro_batch(MicroBatchRun(spec, way.train, way.torch))
         forward = [op for op in ops if op.part == "forward"]
         return busy_s(forward, rates), busy_s([op for op in ops if op.part != "forward"], rates)
 
@@ -150,8 +150,6 @@ def _pace(way: Way, rates: Rates, micro_batch_s: float) -> _Pace:
 
 
 class _Queue:
-    """A communicator: one collective after another, in the order in which they are asked for."""
-
     def __init__(self, times: Callable[[Collective, float], float]) -> None:
         self.times, self.free = times, 0.0
 
@@ -161,7 +159,7 @@ class _Queue:
 
 
 def _buckets(weights: _Weights, pace: _Pace, element_bytes: int, most: int) -> Iterator[tuple[float, int]]:
-    """(when a bucket is full, in seconds from the beginning of the backward pass; its bytes)."""
+    """Yield (when a bucket is full, in seconds from the beginning of the backward pass; its bytes)."""
     for last, size in in_buckets([element_bytes * numel for _, numel in weights.tensors], most):
         done, _ = weights.tensors[last]
         blocks = min(1.0, done) * pace.blocks
@@ -169,7 +167,7 @@ def _buckets(weights: _Weights, pace: _Pace, element_bytes: int, most: int) -> I
 
 
 def largest_share(numels: list[int], world: int) -> float:
-    """The share of ZeRO-1's rank with most (estimate/ranks.py)."""
+    """Return the share of ZeRO-1's rank with most (estimate/ranks.py)."""
     sizes = [0] * world
     deal(numels, sizes)
     return max(sizes) / (sum(numels) or 1)
@@ -215,11 +213,10 @@ class _Step:
         return last + (micro_batches - 1) * before
 
     def broadcasts_s(self) -> float:
-        """ZeRO-1's broadcast of the updated weights, one tensor at a time."""
+        """Time ZeRO-1's broadcast of the updated weights, one tensor at a time."""
         return sum(self.times["all"]("broadcast", self.wide * numel) for _, numel in self.weights.tensors)
 
     def _fsdp_s(self, pace: _Pace, *, sums: bool) -> float:
-        """A micro-batch: forward pass, backward pass, and all that they wait for."""
         weights, way = self.weights, self.sharing.way
         shards = _Queue(self.times["node" if way.replicates else "all"])
         between = _Queue(self.times["between"])
@@ -254,15 +251,16 @@ class _Step:
 
 
 def _share(sharing: Sharing, weights: _Weights) -> float:
-    """What of the optimizer's work one rank does."""
+    """Return what of the optimizer's work one rank does."""
     if sharing.way.shards_weights:
         return 1 / (sharing.per_node if sharing.way.replicates else sharing.world)
     return largest_share([n for _, n in weights.tensors], sharing.world) if sharing.strategy == "zero1" else 1.0
 
 
-def _copies_s(way: Way, rates: Rates, sharing: Sharing, parts: StepParts, weights: _Weights) -> float:
-    """What sharing adds to a rank's own kernels in a step. DDP divides the gradients in its buckets. FSDP copies what
-    it has gathered to where matmuls read it, and gradients to where they are summed."""
+def _copies_s(way: MicroBatchRun, rates: Rates, sharing: Sharing, parts: StepParts, weights: _Weights) -> float:
+    """Return what sharing adds to a rank's own kernels in a step. DDP divides the gradients in its buckets. FSDP copies
+    what it has gathered to where matmuls read it, and gradients to where they are summed.
+    """
     ops, numel, n = OperationList(way), weights.total, parts.micro_batches
     if not sharing.way.shards_weights:
         ops.traffic("bucket", "clip", numel, way.wide, way.wide)
@@ -273,14 +271,14 @@ def _copies_s(way: Way, rates: Rates, sharing: Sharing, parts: StepParts, weight
 
 
 def _launches(sharing: Sharing, weights: _Weights) -> int:
-    """Of a micro-batch, beside the model's own."""
+    """Return launches of a micro-batch, beside the model's own."""
     if not sharing.way.shards_weights:
         return 0
     a_group = GATHER_LAUNCHES * (2 if sharing.way.reshards else 1) + REDUCE_LAUNCHES * sharing.syncs_each
     return a_group * (1 + len(weights.blocks))
 
 
-def _own(way: Way, rates: Rates, sharing: Sharing, weights: _Weights) -> StepParts:
+def _own(way: MicroBatchRun, rates: Rates, sharing: Sharing, weights: _Weights) -> StepParts:
     parts, share = step_parts(way, rates, _launches(sharing, weights)), _share(sharing, weights)
     sums = share if sharing.way.shards_weights and sharing.syncs_each else 1.0
     optimizer_s = share * parts.optimizer_s + _copies_s(way, rates, sharing, parts, weights)
@@ -321,12 +319,13 @@ def _communication(step: _Step, micro_batches: int) -> tuple[Communication, ...]
 
 
 def rank_time(spec: StepSpec, sharing: Sharing, cluster: Cluster, bucket_bytes: int = BUCKET_BYTES) -> RankTime | None:
-    """A step that ranks share. `spec`: one rank's, with its own micro-batches (config/ranks.py). `bucket_bytes`: what
-    DDP's buckets after the first hold, by default PyTorch's. None where nothing is known of the card's speed.
+    """Return a step that ranks share. `spec`: one rank's, with its own micro-batches (config/sharing.py).
+    `bucket_bytes`: what DDP's buckets after the first hold, by default PyTorch's. None where nothing is known of the
+    card's speed.
 
-    Low: a quick card and a good link; high: a slow card, and the worst link that was published.
+    Low: a fast card and a good link; high: a slow card, and the worst link that was published.
     """
-    way = way_of(spec)
+    way = micro_batch_run(spec)
     rates, alone = known_rates(way), step_time(spec)
     if rates is None or alone is None:
         return None
@@ -352,8 +351,9 @@ def _range(times: list[float]) -> Range:
 
 
 def sharings(cluster: Cluster, micro_batches: int) -> list[Sharing]:
-    """The ways in which these cards can share a step. HSDP needs several nodes of several cards; FSDP can hold back
-    the sum of gradients till the last of several micro-batches."""
+    """Return the ways in which these cards can share a step. HSDP needs several nodes of several cards; FSDP can hold
+    back the sum of gradients till the last of several micro-batches.
+    """
     several = cluster.nodes > 1 and cluster.per_node > 1
     return [
         Sharing(strategy=name, world=cluster.world, per_node=cluster.per_node, syncs_each=syncs_each)

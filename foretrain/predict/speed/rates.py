@@ -1,10 +1,12 @@
 """How long an operation takes: from the catalogue's peaks, or from times that `foretrain calibrate` measured here.
 
-Catalogue: a roofline for each operation. A product takes the longer of its FLOPs at the share of the peak that its
-shape can reach and its bytes at the share of the bandwidth that kernels reach; all else is bytes. Shape: the main loop
-over k has a beginning and an end (k / (k + k0)), tiles at the edges are partly empty, and the last wave of tiles leaves
-SMs idle. The constants are set by published measurements, benchmarks/published_rates.json and those runs of
-published_logs.json that may be looked at; benchmarks/time_against_logs.py shows what they are worth.
+Catalogue: a roofline for each operation. A matmul takes the longer of its FLOPs at the share of the peak that its shape
+can reach and its bytes at the share of the bandwidth that kernels reach; all else is bytes. Shape: the main loop over k
+has a beginning and an end (k
+
+(k + k0)), tiles at the edges are partly empty, and the last wave of tiles leaves SMs idle. The constants are set by
+published measurements, benchmarks/published_rates.json and those runs of published_logs.json that may be looked at;
+benchmarks/time_against_logs.py shows what they are worth.
 
 Calibrated: the measured kernels nearest in shape; time.py corrects their sum by a whole step measured on the device.
 """
@@ -19,7 +21,14 @@ from foretrain.hardware.calibration import Calibration, KernelTime, StepTime
 from foretrain.hardware.catalogue import Dtype, Gpu, MatmulMode
 from foretrain.predict.software import ASSUMED, Software
 from foretrain.predict.spec import StepSpec
-from foretrain.predict.speed.ops import Operation, Way, accumulation, micro_batch, optimizer_launches, tensor_count
+from foretrain.predict.speed.ops import (
+    MicroBatchRun,
+    Operation,
+    accumulation,
+    micro_batch,
+    optimizer_launches,
+    tensor_count,
+)
 
 # A micro-batch's own: its Python, the batch, hooks, the autograd engine's start (25 to 45 on both machines).
 MICRO_BATCH_LAUNCHES = 40
@@ -56,9 +65,10 @@ class Host(NamedTuple):
     python_s: float
 
 
-def launches_of(way: Way, operations: list[Operation]) -> Launches:
-    """Of a step on a card whose micro-batch has these operations. Clipping, zeroing and the optimizer go through a list
-    of all tensors in Python, at about a launch for each."""
+def launches_of(way: MicroBatchRun, operations: list[Operation]) -> Launches:
+    """Count the launches of a step on a card whose micro-batch has these operations. Clipping, zeroing and the
+    optimizer go through a list of all tensors in Python, at about a launch for each.
+    """
     if way.spec.is_one_graph:
         return Launches(COPIES, 0, REPLAY)
     micro = (2 if way.train else 1) if way.compiled and way.config.makes_graphs else sum(op.runs for op in operations)
@@ -66,8 +76,10 @@ def launches_of(way: Way, operations: list[Operation]) -> Launches:
     return Launches(micro, sums, optimizer_launches(way) + tensor_count(way))
 
 
-def beside_kernels(way: Way) -> int:
-    """Launches of an eager kernel that take the host as long as what it does in a micro-batch beside launching any."""
+def beside_kernels(way: MicroBatchRun) -> int:
+    """Return the launches of an eager kernel that take the host as long as what it does in a micro-batch beside
+    launching.
+    """
     c, whole = way.config, way.compiled and not way.config.compiles_blocks
     if way.spec.is_one_graph or whole:
         return 0
@@ -76,7 +88,7 @@ def beside_kernels(way: Way) -> int:
 
 
 def host_of(calibration: Calibration, gpu: Gpu) -> Host:
-    """From the small steps of a calibration of a card; from its chain of products alone where it has none of them."""
+    """Fit the small steps of a calibration of a card; its chain of matmuls alone where it has none of them."""
     narrow = [step for step in calibration.steps if _width(step) <= NARROW]
     eager = sorted((_counted(step, gpu) for step in narrow if not step.compiled), key=lambda found: found.launches)
     if not eager:
@@ -110,7 +122,7 @@ class _Counted(NamedTuple):
 def _counted(step: StepTime, gpu: Gpu) -> _Counted:
     config = launched(step.options)
     dtype: Any = step.dtype
-    way = Way(StepSpec.of(config, gpu, dtype=dtype, compiled=step.compiled))
+    way = MicroBatchRun(StepSpec.of(config, gpu, dtype=dtype, compiled=step.compiled))
     found, n = launches_of(way, micro_batch(way)), config.gradient_accumulation_steps
     return _Counted(step.time_s, n, (n - 1) * found.sums + found.optimizer, n * found.micro)
 
@@ -124,14 +136,11 @@ def _width(step: StepTime) -> float:
 #
 # Catalogue: a roofline for each operation. A product takes the longer of its FLOPs at the share of the peak that its
 # shape can reach and its bytes at the share of the bandwidth that kernels reach; all else is bytes. Shape: the main
-# loop
-# over k has a beginning and an end (k / (k + k0)), tiles at the edges are partly empty, and the last wave of tiles
-# leaves
-# SMs idle. The constants are set by published measurements, benchmarks/published_rates.json and those runs of
+# loop over k has a beginning and an end (k / (k + k0)), tiles at the edges are partly empty, and the last wave of tiles
+# leaves SMs idle. The constants are set by published measurements, benchmarks/published_rates.json and those runs of
 # published_logs.json that may be looked at; benchmarks/time_against_logs.py shows what they are worth.
 #
-# Calibrated: the measured kernels nearest in shape; time.py corrects their sum by a whole step measured on the
-# device.
+# Calibrated: the measured kernels nearest in shape; time.py corrects their sum by a whole step measured on the device.
 
 # By FLOP per clock and SM. GeForce boards run above the clock of their data sheet, so that large products reach its
 # peak (RTX 3090: 76 of 71 TFLOP/s, 4090: 165 to 173 of 165); the large data-centre chips run into their power limit
@@ -184,20 +193,16 @@ IMPORTANCE = {3: (1.0, 1.0, 1.0), 4: (0.1, 0.1, 1.0, 1.0)}
 
 
 class Rates(Protocol):
-    """Seconds of operations on one device."""
-
     def time_s(self, op: Operation) -> float:
-        """One kernel of the operation, without what it costs to launch it."""
+        """Return the time of one kernel of the operation, without what it costs to launch it."""
         ...
 
     def launch_s(self, *, compiled: bool) -> float:
-        """What launching one kernel costs the processor that Python runs on."""
+        """Return what launching one kernel costs the processor that Python runs on."""
         ...
 
     @property
-    def python_s(self) -> float:
-        """What a micro-batch costs that processor besides."""
-        ...
+    def python_s(self) -> float: ...
 
 
 def busy_s(operations: list[Operation], rates: Rates) -> float:
@@ -205,13 +210,13 @@ def busy_s(operations: list[Operation], rates: Rates) -> float:
 
 
 def host_time_s(op: Operation) -> float | None:
-    """Seconds of what runs beside the device; None for all else."""
+    """Return seconds of what runs beside the device; None for all else."""
     rate = {"transfer": PAGEABLE_BYTES_PER_S, "host": HOST_BYTES_PER_S}.get(op.kind)
     return op.nbytes / rate if rate else None
 
 
 class CatalogueRates:
-    """From the peaks of `gpus.toml` or of the system's description of the CPU."""
+    """Rates from the peaks of `gpus.toml` or of the system's description of the CPU."""
 
     def __init__(self, gpu: Gpu, torch: Software = ASSUMED) -> None:
         assert gpu.bandwidth_bytes_per_s
@@ -241,16 +246,16 @@ class CatalogueRates:
         return max(bytes_s, op.causal_flops / (peak * share * self.held_clock(op.dtype)))
 
     def held_clock(self, dtype: Dtype) -> float:
-        """The clock that the board's power allows, as a share of that at which cards of its kind run products.
+        """Return the clock that the board's power allows, as a share of that at which cards of its kind run matmuls.
 
-        No product of a step is taken to be faster than the large ones that others measured on the card. It holds for
+        No matmul of a step is taken to be faster than the large ones that others measured on the card. It holds for
         attention and exponentials, too, as power is balanced over much longer than one kernel.
         """
         share = self.gpu.sustained_share(dtype)
         return min(1.0, share / PRODUCT_SHARE.get(self.rate, 0.7)) if share else 1.0
 
     def cached_bytes(self, op: Operation) -> float:
-        """What a kernel finds in the second-level cache of that which the kernel before it wrote there.
+        """Return what a kernel finds in the second-level cache of that which the kernel before it wrote there.
 
         Half of the cache holds what is written, half what is read; of more than that the oldest part is gone.
         """
@@ -260,7 +265,6 @@ class CatalogueRates:
         return op.read_bytes * min(1.0, cache / 2 / op.nbytes)
 
     def softmax_s(self, op: Operation) -> float:
-        """What the arithmetic of a card's softmax of the logits takes; 0 for all else."""
         peak = self.gpu.peak_flop_per_s("float16")
         if op.kind != "softmax" or op.name != "loss" or self.gpu.kind != "cuda" or not (peak and self.gpu.sm_count):
             return 0.0
@@ -268,7 +272,7 @@ class CatalogueRates:
         return op.shape[0] / clocks_per_s / (SOFTMAX_PER_CLOCK if op.written_bytes else ONLINE_SOFTMAX_PER_CLOCK)
 
     def attention_share(self, kind: str) -> float:
-        """The share of the dense peak that torch's attention kernel reaches on the causal half."""
+        """Return the share of the dense peak that torch's attention kernel reaches on the causal half."""
         if self.gpu.architecture == "Hopper" and self.torch.flash2 and kind in CUDNN_ATTENTION_SHARE:
             return CUDNN_ATTENTION_SHARE[kind]
         share = ATTENTION_SHARE.get(self.rate, 0.4)
@@ -277,7 +281,6 @@ class CatalogueRates:
         return share if self.torch.flash2 else share * FLASH1
 
     def product_share(self, op: Operation) -> float:
-        """The share of the dense peak that a product of this shape reaches."""
         m, n, k = op.shape
         rate = self.rate
         if op.arithmetic != "dtype":  # as on a card whose tensor cores do that much more a clock
@@ -302,12 +305,11 @@ class CatalogueRates:
 
     @property
     def python_s(self) -> float:
-        """What a micro-batch costs besides its launches."""
         return PYTHON_S if self.gpu.kind != "cuda" else MICRO_BATCH_LAUNCHES * LAUNCH_S
 
 
 class MeasuredRates:
-    """From a calibration of the very device. A kernel between two measured ones is interpolated in logarithms.
+    """Rates from a calibration of the very device. A kernel between two measured ones is interpolated in logarithms.
 
     `card`: the device where it is one of CUDA.
     """
@@ -338,7 +340,6 @@ class MeasuredRates:
 
     @cached_property
     def host(self) -> Host | None:
-        """What a card's host was measured to take; None where there is no card."""
         return host_of(self.calibration, self.card) if self.card else None
 
     def launch_s(self, *, compiled: bool) -> float:
@@ -348,12 +349,10 @@ class MeasuredRates:
 
     @property
     def python_s(self) -> float:
-        """What a micro-batch costs besides its launches."""
         return self.host.python_s if self.host else PYTHON_S
 
 
 def kernel_flops(kernel: KernelTime) -> float:
-    """The causal FLOPs that a measured kernel stands for, as in `Operation.causal_flops`."""
     if kernel.kind.startswith("attention"):
         batch, heads, tokens, width = kernel.shape
         return 2 * batch * heads * tokens**2 * width * (2.5 if kernel.kind.endswith("backward") else 1)
@@ -362,7 +361,9 @@ def kernel_flops(kernel: KernelTime) -> float:
 
 
 def _by_shape(op: Operation, measured: list[KernelTime]) -> float:
-    """FLOP/s of the measured kernels, weighted by how near their shapes are; the nearest ones count by far the most."""
+    """Return FLOP/s of the measured kernels, weighted by how near their shapes are; the nearest ones count by far the
+    most.
+    """
     weights = rates = 0.0
     for kernel in measured:
         distance = sum(
@@ -392,9 +393,10 @@ def _by_bytes(nbytes: int, measured: list[KernelTime]) -> float:
 def rates_of(
     gpu: Gpu, dtype: Dtype, matmul: MatmulMode = "dtype", torch: Software = ASSUMED
 ) -> CatalogueRates | MeasuredRates | None:
-    """What is known of the device: measured where it was calibrated for this dtype, else the catalogue's, else None.
+    """Return what is known of the device: measured where it was calibrated for this dtype, else the catalogue's, else
+    None.
 
-    A calibration measures plain products alone, so the other modes are predicted from the catalogue.
+    A calibration measures plain matmuls alone, so the other modes are predicted from the catalogue.
     """
     if gpu.calibration is not None and matmul == "dtype":
         measured = MeasuredRates(gpu.calibration, gpu if gpu.kind == "cuda" else None)

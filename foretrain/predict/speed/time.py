@@ -21,8 +21,8 @@ from foretrain.predict import software
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.ops import (
     FUSED_LAUNCHES,
+    MicroBatchRun,
     Operation,
-    Way,
     accumulation,
     flops,
     micro_batch,
@@ -55,8 +55,7 @@ from foretrain.predict.tuned_steps import tuned_like
 BACKWARD = 3  # a block's recomputation and its backward pass, in forward passes
 
 
-def waits_s(way: Way, operations: list[Operation], rates: Rates) -> float:
-    """Seconds, for the operations of a micro-batch."""
+def waits_s(way: MicroBatchRun, operations: list[Operation], rates: Rates) -> float:
     if not (way.train and way.spec.cuda):
         return 0.0
     bytes_per_s = pinned_bytes_per_s(way.spec.gpu.name)
@@ -107,12 +106,11 @@ class StepLoad:
     start_s: float
 
     def micro_batch_s(self, work: float = 1.0, host: float = 1.0) -> float:
-        """One micro-batch, with a device and a host that take so many times as long."""
+        """Return one micro-batch, with a device and a host that take so many times as long."""
         work_s, host_s = work * self.work_s, host * self.host_s
         return max(work_s, host_s) if self.behind else work_s + host_s
 
     def parts(self, work: float = 1.0, host: float = 1.0) -> StepParts:
-        """The parts, with a device and a host that take so many times as long."""
         work_s, host_s, alone_s = work * self.work_s, host * self.host_s, self.micro_batch_s(work, host)
         optimizer_s = work * (self.optimizer_work_s + self.start_s)
         if not self.behind:
@@ -123,9 +121,12 @@ class StepLoad:
         return StepParts(self.micro_batches, alone_s, sum_s, optimizer_s)
 
 
-def step_load(way: Way, rates: Rates, more_launches: int = 0) -> StepLoad:
-    """What device and host do in a step, kernel by kernel; of an evaluation, which has no more, in a micro-batch.
-    `more_launches`: eager ones of a micro-batch, beside its own."""
+def step_load(way: MicroBatchRun, rates: Rates, more_launches: int = 0) -> StepLoad:
+    """Return what device and host do in a step, kernel by kernel; of an evaluation, which has no more, in a
+    micro-batch.
+
+    `more_launches`: eager ones of a micro-batch, beside its own.
+    """
     operations = micro_batch(way)
     each_s, cuda = rates.launch_s(compiled=False), way.spec.cuda
     work_s = busy_s(operations, rates) + waits_s(way, operations, rates)
@@ -151,9 +152,10 @@ def step_load(way: Way, rates: Rates, more_launches: int = 0) -> StepLoad:
     )  # fmt: skip
 
 
-def step_parts(way: Way, rates: Rates, more_launches: int = 0) -> StepParts:
-    """The parts, before a whole step that was measured corrects them. `more_launches`: of a micro-batch, beside its
-    own."""
+def step_parts(way: MicroBatchRun, rates: Rates, more_launches: int = 0) -> StepParts:
+    """Return the parts, before a whole step that was measured corrects them. `more_launches`: of a micro-batch, beside
+    its own.
+    """
     return step_load(way, rates, more_launches).parts()
 
 
@@ -161,8 +163,7 @@ def step_parts(way: Way, rates: Rates, more_launches: int = 0) -> StepParts:
 #
 # Known limits: nothing is known of how the machine's processor compares with others where it was not calibrated
 # (launching costs are those of an average one, and the range is wide where a card waits for it), nor of temperature;
-# data
-# loading is taken to be hidden behind the step.
+# data loading is taken to be hidden behind the step.
 
 # Of the expected time; what the published runs of benchmarks/published_logs.json lie within, but for a few. Half the
 # data-centre and workstation cards are held back by power, which GeForce cards have enough of.
@@ -187,8 +188,6 @@ COMPILE_S = (8.0, 25.0, 60.0)
 
 
 class Range(Record):
-    """A figure with its honest range, in seconds."""
-
     low_s: float
     expected_s: float
     high_s: float
@@ -204,12 +203,12 @@ class Range(Record):
         )
 
 
-def _step_s(way: Way, rates: Rates) -> float:
+def _step_s(way: MicroBatchRun, rates: Rates) -> float:
     return step_parts(way, rates).step_s
 
 
 def range_of(expected_s: float, gpu: Gpu, *, as_nanogpt: bool = True) -> Range:
-    """The honest range of a time from the catalogue; `as_nanogpt`: of a step like nanoGPT's."""
+    """Return the range of a time from the catalogue; `as_nanogpt`: of a step like nanoGPT's."""
     low, high = _shares(gpu, as_nanogpt)
     return Range(low_s=expected_s * low, expected_s=expected_s, high_s=expected_s * high)
 
@@ -217,8 +216,9 @@ def range_of(expected_s: float, gpu: Gpu, *, as_nanogpt: bool = True) -> Range:
 def range_between(
     time_s: Callable[[float, float], float], gpu: Gpu, *, as_nanogpt: bool = True, any_host: bool = True
 ) -> Range:
-    """The same of a time that `time_s` gives for a device and a host that take so many times as long as expected;
-    `any_host`: hosts differ."""
+    """Return the range of a time that `time_s` gives for a device and a host that take so many times as long as
+    expected; `any_host`: hosts differ.
+    """
     if gpu.kind != "cuda" or not any_host:
         return range_of(time_s(1.0, 1.0), gpu, as_nanogpt=as_nanogpt)
     low, high = _shares(gpu, as_nanogpt)
@@ -236,8 +236,7 @@ def _shares(gpu: Gpu, as_nanogpt: bool) -> tuple[float, float]:
     return low, high / gpu.slowest_share
 
 
-def _range(time_s: Callable[[float, float], float], rates: Rates, way: Way) -> Range:
-    """Of a time that depends on how slow device and host are, as in `range_between`."""
+def _range(time_s: Callable[[float, float], float], rates: Rates, way: MicroBatchRun) -> Range:
     if not isinstance(rates, MeasuredRates):
         # With torch 2.0 a compiled kernel took about as long on three machines.
         any_host = way.torch.fast_launches or not way.compiled
@@ -256,15 +255,18 @@ def _range(time_s: Callable[[float, float], float], rates: Rates, way: Way) -> R
     return Range(low_s=time_s(low, host_low), expected_s=expected_s, high_s=time_s(high, host_high))
 
 
-def _as_nanogpt(way: Way) -> bool:
-    """A step of which published runs tell: nanoGPT's model and optimizer on the card alone, in the dtype's matmuls."""
+def _as_nanogpt(way: MicroBatchRun) -> bool:
+    """Return whether published runs tell of such a step: nanoGPT's model and optimizer on the card alone, in the
+    dtype's matmuls.
+    """
     c = way.config
     usual = c.recipe == "nanogpt" and c.optimizer == "adamw" and not c.optimizer_offload
     return usual and way.spec.matmul == "dtype" and way.spec.half
 
 
-def bound_s(way: Way) -> float:
-    """No step is faster: its FLOPs, the causal half of attention, at the dense peaks of their arithmetic.
+def bound_s(way: MicroBatchRun) -> float:
+    """Return the time that no step beats: its FLOPs, the causal half of attention, at the dense peaks of their
+    arithmetic.
 
     0 where one of these is unknown.
     """
@@ -277,8 +279,9 @@ def bound_s(way: Way) -> float:
     return sum(flops(operations, causal=True) / (peaks[mode] or math.inf) for mode, operations in modes.items())
 
 
-def _correction(way: Way, rates: Rates) -> float:
-    """What a whole step took on this device over the sum of its kernels: caches, and what the kernels' list leaves out.
+def _correction(way: MicroBatchRun, rates: Rates) -> float:
+    """Return what a whole step took on this device over the sum of its kernels: caches, and what the kernels' list
+    leaves out.
 
     The reference is a step like this one that `foretrain tune` timed here, else the calibration's own steps of the same
     dtype and mode; without one the sum stands as it is. Of two such steps each counts by how near it is: the smaller
@@ -300,10 +303,11 @@ def _correction(way: Way, rates: Rates) -> float:
     return low ** (1 - share) * high**share
 
 
-def _references(way: Way, calibration: Calibration) -> list[StepTime]:
-    """The calibration's steps of this dtype and mode: of each size the one that is carried out as this step is, where
-    it was measured, else the plain one. Where a card's were timed in another dtype alone, that one's: kernels are
-    measured in each, and what their sum leaves out was the same for all, within 5 % on an H100."""
+def _references(way: MicroBatchRun, calibration: Calibration) -> list[StepTime]:
+    """Return the calibration's steps of this dtype and mode: of each size the one that is carried out as this step is,
+    where it was measured, else the plain one. Where a card's were timed in another dtype alone, that one's: kernels are
+    measured in each, and what their sum leaves out was the same for all, within 5 % on an H100.
+    """
     found: dict[str, StepTime] = {}
     plain = {"attention": "auto", "master_weights": False}
     own = {"attention": "bmm" if way.products_attention else "auto", "master_weights": way.config.master_weights}
@@ -318,39 +322,37 @@ def _references(way: Way, calibration: Calibration) -> list[StepTime]:
     return list(found.values())
 
 
-def _point(reference: StepTime, way: Way, rates: Rates) -> tuple[float, float]:
-    """(the sum of a reference step's kernels in seconds, by how much it is corrected)."""
+def _point(reference: StepTime, way: MicroBatchRun, rates: Rates) -> tuple[float, float]:
+    """Return (the sum of a reference step's kernels in seconds, by how much it is corrected)."""
     dtype: Any = reference.dtype
-    step = Way(StepSpec.of(launched(reference.options), way.spec.gpu, dtype=dtype, compiled=way.compiled))
+    step = MicroBatchRun(StepSpec.of(launched(reference.options), way.spec.gpu, dtype=dtype, compiled=way.compiled))
     summed_s = _step_s(step, rates)
     if not way.train and reference.forward_s is not None:
         return summed_s, reference.forward_s / step_load(replace(step, train=False), rates).micro_batch_s()
     return summed_s, reference.time_s / summed_s
 
 
-def way_of(spec: StepSpec, *, train: bool = True) -> Way:
-    """How this step runs, with the torch that the plan is for."""
-    return Way(spec, train, spec.torch if spec.cuda else software.ASSUMED)
+def micro_batch_run(spec: StepSpec, *, train: bool = True) -> MicroBatchRun:
+    return MicroBatchRun(spec, train, spec.torch if spec.cuda else software.ASSUMED)
 
 
-def known_rates(way: Way) -> Rates | None:
-    """How fast the device carries out this step's operations; None where one of both is not known."""
+def known_rates(way: MicroBatchRun) -> Rates | None:
+    """Return how fast the device carries out this step's operations; None where one of both is not known."""
     known = family_of(way.config).is_timed(compiled=way.compiled)
     return _rates_of(way) if known else None
 
 
-def _rates_of(way: Way) -> Rates | None:
+def _rates_of(way: MicroBatchRun) -> Rates | None:
     return rates_of(way.spec.gpu, way.spec.dtype, way.spec.matmul, way.torch)
 
 
 def is_calibrated(spec: StepSpec) -> bool:
-    """Are times of this step on this device measured ones?"""
-    return isinstance(_rates_of(way_of(spec)), MeasuredRates)
+    return isinstance(_rates_of(micro_batch_run(spec)), MeasuredRates)
 
 
 def step_time(spec: StepSpec) -> Range | None:
-    """Seconds of one steady optimizer step, all micro-batches; None where nothing is known of the device's speed."""
-    way = way_of(spec)
+    """Return seconds of one steady optimizer step, all micro-batches; None where the device's speed is not known."""
+    way = micro_batch_run(spec)
     rates = known_rates(way)
     if rates is None:
         return None
@@ -363,8 +365,8 @@ def step_time(spec: StepSpec) -> Range | None:
 
 
 def evaluation_time(spec: StepSpec) -> Range | None:
-    """Seconds of one evaluation: the same sequences of each of two splits, whatever they are cut into."""
-    way, config = way_of(spec, train=False), spec.config
+    """Return seconds of one evaluation: the same sequences of each of two splits, whatever they are cut into."""
+    way, config = micro_batch_run(spec, train=False), spec.config
     rates = known_rates(way)
     if rates is None:
         return None
@@ -374,6 +376,6 @@ def evaluation_time(spec: StepSpec) -> Range | None:
 
 
 def compile_time(compiled: bool) -> Range:
-    """What the first step takes longer, where the model is compiled."""
+    """Return how much longer the first step takes where the model is compiled."""
     low, expected, high = COMPILE_S if compiled else (0.0, 0.0, 0.0)
     return Range(low_s=low, expected_s=expected, high_s=high)

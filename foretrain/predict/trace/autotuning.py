@@ -28,7 +28,7 @@ HEURISTICS = ("pointwise", "reduction", "cooperative_reduction", "persistent_red
 
 
 @dataclass
-class Way:
+class TritonConfig:
     """Stands for triton.Config, which Inductor's heuristics make, where Triton is not installed."""
 
     kwargs: dict[str, Any]
@@ -40,7 +40,7 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Ways:
+class KernelConfigs:
     """How many ways Inductor tries to run a kernel, and which of its arguments it changes, by position.
 
     `spares`: whether copies of those may go to the host; only in backward passes and without gradients.
@@ -52,31 +52,33 @@ class Ways:
 
 
 @cache
-def ways(source: str) -> Ways:
-    """What Inductor's own heuristics say of a generated kernel (torch/_inductor/runtime/triton_heuristics.py)."""
+def kernel_configs(source: str) -> KernelConfigs:
+    """Ask Inductor's own heuristics about a generated kernel (torch/_inductor/runtime/triton_heuristics.py)."""
     head = re.search(r"^@(triton_heuristics\.(\w+)\(.*?^\))\n@triton\.jit", source, re.MULTILINE | re.DOTALL)
     signature = re.search(r"^def \w+\(([^)]*)\)", source, re.MULTILINE)
     if head is None or signature is None or head[2] not in HEURISTICS:
-        return Ways(1, ())
+        return KernelConfigs(1, ())
 
-    def found(size_hints: Any, configs: list[Any], triton_meta: Any, inductor_meta: dict[str, Any], **_: Any) -> Ways:
+    def found(
+        size_hints: Any, configs: list[Any], triton_meta: Any, inductor_meta: dict[str, Any], **_: Any
+    ) -> KernelConfigs:
         changed = set(inductor_meta.get("mutated_arg_names", ()))
         names = [word.split(":")[0].strip() for word in signature[1].split(",")]
         unique = {(tuple(sorted(each.kwargs.items())), each.num_warps, each.num_stages) for each in configs}
         changes = tuple(i for i, name in enumerate(names) if name in changed)
-        return Ways(len(unique), changes, inductor_meta.get("optimize_mem", True))
+        return KernelConfigs(len(unique), changes, inductor_meta.get("optimize_mem", True))
 
     names = {"triton_heuristics": triton_heuristics, "__file__": "", "AttrsDescriptor": SimpleNamespace, **vars(hints)}
     with Patches() as patches:
         patches.set(triton_heuristics, "cached_autotune", found)
         if getattr(triton_heuristics, "Config", object) is object:
             for name in ("Config", "InductorConfig"):
-                patches.set(triton_heuristics, name, Way)
+                patches.set(triton_heuristics, name, TritonConfig)
         return eval(head[1], names)  # Inductor wrote this text in this process
 
 
 def _stored_bytes(tensor: Tensor) -> int:
-    """Bytes from a tensor's first element to its last: what clone_preserve_strides copies."""
+    """Return bytes from a tensor's first element to its last: what clone_preserve_strides copies."""
     if tensor.numel() == 0:
         return 0
     span = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
@@ -85,8 +87,6 @@ def _stored_bytes(tensor: Tensor) -> int:
 
 @dataclass
 class Autotuning:
-    """Writes into a trace what the measurements of one compilation take."""
-
     tracer: Tracer
     memory: Memory
     pads: bool = False
@@ -95,12 +95,12 @@ class Autotuning:
     _padded: dict[str, bool] = field(default_factory=dict)
 
     def kernel(self, name: str, source: str, args: Sequence[Any]) -> None:
-        """The first run of a kernel that can run in several ways: each is measured, on copies of what it changes."""
+        """Time the first run of a kernel with several ways to run: each is measured, on copies of what it changes."""
         if source in self._tuned:
             return
         self._tuned.add(source)
         name = f"{name} (inside)"
-        tried = ways(source)
+        tried = kernel_configs(source)
         before: list[int] | None = None
         for _ in range(tried.count if tried.count > 1 else 0):
             copies = [_stored_bytes(args[index]) for index in tried.changes]
@@ -112,7 +112,7 @@ class Autotuning:
             self._bench(lambda sizes=copies: self._give([self._take(each, name) for each in sizes]), name)
 
     def _that_fit(self, changed: list[int]) -> list[int]:
-        """Bytes of the copies on the card: of those that leave the run's peak as it is. Others go to the host.
+        """Return bytes of the copies on the card: of those that leave the run's peak as it is. Others go to the host.
 
         The buffer of a first way can be that peak: a second way then has room (copy_args_to_cpu_if_needed).
         """
@@ -125,7 +125,7 @@ class Autotuning:
         return copies
 
     def padding(self, match: Any, mat1: Tensor, mat2: Tensor, op: Any, input: Tensor | None = None) -> bool:
-        """Whether a matmul with an unaligned side is padded: `pads`, where Inductor measures it.
+        """Return whether a matmul with an unaligned side is padded: `pads`, where Inductor measures it.
 
         It measures both ways on matrices of its own, and keeps what it found by shape (fx_passes/pad_mm.py,
         _should_pad). Which matmuls it measures depends on the card's clocks, as nvidia-smi tells them; where it cannot
@@ -182,7 +182,6 @@ class Autotuning:
         self._give(held)
 
     def _multiply(self, op: str) -> None:
-        """cuBLAS's workspace, where this is the first matmul."""
         steps = self.tracer.in_kernel(self.tracer, op, (), None) if self.tracer.in_kernel is not None else []
         for step in steps:
             if isinstance(step, Workspace):
@@ -191,7 +190,7 @@ class Autotuning:
                 self._give([self._take(step, f"{op} (inside)")])
 
     def _bench(self, run: Callable[[], None], name: str) -> None:
-        """A run to warm up, then runs between which the card's cache is cleared."""
+        """Run once to warm up, then between clearings of the card's cache."""
         run()
         buffer = self._take(TRITON_BUFFER_BYTES if by_triton() else self.memory.card.cache_bytes, name)
         run()
@@ -206,11 +205,10 @@ class Autotuning:
 
 
 def by_triton() -> bool:
-    """Whether Inductor measures by Triton's do_bench: where its own benchmarkers are switched off."""
+    """Return whether Inductor measures by Triton's do_bench: where its own benchmarkers are switched off."""
     own = ("use_torch_profiler_benchmarker", "use_experimental_benchmarker")
     return not any(getattr(inductor_config, name, False) for name in own)
 
 
 def _hint(size: Any) -> int:
-    """A size, or what torch takes for the one that it made a symbol of."""
     return size if isinstance(size, int) else int(size.node.hint)

@@ -67,7 +67,6 @@ class _Kernel:
 
 
 def _device_patches(patches: Patches, card: Card) -> None:
-    """What Dynamo and Inductor ask a device."""
     answers: dict[str, Any] = {
         "get_device_properties": lambda device=None: card.properties(),
         "current_device": lambda: 0,
@@ -120,7 +119,7 @@ def _triton_patches(patches: Patches) -> None:
 
 
 def _folding_patch(patches: Patches) -> None:
-    """Constant folding computes one-element constants on the device; here on the CPU."""
+    """Compute one-element constants on the CPU, which constant folding would do on the device."""
     deduce = Folder._deduce_value
     of_zeros: Any = getattr(Folder, "_add_peephole_patterns", None)
 
@@ -177,7 +176,8 @@ def _optimizer_patch(patches: Patches, tracer: Tracer | None) -> None:
 
 def _symbolic_patch(patches: Patches) -> None:
     """Dynamo's fake tensors keep no results for shapes that it made symbols of: within the fake mode of a trace, what
-    is kept for one graph's symbols is compared with another's, which torch takes for an error."""
+    is kept for one graph's symbols is compared with another's, which torch takes for an error.
+    """
     validate = getattr(fake_tensor.FakeTensorMode, "_validate_cache_key", None)
     if validate is None:
         return
@@ -203,7 +203,7 @@ def _padding_patch(patches: Patches, pads: bool, tuning: Autotuning | None) -> N
 
 
 def _code_patches(patches: Patches, tracer: Tracer | None, tuning: Autotuning | None) -> None:
-    """The generated wrapper: its C++ helpers as Python on fake tensors, its kernels as nothing."""
+    """Patch the generated wrapper: its C++ helpers as Python on fake tensors, its kernels as nothing."""
 
     def empty(device: str) -> Any:
         return lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device=device)
@@ -225,9 +225,9 @@ def _code_patches(patches: Patches, tracer: Tracer | None, tuning: Autotuning | 
 def compiling(
     card: Card | None, tracer: Tracer | None = None, *, pads: bool = False, memory: Memory | None = None
 ) -> Iterator[None]:
-    """Within it torch.compile works for the card of a stand-in, or for a CPU without its compiler (card None).
+    """Let torch.compile work for the card of a stand-in, or for a CPU without its compiler (card None).
 
-    `pads`: what to take pad_mm's measurement on the card to have said, for products with an unaligned side. `memory`:
+    `pads`: what to take pad_mm's measurement on the card to have said, for matmuls with an unaligned side. `memory`:
     the card's, where what Inductor measures is to be in the trace.
     """
     torch._dynamo.reset()

@@ -52,7 +52,9 @@ class Job:
         return min(MICRO_STEPS, self.config.gradient_accumulation_steps)
 
     def batch(self, rows: int, block: int, *, cut: bool = False) -> tuple[Tensor, Tensor]:
-        """Token ids and targets, int64, one storage each; `cut` out of rows of block + 1, as data/batches.py does."""
+        """Return token ids and targets, int64, one storage each; `cut` out of rows of block + 1, as data/batches.py
+        does.
+        """
         if cut:
             data = self._tokens(torch.zeros(rows, block + 1, dtype=torch.int64, device=self.device))
             return self._tokens(data[:, :-1].contiguous()), self._tokens(data[:, 1:].contiguous())
@@ -65,7 +67,7 @@ class Job:
 
 
 def foretrain_run(job: Job) -> bool:
-    """foretrain's run in the trainer's order (training/trainer.py); whether the scaler was on."""
+    """Run foretrain in the trainer's order (training/trainer.py); return whether the scaler was on."""
     c = job.config
     short = c.model_copy(update={"gradient_accumulation_steps": job.micro_steps})
     state = build(short, job.device, DTYPES[job.dtype], compile=job.compiled, share=job.share)
@@ -108,7 +110,7 @@ def _not_recorded(reason: str) -> None:
 
 
 def _name_gradients(job: Job, state: TrainState, masters: Masters) -> None:
-    """The gradients that go to an optimizer elsewhere; its hooks see them only there."""
+    """Name the gradients that go to an optimizer elsewhere; its hooks see them only there."""
     take = masters.take_gradients
 
     def tagged() -> None:
@@ -121,7 +123,7 @@ def _name_gradients(job: Job, state: TrainState, masters: Masters) -> None:
 
 
 def _name_updates(job: Job, state: TrainState, early: BackwardUpdates) -> None:
-    """The gradients and states of updates in the backward pass, for which no optimizer's step is called."""
+    """Name the gradients and states of updates in the backward pass, for which no optimizer's step is called."""
     update = early.update
 
     def tagged(parameter: Tensor) -> None:
@@ -147,7 +149,7 @@ def _save(job: Job, state: TrainState) -> None:
 
 
 def nanogpt_run(job: Job) -> bool:
-    """nanoGPT's train.py: batches fetched ahead, logits kept until the next ones, its estimate_loss."""
+    """Run nanoGPT's train.py: batches fetched ahead, logits kept until the next ones, its estimate_loss."""
     c = job.config.as_nanogpt()
     model = NanoGPT(c).to(job.device)
     job.names.learn(model)
@@ -196,8 +198,7 @@ RUNS = {"foretrain": foretrain_run, "nanogpt": nanogpt_run}
 
 
 @contextlib.contextmanager
-def named(tracer: Tracer, *, compiled: bool) -> Iterator[Names]:
-    """Hooks that name modules and tag gradients and optimizer states while a run is traced."""
+def naming_allocations(tracer: Tracer, *, compiled: bool) -> Iterator[Names]:
     names = Names(tracer)
     with names.hooked(modules=not compiled):
         yield names

@@ -70,7 +70,7 @@ def trace(
         return found.with_versions(torch_version)
     if in_process:
         raise UserError("usage.trace_in_process")
-    with interpreter.using(str(python)):
+    with interpreter.use_interpreter(str(python)):
         if reason := service.why_not():
             raise StandInError(reason)
         return _sent(Target.of(code), card, compile, pads).with_versions(torch_version)

@@ -44,7 +44,9 @@ class Norm(NamedTuple):
     autocast: bool
 
     def kept_bytes(self, torch: Software) -> int:
-        """What it keeps for backward beside its input and the result, per element as seen in traces of each version."""
+        """Return what it saves for backward beside its input and the result, per element as seen in traces of each
+        version.
+        """
         if torch >= NORM_IN_FP32 and self.autocast:
             each = 4 if self.narrow else 0  # the input in fp32
         elif torch >= FUSED_NORM:
@@ -55,8 +57,9 @@ class Norm(NamedTuple):
 
 
 def notes(trace: Trace, trains: str = "") -> tuple[str, ...]:
-    """A sentence for each known difference that the step meets, with its size. `trains`: the version that will train;
-    '' is not known, and the one that traced is assumed."""
+    """Return a sentence for each known difference that the step meets, with its size. `trains`: the version that will
+    train; '' is not known, and the one that traced is assumed.
+    """
     traced, training = parse(trace.facts.get("torch", "")), parse(trains)
     if traced is None or (training is not None and training == traced):
         return ()
@@ -108,8 +111,7 @@ def _signed(nbytes: int) -> str:
 
 # Which Python traces: this one, or that of the environment that will train (`--python PATH`). No torch here.
 #
-# PyTorch allocates otherwise from version to version: a trace with torch 2.13 of a run on 2.9 was 28 % off. The
-# other
+# PyTorch allocates otherwise from version to version: a trace with torch 2.13 of a run on 2.9 was 28 % off. The other
 # environment needs torch; what foretrain itself needs (pydantic) is borrowed from here where it lacks that.
 
 PROBE_S = 120  # a cold disk is slow; importing torch is not part of it
@@ -143,8 +145,9 @@ runpy.run_module(sys.argv[1], run_name="__main__", alter_sys=True)
 
 class Interpreter(NamedTuple):
     """A Python that can trace: its path, its version, and that of its torch ('' without). `borrows`: packages that
-    foretrain needs come from this environment, after its own. `packages`: versions of FINE_TUNING, where it is not
-    this Python."""
+    foretrain needs come from this environment, after its own. `packages`: versions of FINE_TUNING, where it is not this
+    Python.
+    """
 
     path: str
     python: tuple[int, int]
@@ -153,13 +156,11 @@ class Interpreter(NamedTuple):
     packages: tuple[str, ...] = ()
 
     def versions(self) -> dict[str, str]:
-        """The version of each package of FINE_TUNING, '' where it is not there."""
         if self.path == sys.executable:
             return {name: installed(name) for name in FINE_TUNING}
         return dict.fromkeys(FINE_TUNING, "") | dict(zip(FINE_TUNING, self.packages, strict=False))
 
     def worker(self, module: str = "foretrain.predict.trace.worker") -> tuple[list[str], dict[str, str]]:
-        """The command that starts a module of ours, and the variables that it needs beside the usual ones."""
         if self.path == sys.executable:
             return [self.path, "-P", "-m", module], {"PYTHONPATH": apart.search_path()}
         borrowed = [path for path in sys.path if path.endswith("-packages")] if self.borrows else []
@@ -171,14 +172,14 @@ _chosen: ContextVar[Interpreter | None] = ContextVar("interpreter", default=None
 
 
 def now() -> Interpreter:
-    """The one that traces: this one, unless another is in use."""
+    """Return the one that traces: this one, unless another is in use."""
     return _chosen.get() or Interpreter(sys.executable, sys.version_info[:2], installed_torch())
 
 
 @contextlib.contextmanager
-def using(path: str) -> Iterator[None]:
-    """Within it another environment traces; '' is this one. Raises UserError where that cannot be."""
-    chosen = found(path) if path else None
+def use_interpreter(path: str) -> Iterator[None]:
+    """Let another environment trace within; '' is this one. Raises UserError where that cannot be."""
+    chosen = find_interpreter(path) if path else None
     token = _chosen.set(chosen)
     try:
         with software.meant(chosen.torch if chosen else ""):
@@ -188,8 +189,10 @@ def using(path: str) -> Iterator[None]:
 
 
 @cache
-def found(path: str) -> Interpreter:
-    """The interpreter at a path, or of the environment in a folder. Raises UserError with what is wrong about it."""
+def find_interpreter(path: str) -> Interpreter:
+    """Return the interpreter at a path, or of the environment in a folder. Raises UserError with what is wrong about
+    it.
+    """
     at = Path(path).expanduser()
     if at.is_dir():
         at = at / "bin" / "python"

@@ -1,8 +1,8 @@
-"""The trace's answer in the ledger's form: phases, components, needs, and a verdict by replay at the limit.
+"""The trace's answer in the estimate's form: phases, components, needs, and a verdict by replay at the limit.
 
-Allocated is what the simulated allocator counts; reserved is its replay without a limit; the verdict replays the
-trace under what the card leaves. Where only the card can tell pad_mm's choice, or when NCCL lets go of a bucket, all
-traces are replayed: the need is a range over them and the verdict is that of the worst one.
+Allocated is what the simulated allocator counts; reserved is its replay without a limit; the verdict replays the trace
+under what the card leaves. Where only the card can tell pad_mm's choice, or when NCCL lets go of a bucket, all traces
+are replayed: the need is a range over them and the verdict is that of the worst one.
 """
 
 from collections import Counter
@@ -27,7 +27,7 @@ from foretrain.predict.trace.repeats import with_all_micro_batches
 
 
 class Exact(Record):
-    """One way to run the step, traced: memory in the ledger's form and what only a replay can say."""
+    """One way to run the step, traced: memory in the estimate's form and what only a replay can say."""
 
     memory: StepMemory
     smallest_limit_bytes: int  # the least that the allocator may reserve for the run to live, context not included
@@ -40,10 +40,10 @@ class Exact(Record):
 def components(
     alive: Sequence[Allocation], allocated_bytes: int, formulas: dict[str, tuple[str, int]]
 ) -> tuple[Component, ...]:
-    """Rows of what is alive, largest first, with the ledger's ids.
+    """Return rows of what is alive, largest first, with the estimate's ids.
 
     They add up to what the allocator counts: `rounding` is what 512-byte rounding and unsplit remainders add.
-    `formulas`: (formula, bytes) of the ledger's components at the same moment; one stands where it agrees to 1 %.
+    `formulas`: (formula, bytes) of the estimate's components at the same moment; one stands where it agrees to 1 %.
     """
     sizes: Counter[str] = Counter()
     for allocation in alive:
@@ -61,7 +61,7 @@ def components(
 
 
 def component_id(allocation: Allocation) -> str:
-    """The ledger's component; activations are told apart by the module that made them, where one did."""
+    """Return the estimate's component; activations are told apart by the module that made them, where one did."""
     if allocation.category != "activations" or not allocation.module:
         return allocation.category
     last = allocation.module.rsplit(".", 1)[-1]
@@ -75,7 +75,7 @@ def component_id(allocation: Allocation) -> str:
 
 
 def _formulas(ledger: StepMemory, phase: str) -> dict[str, tuple[str, int]]:
-    """(formula, bytes) of the ledger's components in a phase; under "activations" all kinds of them together.
+    """Return (formula, bytes) of the estimate's components in a phase; under "activations" all kinds of them together.
 
     A compiled trace cannot tell the kinds apart: its kernels belong to no module.
     """
@@ -110,7 +110,7 @@ def exact(
     capped: bool = False,
     device_bytes: int | None = None,
 ) -> Exact:
-    """The answer of one trace, or of those that differ in what only the card can tell.
+    """Answer from one trace, or from those that differ in what only the card can tell.
 
     `ledger`: gives the phases that are not traced (resume). `available_bytes`: what the process may take, context
     included. `capped`: it is a cap that the trainer sets, not what the card has left. `device_bytes`: the whole card's
@@ -161,7 +161,7 @@ def exact(
 
 
 def answer(question: dict[str, Any], trace: Trace) -> Exact:
-    """`exact` of one trace, as plain values ask for it (forecast.py, Question.told)."""
+    """Answer from one trace, as plain values ask for it (forecast.py, Question.told)."""
     whole = with_all_micro_batches(trace, question["traced"], question["micro_batches"])
     return exact(
         [whole], StepMemory.model_validate(question["ledger"]), available_bytes=question["available_bytes"],
@@ -170,20 +170,22 @@ def answer(question: dict[str, Any], trace: Trace) -> Exact:
 
 
 def _with_room(trace: Trace, settings: Settings | None, cap_bytes: int | None) -> Replay:
-    """The replay under no limit but the cap, from which garbage collection counts; where that kills, under none."""
+    """Replay under no limit but the cap, from which garbage collection counts; where that kills, under none."""
     run = replay(trace, settings, cap_bytes=cap_bytes)
     return run if run.survives else replay(trace, settings)
 
 
 def _ends(tried: Tried, limit_bytes: int, run: Replay) -> Death | None:
-    """Where it dies under a limit. `run`: its replay with room: the driver refuses nothing below what that reserves."""
+    """Return where it ends under a limit. `run`: its replay with room: the driver refuses nothing below what that
+    reserves.
+    """
     if tried.physical and tried.cap_bytes is None and run.peak_reserved_bytes <= limit_bytes:
         return None
     return tried.death(max(0, limit_bytes))
 
 
 def saved_bytes(trace: Trace) -> int:
-    """What autograd keeps of one micro-batch: forward tensors alive when the first backward pass begins."""
+    """Return what autograd saves of one micro-batch: forward tensors alive when the first backward pass begins."""
     start = next((mark.position for mark in trace.moments if mark.name == "backward"), None)
     if start is None:
         return 0

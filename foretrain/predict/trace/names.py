@@ -23,7 +23,6 @@ class Names:
         self.weight_shapes: set[tuple[int, ...]] = set()
 
     def learn(self, root: nn.Module) -> None:
-        """Names below a root; its parameters and buffers are tagged."""
         for name, module in root.named_modules():
             self.module_names.setdefault(id(module), name or type(root).__name__)
         for name, parameter in root.named_parameters():
@@ -40,7 +39,7 @@ class Names:
         self.tracer.modules.append(self.module_names[id(module)])
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Also where the forward pass was left by an exception, as a checkpointed block's second one is."""
+        """Also called where the forward pass was left by an exception, as a checkpointed block's second one is."""
         name = self.tracer.modules.pop()
         nodes = [t.grad_fn for t in tree_iter(output) if isinstance(t, Tensor) and t.grad_fn is not None]
         while nodes:

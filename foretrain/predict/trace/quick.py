@@ -1,7 +1,7 @@
-"""What makes a trace quicker and changes none of its bytes (tests/test_trace_quick.py compares them).
+"""What makes a trace faster and changes none of its bytes (tests/test_trace_quick.py compares them).
 
-A traced step runs some ten thousand ops, and torch spends most of their time on questions that have one answer here.
-A model's layers are alike: what an op gives for tensors of these shapes, it gives again.
+A traced step runs some ten thousand ops, and torch spends most of their time on questions that have one answer here. A
+model's layers are alike: what an op gives for tensors of these shapes, it gives again.
 """
 
 import contextlib
@@ -30,7 +30,9 @@ _LIFTED = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.def
 
 
 def _tensor_key(tensor: FakeTensor) -> tuple[Any, ...]:
-    """All that torch's own key says of a tensor without symbols and with strides, in one tuple instead of 25 parts."""
+    """Return all that torch's own key says of a tensor without symbols and with strides, in one tuple instead of 25
+    parts.
+    """
     return (
         tensor.dtype, tensor.shape, tensor.stride(), tensor.fake_device, tensor.storage_offset(),
         tensor.untyped_storage().nbytes(), tensor.requires_grad, tensor.is_conj(), tensor.is_neg(),
@@ -44,7 +46,7 @@ def _is_simple(tensor: FakeTensor, mode: FakeTensorMode) -> bool:
 
 
 def _key_parts(patches: Patches) -> None:
-    """The key under which the fake mode remembers what an op gives: half of the time that an op takes."""
+    """Shorten the key under which the fake mode remembers what an op gives: half of the time that an op takes."""
     original = getattr(FakeTensorMode, "_prep_args_for_hash", None)
     if original is None:  # another torch; its own way stays
         return
@@ -61,8 +63,9 @@ def _key_parts(patches: Patches) -> None:
 
 
 class Place(NamedTuple):
-    """A result of an op. `source`: which tensor of the arguments it is or shares its memory with, None where it has
-    its own. `shape` is None where it is that tensor itself. `said`: what a fake tensor keeps beside."""
+    """A result of an op. `source`: which tensor of the arguments it is or shares its memory with, None where it has its
+    own. `shape` is None where it is that tensor itself. `said`: what a fake tensor keeps beside.
+    """
 
     source: int | None
     shape: torch.Size | None = None
@@ -73,7 +76,7 @@ class Place(NamedTuple):
     said: Mapping[str, Any] = MappingProxyType({})
 
     def filled(self, tensors: Sequence[FakeTensor]) -> Any:
-        """The result for other tensors of the same shapes, made as FakeTensor.__new__ makes it."""
+        """Return the result for other tensors of the same shapes, made as FakeTensor.__new__ makes it."""
         if self.shape is None:
             return tensors[self.source] if self.source is not None else None
         with torch._C._DisableTorchDispatch():
@@ -98,7 +101,6 @@ class Recipe(NamedTuple):
     places: tuple[Place, ...]
 
     def filled(self, tensors: Sequence[FakeTensor]) -> Any:
-        """The results for these tensors."""
         if self.kind is None:
             return self.places[0].filled(tensors)
         return self.kind([place.filled(tensors) for place in self.places])
@@ -119,7 +121,6 @@ class Repeats:
         self.never = set[int]()  # ops, which live as long as torch does, by identity: to hash one takes long
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The op's results."""
         tensors: list[FakeTensor] = []
         key = None if id(func) in self.never else _key(func, args, kwargs, tensors)
         if key is None:
@@ -139,7 +140,7 @@ class Repeats:
 
 
 def _key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[FakeTensor]) -> tuple[Any, ...] | None:
-    """None where an argument is such that nothing is kept. `tensors` takes those among the arguments."""
+    """Return None where an argument is such that nothing is kept. `tensors` takes those among the arguments."""
     mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
     if mode is None:
         return None
@@ -154,7 +155,7 @@ def _key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list
 
 
 def _add_parts(key: list[Any], args: Sequence[Any], mode: Any, tensors: list[FakeTensor]) -> bool:
-    """What there is to say of arguments is added to a key; False where it is not all that decides."""
+    """Add what there is to say of arguments to a key; return False where it is not all that decides."""
     for arg in args:
         kind = type(arg)
         if kind is FakeTensor:
@@ -174,12 +175,11 @@ def _add_parts(key: list[Any], args: Sequence[Any], mode: Any, tensors: list[Fak
 
 
 def _always_gives_the_same(func: Any) -> bool:
-    """Whether the shapes of an op's arguments say all of its results."""
     return func not in _LIFTED and is_builtin(func) and not any(tag in func.tags for tag in _OTHERS)
 
 
 def _recipe(func: Any, tensors: list[FakeTensor], storages: list[int], out: Any) -> Recipe | None:
-    """How to make an op's results again; None where that is not all that it does."""
+    """Return how to make an op's results again; None where that is not all that it does."""
     if func._schema.is_mutable and len(set(storages)) < len(storages):
         return None
     kind = type(out) if type(out) in (list, tuple) else None
@@ -190,7 +190,7 @@ def _recipe(func: Any, tensors: list[FakeTensor], storages: list[int], out: Any)
 
 
 def _place(result: Any, tensors: list[FakeTensor], storages: list[int], own: set[int]) -> Place | None:
-    """How to make a result again; None where nothing can. `own`: the storages that earlier results allocated."""
+    """Return how to make a result again; None where nothing can. `own`: the storages that earlier results allocated."""
     if result is None:
         return Place(None)
     if type(result) is not FakeTensor or not _is_simple(result, result.fake_mode):
@@ -214,7 +214,7 @@ def _place(result: Any, tensors: list[FakeTensor], storages: list[int], own: set
 
 
 def _unwrapped(patches: Patches) -> None:
-    """Dispatches without what keeps Dynamo out of them, where no Dynamo runs."""
+    """Dispatch without what keeps Dynamo out, where no Dynamo runs."""
     for mode in (Tracer, FakeTensorMode):
         raw = getattr(mode.__torch_dispatch__, "__wrapped__", None)
         if raw is not None:
@@ -243,8 +243,7 @@ def _parts_when_asked(patches: Patches) -> None:
 
 
 @contextlib.contextmanager
-def quick(*, compiled: bool) -> Iterator[None]:
-    """Within it ops on fake tensors take less time. `compiled`: Dynamo runs, too."""
+def faster_fake_ops(*, compiled: bool) -> Iterator[None]:
     with Patches() as patches:
         _key_parts(patches)
         _parts_when_asked(patches)

@@ -30,7 +30,7 @@ COLLECTIVES = ("broadcast_", "allreduce_", "allgather_", "_allgather_base_", "_r
 
 @contextlib.contextmanager
 def group(sharing: Sharing, rank: int = 0, *, keeps: bool = False) -> Iterator[Share]:
-    """Within it this process is one rank of `sharing`, alone; gives what shares a model so. `keeps`: see Reducer."""
+    """Make this process one rank of `sharing`, alone; yield what shares a model so. `keeps`: see Reducer."""
     dist.init_process_group("fake", rank=rank, world_size=sharing.world, store=FakeStore())
     try:
         with Patches() as patches:
@@ -43,7 +43,8 @@ def group(sharing: Sharing, rank: int = 0, *, keeps: bool = False) -> Iterator[S
 
 def trace(job: dict[str, Any]) -> Trace:
     """Trace a job of self_test.py as one rank of many: {…, "sharing", "rank", "keeps"}. Raises TraceError or
-    StandInError."""
+    StandInError.
+    """
     sharing = Sharing(**job["sharing"])
     with group(sharing, job["rank"]) as share:
         self_test.prove_this_torch(share)
@@ -53,7 +54,8 @@ def trace(job: dict[str, Any]) -> Trace:
 
 def _know_collectives(patches: Patches) -> None:
     """torch 2.9 and before have no kernels of collectives for fake tensors. That for the CPU leaves all to the group,
-    which looks at no value."""
+    which looks at no value.
+    """
     library = patches.enter_context(torch.library._scoped_library("c10d", "IMPL"))
     of_cpu = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
     for name in COLLECTIVES:
@@ -63,7 +65,7 @@ def _know_collectives(patches: Patches) -> None:
 
 
 def _patch(patches: Patches, keeps: bool) -> None:
-    """What DDP does in C++ with values or with a card's timer."""
+    """Patch what DDP does in C++ with values or with a card's timer."""
     check = "_verify_param_shape_across_processes"  # all ranks have the same shapes: there is one
     for module in (distributed_utils, ddp_module):
         patches.set(module, check, lambda *a, **k: None)
@@ -121,8 +123,8 @@ class Reducer:
     timers on the card, and agrees with the other ranks by values. Real tensors are left to that one.
 
     In the last backward pass of a step each gradient goes into its bucket, and is a view of it where `as_view`. After
-    the first step the buckets are made anew, in the order in which gradients were ready. NCCL keeps what it sends until
-    a collective comes after its watchdog has seen the end of the last one, which it looks for ten times a second
+    the first step the buckets are made again, in the order in which gradients were ready. NCCL keeps what it sends
+    until a collective comes after its watchdog has seen the end of the last one, which it looks for ten times a second
     (ProcessGroupNCCL.cpp, shelvesToUnstash_). So the first bucket may be gone when the next ones are made, or still be
     there until they are sent: `keeps`.
     """

@@ -1,4 +1,4 @@
-"""The record of a trace: lifetimes (predict/allocator/lifetimes.py), and what each allocation is. No torch."""
+"""The record of a trace: lifetimes (predict/allocator/blocks.py), and what each allocation is. No torch."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -15,7 +15,7 @@ SCHEMA = "foretrain.trace/1"
 class Allocation(NamedTuple):
     """One storage: bytes, positions of birth and death (None: alive at the end), what it is and where it is from.
 
-    `category` is a component id of the ledger; `op` the aten op (or compiled kernel) that made it; `module` the
+    `category` is a component id of the estimate; `op` the aten op (or compiled kernel) that made it; `module` the
     nn.Module by its qualified name; `shape` that of the first tensor seen on it. `stream` is the one that it was made
     on, 0 the default one; `used_on` are others that Tensor.record_stream named.
     """
@@ -47,7 +47,6 @@ class Head(NamedTuple):
 
     @classmethod
     def of(cls, config: RunConfig) -> "Head":
-        """Of a run's model."""
         c = config
         rows = {c.batch_size * c.block_size, c.eval_batch * c.eval_block}
         if n := c.loss_chunk_size:  # whole chunks and what remains
@@ -89,20 +88,17 @@ class Trace(Lifetimes):
         return isinstance(other, Trace) and self.to_json() == other.to_json()
 
     def label(self, position: int) -> Label:
-        """The moment, the op and the module of an allocation."""
         allocation = self.allocations[self.events[position]]
         return Label(moment_id(self, position), allocation.op, allocation.module)
 
     def moment_at(self, position: int) -> str:
-        """forward, backward or optimizer at an event."""
         return name_at(self.moments, position)
 
     def alive_at(self, position: int) -> list[Allocation]:
-        """What is allocated right after an event."""
         return [a for a in self.allocations if a.born <= position and (a.died is None or a.died > position)]
 
     def peaks(self) -> dict[str, tuple[int, int]]:
-        """phase -> (highest sum of tensor bytes, position where it is reached). Requested bytes, not rounded."""
+        """Return phase -> (highest sum of tensor bytes, position where it is reached). Requested bytes, not rounded."""
         sizes = self.sizes
         running, current = [], 0
         for event in self.events:
@@ -117,7 +113,7 @@ class Trace(Lifetimes):
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; allocations by column, so that repeated words are few."""
+        """Return plain values; allocations by column, so that repeated words are few."""
         columns = {name: [getattr(a, name) for a in self.allocations] for name in COLUMNS}
         words: dict[Any, int] = {}
         for name in WORDS:
@@ -131,7 +127,7 @@ class Trace(Lifetimes):
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Trace":
-        """The inverse of `to_json`. Raises ValueError, KeyError, TypeError or IndexError on what is no such trace."""
+        """Invert `to_json`. Raises ValueError, KeyError, TypeError or IndexError on what is no such trace."""
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
             raise ValueError(f"not {SCHEMA}")
         words = [tuple(word) if isinstance(word, list) else word for word in data["words"]]
@@ -155,7 +151,7 @@ class Trace(Lifetimes):
 
 
 def moment_id(trace: Trace, position: int) -> str:
-    """The moment of an event in the ledger's words: backward.loss, forward.mlp, optimizer…"""
+    """Return the moment of an event in the estimate's words: backward.loss, forward.mlp, optimizer…"""
     moment = trace.moment_at(position)
     event = trace.events[position] if trace.events else -1
     if trace.phase_at(position) == "build" and moment == "forward" and not trace.allocations[event].module:
@@ -177,8 +173,6 @@ def moment_id(trace: Trace, position: int) -> str:
 
 
 class Recorder(Lifetimes):
-    """Collects a trace while it runs; `finish` gives the record."""
-
     events: list[int]
     sizes: list[int]
     phases: list[Mark]
@@ -194,7 +188,6 @@ class Recorder(Lifetimes):
         self.stream_now: Callable[[], int] = lambda: 0  # the stream that allocations are made on
 
     def alloc(self, nbytes: int, op: str, module: str, shape: tuple[int, ...], dtype: str) -> int:
-        """A storage of so many bytes is born; its id."""
         id = len(self.sizes)
         if stream := self.stream_now():
             self.streams[id] = stream
@@ -205,36 +198,32 @@ class Recorder(Lifetimes):
         return id
 
     def free(self, id: int) -> None:
-        """It dies; once."""
+        """Record when a storage was freed; later calls are ignored."""
         if id not in self.deaths:
             self.deaths[id] = len(self.events)
             self.events.append(~id)
 
     def use(self, id: int, stream: int) -> None:
-        """Another stream uses it, too."""
         before = self.used_on.get(id, ())
         if stream != self.streams.get(id, 0) and stream not in before:
             self.used_on[id] = (*before, stream)
 
     def empty_cache(self) -> None:
-        """What is free goes back to the card here."""
         self.emptied |= {len(self.events)}
 
     def phase(self, name: str) -> None:
-        """A phase begins here."""
         self.phases.append(Mark(len(self.events), name))
 
     def moment(self, name: str) -> None:
-        """Forward, backward or the optimizer runs from here on."""
         if name != self.moments[-1].name:
             self.moments.append(Mark(len(self.events), name))
 
     def tag(self, id: int, category: str, name: str) -> None:
-        """What an allocation is; the first word stays."""
+        """Say what an allocation is; the first word stays."""
         self.tags.setdefault(id, (category, name))
 
     def name(self, id: int, name: str) -> None:
-        """The kernel that made it; the first one stays."""
+        """Name the kernel that made it; the first one stays."""
         self.names.setdefault(id, name)
 
     def finish(
@@ -243,7 +232,8 @@ class Recorder(Lifetimes):
         logits: Head | None = None,
         weight_shapes: frozenset[tuple[int, ...]] = frozenset(),
     ) -> Trace:
-        """The trace, every allocation with a category: its tag, or what its shape and the moment of its birth say.
+        """Return the trace, every allocation with a category: its tag, or what its shape and the moment of its birth
+        say.
 
         `weight_shapes`: of the parameters that autocast copies.
         """
@@ -265,8 +255,8 @@ class Recorder(Lifetimes):
     def _order_deaths(self) -> None:
         """Put what dies between two other events in the order of its birth.
 
-        Autocast's cache of weight copies is a hash map by address, so the order in which it empties is not the same
-        in two runs. To the allocator it makes no difference: free neighbours merge whichever is first.
+        Autocast's cache of weight copies is a hash map by address, so the order in which it empties is not the same in
+        two runs. To the allocator it makes no difference: free neighbours merge whichever is first.
         """
         marks = {mark.position for mark in (*self.phases, *self.moments)} | self.emptied
         start = 0
@@ -297,7 +287,7 @@ LOSS_OPS = ("log_softmax", "nll_loss", "_to_copy")
 
 
 def _is_logits(a: Allocation, head: Head, forward: bool) -> bool:
-    """By shape, and by module and op, since a vocabulary can be as wide as an activation.
+    """Judge by shape, and by module and op, since a vocabulary can be as wide as an activation.
 
     Compiled kernels belong to no module: there the shape must do, or where that says nothing the kernel's name.
     """
@@ -325,7 +315,7 @@ BY_COMPONENT = {
 
 
 def role_of(a: Allocation, component: str, n_embd: int, *, forward: bool) -> str:
-    """The id of the role. `component`: the estimate's row that it counts for; `forward`: born in a forward pass."""
+    """Return id of the role. `component`: the estimate's row that it counts for; `forward`: born in a forward pass."""
     if component == "logits":
         return _of_logits(a, forward)
     if component in BY_COMPONENT:
@@ -336,7 +326,6 @@ def role_of(a: Allocation, component: str, n_embd: int, *, forward: bool) -> str
 
 
 def _of_logits(a: Allocation, forward: bool) -> str:
-    """Of the head's output and what the loss makes of it."""
     if forward:
         if "log_softmax" in a.op:
             return "log_probabilities"
@@ -348,7 +337,6 @@ def _of_logits(a: Allocation, forward: bool) -> str:
 
 
 def _of_activation(a: Allocation, n_embd: int) -> str:
-    """Of what a forward pass leaves for the backward pass."""
     width = a.shape[-1] if a.shape else 0
     if "scaled_dot_product" in a.op or "flash" in a.op or "efficient_attention" in a.op:
         return "attention_output" if a.dtype != "float32" or len(a.shape) > 3 else "attention_statistics"

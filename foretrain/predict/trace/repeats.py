@@ -17,14 +17,12 @@ STEPS = ("first_step", "steady_step")
 
 
 class _Span(NamedTuple):
-    """A micro-batch: the positions of its first event and of the one after its last."""
-
     start: int
     end: int
 
 
 def with_all_micro_batches(trace: Trace, traced: int, wanted: int, starts: Sequence[int] = ()) -> Trace:
-    """The trace with as many micro-batches a step as the run has, where `traced` of them were traced.
+    """Return the trace with as many micro-batches a step as the run has, where `traced` of them were traced.
 
     A micro-batch begins at one of the positions `starts`, or where its batch is made. The trace as it is, where nothing
     is to be repeated, or where what one micro-batch leaves behind is not what it found.
@@ -36,7 +34,7 @@ def with_all_micro_batches(trace: Trace, traced: int, wanted: int, starts: Seque
 
 
 def _last_micro_batches(trace: Trace, traced: int, starts: Sequence[int]) -> list[_Span]:
-    """Of each step, the micro-batch before the last one: the last whose end is seen."""
+    """Return of each step the micro-batch before the last one: the last whose end is seen."""
     born = starts or [a.born for a in trace.allocations if a.category == "batch"]
     found = []
     for phase, start, end in trace.spans():
@@ -48,8 +46,6 @@ def _last_micro_batches(trace: Trace, traced: int, starts: Sequence[int]) -> lis
 
 
 class _Writer:
-    """Writes the events anew, with repetitions, and an allocator that they run through."""
-
     def __init__(self, trace: Trace, spans: list[_Span], times: int) -> None:
         self.trace, self.times = trace, times
         self.repeated_at = {span.end: span for span in spans}
@@ -97,7 +93,7 @@ class _Writer:
         self.player.play(self.events[-1])
 
     def _repeat(self, span: _Span) -> list[Mark]:
-        """Writes a micro-batch again and again; returns the marks of its moments."""
+        """Write a micro-batch again and again; return the marks of its moments."""
         events = self.trace.events[span.start : span.end]
         births = {event for event in events if event >= 0}
         deaths = {~event for event in events if event < 0}
@@ -123,7 +119,7 @@ class _Writer:
         return [*marks, Mark(len(self.events), self.trace.moment_at(span.end))]
 
     def _layout(self, left: list[int]) -> tuple[object, ...]:
-        """All that decides where the next request goes: free blocks, and where those lie that it will free."""
+        """Return all that decides where the next request goes: free blocks, and where those lie that it will free."""
         held = tuple(block.ptr if (block := self.player.blocks[self.now[id]]) else 0 for id in left)
         allocator = self.player.allocator
         return (held, tuple(allocator.small.order), tuple(allocator.large.order))

@@ -37,7 +37,7 @@ SHARING_SCRATCH = frozenset({"aten::_chunk_cat"})
 class Truth:
     """Peak of the sum of tensors in bytes: as traced, and as the real allocator had it.
 
-    `real_bytes` is without the scratch of oneDNN and MKL inside a matrix product, which a card does not have;
+    `real_bytes` is without the scratch of oneDNN and MKL inside a matmul, which a card does not have;
     `real_with_scratch_bytes` is everything.
     """
 
@@ -47,12 +47,11 @@ class Truth:
 
     @property
     def error(self) -> float:
-        """Signed: traced over real, less one."""
         return self.traced_bytes / self.real_bytes - 1
 
 
 def traced_on_cpu(config: RunConfig, dtype: Dtype, step: str, *, compiled: bool, share: "Share | None" = None) -> Trace:
-    """The trace of a run on fake CPU tensors; of one rank of many where `share` shares its model (ranks.py)."""
+    """Trace a run on fake CPU tensors; of one rank of many where `share` shares its model (ranks.py)."""
     with tracing(None, compiled=compiled) as session:
         tracer, names = session.tracer, session.names
         run = drive.Job(config, CPU, dtype, compiled, tracer, names, share)
@@ -70,7 +69,7 @@ def real_peaks(
     share: "Share | None" = None,
     scratch: frozenset[str] = frozenset(),
 ) -> tuple[int, int]:
-    """The same run for real: the highest sum of the CPU allocator's blocks, with and without kernels' scratch.
+    """Run it for real: the highest sum of the CPU allocator's blocks, with and without kernels' scratch.
 
     A compiled run is done twice and the second is measured, as compiling allocates too. `scratch`: more operations
     whose scratch the latter leaves out.
@@ -79,10 +78,10 @@ def real_peaks(
     gc.collect()  # what an earlier run left in cycles would be freed while this one is measured
     tracer = Tracer("cpu")  # never entered: it only takes the calls that mark phases
     for _ in range(1 if compiled else 0):
-        with drive.named(tracer, compiled=compiled) as names:
+        with drive.naming_allocations(tracer, compiled=compiled) as names:
             drive.RUNS[step](drive.Job(config, CPU, dtype, compiled, tracer, names, share))
     with (
-        drive.named(tracer, compiled=compiled) as names,
+        drive.naming_allocations(tracer, compiled=compiled) as names,
         profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run,
     ):
         drive.RUNS[step](drive.Job(config, CPU, dtype, compiled, tracer, names, share))
@@ -90,7 +89,6 @@ def real_peaks(
 
 
 def compare(config: RunConfig, dtype: Dtype, step: str, *, compiled: bool, share: "Share | None" = None) -> Truth:
-    """Trace a run and do it; one rank's where `share` shares it."""
     trace = traced_on_cpu(config, dtype, step, compiled=compiled, share=share)
     traced = max(peak for peak, _ in trace.peaks().values())
     scratch = SHARING_SCRATCH if share else frozenset()
@@ -106,7 +104,7 @@ class TraceError(RuntimeError):
 
 
 def prove_this_torch(share: "Share | None" = None) -> None:
-    """A torch that nobody has checked first traces a small run that is also done for real. Raises TraceError."""
+    """Trace a small run that is also done for real, for a torch that nobody has checked. Raises TraceError."""
     if torch_version() in CHECKED_TORCH:
         return
     small = RunConfig(n_layer=2, n_head=2, n_embd=64, block_size=32, vocab_size=256, batch_size=2)
@@ -120,7 +118,8 @@ def prove_this_torch(share: "Share | None" = None) -> None:
 
 def trace(job: dict[str, Any], share: "Share | None" = None) -> Trace:
     """Trace a job: {"config", "gpu", "dtype", "step", "compiled", "pads"}; of one rank where `share` shares its model
-    (ranks.py). Raises TraceError or StandInError."""
+    (ranks.py). Raises TraceError or StandInError.
+    """
     config, gpu = RunConfig.model_validate(job["config"]), Gpu.model_validate(job["gpu"])
     with tracing(gpu, compiled=job["compiled"], pads=job["pads"]) as session:
         there, tracer, names = session.there, session.tracer, session.names
@@ -142,7 +141,7 @@ def trace(job: dict[str, Any], share: "Share | None" = None) -> Trace:
 
 
 def assert_not_degraded(record: Trace, config: RunConfig, gpu: Gpu) -> None:
-    """What PyTorch does without a card it does in silence, so each trace proves that it did otherwise."""
+    """Prove that the trace did otherwise what PyTorch does in silence without a card."""
     facts = record.facts
     dtype: Dtype = facts["dtype"]
     if facts["scaler"] != (dtype == "float16"):

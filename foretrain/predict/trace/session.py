@@ -32,7 +32,7 @@ from foretrain.predict.trace.kernels import temporaries as kernels
 from foretrain.predict.trace.kernels import values, workspaces
 from foretrain.predict.trace.kernels.values import place_now, raised_at
 from foretrain.predict.trace.names import Names
-from foretrain.predict.trace.quick import quick
+from foretrain.predict.trace.quick import faster_fake_ops
 from foretrain.predict.trace.traced import StandInError, Traced, call_with, card_of
 from foretrain.predict.trace.tracer import Tracer
 
@@ -50,7 +50,6 @@ class Marks:
         self.compiled_norms = 0  # calls under autocast, where a graph has one of 16 bits
 
     def patch(self, patches: Patches) -> None:
-        """See them for as long as the patches last."""
         norm, take = F.rms_norm, Tensor.__getitem__
 
         def rms_norm(
@@ -103,7 +102,7 @@ class Marks:
         self.compiled_norms += count if narrow else 0
 
     def facts(self) -> dict[str, Any]:
-        """As a trace keeps them; nothing where the step meets no difference."""
+        """Return the facts that a trace keeps; nothing where the step meets no difference."""
         norms = {"rms_norms": [list(norm) for norm in self.norms]} if self.norms else {}
         norms |= {"compiled_norms": self.compiled_norms} if self.compiled_norms else {}
         return norms | ({"whole_slices_bytes": self.sliced_bytes} if self.sliced_bytes else {})
@@ -115,8 +114,6 @@ def _takes_a_whole_dimension(index: Any) -> bool:
 
 @dataclass(frozen=True)
 class Session:
-    """A trace that runs; `there` is None on the CPU."""
-
     tracer: Tracer
     names: Names
     there: StandIn | None
@@ -125,10 +122,10 @@ class Session:
 
 @contextlib.contextmanager
 def tracing(gpu: Gpu | None, *, compiled: bool, pads: bool = False, upper: bool = False) -> Iterator[Session]:
-    """Within it every storage of a card is recorded, or of fake CPU tensors where no card is given.
+    """Record every storage of a card within, or of fake CPU tensors where no card is given.
 
-    `pads`: what to take pad_mm's measurement to say. `upper`: of what only the card knows, the most.
-    Raises guard.StandInError where this torch cannot stand in.
+    `pads`: what to take pad_mm's measurement to say. `upper`: of what only the card knows, the most. Raises
+    guard.StandInError where this torch cannot stand in.
     """
     with contextlib.ExitStack() as stack:
         there = None if gpu is None else stack.enter_context(standin.stand_in(gpu))
@@ -164,8 +161,8 @@ def tracing(gpu: Gpu | None, *, compiled: bool, pads: bool = False, upper: bool 
             patches.set(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
             marks.patch(patches)
             workspaces.patch_products(patches)  # Dynamo knows the real ones alone
-        stack.enter_context(quick(compiled=compiled))
-        names = stack.enter_context(drive.named(tracer, compiled=compiled))
+        stack.enter_context(faster_fake_ops(compiled=compiled))
+        names = stack.enter_context(drive.naming_allocations(tracer, compiled=compiled))
         names.before_a_root = libraries.real_ways(patches, tracer.values)
         stack.enter_context(standin.watched_resizes(tracer.resized))
         stack.enter_context(tracer)
@@ -174,18 +171,11 @@ def tracing(gpu: Gpu | None, *, compiled: bool, pads: bool = False, upper: bool 
 
 # `foretrain.trace` in one process: the memory of any training code on a card that is not there.
 #
-# def train(on):                                   # runs once, on fake tensors of the card
-# model = Net().to(on.device)
-# optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-# for step in range(3):
-# on.phase(f"step {step}")
-# loss = model(torch.empty(64, 784, device=on.device)).sum()
-# loss.backward()
-# optimizer.step()
-# optimizer.zero_grad()
+# def train(on):                                   # runs once, on fake tensors of the card model = Net().to(on.device)
+# optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for step in range(3): on.phase(f"step {step}")
+# loss = model(torch.empty(64, 784, device=on.device)).sum() loss.backward() optimizer.step() optimizer.zero_grad()
 #
-# found = foretrain.trace(train, gpu="RTX 4070")
-# found.peak_allocated_bytes, found.fits(10 << 30)
+# found = foretrain.trace(train, gpu="RTX 4070") found.peak_allocated_bytes, found.fits(10 << 30)
 
 WHY = {
     UnsupportedOperatorException: "torch has no fake kernel for it",
@@ -220,7 +210,7 @@ class Tracing:
     memory: Memory = field(default_factory=lambda: Memory(Card("", (0, 0), 1, 0)))
 
     def phase(self, name: str) -> None:
-        """What follows is this phase; peaks are told by phase. Without any, each reset_peak_memory_stats begins one."""
+        """Begin this phase; peaks are told by phase. Without any, each reset_peak_memory_stats begins one."""
         self.memory.at_reset = lambda: None
         self.tracer.enter(name)
 
@@ -231,7 +221,7 @@ class Tracing:
 
 @contextlib.contextmanager
 def in_one_sentence() -> Iterator[list[Tracer]]:
-    """What the code cannot do on fake tensors, as a StandInError that says so; its own errors stay as they are.
+    """Raise StandInError for what the code cannot do on fake tensors; its own errors stay as they are.
 
     The list is for the tracer, once it is there.
     """
@@ -261,7 +251,6 @@ def in_one_sentence() -> Iterator[list[Tracer]]:
 
 
 def _notes(tracer: Tracer, notes: set[str]) -> tuple[str, ...]:
-    """What the answer leaves out, as far as the code came by it."""
     found = {*notes, *tracer.values.notes(), *tracer.ranges}
     if tracer.sparse:
         found.add("sparse tensors are taken to be empty: their indices and values come on top")
@@ -278,7 +267,7 @@ def trace(
     pads: bool = False,
     in_process: bool = False,
 ) -> Traced:
-    """What predict/trace/elsewhere.py's `trace` says, in this process or a child of it."""
+    """Do what predict/trace/elsewhere.py's `trace` says, in this process or a child of it."""
     if torch.cuda.is_initialized():
         raise StandInError("this process has used CUDA; trace in a fresh one")
     card = card_of(gpu)
@@ -302,7 +291,7 @@ def trace(
 def _traced(
     code: Callable[[Tracing], object], card: Gpu, compile: bool, pads: bool, upper: bool
 ) -> tuple[Traced, bool]:
-    """The trace, in this process, and whether it met something that has an upper end."""
+    """Return the trace, in this process, and whether it met something that has an upper end."""
     with in_one_sentence() as seen, tracing(card, compiled=compile, pads=pads, upper=upper) as session:
         there, tracer = session.there, session.tracer
         assert there is not None

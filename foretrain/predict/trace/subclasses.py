@@ -26,18 +26,18 @@ MESH_METHODS = ("__init__", "__getitem__", "__repr__", "_flatten", "_unflatten",
 
 @cache
 def wraps(kind: type) -> bool:
-    """Whether ops on tensors of this class are its own affair: it does them on the tensors that it holds."""
+    """Return whether ops on tensors of this class are its own affair: it does them on the tensors that it holds."""
     dispatch = getattr(kind, "__torch_dispatch__", None)
     return not issubclass(kind, OWN) and dispatch not in (None, torch._C._disabled_torch_dispatch_impl)
 
 
-def held(tensor: Tensor) -> list[Tensor]:
-    """The tensors that take the memory: what a wrapper holds, or the tensor itself."""
+def held_tensors(tensor: Tensor) -> list[Tensor]:
+    """Return the tensors that take the memory: what a wrapper holds, or the tensor itself."""
     if not is_traceable_wrapper_subclass(tensor):
         return [] if wraps(type(tensor)) else [tensor]
     names, _ = tensor.__tensor_flatten__()
     parts = [getattr(tensor, name) for name in names]
-    return [inner for part in parts if isinstance(part, Tensor) for inner in held(part)]
+    return [inner for part in parts if isinstance(part, Tensor) for inner in held_tensors(part)]
 
 
 def patch(patches: Patches) -> None:
@@ -68,8 +68,6 @@ class _RealNumbers:
 
 
 def _outside(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that runs outside the trace."""
-
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
         with _disable_current_modes():

@@ -33,7 +33,7 @@ class Traced:
     bound: str = "exact"
 
     def with_versions(self, trains: str) -> "Traced":
-        """With notes on what the torch that trains is known to allocate otherwise; '' is not known."""
+        """Add notes on what the torch that trains is known to allocate otherwise; '' is not known."""
         return replace(self, notes=(*self.notes, *interpreter.notes(self.trace, trains)))
 
     def __repr__(self) -> str:
@@ -60,7 +60,7 @@ class Traced:
         return "\n".join(lines)
 
     def replay(self, limit_bytes: int | None = None, settings: Settings | None = None) -> Replay:
-        """Through the allocator, under a limit of reserved bytes or none."""
+        """Replay through the allocator, under a limit of reserved bytes or none."""
         return replayed(self.trace, settings, limit_bytes, physical=True)
 
     @property
@@ -75,11 +75,11 @@ class Traced:
 
     @property
     def smallest_limit_bytes(self) -> int:
-        """The least reserved memory under which it lives."""
+        """The least reserved memory under which it runs."""
         return smallest_limit_bytes(self.trace, physical=True)
 
     def fits(self, limit_bytes: int, settings: Settings | None = None) -> bool | None:
-        """Whether it lives with so many bytes for the allocator, the CUDA context not included; at both ends.
+        """Return whether it runs with so many bytes for the allocator, the CUDA context not included; at both ends.
 
         None where it would if it took no more than `bound` "at_least" says.
         """
@@ -89,7 +89,9 @@ class Traced:
 
 
 def _range(low: int, high: int) -> str:
-    """5.2 GiB, or 5.2 GiB to 5.9 GiB. With more at hand the upper end can take less at the peak of another moment."""
+    """Format 5.2 GiB, or 5.2 GiB to 5.9 GiB. With more at hand the upper end can take less at the peak of another
+    moment.
+    """
     return " to ".join(dict.fromkeys(map(format_bytes, sorted((low, high)))))
 
 
@@ -113,7 +115,7 @@ def call_with(code: Callable[..., object], given: object) -> object:
 
 
 def card_of(gpu: str | Gpu) -> Gpu:
-    """The card to trace on. Raises StandInError for what is not a CUDA card."""
+    """Return the card to trace on. Raises StandInError for what is not a CUDA card."""
     if isinstance(gpu, Gpu):
         card = gpu
     else:

@@ -25,7 +25,7 @@ from foretrain.predict.trace.kernels.attention import Attention
 from foretrain.predict.trace.kernels.choices import Choices
 from foretrain.predict.trace.kernels.values import Values
 from foretrain.predict.trace.record import Recorder
-from foretrain.predict.trace.subclasses import held, wraps
+from foretrain.predict.trace.subclasses import held_tensors, wraps
 
 try:
     from torch._prims_common import is_non_overlapping_and_dense_or_false as is_dense
@@ -43,8 +43,6 @@ class Result(NamedTuple):
 
 
 class Workspace(NamedTuple):
-    """Memory that a library takes with an op and keeps."""
-
     nbytes: int
     name: str
 
@@ -123,19 +121,18 @@ class Tracer(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Or Dynamo skips every frame under a mode of ours."""
+        """Without it Dynamo skips every frame under a mode of ours."""
         return True
 
     # -- bookkeeping ---------------------------------------------------------------------------------------
 
     def enter(self, phase: str) -> None:
-        """What happens from here on belongs to this phase."""
         self.phase = phase
         self.record.phase(phase)
         self.entered()
 
     def track(self, tensor: Tensor, op: str, *, on_host: bool = False) -> None:
-        """A tensor that an op gave: its storage is born if it is new, and born again where its size has changed.
+        """Track a tensor that an op gave: its storage is born if it is new, and born again where its size has changed.
 
         `on_host`: the real op leaves it on the host, where it takes nothing of the device.
         """
@@ -153,13 +150,13 @@ class Tracer(TorchDispatchMode):
             weakref.finalize(storage, self._gone, storage._cdata, known).atexit = False
 
     def resized(self, storage: torch.UntypedStorage) -> None:
-        """storage.resize_() was called, which no dispatch shows."""
+        """Note that storage.resize_() was called, which no dispatch shows."""
         known = self._known.get(storage._cdata)
         if known is not None and known.ref() is storage:
             self._resized(storage, known, "resize_", self.record.labels[known.id][2])
 
     def _resized(self, storage: torch.UntypedStorage, known: Storage, op: str, shape: tuple[int, ...]) -> None:
-        """The new memory is there before the old one goes (aten/src/ATen/native/cuda/Resize.cpp, resize_bytes_cuda)."""
+        """Allocate the new memory before the old one goes (aten/src/ATen/native/cuda/Resize.cpp, resize_bytes_cuda)."""
         if storage.nbytes() == known.nbytes:
             return
         old, known.nbytes = known.id, storage.nbytes()
@@ -174,7 +171,6 @@ class Tracer(TorchDispatchMode):
         self.record.free(known.id)
 
     def id_of(self, tensor: Tensor) -> int | None:
-        """The allocation that holds a tensor; None where the tracer has not seen it."""
         # Sparse tensors and those that torch.func wraps have no storage of their own.
         if tensor.layout != torch.strided or is_functorch_wrapped_tensor(tensor):
             return None
@@ -183,31 +179,28 @@ class Tracer(TorchDispatchMode):
         return known.id if known is not None and known.ref() is storage else None
 
     def keep(self, workspace: Workspace) -> None:
-        """A library takes memory that stays."""
         self.workspaces[workspace.name] = self.record.alloc(workspace.nbytes, "cublas", "", (), "uint8")
         self.record.tag(self.workspaces[workspace.name], "workspace", workspace.name)
 
     def clear_workspaces(self) -> None:
-        """torch._C._cuda_clearCublasWorkspaces."""
         while self.workspaces:
             self.record.free(self.workspaces.popitem()[1])
 
     def tag(self, tensor: Tensor, category: str, name: str = "") -> None:
-        """Say what an allocation is: weights, buffers, gradients, optimizer, batch."""
-        for part in held(tensor):
+        for part in held_tensors(tensor):
             id = self.id_of(part)
             if id is not None:
                 self.record.tag(id, category, name)
 
     def written_by(self, tensor: Tensor, kernel: str) -> None:
-        """A compiled kernel has this buffer among its arguments; the first such kernel names it."""
+        """Name a buffer among the arguments of a compiled kernel; the first such kernel names it."""
         self.values.forget(tensor)
         id = self.id_of(tensor)
         if id is not None:
             self.record.name(id, kernel)
 
     def module(self) -> str:
-        """The module whose forward (or recomputation) runs, or whose node's backward does."""
+        """Return the module whose forward (or recomputation) runs, or whose node's backward does."""
         if self.modules:
             return self.modules[-1]
         node = torch._C._current_autograd_node()
@@ -215,7 +208,7 @@ class Tracer(TorchDispatchMode):
         return cast(dict[str, str], node.metadata).get("module", "") if node is not None else ""
 
     def moment(self) -> str:
-        """forward, backward or optimizer; a checkpointed module that runs again within backward is forward."""
+        """Return forward, backward or optimizer; a checkpointed module that runs again within backward is forward."""
         if torch._C._current_autograd_node() is not None and not self.modules:
             return "backward"
         return "optimizer" if self.stepping else "forward"
@@ -272,7 +265,7 @@ class Tracer(TorchDispatchMode):
         return out
 
     def _allocate(self, op: str, results: list[Tensor], steps: list[Step]) -> None:
-        """An op's results and what its kernel takes for itself, in the order in which it asks for them."""
+        """Allocate an op's results and what its kernel takes for itself, in the order in which it asks for them."""
         taken: list[tuple[int, int]] = []
         named = {step.number for step in steps if isinstance(step, Result)}
         for index, tensor in enumerate(results):
@@ -295,14 +288,14 @@ class Tracer(TorchDispatchMode):
             self.record.free(id)
 
     def _is_here(self, args: tuple[Any, ...]) -> bool:
-        """Whether an op runs on the traced device: where its first argument is, or the first of that list."""
+        """Return whether an op runs on the traced device: where its first argument is, or the first of that list."""
         first = args[0] if args else None
         if isinstance(first, list | tuple):
             first = first[0] if first else None
         return isinstance(first, Tensor) and first.device.type == self.device_type
 
     def _taken_apart(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An op that is others, which without autograd comes here whole; its parts are cast as autocast would."""
+        """Run an op that is others, which without autograd comes here whole; its parts are cast as autocast would."""
         excluded = torch._C._dispatch_tls_local_exclude_set()
         if self.autocast and not self._below_autograd:
             excluded = excluded.remove(DispatchKey.AutocastCUDA)
@@ -327,7 +320,6 @@ class Tracer(TorchDispatchMode):
         return (torch.empty(16, dtype=torch.uint8), out) if "and_save" in func.name() else out
 
     def _below(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What ordinary ops give that run below autograd."""
         before, self._below_autograd = self._below_autograd, True
         try:
             with self:
@@ -336,7 +328,7 @@ class Tracer(TorchDispatchMode):
             self._below_autograd = before
 
     def _without_values(self, func: Any, args: tuple[Any, ...]) -> tuple[Any] | None:
-        """Answers to what only values can tell: (answer,), or None where the op can run on fake tensors."""
+        """Answer what only values can tell: (answer,), or None where the op can run on fake tensors."""
         if func is aten._local_scalar_dense.default:
             counted = self.choices.counted(args[0])
             return (self.values.scalar(args[0]) if counted is None else counted,)
@@ -352,7 +344,7 @@ class Tracer(TorchDispatchMode):
         return None
 
     def _by_mask(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What an op whose size or rows a mask decides gives; None where no mask is there."""
+        """Return what an op whose size or rows a mask decides gives; None where no mask is there."""
         if func is aten.nonzero.default:
             known = self.values.of(args[0])
             out = self.choices.rows(args[0], bool(known.value) if known.certain else None)
@@ -376,7 +368,8 @@ class Tracer(TorchDispatchMode):
             return func(args[0], expanded, *args[2:], **kwargs)
 
     def _engine_sums_in_place(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether this is the engine adding two gradients, which it does in place when nobody else holds the first.
+        """Return whether this is the engine adding two gradients, which it does in place when nobody else holds the
+        first.
 
         torch/csrc/autograd/input_buffer.cpp does so for plain tensors only; under a mode every tensor counts as a
         subclass. So the rule is applied here, with the use counts that `calibrate` has seen.
@@ -393,7 +386,7 @@ class Tracer(TorchDispatchMode):
         return False
 
     def _is_of_zeros(self, tensor: Tensor) -> bool:
-        """Whether a formula made it to write into: of what else it adds to, it wants another (scatter_reduce)."""
+        """Say whether a formula made it to write into: of what else it adds to, it wants another (scatter_reduce)."""
         id = self.id_of(tensor)
         return id is not None and self.record.labels[id][0] in ZEROS
 
@@ -416,7 +409,6 @@ class Tracer(TorchDispatchMode):
 
 
 def on_fakes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The op's result on fake tensors."""
     if func is aten._scaled_mm.out:  # torch has no fake kernel for it; its result's storage is there already
         return kwargs["out"]
     if func is aten._fused_adamw_.tensor_lr:  # nor for this one, which changes what is there
@@ -430,8 +422,9 @@ def on_fakes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _holders(tensor: Tensor) -> tuple[int, int]:
-    """How often a tensor and its storage are held. The storage has a Python object, which nobody holds here: in torch
-    2.9 and before a held one counts, one that is not held does not."""
+    """Return how often a tensor and its storage are held. The storage has a Python object, which nobody holds here: in
+    torch 2.9 and before a held one counts, one that is not held does not.
+    """
     key = tensor.untyped_storage()._cdata
     return tensor._use_count(), torch._C._storage_Use_Count(key)  # type: ignore[attr-defined]
 
@@ -441,7 +434,9 @@ def _is_mask(index: Tensor | None) -> bool:
 
 
 def _called_by_engine(depth: int) -> bool:
-    """No Python frame lies between the engine and the op, whose dispatch is so many calls up: it comes from C++."""
+    """Return whether no Python frame lies between the engine and the op, whose dispatch is so many calls up: it comes
+    from C++.
+    """
     frame = sys._getframe(depth)
     while frame is not None and frame.f_code.co_name in ("inner", "_fn", "wrapper", "__torch_dispatch__"):
         frame = frame.f_back

@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 
 from foretrain.base.errors import UserError
-from foretrain.base.files import head
+from foretrain.base.files import first_bytes
 from foretrain.runs.trackers.tracker import Tracked, Tracker, damaged
 
 HEAD_BYTES = 64
@@ -40,7 +40,7 @@ def asked_for(report_to: str, *, wandb_log: bool = False) -> tuple[str, ...]:
 
 def keeper_of(path: Path) -> type[Tracker] | None:
     """The tracker that has written this file or folder; None where none has. Raises UserError for damage."""
-    first = head(path, HEAD_BYTES)
+    first = first_bytes(path, HEAD_BYTES)
     return next((tracker for tracker in TRACKERS.values() if tracker.claims(path, first)), None)
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from foretrain.base.messages import format_value, isolated, knob_help, knob_unit, say
+from foretrain.base.messages import format_value, isolated, option_help, option_unit, say
 from foretrain.base.records import Record
 from foretrain.config.finetune.options import ASKED, FINETUNE_OPTIONS, FineTune, FineTuneOption
 from foretrain.config.option import GROUPS
@@ -43,8 +43,8 @@ def _place(option: FineTuneOption) -> int:
 
 def _field(option: FineTuneOption) -> dict[str, Any]:
     return {
-        "name": option.name, "group": option.group, "help": knob_help(option.name, option.help, "finetune_knob"),
-        "unit": knob_unit(option.unit), "type": option.type, "default": ASKED.get(option.name, option.default),
+        "name": option.name, "group": option.group, "help": option_help(option.name, option.help, "finetune_knob"),
+        "unit": option_unit(option.unit), "type": option.type, "default": ASKED.get(option.name, option.default),
         "limits": _limits(option.name),
         "choices": list(option.choices), "basic": option.basic,
         "stops": stops_of(*option.slider, whole=True) if option.slider else [],

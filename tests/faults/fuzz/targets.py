@@ -233,7 +233,7 @@ def _read_weights(path: Path) -> object:
     data = path.read_bytes()
     if data.startswith(b"{"):
         path.write_bytes(struct.pack("<Q", len(data)) + data + bytes(4096))
-    return weights_file.look(str(path))
+    return weights_file.inspect_weights(str(path))
 
 
 def _pickles() -> list[bytes]:

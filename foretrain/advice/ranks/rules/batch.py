@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 
 from foretrain.advice.ranks.rules.base import Change, Rule, State
-from foretrain.config.microbatches import accumulations, cut, divisors, sequences_of, split_of
+from foretrain.config.microbatches import accumulations, divisors, sequences_of, split_of, with_micro_batch
 
 MOST_TIMES = 16
 
 
 def _recut(state: State, batch: int) -> Change:
     fewer = {"eval_batch_size": 0} if state.config.eval_batch_size > batch else {}
-    return Change({**split_of(cut(state.config, batch)), **fewer})
+    return Change({**split_of(with_micro_batch(state.config, batch)), **fewer})
 
 
 def _batches(state: State) -> list[int]:

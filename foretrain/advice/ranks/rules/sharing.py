@@ -5,14 +5,14 @@ from typing import cast
 
 from foretrain.advice.ranks.rules.base import Change, Rule, State
 from foretrain.config.options import StrategyName
-from foretrain.config.sharing import HELD, STRATEGIES, of_rank, sharing_problem
+from foretrain.config.sharing import HELD, STRATEGIES, config_of_rank, sharing_problem
 from foretrain.predict.speed.ranks import sharings
 
 SOURCE = "pytorch.org/docs/stable/distributed.fsdp.fully_shard.html"
 
 
 def _ways(state: State) -> list[str]:
-    own = of_rank(state.config, state.cluster.world).gradient_accumulation_steps
+    own = config_of_rank(state.config, state.cluster.world).gradient_accumulation_steps
     found = [sharing for sharing in sharings(state.cluster, own) if sharing_problem(state.config, sharing) is None]
     return [sharing.id for sharing in found]
 

@@ -29,7 +29,7 @@ _alive: list[Any] = []  # what C++ points to must outlive this module
 
 
 def install() -> None:
-    """Once a process. Raises StandInError where the platform or the build is not one of those that are known."""
+    """Install once a process. Raises StandInError where the platform or the build is not one of those known."""
     if _alive:
         return
     if not sys.platform.startswith("linux"):
@@ -58,8 +58,9 @@ def _start_engine() -> None:
 
 
 def _slot(*names: str) -> int:
-    """Where the first of these methods that there is stands in the hooks' virtual table, from the headers that this
-    torch was built with."""
+    """Return where the first of these methods that there is stands in the hooks' virtual table, from the headers that
+    this torch was built with.
+    """
     folder = Path(torch.__file__).parent / "include" / "ATen" / "detail"
     methods: list[str] = []
     for header in ("AcceleratorHooksInterface.h", "CUDAHooksInterface.h"):  # what is new there comes after the others
@@ -102,7 +103,7 @@ def _install_guard(c10: ctypes.CDLL) -> None:
 
 
 def _own_guard() -> int:
-    """The address of a guard whose every method says: card 0, its default stream, done.
+    """Return the address of a guard whose every method says: card 0, its default stream, done.
 
     Devices and streams are structs that come back in registers, which no callback of ctypes can do. On x86-64 these are
     rax (type 1, index 0) and rdx (stream 0): the three instructions are `mov eax, 1`, `xor edx, edx`, `ret`.

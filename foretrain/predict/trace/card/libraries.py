@@ -39,7 +39,7 @@ WAYS: dict[tuple[str, str], Callable[[Patches, Any, Values], None]] = {
 
 
 def real_ways(patches: Patches, values: Values) -> Callable[[], None]:
-    """A function that lets the libraries imported by now go their usual way; call it again for later ones."""
+    """Return a function that lets the libraries imported by now go their usual way; call it again for later ones."""
     done = set[tuple[str, str]]()
 
     def patch() -> None:

@@ -11,17 +11,15 @@ _device._device_constructors()
 
 
 class Patches(contextlib.ExitStack):
-    """Attributes replaced for as long as the context lasts."""
-
     def set(self, owner: Any, name: str, value: Any) -> None:
-        """Like setattr, undone at the end; an attribute that was not there is deleted again."""
+        """Set as setattr does, undone at the end; an attribute that was not there is deleted again."""
         missing = object()
         old = owner.__dict__.get(name, missing) if isinstance(owner, type) else getattr(owner, name, missing)
         setattr(owner, name, value)
         self.callback(delattr, owner, name) if old is missing else self.callback(setattr, owner, name, old)
 
     def set_everywhere(self, modules: tuple[Any, ...], name: str, value: Any) -> None:
-        """In every one of these modules that knows the name, as what they imported by name they keep."""
+        """Set in every one of these modules that knows the name, as they keep what they imported by name."""
         for module in modules:
             if hasattr(module, name):
                 self.set(module, name, value)

@@ -49,7 +49,7 @@ def _moved(module: torch.nn.Module, function: Callable[[Tensor], Tensor], recurs
 
 
 def _converted(tensor: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """The same object with what the function gives, wherever PyTorch keeps it."""
+    """Return the same object with what the function gives, wherever PyTorch keeps it."""
     with torch.no_grad():
         new = function(tensor)
     future, is_parameter = torch.__future__, isinstance(tensor, torch.nn.Parameter)
@@ -85,7 +85,7 @@ class StandIn:
 
 
 def _patch_for_fakes(patches: Patches) -> FakeTensorMode:
-    """What any fake run needs: modules that move, foreach kernels that are taken, one thread, the fake mode."""
+    """Patch what any fake run needs: modules that move, foreach kernels that are taken, one thread, the fake mode."""
     patches.set(torch.nn.Module, "_apply", _moved)
     patches.set(FakeTensor, "data", property(torch.Tensor.data.__get__, _set_data))  # type: ignore[attr-defined]
     for module in (foreach_utils, optimizer_module):  # or clip_grad_norm_ goes tensor by tensor
@@ -118,7 +118,7 @@ def _patch_for_values(patches: Patches) -> None:
 
 
 def _quiet(patches: Patches) -> None:
-    """What torch says of fake tensors and of this machine is nothing to the user, who has neither."""
+    """Hide what torch says of fake tensors and of this machine, as the user has neither."""
     patches.enter_context(warnings.catch_warnings())
     for message in (
         "Accessing the data pointer of FakeTensor", "dynamo_pgo force disabled", "'pin_memory' argument is set as true",
@@ -135,7 +135,7 @@ def _quiet(patches: Patches) -> None:
 
 @contextlib.contextmanager
 def fake_cpu() -> Iterator[FakeTensorMode]:
-    """Fake tensors on the CPU, where the real allocator can be asked whether a trace is right."""
+    """Make fake tensors on the CPU, where the real allocator can be asked whether a trace is right."""
     with Patches() as patches:
         mode = _patch_for_fakes(patches)
         # Checkpointing keeps the generator's state, which on this device is memory of the device.
@@ -147,7 +147,7 @@ def fake_cpu() -> Iterator[FakeTensorMode]:
 
 
 def uncompiled() -> contextlib.AbstractContextManager[Any]:
-    """Within it compiled code is an error: Inductor would be asked for kernels that nothing here can make."""
+    """Make compiled code an error within: Inductor would be asked for kernels that nothing here can make."""
     return torch.compiler.set_stance("fail_on_recompile")
 
 
@@ -180,9 +180,8 @@ def _never_run(*args: Any, **kwargs: Any) -> Any:
 
 @contextlib.contextmanager
 def stand_in(gpu: Gpu) -> Iterator[StandIn]:
-    """Within it `device="cuda"` means fake tensors on this card.
-
-    Raises guard.StandInError where this torch cannot be made to believe it.
+    """Let `device="cuda"` mean fake tensors on this card. Raises guard.StandInError where this torch cannot be made to
+    believe it.
     """
     guard.install()
     card, notes = Card.of(gpu), set[str]()

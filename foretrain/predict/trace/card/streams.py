@@ -72,8 +72,6 @@ class Event:
 
 
 class Streams:
-    """The stream on which ops run, whenever it is asked for."""
-
     def __init__(self) -> None:
         self._used = False
         self._chosen = 0  # outside of nodes' backwards
@@ -82,7 +80,6 @@ class Streams:
         self._since: list[tuple[int, int]] = []
 
     def now(self) -> int:
-        """The current stream's number."""
         number = _node() if self._used else -1
         if number == self._in_node[0]:
             return self._in_node[1]
@@ -92,12 +89,11 @@ class Streams:
         return self._since[position][1] if position >= 0 else 0
 
     def choose(self, stream: torch.Stream | None) -> None:
-        """torch.cuda.set_stream."""
         if stream is not None:
             self.choose_number(stream.stream_id)
 
     def choose_number(self, stream: int) -> None:
-        """The same by its number, which may be one of a graph's pool."""
+        """torch.cuda.set_stream by its number, which may be one of a graph's pool."""
         self._used = True
         number = _node()
         if number >= 0:  # it ends with the node
@@ -107,7 +103,7 @@ class Streams:
             self._since.append((torch._C._autograd._get_sequence_nr(), stream))  # type: ignore[attr-defined]
 
     def context(self) -> type:
-        """The class of torch.cuda.stream(...). A class, as Dynamo asks for instances of it."""
+        """Return the class of torch.cuda.stream(...). A class, as Dynamo asks for instances of it."""
         streams = self
 
         class OnStream:
@@ -126,12 +122,11 @@ class Streams:
 
 
 def _node() -> int:
-    """The sequence number of the node whose backward runs; -1 where none does."""
+    """Return the sequence number of the node whose backward runs; -1 where none does."""
     node = torch._C._current_autograd_node()
     return -1 if node is None else node._sequence_nr()
 
 
 def record_stream(record: Recorder, id: int | None, stream: torch.Stream) -> None:
-    """Tensor.record_stream for the tensor of this allocation; None where it has none."""
     if id is not None:
         record.use(id, stream.stream_id)

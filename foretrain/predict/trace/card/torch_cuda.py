@@ -43,8 +43,6 @@ MODULES = (
 
 @dataclass(frozen=True)
 class Card:
-    """What decisions on the CUDA side depend on."""
-
     name: str
     capability: tuple[int, int]
     sm_count: int
@@ -60,7 +58,6 @@ class Card:
         return Processors.of(self.capability, self.sm_count)
 
     def properties(self) -> SimpleNamespace:
-        """As torch.cuda.get_device_properties gives them, as far as Inductor reads them."""
         major, minor = self.capability
         shared = {(7, 5): 65536, (8, 0): 166912, (9, 0): 232448, (10, 0): 232448}.get(self.capability, 101376)
         return SimpleNamespace(
@@ -74,8 +71,6 @@ class Card:
 
 @dataclass
 class Recorded:
-    """What _record_memory_history has asked for, and the snapshot that _snapshot gives of it."""
-
     start: int | None = None  # the position of the first event that is asked for; None where none is
     end: int | None = None
     _events: list[int] = field(default_factory=list)
@@ -134,7 +129,6 @@ class Memory:
     _position: int = 0
 
     def now(self) -> Allocator:
-        """The allocator after the last event."""
         record = self.record or Recorder()
         if self._player is None or self._player.lifetimes is not record:
             self._player, self._position = Player(record), 0
@@ -148,7 +142,6 @@ class Memory:
         return Counter(self.now().memory_stats())
 
     def nested_stats(self, device: object = None) -> dict[str, Any]:
-        """torch.cuda.memory_stats_as_nested_dict."""
         found: dict[str, Any] = {}
         for key, value in self.stats().items():
             *path, last = key.split(".")
@@ -225,17 +218,16 @@ class Generator(torch.Generator):
 
 
 def _always(value: Any) -> Callable[..., Any]:
-    """A function of its own for each use: Dynamo keeps rules by function."""
+    """Return a function of its own for each use: Dynamo keeps rules by function."""
     return lambda *args, **kwargs: value
 
 
 def _is_available() -> bool:
-    """Yes, but not to torch itself: it would start CUDA, and what it does without a card is put right in standin.py."""
+    """Say no to torch itself: it would start CUDA, and what it does without a card is put right in standin.py."""
     return str(sys._getframe(1).f_globals.get("__name__")).partition(".")[0] != "torch"
 
 
 def _about_memory(memory: Memory) -> dict[str, Any]:
-    """What programs ask about the card's memory, answered from the simulated allocator."""
     summary = torch.cuda.memory.memory_summary
     return {
         "memory_stats_as_nested_dict": memory.nested_stats, "host_memory_stats": lambda: Counter[str](),
@@ -254,7 +246,6 @@ def _about_memory(memory: Memory) -> dict[str, Any]:
 
 
 def answer_as(patches: Patches, card: Card) -> Memory:
-    """torch.cuda and torch.accelerator answer for a card."""
     memory = Memory(card)
 
     Stream.made.clear()
@@ -302,7 +293,7 @@ def answer_as(patches: Patches, card: Card) -> Memory:
 
 
 def graph_class(streams: Streams, alloc: Callable[..., object]) -> type:
-    """What stands for torch.cuda.CUDAGraph. Nothing is recorded or replayed, but what is allocated between
+    """Return what stands for torch.cuda.CUDAGraph. Nothing is recorded or replayed, but what is allocated between
     capture_begin and capture_end is of the graph's pool, whichever thread asks for it
     (c10/cuda/CUDACachingAllocator.cpp, beginAllocateToPool). `alloc(nbytes, stream=)`: bytes that stay.
     """

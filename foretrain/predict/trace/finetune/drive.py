@@ -1,7 +1,7 @@
 """A fine-tuning run that is traced: transformers' own Trainer for three steps, with evaluation, saving and merging.
 
-Three optimizer steps of at most three micro-batches each, as in predict/trace/drive.py. What the libraries do with
-fake tensors is what they do with real ones: nothing of their code is written anew here.
+Three optimizer steps of at most three micro-batches each, as in predict/trace/drive.py. What the libraries do with fake
+tensors is what they do with real ones: nothing of their code is rewritten here.
 """
 
 import contextlib
@@ -53,7 +53,6 @@ class Batch:
         self.passing = born & {~event for event in self.events if event < 0}
 
     def again(self, inputs: Mapping[str, Any]) -> Any:
-        """The results of the next batch, whose allocations are those of this one."""
         record, alive, storages = self.tracer.record, {}, {}
         self.done += 1
         record.moment("forward")
@@ -69,7 +68,6 @@ class Batch:
         return tree_map_only(Place, lambda place: place.filled(storages, inputs), self.results)
 
     def _storage(self, like: int) -> Tensor:
-        """Memory as large as that of an allocation, told as that one is."""
         record = self.tracer.record
         found = torch.empty(record.sizes[like], dtype=torch.uint8, device=self.tracer.device_type)
         id = self.tracer.id_of(found)
@@ -87,11 +85,10 @@ class Place:
 
     @classmethod
     def of(cls, tensor: Tensor, id: int | None, given: Mapping[int | None, str]) -> "Place":
-        """That of a tensor, which may be one of the batch's inputs."""
+        """Return the place of a tensor, which may be one of the batch's inputs."""
         return cls(given.get(id, id), tensor)
 
     def filled(self, storages: Mapping[int, Tensor], inputs: Mapping[str, Any]) -> Tensor:
-        """The tensor of the next batch at this place."""
         if isinstance(self.source, str):
             return inputs[self.source].detach()
         if self.source is None or self.source not in storages:  # on the host
@@ -137,7 +134,6 @@ class Run:
     micro_batches: list[int] = field(default_factory=list)
 
     def go(self) -> None:
-        """Load, prepare, train, and merge what are adapters."""
         with tempfile.TemporaryDirectory(prefix="foretrain-") as folder, standins.written_to_host():
             trainer = self.trainer(folder)
             trainer.train()
@@ -147,7 +143,6 @@ class Run:
                 model.merge_and_unload()
 
     def trainer(self, folder: str) -> Trainer:
-        """The Trainer with its model, ready to train."""
         self.tracer.enter("load")
         model: Any = loaded(self.written, self.tune, self.device)
         if self.tune.method != "qlora":
@@ -162,7 +157,6 @@ class Run:
         return found
 
     def common(self, folder: str, kind: type[TrainingArguments], **more: Any) -> dict[str, Any]:
-        """What every Trainer is given. `kind`: of its arguments, of which `more` are some."""
         return {
             "args": arguments(self.tune, folder, kind, cpu=self.device.type == "cpu", **more),
             "data_collator": self.batch, "callbacks": [Marks(self)],
@@ -171,12 +165,12 @@ class Run:
 
     @property
     def samples(self) -> tuple[int, int]:
-        """How many there are to train on, one step more than is trained, and to evaluate."""
+        """How many samples there are to train on, one step more than is trained, and to evaluate."""
         tune = self.tune
         return (tune.grad_accum * STEPS + 1) * tune.batch_size, tune.eval_batches * tune.eval_batch_size
 
     def batch(self, samples: list[Any]) -> dict[str, Tensor]:
-        """Token ids, a mask and labels. A padded batch's mask has zeros, whose value the trace knows."""
+        """Return token ids, a mask and labels. A padded batch's mask has zeros, whose value the trace knows."""
         shape = (len(samples), self.tune.seq_len)
         mask = torch.zeros if self.tune.padded and not self.tune.packing else torch.ones
         found = {
@@ -189,13 +183,10 @@ class Run:
 
 
 class Marks(TrainerCallback):
-    """Says which phase begins, and where micro-batches do."""
-
     def __init__(self, run: Run) -> None:
         self.run = run
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """An optimizer step begins, with its first micro-batch."""
         self.run.tracer.enter("steady_step" if state.global_step else "first_step")
         self.on_substep_end(args, state, control)
 
@@ -220,14 +211,13 @@ class Marking(Base):
     _outputs: Any = None
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """As the Trainer does; once, not again at the end."""
         if self._evaluated:
             return {}
         self.run.tracer.enter("evaluate")
         return super().evaluate(*args, **kwargs)
 
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """As the Trainer does, in the first two batches and the last. Those between allocate as the second did."""
+        """Predict the first two batches and the last as the Trainer does. Those between allocate as the second did."""
         self._evaluated += 1
         if self._batch is not None and self._evaluated < self.run.tune.eval_batches:
             return self._batch.again(inputs)
@@ -238,7 +228,7 @@ class Marking(Base):
         return found
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, *args: Any, **kwargs: Any) -> Any:
-        """As the Trainer does; a loop of one's own has `outputs = model(**batch)`, until it has the next ones."""
+        """A loop of one's own has `outputs = model(**batch)`, until it has the next ones."""
         if self.run.tune.loop != "own":
             return super().compute_loss(model, inputs, return_outputs, *args, **kwargs)
         loss, self._outputs = super().compute_loss(model, inputs, True, *args, **kwargs)
@@ -256,7 +246,6 @@ class Marked(Marking, Trainer):
 
 
 def trainer(run: Run, model: Any, folder: str) -> Trainer:
-    """The Trainer of transformers, with the model that a script would give it."""
     own = unsloth.functions_for(model.config.model_type, run.tune)
     model = prepared_for_4_bits(model, run.tune)
     if run.tune.adapters:
@@ -272,19 +261,18 @@ def trainer(run: Run, model: Any, folder: str) -> Trainer:
 
 
 def on_a_card() -> AbstractContextManager[Any]:
-    """Nothing is otherwise there."""
     return contextlib.nullcontext()
 
 
 def loop_of(tune: FineTune) -> Any:
-    """The module of the loop, imported: it has `trainer` and `on_a_card`."""
+    """Return the module of the loop, imported: it has `trainer` and `on_a_card`."""
     return importlib.import_module(LOOPS.get(tune.loop, LOOPS["trainer"]))
 
 
 def arguments(
     tune: FineTune, folder: str, kind: type[TrainingArguments] = TrainingArguments, *, cpu: bool, **more: Any
 ) -> TrainingArguments:
-    """The arguments of the run: three steps, with an evaluation and a checkpoint after the second."""
+    """Return the arguments of the run: three steps, with an evaluation and a checkpoint after the second."""
     return kind(
         output_dir=folder, max_steps=STEPS, per_device_train_batch_size=tune.batch_size,
         per_device_eval_batch_size=tune.eval_batch_size, gradient_accumulation_steps=tune.grad_accum,
@@ -300,7 +288,7 @@ def arguments(
 
 
 def liger_asked(tune: FineTune) -> bool:
-    """Whether Liger's kernels are put in, which they are not beside unsloth's."""
+    """Return whether Liger's kernels are put in, which they are not beside unsloth's."""
     return tune.liger and not tune.unsloth
 
 
@@ -327,7 +315,6 @@ def convert_passing(model: nn.Module, tune: FineTune, dtype: torch.dtype) -> Non
 
 
 def with_adapters(model: Any, tune: FineTune) -> Any:
-    """The model with peft's adapters."""
     peft: Any = importlib.import_module("peft")
     if tune.gradient_checkpointing and tune.reentrant:
         model.enable_input_require_grads()
@@ -335,7 +322,6 @@ def with_adapters(model: Any, tune: FineTune) -> Any:
 
 
 def adapter_config(tune: FineTune) -> Any:
-    """peft's LoraConfig of the run."""
     peft: Any = importlib.import_module("peft")
     targets = [name.strip() for name in tune.lora_targets.split(",") if name.strip()]
     saved = [name.strip() for name in tune.lora_saved.split(",") if name.strip()]
@@ -347,7 +333,6 @@ def adapter_config(tune: FineTune) -> Any:
 
 
 def tag_quantized(tracer: Tracer, model: nn.Module) -> None:
-    """Say of scales and codes of 4-bit weights that they are weights."""
     for name, module in model.named_modules():
         state = getattr(module, "quant_state", None)
         while state is not None:
@@ -363,8 +348,9 @@ def tag_quantized(tracer: Tracer, model: nn.Module) -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Within it the libraries warn of nothing and draw no progress, as nobody watches this run, and load weights one
-    after the other: threads know of no fake tensors."""
+    """Let the libraries warn of nothing and draw no progress, and load weights one after the other: threads know of no
+    fake tensors.
+    """
     logging.disable_progress_bar()
     with warnings.catch_warnings(), mock.patch.dict(os.environ, {"HF_DEACTIVATE_ASYNC_LOAD": "1"}):
         warnings.simplefilter("ignore")
@@ -385,7 +371,7 @@ def trace(job: dict[str, Any]) -> Trace:
         with standins.stood_in(tracer, card=True), loop.on_a_card(), kernels, unsloth.stood_in(tune):
             run.go()
     record = tracer.record.finish(weight_shapes=frozenset(session.names.weight_shapes))
-    record.allocations = [_told(record, a, job["config"], tune) for a in record.allocations]
+    record.allocations = [_categorized(record, a, job["config"], tune) for a in record.allocations]
     record.facts = {
         "torch": torch.__version__, "gpu": gpu.name, "attention": sorted(there.attention.seen),
         "matmul_dtypes": dict(tracer.matmul_dtypes), "paged_bytes": tracer.paged_bytes,
@@ -396,8 +382,10 @@ def trace(job: dict[str, Any]) -> Trace:
     return record
 
 
-def _told(record: Trace, a: Allocation, written: dict[str, Any], tune: FineTune) -> Allocation:
-    """An allocation, whose category says of adapters and logits what they are, and of what passes outside of steps."""
+def _categorized(record: Trace, a: Allocation, written: dict[str, Any], tune: FineTune) -> Allocation:
+    """Return an allocation, whose category says of adapters and logits what they are, and of what passes outside of
+    steps.
+    """
     if a.category == "weights" and "lora_" in a.name:
         return a._replace(category="adapters")
     loose = a.category in ("activations", "temporaries", "weight_copies")

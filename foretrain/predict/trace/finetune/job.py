@@ -13,7 +13,6 @@ from foretrain.predict.trace.card.patches import Patches
 
 
 def _uncompiled(function: Any = None, **options: Any) -> Any:
-    """torch.compile that compiles nothing."""
     return function if function is not None else lambda decorated: decorated
 
 

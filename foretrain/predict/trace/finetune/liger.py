@@ -22,7 +22,7 @@ NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layerno
 
 @contextmanager
 def stood_in() -> Iterator[None]:
-    """Within it the Trainer finds a package liger_kernel, whose kernels are the stand-ins."""
+    """Let the Trainer find a package liger_kernel, whose kernels are the stand-ins."""
     with Patches() as patches:
 
         def apply(model: Any, **options: Any) -> None:
@@ -50,7 +50,6 @@ def _put_back(name: str, before: ModuleType | None) -> None:
 
 
 def _applied(patches: Patches, model: Any, own: Liger) -> None:
-    """The model with the kernels that its family gets."""
     code: Any = sys.modules[type(model).__module__]
     patches.set(code, "apply_rotary_pos_emb", lambda q, k, cos, sin, *args, **kwargs: rotary(q, k, cos, sin))
     base = getattr(model, model.base_model_prefix, model)

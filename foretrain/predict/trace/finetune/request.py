@@ -41,14 +41,14 @@ EVALUATION = ("eval_batch_size", "eval_batches", "eval_accumulation_steps", "kee
 
 @dataclass(frozen=True)
 class FineTuneRequest:
-    """What to trace: a model, a way to fine-tune it, and a card."""
-
     source: ModelSource
     tune: FineTune
     gpu: Gpu
 
     def normal_tune(self) -> FineTune:
-        """The options with everything at its default that does not change a trace, so that more of them are shared."""
+        """Return the options with everything at its default that does not change a trace, so that more of them are
+        shared.
+        """
         tune, default = self.tune, FineTune()
         change: dict[str, Any] = {name: getattr(default, name) for name in TIMES}
         if not tune.evaluate:
@@ -70,7 +70,6 @@ class FineTuneRequest:
         )  # fmt: skip
 
     def job(self) -> dict[str, Any]:
-        """As the worker reads it."""
         return {
             "by": "foretrain.predict.trace.finetune.job", "config": self.source.config, "compiled": self.tune.compile,
             "tune": self.normal_tune().model_dump(mode="json", exclude={"training"}),
@@ -78,11 +77,10 @@ class FineTuneRequest:
         }  # fmt: skip
 
     def key(self) -> str:
-        """The hash that the trace is kept under."""
         return service.key_of(self.job(), packages=interpreter.now().versions())
 
     def why_not(self) -> str:
-        """'' where this can be tried here, or the sentence that says why not."""
+        """Return the sentence that says why this cannot be tried here, or ''."""
         there = interpreter.now().versions()
         missing = [name for name, needed in PACKAGES.items() if needed(self.tune) and not there[name]]
         if missing:
@@ -94,7 +92,6 @@ class FineTuneRequest:
         return self._refused()
 
     def _refused(self) -> str:
-        """What no trace can say, whatever is installed."""
         tune, source = self.tune, self.source
         if source.code or "auto_map" in source.config:
             return f"the config of {source.name} names Python code of its own, which is never run"
@@ -109,7 +106,6 @@ class FineTuneRequest:
         return ""
 
     def whole(self, trace: Trace) -> Trace:
-        """Its trace with the micro-batches that were left out."""
         return with_all_micro_batches(
             trace, MICRO_BATCHES, self.tune.grad_accum, starts=trace.facts.get("micro_batches", ())
         )  # fmt: skip
@@ -124,7 +120,7 @@ MOMENTS = {"load": "build", "prepare": "build", "save": "save", "merge": "merge"
 
 
 class FineTuneTrace(Record):
-    """The traced memory of a fine-tuning run. `death` says where it ends under what the card leaves; None: it lives.
+    """The traced memory of a fine-tuning run. `death` says where it ends under what the card leaves; None: it fits.
 
     `attention`: the kernels that it took. `versions`: of the packages whose code was traced.
     """
@@ -147,7 +143,7 @@ def answered(
     available_bytes: int | None,
     settings: Settings | None = None,
 ) -> FineTuneTrace:
-    """The answer of a trace. `available_bytes`: what the process may take, context included; None: nobody knows."""
+    """Answer from a trace. `available_bytes`: what the process may take, context included; None: nobody knows."""
     context, run = Context.of(gpu), replay(trace, settings)
     peaks = {peak.phase for peak in run.phases}
     phases = tuple(_phase(trace, run, name, context) for name in PHASES if name in peaks)
@@ -174,7 +170,7 @@ def answered(
 
 
 def _death(trace: Trace, free: Replay, settings: Settings | None, limit_bytes: int) -> Death | None:
-    """Where the run ends under a limit; none that is never reached without one (`free`) ends it."""
+    """Return where the run ends under a limit; a limit that is never reached without one (`free`) ends nothing."""
     if free.peak_reserved_bytes <= limit_bytes:
         return None
     return replay(trace, settings, max(0, limit_bytes), physical=True).death
@@ -192,7 +188,6 @@ def _phase(trace: Trace, run: Replay, name: str, context: Context) -> PhaseMemor
 
 
 def _notes(trace: Trace) -> tuple[Note, ...]:
-    """What the answer leaves out, or takes from elsewhere."""
     found = [Note(id="traced_leaves_out", values={"what": what}) for what in trace.facts["notes"]]
     if paged := trace.facts["paged_bytes"]:
         found.append(Note(id="traced_paged", values={"paged": paged}))

@@ -26,8 +26,6 @@ except ImportError:  # trl before 1.13
 
 
 class MarkedSft(Marking, SFTTrainer):
-    """SFTTrainer, which says when it evaluates and saves."""
-
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """None is written: it takes no memory."""
 
@@ -40,16 +38,13 @@ class _Kernel:
 
 
 class _Triton:
-    """What is asked of the module beside kernels."""
-
     @staticmethod
     def cdiv(a: int, b: int) -> int:
-        """Rounded up."""
         return -(-a // b)
 
 
 def on_a_card() -> AbstractContextManager[Any]:
-    """Within it the loss takes the way of a card with Triton."""
+    """Let the loss take the way of a card with Triton."""
     patches = Patches()
     if chunked_logprob is not None:
         for name, value in (("_forward_kernel", _Kernel()), ("_backward_kernel", _Kernel()), ("triton", _Triton)):
@@ -60,7 +55,7 @@ def on_a_card() -> AbstractContextManager[Any]:
 
 
 def trainer(run: Run, model: Any, folder: str) -> Trainer:
-    """SFTTrainer with the model as it was loaded: adapters are made by the trainer itself."""
+    """Return SFTTrainer with the model as it was loaded: adapters are made by the trainer itself."""
     train, evaluate = (Dataset.from_dict({"input_ids": [[0]] * count}) for count in run.samples)
     packing = run.tune.packing
     given = run.common(
@@ -78,8 +73,9 @@ def trainer(run: Run, model: Any, folder: str) -> Trainer:
 
 
 def _packed(run: Run, samples: list[Any]) -> dict[str, Any]:
-    """A batch of full rows as DataCollatorForLanguageModeling gives it without padding: one after the other, and where
-    each of its parts begins."""
+    """Return a batch of full rows as DataCollatorForLanguageModeling gives it without padding: one after the other, and
+    where each of its parts begins.
+    """
     tokens = len(samples) * run.tune.seq_len
     found = {name: torch.zeros((1, tokens), dtype=torch.int64) for name in ("input_ids", "labels", "position_ids")}
     starts = torch.zeros((len(samples) + 1,), dtype=torch.int32)
@@ -90,6 +86,6 @@ def _packed(run: Run, samples: list[Any]) -> dict[str, Any]:
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:
-    """One of a single word: samples are tokens already."""
+    """Make a tokenizer of a single word: samples are tokens already."""
     words = Tokenizer(models.WordLevel({"<end>": 0}, unk_token="<end>"))
     return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<end>", eos_token="<end>", unk_token="<end>")

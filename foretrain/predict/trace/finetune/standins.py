@@ -32,7 +32,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class Published:
+class CheckpointTensor:
     """A tensor of a checkpoint that is made when it is read, as safetensors' slices are."""
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -43,7 +43,7 @@ class Published:
 
 
 def config_of(written: dict[str, Any]) -> Any:
-    """transformers' config of a config.json. Raises StandInError where it knows no such model."""
+    """Return transformers' config of a config.json. Raises StandInError where it knows no such model."""
     kind = str(written.get("model_type", ""))
     values = {name: value for name, value in written.items() if name not in ("model_type", "quantization_config")}
     try:
@@ -56,7 +56,6 @@ def config_of(written: dict[str, Any]) -> Any:
 
 
 def dtype_of(written: dict[str, Any], tune: FineTune) -> torch.dtype:
-    """The dtype that the weights are loaded in."""
     text = written.get("text_config")
     places = [written, *([text] if isinstance(text, dict) else [])]
     published = [place.get(key) for place in places for key in ("dtype", "torch_dtype")]
@@ -65,15 +64,15 @@ def dtype_of(written: dict[str, Any], tune: FineTune) -> torch.dtype:
 
 
 def compute_dtype(dtype: torch.dtype, tune: FineTune) -> torch.dtype:
-    """In which 4-bit weights are multiplied: that of autocast, else of the weights."""
+    """Return the dtype in which 4-bit weights are multiplied: that of autocast, else of the weights."""
     return HALF.get(tune.amp, dtype)
 
 
 def loaded(written: dict[str, Any], tune: FineTune, device: torch.device) -> PreTrainedModel:
-    """The model as from_pretrained leaves it; quantized ones are on the device, others on the host."""
+    """Return the model as from_pretrained leaves it; quantized ones are on the device, others on the host."""
     config, dtype = config_of(written), dtype_of(written, tune)
     kind: Any = AutoModelForCausalLM._model_mapping[type(config)]
-    shapes = _published(kind, config, dtype)
+    shapes = _checkpoint_tensors(kind, config, dtype)
     quantized: dict[str, Any] = {}
     if tune.method == "qlora":
         quantized = {"quantization_config": in_4_bits(tune, dtype), "device_map": {"": device}}
@@ -83,7 +82,6 @@ def loaded(written: dict[str, Any], tune: FineTune, device: torch.device) -> Pre
 
 
 def in_4_bits(tune: FineTune, dtype: torch.dtype) -> BitsAndBytesConfig:
-    """How a checkpoint in this dtype is quantized when it is loaded."""
     return BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
@@ -92,22 +90,20 @@ def in_4_bits(tune: FineTune, dtype: torch.dtype) -> BitsAndBytesConfig:
     )
 
 
-def _published(kind: Any, config: Any, dtype: torch.dtype) -> dict[str, Published]:
-    """What a checkpoint of this model holds: each of its tensors, tied ones once."""
+def _checkpoint_tensors(kind: Any, config: Any, dtype: torch.dtype) -> dict[str, CheckpointTensor]:
+    """Return what a checkpoint of this model holds: each of its tensors, tied ones once."""
     with torch.device("meta"), no_init_weights():
         model = kind(copy.deepcopy(config))
         model.tie_weights()
     tied = set(model.all_tied_weights_keys)
-    return {name: Published(tuple(t.shape), dtype) for name, t in model.state_dict().items() if name not in tied}
+    return {name: CheckpointTensor(tuple(t.shape), dtype) for name, t in model.state_dict().items() if name not in tied}
 
 
 # What bitsandbytes and files do, where fake tensors need a word for it.
 #
-# bitsandbytes: Params4bit cannot wrap a fake tensor, so a class with its behaviour stands in; gemm_4bit is written
-# out
+# bitsandbytes: Params4bit cannot wrap a fake tensor, so a class with its behaviour stands in; gemm_4bit is written out
 # as what it runs on the card (backends/cuda/ops.py: its own kernel for few rows, else the weight is dequantized and
-# multiplied); paged states lie in managed memory, which PyTorch's allocator does not have. Files: what is written
-# goes
+# multiplied); paged states lie in managed memory, which PyTorch's allocator does not have. Files: what is written goes
 # to the host tensor by tensor, and nowhere else.
 
 LARGEST_CUSTOM_ROWS = 1536  # bitsandbytes 0.50, _gemm_4bit_custom_max_m
@@ -155,7 +151,7 @@ class Params4bit(FakeTensor):
         )  # fmt: skip
 
     def to(self, *args: Any, **kwargs: Any) -> "Params4bit":
-        """Quantized, unless it goes to meta or is so already; then moved."""
+        """Quantize, unless it goes to meta or is so already; then move."""
         parsed: Any = vars(torch._C)["_nn"]._parse_to
         device, dtype, non_blocking, _ = parsed(*args, **kwargs)
         functional = importlib.import_module("bitsandbytes.functional")
@@ -173,17 +169,15 @@ class Params4bit(FakeTensor):
         return self._as(data, state, quantized=True)
 
     def cuda(self, device: Any = None, non_blocking: bool = False) -> "Params4bit":  # type: ignore[override]
-        """On the card."""
         return self.to(device="cuda" if device is None else device, non_blocking=non_blocking)
 
     def cpu(self) -> "Params4bit":  # type: ignore[override]
-        """On the host."""
         return self.to(device="cpu")
 
 
 @contextmanager
 def written_to_host() -> Iterator[None]:
-    """Within it files stay empty: their tensors are copied to the host, one after the other, and dropped."""
+    """Leave files empty: their tensors are copied to the host, one after the other, and dropped."""
 
     def write(tensors: Any, *args: Any, **kwargs: Any) -> None:
         for tensor in tree_iter(tensors):
@@ -201,12 +195,12 @@ def written_to_host() -> Iterator[None]:
 
 @contextmanager
 def stood_in(tracer: Tracer, *, card: bool) -> Iterator[None]:
-    """Within it bitsandbytes works on fake tensors, and evaluation keeps no logits on the host.
+    """Let bitsandbytes work on fake tensors, and evaluation keep no logits on the host.
 
     `card`: kernels are those of a card, else of the CPU.
     """
     with Patches() as patches:
-        _alike(patches)
+        _patch_shared_memory(patches)
         patches.set(torch, "tensor", _fake_on_meta(torch.tensor))
         # it asks for the lengths in all processes, which are values: of one process it pads nothing
         patches.set(accelerate.accelerator, "pad_across_processes", lambda tensors, *args, **kwargs: tensors)
@@ -218,7 +212,7 @@ def stood_in(tracer: Tracer, *, card: bool) -> Iterator[None]:
 
 
 def _fake_on_meta(tensor: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """torch.tensor, which on meta gives a tensor that the fake mode has not seen."""
+    """Wrap torch.tensor, which on meta gives a tensor that the fake mode has not seen."""
 
     def made(*args: Any, **kwargs: Any) -> Tensor:
         found = tensor(*args, **kwargs)
@@ -229,8 +223,8 @@ def _fake_on_meta(tensor: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return made
 
 
-def _alike(patches: Patches) -> None:
-    """Which tensors share memory, told by their storages: the address of a fake one is always 0."""
+def _patch_shared_memory(patches: Patches) -> None:
+    """Tell which tensors share memory by their storages: the address of a fake one is always 0."""
 
     def storage(tensor: Tensor) -> tuple[torch.device, int, int]:
         return tensor.device, tensor.untyped_storage()._cdata, tensor.nbytes
@@ -272,7 +266,7 @@ def _bitsandbytes(patches: Patches, tracer: Tracer, *, card: bool) -> None:
 
 
 def _quantized(a: Tensor, blocksize: int, kind: str, storage: torch.dtype) -> tuple[Tensor, Tensor]:
-    """What the card's kernel allocates (backends/cuda/ops.py): scales come first."""
+    """Make what the card's kernel allocates (backends/cuda/ops.py): scales come first."""
     absmax = torch.empty(-(-a.numel() // blocksize), dtype=torch.float32, device=a.device)
     return torch.empty(((a.numel() + 1) // (2 * storage.itemsize), 1), dtype=storage, device=a.device), absmax
 
@@ -283,7 +277,7 @@ def _bytes_quantized(a: Tensor, code: Tensor, blocksize: int) -> tuple[Tensor, T
 
 
 def _dequantized(a: Tensor, absmax: Tensor, blocksize: int, kind: str, shape: Any, dtype: torch.dtype) -> Tensor:
-    """All that the kernel allocates. Written out, since torch keeps no results of the fake kernels of others."""
+    """Make all that the kernel allocates. Written out, since torch keeps no results of the fake kernels of others."""
     return torch.empty(tuple(shape), dtype=dtype, device=a.device)
 
 
@@ -303,7 +297,7 @@ def _dequantized_and_multiplied(
     absmax_code: Tensor | None = None,
     absmax_offset: Tensor | None = None,
 ) -> Tensor:
-    """_dequant_linear_fallback of backends/cuda/ops.py: scales that were bytes stay until the product is there."""
+    """_dequant_linear_fallback of backends/cuda/ops.py: scales that were bytes stay until the result is there."""
     if absmax_8bit is not None and absmax_offset is not None:
         scales = torch.empty_like(absmax_8bit, dtype=torch.float32)
         absmax = scales + absmax_offset  # noqa: F841  # it is held, too
@@ -312,7 +306,7 @@ def _dequantized_and_multiplied(
 
 
 def _own_kernel() -> Callable[[torch.dtype, int, int, int], bool]:
-    """Whether bitsandbytes has a kernel for (dtype, rows, N, K) on this card that needs no dequantized weight."""
+    """Say whether bitsandbytes has a kernel for (dtype, rows, N, K) on this card that needs no dequantized weight."""
     cuda: Any = importlib.import_module("bitsandbytes.backends.cuda.ops")
     decide: Any = getattr(cuda, "_gemm_4bit_use_custom_fn", None)
     properties: Any = getattr(cuda, "_gpu_dispatch_props", None)

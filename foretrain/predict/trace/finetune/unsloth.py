@@ -24,12 +24,10 @@ ADAPTER = "default"
 
 
 def functions_for(model_type: str, tune: FineTune) -> Unsloth | None:
-    """Those that this run gets; None where it gets none."""
     return unsloth_of(model_type, tune.dtype, adapters=tune.adapters) if tune.unsloth else None
 
 
 def put_in(model: Any, own: Unsloth, tune: FineTune) -> None:
-    """The model, adapters and all, with unsloth's functions."""
     base = model.get_base_model() if tune.adapters else model
     if own.blocks:
         base.enable_input_require_grads()
@@ -97,7 +95,7 @@ class _Blocks:
         return self.tables[0][: x.shape[1]], self.tables[1][: x.shape[1]]
 
     def _adapted(self, layer: Any) -> Callable[[], Adapted] | None:
-        """The layer as the functions take it, once they ask; None where they do not take it."""
+        """Return the layer as the functions take it, once they ask; None where they do not take it."""
         adapters = getattr(layer, "lora_A", None)
         plain = adapters is not None and ADAPTER in adapters and layer.base_layer.bias is None
         if not plain or len(layer.lora_magnitude_vector):
@@ -171,7 +169,7 @@ class _Blocks:
 
 @contextlib.contextmanager
 def stood_in(tune: FineTune) -> Iterator[None]:
-    """Within it transformers checkpoints as unsloth does, where the run asks for that."""
+    """Let transformers checkpoint as unsloth does, where the run asks for that."""
     with Patches() as patches:
         if tune.offloads:
             host = _Host()
@@ -184,7 +182,7 @@ def stood_in(tune: FineTune) -> Iterator[None]:
 
 
 class _Host:
-    """Which inputs of blocks go there, and where they come back to."""
+    """Which inputs of blocks go to the host, and where they come back to."""
 
     def __init__(self) -> None:
         self.first, self.index, self.last = True, 0, 0
@@ -192,7 +190,7 @@ class _Host:
         self.places: list[Tensor] = []
 
     def takes(self, x: Tensor) -> bool:
-        """Whether this one goes; all do in the first pass, later the last one stays."""
+        """Return whether this one goes; all do in the first pass, later the last one stays."""
         self.index += 1
         if self.first:
             self.last = self.index
@@ -207,7 +205,6 @@ class _Host:
         return True
 
     def back(self, like: tuple[Any, torch.dtype], index: int) -> Tensor:
-        """What went there, on the card again."""
         shape, dtype = like
         nbytes = shape.numel() * dtype.itemsize
         return self.places[index % 2 if self.both else 0][:nbytes].view(dtype).view(shape)

@@ -21,9 +21,7 @@ NAMES = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn"}  # torch.nn.attentio
 MASK_ALIGNMENT = 8  # elements, of a mask that the efficient kernel reads
 
 
-class Asked(NamedTuple):
-    """A call of scaled_dot_product_attention."""
-
+class AttentionCall(NamedTuple):
     query: Tensor
     key: Tensor
     value: Tensor
@@ -34,7 +32,6 @@ class Asked(NamedTuple):
 
     @property
     def call(self) -> Call:
-        """What its kernel goes by."""
         three = (self.query, self.key, self.value)
         strict = torch.are_deterministic_algorithms_enabled()
         in_heads = all(t.dim() == 4 for t in three)
@@ -56,13 +53,16 @@ class Asked(NamedTuple):
 
 
 def cudnn_is_new_enough() -> bool:
-    """Whether the wheel has a cuDNN whose attention is preferred, 9.15.1: those of CUDA 13 have; none is assumed to be
-    one of these."""
+    """Return whether the wheel has a cuDNN whose attention is preferred, 9.15.1: those of CUDA 13 have; none is assumed
+    to be one of these.
+    """
     return torch.version.cuda is None or int(torch.version.cuda.split(".")[0]) >= 13
 
 
-def kind(card: Card, asked: Asked) -> str:
-    """cudnn, flash, efficient or math. Raises RuntimeError, as PyTorch does, where the code allows none that can."""
+def kind(card: Card, asked: AttentionCall) -> str:
+    """Return cudnn, flash, efficient or math. Raises RuntimeError, as PyTorch does, where the code allows none that
+    can.
+    """
     found = kernel(card.capability, asked.call, [name for name in _order(card) if _enabled(name)])
     if found is None:
         raise RuntimeError("No available kernel. Aborting execution.")
@@ -97,7 +97,7 @@ class Attention:
         self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
         is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
     ) -> Tensor:  # fmt: skip
-        taken = kind(self.card, Asked(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa))
+        taken = kind(self.card, AttentionCall(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa))
         self.seen.add(taken)
         mask = _added(attn_mask, query.dtype)
         factor = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale

@@ -26,7 +26,9 @@ PICKED = "how many rows a mask picks is a matter of values: the lower end is one
 
 @dataclass
 class Source:
-    """A choice that was made `total` times, and what of it the upper end has given to which view of which storage."""
+    """One routing decision: how often it was made, and what of it the upper end has given to which view of which
+    storage.
+    """
 
     total: int
     given: list[tuple[weakref.ref[Any], Any, int]] = field(default_factory=list)
@@ -62,7 +64,6 @@ class Choices:
     # -- what is known ---------------------------------------------------------------------------------------
 
     def after(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """An op ran: what is known of its result."""
         name = func.overloadpacket.__name__
         if name in CHOOSE:
             tensor = out[1] if isinstance(out, list | tuple) else out
@@ -137,7 +138,6 @@ class Choices:
             self.learn(out, known._replace(share=min(1.0, known.share * known.distinct), most=1.0))
 
     def learn(self, tensor: Tensor, chosen: Chosen) -> None:
-        """A storage holds this of a choice."""
         storage = _storage(tensor)
         if storage is not None:
             self._known[storage._cdata] = (weakref.ref(storage), chosen)
@@ -150,7 +150,7 @@ class Choices:
     # -- what follows ----------------------------------------------------------------------------------------
 
     def picked(self, mask: Tensor, known_value: bool | None) -> int:
-        """How many elements of it are true. `known_value`: of all of them, where that is known."""
+        """Return how many elements of it are true. `known_value`: of all of them, where that is known."""
         storage, count = _storage(mask), mask.numel()
         if count == 0 or known_value is False:
             return 0
@@ -169,7 +169,7 @@ class Choices:
         return count if self.upper else 1
 
     def rows(self, mask: Tensor, known_value: bool | None) -> Tensor:
-        """What nonzero gives: a column for each dimension."""
+        """Return what nonzero gives: a column for each dimension."""
         picked = self.picked(mask, known_value)
         found = torch.empty((mask.dim(), picked), dtype=torch.int64, device=mask.device).t()
         storage = _storage(found)
@@ -180,7 +180,7 @@ class Choices:
         return found
 
     def tally(self, chosen: Tensor, least: int) -> Tensor | None:
-        """What bincount gives, with at least so many bins; None where nothing says how many there are."""
+        """Return what bincount gives, with at least so many bins; None where nothing says how many there are."""
         known = self.of(chosen)
         bins = max(least, 0 if known is None else known.parts)
         if not bins:
@@ -191,7 +191,9 @@ class Choices:
         return found
 
     def counted(self, tensor: Tensor) -> int | None:
-        """The integer that a tensor has: how many tokens a part gets, or the number of a row; None for any other."""
+        """Return the integer that a tensor has: how many tokens a part gets, or the number of a row; None for any
+        other.
+        """
         storage = _storage(tensor)
         if storage is not None and storage in self._numbered:
             return int(tensor.storage_offset())
@@ -209,7 +211,7 @@ class Choices:
 
 
 def _given(chosen: Chosen, mask: Tensor, storage: torch.UntypedStorage) -> int:
-    """The upper end's share of a mask: what it got when it was asked for before, else what is left."""
+    """Return the upper end's share of a mask: what it got when it was asked for before, else what is left."""
     given, view = chosen.source.given, (mask.storage_offset(), mask.shape, mask.stride())
     for ref, its, number in given:
         if ref() is storage and its == view:

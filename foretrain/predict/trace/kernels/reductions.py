@@ -29,8 +29,9 @@ KEPT = {"mse_loss": 2, "smooth_l1_loss": 2, "binary_cross_entropy": 3}
 
 
 def as_large_as_the_input(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
-    """Bytes of what is made of the input first, on any device: logsumexp's maxima and exponentials, or the input in the
-    dtype of the sum. Integers and booleans are summed in int64."""
+    """Return the bytes of what is made of the input first, on any device: logsumexp's maxima and exponentials, or the
+    input in the dtype of the sum. Integers and booleans are summed in int64.
+    """
     if op == "logsumexp" and (dims := _reduced(args[0], args[1])):
         x = args[0]
         rows = x.numel() // math.prod(x.shape[d] for d in dims)
@@ -45,7 +46,7 @@ def as_large_as_the_input(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def _reduced(x: Any, dims: Any) -> set[int]:
-    """The dimensions that go, all for None or an empty list; {} where there is nothing to reduce."""
+    """Return the dimensions that go, all for None or an empty list; {} where there is nothing to reduce."""
     if not isinstance(x, Tensor) or x.numel() == 0 or x.dim() == 0:
         return set()
     asked = list(dims) if isinstance(dims, list | tuple) else [dims]
@@ -55,7 +56,7 @@ def _reduced(x: Any, dims: Any) -> set[int]:
 
 
 def reduction_buffers(card: Card, op: str, tensor: Any, dims: Any) -> list[int]:
-    """Bytes of partial results and of counters; [] where one block does each result. `dims`: None for all."""
+    """Return bytes of partial results and of counters; [] where one block does each result. `dims`: None for all."""
     reduced = _reduced(tensor, dims)
     if not reduced:
         return []
@@ -67,19 +68,18 @@ def reduction_buffers(card: Card, op: str, tensor: Any, dims: Any) -> list[int]:
 
 
 def _partial_bytes(op: str, dtype: torch.dtype) -> int:
-    """Of one thread's part of a result. Half precision is summed in fp32."""
+    """Half precision is summed in fp32."""
     if op in ("max", "min", "argmax", "argmin"):
         return PAIR_BYTES
     return dtype.itemsize if op in ("amax", "amin") else max(dtype.itemsize, 4)
 
 
 def inside(op: str, args: tuple[Any, ...]) -> list[int]:
-    """Bytes of the loss of each element, which go when the op is done."""
+    """Return the bytes of the loss of each element, which go when the op is done."""
     return [_elements_bytes(args)] if _is_reduced(op, args, ELEMENTWISE) else []
 
 
 def keep(op: str, args: tuple[Any, ...], out: Any) -> None:
-    """Let the result have the memory that it has in PyTorch."""
     if isinstance(out, Tensor) and _is_reduced(op, args, KEPT):
         out.untyped_storage().resize_(_elements_bytes(args))
     elif op == "col2im":  # made as large as its input (aten/src/ATen/native/Col2Im.cpp and cuda/Im2Col.cu)
@@ -87,7 +87,7 @@ def keep(op: str, args: tuple[Any, ...], out: Any) -> None:
 
 
 def run_composed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The op by its own kernel, which calls others."""
+    """Run the op by its own kernel, which calls others."""
     run: Callable[..., Any] = func._op_dk
     return run(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
 

@@ -32,7 +32,6 @@ Rule = Callable[[Card, tuple[Any, ...]], list[Step]]
 
 
 def torch_version() -> Software:
-    """(2, 13) for 2.13.0+cpu, which traces."""
     major, minor = torch.__version__.split(".")[:2]
     return Software(int(major), int(minor))
 
@@ -42,12 +41,14 @@ def _up(x: int, multiple: int) -> int:
 
 
 def _copied(t: Tensor) -> list[Step]:
-    """Bytes of what a kernel reads in order, where it lies otherwise: gradients of sums are one number for all."""
+    """Return the bytes of what a kernel reads in order, where it lies otherwise: gradients of sums are one number for
+    all.
+    """
     return [] if t.is_contiguous() else [t.numel() * t.element_size()]
 
 
 def _copies_gradient(card: Card, args: tuple[Any, ...]) -> list[Step]:
-    """Of an op with one result, which is there first."""
+    """The result of the op is there first."""
     return [Result(0), *_copied(args[0])]
 
 
@@ -227,8 +228,6 @@ def _safe_softmax(card: Card, args: tuple[Any, ...]) -> list[Step]:
 
 
 def _reduction(op: str) -> Rule:
-    """Of sums, means, maxima …: (tensor, dimensions, …)."""
-
     def rule(card: Card, args: tuple[Any, ...]) -> list[Step]:
         return list(reduction_buffers(card, op, args[0], args[1] if len(args) > 1 else None))
 
@@ -429,10 +428,10 @@ def _is_readable(t: Tensor) -> bool:
 
 
 def in_kernels(card: Card) -> InKernel:
-    """The rules for a card, with cuBLAS's workspaces.
+    """Return the rules for a card, with cuBLAS's workspaces.
 
     Until torch 2.14 one stays for each thread that multiplies, the main one and autograd's, and for each stream that it
-    does so on; from 2.15 on it lives for the one product (TORCH_CUBLAS_WORKSPACE_CACHE is off by default there).
+    does so on; from 2.15 on it lives for the one matmul (TORCH_CUBLAS_WORKSPACE_CACHE is off by default there).
     """
     workspace = torch_version().cublas_workspace_bytes(card.capability)
     cached = torch_version() < (2, 15)
@@ -451,7 +450,7 @@ def in_kernels(card: Card) -> InKernel:
             taken = [*_laid_out(op, args), *by_cublas(tracer)]
             return [Result(0), *taken] if taken else []
         if op in workspaces.OPS:
-            asked = workspaces.asked(op, args, out)
+            asked = workspaces.convolution_of(op, args, out)
             product = lambda: by_cublas(tracer)  # noqa: E731
             steps = workspaces.steps(card, op, args, out, upper=tracer.upper, product=product)
             if asked.in_cudnn:

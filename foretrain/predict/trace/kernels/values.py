@@ -77,7 +77,8 @@ class Known(NamedTuple):
 
 class _Rounds(dict[int, int]):
     """How often each instruction of a running function has decided on a value. It is kept where a debugger keeps its
-    own, as a frame takes no other mark; called as a trace function it traces nothing."""
+    own, as a frame takes no other mark; called as a trace function it traces nothing.
+    """
 
     def __call__(self, *args: Any) -> None: ...
 
@@ -94,7 +95,6 @@ class Values:
     # -- what is known ---------------------------------------------------------------------------------------
 
     def after(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """An op ran: what is known of its result, and no longer of what it changed."""
         if _counts_on(self, func, args) and isinstance(out, Tensor) and (storage := _storage(out)) is not None:
             self._counted.add(storage)
         rule = _rule(func)
@@ -110,7 +110,6 @@ class Values:
                         self.forget(tensor)
 
     def forget(self, tensor: Tensor) -> None:
-        """A kernel may have written to it."""
         if self._known and _is_asked_for(tensor) and (storage := _storage(tensor)) is not None:
             self._known.pop(storage._cdata, None)
 
@@ -129,7 +128,6 @@ class Values:
             del self._known[key]
 
     def of(self, x: Any) -> Known:
-        """Of a tensor or a number."""
         if not isinstance(x, Tensor):
             return Known(x, certain=True)
         constant = getattr(x, "constant", None)
@@ -144,7 +142,6 @@ class Values:
     # -- what is answered ------------------------------------------------------------------------------------
 
     def scalar(self, tensor: Tensor) -> Number:
-        """What .item() gives, and bool(), int() and float() with it."""
         known = self.of(tensor)
         value = _as(tensor.dtype, known.value)
         if tensor.dtype == torch.bool:
@@ -154,13 +151,13 @@ class Values:
         return value if tensor.dtype.is_floating_point or known.certain else self.read(int(value))
 
     def read(self, value: int) -> int:
-        """An integer that no tensor holds: noted, since a size may follow from it."""
+        """Note an integer that no tensor holds, since a size may follow from it."""
         frame = _user_frame()
         self._note(f"an integer was read from a tensor and taken as {value}", frame, too_low=not _is_counted(frame))
         return value
 
     def alike(self, a: Tensor, b: Tensor) -> bool:
-        """What torch.equal and torch.allclose give: true, where the shapes are the same."""
+        """Answer torch.equal and torch.allclose: true, where the shapes are the same."""
         if a.shape != b.shape:
             return False
         left, right = self.of(a), self.of(b)
@@ -168,14 +165,13 @@ class Values:
         return left.value == right.value if sure else self.decided(True)
 
     def counts(self, tensor: Any) -> bool:
-        """Whether each row of it is known to count up by one."""
         return isinstance(tensor, Tensor) and (storage := _storage(tensor)) is not None and storage in self._counted
 
     def is_certain(self, tensor: Tensor) -> bool:
         return self.of(tensor).certain
 
     def decided(self, answer: bool) -> bool:
-        """The code decides on a value that is not known: noted, and turned round where a loop would never end."""
+        """Note that the code decides on an unknown value, and turn the answer round where a loop would never end."""
         frame = _user_frame()
         if frame is None:
             return answer
@@ -205,7 +201,6 @@ class Values:
 
     @contextlib.contextmanager
     def planned(self, answers: list[bool]) -> Iterator[None]:
-        """Within it decisions are these, then false."""
         before, self._planned = self._planned, [*answers, False]
         try:
             yield
@@ -220,11 +215,11 @@ class Values:
 
     @property
     def bounded(self) -> bool:
-        """Whether the trace is a lower bound: other values may take more."""
+        """Return whether the trace is a lower bound: other values may take more."""
         return any(too_low for _, too_low in self._places)
 
     def notes(self) -> list[str]:
-        """A sentence for each kind of answer that was assumed, with where."""
+        """Return a sentence for each kind of answer that was assumed, with where."""
         found = []
         for (what, too_low), everywhere in self._places.items():
             places = list(everywhere)
@@ -236,7 +231,8 @@ class Values:
 
 class Guess(float):
     """A float that .item() made up: what is decided by it is noted, and shown it is "?". Sums and products of it are
-    guesses, too."""
+    guesses, too.
+    """
 
     values: Values
 
@@ -305,7 +301,6 @@ Rule = Callable[[Values, tuple[Any, ...], dict[str, Any], Tensor], Known | None]
 
 @cache
 def _rule(func: Any) -> Rule | None:
-    """How the value of an op's result follows from its arguments."""
     name = func.overloadpacket.__name__
     plain = name[:-1] if name.endswith("_") else name
     if name in FILLED:
@@ -389,7 +384,6 @@ def _summed(values: Values, args: tuple[Any, ...], out: Tensor) -> Known | None:
 
 @cache
 def _writes(func: Any) -> tuple[int | str, ...]:
-    """Which arguments an op writes to: positions, or names of those that only have one."""
     return tuple(
         argument.name if argument.kwarg_only else place
         for place, argument in enumerate(func._schema.arguments)
@@ -398,7 +392,9 @@ def _writes(func: Any) -> tuple[int | str, ...]:
 
 
 def _is_asked_for(tensor: Tensor) -> bool:
-    """Whether its value may ever be asked for: not that of a weight or an activation, which would take time to keep."""
+    """Return whether its value may ever be asked for: not that of a weight or an activation, which would take time to
+    keep.
+    """
     return tensor.numel() <= SMALL or not tensor.dtype.is_floating_point
 
 
@@ -420,7 +416,9 @@ def _as(dtype: torch.dtype, value: Number) -> Number:
 
 
 def _asking_frame() -> FrameType | None:
-    """The innermost frame that is not of the trace: it may be in torch, as an optimizer's or an initializer's loop."""
+    """Return the innermost frame that is not of the trace: it may be in torch, as an optimizer's or an initializer's
+    loop.
+    """
     frame = sys._getframe(1)
     while frame is not None and (_is_in(frame, HERE) or _is_in(frame, f"{TORCH}/_") or _is_dispatch(frame)):
         frame = frame.f_back
@@ -428,7 +426,6 @@ def _asking_frame() -> FrameType | None:
 
 
 def _user_frame() -> FrameType | None:
-    """The innermost frame that is neither of the trace nor of torch."""
     frame = sys._getframe(1)
     while frame is not None and (_is_in(frame, HERE) or _is_in(frame, TORCH)):
         frame = frame.f_back
@@ -455,13 +452,12 @@ def _at(frame: FrameType, line: int) -> str:
 
 
 def place_now() -> str:
-    """Where the user's code is: file and line."""
     frame = _user_frame()
     return "?" if frame is None else _place(frame)
 
 
 def raised_at(error: BaseException) -> str:
-    """Where the user's code raised it: file and line; empty where none of theirs did."""
+    """Return where the user's code raised it: file and line; empty where none of theirs did."""
     step, found = error.__traceback__, ""
     while step is not None:
         if not (_is_in(step.tb_frame, HERE) or _is_in(step.tb_frame, TORCH)):
@@ -471,12 +467,10 @@ def raised_at(error: BaseException) -> str:
 
 
 def _in_while(frame: FrameType) -> bool:
-    """Whether the innermost loop around the line that a frame is at is a `while`."""
     return isinstance(_innermost(frame, ast.While | ast.For), ast.While)
 
 
 def _innermost(frame: FrameType, kind: Any, part: Callable[[Any], Any] = lambda node: node) -> Any:
-    """The innermost node of a kind that has in this part of it the line that a frame is at."""
     source = "".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals))
     innermost: ast.AST | None = None
     for node in ast.walk(_parsed(source)):  # outer nodes come first
@@ -486,13 +480,13 @@ def _innermost(frame: FrameType, kind: Any, part: Callable[[Any], Any] = lambda 
 
 
 def _is_counted(frame: FrameType | None) -> bool:
-    """Whether what is read there is only added to a sum or shown, which no size follows from."""
+    """Return whether what is read there is only added to a sum or shown, which no size follows from."""
     statement = None if frame is None else _innermost(frame, ast.stmt)
     return isinstance(statement, ast.AugAssign) or (isinstance(statement, ast.Expr) and _is_harmless(statement))
 
 
 def _stepping(asking: FrameType | None, user: FrameType) -> str:
-    """Whose step decides: an optimizer's, as a rule; '' is nobody's."""
+    """Return whose step decides: an optimizer's, as a rule; '' is nobody's."""
     while asking is not None:
         owner, _, name = asking.f_code.co_qualname.rpartition(".")
         if name == "step" and owner and "<locals>" not in owner.rpartition(".")[2]:
@@ -502,7 +496,7 @@ def _stepping(asking: FrameType | None, user: FrameType) -> str:
 
 
 def _takes_most(frame: FrameType, answer: bool) -> bool:
-    """Whether the other way does nothing more, so that the one taken is the upper end: that of a guard, say."""
+    """Return whether the other way does nothing more, so that the one taken is the upper end: that of a guard, say."""
     node = _innermost(frame, ast.If | ast.While | ast.IfExp | ast.Assert, lambda node: node.test)
     if node is None:
         return _is_in(frame, f"{TORCH}/optim/")  # a rate between bounds, which max and min compare
@@ -518,7 +512,7 @@ def _takes_most(frame: FrameType, answer: bool) -> bool:
 
 
 def _spares(statement: ast.stmt) -> bool:
-    """Whether it may take less than its absence: it leaves, or lets go of something."""
+    """Return whether it may take less than its absence: it leaves, or lets go of something."""
     return any(
         isinstance(part, ast.Delete | LEAVES) or (isinstance(part, ast.Assign) and isinstance(part.value, ast.Constant))
         for part in ast.walk(statement)
@@ -526,7 +520,7 @@ def _spares(statement: ast.stmt) -> bool:
 
 
 def _is_harmless(statement: ast.stmt) -> bool:
-    """Whether it takes no memory and nothing follows from it: it leaves, counts or shows something."""
+    """Return whether it takes no memory and nothing follows from it: it leaves, counts or shows something."""
     if isinstance(statement, ast.Return):
         return statement.value is None or isinstance(statement.value, ast.Name)
     if isinstance(statement, ast.AugAssign):

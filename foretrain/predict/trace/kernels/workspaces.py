@@ -1,4 +1,4 @@
-"""What convolutions, products and recurrent layers allocate beside their results."""
+"""What convolutions, matmuls and recurrent layers allocate beside their results."""
 
 import math
 from collections.abc import Callable
@@ -19,12 +19,9 @@ from foretrain.predict.trace.tracer import Result, Step
 # What a convolution takes beside its results: in PyTorch's own kernels exactly, in cuDNN as a range.
 #
 # PyTorch runs the first way that cuDNN proposes, with the workspace that it wants. With
-# `torch.backends.cudnn.benchmark`
-# it measures all of them in one buffer, and keeps the fastest (aten/src/ATen/native/cudnn/Conv_v8.cpp). Neither
-# limits
-# the size: where memory is short, the next way is tried. Which ways there are only cuDNN knows, so a trace has none
-# of
-# it or the most.
+# `torch.backends.cudnn.benchmark` it measures all of them in one buffer, and keeps the fastest
+# (aten/src/ATen/native/cudnn/Conv_v8.cpp). Neither limits the size: where memory is short, the next way is tried. Which
+# ways there are only cuDNN knows, so a trace has none of it or the most.
 
 OPS = ("convolution", "convolution_backward")
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -35,7 +32,7 @@ NOTE = (
 
 
 def in_cudnn(x: Tensor, weight: Tensor, groups: int) -> bool:
-    """Whether cuDNN takes a convolution on the card, and not PyTorch's own kernel
+    """Return whether cuDNN takes a convolution on the card, and not PyTorch's own kernel
     (aten/src/ATen/native/Convolution.cpp, use_cudnn; those of single channels are depthwise, unless they have channels
     last or, but for volumes, half precision).
     """
@@ -48,8 +45,8 @@ def in_cudnn(x: Tensor, weight: Tensor, groups: int) -> bool:
 
 
 def workspace_bytes(x: Tensor, weight: Tensor, y: Tensor, groups: int, *, benchmark: bool) -> int:
-    """The most that cuDNN wants: what is read and written once more in another layout, twice over, and partial sums of
-    the weight's gradient. Measuring also tries ways with a matrix of all patches.
+    """Return the most that cuDNN wants: what is read and written once more in another layout, twice over, and partial
+    sums of the weight's gradient. Measuring also tries ways with a matrix of all patches.
 
     Of 6,000 of cuDNN 9.20's own answers, for cards that are not there, 99.6 % want at most this
     (tests/cuda_build/convolutions.py).
@@ -75,8 +72,6 @@ def _up(channels: int) -> int:
 
 
 class Convolution(NamedTuple):
-    """The arguments of both ops, without those that decide nothing here."""
-
     x: Tensor
     weight: Tensor
     y: Tensor  # or its gradient, which has its shape
@@ -98,20 +93,22 @@ class Convolution(NamedTuple):
 
     def columns_bytes(self) -> int:
         """All patches of one sample (aten/src/ATen/native/cuda/ConvolutionMM2d.cu, NaiveConvolutionTranspose2d.cu,
-        NaiveDilatedConvolution.cu); kernels of single channels need none."""
+        NaiveDilatedConvolution.cu); kernels of single channels need none.
+        """
         if self.groups > 1:
             return 0
         small = self.x if self.transposed else self.y
         return math.prod(self.weight.shape[1:]) * math.prod(small.shape[2:]) * self.x.element_size()
 
     def is_dilated(self) -> bool:
-        """Whether the kernel for dilated ones runs, which also does those of volumes."""
+        """Return whether the kernel for dilated ones runs, which also does those of volumes."""
         return not self.transposed and (self.x.dim() == 5 or max(self.dilation) > 1)
 
 
-def asked(op: str, args: tuple[Any, ...], out: Any) -> Convolution:
-    """Of convolution (input, weight, bias, stride, padding, dilation, transposed, output_padding, groups) or its
-    backward pass (gradient, input, weight, bias sizes, stride, …, groups, mask)."""
+def convolution_of(op: str, args: tuple[Any, ...], out: Any) -> Convolution:
+    """Read convolution (input, weight, bias, stride, padding, dilation, transposed, output_padding, groups) or its
+    backward pass (gradient, input, weight, bias sizes, stride, …, groups, mask).
+    """
     if op == "convolution":
         return Convolution(args[0], args[1], out, args[3], args[4], args[5], args[6], args[8])
     return Convolution(args[1], args[2], args[0], args[4], args[5], args[6], args[7], args[9])
@@ -120,9 +117,10 @@ def asked(op: str, args: tuple[Any, ...], out: Any) -> Convolution:
 def steps(
     card: Card, op: str, args: tuple[Any, ...], out: Any, *, upper: bool, product: Callable[[], list[Step]]
 ) -> list[Step]:
-    """What the op allocates, in order; `upper`: with the most that cuDNN may take, else with nothing of it. `product`:
-    what a matrix product takes, as PyTorch's own kernels do some."""
-    found = asked(op, args, out)
+    """Return what the op allocates, in order; `upper`: with the most that cuDNN may take, else with nothing of it.
+    `product`: what a matmul takes, as PyTorch's own kernels do some.
+    """
+    found = convolution_of(op, args, out)
     if op == "convolution":
         return _forward(found, upper, product, biased=args[2] is not None)
     mask = args[10]
@@ -185,8 +183,9 @@ def _backward_here(
 
 
 def _format(x: Tensor, weight: Tensor) -> torch.memory_format:
-    """cuDNN's layout of a convolution: channels last where its input or its weight has it
-    (aten/src/ATen/native/ConvUtils.h, cudnn_conv_suggest_memory_format)."""
+    """Return cuDNN's layout of a convolution: channels last where its input or its weight has it
+    (aten/src/ATen/native/ConvUtils.h, cudnn_conv_suggest_memory_format).
+    """
     last = CHANNELS_LAST.get(x.dim())
     if last is None or x.dtype == torch.float64:
         return torch.contiguous_format
@@ -198,12 +197,11 @@ def _is_channels_last(t: Tensor, last: torch.memory_format) -> bool:
 
 
 def _copied(tensors: tuple[Tensor, ...], wanted: torch.memory_format) -> list[Step]:
-    """Bytes of those that are laid out otherwise."""
     return [t.nbytes for t in tensors if not t.is_contiguous(memory_format=wanted)]
 
 
 def patch_convolutions(patches: Patches) -> None:
-    """Fake results are laid out as cuDNN would, where this build of torch has none."""
+    """Lay fake results out as cuDNN would, where this build of torch has none."""
     name = "_conv_determine_backend_memory_format"
     ask: Callable[..., torch.memory_format] = getattr(torch._C, name)
 
@@ -221,8 +219,6 @@ def patch_convolutions(patches: Patches) -> None:
 
 
 class _Product(torch.autograd.Function):
-    """prod or cumprod, by `make`."""
-
     @staticmethod
     def forward(ctx: Any, x: Tensor, make: Callable[..., Tensor], args: Any, kwargs: Any) -> Tensor:
         out = make(x, *args, **kwargs)
@@ -265,7 +261,6 @@ def _summed_from_the_end(weighted: Tensor, dim: int) -> Tensor:
 
 
 def patch_products(patches: Patches) -> None:
-    """Let prod and cumprod have these gradients while a trace runs."""
     for owner in (torch, Tensor):
         for name in ("prod", "cumprod"):
             patches.set(owner, name, _with_gradient(getattr(owner, name)))

@@ -111,17 +111,17 @@ _PREPARED = _object(
 )  # fmt: skip
 
 OUTPUTS: dict[str, Output] = {
-    "foretrain.plan/2": Output(
+    "foretrain.plan/1": Output(
         "plan", "a plan for one card", Plan, {"advice": (advice.Advices | None, None)}
     ),
-    "foretrain.plans/2": Output(
+    "foretrain.plans/1": Output(
         "plan --gpu A,B", "plans for several cards and the best of them",
         _object("Plans", plans=(list[_PLAN_OF_CARDS], ...), best=(cards.Choice, ...)),
     ),
-    "foretrain.explanation/2": Output("plan --explain", "why so much", explain.Explanation),
-    "foretrain.largest/2": Output("plan --largest OPTION", "the largest value that fits", Largest),
-    "foretrain.within/2": Output("plan --within LIMIT", "the steps that fit", within.Within),
-    "foretrain.best/2": Output("plan --best", "the GPT of lowest estimated loss", best.Best),
+    "foretrain.explanation/1": Output("plan --explain", "why so much", explain.Explanation),
+    "foretrain.largest/1": Output("plan --largest OPTION", "the largest value that fits", Largest),
+    "foretrain.within/1": Output("plan --within LIMIT", "the steps that fit", within.Within),
+    "foretrain.best/1": Output("plan --best", "the GPT of lowest estimated loss", best.Best),
     "foretrain.cluster/1": Output("plan --gpus", "a plan of several cards", ClusterPlan),
     "foretrain.cluster-advice/1": Output("advise --gpus", "advice for several cards", ClusterAdvice),
     "foretrain.finetune/1": Output(
@@ -156,14 +156,14 @@ OUTPUTS: dict[str, Output] = {
         "plan --show-config", "every option and where it is from",
         _object("Config", config=(RunConfig, ...), sources=(dict[str, str], ...)),
     ),
-    "foretrain.advice/2": Output("advise", "changes, ranked", advice.Advices),
+    "foretrain.advice/1": Output("advise", "changes, ranked", advice.Advices),
     "foretrain.mfu/1": Output("mfu", "shares of the peak", log_checks.Utilization),
-    "foretrain.compare/2": Output("compare A B", "runs side by side", compare.Comparison),
-    "foretrain.comparison/2": Output(
+    "foretrain.compare/1": Output("compare A B", "runs side by side", compare.Comparison),
+    "foretrain.comparison/1": Output(
         "compare RUN", "a run and its forecast", forecast_check.ForecastCheck,
         {"errors": (dict[str, float | None], ...)},
     ),
-    "foretrain.explain/2": Output("explain RUN", "where a run's memory and time went", run_explain.RunExplanation),
+    "foretrain.explain/1": Output("explain RUN", "where a run's memory and time went", run_explain.RunExplanation),
     "foretrain.explain-trainer/1": Output(
         "explain RUN", "a Trainer's run with ForetrainCallback, beside its forecast", trainer_run.TrainerRunExplanation
     ),
@@ -171,7 +171,7 @@ OUTPUTS: dict[str, Output] = {
     "foretrain.snapshot/1": Output(
         "explain SNAPSHOT", "what a memory snapshot says", snapshot_analysis.SnapshotAnalysis
     ),
-    "foretrain.tune/2": Output("tune", "every trial and the winner", tuning.Tuning),
+    "foretrain.tune/1": Output("tune", "every trial and the winner", tuning.Tuning),
     "foretrain.run/1": Output("train", "the record of a run, as in run.json", RunRecord),
     "foretrain.watch/1": Output("watch", "what a program took", WatchRecord, {"path": (str, ...)}),
     "foretrain.runs/1": Output(
@@ -196,14 +196,14 @@ OUTPUTS: dict[str, Output] = {
         "prepare --plan", "what preparing will take", PreparePlan, {"fits_": (bool, Field(alias="fits"))}
     ),
     "foretrain.prepare/1": Output("prepare", "what was prepared", _PREPARED),
-    "foretrain.data-info/2": Output("data info", "statistics of a dataset", DatasetSummary),
+    "foretrain.data-info/1": Output("data info", "statistics of a dataset", DatasetSummary),
     "foretrain.data-verify/1": Output("data verify", "blocks checked against their checksums", _VERIFIED),
     "foretrain.data-head/1": Output("data head", "tokens and their text", _HEAD),
     "foretrain.data-mix/1": Output(
         "data mix", "a mixture's parts", _object("Mix", out=(str | None, ...), parts=(list[_PART], ...))
     ),
     "foretrain.gpus/1": Output("gpus", "the catalogue", _object("Gpus", gpus=(list[Gpu], ...))),
-    "foretrain.calibration/2": Output("calibrate", "what was measured of a device", Calibration),
+    "foretrain.calibration/1": Output("calibrate", "what was measured of a device", Calibration),
     "foretrain.verify/1": Output(
         "verify", "short runs on a card, predicted and measured; also the file to contribute",
         verification.Verification, {"summary": (list[verification.Summary], ...)},
@@ -251,7 +251,7 @@ def _bare(made: dict[str, Any]) -> dict[str, Any]:
 
 
 def path_of(name: str) -> Path:
-    """docs/schemas/foretrain.plan-2.json for foretrain.plan/2."""
+    """docs/schemas/foretrain.plan-1.json for foretrain.plan/1."""
     return FOLDER / f"{name.replace('/', '-')}.json"
 
 

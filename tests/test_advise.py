@@ -559,13 +559,13 @@ def test_exact_confirms_or_denies(traced_here: None) -> None:
 def test_json_round_trip() -> None:
     found = advise(case_c(), "nanogpt")
     assert Advices.from_json(found.model_dump_json()) == found
-    assert Advices.from_json(json.dumps(found.to_json(schema="foretrain.advice/2"))) == found
+    assert Advices.from_json(json.dumps(found.to_json(schema="foretrain.advice/1"))) == found
 
 
 def test_apply_writes_a_config_of_which_a_plan_says_what_was_promised(tmp_path: Path) -> None:
     words = ("advise", CASE_C, "--gpu", "4070", "--used-by-others", "2.1GB")
     listed = json.loads(foretrain(*words, "--json").stdout)
-    assert listed["schema"] == "foretrain.advice/2"
+    assert listed["schema"] == "foretrain.advice/1"
     number = next(i for i, a in enumerate(listed["advised"], 1) if a["rules"] == ["micro_batch"])
     result = foretrain(*words, "--apply", str(number), "--write", "new.toml")
     assert result.returncode == 0, result.stderr

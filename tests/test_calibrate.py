@@ -87,7 +87,7 @@ def test_command_keeps_it_and_plan_uses_it(cli: Cli, hasty: Path) -> None:
     code, out, _ = cli("calibrate", "--device", "cpu", "--quick", "--json")
     assert code == 0
     found = json.loads(out)
-    assert found["schema"] == "foretrain.calibration/2"
+    assert found["schema"] == "foretrain.calibration/1"
     assert path_of(found["device"], "").is_file()
     code, out, _ = cli("plan", "baby", "--gpu", "cpu", "--compile=false", "--json")
     assert json.loads(out)["timing"]["source"] == "calibrated"

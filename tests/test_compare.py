@@ -730,7 +730,7 @@ def test_command_line_shows_case_b_and_its_json_reads_back() -> None:
     assert result.returncode == 0, result.stderr
     assert "69.0 %" in result.stdout
     data = json.loads(foretrain("compare", *words, "--json").stdout)
-    assert data["schema"] == "foretrain.compare/2"
+    assert data["schema"] == "foretrain.compare/1"
     assert Comparison.from_json(json.dumps(data)).verdict("speed").attribution == "confounded"
 
 
@@ -776,7 +776,7 @@ def test_bad_sources_are_one_sentence_and_a_code(
     Path("columns.csv").write_text("a,b\n1,2\n")
     Path("words.csv").write_text("step,loss\nx,y\n")
     Path("error.json").write_text('{"schema": "foretrain.error/1", "id": "x"}')
-    Path("half.json").write_text('{"schema": "foretrain.plan/2", "name"')
+    Path("half.json").write_text('{"schema": "foretrain.plan/1", "name"')
     Path("nothing").mkdir()
     half = write_measured_run(Path("half"))
     (half / "run.json").write_text((half / "run.json").read_text()[:200])

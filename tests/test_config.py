@@ -76,7 +76,7 @@ def test_order_is_preset_then_files_then_overrides(own_directory: Path) -> None:
         (["--batch-size", "8"], "batch_size", 8),
         (["--out_dir=a=b"], "out_dir", "a=b"),
         (["--out_dir=123"], "out_dir", "123"),
-        (["--grad_checkpoint=True"], "activation_checkpointing", True),
+        (["--gradient_checkpointing=True"], "activation_checkpointing", True),
         (["--dtype=float16"], "dtype", "float16"),
         (["--dataset_tokens=3.68e9"], "dataset_tokens", 3_680_000_000),
         (["--memory_limit=10GiB"], "memory_limit", "10GiB"),

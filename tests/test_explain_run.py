@@ -73,7 +73,7 @@ def test_memory_and_time_add_up_and_agree_with_the_plan(
     assert "Where the memory went" in shown
     assert "steps at the steady pace" in shown
     line = json.loads(said(capsys, "explain", "r", "--json"))
-    assert line["schema"] == "foretrain.explain/2"
+    assert line["schema"] == "foretrain.explain/1"
     cpu = [m["cpu_s"] for m in RunDirectory(Path("r")).read_lines("metrics") if m["kind"] == "step"]
     assert all(0 <= s < 60 for s in cpu)
 

@@ -140,7 +140,7 @@ def test_evaluations_are_counted() -> None:
 def test_plan_round_trips_through_json() -> None:
     made = case("c", "--activation_checkpointing=true")
     assert Plan.from_json(made.model_dump_json()) == made
-    assert Plan.from_json(json.dumps(made.to_json(schema="foretrain.plan/2"))) == made
+    assert Plan.from_json(json.dumps(made.to_json(schema="foretrain.plan/1"))) == made
 
 
 @pytest.mark.slow
@@ -217,7 +217,7 @@ def test_plan_says_the_verdict_first() -> None:
 def test_json_is_one_object_with_units_in_its_keys() -> None:
     result = foretrain("plan", "gpt2-124m", "--gpu", "4070", "--json", "--cooldown=0.3")
     made = json.loads(result.stdout)
-    assert made["schema"] == "foretrain.plan/2"
+    assert made["schema"] == "foretrain.plan/1"
     assert made["memory"][0]["phases"][0]["allocated_bytes"] > 0
     assert "note:" in result.stderr  # everything else
 
@@ -292,7 +292,7 @@ def test_of_a_card_with_unknown_memory_the_highest_phase_is_told() -> None:
 def test_check_with_json_is_one_object() -> None:
     result = foretrain("plan", "gpt2-124m", "--gpu", "4070", "--batch_size=64", "--check", "--json")
     assert result.returncode == 3
-    assert json.loads(result.stdout)["schema"] == "foretrain.plan/2"
+    assert json.loads(result.stdout)["schema"] == "foretrain.plan/1"
     assert "does not fit" in result.stderr
 
 

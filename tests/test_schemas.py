@@ -20,8 +20,7 @@ CASES = REPO / "examples" / "real-cases"
 CARD = ("--gpu", "RTX 4070")
 # Schemas of files that foretrain writes and reads itself, and of the page's own answers.
 FILES = {
-    "foretrain.dataset/1", "foretrain.dataset/3", "foretrain.prepare-state/2", "foretrain.nonfinite/1",
-    "foretrain.scores/1",
+    "foretrain.dataset/1", "foretrain.prepare-state/1", "foretrain.nonfinite/1", "foretrain.scores/1",
     "foretrain.trace/1", "foretrain.checkpoint/1", "foretrain.page/1", "foretrain.trainer-run/1", "foretrain.now/1",
     "foretrain.label/1",
 }  # fmt: skip
@@ -48,8 +47,8 @@ def asked(name: str, *words: str, code: int = 0) -> dict[str, Any]:
 
 
 ANSWERS = {
-    "foretrain.plan/2": ("plan", str(CASES / "c.py"), *CARD, "--used-by-others", "2.1GB"),
-    "foretrain.plans/2": ("plan", "gpt2-124m", "--gpu", "3060,4070"),
+    "foretrain.plan/1": ("plan", str(CASES / "c.py"), *CARD, "--used-by-others", "2.1GB"),
+    "foretrain.plans/1": ("plan", "gpt2-124m", "--gpu", "3060,4070"),
     "foretrain.finetune/1": ("plan", "smollm2-135m", "--method", "lora", *CARD),
     "foretrain.finetunes/1": ("plan", "smollm2-135m", "--seq-len", "512", "--gpu", "3060,4070"),
     "foretrain.finetune-largest/1": ("plan", "smollm2-135m", *CARD, "--method", "lora", "--largest", "lora_r"),
@@ -62,11 +61,11 @@ ANSWERS = {
     "foretrain.finetune-advice/1": ("advise", "smollm2-135m", *CARD, "--method", "lora", "--seq-len", "4096"),
     "foretrain.inference/1": ("plan", "llama-3.1-8b", "--inference", "--weights", "q4_k_m", *CARD),
     "foretrain.inferences/1": ("plan", "llama-3.1-8b", "--inference", "--weights", "q4_k_m", "--gpu", "3060,4070"),
-    "foretrain.within/2": ("plan", "gpt2-124m", *CARD, "--within", "12h"),
+    "foretrain.within/1": ("plan", "gpt2-124m", *CARD, "--within", "12h"),
     "foretrain.config/1": ("plan", "baby", "--show-config"),
-    "foretrain.advice/2": ("advise", str(CASES / "c.py"), *CARD, "--used-by-others", "2.1GB"),
+    "foretrain.advice/1": ("advise", str(CASES / "c.py"), *CARD, "--used-by-others", "2.1GB"),
     "foretrain.mfu/1": ("mfu", str(CASES / "b1.py"), "--tokens-per-s", "134k", *CARD),
-    "foretrain.compare/2": (
+    "foretrain.compare/1": (
         "compare", f"B1={CASES}/b1.log+{CASES}/b1.py", f"B2={CASES}/b2.csv+{CASES}/b2.py", *CARD,
     ),
     "foretrain.log/1": (
@@ -81,10 +80,10 @@ ANSWERS = {
     "foretrain.top/1": ("top",),
 }  # fmt: skip
 SLOW = {
-    "foretrain.best/2": ("plan", *CARD, "--best", "--within", "20h", "--data-tokens", "3.68B"),
-    "foretrain.explanation/2": ("plan", "gpt2-30m", *CARD, "--explain", "--n_layer=2", "--compile=false"),
-    "foretrain.largest/2": ("plan", "gpt2-30m", *CARD, "--largest", "batch_size", "--n_layer=2", "--compile=false"),
-    "foretrain.calibration/2": ("calibrate", "--quick"),
+    "foretrain.best/1": ("plan", *CARD, "--best", "--within", "20h", "--data-tokens", "3.68B"),
+    "foretrain.explanation/1": ("plan", "gpt2-30m", *CARD, "--explain", "--n_layer=2", "--compile=false"),
+    "foretrain.largest/1": ("plan", "gpt2-30m", *CARD, "--largest", "batch_size", "--n_layer=2", "--compile=false"),
+    "foretrain.calibration/1": ("calibrate", "--quick"),
     "foretrain.demo/1": ("demo", "--steps", "20"),
 }
 
@@ -117,8 +116,8 @@ def test_a_run_and_what_is_said_of_it(own_directory: Path) -> None:
     write_dataset(own_directory / "data" / "toy")
     words = ("--dataset=toy", "--vocab_size=96")
     asked("foretrain.run/1", *TRAIN, *words)
-    asked("foretrain.comparison/2", "compare", "run")
-    asked("foretrain.explain/2", "explain", "run")
+    asked("foretrain.comparison/1", "compare", "run")
+    asked("foretrain.explain/1", "explain", "run")
     asked("foretrain.report/1", "report", "run")
     assert asked("foretrain.runs/1", "runs")["runs"]
     assert asked("foretrain.top/1", "top", "run")["runs"]
@@ -128,7 +127,7 @@ def test_a_run_and_what_is_said_of_it(own_directory: Path) -> None:
 def test_an_evaluation_and_where_it_is_shown(own_directory: Path) -> None:
     trained("modern")
     assert asked("foretrain.eval/1", "eval", "out", "--device=cpu")["texts"]
-    assert asked("foretrain.explain/2", "explain", "out")["scores"]
+    assert asked("foretrain.explain/1", "explain", "out")["scores"]
 
 
 def test_datasets(own_directory: Path) -> None:
@@ -147,7 +146,7 @@ def test_datasets(own_directory: Path) -> None:
     )
     asked("foretrain.prepare-plan/1", *words, "--plan")
     asked("foretrain.prepare/1", *words)
-    asked("foretrain.data-info/2", "data", "info", "data/a")
+    asked("foretrain.data-info/1", "data", "info", "data/a")
     asked("foretrain.data-verify/1", "data", "verify", "data/a")
     asked("foretrain.data-head/1", "data", "head", "data/a")
     asked("foretrain.data-mix/1", "data", "mix", "data/a=1", "--out", "mix.toml")
@@ -158,7 +157,7 @@ def test_what_another_program_took_and_what_is_written_of_a_model(own_directory:
     asked("foretrain.watch/1", "watch", "--json", "--", sys.executable, "-c", "print(1)")
     assert foretrain(*TRAIN, timeout=300).returncode == 0
     asked("foretrain.sample/1", "sample", "run", "--tokens", "5")
-    asked("foretrain.tune/2", *("tune", *TRAIN[1:]), "--budget", "1h", "--trials", "2")
+    asked("foretrain.tune/1", *("tune", *TRAIN[1:]), "--budget", "1h", "--trials", "2")
 
 
 def test_the_schemas_refuse_what_is_not_theirs() -> None:

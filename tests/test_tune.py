@@ -684,7 +684,7 @@ def test_answers_are_named_by_all_that_they_hang_on(monkeypatch: pytest.MonkeyPa
 
 def test_records_are_read_back_as_they_were() -> None:
     found = tuned_with(time_error=ForecastError.of([(1.0, 2.0), (1.0, 1.0), (3.0, None)]))
-    assert Tuning.from_json(json.dumps(found.to_json(schema="foretrain.tune/2"))) == found
+    assert Tuning.from_json(json.dumps(found.to_json(schema="foretrain.tune/1"))) == found
     assert found.time_error is not None
     assert (found.time_error.trials, found.time_error.worst) == (2, 0.5)
     assert found.time_error.middle == pytest.approx(0.5**0.5)
@@ -780,7 +780,7 @@ def test_a_real_search_from_config_to_written_file(own_directory: Path, monkeypa
     assert result.returncode == 0, result.stderr
     assert "Measured before" in result.stdout
     assert resolve(["best.toml"]).config == found.config
-    assert json.loads(Path("best.json").read_text())["schema"] == "foretrain.tune/2"
+    assert json.loads(Path("best.json").read_text())["schema"] == "foretrain.tune/1"
     assert foretrain("tune", "tiny.toml", "--write=best.toml").returncode == 2
 
 

@@ -524,7 +524,7 @@ def _measured(value: Any) -> str:
 
 DAMAGED: dict[str, str] = {
     "empty": "", "cut short": json.dumps(small())[:-40], "a list": "[]", "a number": "7", "no schema": "{}",
-    "another schema": json.dumps(small(schema="foretrain.plan/2")), "nan": _measured("NaN"),
+    "another schema": json.dumps(small(schema="foretrain.plan/1")), "nan": _measured("NaN"),
     "infinity": _measured("Infinity"), "beyond floats": _measured("1e999"), "negative": _measured("-1"),
     "zero seconds": _measured("0"), "many digits": _measured("9" * 5000), "text for a number": _measured('"soon"'),
     "nested": "[" * 100_000, "no cases": json.dumps(small(outcomes=[])),

@@ -12,7 +12,7 @@ from foretrain.config.shape import ModelShape
 from foretrain.predict.plan import Plan
 from foretrain.runs.folder import MachineLoad, RunDirectory, RunRecord
 
-SCHEMA = "foretrain.comparison/2"
+SCHEMA = "foretrain.comparison/1"
 
 
 class Row(Record):

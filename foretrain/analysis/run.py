@@ -13,7 +13,7 @@ from foretrain.predict.plan import Plan
 from foretrain.runs.folder import MachineLoad, MeasuredPhase, RunRecord
 from foretrain.runs.scores import Scores
 
-SCHEMA = "foretrain.explain/2"
+SCHEMA = "foretrain.explain/1"
 Status = Literal["running", "finished", "interrupted", "diverged", "failed", "killed"]
 STEP_PHASES = ("steady_step", "first_step")
 

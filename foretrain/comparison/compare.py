@@ -166,7 +166,7 @@ def _ahead(
 # `compare`: subjects side by side. First what differs between them, then what each did, then what follows and what
 # does not, and which runs would tell the rest.
 
-SCHEMA = "foretrain.compare/2"
+SCHEMA = "foretrain.compare/1"
 MOST = 32
 
 

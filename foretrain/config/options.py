@@ -145,8 +145,8 @@ class RunConfig(Record):
     )
     gradient_accumulation_steps: int = option(
         40, "micro-batches in one optimizer step", group="batch", unit="micro-batches", least=1, most=10_000_000,
-        aliases=("accumulation",), affects=COST, on_resume="rounding", compared=False, by_effect=True,
-        reference="other", basic=7, slider=(1, 1024, "halves"),
+        affects=COST, on_resume="rounding", compared=False, by_effect=True, reference="other", basic=7,
+        slider=(1, 1024, "halves"),
     )
     total_batch_size: int = option(
         0, "tokens in one optimizer step; gradient_accumulation_steps follows. 0: as the "
@@ -160,7 +160,7 @@ class RunConfig(Record):
     )
     activation_checkpointing: bool = option(
         False, "save only the input of each block and recompute the rest in the backward pass",
-        group="batch", nanogpt="cannot", aliases=("grad_checkpoint", "gradient_checkpointing"),
+        group="batch", nanogpt="cannot", aliases=("gradient_checkpointing",),
         affects=COST, on_resume="rounding", reference="other", tuned=Tuned(spread=0.05), basic=11,
     )
     checkpointed_blocks: int = option(

@@ -66,8 +66,8 @@ def _write(config: RunConfig, folder: Path) -> None:
         }  # fmt: skip
     tokenizer.save(folder)
     meta = {
-        "schema": "foretrain.dataset/1", "dtype": dtype, "vocab_size": tokenizer.vocab_size,
-        "tokenizer": tokenizer.name, "fingerprint": corpus.fingerprint(),
+        "dtype": dtype, "vocab_size": tokenizer.vocab_size, "tokenizer": tokenizer.name,
+        "fingerprint": corpus.fingerprint(),
         "max_id": max(split["max_id"] for split in splits.values()), "splits": splits,
     }  # fmt: skip
     with (folder / "meta.json").open("w", encoding="utf-8") as file:

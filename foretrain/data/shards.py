@@ -22,7 +22,7 @@ from foretrain.base.errors import UserError
 from foretrain.base.files import read_text
 from foretrain.base.records import Record
 
-SCHEMA = "foretrain.dataset/3"
+SCHEMA = "foretrain.dataset/1"
 INDEX = "dataset.json"
 PROGRESS = ".progress"
 SPLITS = ("train", "val")

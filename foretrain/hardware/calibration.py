@@ -126,7 +126,7 @@ def best_of(*several: Peaks) -> Peaks:
 # calibrate` makes it (tuning/calibrate.py), predict/speed/rates.py reads it.
 
 KEPT = Cache("calibrations")
-SCHEMA = "foretrain.calibration/2"
+SCHEMA = "foretrain.calibration/1"
 MOST_TUNED = 200
 OTHERS_DISTURB = 0.1  # of the processor
 
@@ -180,7 +180,7 @@ class Calibration(Record):
     context_bytes: int | None = None
     clock_ghz: float | None = None
     power_w: float | None = None
-    peaks: Peaks | None = None  # None: of an older version
+    peaks: Peaks | None = None
     tuned: tuple[StepTime, ...] = ()  # steps that `foretrain tune` timed here (predict/tuned_steps.py)
 
     @property

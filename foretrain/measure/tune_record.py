@@ -10,7 +10,7 @@ from foretrain.base.records import Record
 from foretrain.base.statistics import t_quantile
 from foretrain.config.options import RunConfig
 
-SCHEMA = "foretrain.tune/2"
+SCHEMA = "foretrain.tune/1"
 
 # best: the pick; as_good: not told apart from it and within a percent; close: not told apart, but probably slower;
 # changed: its loss on the same rows is another one, so it is no way to carry out the same training.

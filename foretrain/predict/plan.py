@@ -32,7 +32,7 @@ from foretrain.predict.spec import STEP_NAMES, StepName, StepSpec, choose_dtype,
 from foretrain.predict.speed.time import Range, compile_time, evaluation_time, is_calibrated, step_time
 from foretrain.predict.trace.memory import Exact
 
-SCHEMA = "foretrain.plan/2"
+SCHEMA = "foretrain.plan/1"
 Reading = Literal["low", "expected", "high"]
 READINGS: tuple[Reading, ...] = get_args(Reading)
 TimingSource = Literal["estimated", "calibrated", "measured (log)"]

@@ -42,8 +42,7 @@ NANOGPT = {
 }  # fmt: skip
 TEXTS = (*WORDS, "device", "memory_limit", "init_from")  # what is typed for these is not evaluated
 OTHER_NAMES = {
-    "micro_batch_size": "batch_size", "accumulation": "gradient_accumulation_steps",
-    "grad_checkpoint": "activation_checkpointing", "gradient_checkpointing": "activation_checkpointing",
+    "micro_batch_size": "batch_size", "gradient_checkpointing": "activation_checkpointing",
 }  # fmt: skip
 _EVALUATED = re.compile(r"[-+*/~(]|\bnot\b|^\s*(true|false|yes|no|on|off|auto)\s*$", re.IGNORECASE)
 GROUPS = ("model", "data", "batch", "optimizer", "evaluation", "run", "system", "cost")

@@ -258,9 +258,9 @@ def _records() -> Iterator[Payload]:
         )
     for name, data in {
         "deep": NESTED.encode(),
-        "lists": lambda: b'{"schema":"foretrain.plan/2","x":[' + b"[]," * 10_000_000 + b"[]]}",
+        "lists": lambda: b'{"schema":"foretrain.plan/1","x":[' + b"[]," * 10_000_000 + b"[]]}",
         "pickle": EVIL,
-        "NaN": b'{"schema": "foretrain.plan/2", "name": NaN}',
+        "NaN": b'{"schema": "foretrain.plan/1", "name": NaN}',
         "digits": b'{"schema": ' + b"9" * 100_000 + b"}",
     }.items():
         yield Payload("plan.json", name, ("compare", "plan.json", "plan.json"), _write("plan.json", data))

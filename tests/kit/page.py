@@ -95,7 +95,7 @@ def write_run(path: Path, name: str = "baby", **changes: Any) -> RunDirectory:
         first_val_loss=4.5, tokens_per_s=100.0, wall_s=9.0,
     ).model_copy(update=changes)  # fmt: skip
     directory.write_record(record)
-    (path / "plan.json").write_text(json.dumps(plan(config, gpu, name=name).to_json(schema="foretrain.plan/2")))
+    (path / "plan.json").write_text(json.dumps(plan(config, gpu, name=name).to_json(schema="foretrain.plan/1")))
     directory.append(
         "metrics",
         {"kind": "evaluation", "step": 0, "train_loss": 4.4, "val_loss": 4.5, "evaluation_s": 1.0, "best": True},

@@ -67,7 +67,7 @@ def _typed(resolved: ResolvedConfig) -> dict[str, Any]:
     }
 
 
-SCHEMA = "foretrain.advice/2"
+SCHEMA = "foretrain.advice/1"
 LISTED = 10  # changes with --full and --json where --top does not say
 TRACED = 3  # how many advices --exact traces where --top does not say
 

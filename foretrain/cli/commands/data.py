@@ -93,7 +93,7 @@ def info_command(
 
     summary = summarize(located(name), count=count)
     if as_json:
-        print_json(summary.to_json(schema="foretrain.data-info/2"))
+        print_json(summary.to_json(schema="foretrain.data-info/1"))
         return
 
     text.render(data_view.info_document(summary), OUT)

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 else:  # a plan without traces does not wait for what they add
     exact, explain_view = Later("foretrain.app.exact"), Later("foretrain.reports.views.explain")
 
-EXPLAIN_SCHEMA = "foretrain.explanation/2"
-LARGEST_SCHEMA = "foretrain.largest/2"
+EXPLAIN_SCHEMA = "foretrain.explanation/1"
+LARGEST_SCHEMA = "foretrain.largest/1"
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 else:
     cards_view, plan_view = Later("foretrain.reports.views.cards"), Later("foretrain.reports.views.plan")
 
-WITHIN_SCHEMA = "foretrain.within/2"
-BEST_SCHEMA = "foretrain.best/2"
-PLANS_SCHEMA = "foretrain.plans/2"
+WITHIN_SCHEMA = "foretrain.within/1"
+BEST_SCHEMA = "foretrain.best/1"
+PLANS_SCHEMA = "foretrain.plans/1"
 
 
 @dataclass(frozen=True)

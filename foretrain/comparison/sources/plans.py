@@ -11,7 +11,7 @@ from foretrain.comparison import settings
 from foretrain.comparison.sources.given import Given
 from foretrain.comparison.sources.predicted import bytes_per_token
 from foretrain.comparison.subject import Memory, Source, Subject
-from foretrain.predict.plan import Plan
+from foretrain.predict.plan import SCHEMA, Plan
 
 
 def claims(path: Path, head: bytes) -> bool:
@@ -48,7 +48,7 @@ def read(path: Path) -> Plan:
         text = read_text(path)
         data = json.loads(text)
         schema = data.get("schema") if isinstance(data, dict) else None
-        if schema not in (None, "foretrain.plan/2"):
+        if schema not in (None, SCHEMA):
             raise UserError("data.not_a_plan", path=str(path), schema=str(schema)[:60])
         return Plan.from_json(text)
     except (OSError, ValidationError, ValueError, AttributeError, TypeError, RecursionError) as error:

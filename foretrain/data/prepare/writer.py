@@ -265,7 +265,7 @@ class SplitWriter:
             self._handle = -1
 
 
-SCHEMA = "foretrain.prepare-state/2"
+SCHEMA = "foretrain.prepare-state/1"
 STATE, DIGEST = "state.json", "state_sha256"
 
 

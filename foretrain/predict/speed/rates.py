@@ -331,7 +331,6 @@ class MeasuredRates:
         kind = FUSED_LIKE if self.card and op.kind == "fused" else op.kind
         measured = self.kernels.get((kind, op.dtype)) or self.kernels.get((kind, "float32"))
         if op.flops:
-            measured = measured or self.kernels.get((op.kind.replace("_bmm", ""), op.dtype))  # of an older version
             assert measured, op
             return _by_shape(op, measured)
         measured = measured or self.kernels.get(("add", op.dtype)) or self.kernels["add", "float32"]

@@ -217,21 +217,17 @@ def test_a_trial_is_ended_at_its_cap_and_with_ctrl_c(monkeypatch: pytest.MonkeyP
     found = run_trial(tiny(), 20 * 2**20)  # less than the interpreter with torch
     assert not found.lived
     assert found.peak_bytes > 20 * 2**20
-    children: list[Any] = []
-    original = trial.subprocess.Popen
+    children: list[trial.StepsChild] = []
 
-    def remember(*args: Any, **options: Any) -> Any:
-        children.append(original(*args, **options))
-        return children[-1]
+    class Interrupted(trial.StepsChild):
+        def receive(self, most_s: float | None = None) -> Any:
+            children.append(self)
+            raise KeyboardInterrupt
 
-    def interrupt(_: float) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(trial.subprocess, "Popen", remember)
-    monkeypatch.setattr(trial.time, "sleep", interrupt)
+    monkeypatch.setattr(trial, "StepsChild", Interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_trial(tiny(), None)
-    assert children[0].poll() is not None
+    assert children[0].process.poll() is not None
 
 
 def test_no_trial_and_a_limit_that_is_too_small(own_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:

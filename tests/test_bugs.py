@@ -17,7 +17,6 @@ from starlette.testclient import TestClient
 
 from foretrain import cli
 from foretrain.base import bugs
-from foretrain.data.prepare import ipc as frames
 from foretrain.web import calls, child, comparison, exact, routes
 from foretrain.web.guard import TOKEN_HEADER
 from tests.kit.command import foretrain
@@ -148,17 +147,19 @@ def test_the_page_s_children_answer_with_the_sentence(monkeypatch: pytest.Monkey
     }  # fmt: skip
     assert asked.keys() == child.WORK.keys()
     for work, each in asked.items():
-        assert "This is a bug in foretrain" in child.done(work, {"language": "en", "asked": each})["error"]
+        assert "This is a bug in foretrain" in child.done(work, {"language": "en", "asked": each}, print)["error"]
 
 
 def test_a_child_of_prepare_says_its_sentence_on_stderr() -> None:
     code = (
-        "import foretrain.data.prepare.encode as e, foretrain.data.prepare.ipc as f\n"
-        "from foretrain.base import bugs\n"
-        "def main(*words): raise KeyError('run')\n"
-        "bugs.in_child(main)"
+        "from foretrain.base import processes\n"
+        "import foretrain.data.prepare.encode as encode\n"
+        "def broken(*words): raise KeyError('run')\n"
+        "encode.answer = encode.encoder_of = encode.tokenizers.load = broken\n"
+        "class Parent:\n"
+        "    def receive(self): return processes.Frame({'folder': '.', 'name': 'byte'})\n"
+        "encode.main(Parent())"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ended.returncode == 1
     assert re.fullmatch(r"This is a bug in foretrain: KeyError at .+\n", ended.stderr)
-    assert "bugs.in_child" in Path(frames.__file__).read_text("utf-8")

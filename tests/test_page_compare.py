@@ -168,13 +168,13 @@ def test_a_large_comparison_is_made_in_a_process_and_is_the_same(
     answer = client.post("/api/compare", headers={**GOOD, **POSTED, "x-foretrain-language": "ar"}, json=asked).json()
     assert say("side.settle") not in json.dumps(answer, ensure_ascii=False)  # in the language of the request
     assert beside(client, "slow", "quick") == small
-    assert [process.poll() for process in started] == [0, 0]
+    assert [each.process.poll() for each in started] == [0, 0]
     monkeypatch.setattr(comparison, "TIMEOUT_S", 0.05)
     assert "0 s" in post(client, "/api/compare", asked, 422)["message"]
     monkeypatch.setattr(child, "start", lambda work: started.append(plain("no such")) or started[-1])
     monkeypatch.setattr(comparison, "TIMEOUT_S", 60.0)
     assert "exit 1" in post(client, "/api/compare", asked, 422)["message"]
-    assert all(process.poll() is not None for process in started)
+    assert all(each.process.poll() is not None for each in started)
 
 
 def damaged(text: bytes, chance: random.Random) -> bytes:

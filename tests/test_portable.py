@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from foretrain.base import apart
+from foretrain.base import processes
 from foretrain.base.errors import UserError
 from tests.kit.command import REPO
 from tests.kit.runs import write_measured_run
@@ -194,13 +194,13 @@ def test_mps_is_refused_in_a_sentence(folder: Path) -> None:
 
 
 def test_a_child_is_told_of_its_parents_end_where_pipes_can_be_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert apart.heeding(5) == {"pass_fds": (5,), "start_new_session": True}
+    assert processes.heeding(5) == {"pass_fds": (5,), "start_new_session": True}
     monkeypatch.setattr(os, "name", "nt")
-    assert apart.heeding(5) == {}
+    assert processes.heeding(5) == {}
 
 
 def test_forks_are_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    apart.need_fork("x")
+    processes.need_fork("x")
     monkeypatch.delattr(os, "fork")
     with pytest.raises(UserError, match="Linux, macOS or WSL"):
-        apart.need_fork("x")
+        processes.need_fork("x")

@@ -29,7 +29,7 @@ from foretrain.data.prepare.estimate import peak_bytes
 from foretrain.data.prepare.formats import documents
 from foretrain.data.prepare.opened import Format, OpenFile, Place
 from foretrain.data.prepare.preparation import SeenHashes
-from foretrain.data.prepare.reader import Job, Position, serve
+from foretrain.data.prepare.reader import Job, Position
 from foretrain.data.prepare.sources import expand
 from foretrain.data.prepare.writer import SplitState, publish
 from foretrain.data.shards import Shard, dtype_for, histogram_bin, read_index, shard_name
@@ -140,16 +140,12 @@ def test_the_number_of_workers_changes_nothing(own_directory: Path) -> None:
 
 def frames_of(source: Path, position: Position | None = None, **changes: Any) -> list[tuple[list[bytes], Position]]:
     """What the reader sends, in this process."""
-    from foretrain.data.prepare.ipc import receive
     from foretrain.data.prepare.pool import Batch
 
     job: Job = kit.options(source, **changes).job(expand([str(source)]), position or Position())
-    pipe = io.BytesIO()
-    serve(job, pipe)
-    pipe.seek(0)
     found = []
-    while (frame := receive(pipe)) is not None:
-        if frame[0]["type"] == "batch":
+    for frame in kit.frames_of(job):
+        if frame.value["type"] == "batch":
             batch = Batch.of(*frame)
             ends = np.cumsum(batch.lengths).tolist()
             texts = [bytes(batch.text[a:b]) for a, b in zip([0, *ends], ends, strict=False)]

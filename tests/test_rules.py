@@ -314,7 +314,6 @@ PRIVATE_NAMES_IN_TESTS = {
     "test_prepare_bad_files.py: remote._ATTEMPTS",
     "test_prepare_bad_files.py: vocabulary._find",
     "test_trace_any_code.py: guard._alive",
-    "test_tune.py: single_trial._result",
     "test_uneven.py: outlook_view._frontier",
     "test_verify.py: measure._prepare",
     "test_watch.py: watching.Sampler._sample",

@@ -362,7 +362,7 @@ def test_a_tracker_that_hangs_is_not_waited_for(stand_in: Callable[..., None], m
         elapsed_s=1.0, eta_s=1.0,
     ).to_json()  # fmt: skip
     made = Report(TRACKERS["trackio"], job, Namer(None))
-    for step in range(5000):  # more than the pipe and the queue take
+    for step in range(10_000):  # more than the pipe and the queue take
         made.hear({**line, "step": step})
     made.begin_end("finished")
     assert not made.ended(0.5)

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from foretrain.app.plan import with_dataset
 from foretrain.app.training.ready import prepare_data
 from foretrain.app.tune import job_of as prepare
+from foretrain.base import processes
 from foretrain.base.errors import UserError
 from foretrain.base.quantities import parse_duration
 from foretrain.comparison.sources.predicted import with_vocabulary
@@ -36,7 +37,7 @@ from foretrain.measure import trial as single_trial
 from foretrain.measure import tune_cache as tune_answer
 from foretrain.measure import tune_cache as tune_memory
 from foretrain.measure import tuner as tuner_module
-from foretrain.measure.pool import Burst, Death, Pool
+from foretrain.measure.pool import Burst, Pool
 from foretrain.measure.space import (
     MASTERS,
     TUNABLE,
@@ -54,6 +55,7 @@ from foretrain.measure.space import (
     settings,
 )
 from foretrain.measure.timed_step import TimedStep, rows_of
+from foretrain.measure.trial import Death
 from foretrain.measure.tune_record import LOOKS, ForecastError, Race, TuneTrial, Tuning, estimate, with_pareto
 from foretrain.measure.tuner import Limits, Model, Outlook, Tuner
 from foretrain.predict.memory import worst_verdict
@@ -580,13 +582,13 @@ def test_what_hangs_or_fails_is_ended_and_told(own_directory: Path, monkeypatch:
 
 def test_why_a_trial_failed_is_said_with_its_exit_code(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORETRAIN_CACHE", str(own_directory / "c"))
-    said = single_trial._result(
-        tiny(), 1, 0, 0, "", "Traceback\n  many lines\nRuntimeError: no C++ \x1b[31mcompiler\n"
-    ).problem
+    said = single_trial.problem_of(
+        processes.Death(1, "Traceback\n  many lines\nRuntimeError: no C++ \x1b[31mcompiler\n")
+    )
     (kept,) = (own_directory / "c" / "bugs").iterdir()
     assert said == f"RuntimeError: no C++ \ufffd[31mcompiler (exit code 1; all that it printed is in {kept})"
     assert "many lines" in kept.read_text()
-    assert single_trial._result(tiny(), 4, 0, 0, "", "").problem == "it printed nothing (exit code 4)"
+    assert single_trial.problem_of(processes.Death(4)) == "it printed nothing (exit code 4)"
 
 
 def test_room_is_made_by_ending_those_asked_longest_ago() -> None:

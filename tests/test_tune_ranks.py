@@ -17,7 +17,7 @@ from foretrain.cli.commands.tune import tune_command
 from foretrain.config.options import RunConfig
 from foretrain.config.sharing import STRATEGIES, Sharing, config_of_rank, sharing_problem
 from foretrain.hardware.catalogue import find
-from foretrain.measure.pool import Burst, Death, Pool
+from foretrain.measure.pool import Burst, Pool
 from foretrain.measure.space import (
     TUNABLE,
     Machine,
@@ -28,6 +28,7 @@ from foretrain.measure.space import (
     options,
     settings,
 )
+from foretrain.measure.trial import Death
 from foretrain.predict.ranks.plan import rank_spec
 from tests.kit.command import foretrain
 from tests.kit.tiny import tiny

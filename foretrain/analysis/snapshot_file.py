@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from foretrain.analysis.snapshot_analysis import SnapshotAnalysis, analyse
-from foretrain.base import apart
+from foretrain.base import processes
 from foretrain.base.errors import UserError
 from foretrain.base.files import first_bytes, open_stream, read_bytes
 from foretrain.base.units import GIB, MIB
@@ -46,7 +46,7 @@ def read(path: Path, device: int | None = None) -> SnapshotAnalysis:
         raise UserError("data.snapshot_large", path=str(path), size=size, limit=MAX_FILE_BYTES)
     words = (str(path), path.name, str(-1 if device is None else device))
     try:
-        ended = apart.finished("foretrain.analysis.snapshot_file", *words, most_s=MOST_S)
+        ended = processes.finished("foretrain.analysis.snapshot_file", *words, most_s=MOST_S)
     except subprocess.TimeoutExpired:
         raise UserError("data.snapshot", problem=f"{path}: reading it did not end within {MOST_S} s") from None
     if ended.returncode < 0 or b"MemoryError" in ended.stderr:
@@ -79,7 +79,7 @@ def answer_of(path: str, name: str, device: int) -> dict[str, Any]:
 def main() -> None:
     """Answer with one JSON object on standard output; nothing where memory ran out."""
     path, name, device = sys.argv[1:4]
-    apart.limit(memory_bytes=_cap_bytes(Path(path).stat().st_size), processor_s=MOST_S)
+    processes.limit(memory_bytes=_cap_bytes(Path(path).stat().st_size), processor_s=MOST_S)
     answer = json.dumps(answer_of(path, name, int(device)))
     sys.stdout.write(answer)
 

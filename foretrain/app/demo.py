@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 
 from foretrain.app.training.ready import prepare_data
-from foretrain.base import apart
+from foretrain.base import processes
 from foretrain.config.resolve import ResolvedConfig, resolve
 from foretrain.training import starting
 from foretrain.training.device import place
@@ -39,5 +39,5 @@ def to_calibrate(resolved: ResolvedConfig) -> list[str]:
 def measure(dtypes: list[str], *, quiet: bool) -> int:
     """The exit code of a calibration in a process of its own, so that what it leaves in memory is not the run's."""
     words = ["calibrate", "--device=cpu", "--quick", *(f"--dtype={dtype}" for dtype in dtypes)]
-    command = apart.command("foretrain", *words, *(["--quiet"] if quiet else []))
-    return subprocess.run(command, env=apart.variables(), stdout=subprocess.DEVNULL, check=False).returncode
+    command = processes.command("foretrain", *words, *(["--quiet"] if quiet else []))
+    return subprocess.run(command, env=processes.variables(), stdout=subprocess.DEVNULL, check=False).returncode

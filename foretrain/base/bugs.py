@@ -104,10 +104,10 @@ def wants_traceback() -> bool:
     return os.environ.get(DEBUG, "") not in ("", "0")
 
 
-def in_child(work: Callable[..., None], *words: str) -> None:
-    """Run the work of a child process; on a bug, print its sentence to stderr and exit with 1."""
+def in_child(work: Callable[[], None]) -> None:
+    """Do the work of a child process; of a bug, its sentence is printed on stderr, and the process ends with 1."""
     try:
-        work(*words)
+        work()
     except UserError:
         raise
     except Exception as error:

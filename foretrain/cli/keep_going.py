@@ -21,7 +21,7 @@ from typing import Any
 
 from rich.text import Text
 
-from foretrain.base import apart
+from foretrain.base import processes
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.base.messages import say
 from foretrain.base.signals import heard
@@ -125,8 +125,8 @@ def one_attempt(words: list[str]) -> tuple[int, bool]:
     """(the child's exit code, whether a signal was passed on to it)."""
     reader, writer = os.pipe()
     passed: list[int] = []
-    variables = apart.variables() | ({PIPE: str(reader)} if os.name == "posix" else {})
-    child = subprocess.Popen(apart.command("foretrain", *words), env=variables, **apart.heeding(reader))
+    variables = processes.variables() | ({PIPE: str(reader)} if os.name == "posix" else {})
+    child = subprocess.Popen(processes.command("foretrain", *words), env=variables, **processes.heeding(reader))
     os.close(reader)
 
     def hand_on(number: int, frame: FrameType | None) -> None:
@@ -212,7 +212,7 @@ def run(start: Start) -> int:
     """Start the ranks and wait for them; the exit code. Raises UserError where one died and the first said nothing."""
     reader, writer = os.pipe()
     environ = _environment(start) | ({PIPE: str(reader)} if os.name == "posix" else {})
-    command = apart.command("foretrain", *own_words(sys.argv[1:]))
+    command = processes.command("foretrain", *own_words(sys.argv[1:]))
     children: list[subprocess.Popen[Any]] = []
     sent: list[int] = []
 
@@ -225,7 +225,7 @@ def run(start: Start) -> int:
     try:
         for local in range(start.local):
             own = environ | {"RANK": str(start.node * start.local + local), "LOCAL_RANK": str(local)}
-            children.append(subprocess.Popen(command, env=own, **apart.heeding(reader)))
+            children.append(subprocess.Popen(command, env=own, **processes.heeding(reader)))
             if sent:
                 children[-1].send_signal(sent[0])
         os.close(reader)
@@ -243,7 +243,7 @@ def run(start: Start) -> int:
 
 def _environment(start: Start) -> dict[str, str]:
     """As torchrun sets it. Threads are shared among the ranks, as each would take all cores."""
-    environ = apart.variables()
+    environ = processes.variables()
     environ.setdefault("OMP_NUM_THREADS", str(cores_each(start.local)))
     environ.setdefault("MASTER_PORT", SKYPILOT_PORT if start.nodes > 1 else str(_free_port()))
     environ["MASTER_ADDR"] = environ.get("MASTER_ADDR") or start.address

@@ -24,7 +24,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import IO, Any, NamedTuple
 
-from foretrain.base import apart, files
+from foretrain.base import files, processes
 
 MAX_PICKLE_BYTES = 16 * 2**20  # GPT-2 XL with its optimizer has 0.4 MB
 _CHUNK_BYTES = 1 << 20
@@ -341,7 +341,7 @@ def convert(held: Checkpoint, folder: str, *, moments: bool) -> None:
 def limit_memory(file_bytes: int) -> None:
     """Limit address space to Python itself and the objects of a pickle as large as this file's can be."""
     pickle_bytes = min(file_bytes, MAX_PICKLE_BYTES)
-    apart.limit(memory_bytes=256 * 2**20 + 32 * pickle_bytes, file_bytes=2 * file_bytes + MAX_PICKLE_BYTES)
+    processes.limit(memory_bytes=256 * 2**20 + 32 * pickle_bytes, file_bytes=2 * file_bytes + MAX_PICKLE_BYTES)
 
 
 def main(path: str, folder: str = "", moments: str = "") -> dict[str, Any]:

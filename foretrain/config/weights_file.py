@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from foretrain.base import apart
+from foretrain.base import processes
 from foretrain.base.errors import UserError
 from foretrain.base.files import first_bytes, read_text
 from foretrain.base.records import Record
@@ -76,7 +76,7 @@ def read_nanogpt(path: Path, folder: Path | None = None, *, moments: bool = Fals
     words = [str(folder), "moments" if moments else ""] if folder else []
     most_s = 60 + path.stat().st_size / 10e6
     try:
-        ended = apart.finished("foretrain.config.nanogpt_checkpoint", str(path), *words, most_s=most_s)
+        ended = processes.finished("foretrain.config.nanogpt_checkpoint", str(path), *words, most_s=most_s)
         answer = json.loads(ended.stdout)
     except subprocess.TimeoutExpired:
         raise Refused(f"reading it did not end within {most_s:.0f} s") from None

@@ -6,9 +6,6 @@ Torch is imported with this file, so only children import it, once they listen t
 import json
 import math
 import os
-import queue
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +19,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from foretrain.base.errors import ExitCode
+from foretrain.base.processes import Child
 from foretrain.config.options import RunConfig
 from foretrain.config.sharing import Sharing, config_of_rank
 from foretrain.hardware.cpu import usable_cores
@@ -107,21 +105,16 @@ def joined(job: dict[str, Any], answer: Answer) -> Ranks | None:
     return ranks
 
 
-def _started(job: dict[str, Any], rank: int, port: int) -> "subprocess.Popen[bytes]":
-    environ = {**os.environ, RANK: str(rank), PORT: str(port)}
-    child = subprocess.Popen(
-        [sys.executable, "-P", "-m", "foretrain.measure.pool"], env=environ, stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-    )  # fmt: skip
-    assert child.stdin is not None
-    child.stdin.write(json.dumps(job).encode() + b"\n")
-    child.stdin.flush()  # it stays open: the child ends when it closes
+def _started(job: dict[str, Any], rank: int, port: int) -> Child:
+    environ = {RANK: str(rank), PORT: str(port)}
+    child = Child("foretrain.measure.pool", env=environ, prints=True, leads_group=False)
+    child.send(job)
     return child
 
 
-def _watch(others: list["subprocess.Popen[bytes]"], answer: Answer) -> None:
+def _watch(others: list[Child], answer: Answer) -> None:
     """Until one of the others has ended; then this one does too, and says why, as far as it is memory."""
-    while not (codes := [code for child in others if (code := child.poll()) is not None]):
+    while not (codes := [code for child in others if (code := child.process.poll()) is not None]):
         time.sleep(LOOKS_EVERY_S)
     if OUT_OF_MEMORY in codes:
         answer({"died": "memory", "peak_bytes": 0})
@@ -279,7 +272,7 @@ def _prepare(job: dict[str, Any], ranks: Ranks | None) -> TimedStep:
     return TimedStep(config, cpu_clock=job["cpu_clock"], ranks=ranks)
 
 
-def serve(job: dict[str, Any], orders: "queue.Queue[dict[str, Any]]", answer: Any) -> None:
+def serve(job: dict[str, Any], next_order: Callable[[], dict[str, Any]], answer: Answer) -> None:
     """Answer 'ready', then each order: {"burst": seconds} or {"evaluate": true}. Out of memory is an answer, too."""
     timed: TimedStep | None = None
     ranks = joined(job, answer)
@@ -289,7 +282,7 @@ def serve(job: dict[str, Any], orders: "queue.Queue[dict[str, Any]]", answer: An
             seen = timed.warm_up()
             answer({"ready": True, **seen, "peak_bytes": timed.peak_bytes()})
             while True:
-                order = ranks.first_says(orders.get) if ranks else orders.get()
+                order = ranks.first_says(next_order) if ranks else next_order()
                 if "evaluate" in order:
                     timed.evaluate()
                     answer({"evaluated": True, "peak_bytes": timed.peak_bytes()})

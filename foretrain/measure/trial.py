@@ -1,28 +1,22 @@
-"""A short trial of a run's sizes in a process of its own: does it live, and what does it take?
+"""A child process that trains steps of one config, its memory watched; and a short trial of a run's sizes in one.
 
-The child trains the config's model on random tokens: an evaluation batch, two optimizer steps of at most two
+The trial's child trains the config's model on random tokens: an evaluation batch, two optimizer steps of at most two
 micro-steps (Adam's states appear after the first, gradients add up from the second micro-step on), and an evaluation
-batch with all of that there. It is capped as the run will be: on CUDA by PyTorch's allocator; on a CPU the parent looks
-at its memory twenty times a second and ends it when it is beyond the cap. The child ends with its parent: it reads a
-pipe that closes.
+batch with all of that there. It is capped as the run will be: on CUDA by PyTorch's allocator in the child; on a CPU the
+parent looks at the child's memory fifty times a second, and ends it beyond the cap.
 """
 
-import contextlib
-import json
-import os
-import subprocess
-import sys
-import tempfile
-import threading
+import math
 import time
+from typing import Any, Literal
 
-from foretrain.base import apart, bugs
+from foretrain.base import bugs, processes
 from foretrain.base.messages import printable, say
 from foretrain.base.process_memory import resident_bytes
 from foretrain.base.records import Record
 from foretrain.config.options import RunConfig
 
-LOOK_EVERY_S = 0.05
+LOOK_EVERY_S = 0.02
 
 
 class Trial(Record):
@@ -37,28 +31,52 @@ class Trial(Record):
     problem: str = ""
 
 
+class Death(Record):
+    """Why a child that trains does not answer."""
+
+    reason: Literal["memory", "timeout", "failed"]
+    peak_bytes: int = 0
+    problem: str = ""
+
+
+class StepsChild(processes.Child):
+    """A child that trains steps of a config. `cap_bytes`: what its process may take."""
+
+    def __init__(self, module: str, config: RunConfig, cap_bytes: int | None, **variables: str) -> None:
+        super().__init__(module, env=variables)
+        self.config, self.cap_bytes, self.peak_bytes = config, cap_bytes, 0
+
+    def answer(self, limit_s: float = math.inf) -> dict[str, Any] | Death:
+        """Its next answer."""
+        end, watched = time.monotonic() + limit_s, config_on_cpu(self.config) and self.cap_bytes is not None
+        while (found := self.receive(LOOK_EVERY_S)) is None:
+            if watched:
+                self.peak_bytes = max(self.peak_bytes, resident_bytes(self.pid) or 0)
+                if self.peak_bytes > (self.cap_bytes or 0):
+                    return Death(reason="memory", peak_bytes=self.peak_bytes)
+            if time.monotonic() > end:
+                return Death(reason="timeout", peak_bytes=self.peak_bytes)
+        if isinstance(found, processes.Death):
+            if found.is_killed and config_on_cpu(self.config):  # by the system, which is a lack of memory
+                return Death(reason="memory", peak_bytes=self.peak_bytes)
+            return Death(reason="failed", peak_bytes=self.peak_bytes, problem=problem_of(found))
+        self.peak_bytes = max(self.peak_bytes, found.value.get("peak_bytes", 0))
+        return Death(reason="memory", peak_bytes=self.peak_bytes) if "died" in found.value else found.value
+
+
 def run_trial(config: RunConfig, cap_bytes: int | None) -> Trial:
     """Try a config's sizes. `cap_bytes`: what the process may take. Ends the child when interrupted."""
-    job = json.dumps({"config": config.model_dump(mode="json"), "cap_bytes": cap_bytes}) + "\n"
-    beyond = peak = 0
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        child = apart.start("foretrain.measure.trial", stdin=subprocess.PIPE, stdout=out, stderr=err, text=True)
-        try:
-            assert child.stdin is not None
-            with contextlib.suppress(BrokenPipeError):
-                child.stdin.write(job)
-                child.stdin.flush()
-            while child.poll() is None:
-                peak = max(peak, resident_bytes(child.pid) or 0)
-                if config_on_cpu(config) and cap_bytes is not None and peak > cap_bytes:
-                    beyond = peak
-                    break
-                time.sleep(LOOK_EVERY_S)
-        finally:
-            apart.end(child)
-        out.seek(0)
-        err.seek(0)
-        return _result(config, child.returncode, beyond, peak, out.read(), err.read())
+    child = StepsChild("foretrain.measure.trial", config, cap_bytes)
+    try:
+        child.send({"config": config.model_dump(mode="json"), "cap_bytes": cap_bytes})
+        found = child.answer()
+    finally:
+        child.end()
+    died = isinstance(found, Death)
+    return Trial(
+        batch_size=config.batch_size, lived=not died or found.reason == "failed", peak_bytes=child.peak_bytes,
+        problem=found.problem if died else "",
+    )  # fmt: skip
 
 
 def config_on_cpu(config: RunConfig) -> bool:
@@ -66,41 +84,19 @@ def config_on_cpu(config: RunConfig) -> bool:
     return config.device == "cpu"
 
 
-def _result(config: RunConfig, code: int, beyond: int, peak: int, out: str, err: str) -> Trial:
-    batch = config.batch_size
-    if beyond or (code == -9 and config_on_cpu(config)):  # the system's own killer is a lack of memory too
-        return Trial(batch_size=batch, lived=False, peak_bytes=beyond or peak)
-    try:
-        found = json.loads(out.strip().splitlines()[-1])
-        return Trial(batch_size=batch, lived=found["lived"], peak_bytes=max(found["peak_bytes"], 0))
-    except (ValueError, IndexError, KeyError, TypeError):
-        return Trial(batch_size=batch, lived=True, peak_bytes=peak, problem=failure(err, code))
-
-
-def failure(printed: str, code: int) -> str:
+def problem_of(death: processes.Death) -> str:
     """Why a child that tries something ended: its last line, its exit code, and the file that has all it printed."""
-    lines = printed.strip().splitlines()
+    lines = death.printed.strip().splitlines()
     last = printable(lines[-1][:200]) if lines else say("trial.silent")
-    path = bugs.write_text_file(printed, "trial") if lines else None
-    return say("trial.kept" if path else "trial.failed", last=last, code=code, path=path)
+    path = bugs.write_text_file(death.printed, "trial") if lines else None
+    return say("trial.kept" if path else "trial.failed", last=last, code=death.code, path=path)
 
 
-def main() -> None:
-    """Read a job from stdin, write one line of JSON. Ends when stdin closes: then nobody waits any more."""
-    job = json.loads(sys.stdin.readline())
-
-    def end_with_parent() -> None:
-        sys.stdin.read()
-        os._exit(1)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
+def main(parent: processes.Parent) -> None:
+    """The trial's child: answer one job."""
+    if (job := parent.receive()) is None:
+        return
     from foretrain.measure.timed_step import try_steps
 
-    lived, peak = try_steps(RunConfig.model_validate(job["config"]), job["cap_bytes"])
-    sys.stdout.write(json.dumps({"lived": lived, "peak_bytes": peak}) + "\n")
-    sys.stdout.flush()
-    os._exit(0)  # the thread above still reads
-
-
-if __name__ == "__main__":
-    main()
+    lived, peak = try_steps(RunConfig.model_validate(job.value["config"]), job.value["cap_bytes"])
+    parent.send({"peak_bytes": max(peak, 0)} if lived else {"died": "memory", "peak_bytes": max(peak, 0)})

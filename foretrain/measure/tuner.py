@@ -19,8 +19,9 @@ import numpy as np
 from foretrain.base.errors import UserError
 from foretrain.config.options import OPTIONS, RunConfig, named
 from foretrain.hardware.catalogue import Dtype, Gpu
-from foretrain.measure.pool import Burst, Death
+from foretrain.measure.pool import Burst
 from foretrain.measure.space import TUNABLE, Setting, fitting, forecast_memory, forecast_s, log_forecasts
+from foretrain.measure.trial import Death
 from foretrain.measure.tune_record import (
     EXPLORE_S,
     LOOKS,

@@ -2,10 +2,7 @@
 
 import contextlib
 import datetime
-import json
-import os
 import platform
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -13,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foretrain.base import apart
 from foretrain.base.errors import UserError
 from foretrain.base.files import not_written, replace_text
 from foretrain.base.installation import installed, installed_torch
+from foretrain.base.processes import Child, Death
 from foretrain.hardware.card import Cards
 from foretrain.hardware.catalogue import Gpu, detect
 from foretrain.hardware.cpu import available_memory_bytes, cpu_device
@@ -294,28 +291,17 @@ class Ended(Exception):
 def ask(job: dict[str, Any], limit_s: float) -> dict[str, Any]:
     """Return the answer of verification/measure.py to a job, within seconds. Raises Timeout, Ended."""
     with tempfile.TemporaryDirectory(prefix="foretrain-verify-") as folder:
-        out = Path(folder) / "answer.json"
-        with (Path(folder) / "log").open("wb") as log:
-            kept = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED_ON}
-            process = apart.start(
-                "foretrain.measure.verify_step", env=kept, cwd=folder, stdin=subprocess.PIPE, stdout=log, stderr=log
-            )
-        assert process.stdin is not None
+        child = Child("foretrain.measure.verify_step", without=_NOT_PASSED_ON, cwd=folder)
         try:
-            with contextlib.suppress(OSError):  # it has ended; `wait` says so
-                process.stdin.write(json.dumps({**job, "out": str(out)}).encode() + b"\n")
-                process.stdin.flush()
-            try:
-                code = process.wait(limit_s)
-            except subprocess.TimeoutExpired:
-                raise Timeout from None
+            child.send(job)
+            found = child.receive(limit_s)
         finally:
-            apart.end(process)
-        try:
-            found = json.loads(out.read_text("utf-8"))
-        except (OSError, ValueError):
-            raise Ended(code) from None
-        return found
+            child.end()
+    if found is None:
+        raise Timeout
+    if isinstance(found, Death):
+        raise Ended(found.code)
+    return found.value
 
 
 def target(device: str) -> Target:

@@ -1,17 +1,14 @@
-"""One case on the real device, in its own process: `python -m foretrain.measure.verify_step`, a job as JSON on stdin.
+"""One case on the real device, in its own process.
 
 It runs by the very code that `plan --exact` traces (predict/trace/drive.py), with its evaluation and saving in their
 place and random tokens. Peaks are torch's own, read at each change of phase; steady steps are timed until there are
-enough of them. stdin stays open as long as somebody waits for the answer: at its end this process ends, too.
+enough of them.
 """
 
 import functools
-import json
 import os
 import platform
 import re
-import sys
-import threading
 import time
 from pathlib import Path
 from statistics import median
@@ -22,6 +19,7 @@ from torch import Tensor
 
 from foretrain.base.installation import installed
 from foretrain.base.process_memory import peak_bytes
+from foretrain.base.processes import Parent
 from foretrain.hardware.card import Cards, identity
 from foretrain.measure.verify_record import Case
 from foretrain.predict.trace import drive
@@ -204,23 +202,7 @@ def answer(job: dict[str, Any]) -> dict[str, Any]:
         return {"error": plain(f"{type(error).__name__}: {error}")}
 
 
-def _end_with_stdin() -> None:
-    sys.stdin.buffer.read()
-    os._exit(1)
-
-
-def main() -> None:
-    """Read a job, and write the answer to the file that it names."""
-    job = json.loads(sys.stdin.buffer.readline())
-    threading.Thread(target=_end_with_stdin, daemon=True).start()
-    found = json.dumps(answer(job))
-    out = Path(job["out"])
-    staging = out.with_suffix(".staging")
-    staging.write_text(found, "utf-8")
-    staging.replace(out)
-    sys.stdout.flush()
-    os._exit(0)  # nothing of torch's own ending is waited for
-
-
-if __name__ == "__main__":
-    main()
+def main(parent: Parent) -> None:
+    """Answer one job."""
+    if (job := parent.receive()) is not None:
+        parent.send(answer(job.value))

@@ -1,23 +1,20 @@
 """Languages that exist in tests only: English in brackets, which shows what was not said by id, and English written in
 Arabic letters, which runs from right to left."""
 
-import os
 import re
 import string
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from unittest import mock
 
-from foretrain.base import messages
+from foretrain.base import messages, processes
 from foretrain.config.finetune.options import FINETUNE_OPTIONS
 from foretrain.config.options import OPTIONS
 from foretrain.hardware.catalogue import catalogue
 from foretrain.hardware.cpu import cpu_device
 from foretrain.measure import verify_record as verification
 from foretrain.measure.verify_session import FILLING, ON_A_CARD
-from tests.kit.command import REPO
+from foretrain.web import child as web_child
 
 BRACKETS, ARABIC = "ia", "dv"  # tags that browsers know, of languages that nobody has translated yet
 _LETTERS = str.maketrans(
@@ -73,16 +70,15 @@ def pretending(**more: dict[str, str]) -> Iterator[None]:
         forget()
 
 
-def child(work: str) -> subprocess.Popen[str]:
+def child(work: str) -> processes.Child:
     """What `web.child.start` starts, knowing these languages, too: a patch of `_ids` ends with its process."""
-    code = (
-        "import runpy, sys\nfrom tests.kit.language import pretending\n"
-        "with pretending():\n    runpy.run_module('foretrain.web.child', run_name='__main__')"
-    )
-    return subprocess.Popen(
-        [sys.executable, "-c", code, work], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": str(REPO)}, text=True, encoding="utf-8", start_new_session=True,
-    )  # fmt: skip
+    return processes.Child("tests.kit.language", work)
+
+
+def main(parent: processes.Parent, work: str) -> None:
+    """In that process."""
+    with pretending():
+        web_child.main(parent, work)
 
 
 def forget() -> None:

@@ -124,19 +124,21 @@ def digests(folder: Path | str) -> dict[str, str]:
 # -- the engine in one process, and what can go wrong in it ---------------------------------------------------
 
 
+def frames_of(job: Any) -> list[Any]:
+    """What the reader sends, in this process."""
+    from foretrain.base.processes import Frame
+    from foretrain.data.prepare.reader import serve
+
+    frames: list[Frame] = []
+    serve(job, lambda value, *parts: frames.append(Frame(value, b"".join(parts))))
+    return frames
+
+
 class InlineReader:
     """The reader's frames without a process of its own."""
 
     def __init__(self, job: Any) -> None:
-        import io
-
-        from foretrain.data.prepare.ipc import receive
-        from foretrain.data.prepare.reader import serve
-
-        pipe = io.BytesIO()
-        serve(job, pipe)
-        pipe.seek(0)
-        self.frames = iter(lambda: receive(pipe), None)
+        self.frames = iter(frames_of(job))
 
     def next(self, timeout_s: float) -> Any:
         return next(self.frames)

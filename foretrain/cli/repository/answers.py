@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from foretrain.base import apart
+from foretrain.base import processes
 from foretrain.base.errors import UserError
 from foretrain.predict.memory import VERDICTS
 
@@ -32,11 +32,11 @@ def asked(path: Path, words: Sequence[str], *more: str) -> subprocess.CompletedP
     ./ stands before a name of the repository, as it may look like an option, a preset, stdin or an address.
     """
     named = str(path) if path.is_absolute() else os.path.join(".", path)  # noqa: PTH118 - Path drops the ./
-    command = apart.command("foretrain", "plan", named, *words, *more)
+    command = processes.command("foretrain", "plan", named, *words, *more)
     try:
         return subprocess.run(
-            command, env=apart.variables(), stdin=subprocess.DEVNULL, capture_output=True, text=True, encoding="utf-8",
-            timeout=MOST_S, check=False,
+            command, env=processes.variables(), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            encoding="utf-8", timeout=MOST_S, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise UserError("environment.plan_too_long", path=str(path), seconds=MOST_S) from None

@@ -4,7 +4,6 @@ The tokenizer is loaded from a folder where the parent saved it, so no worker ne
 """
 
 import re
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from foretrain.base.errors import UserError
+from foretrain.base.processes import Parent
 from foretrain.base.records import Record
 from foretrain.data import tokenizer as tokenizers
 from foretrain.data.prepare.formats import documents
-from foretrain.data.prepare.ipc import error_frame, ignore_interrupts, limited_memory, receive, send
+from foretrain.data.prepare.ipc import limited_memory, telling
 from foretrain.data.prepare.opened import BUFFER, Format, OpenFile, Place, SourceFile, reason_of
 from foretrain.data.prepare.reader import MEMORY_BYTES, Job, Position, hashes_of
 from foretrain.data.tokenizer import BpeTokenizer, ByteTokenizer, JsonTokenizer, TiktokenTokenizer, Tokenizer
@@ -281,20 +281,16 @@ def answer(encode: Encode, separator: int, dtype: str, header: dict[str, Any], p
     return head, lengths.data, tokens.astype("<u4").data, ids.data, keep.data
 
 
-def main() -> None:
-    ignore_interrupts()
-    source, pipe = sys.stdin.buffer, sys.stdout.buffer
-    try:
-        if (first := receive(source)) is None:
+def main(parent: Parent) -> None:
+    """Load the tokenizer that the first frame names, and answer frames until the parent ends this process."""
+
+    def work() -> None:
+        if (first := parent.receive()) is None:
             return
-        tokenizer = tokenizers.load(Path(first[0]["folder"]), first[0]["name"])
+        tokenizer = tokenizers.load(Path(first.value["folder"]), first.value["name"])
         assert tokenizer is not None
         encode = encoder_of(tokenizer)
-        while (frame := receive(source)) is not None:
-            send(pipe, *answer(encode, tokenizer.separator, first[0]["dtype"], *frame))
-    except UserError as error:
-        send(pipe, error_frame(error))
-    except MemoryError:
-        send(pipe, {"type": "error", "id": "data.worker_memory", "values": {}})
-    except BrokenPipeError:
-        sys.stdout = None
+        while (frame := parent.receive()) is not None:
+            parent.send(*answer(encode, tokenizer.separator, first.value["dtype"], *frame))
+
+    telling(parent, work, UserError("data.worker_memory"))

@@ -13,9 +13,9 @@ from pydantic import Field
 
 from foretrain.base import process_memory
 from foretrain.base.errors import UserError
+from foretrain.base.processes import Child
 from foretrain.base.records import Record
 from foretrain.data.prepare.encode import KEEP_TRAIN, can_serve
-from foretrain.data.prepare.ipc import Child
 from foretrain.data.prepare.pool import Reader, Workers, started
 from foretrain.data.prepare.reader import MOST_BYTES, WINDOW_BYTES, FileSample, Position
 from foretrain.data.prepare.sources import PrepareOptions, SourceList

@@ -5,7 +5,6 @@ import json
 import queue
 import subprocess
 import tempfile
-import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from foretrain.base.errors import UserError
-from foretrain.data.prepare.ipc import Child, send
+from foretrain.base.processes import Child, Death, Frame
+from foretrain.data.prepare.ipc import raised, start
 from foretrain.data.prepare.reader import HASH_BYTES, Job, Position
 
 _QUEUED = 2
@@ -52,44 +52,20 @@ class Reader:
             json.dump(job.to_json(), file)
         self._job_file = Path(file.name)
         inherited = any(source.kind == "stdin" for source in job.files)
-        self.child = Child("reader", file.name, stdin=None if inherited else subprocess.DEVNULL)
+        stdin = None if inherited else subprocess.DEVNULL
+        self.child = start("reader", file.name, stdin=stdin, most_waiting=_QUEUED)
         self._path = job.files[0].path
-        self._frames: queue.Queue[Any] = queue.Queue(_QUEUED)
-        self._ended = threading.Event()
-        threading.Thread(target=self._receive, daemon=True).start()
 
-    def _receive(self) -> None:
-        while not self._ended.is_set():
-            try:
-                frame: Any = self.child.next()
-            except UserError as error:
-                frame = error
-            while not self._ended.is_set():
-                try:
-                    self._frames.put(frame, timeout=0.2)
-                    break
-                except queue.Full:
-                    continue
-            if frame is None or isinstance(frame, UserError) or frame[0]["type"] == "end":
-                return
-
-    def next(self, timeout_s: float) -> tuple[dict[str, Any], bytes] | None:
+    def next(self, timeout_s: float) -> Frame | None:
         """The next frame, or None where there is none within the time. Raises UserError 'data.source_…'."""
-        try:
-            frame = self._frames.get(timeout=timeout_s)
-        except queue.Empty:
-            return None
-        if isinstance(frame, UserError):
-            raise frame
-        if frame is None:
-            raise UserError("data.source_reader_died", path=self._path, code=self.child.end())
-        if frame[0]["type"] == "file":
-            self._path = frame[0]["path"]
-        return frame
+        found = raised(self.child.receive(timeout_s))
+        if isinstance(found, Death):
+            raise UserError("data.source_reader_died", path=self._path, code=found.code)
+        if found is not None and found.value["type"] == "file":
+            self._path = found.value["path"]
+        return found
 
     def end(self) -> None:
-        self._ended.set()
-        self.child.process.kill()
         self.child.end()
         self._job_file.unlink(missing_ok=True)
 
@@ -124,12 +100,11 @@ class Encoded:
 @contextlib.contextmanager
 def started(count: int) -> Iterator[list[Child]]:
     """Processes that will be workers: they import while their tokenizer is found, and end with this."""
-    children = [Child("encode") for _ in range(count)]
+    children = [start("encode") for _ in range(count)]
     try:
         yield children
     finally:
         for child in children:
-            child.process.kill()
             child.end()
 
 
@@ -140,9 +115,7 @@ class Workers:
         self.dtype, self.children = np.dtype(f"<{dtype[0]}{int(dtype[4:]) // 8}"), children
         self._idle: queue.SimpleQueue[Child] = queue.SimpleQueue()
         for child in children:
-            assert child.process.stdin is not None
-            with contextlib.suppress(OSError):  # one that has died is told where it is asked
-                send(child.process.stdin, {"folder": str(folder), "name": name, "dtype": self.dtype.str})  # type: ignore[arg-type]
+            child.send({"folder": str(folder), "name": name, "dtype": self.dtype.str})
             self._idle.put(child)
         self._threads = ThreadPoolExecutor(len(children))
 
@@ -158,9 +131,10 @@ class Workers:
     def _ask(self, header: dict[str, Any], *parts: bytes | memoryview) -> Encoded:
         child = self._idle.get()
         try:
-            answer = child.ask(header, *parts)
-            if answer is None:
-                raise UserError("data.worker_died", code=child.process.wait())
+            child.send(header, *parts)
+            answer = raised(child.receive())
+            if not isinstance(answer, Frame):
+                raise UserError("data.worker_died", code=answer.code if answer else 0)
         finally:
             self._idle.put(child)  # a dead one too: who asks it next must not wait for ever
         return Encoded.of(*answer, self.dtype)

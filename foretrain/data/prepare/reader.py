@@ -9,17 +9,16 @@ files hold, from a few of them.
 import contextlib
 import hashlib
 import random
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
 from foretrain.base.errors import UserError
+from foretrain.base.processes import Parent
 from foretrain.base.records import Record
 from foretrain.data.prepare.formats import documents, open_parquet
-from foretrain.data.prepare.ipc import error_frame, ignore_interrupts, limit_memory, send
+from foretrain.data.prepare.ipc import limit_memory, telling
 from foretrain.data.prepare.opened import Format, OpenFile, Place, SourceFile, need_hub, need_pyarrow
 
 BATCH_BYTES, BATCH_DOCUMENTS = 2**20, 4096
@@ -62,10 +61,15 @@ class Job(Record):
         return Format(self.text_column, self.split_documents, self.max_document_bytes, self.skip_bad)
 
 
+Send = Callable[..., None]  # of a value and the parts of a payload
+
+
 class _Walk:
-    def __init__(self, job: Job, pipe: BinaryIO) -> None:
+    """All documents from a position on, file by file, with the position after each."""
+
+    def __init__(self, job: Job, send: Send) -> None:
         start = job.position
-        self.job, self.pipe = job, pipe
+        self.job, self.send = job, send
         self.file, self.place, self.window = start.file, Place(start.records, start.offset), start.window
         self.empty, self.bad, self.replaced = start.empty, start.bad, start.replaced
         self.finished_bytes = sum(file.size_bytes or 0 for file in job.files[: start.file])
@@ -75,7 +79,7 @@ class _Walk:
         while self.file < len(self.job.files):
             file = self.job.files[self.file]
             if file.kind != "text" or file.remote:
-                send(self.pipe, {"type": "file", "path": file.path})  # who is to blame, should this process die
+                self.send({"type": "file", "path": file.path})  # who is to blame, should this process die
             self.opened = OpenFile(file)
             try:
                 yield from self._texts(self.opened)
@@ -149,15 +153,16 @@ def hashes_of(texts: list[bytes]) -> np.ndarray:
     return np.frombuffer(made, "<u8").reshape(len(texts), 2)
 
 
-def serve(job: Job, pipe: BinaryIO) -> None:
-    walk = _Walk(job, pipe)
+def serve(job: Job, send: Send) -> None:
+    """Send all batches: {type, documents, position, read_bytes} and lengths, hashes, texts."""
+    walk = _Walk(job, send)
     for batch, position in _batches(job, walk):
         lengths = np.array([len(text) for text in batch], dtype="<u4")
         header = {
             "type": "batch", "documents": len(batch), "position": position.to_json(), "read_bytes": walk.read_bytes,
         }  # fmt: skip
-        send(pipe, header, lengths.tobytes(), hashes_of(batch).tobytes(), b"".join(batch))
-    send(pipe, {"type": "end"})
+        send(header, lengths.tobytes(), hashes_of(batch).tobytes(), b"".join(batch))
+    send({"type": "end"})
 
 
 class FileSample(Record):
@@ -178,13 +183,14 @@ def spread(count: int, most: int) -> list[int]:
     return sorted({i * (count - 1) // max(1, min(most, count) - 1) for i in range(min(most, count))})
 
 
-def serve_sample(job: Job, pipe: BinaryIO) -> None:
+def serve_sample(job: Job, send: Send) -> None:
+    """One frame with texts for each sampled file; its header is the FileSample."""
     most = MOST_REMOTE_FILES if any(file.remote for file in job.files) else MOST_FILES
     chosen = spread(len(job.files), most)
     wanted = (job.sample_bytes or MOST_BYTES) // len(chosen)
     for number in chosen:
         file = job.files[number]
-        send(pipe, {"type": "file", "path": file.path})
+        send({"type": "file", "path": file.path})
         opened = OpenFile(file)
         texts: list[bytes] = []
         size, place, complete = 0, Place(), True
@@ -198,10 +204,10 @@ def serve_sample(job: Job, pipe: BinaryIO) -> None:
                 break
         sample = _scaled(opened, job, size, len(texts), place, complete=complete)
         send(
-            pipe, {"type": "sample", "count": len(texts), "sample": sample.to_json()},
+            {"type": "sample", "count": len(texts), "sample": sample.to_json()},
             np.array([len(text) for text in texts], "<u4").tobytes(), b"".join(texts),
         )  # fmt: skip
-    send(pipe, {"type": "end"})
+    send({"type": "end"})
 
 
 def _scaled(opened: OpenFile, job: Job, size: int, count: int, place: Place, *, complete: bool) -> FileSample:
@@ -225,12 +231,12 @@ def _scaled(opened: OpenFile, job: Job, size: int, count: int, place: Place, *, 
     )  # fmt: skip
 
 
-def main(job_file: str) -> None:
-    ignore_interrupts()
-    pipe = sys.stdout.buffer
+def main(parent: Parent, job_file: str) -> None:
+    """Read the job, limit this process's memory, and send frames."""
     job = Job.from_json(Path(job_file).read_text("utf-8"))
     Path(job_file).unlink(missing_ok=True)  # now: a parent that is killed cannot
-    try:
+
+    def work() -> None:
         with contextlib.suppress(UserError):  # told where it is needed; its own size does not count as parsing
             if any(file.kind == "parquet" or file.compression == "zstd" for file in job.files):
                 need_pyarrow()
@@ -238,12 +244,8 @@ def main(job_file: str) -> None:
                 need_hub()
         limit_memory(MEMORY_BYTES + (WINDOW_BYTES * 2 if job.shuffle_buffer else 0) + 4 * job.max_document_bytes)
         if job.sample_bytes is not None:
-            serve_sample(job, pipe)
+            serve_sample(job, parent.send)
         else:
-            serve(job, pipe)
-    except UserError as error:
-        send(pipe, error_frame(error))
-    except MemoryError:
-        send(pipe, {"type": "error", "id": "data.source_memory", "values": {"path": "the sources"}})
-    except BrokenPipeError:
-        sys.stdout = None  # the parent is gone or has enough
+            serve(job, parent.send)
+
+    telling(parent, work, UserError("data.source_memory", path="the sources"))

@@ -4,16 +4,16 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from foretrain.base.errors import UserError
 from foretrain.base.files import read_bytes, replace, sync_folder
+from foretrain.base.processes import Frame, Parent
 from foretrain.data import tokenizer as tokenizers
 from foretrain.data.prepare.formats import documents
-from foretrain.data.prepare.ipc import Child, error_frame, ignore_interrupts, limit_memory, send
+from foretrain.data.prepare.ipc import limit_memory, raised, start, telling
 from foretrain.data.prepare.opened import OpenFile, Place
 from foretrain.data.prepare.reader import Job, Position, spread
 from foretrain.data.prepare.sources import PrepareOptions, SourceList
@@ -128,51 +128,47 @@ def _train(options: PrepareOptions, sources: SourceList, staging: Path, plan: bo
     if options.train_bpe < 257:
         raise UserError("data.bpe_vocab", vocab_size=options.train_bpe)
     job = options.job(sources, Position(), PLAN_SAMPLE_BYTES if plan else SAMPLE_BYTES)
-    (staging / "job.json").write_text(json.dumps(job.to_json()), "utf-8")
-    child = Child("vocabulary", str(staging), str(options.train_bpe), one_thread=False)
+    child = start("vocabulary", one_thread=False)
+    child.send({"job": job.to_json(), "staging": str(staging), "vocab_size": options.train_bpe})
     path = ""
     try:
         while True:
-            frame = child.next()
-            if frame is None:
+            found = raised(child.receive())
+            if not isinstance(found, Frame):
                 raise UserError("data.training_died", path=path)
-            if frame[0]["type"] == "done":
+            if found.value["type"] == "done":
                 break
-            path = frame[0]["path"]
+            path = found.value["path"]
     finally:
         child.end()
-        (staging / "job.json").unlink(missing_ok=True)
     return BpeTokenizer.load(staging)
 
 
-def main(staging: str, size: str) -> None:
-    ignore_interrupts()
-    pipe = sys.stdout.buffer
-    try:
-        job = Job.from_json((Path(staging) / "job.json").read_text("utf-8"))
-        limit_memory(_TRAINING_BYTES)
-        total = job.sample_bytes or SAMPLE_BYTES
+def main(parent: Parent) -> None:
+    """The training process: a bounded sample of all files, then the merges."""
+
+    def sample(job: Job) -> Iterator[bytes]:
+        total, seen = job.sample_bytes or SAMPLE_BYTES, set[bytes]()
         chosen = spread(len(job.files), max(1, total // _LEAST_PIECE))
+        for number in chosen:
+            left = total // len(chosen)
+            opened = OpenFile(job.files[number])
+            parent.send({"type": "file", "path": opened.file.path})
+            for document in documents(opened, job.format, Place()):
+                digest = hashlib.sha256(document.text or b"").digest()[:16]
+                if document.text is not None and digest not in seen:
+                    seen.add(digest)
+                    yield document.text[:left]
+                    left -= len(document.text)
+                if left <= 0:
+                    break
+            opened.abandon()
 
-        def sample() -> Iterator[bytes]:
-            seen: set[bytes] = set()
-            for number in chosen:
-                left = total // len(chosen)
-                opened = OpenFile(job.files[number])
-                send(pipe, {"type": "file", "path": opened.file.path})
-                for document in documents(opened, job.format, Place()):
-                    digest = hashlib.sha256(document.text or b"").digest()[:16]
-                    if document.text is not None and digest not in seen:
-                        seen.add(digest)
-                        yield document.text[:left]
-                        left -= len(document.text)
-                    if left <= 0:
-                        break
-                opened.abandon()
+    def work() -> None:
+        if (asked := parent.receive()) is not None:
+            limit_memory(_TRAINING_BYTES)
+            job = Job.model_validate(asked.value["job"])
+            BpeTokenizer.train(sample(job), asked.value["vocab_size"]).save(Path(asked.value["staging"]))
+            parent.send({"type": "done"})
 
-        BpeTokenizer.train(sample(), int(size)).save(Path(staging))
-        send(pipe, {"type": "done"})
-    except UserError as error:
-        send(pipe, error_frame(error))
-    except MemoryError:
-        send(pipe, error_frame(UserError("data.source_memory", path="the text that the BPE is trained on")))
+    telling(parent, work, UserError("data.source_memory", path="the text that the BPE is trained on"))

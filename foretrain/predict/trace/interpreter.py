@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from foretrain.base import apart
+from foretrain.base import processes
 from foretrain.base.errors import UserError
 from foretrain.base.installation import installed, installed_torch
 from foretrain.base.units import format_bytes
@@ -162,9 +162,9 @@ class Interpreter(NamedTuple):
 
     def worker(self, module: str = "foretrain.predict.trace.worker") -> tuple[list[str], dict[str, str]]:
         if self.path == sys.executable:
-            return [self.path, "-P", "-m", module], {"PYTHONPATH": apart.search_path()}
+            return [self.path, "-P", "-m", module], {"PYTHONPATH": processes.search_path()}
         borrowed = [path for path in sys.path if path.endswith("-packages")] if self.borrows else []
-        told = {"PYTHONPATH": apart.SOURCE, "FORETRAIN_BORROWED": os.pathsep.join(borrowed)}
+        told = {"PYTHONPATH": processes.SOURCE, "FORETRAIN_BORROWED": os.pathsep.join(borrowed)}
         return [self.path, "-c", START, module], told
 
 

@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from foretrain.base import apart
+from foretrain.base import processes
 from foretrain.base.cache import Cache
 from foretrain.base.records import Record
 from foretrain.base.signals import ends
@@ -289,7 +289,7 @@ def _make(wanted: dict[str, Traceable], listen: Callable[[str], None], there: Ca
                 listen(f"{len(found)}/{len(wanted)} · {time.monotonic() - started:.0f} s")
                 time.sleep(0.02)
         finally:
-            apart.end(host)  # its workers are in its group
+            processes.end(host)  # its workers are in its group
 
 
 def _exit_code(out: Path) -> int | None:

@@ -1,23 +1,20 @@
-"""The process that reports one run to one tracker: `python -m foretrain.runs.trackers.child NAME`.
+"""The process that reports one run to one tracker.
 
-It is handed one JSON object a line: first the job, then lines of metrics, then the end. It answers with one line once
-the run is begun, once it is over, and where it cannot go on. Its input ends with the training, also where that was
-killed. A stop of the training is none of its business: it is told of it, and reports what is left.
+It is handed the job first, then lines of metrics, then the end. It answers once the run is begun, once it is over, and
+where it cannot go on. Frames end with the training, also where that was killed. A stop of the training is none of its
+business: it is told of it, and reports what is left.
 """
 
 import contextlib
-import json
 import os
-import queue
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+from foretrain.base.processes import Parent
 from foretrain.runs.trackers import TRACKERS
 from foretrain.runs.trackers.tracker import Job, short
 
@@ -25,53 +22,37 @@ TRIES_S = 1.0, 4.0  # the waits before what has failed is tried again
 FLUSH_S = 5.0
 
 
-def main() -> None:
-    """Serve the training on the standard streams."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what libraries print is no answer
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+def main(parent: Parent, name: str) -> None:
+    """Serve the training."""
+    for number in ("SIGTERM", "SIGHUP"):
         with contextlib.suppress(AttributeError, ValueError):  # Windows has not all of them
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
+            signal.signal(getattr(signal, number), signal.SIG_IGN)
     with contextlib.suppress(AttributeError, OSError):
         os.nice(10)  # the training's threads go first
-
-    def answer(**values: Any) -> None:
-        with contextlib.suppress(OSError):  # the training is gone
-            answers.write(json.dumps(values) + "\n")
-            answers.flush()
-
-    code = 0
+    parent.gone = lambda: None
     try:
-        _report(sys.argv[1], answer)
+        _report(name, parent)
     except Exception as error:
         traceback.print_exc()
-        answer(failed=short(error))
-        code = 1
-    sys.stderr.flush()
-    os._exit(code)  # a library's threads, and what it does at exit, are not waited for
+        parent.send({"failed": short(error)})
+        sys.exit(1)
 
 
-def _report(name: str, answer: Callable[..., None]) -> None:
-    job = json.loads(sys.stdin.readline())
+def _report(name: str, parent: Parent) -> None:
+    asked = parent.receive()
+    if asked is None:
+        return
     tracker = TRACKERS[name]()
-    started = tracker.start(Job(**{**job, "folder": Path(job["folder"])}))
-    answer(id=started.id, look=started.look, offline=started.offline, send=started.send)
-    lines: queue.Queue[dict[str, Any]] = queue.Queue()
-    threading.Thread(target=_listen, args=(lines,), daemon=True).start()
+    started = tracker.start(Job(**{**asked.value, "folder": Path(asked.value["folder"])}))
+    parent.send({"id": started.id, "look": started.look, "offline": started.offline, "send": started.send})
     flushed_s = time.monotonic()
-    while "status" not in (line := lines.get()):
+    while (frame := parent.receive()) is not None and "status" not in (line := frame.value):
         _tried(lambda line=line: tracker.log(line["step"], line["values"], line["at_s"]))
-        if lines.empty() or time.monotonic() - flushed_s > FLUSH_S:
+        if not parent.has_frames or time.monotonic() - flushed_s > FLUSH_S:
             _tried(tracker.flush)
             flushed_s = time.monotonic()
-    tracker.finish(line["status"])
-    answer(done=True)
-
-
-def _listen(lines: "queue.Queue[dict[str, Any]]") -> None:
-    for text in sys.stdin:
-        lines.put(json.loads(text))
-    lines.put({"status": "killed"})
+    tracker.finish(frame.value["status"] if frame else "killed")
+    parent.send({"done": True})
 
 
 def _tried(act: Callable[[], None]) -> None:
@@ -83,7 +64,3 @@ def _tried(act: Callable[[], None]) -> None:
             traceback.print_exc()
             time.sleep(wait_s)
     return act()
-
-
-if __name__ == "__main__":
-    main()

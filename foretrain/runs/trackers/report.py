@@ -5,9 +5,7 @@ out and counted. Whatever fails is told once; metrics.jsonl and run.json have ev
 """
 
 import contextlib
-import json
 import queue
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -15,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from foretrain.base import apart
 from foretrain.base.process_memory import system
+from foretrain.base.processes import Child
 from foretrain.runs.trackers.tracker import Job, Namer, Tracker
 
 MOST_WAITING = 10_000
@@ -49,7 +47,7 @@ class Report:
         self._status = "killed"
         self._over = threading.Event()
         self._began_s, self._looked_s = time.monotonic(), 0.0
-        self._process: subprocess.Popen[Any] | None = None
+        self._child: Child | None = None
         self._failed = not self.tracker.is_installed()
         if self._failed:
             self._say("tracker_not_installed", command=self.tracker.install())
@@ -76,10 +74,10 @@ class Report:
 
     def give_up(self) -> None:
         """End its process, where it has not ended."""
-        if self._process is not None and not self._over.is_set():
+        if self._child is not None and not self._over.is_set():
             self._say("tracker_slow", waited=FINISH_S, check=self.tracker.check)
             self._failed = True
-            apart.send(self._process, apart.KILL)
+            self._child.end()
             self._over.wait(LAST_S)
 
     def _say(self, id: str, /, **values: Any) -> None:
@@ -94,21 +92,17 @@ class Report:
 
     def _work(self) -> None:
         try:
-            with self._log.open("wb") as errors:
-                self._process = process = apart.start(
-                    CHILD, self.tracker.name, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
-                )
-            threading.Thread(target=self._listen, args=(process,), daemon=True).start()
-            self._send(process, {**asdict(self.job), "folder": str(self.job.folder)})
-            for line in self._as_they_come():
-                self._send(process, line)
-        except OSError as error:  # no such process can be started, or it has ended
-            if self._process is None:
-                self._fail(error.strerror or str(error))
-                self._over.set()
-        if self._process and self._process.stdin:
-            with contextlib.suppress(OSError):
-                self._process.stdin.close()
+            self._child = child = Child(CHILD, self.tracker.name, log=self._log.open("wb"))
+        except OSError as error:
+            self._fail(error.strerror or str(error))
+            self._over.set()
+            return
+        threading.Thread(target=self._listen, args=(child,), daemon=True).start()
+        child.send({**asdict(self.job), "folder": str(self.job.folder)})
+        for line in self._as_they_come():
+            child.send(line)
+            if time.monotonic() - self._looked_s >= self._look_again_s:
+                self._look_at_process()
 
     def _as_they_come(self) -> Iterator[dict[str, Any]]:
         """What the child is told. Of a resumed run, an evaluation that a tracker takes back is reported once more."""
@@ -134,14 +128,6 @@ class Report:
     def _named(self, line: dict[str, Any]) -> dict[str, Any]:
         return {"step": line["step"], "values": self.namer.named(line), "at_s": line["at_s"]}
 
-    def _send(self, process: "subprocess.Popen[Any]", value: dict[str, Any]) -> None:
-        if process.stdin:
-            process.stdin.write(json.dumps(value).encode() + b"\n")
-            if self._lines.empty():
-                process.stdin.flush()
-        if time.monotonic() - self._looked_s >= self._look_again_s:
-            self._look_at_process()
-
     @property
     def _look_again_s(self) -> float:
         """What a library takes to start is most of what it takes."""
@@ -149,27 +135,23 @@ class Report:
 
     def _look_at_process(self) -> None:
         self._looked_s = time.monotonic()
-        if self._process is None or self._process.returncode is not None:
+        if self._child is None or self._child.process.returncode is not None:
             return
         with contextlib.suppress(Exception):  # it has ended meanwhile
-            process = system().Process(self._process.pid)
+            process = system().Process(self._child.pid)
             times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
             self.processor_s = sum(one.user + one.system for one in times)
 
-    def _listen(self, process: "subprocess.Popen[Any]") -> None:
+    def _listen(self, child: Child) -> None:
         """Take the child's answers, until it ends."""
         done = False
-        for text in process.stdout or ():
-            with contextlib.suppress(ValueError):
-                answer = json.loads(text)
-                done = done or bool(answer.get("done"))
-                self._take(answer)
-        process.wait()
-        if process.stdout:
-            process.stdout.close()
+        for frame in child:
+            done = done or "done" in frame.value
+            self._take(frame.value)
+        code = child.end()
         self.processor_s = 0.0  # the system counts it as this process's own from now on
         if not done and not self._failed:
-            self._fail(f"its process ended with exit code {process.returncode}")
+            self._fail(f"its process ended with exit code {code}")
         if self._left_out:
             self._say("tracker_behind", count=self._left_out)
         if not self._failed:  # what a library prints when all is well is nobody's concern

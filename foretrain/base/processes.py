@@ -1,0 +1,312 @@
+"""Python in a process of its own: a module of this very foretrain, frames both ways, and how it ended.
+
+    child = Child("foretrain.measure.trial")  # whose main(parent, *words) is run
+    child.send({"config": …})
+    found = child.receive(60.0)              # a Frame, a Death, or None where nothing came within 60 s
+
+A frame is a JSON value, and where there are many bytes a payload after it. Plain subprocesses instead of
+multiprocessing: nothing is pickled, and the user's script is never run again (nanoGPT's endless loop on Windows, issue
+153). A child ends with its parent, whose end it notices by its pipes, and is ended with all that it started.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import queue
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, NamedTuple, NoReturn
+
+from foretrain.base.errors import UserError
+
+try:
+    import fcntl
+    import resource
+except ImportError:  # Windows
+    fcntl = resource = None
+
+SOURCE = str(Path(__file__).parents[2])
+KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
+PRINTED_BYTES = 20_000  # most of what a child printed that a Death has
+_PIPE_BYTES = 2**20  # a frame goes through at once instead of in sixteen turns (Linux)
+_HEAD = struct.Struct("<II")
+_MOST_HEARD = 100  # frames that a child reads ahead; a parent that sends more waits
+_ENDING_S = 1.0  # for a child to end once it has closed its pipe, and for its pipe to close once it has ended
+
+
+class Frame(NamedTuple):
+    value: Any
+    payload: bytes = b""
+
+
+def write(pipe: IO[bytes], value: Any, *parts: bytes | memoryview) -> None:
+    """Write one frame; its payload is the parts one after the other."""
+    text = json.dumps(value).encode()
+    pipe.write(_HEAD.pack(len(text), sum(memoryview(part).nbytes for part in parts)))
+    pipe.write(text)
+    for part in parts:
+        pipe.write(part)
+    pipe.flush()
+
+
+def read(pipe: IO[bytes]) -> Frame | None:
+    """Return the next frame, or None where the other side has ended, in the middle of a frame too."""
+    head = pipe.read(_HEAD.size)
+    if len(head) < _HEAD.size:
+        return None
+    text_bytes, payload_bytes = _HEAD.unpack(head)
+    text, payload = pipe.read(text_bytes), pipe.read(payload_bytes)
+    if len(text) < text_bytes or len(payload) < payload_bytes:
+        return None
+    return Frame(json.loads(text), payload)
+
+
+@dataclass(frozen=True)
+class Death:
+    """The end of a child: its exit code, negative where a signal ended it, and the last that it printed."""
+
+    code: int
+    printed: str = ""
+
+    @property
+    def is_killed(self) -> bool:
+        """Whether it was killed; of what nobody here has killed, memory ran out."""
+        return self.code == -KILL
+
+
+class Child:
+    """`main(parent, *words)` of a module in a process of its own.
+
+    `env`: variables beside this process's; `without`: those that it does not get. `log`: the file that takes what it
+    prints; `prints`: it prints where this process does. `stdin`: where not frames but something else comes from, which
+    it then must not receive. `most_waiting`: frames that nobody has received, before it has to wait; 0: any number.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        *words: str,
+        env: dict[str, str] | None = None,
+        without: Collection[str] = (),
+        cwd: str | None = None,
+        log: IO[bytes] | None = None,
+        prints: bool = False,
+        stdin: int | None = subprocess.PIPE,
+        leads_group: bool = True,
+        most_waiting: int = 0,
+    ) -> None:
+        self._log = log or tempfile.TemporaryFile()  # noqa: SIM115 - closed in `end`
+        own = {name: value for name, value in (variables() | (env or {})).items() if name not in without}
+        self.process = subprocess.Popen(
+            command("foretrain.base.processes", module, *words), env=own, cwd=cwd, stdin=stdin,
+            stdout=subprocess.PIPE, stderr=None if prints else self._log, start_new_session=leads_group,
+        )  # fmt: skip
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None and fcntl is not None and hasattr(fcntl, "F_SETPIPE_SZ"):
+                with contextlib.suppress(OSError):  # as unprivileged users may not beyond a limit of the system's
+                    fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        self._frames: queue.Queue[Frame | None] = queue.Queue(most_waiting)
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        with contextlib.suppress(OSError, ValueError), self.process.stdout as pipe:
+            while (frame := read(pipe)) is not None:
+                self._frames.put(frame)
+        self._frames.put(None)
+
+    def send(self, value: Any, *parts: bytes | memoryview) -> None:
+        """Send a frame. A child that has died is told where one receives from it."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError, ValueError):
+            write(self.process.stdin, value, *parts)
+
+    def receive(self, most_s: float | None = None) -> Frame | Death | None:
+        """Wait for the next frame, or how it ended; None where neither came in time."""
+        try:
+            frame = self._frames.get(timeout=most_s)
+        except queue.Empty:
+            return None
+        if frame is not None:
+            return frame
+        self._frames.put(None)
+        return self._death()
+
+    def __iter__(self) -> Iterator[Frame]:
+        """Its frames until it ends."""
+        while isinstance(found := self.receive(), Frame):
+            yield found
+
+    def _death(self) -> Death:
+        try:
+            code = self.process.wait(_ENDING_S)
+        except subprocess.TimeoutExpired:
+            code = self.end()
+        with contextlib.suppress(OSError, ValueError):  # it is closed, or only to be written
+            self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - PRINTED_BYTES))
+            return Death(code, self._log.read().decode("utf-8", "replace"))
+        return Death(code)
+
+    def end(self, grace_s: float = 0.0) -> int:
+        """End it with all that it started, compilers for one, and wait until it is gone; its exit code.
+
+        `grace_s`: the time that SIGTERM leaves it for ending by itself.
+        """
+        if grace_s:
+            send(self.process, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(grace_s)
+        code = end(self.process)
+        while self._listener.is_alive() or not self._frames.empty():  # it may wait for room
+            with contextlib.suppress(queue.Empty):
+                self._frames.get(timeout=0.01)
+        self._frames.put(None)
+        self._log.close()
+        return code
+
+
+def end_group() -> None:
+    """End this process, and all that it started where it leads their group."""
+    if hasattr(os, "getpgrp") and os.getpgrp() == os.getpid():
+        os.killpg(0, KILL)
+    os._exit(1)
+
+
+class Parent:
+    """The process that started this one, as `main` of a child's module sees it.
+
+    `gone`: what happens when it has ended.
+    """
+
+    def __init__(self) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of a Windows terminal; the parent decides
+        self._out = os.fdopen(os.dup(1), "wb")
+        os.dup2(2, 1)  # what libraries print is no frame
+        self._frames: queue.Queue[Frame | None] = queue.Queue(_MOST_HEARD)
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self.gone: Callable[[], None] = end_group
+
+    def _listen(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            while (frame := read(sys.stdin.buffer)) is not None:
+                self._frames.put(frame)
+        self.gone()
+        self._frames.put(None)
+
+    def receive(self) -> Frame | None:
+        """Wait for the next frame; None where it has ended. From the first call on its end is noticed at once."""
+        if not self._listener.ident:
+            self._listener.start()
+        return self._frames.get()
+
+    @property
+    def has_frames(self) -> bool:
+        return not self._frames.empty()
+
+    def send(self, value: Any, *parts: bytes | memoryview) -> None:
+        """Send a frame."""
+        try:
+            write(self._out, value, *parts)
+        except OSError:
+            self.gone()
+
+
+def main(module: str, *words: str) -> NoReturn:
+    """The child: run what was asked for, and end without anything of a library's own ending."""
+    code = 1
+    try:
+        importlib.import_module(module).main(Parent(), *words)
+        code = 0
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def need_fork(what: str) -> None:
+    """Raises UserError 'environment.no_fork' on Windows, where processes cannot be forked nor grouped."""
+    if not hasattr(os, "fork"):
+        raise UserError("environment.no_fork", what=what)
+
+
+def search_path() -> str:
+    """PYTHONPATH for a process that shall find this foretrain."""
+    return os.pathsep.join(filter(None, (SOURCE, os.environ.get("PYTHONPATH"))))
+
+
+def command(module: str, *words: str) -> list[str]:
+    """Runs a module of this foretrain. -P: what lies in the working directory is not imported, whatever its name."""
+    return [sys.executable, "-P", "-m", module, *words]
+
+
+def variables() -> dict[str, str]:
+    """This process's variables, with which such a process finds this foretrain."""
+    return {**os.environ, "PYTHONPATH": search_path()}
+
+
+def heeding(reader: int) -> dict[str, Any]:
+    """How a child is started that ends when the other side of this pipe closes, and that a Ctrl-C reaches through us
+    alone. Windows hands no pipes on, so a child there outlives a parent that is killed."""
+    return {"pass_fds": (reader,), "start_new_session": True} if os.name == "posix" else {}
+
+
+def finished(module: str, *words: str, most_s: float) -> subprocess.CompletedProcess[bytes]:
+    """What a module prints, which reads a file of others'. Raises subprocess.TimeoutExpired."""
+    return subprocess.run(
+        command(module, *words), stdin=subprocess.DEVNULL, capture_output=True, timeout=most_s, check=False,
+        env=variables(),
+    )  # fmt: skip
+
+
+def send(process: subprocess.Popen[Any], number: int) -> None:
+    """A signal to a process and all that it started; where there are no groups, the process is ended."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if hasattr(os, "killpg"):
+            os.killpg(process.pid, number)
+        else:
+            process.terminate()
+
+
+def end(process: subprocess.Popen[Any]) -> int:
+    """Kill a process with all that it started, compilers for one, and wait until it is gone; its exit code."""
+    send(process, KILL)
+    process.kill()  # it may lead no group
+    code = process.wait()
+    for stream in (process.stdin, process.stdout, process.stderr):
+        if stream is not None:
+            with contextlib.suppress(OSError):
+                stream.close()
+    return code
+
+
+def limit(*, memory_bytes: int | None = None, file_bytes: int | None = None, processor_s: int | None = None) -> None:
+    """From now on this process may take so much address space and time, and write files so large."""
+    if resource is None:
+        return
+    most = {resource.RLIMIT_AS: memory_bytes, resource.RLIMIT_FSIZE: file_bytes, resource.RLIMIT_CPU: processor_s}
+    for kind, value in most.items():
+        if value is not None:
+            _, hard = resource.getrlimit(kind)
+            least = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(kind, (least, least))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

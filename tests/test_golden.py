@@ -101,6 +101,14 @@ def test_cases_have_one_name_each_and_a_quick_part_of_every_kind() -> None:
     assert all(isinstance(one, Case) and one.steps for one in cases)
 
 
+def test_every_kind_of_run_is_asked_about() -> None:
+    words = [{word for step in one.steps for word in step.words} for one in listed()]
+    paths = {request[1] for one in listed() for step in one.steps for request in step.requests}
+    for option in ("--method", "--gpus", "--inference"):
+        assert sum(any(word.partition("=")[0] == option for word in each) for each in words) > 15, option
+    assert {"/api/finetune", "/api/finetune/cards", "/api/finetune/read", "/api/finetune/exact"} <= paths
+
+
 def test_a_case_that_changes_is_run_again() -> None:
     assert digest(case("plan x", "plan baby")) != digest(case("plan x", "plan baby --json"))
 

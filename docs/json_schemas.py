@@ -35,7 +35,6 @@ from foretrain.measure import verify_record as verification
 from foretrain.predict import within
 from foretrain.predict.finetune.largest import FineTuneLargest
 from foretrain.predict.finetune.plan import FineTunePlan
-from foretrain.predict.finetune.within import FineTuneWithin
 from foretrain.predict.inference.plan import InferencePlan
 from foretrain.predict.plan import Plan
 from foretrain.predict.ranks.record import ClusterPlan
@@ -120,7 +119,10 @@ OUTPUTS: dict[str, Output] = {
     ),
     "foretrain.explanation/1": Output("plan --explain", "why so much", explain.Explanation),
     "foretrain.largest/1": Output("plan --largest OPTION", "the largest value that fits", Largest),
-    "foretrain.within/1": Output("plan --within LIMIT", "the steps that fit", within.Within),
+    "foretrain.within/1": Output(
+        "plan --within LIMIT", "the steps that fit, of any kind of run", within.Within,
+        {"largest": (FineTuneLargest | None, None)},
+    ),
     "foretrain.best/1": Output("plan --best", "the GPT of lowest estimated loss", best.Best),
     "foretrain.cluster/1": Output("plan --gpus", "a plan of several cards", ClusterPlan),
     "foretrain.cluster-advice/1": Output("advise --gpus", "advice for several cards", ClusterAdvice),
@@ -130,10 +132,6 @@ OUTPUTS: dict[str, Output] = {
     "foretrain.finetunes/1": Output(
         "plan MODEL --gpu A,B", "the same for several cards, and the best of them", finetune_cards.FineTuneCards,
         {"plans": (list[_FINETUNE_OF_CARDS], ...)},
-    ),
-    "foretrain.finetune-within/1": Output(
-        "plan MODEL --within LIMIT", "what fits in a limit", FineTuneWithin,
-        {"largest": (FineTuneLargest | None, None)},
     ),
     "foretrain.finetune-withins/1": Output(
         "plan MODEL --gpu A,B --within LIMIT", "the same for several cards", finetune_cards.FineTuneCards

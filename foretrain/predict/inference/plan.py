@@ -48,6 +48,10 @@ class InferencePlan(Record):
         return f"<inference plan of {self.name} on {self.gpu.name}: {self.verdict}, {needed}{rate}>"
 
     @property
+    def timing(self) -> InferenceSpeed | None:
+        return self.speed
+
+    @property
     def needed_bytes(self) -> int:
         """What is expected to be taken on the card, its CUDA context included."""
         return self.memory.needed_expected_bytes

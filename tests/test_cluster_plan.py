@@ -16,6 +16,7 @@ from foretrain.config.shape import ModelShape
 from foretrain.config.sharing import STRATEGIES, Sharing, config_of_rank
 from foretrain.hardware.catalogue import find
 from foretrain.hardware.cluster import Cluster, cluster
+from foretrain.predict.largest import largest
 from foretrain.predict.plan import plan
 from foretrain.predict.pretraining import of_cluster
 from foretrain.predict.ranks.plan import of_run
@@ -394,7 +395,6 @@ def test_other_forms(form: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--gpus", PAIR, "--largest", "batch_size"], "--largest answers for one card"),
         (["--gpus", PAIR, "--best"], "--best answers for one card"),
         (["--gpus", PAIR, "--snapshot", "x.pickle"], "--snapshot answers for one card"),
         (["--gpus", PAIR, "--step-time", "3"], "--step-time answers for one card"),
@@ -481,6 +481,15 @@ def test_what_fits_in_a_limit_is_planned_again_alike_and_one_step_more_is_beyond
     assert found.steps_cautious < found.steps < more.steps
     assert spent is not None
     assert spent_of(spent.total_s, spent, limit, "expected") <= limit.amount  # type: ignore[arg-type]
+
+
+def test_the_largest_value_fits_several_cards_and_the_next_does_not(pair: ClusterPlan) -> None:
+    found = largest(of_cluster(pair), "batch_size")
+    assert found.value
+    assert found.value > pair.config.batch_size
+    alone = library.plan_cluster(pair.config, PAIR, batch_size=found.value)
+    assert alone.verdict == "fits"
+    assert library.plan_cluster(pair.config, PAIR, batch_size=found.value + 1).verdict != "fits"
 
 
 def test_a_limit_of_several_cards_is_written_as_a_config() -> None:

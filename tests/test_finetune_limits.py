@@ -22,11 +22,11 @@ from foretrain.config.finetune.asked import how_chosen, is_asked
 from foretrain.config.finetune.read import read_finetune
 from foretrain.config.hub.source import text_source
 from foretrain.config.presets import model_named
-from foretrain.predict.finetune.largest import largest
 from foretrain.predict.finetune.plan import FineTunePlan, replanned
 from foretrain.predict.finetune.timing import with_steps
 from foretrain.predict.finetuning import of_plan
-from foretrain.predict.search import largest_count
+from foretrain.predict.largest import largest
+from foretrain.predict.search import bisect
 from foretrain.predict.within import within
 from tests.kit.command import first_screen, foretrain
 
@@ -46,7 +46,7 @@ def small(gpu: str = "RTX 4070", **options: object) -> FineTunePlan:
 @pytest.mark.parametrize("fitting", [0, 1, 2, 3, 7, 8, 99, 10**6])
 def test_the_largest_count_is_that_of_trying_each(most: int, fitting: int) -> None:
     tried = max((count for count in range(1, most + 1) if count <= fitting), default=0)
-    assert largest_count(lambda count: count <= fitting, most) == tried
+    assert bisect(lambda count: count <= fitting, 0, most + 1) == tried
 
 
 @pytest.mark.parametrize("text", ["2h", "90m", "1kWh", "0.05EUR"])
@@ -106,10 +106,10 @@ def test_a_limit_that_no_step_fits_in_says_what_one_takes() -> None:
 def test_within_and_largest_together_are_of_the_largest_that_fits() -> None:
     words = ("plan", *SMALL, "--within", "2h", "--largest", "batch_size", "--json")
     shown = json.loads(foretrain(*words).stdout)
-    alone = largest(small(), "batch_size")
+    alone = largest(of_plan(small()), "batch_size")
     assert shown["largest"]["value"] == shown["plan"]["tune"]["batch_size"] == alone.value
     assert alone.plan is not None
-    assert shown["steps"] == within(of_plan(alone.plan), parse_limit("2h")).steps
+    assert shown["steps"] == within(of_plan(small(batch_size=alone.value)), parse_limit("2h")).steps
 
 
 # -- money -----------------------------------------------------------------------------------------------------------

@@ -51,7 +51,6 @@ ANSWERS = {
     "foretrain.plans/1": ("plan", "gpt2-124m", "--gpu", "3060,4070"),
     "foretrain.finetune/1": ("plan", "smollm2-135m", "--method", "lora", *CARD),
     "foretrain.finetunes/1": ("plan", "smollm2-135m", "--seq-len", "512", "--gpu", "3060,4070"),
-    "foretrain.finetune-largest/1": ("plan", "smollm2-135m", *CARD, "--method", "lora", "--largest", "lora_r"),
     "foretrain.finetune-withins/1": ("plan", "smollm2-135m", "--packing", "--gpu", "3060,4070", "--within", "3kWh"),
     "foretrain.finetune-explanation/1": ("plan", "smollm2-135m", *CARD, "--method", "lora", "--explain"),
     "foretrain.finetune-config/1": ("plan", "smollm2-135m", *CARD, "--method", "lora", "--show-config"),

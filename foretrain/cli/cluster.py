@@ -11,12 +11,14 @@ from foretrain.app.ranks.plan import Cards, answer, traced_cluster, within_clust
 from foretrain.base.errors import UserError
 from foretrain.base.messages import say
 from foretrain.cli.common import need_one_of, print_error, print_json, print_notes
-from foretrain.cli.planning.exact import progress
+from foretrain.cli.planning.exact import print_largest, progress
 from foretrain.cli.planning.limits import tell_written, write_steps
 from foretrain.cli.planning.printing import WITHIN_SCHEMA, Form, document, line, screen
 from foretrain.cli.show_config import show_config_of
 from foretrain.config.resolve import resolve
+from foretrain.predict.largest import largest
 from foretrain.predict.memory import FAILING
+from foretrain.predict.pretraining import of_cluster
 from foretrain.predict.ranks.record import SCHEMA, ClusterPlan
 from foretrain.reports.views.cluster import screen as screen_view
 from foretrain.reports.views.cluster import whole as whole_view
@@ -24,7 +26,7 @@ from foretrain.reports.views.cluster import whole as whole_view
 CARDS = ("gpus", "link", "network")  # options that name them
 # Those that such a plan cannot have.
 ALONE = (
-    "step_time", "logged_mfu", "explain", "observed", "process", "largest", "snapshot", "alloc_conf", "best",
+    "step_time", "logged_mfu", "explain", "observed", "process", "snapshot", "alloc_conf", "best",
 )  # fmt: skip
 
 
@@ -40,13 +42,18 @@ def answer_command(context: typer.Context, words: list[str]) -> None:
         show_config_of(resolved, given["as_json"])
         return
     limits = Limits(*(given[name] for name in ("price", "co2", "within", "tokens", "best", "data_tokens", "write")))
-    check_limits(limits, 1, given["exact"] or bool(given["python"]))
+    traces = given["exact"] or bool(given["python"])
+    if given["largest"] and traces:
+        raise UserError("usage.finetune_largest_alone", option="--exact")
+    check_limits(limits, 1, traces or bool(given["largest"]))
     plan = answer(resolved, cards_of(context), limits)
-    if given["exact"] or given["python"]:
+    if traces:
         with progress(given["quiet"]) as listen:
             plan = traced_cluster(plan, listen, given["python"])
     form = Form(given["full"], given["oneline"], given["as_json"], asked_of(context, words))
-    if limits.asks:
+    if given["largest"]:
+        print_largest(plan.one_card, largest(of_cluster(plan), given["largest"]), as_json=given["as_json"])
+    elif limits.asks:
         _within(plan, limits, form)
     else:
         _print(plan, form)

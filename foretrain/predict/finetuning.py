@@ -9,13 +9,13 @@ from foretrain.base.quantities import Limit
 from foretrain.config.finetune.options import Bound, FineTune
 from foretrain.config.hub.facts import ModelSource
 from foretrain.predict.energy import Prices
-from foretrain.predict.finetune.plan import FineTunePlan, check_exact, plan
+from foretrain.predict.finetune.plan import FineTunePlan, check_exact, plan, untimed
 from foretrain.predict.finetune.timing import PRICES, FineTuneTiming, with_steps
-from foretrain.predict.forecast import Forecast, Placement, Range
+from foretrain.predict.forecast import Forecast, Placement, Probe, Range
 from foretrain.predict.plan import Reading
 from foretrain.predict.within import spent_of
 
-RANGES = {"batch_size": Range(1, 4096), "seq_len": Range(64, 1_048_576), "lora_r": Range(1, 4096)}
+MOST, MOST_TOKENS, TOKENS = 4096, 1_048_576, 64  # values that a search tries; sequences grow by so many tokens
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,13 @@ class FineTuning:
 
     @property
     def ranges(self) -> Mapping[str, Range]:
-        return RANGES
+        facts = self.source.facts
+        positions = min(MOST_TOKENS, facts.max_positions if facts else MOST_TOKENS)
+        learned = facts is not None and facts.positions == "learned"
+        goes_on = positions < MOST_TOKENS and not learned
+        adapters = {"lora_r": Range(1, MOST)} if self.tune.adapters else {}
+        tokens = Range(min(TOKENS, positions), positions, goes_on)
+        return {"batch_size": Range(1, MOST), "seq_len": tokens, **adapters}
 
     def but(self, **options: Any) -> "FineTuning":
         return replace(self, tune=FineTune.model_validate({**self.tune.model_dump(), **options}))
@@ -81,9 +87,17 @@ class FineTuning:
     def no_time(self, found: Forecast, text: str) -> UserError:
         return UserError("usage.no_time", text=text, gpu=found.where.card.name)
 
-    def check(self, found: Forecast, text: str) -> None:
+    def check(self, found: Forecast, text: str, *, steps: bool = False) -> None:
         if isinstance(found.plan, FineTunePlan):
             check_exact(found.plan, text)
+
+    def probe(self, found: Forecast, option: str, value: int) -> Probe:
+        assert isinstance(found.plan, FineTunePlan)
+        made = untimed(found.plan, **{option: value})
+        room, verdict = made.available_bytes, made.verdict
+        if verdict == "fits" and room is not None and made.needed_bytes > room:
+            verdict = "tight"
+        return Probe(value=value, verdict=verdict, needed_expected_bytes=made.needed_bytes)
 
 
 def of_plan(made: FineTunePlan) -> Forecast:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from foretrain.base.errors import UserError
 from foretrain.base.quantities import Limit
-from foretrain.base.records import Note
+from foretrain.base.records import Note, Record
 from foretrain.hardware.catalogue import Gpu
 from foretrain.hardware.cluster import Cluster
 from foretrain.predict.energy import Prices
@@ -40,10 +40,28 @@ class Placement:
 
 
 class Range(NamedTuple):
-    """The values of an option that a search tries: multiples of `granule` up to `most`."""
+    """The values of an option that a search tries: multiples of `granule` up to `most`. `goes_on`: the run can have
+    more, but its model was not trained for that."""
 
     granule: int
     most: int
+    goes_on: bool = False
+
+
+class Probe(Record):
+    """One value that was tried: the verdict that a plan of it has, and what the process needs there.
+
+    `smallest_limit_bytes`: the least that the allocator may reserve, which only a trace says.
+    """
+
+    value: int
+    verdict: Verdict | None
+    needed_expected_bytes: int
+    smallest_limit_bytes: int | None = None
+
+    @property
+    def fits(self) -> bool:
+        return self.verdict == "fits"
 
 
 class Run(Protocol):
@@ -86,8 +104,12 @@ class Run(Protocol):
         """Return the error for what was asked by `text` and needs a time that is not known."""
         ...
 
-    def check(self, found: "Forecast", text: str) -> None:
-        """Raise UserError where a forecast cannot answer what was asked by `text`."""
+    def check(self, found: "Forecast", text: str, *, steps: bool = False) -> None:
+        """Raise UserError where a forecast cannot answer what was asked by `text`; `steps`: about its steps."""
+        ...
+
+    def probe(self, found: "Forecast", option: str, value: int) -> Probe:
+        """Return the memory of a forecast's run with another value of an option."""
         ...
 
 

@@ -9,7 +9,9 @@ from foretrain.base.quantities import Limit
 from foretrain.config.inference.options import MOST_BATCH, MOST_CONTEXT, Inference
 from foretrain.predict.energy import Prices
 from foretrain.predict.finetune.timing import PRICES
-from foretrain.predict.forecast import Forecast, Placement, Range
+from foretrain.predict.forecast import Forecast, Placement, Probe, Range
+from foretrain.predict.inference.fitting import Search
+from foretrain.predict.inference.memory import verdict_of
 from foretrain.predict.inference.model import InferenceModel
 from foretrain.predict.inference.plan import InferencePlan, plan
 from foretrain.predict.plan import Reading
@@ -57,5 +59,14 @@ class Generation:
     def no_time(self, found: Forecast, text: str) -> UserError:
         return UserError("usage.no_time", text=text, gpu=found.where.card.name)
 
-    def check(self, found: Forecast, text: str) -> None:
-        raise UserError("usage.inference_without", option=text.split()[0])
+    def check(self, found: Forecast, text: str, *, steps: bool = False) -> None:
+        if steps:
+            raise UserError("usage.inference_without", option=text.split()[0])
+
+    def probe(self, found: Forecast, option: str, value: int) -> Probe:
+        made = found.plan
+        assert isinstance(made, InferencePlan)
+        search = Search(self.model, made.asked, self.asked.prompt, made.gpu, made.available_bytes)
+        memory = search.memory({option: value})
+        verdict = verdict_of(memory, made.available_bytes)
+        return Probe(value=value, verdict=verdict, needed_expected_bytes=memory.needed_expected_bytes)

@@ -9,10 +9,11 @@ from foretrain.base.quantities import Limit
 from foretrain.config.options import OPTIONS, RunConfig
 from foretrain.config.shape import ModelShape
 from foretrain.predict.energy import Prices
-from foretrain.predict.forecast import Forecast, Placement, Range
+from foretrain.predict.forecast import Forecast, Placement, Probe, Range
+from foretrain.predict.memory import StepMemory, predict, worst_verdict
 from foretrain.predict.plan import Plan, Reading, Timing, no_time, plan, seconds_by_steps, whole_run, work_of
 from foretrain.predict.ranks.pays import with_pays, with_savings
-from foretrain.predict.ranks.plan import share
+from foretrain.predict.ranks.plan import rank_memory, rank_spec, share
 from foretrain.predict.ranks.record import ClusterPlan
 from foretrain.predict.spec import STEP_NAMES, StepName, StepSpec
 from foretrain.predict.within import spent_of
@@ -83,9 +84,33 @@ class Pretraining:
         assert isinstance(made, Plan)
         return no_time(made, text)
 
-    def check(self, found: Forecast, text: str) -> None:
-        if self.config.eval_only:
+    def check(self, found: Forecast, text: str, *, steps: bool = False) -> None:
+        if steps and self.config.eval_only:
             raise UserError("usage.eval_only", text=text)
+
+    def probe(self, found: Forecast, option: str, value: int) -> Probe:
+        config = self.but(**{option: value}).config
+        if isinstance(found.plan, ClusterPlan):
+            memory = least_memory(found.plan, config)
+        else:
+            assert isinstance(found.plan, Plan)
+            spec = found.plan.model_copy(update={"config": config}).spec(self.step)
+            memory = predict(spec, found.available_bytes)
+        return Probe(value=value, verdict=worst_verdict(memory), needed_expected_bytes=memory.needed_bytes)
+
+
+def least_memory(made: ClusterPlan, config: RunConfig) -> StepMemory:
+    """Return a rank's memory with the way that fits, of those that are meant, else with the one that needs least."""
+    least: StepMemory | None = None
+    meant = [rank for rank in made.ranks if not made.ways or rank.id in made.ways]
+    for rank in sorted(meant, key=lambda rank: rank.memory.needed_bytes):
+        spec, _ = rank_spec(made.one_card, config, made.cluster, rank)
+        memory = rank_memory(spec, made.available_bytes, rank.nccl)
+        if worst_verdict(memory) == "fits":
+            return memory
+        least = memory if least is None or memory.needed_bytes < least.needed_bytes else least
+    assert least is not None  # a plan has a way
+    return least
 
 
 def of_plan(made: Plan) -> Forecast:

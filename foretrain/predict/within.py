@@ -14,7 +14,7 @@ from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.forecast import Forecast
 from foretrain.predict.plan import Plan, Reading
 from foretrain.predict.ranks.record import ClusterPlan
-from foretrain.predict.search import largest_count
+from foretrain.predict.search import bisect
 from foretrain.predict.speed.time import Range
 
 MOST_STEPS = 10**10  # as many as an option allows
@@ -66,7 +66,7 @@ def most_steps(limit: Limit, tokens_per_step: int, spent: Callable[[int], float]
     the limit's kind so many steps take."""
     if limit.kind == "tokens":
         return min(MOST_STEPS, int(limit.amount) // tokens_per_step)
-    return largest_count(lambda steps: spent(steps) <= limit.amount, MOST_STEPS)
+    return bisect(lambda steps: spent(steps) <= limit.amount, 0, MOST_STEPS + 1)
 
 
 def check_currency(limit: Limit, currency: str) -> None:
@@ -78,7 +78,7 @@ def check_currency(limit: Limit, currency: str) -> None:
 def within(found: Forecast, limit: Limit) -> Within:
     """Return the steps of a run that fit in a limit. Raises UserError 'check.…' where not one does."""
     run = found.run
-    run.check(found, limit.as_option)
+    run.check(found, limit.as_option, steps=True)
     if found.timing is None:
         raise run.no_time(found, limit.as_option)
     check_currency(limit, run.prices.currency)

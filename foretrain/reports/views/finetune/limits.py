@@ -2,8 +2,8 @@
 
 from foretrain.advice.asked import Asked
 from foretrain.base.units import format_bytes
-from foretrain.predict.finetune.largest import FineTuneLargest
 from foretrain.predict.finetune.plan import FineTunePlan
+from foretrain.predict.largest import Largest
 from foretrain.predict.memory import REFUSED
 from foretrain.predict.within import Within
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Row, Screen, Section
@@ -12,7 +12,7 @@ from foretrain.reports.views.finetune.screen import assumed_rows, batch_rows, co
 from foretrain.reports.views.shared import within_answer
 
 
-def screen(found: Within, asked: Asked, searched: FineTuneLargest | None = None) -> Screen:
+def screen(found: Within, asked: Asked, searched: Largest | None = None) -> Screen:
     """`--within`, `--tokens`: what fits first."""
     plan = found.plan
     assert isinstance(plan, FineTunePlan)
@@ -59,7 +59,7 @@ def _asked(found: Within) -> list[Row]:
     return [Row(Message("first.label.note"), each) for each in _run(found)]
 
 
-def document(found: Within, searched: FineTuneLargest | None = None) -> Document:
+def document(found: Within, searched: Largest | None = None) -> Document:
     """The same with everything that it takes."""
     plan = found.plan
     assert isinstance(plan, FineTunePlan)
@@ -75,19 +75,20 @@ def document(found: Within, searched: FineTuneLargest | None = None) -> Document
     return Document(title(plan), where, [answer, *whole.sections(plan, more=rows)])
 
 
-def largest(plan: FineTunePlan, found: FineTuneLargest) -> Message:
+def largest(plan: FineTunePlan, found: Largest) -> Message:
     """The largest value of an option that fits on the card."""
+    beyond, room = found.beyond, found.available_bytes
+    needed = beyond.needed_expected_bytes if beyond else 0
     values = {
-        "option": found.option, "value": found.value, "gpu": plan.gpu.name, "next": found.next_value,
-        "needed": found.plan.needed_bytes if found.plan else 0, "beyond": found.next_needed_bytes or 0,
-        "available": plan.available_bytes or 0, "positions": found.positions or 0,
+        "option": found.option, "value": found.value, "gpu": plan.gpu.name, "available": room, "beyond": needed,
+        "needed": found.found.needed_expected_bytes if found.found else 0, "next": beyond.value if beyond else 0,
+        "positions": plan.facts.max_positions,
     }  # fmt: skip
-    beyond, room = found.next_needed_bytes, plan.available_bytes
-    tight = beyond is not None and room is not None and (beyond <= room or format_bytes(beyond) == format_bytes(room))
-    if not found.plan:
+    tight = beyond is not None and (needed <= room or format_bytes(needed) == format_bytes(room))
+    if not found.value:
         return Message("finetune.largest_none_tight" if tight else "finetune.largest_none", values)
-    if found.positions is not None:
-        trained = "finetune.largest_trained" if found.beyond_fits else "finetune.largest_trained_all"
+    if found.option == "seq_len" and found.value == plan.facts.max_positions:
+        trained = "finetune.largest_trained" if beyond and beyond.fits else "finetune.largest_trained_all"
         return Message("finetune.largest_learned" if plan.facts.positions == "learned" else trained, values)
     if beyond is None:
         return Message("finetune.largest_all", values)

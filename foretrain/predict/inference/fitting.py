@@ -1,6 +1,6 @@
 """What makes generation fit that does not: fewer bits, fewer texts, a shorter context; else the card that would do."""
 
-from collections.abc import Mapping
+from collections.abc import Callable
 
 from foretrain.base.records import Record
 from foretrain.config.inference.formats import FORMATS, PUBLISHED, Engine
@@ -9,7 +9,6 @@ from foretrain.hardware.catalogue import Gpu, catalogue
 from foretrain.predict.inference.memory import InferenceMemory, memory_of, verdict_of
 from foretrain.predict.inference.model import InferenceModel
 from foretrain.predict.inference.speed import speed_of
-from foretrain.predict.search import bisect
 
 _STEP = 256  # tokens; a proposed context is a multiple of it where that leaves enough
 
@@ -61,7 +60,7 @@ class Search:
     def longest_context(self, **changes: int | str) -> int:
         """Tokens of a text that fit with these changes, at most what the model can have or was asked for."""
         most = min(max(self._model.max_positions, self._asked.context), MOST_CONTEXT)
-        return bisect(lambda size: self.fits(context=size, **changes), 0, most + 1)
+        return largest(lambda size: self.fits(context=size, **changes), most)
 
     def formats(self) -> tuple[FormatFit, ...]:
         """The weights as they were asked for, and llama.cpp's formats of fewer bits, the most bits first."""
@@ -72,7 +71,7 @@ class Search:
             longest = self.longest_context(weights=name)
             asked = self._asked.model_copy(update={"weights": name})
             speed = speed_of(self._model, asked, asked.engine or FORMATS[name].engine, self._gpu)
-            needed = self.memory({"weights": name}).needed_expected_bytes
+            needed = self._memory({"weights": name}, self._gpu).needed_expected_bytes
             rate = speed.tokens_per_s if speed else None
             found.append(FormatFit(weights=name, needed_bytes=needed, longest_context=longest, tokens_per_s=rate))
         return tuple(found)
@@ -92,39 +91,47 @@ class Search:
     def smallest(self) -> Smallest:
         """What would be needed in any case, and the card that has it."""
         name = (self._asked.weights, *self._fewer)[-1]
-        memory = self.memory({"weights": name})
+        memory = self._memory({"weights": name}, self._gpu)
         needed, others = memory.needed_expected_bytes, (self._gpu.memory_bytes or 0) - (self._available_bytes or 0)
         if self._gpu.kind != "cuda":
             return Smallest(weights=name, needed_bytes=needed)
         cards = [card for card in catalogue().values() if card.kind == "cuda" and card.fp16_dense_tflops]
         for card in sorted(cards, key=lambda each: each.memory_bytes or 0):
             size = card.memory_bytes or 0
-            if verdict_of(self.memory({"weights": name}, card), size - others) == "fits":
+            if verdict_of(self._memory({"weights": name}, card), size - others) == "fits":
                 return Smallest(weights=name, needed_bytes=needed, card=card.name, card_bytes=size)
         return Smallest(weights=name, needed_bytes=needed)
 
     def _smaller(self, weights: str, least_context: int) -> Fitting | None:
         """Fewer texts of this context; else one text of a shorter one."""
         asked = self._asked
-        batch = bisect(lambda size: self.fits(weights=weights, batch=size), 0, asked.batch)
+        batch = largest(lambda size: self.fits(weights=weights, batch=size), asked.batch - 1)
         if batch:
             return self._found(weights=weights, batch=batch)
-        context = bisect(lambda size: self.fits(weights=weights, batch=1, context=size), 0, asked.context)
+        context = largest(lambda size: self.fits(weights=weights, batch=1, context=size), asked.context - 1)
         if context < least_context:
             return None
         return self._found(weights=weights, batch=1, context=max(least_context, context - context % _STEP))
 
     def _found(self, **changes: int | str) -> Fitting:
         words = [f"--{name} {value}" for name, value in changes.items() if value != getattr(self._asked, name)]
-        return Fitting(words=" ".join(words), needed_bytes=self.memory(changes).needed_expected_bytes)
+        return Fitting(words=" ".join(words), needed_bytes=self._memory(changes, self._gpu).needed_expected_bytes)
 
     def fits(self, **changes: int | str) -> bool:
         """Whether it fits with these changes."""
-        return verdict_of(self.memory(changes), self._available_bytes) == "fits"
+        return verdict_of(self._memory(changes, self._gpu), self._available_bytes) == "fits"
 
-    def memory(self, changes: Mapping[str, int | str], gpu: Gpu | None = None) -> InferenceMemory:
-        """What is needed with these changes."""
+    def _memory(self, changes: dict[str, int | str], gpu: Gpu) -> InferenceMemory:
         asked = self._asked.model_copy(update=changes)
         asked = asked.model_copy(update={"prompt": min(self._prompt or USUAL_PROMPT, asked.context)})
         engine: Engine = asked.engine or FORMATS[asked.weights].engine
-        return memory_of(self._model, asked, engine, gpu or self._gpu)
+        return memory_of(self._model, asked, engine, gpu)
+
+
+def largest(fits: Callable[[int], bool], most: int) -> int:
+    """The largest number up to `most` that fits; 0: none does."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low

@@ -7,12 +7,11 @@ from foretrain.base.units import format_bytes
 from foretrain.config.inference.formats import CACHES, FORMATS, Engine, named
 from foretrain.config.inference.options import MOST_BATCH, USUAL_CONTEXT, USUAL_PROMPT, Inference
 from foretrain.hardware.catalogue import Gpu
-from foretrain.predict.inference.fitting import Fitting, FormatFit, Search, Smallest
+from foretrain.predict.inference.fitting import Fitting, FormatFit, Search, Smallest, largest
 from foretrain.predict.inference.memory import InferenceMemory, memory_of, verdict_of
 from foretrain.predict.inference.model import InferenceModel
 from foretrain.predict.inference.speed import InferenceSpeed, speed_of
 from foretrain.predict.memory import FAILING, Verdict
-from foretrain.predict.search import bisect
 
 SCHEMA = "foretrain.inference/1"
 
@@ -49,10 +48,6 @@ class InferencePlan(Record):
         return f"<inference plan of {self.name} on {self.gpu.name}: {self.verdict}, {needed}{rate}>"
 
     @property
-    def timing(self) -> InferenceSpeed | None:
-        return self.speed
-
-    @property
     def needed_bytes(self) -> int:
         """What is expected to be taken on the card, its CUDA context included."""
         return self.memory.needed_expected_bytes
@@ -85,7 +80,7 @@ def _plan(model: InferenceModel, asked: Inference, gpu: Gpu, used_by_others_byte
         name=model.name, where=model.where, model=model, asked=asked, engine=engine, gpu=gpu, available_bytes=room,
         used_by_others_bytes=used_by_others_bytes, memory=memory, verdict=verdict,
         longest_context=None if room is None else search.longest_context(),
-        largest_batch=None if room is None else bisect(lambda size: search.fits(batch=size), 0, MOST_BATCH + 1),
+        largest_batch=None if room is None else largest(lambda size: search.fits(batch=size), MOST_BATCH),
         speed=speed_of(model, asked, engine, gpu),
         fitting=fitting, smallest=smallest,
         notes=_notes(model, asked, engine, gpu, as_published=as_published),

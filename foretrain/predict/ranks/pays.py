@@ -35,18 +35,13 @@ def _pays(found: ClusterPlan) -> Pays:
     needed = one.verdict_of("foretrain") in REFUSED
     if best.timing is None or best.speed_up is None or best.efficiency is None or alone is None:
         return Pays(word="needed" if needed else "unknown")
-    word = "needed" if needed else _word(best.speed_up, best.efficiency)
-    return with_savings(found, Pays(word=word, changes=tuple(_changes(found, best))))
-
-
-def with_savings(found: ClusterPlan, pays: Pays) -> Pays:
-    """Return it with the time and money that the way that is meant saves, where one card could run it, too."""
-    alone, shared = found.one_card.timing, found.best.timing if found.best else None
-    if pays.word in ("needed", "unknown") or alone is None or shared is None:
-        return pays
-    money = alone.money(), shared.money()
+    changes = tuple(_changes(found, best))
+    if needed:
+        return Pays(word="needed", changes=changes)
+    money = alone.money(), best.timing.money()
     more = money[1][1] - money[0][1] if money[0] and money[1] else None
-    return pays.model_copy(update={"saved_s": alone.total_s.expected_s - shared.total_s.expected_s, "more_money": more})
+    saved_s = alone.total_s.expected_s - best.timing.total_s.expected_s
+    return Pays(word=_word(best.speed_up, best.efficiency), saved_s=saved_s, more_money=more, changes=changes)
 
 
 def _word(factor: Factor, efficiency: float) -> Word:

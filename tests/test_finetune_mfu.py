@@ -8,7 +8,8 @@ from foretrain.config.finetune.options import FineTune
 from foretrain.config.hub.facts import ModelFacts
 from foretrain.config.hub.source import find_source
 from foretrain.hardware.catalogue import find_gpu
-from foretrain.predict.finetune.time import FineTuneTiming, model_flops, timing
+from foretrain.predict.finetune.model_flops import model_flops
+from foretrain.predict.finetune.timing import FineTuneTiming, timing
 
 GPU = find_gpu("RTX 4090")
 B, T = 2, 256

@@ -21,9 +21,9 @@ from foretrain.config.inference.formats import FORMATS
 from foretrain.config.inference.words import parse_inference
 from foretrain.config.presets import PRESETS, models
 from foretrain.hardware.catalogue import catalogue, find
+from foretrain.predict.inference.memory import weights_bytes
 from foretrain.predict.inference.model import InferenceModel, model_of_config, model_of_source
 from foretrain.predict.inference.plan import InferencePlan
-from foretrain.predict.inference.speed import weights_bytes
 from tests.kit.command import REPO, first_screen, foretrain
 from tests.kit.tiny import tiny
 

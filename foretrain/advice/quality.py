@@ -17,9 +17,8 @@ from foretrain.base.quantities import Limit
 from foretrain.config.options import RunConfig
 from foretrain.config.shape import ModelShape
 from foretrain.predict.plan import Plan
-from foretrain.predict.pretraining import adjusted, spent_by_steps
 from foretrain.predict.scaling import BESIROGLU
-from foretrain.predict.within import most_steps
+from foretrain.predict.within import adjusted, largest_steps
 
 LEAST_GAIN = 0.002  # nats: less than any law can tell apart
 ORDER = ("decay_to_end", "modern_recipe", "best_shape", "more_steps", "step_tokens")
@@ -103,9 +102,7 @@ def _more_steps(plan: Plan, search: Search, advices: Advices) -> Advice | None:
         outcome = search.planner.outcome(then)
         if outcome is None or outcome.timing is None:
             continue
-        budget = _budget(search)
-        spent = spent_by_steps(outcome.timing, then.spec, budget)
-        steps = most_steps(budget, then.config.tokens_per_step, spent)
+        steps = largest_steps(outcome.timing, then.spec, _budget(search))
         if steps <= config.max_iters:
             continue
         return _with(search, plan, (*faster.rules, "more_steps"), adjusted(config, steps)[0], then)

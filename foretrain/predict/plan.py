@@ -143,11 +143,6 @@ class Plan(Record):
         """How long the run takes with the trainer that is meant."""
         return self.timing_of(self.step)
 
-    @property
-    def needed_bytes(self) -> int:
-        """What the step that is meant is expected to need."""
-        return self.memory_of(self.step).needed_bytes
-
     def exact_of(self, step: StepName) -> Exact | None:
         """What only a trace's replay can say, where there is a trace."""
         return next((found for found in self.exact if found.memory.step == step), None)
@@ -229,7 +224,7 @@ def _counts(shape: ModelShape) -> ModelCounts:
     )
 
 
-def work_of(config: RunConfig, shape: ModelShape, dataset_tokens: int | None, source: str) -> Work:
+def _work(config: RunConfig, shape: ModelShape, dataset_tokens: int | None, source: str) -> Work:
     steps = 0 if config.eval_only else config.max_iters
     tokens = steps * config.tokens_per_step
     return Work(
@@ -428,7 +423,7 @@ def plan(
     dataset_tokens = config.dataset_tokens or dataset_tokens
     if config.dataset_tokens:
         dataset_source = "config"
-    work = work_of(config, shape, dataset_tokens, dataset_source)
+    work = _work(config, shape, dataset_tokens, dataset_source)
     specs = [StepSpec.checked(config, gpu, step) for step in STEP_NAMES]
     ours, nanos = (predict(spec, available_bytes) for spec in specs)
     timings = [timing(spec, logged_step_s) for spec in specs]

@@ -29,7 +29,6 @@ from foretrain.reports.views.shared import (
     verdict_id,
     verdict_word,
     why_not,
-    within_answer,
 )
 
 DIES = {"may_not_fit": "may_not_fit_exact", "does_not_fit": "does_not_fit_exact"}
@@ -49,21 +48,26 @@ def screen(plan: Plan, answer: FirstAnswer, asked: Asked) -> Screen:
 
 def within(plan: Plan, found: Within, asked: Asked) -> Screen:
     """`--within`, `--tokens`: the steps that fit first."""
-    then = found.plan
-    assert isinstance(then, Plan)
-    lead = [Paragraph(within_answer(found), "good"), *lead_of(plan, asked, others=False)]
+    values = {
+        "text": found.limit.text, "steps": found.steps, "tokens": found.tokens, "cautious": found.steps_cautious,
+        "optimistic": found.steps_optimistic,
+    }  # fmt: skip
+    exact = found.steps_cautious == found.steps == found.steps_optimistic
+    of_tokens = "within_tokens" if found.limit.kind == "tokens" else "within_exact"
+    id = of_tokens if exact else "within" if found.steps_cautious else "within_not_sure"
+    lead = [Paragraph(Message(f"first.{id}", values), "good"), *lead_of(plan, asked, others=False)]
     changes = (
-        Message("first.change", {"key": key, "now": getattr(plan.config, key), "then": getattr(then.config, key)})
+        Message("first.change", {"key": key, "now": getattr(plan.config, key), "then": getattr(found.config, key)})
         for key in found.changed
     )
-    rows = _takes(plan, then.timing, steps=found.steps)
+    rows = _takes(plan, found.timing, steps=found.steps)
     if plan.verdict in REFUSED:
         rows = [Row(row.label, Message("first.if_fitted", {"text": row.text})) for row in rows]
     if found.changed:
         rows.append(Row(Message("first.label.change"), listed(change.text() for change in changes)))
-    if then.config.decay_lr and plan.config.warmup_iters:
-        rows.append(Row(Message("first.label.note"), warmup(plan.config, then.config)))
-    command = within_command(plan, then, found.changed, asked)
+    if found.config.decay_lr and plan.config.warmup_iters:
+        rows.append(Row(Message("first.label.note"), warmup(plan.config, found.config)))
+    command = within_command(plan, found, asked)
     rows += [
         Row(Message("first.label.next"), command=command) if command else _written(asked),
         *assumed_rows(plan, plan.step),

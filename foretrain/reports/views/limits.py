@@ -14,23 +14,21 @@ from foretrain.reports.views.shared import TONES, assumed, uncalibrated
 
 def within(plan: Plan, answer: Within) -> Document:
     """`--within`, `--tokens`: the steps that fit, what they are worth, what else has to change."""
-    then = answer.plan
-    assert isinstance(then, Plan)
-    config = then.config
+    config = answer.config
     values = {
         "text": answer.limit.text, "steps": answer.steps, "cautious": answer.steps_cautious,
-        "optimistic": answer.steps_optimistic, "tokens": answer.tokens, "step": Message(f"step.{plan.step}"),
+        "optimistic": answer.steps_optimistic, "tokens": answer.tokens, "step": Message(f"step.{answer.step}"),
         "gpu": plan.gpu.name,
     }  # fmt: skip
     exact = answer.steps_cautious == answer.steps == answer.steps_optimistic
     blocks: list[Block] = [Paragraph(Message("within.answer_exact" if exact else "within.answer", values), "good")]
     if not exact:
         blocks.append(Paragraph(Message("within.cautious" if answer.steps_cautious else "within.not_sure", values)))
-    if plan.verdict not in ("fits", None):
-        blocks.append(Paragraph(Message(f"within.{plan.verdict}", values), TONES[plan.verdict]))
+    if answer.verdict not in ("fits", None):
+        blocks.append(Paragraph(Message(f"within.{answer.verdict}", values), TONES[answer.verdict]))
     sections = [
         Section(Message("within.section"), (*blocks, *assumed(plan))),
-        Section(Message("within.takes"), (Table((), _within_takes(then, answer)), *_source(plan))),
+        Section(Message("within.takes"), (Table((), _within_takes(plan, answer)), *_source(plan))),
     ]
     if answer.changed:
         rows = tuple(
@@ -71,8 +69,7 @@ def _source(plan: Plan) -> tuple[Block, ...]:
 
 
 def _within_takes(plan: Plan, answer: Within) -> tuple[tuple[Cell, ...], ...]:
-    timing = plan.timing
-    assert timing is not None
+    timing = answer.timing
     total, step, each = timing.total_s, timing.step_s, timing.evaluation_s
     rows: list[tuple[Cell, ...]] = [
         (Message("row.tokens"), Message("value.tokens", {"tokens": answer.tokens, "steps": answer.steps}))

@@ -3,22 +3,18 @@
 from foretrain.predict.ranks.plan import notes_of_ranks
 from foretrain.predict.ranks.record import ClusterPlan, RankPlan
 from foretrain.predict.speed.time import Range
-from foretrain.predict.within import Within
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
 from foretrain.reports.views.cluster import words
 from foretrain.reports.views.plan_time import duration
-from foretrain.reports.views.shared import TONES, uncalibrated, verdict_word, within_answer
+from foretrain.reports.views.shared import TONES, uncalibrated, verdict_word
 
 
-def document(plan: ClusterPlan, within: Within | None = None) -> Document:
-    """`within`: what fits in a limit, which the plan is of."""
+def document(plan: ClusterPlan) -> Document:
     cluster, one = plan.cluster, plan.one_card
     subtitle = Message("cluster.subtitle", {
         "cluster": cluster.text, "memory": cluster.gpu.memory_bytes or 0, "dtype": one.dtype, "world": cluster.world,
     })  # fmt: skip
-    answer = [] if within is None else [Section(Message("within.section"), (Paragraph(within_answer(within), "good"),))]
     sections = [
-        *answer,
         Section(Message("plan.verdict"), tuple(_verdict(plan))),
         Section(Message("cluster.section.strategies"), (_strategies(plan), *map(Paragraph, words.refused(plan)))),
         Section(Message("plan.memory"), tuple(_phases(plan))),

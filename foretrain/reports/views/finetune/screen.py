@@ -10,7 +10,7 @@ from foretrain.base.messages import has, listed
 from foretrain.config.finetune.together import idle
 from foretrain.config.finetune.words import changed_words, option_words
 from foretrain.predict.finetune.plan import FineTunePlan
-from foretrain.predict.finetune.time import FineTuneTiming
+from foretrain.predict.finetune.timing import FineTuneTiming
 from foretrain.predict.memory import REFUSED, PhaseMemory
 from foretrain.reports.document import Message, Paragraph, Quantity, Row, Screen
 from foretrain.reports.views.shared import TONES, cost_of, grouped, verdict_id

@@ -2,7 +2,7 @@
 
 from foretrain.base.messages import listed
 from foretrain.predict.finetune.plan import FineTunePlan
-from foretrain.predict.finetune.time import FineTuneTiming
+from foretrain.predict.finetune.timing import FineTuneTiming
 from foretrain.reports.document import Cell, Message, Paragraph, Quantity, Section, Table
 from foretrain.reports.views.finetune.screen import batch_rows, time_unknown, trained_text
 from foretrain.reports.views.plan_time import duration, spending_rows

@@ -58,6 +58,7 @@ from foretrain.config.options import OPTIONS
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import find
 from foretrain.predict.plan import Plan, plan
+from foretrain.predict.pretraining import of_plan
 from foretrain.predict.within import within
 from foretrain.reports import text
 from foretrain.reports.document import Document
@@ -142,7 +143,7 @@ def advise_case_c() -> str:
 
 def within_case_d() -> str:
     made = case("d", step_s=3.9)
-    document = limits_view.within(made, within(made, parse_limit("12h"), made.step))
+    document = limits_view.within(made, within(of_plan(made), parse_limit("12h")))
     command = 'foretrain plan examples/real-cases/d.py --gpu "RTX 4070" --step-time 3.9 --within 12h --full'
     return block(command, rendered(document, ("within.section", "within.change")))
 

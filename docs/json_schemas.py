@@ -33,13 +33,11 @@ from foretrain.hardware.catalogue import Gpu
 from foretrain.measure import tune_record as tuning
 from foretrain.measure import verify_record as verification
 from foretrain.predict import within
-from foretrain.predict.finetune.largest import FineTuneLargest
 from foretrain.predict.finetune.plan import FineTunePlan
-from foretrain.predict.finetune.within import FineTuneWithin
 from foretrain.predict.inference.plan import InferencePlan
+from foretrain.predict.largest import Largest
 from foretrain.predict.plan import Plan
 from foretrain.predict.ranks.record import ClusterPlan
-from foretrain.predict.trace.largest import Largest
 from foretrain.runs.folder import RunRecord
 from foretrain.runs.scores import Evaluation, Scores
 from foretrain.runs.state import UNSAID, Label
@@ -120,7 +118,10 @@ OUTPUTS: dict[str, Output] = {
     ),
     "foretrain.explanation/1": Output("plan --explain", "why so much", explain.Explanation),
     "foretrain.largest/1": Output("plan --largest OPTION", "the largest value that fits", Largest),
-    "foretrain.within/1": Output("plan --within LIMIT", "the steps that fit", within.Within),
+    "foretrain.within/1": Output(
+        "plan --within LIMIT", "the steps that fit, of any kind of run", within.Within,
+        {"largest": (Largest | None, None)},
+    ),
     "foretrain.best/1": Output("plan --best", "the GPT of lowest estimated loss", best.Best),
     "foretrain.cluster/1": Output("plan --gpus", "a plan of several cards", ClusterPlan),
     "foretrain.cluster-advice/1": Output("advise --gpus", "advice for several cards", ClusterAdvice),
@@ -131,10 +132,6 @@ OUTPUTS: dict[str, Output] = {
         "plan MODEL --gpu A,B", "the same for several cards, and the best of them", finetune_cards.FineTuneCards,
         {"plans": (list[_FINETUNE_OF_CARDS], ...)},
     ),
-    "foretrain.finetune-within/1": Output(
-        "plan MODEL --within LIMIT", "what fits in a limit", FineTuneWithin,
-        {"largest": (FineTuneLargest | None, None)},
-    ),
     "foretrain.finetune-withins/1": Output(
         "plan MODEL --gpu A,B --within LIMIT", "the same for several cards", finetune_cards.FineTuneCards
     ),
@@ -144,9 +141,6 @@ OUTPUTS: dict[str, Output] = {
         _object("FineTuneConfig", config=(FineTune, ...), sources=(dict[str, str], ...)),
     ),
     "foretrain.finetune-advice/1": Output("advise MODEL", "changes, ranked", FineTuneAdvice),
-    "foretrain.finetune-largest/1": Output(
-        "plan MODEL --largest OPTION", "the largest value that fits", FineTuneLargest
-    ),
     "foretrain.inference/1": Output("plan MODEL --inference", "a plan of generating text", InferencePlan),
     "foretrain.inferences/1": Output(
         "plan MODEL --inference --gpu A,B", "the same for several cards",

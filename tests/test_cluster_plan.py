@@ -10,17 +10,21 @@ import pytest
 
 import foretrain as library
 from foretrain.base.errors import UserError
+from foretrain.base.quantities import parse_limit
 from foretrain.config.options import RunConfig
 from foretrain.config.shape import ModelShape
 from foretrain.config.sharing import STRATEGIES, Sharing, config_of_rank
 from foretrain.hardware.catalogue import find
 from foretrain.hardware.cluster import Cluster, cluster
+from foretrain.predict.largest import largest
 from foretrain.predict.plan import plan
+from foretrain.predict.pretraining import of_cluster
 from foretrain.predict.ranks.plan import of_run
 from foretrain.predict.ranks.record import SCHEMA, ClusterPlan, NcclMemory
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.ranks import BUCKET_BYTES, RankTime, largest_share, rank_time, sharings
 from foretrain.predict.speed.time import step_time
+from foretrain.predict.within import spent_of, within
 from tests.kit.command import first_screen, foretrain
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
@@ -391,8 +395,6 @@ def test_other_forms(form: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--gpus", PAIR, "--largest", "batch_size"], "--largest answers for one card"),
-        (["--gpus", PAIR, "--within", "12h"], "--within answers for one card"),
         (["--gpus", PAIR, "--best"], "--best answers for one card"),
         (["--gpus", PAIR, "--snapshot", "x.pickle"], "--snapshot answers for one card"),
         (["--gpus", PAIR, "--step-time", "3"], "--step-time answers for one card"),
@@ -465,6 +467,40 @@ def test_published_times_are_met_as_the_page_says() -> None:
     assert len(rows) == len(wanted)
     assert all(row["in_range"] for row in rows)
     assert sorted(abs(row["error"]) for row in rows)[len(rows) // 2] < 0.15
+
+
+@pytest.mark.parametrize("text", ["12h", "3kWh", "2EUR"])
+def test_what_fits_in_a_limit_is_planned_again_alike_and_one_step_more_is_beyond(text: str, pair: ClusterPlan) -> None:
+    limit = parse_limit(text)
+    found = within(of_cluster(pair), limit)
+    again = library.plan_cluster(found.plan.config, PAIR)  # type: ignore[union-attr]
+    assert found.plan.timing == again.timing
+    assert found.plan.pays.saved_s == again.pays.saved_s  # type: ignore[union-attr]
+    spent = found.plan.timing
+    more = within(of_cluster(pair), limit.model_copy(update={"amount": limit.amount * 1.01}))
+    assert found.steps_cautious < found.steps < more.steps
+    assert spent is not None
+    assert spent_of(spent.total_s, spent, limit, "expected") <= limit.amount  # type: ignore[arg-type]
+
+
+def test_the_largest_value_fits_several_cards_and_the_next_does_not(pair: ClusterPlan) -> None:
+    found = largest(of_cluster(pair), "batch_size")
+    assert found.value
+    assert found.value > pair.config.batch_size
+    alone = library.plan_cluster(pair.config, PAIR, batch_size=found.value)
+    assert alone.verdict == "fits"
+    assert library.plan_cluster(pair.config, PAIR, batch_size=found.value + 1).verdict != "fits"
+
+
+def test_a_limit_of_several_cards_is_written_as_a_config() -> None:
+    words = ("plan", "gpt2-124m", "--gpus", PAIR, "--tokens", "1B", "--write", "mine.toml", "--json")
+    shown = json.loads(foretrain(*words).stdout)
+    steps = shown["steps"]
+    assert steps == shown["plan"]["one_card"]["config"]["max_iters"] == int(1e9) // 524_288
+    assert (
+        json.loads(foretrain("plan", "mine.toml", "--gpus", PAIR, "--json").stdout)["one_card"]["work"]["steps"]
+        == steps
+    )
 
 
 def test_several_cards_are_not_told_of_a_graph() -> None:

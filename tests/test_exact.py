@@ -19,7 +19,7 @@ from rich.console import Console
 from foretrain.advice.asked import Asked
 from foretrain.advice.first_answer import first_answer
 from foretrain.analysis.components import Shown, explain, reconcile, timeline, with_numbers
-from foretrain.app.exact import check_snapshot, write_snapshot
+from foretrain.app.exact import check_snapshot, largest, write_snapshot
 from foretrain.base.cache import Cache
 from foretrain.base.errors import UserError
 from foretrain.base.messages import has
@@ -33,12 +33,14 @@ from foretrain.hardware.devices import LATER_KERNELS_BYTES, published_context_by
 from foretrain.predict import snapshot
 from foretrain.predict.allocator.blocks import Mark
 from foretrain.predict.allocator.settings import Settings
+from foretrain.predict.forecast import Probe, Range
 from foretrain.predict.memory import predict, worst_verdict
 from foretrain.predict.plan import Plan, plan
+from foretrain.predict.pretraining import RANGES
+from foretrain.predict.search import search_outwards
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.trace import interpreter, service
 from foretrain.predict.trace.forecast import traced
-from foretrain.predict.trace.largest import RANGES, Probe, highest_that_fits, largest
 from foretrain.predict.trace.memory import Exact
 from foretrain.predict.trace.record import Allocation, Trace
 from foretrain.predict.trace.service import Request, TraceUnavailable, traces
@@ -419,7 +421,7 @@ def test_search_finds_the_largest(answer: int, guess: int) -> None:
         asked.append(value)
         return value <= answer
 
-    assert highest_that_fits(fits, guess, 64) == answer
+    assert search_outwards(fits, guess, 64) == answer
     assert len(asked) < 16
 
 
@@ -429,7 +431,7 @@ def test_largest_batch_is_one_below_what_dies() -> None:
         GPU,
         used_by_others_bytes=GPU.memory_bytes - GIB,
     )  # type: ignore[operator]
-    found = largest(base, "batch_size", "foretrain")
+    found = largest(base, "batch_size", list)
     assert found.value
     assert not found.searched_all
     probes = {probe.value: probe for probe in found.probes}
@@ -445,8 +447,8 @@ def test_largest_batch_is_one_below_what_dies() -> None:
 
 
 def test_the_end_of_the_search_is_no_limit_of_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(RANGES, "batch_size", (1, 5))
-    found = largest(small_plan(), "batch_size", "foretrain")
+    monkeypatch.setitem(RANGES, "batch_size", Range(1, 5))
+    found = largest(small_plan(), "batch_size", list)
     assert (found.value, found.searched_all) == (5, True)
     text = str(_texts(explain_view.largest(small_plan(), found)))
     assert "fits" in text
@@ -454,21 +456,21 @@ def test_the_end_of_the_search_is_no_limit_of_the_card(monkeypatch: pytest.Monke
 
 
 def test_contexts_below_the_granule_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    def probe(changed: Plan, step: str, value: int, *rest: object) -> Probe:
+    def probe(made: object, option: str, value: int, *rest: object) -> Probe:
         verdict = "fits" if value <= 20 else "does_not_fit"
         return Probe(value=value, verdict=verdict, needed_expected_bytes=0, smallest_limit_bytes=0)
 
-    monkeypatch.setattr("foretrain.predict.trace.largest.probe_of", probe)
-    found = largest(small_plan(), "block_size", "foretrain")
+    monkeypatch.setattr("foretrain.app.exact.probe_of", probe)
+    found = largest(small_plan(), "block_size", list)
     assert found.value == 20
     assert {64, 20, 21} <= {each.value for each in found.probes}
 
 
 def test_largest_of_what_cannot_be_searched() -> None:
     with pytest.raises(UserError, match="n_layer"):
-        largest(small_plan(), "dropout", "foretrain")
+        largest(small_plan(), "dropout", list)
     with pytest.raises(UserError, match="memory_limit"):
-        largest(plan(small_plan().config, find("Apple M4 Max")), "batch_size", "foretrain")
+        largest(plan(small_plan().config, find("Apple M4 Max")), "batch_size", list)
 
 
 # -- the command line --------------------------------------------------------------------------------------

@@ -19,8 +19,9 @@ from foretrain.app.finetune import plan_question
 from foretrain.app.finetuning.question import question
 from foretrain.base.errors import UserError
 from foretrain.config.finetune.words import changed_words, parse_words
-from foretrain.predict.finetune.largest import FineTuneLargest
 from foretrain.predict.finetune.plan import FineTunePlan
+from foretrain.predict.forecast import Probe
+from foretrain.predict.largest import Largest
 from foretrain.reports.views.finetune.advice import screen
 from foretrain.reports.views.finetune.limits import largest as largest_said
 from foretrain.reports.views.finetune.screen import change_text, four_bits_more
@@ -200,7 +201,11 @@ def test_the_next_larger_value_that_is_too_tight_says_so() -> None:
     plan = a_plan()
     room = plan.available_bytes or 0
     for beyond, tight in ((room - 2**27, True), (room, True), (2 * room, False)):
-        made = FineTuneLargest(option="seq_len", value=64, plan=plan, next_value=128, next_needed_bytes=beyond)
+        probes = (
+            Probe(value=64, verdict="fits", needed_expected_bytes=plan.needed_bytes),
+            Probe(value=128, verdict="does_not_fit", needed_expected_bytes=beyond),
+        )
+        made = Largest(option="seq_len", value=64, searched_all=False, available_bytes=room, probes=probes)
         assert ("too tight" in largest_said(plan, made).text()) == tight
 
 

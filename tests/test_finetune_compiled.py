@@ -8,8 +8,8 @@ from foretrain.config.finetune.options import FineTune
 from foretrain.config.hub.source import facts_of
 from foretrain.hardware.catalogue import find_gpu
 from foretrain.predict.estimate.kernel_buffers import efficient_backward_bytes
-from foretrain.predict.finetune.compiled import CompiledProgram, is_known, program_of
 from foretrain.predict.finetune.memory import FineTuneLedger
+from foretrain.predict.finetune.program import CompiledProgram, is_known, program_of
 from foretrain.predict.trace.finetune import drive
 from foretrain.predict.trace.finetune.request import FineTuneRequest, answered
 from tests.kit.finetune import source_of

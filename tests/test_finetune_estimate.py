@@ -15,12 +15,13 @@ from foretrain.config.hub.source import facts_of, find_source
 from foretrain.config.presets import models
 from foretrain.hardware.catalogue import find_gpu
 from foretrain.model.hub.decoder import Decoder
-from foretrain.predict.finetune.largest import largest
 from foretrain.predict.finetune.memory import estimated
 from foretrain.predict.finetune.plan import plan, replanned
 from foretrain.predict.finetune.program import Program
 from foretrain.predict.finetune.targets import ROLES, adapted_roles
 from foretrain.predict.finetune.time import step_s
+from foretrain.predict.finetuning import of_plan
+from foretrain.predict.largest import largest
 
 pytest.importorskip("transformers", minversion="5")
 pytest.importorskip("peft")  # before a trace: where bitsandbytes is there, both import it
@@ -328,10 +329,11 @@ def test_what_saves_memory_is_said_where_a_run_does_not_fit() -> None:
 
 
 def test_the_largest_value_fits_and_the_next_does_not() -> None:
-    found = largest(a_plan(gradient_checkpointing=False), "batch_size")
-    assert found.plan is not None
-    assert found.plan.verdict == "fits"
-    beyond = replanned(found.plan, batch_size=found.next_value)
+    asked = a_plan(gradient_checkpointing=False)
+    found = largest(of_plan(asked), "batch_size")
+    assert found.value
+    assert replanned(asked, batch_size=found.value).verdict == "fits"
+    beyond = replanned(asked, batch_size=found.value + 1)
     assert beyond.verdict != "fits" or beyond.needed_bytes > (beyond.available_bytes or 0)
 
 

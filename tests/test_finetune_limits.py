@@ -22,11 +22,12 @@ from foretrain.config.finetune.asked import how_chosen, is_asked
 from foretrain.config.finetune.read import read_finetune
 from foretrain.config.hub.source import text_source
 from foretrain.config.presets import model_named
-from foretrain.predict.finetune.largest import largest
 from foretrain.predict.finetune.plan import FineTunePlan, replanned
-from foretrain.predict.finetune.timing import with_steps
-from foretrain.predict.finetune.within import within
-from foretrain.predict.within import largest_count
+from foretrain.predict.finetune.time import with_steps
+from foretrain.predict.finetuning import of_plan
+from foretrain.predict.largest import largest
+from foretrain.predict.search import bisect
+from foretrain.predict.within import within
 from tests.kit.command import first_screen, foretrain
 
 SMALL = ("smollm2-135m", "--method", "lora", "--seq-len", "512", "--batch-size", "2", "--gpu", "RTX 4070")
@@ -45,14 +46,14 @@ def small(gpu: str = "RTX 4070", **options: object) -> FineTunePlan:
 @pytest.mark.parametrize("fitting", [0, 1, 2, 3, 7, 8, 99, 10**6])
 def test_the_largest_count_is_that_of_trying_each(most: int, fitting: int) -> None:
     tried = max((count for count in range(1, most + 1) if count <= fitting), default=0)
-    assert largest_count(lambda count: count <= fitting, most) == tried
+    assert bisect(lambda count: count <= fitting, 0, most + 1) == tried
 
 
 @pytest.mark.parametrize("text", ["2h", "90m", "1kWh", "0.05EUR"])
 @pytest.mark.parametrize("costs", [{}, {"price_per_hour": 0.5}])
 def test_one_step_more_would_be_beyond_the_limit(text: str, costs: dict[str, Any]) -> None:
     plan, limit = small(**costs), parse_limit(text)
-    found = within(plan, limit)
+    found = within(of_plan(plan), limit)
     timing = plan.timing
     assert timing is not None
     assert timing.power is not None
@@ -73,7 +74,7 @@ def test_one_step_more_would_be_beyond_the_limit(text: str, costs: dict[str, Any
 
 def test_tokens_are_whole_steps_and_passes_over_the_data() -> None:
     plan = small(dataset_tokens="1M", epochs=2)
-    found = within(plan, Limit(kind="tokens", amount=500_000, text="500k"))
+    found = within(of_plan(plan), Limit(kind="tokens", amount=500_000, text="500k"))
     assert (found.steps, found.steps_cautious, found.steps_optimistic) == (488, 488, 488)
     assert found.epochs == pytest.approx(488 * 1024 / 1e6)
     assert found.asked_steps == math.ceil(2e6 / 1024)
@@ -81,7 +82,7 @@ def test_tokens_are_whole_steps_and_passes_over_the_data() -> None:
 
 def test_a_plan_from_python_has_as_many_steps_as_fit_in_its_limit() -> None:
     found = library.plan("smollm2-135m", gpu="RTX 4070", method="lora", seq_len=512, batch_size=2, within="2h")
-    assert found.tune.max_steps == within(small(), parse_limit("2h")).steps
+    assert found.tune.max_steps == within(of_plan(small()), parse_limit("2h")).steps
     assert found.timing is not None
     assert found.timing.total_s is not None
     assert found.timing.total_s.expected_s <= 2 * 3600
@@ -93,22 +94,22 @@ def test_a_limit_that_no_step_fits_in_says_what_one_takes() -> None:
     plan = small()
     for text, id in (("1ms", "time"), ("0.001Wh", "energy"), ("0.0000001EUR", "money")):
         with pytest.raises(UserError) as error:
-            within(plan, parse_limit(text))
+            within(of_plan(plan), parse_limit(text))
         assert error.value.id == f"check.finetune_within_{id}"
         assert error.value.exit_code is ExitCode.CHECK_FAILED
     with pytest.raises(UserError, match="EUR"):
-        within(plan, parse_limit("5USD"))
+        within(of_plan(plan), parse_limit("5USD"))
     with pytest.raises(UserError, match="matmul peak in this dtype or the bandwidth"):
-        within(plan.model_copy(update={"timing": None}), parse_limit("2h"))
+        within(of_plan(plan.model_copy(update={"timing": None})), parse_limit("2h"))
 
 
 def test_within_and_largest_together_are_of_the_largest_that_fits() -> None:
     words = ("plan", *SMALL, "--within", "2h", "--largest", "batch_size", "--json")
     shown = json.loads(foretrain(*words).stdout)
-    alone = largest(small(), "batch_size")
+    alone = largest(of_plan(small()), "batch_size")
     assert shown["largest"]["value"] == shown["plan"]["tune"]["batch_size"] == alone.value
     assert alone.plan is not None
-    assert shown["steps"] == within(alone.plan, parse_limit("2h")).steps
+    assert shown["steps"] == within(of_plan(small(batch_size=alone.value)), parse_limit("2h")).steps
 
 
 # -- money -----------------------------------------------------------------------------------------------------------

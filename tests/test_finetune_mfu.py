@@ -8,8 +8,8 @@ from foretrain.config.finetune.options import FineTune
 from foretrain.config.hub.facts import ModelFacts
 from foretrain.config.hub.source import find_source
 from foretrain.hardware.catalogue import find_gpu
-from foretrain.predict.finetune.model_flops import model_flops
-from foretrain.predict.finetune.timing import FineTuneTiming, timing
+from foretrain.predict.finetune.time import model_flops, timing
+from foretrain.predict.timing import Timing
 
 GPU = find_gpu("RTX 4090")
 B, T = 2, 256
@@ -66,7 +66,7 @@ def test_adapters_need_no_gradient_of_a_frozen_weight(way: dict[str, Any], metho
     assert model_flops(f, tuned(method=method, lora_r=r, **way), GPU) == expected
 
 
-def timed(**options: Any) -> FineTuneTiming:
+def timed(**options: Any) -> Timing:
     found = timing(facts("llama-3.2-1b"), tuned(**options), GPU)
     assert found is not None
     return found

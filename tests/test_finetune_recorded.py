@@ -11,8 +11,8 @@ from foretrain.config.finetune.read import settings_of
 from foretrain.config.hub.source import facts_of, find_source
 from foretrain.config.presets import models
 from foretrain.hardware.catalogue import find_gpu
-from foretrain.predict.finetune.collected import WRITTEN
 from foretrain.predict.finetune.memory import estimated
+from foretrain.predict.finetune.outside import WRITTEN
 from foretrain.predict.finetune.plan import plan
 from tests.cuda_build.finetuning.__main__ import RESULT, estimated_again
 from tests.cuda_build.finetuning.cases import cases

@@ -8,7 +8,7 @@ from foretrain.config.finetune.options import FineTune
 from foretrain.config.hub.source import facts_of
 from foretrain.hardware.catalogue import find_gpu
 from foretrain.predict.finetune.memory import FineTuneLedger
-from foretrain.predict.finetune.saved import saved_notes
+from foretrain.predict.finetune.targets import saved_notes
 
 pytest.importorskip("transformers", minversion="5")
 pytest.importorskip("peft")

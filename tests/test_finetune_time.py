@@ -10,9 +10,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.hub.source import facts_of
 from foretrain.hardware.catalogue import find_gpu
-from foretrain.predict.finetune.time import LAUNCHES, StepWork
-from foretrain.predict.finetune.timing import PRICES, timing
+from foretrain.predict.finetune.time import LAUNCHES, StepWork, timing
 from foretrain.predict.speed.ops import flops
+from foretrain.predict.timing import PRICES
 from tests.kit.finetune import MIXTURES, small
 
 transformers = pytest.importorskip("transformers")

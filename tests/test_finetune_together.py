@@ -17,9 +17,10 @@ from foretrain.config.finetune.together import idle
 from foretrain.config.finetune.words import parse_words
 from foretrain.config.hub.source import text_source
 from foretrain.hardware.catalogue import catalogue
-from foretrain.predict.finetune.attention import has_flash_2
-from foretrain.predict.finetune.largest import largest
 from foretrain.predict.finetune.plan import FineTunePlan, plan
+from foretrain.predict.finetune.program import has_flash_2
+from foretrain.predict.finetuning import of_plan
+from foretrain.predict.largest import largest
 from foretrain.web.finetune.asked import Asked, question
 from foretrain.web.finetune.calls import command
 from tests.kit.command import first_screen, foretrain
@@ -153,15 +154,18 @@ def tiny(config: dict[str, Any], room: int = 20 * 2**30) -> FineTunePlan:
 
 
 def test_the_largest_sequence_is_not_beyond_the_models_positions() -> None:
-    learned, turned = largest(tiny(GPT2), "seq_len"), largest(tiny(LLAMA), "seq_len")
-    assert (learned.value, learned.positions, learned.beyond_fits) == (100, 100, False)
-    assert (turned.value, turned.positions, turned.beyond_fits) == (256, 256, True)
-    few = largest(tiny(LLAMA | {"max_position_embeddings": 48}), "seq_len")
-    assert (few.value, few.positions) == (48, 48)
-    full = largest(tiny(LLAMA | {"max_position_embeddings": 10**6}, room=2**30), "seq_len")
-    assert full.positions is None
-    assert full.next_needed_bytes is not None
-    assert largest(tiny(LLAMA), "batch_size").positions is None
+    learned, turned = (largest(of_plan(tiny(family)), "seq_len") for family in (GPT2, LLAMA))
+    assert (learned.value, learned.searched_all, learned.beyond) == (100, True, None)
+    assert (turned.value, turned.searched_all) == (256, True)
+    assert turned.beyond is not None
+    assert turned.beyond.fits
+    few = largest(of_plan(tiny(LLAMA | {"max_position_embeddings": 48})), "seq_len")
+    assert (few.value, few.searched_all) == (48, True)
+    full = largest(of_plan(tiny(LLAMA | {"max_position_embeddings": 10**6}, room=2**31)), "seq_len")
+    assert not full.searched_all
+    assert full.beyond is not None
+    assert full.value
+    assert full.value < full.beyond.value <= full.value + 64
 
 
 def test_the_first_screen_says_what_is_beyond() -> None:

@@ -13,7 +13,7 @@ from foretrain.config.finetune.options import FineTune
 from foretrain.config.presets import models
 from foretrain.hardware.catalogue import find
 from foretrain.predict.allocator.replay import replay
-from foretrain.predict.finetune.simulated import PHASES
+from foretrain.predict.finetune.memory import PHASES
 from foretrain.predict.trace import elsewhere, interpreter, service
 from foretrain.predict.trace.finetune.request import FineTuneRequest, FineTuneTrace, answered
 from foretrain.predict.trace.record import Trace

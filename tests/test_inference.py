@@ -21,9 +21,9 @@ from foretrain.config.inference.formats import FORMATS
 from foretrain.config.inference.words import parse_inference
 from foretrain.config.presets import PRESETS, models
 from foretrain.hardware.catalogue import catalogue, find
-from foretrain.predict.inference.memory import weights_bytes
 from foretrain.predict.inference.model import InferenceModel, model_of_config, model_of_source
 from foretrain.predict.inference.plan import InferencePlan
+from foretrain.predict.inference.speed import weights_bytes
 from tests.kit.command import REPO, first_screen, foretrain
 from tests.kit.tiny import tiny
 
@@ -161,10 +161,10 @@ def test_the_largest_that_fits_is_the_largest(name: str, weights: str, context: 
         made = changed(plan, weights=weights, context=context, batch=batch)
         assert (made.verdict, made.needed_bytes) == ("fits", plan.fitting.needed_bytes)
     assert (plan.verdict == "does_not_fit") == (plan.fitting is not None or plan.smallest is not None)
-    assert plan.speed
-    more = planned(name, context=context, batch=batch + 1, **again).speed
+    assert plan.timing
+    more = planned(name, context=context, batch=batch + 1, **again).timing
     assert more
-    assert more.token_s >= plan.speed.token_s
+    assert more.step_s.expected_s >= plan.timing.step_s.expected_s
     assert InferencePlan.from_json(json.dumps(plan.to_json(schema="foretrain.inference/1"))) == plan
 
 
@@ -267,15 +267,15 @@ def test_what_no_card_holds_is_said() -> None:
 
 
 def test_speed_follows_what_is_read() -> None:
-    short, long = (planned(weights="q4_0", gpu="4090", context=size).speed for size in (1024, 65_536))
-    bf16 = planned(weights="bf16", gpu="4090").speed
+    short, long = (planned(weights="q4_0", gpu="4090", context=size).timing for size in (1024, 65_536))
+    bf16 = planned(weights="bf16", gpu="4090").timing
     assert short
     assert long
     assert bf16
     assert short.tokens_per_s > 1.5 * long.tokens_per_s
     assert short.tokens_per_s > 2 * bf16.tokens_per_s
     assert bf16.tokens_per_s < 1008e9 / 15.0e9  # the weights at the whole bandwidth
-    assert planned(gpu="cpu", weights="q8_0").speed is None
+    assert planned(gpu="cpu", weights="q8_0").timing is None
 
 
 def test_held_out_published_speeds_are_met() -> None:
@@ -344,7 +344,7 @@ def test_a_folder_and_a_run_are_models_too(own_directory: Path) -> None:
     (folder / "config.json").write_text(json.dumps(source.config), "utf-8")
     made, preset = planned("model"), planned("qwen3-0.6b")
     assert (made.name, made.where) == ("model", "model/config.json")
-    assert (made.memory, made.speed) == (preset.memory, preset.speed)
+    assert (made.memory, made.timing) == (preset.memory, preset.timing)
     (folder / "config.json").write_text('{"model_type": "qwen3", "hidden_size": -3}', "utf-8")
     refused = foretrain("plan", "model", "--inference", "--gpu", "4070")
     assert refused.returncode == 2
@@ -360,7 +360,7 @@ def test_unknown_families_and_cards() -> None:
     source = ModelSource(name="x", where="x", config={"model_type": "mamba"}, facts=None)
     with pytest.raises(UserError, match="mamba"):
         model_of_source(source)
-    assert planned(gpu="Apple M1 Max").speed is None
+    assert planned(gpu="Apple M1 Max").timing is None
     with pytest.raises(UserError, match="contex"):
         planned(contex=3)
 
@@ -425,6 +425,29 @@ def test_it_needs_no_torch() -> None:
 
     made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
+
+
+def test_the_rent_of_a_million_tokens_is_that_of_their_hours() -> None:
+    words = (
+        "plan",
+        "llama-3.1-8b",
+        "--inference",
+        "--weights",
+        "q4_k_m",
+        "--batch",
+        "4",
+        "--price",
+        "4070=0.36,4090=0.72",
+    )
+    shown = json.loads(foretrain(*words, "--gpu", "4070,4090", "--json").stdout)["plans"]
+    for plan, rent in zip(shown, (0.36, 0.72), strict=True):
+        timing = plan["timing"]
+        assert timing["rent_expected"] == pytest.approx(timing["step_s"]["expected_s"] / 3600 * rent)
+        assert timing["step_s"]["low_s"] == pytest.approx(4 / timing["tokens_per_s_high"])
+    hours = 1e6 / shown[0]["timing"]["tokens_per_s"] / 3600
+    said = foretrain(*words[:-1], "0.36", "--gpu", "4070").stdout
+    assert f"{0.36 * hours:.2f} EUR" in said.replace("\n", " ")
+    assert "a million tokens" in " ".join(said.split())
 
 
 def test_the_largest_batch_and_context_are_asked_for_as_in_training() -> None:

@@ -26,8 +26,9 @@ from foretrain.hardware.calibration import Calibration
 from foretrain.hardware.catalogue import find
 from foretrain.predict.memory import Asked, Ledger, estimated
 from foretrain.predict.plan import READINGS, seconds_by_steps
+from foretrain.predict.pretraining import spent_by_steps, with_steps
 from foretrain.predict.spec import StepSpec
-from foretrain.predict.within import largest_steps, with_steps
+from foretrain.predict.within import most_steps
 from tests.kit.command import REPO, foretrain
 
 SMALL = ("--n_layer=2", "--n_head=2", "--n_embd=128", "--block_size=64", "--vocab_size=1024", "--batch_size=4")
@@ -173,7 +174,8 @@ def test_the_time_of_other_steps_is_that_of_the_whole_run() -> None:
         seconds = seconds_by_steps(timing, spec, reading)
         for steps in (1, 999, 1000, 1001, 19_073, 10**9):
             assert seconds(steps) == getattr(with_steps(timing, spec, steps).total_s, f"{reading}_s")
-        found = largest_steps(timing, spec, parse_limit("20h"), reading)
+        limit = parse_limit("20h")
+        found = most_steps(limit, spec.config.tokens_per_step, spent_by_steps(timing, spec, limit, reading))
         assert seconds(found) <= 20 * 3600 < seconds(found + 1)
 
 

@@ -36,6 +36,7 @@ from foretrain.hardware.catalogue import find
 from foretrain.hardware.cpu import cpu_device
 from foretrain.measure import verify_record as verification
 from foretrain.predict.plan import Plan, plan
+from foretrain.predict.pretraining import of_plan
 from foretrain.predict.within import within
 from foretrain.reports import as_json, html, text
 from foretrain.reports.document import (
@@ -413,7 +414,9 @@ VIEWS: dict[str, Callable[[], Document]] = {
     "plan for a CPU": lambda: plan_view.document(planned("baby", "cpu")),
     "plan that does not fit": lambda: plan_view.document(planned("gpt2-774m", "4070"), advice=advised()),
     "cards": cards,
-    "within": lambda: limits_view.within(made := planned("gpt2-124m", "4070"), within(made, parse_limit("12h"))),
+    "within": lambda: limits_view.within(
+        made := planned("gpt2-124m", "4070"), within(of_plan(made), parse_limit("12h"))
+    ),
     "advice": lambda: advice_view.document(planned("c.py", "4070"), advised()),
     "one advice": lambda: advice_view.one(planned("c.py", "4070"), advised(), 1),
     "explanation": lambda: explain_view.document(planned("gpt2-124m", "4070"), observed()),

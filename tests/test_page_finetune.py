@@ -28,7 +28,7 @@ from foretrain.config.hub.source import facts_of
 from foretrain.config.options import OPTIONS
 from foretrain.config.presets import models
 from foretrain.hardware.catalogue import catalogue
-from foretrain.predict.finetune.timing import PRICES
+from foretrain.predict.timing import PRICES
 from foretrain.reports.document import cell_text
 from foretrain.reports.views.finetune import cards as cards_view
 from foretrain.reports.views.finetune import screen as screen_view

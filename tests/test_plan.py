@@ -16,6 +16,7 @@ from foretrain.config.resolve import resolve
 from foretrain.config.shape import ModelShape
 from foretrain.hardware.catalogue import find
 from foretrain.predict.plan import Plan, n_evaluations, plan
+from foretrain.predict.pretraining import of_plan
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.time import step_time
 from foretrain.predict.within import within
@@ -354,7 +355,7 @@ def test_what_is_not_known_of_a_family_is_said(monkeypatch: pytest.MonkeyPatch) 
     assert found.nanogpt_timing is not None
     assert "plan.no_time_of_recipe" in repr(plan_view.document(found))
     with pytest.raises(UserError) as refused:
-        within(found, parse_limit("12h"))
+        within(of_plan(found), parse_limit("12h"))
     assert refused.value.id == "usage.no_time_of_recipe"
     uncompiled = plan(config.model_copy(update={"compile": False}), find("RTX 4070"))
     assert uncompiled.timing is not None

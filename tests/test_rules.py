@@ -179,7 +179,7 @@ SKIPPED = {
     "measure/calibrate.py": 3,
     "analysis/log_analysis.py": 2,
     "app/compare.py": 2,
-    "app/exact.py": 2,
+    "app/exact.py": 1,
     "app/explain.py": 1,
     "comparison/repeats.py": 2,
     "data/batches.py": 2,

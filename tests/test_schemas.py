@@ -51,10 +51,6 @@ ANSWERS = {
     "foretrain.plans/1": ("plan", "gpt2-124m", "--gpu", "3060,4070"),
     "foretrain.finetune/1": ("plan", "smollm2-135m", "--method", "lora", *CARD),
     "foretrain.finetunes/1": ("plan", "smollm2-135m", "--seq-len", "512", "--gpu", "3060,4070"),
-    "foretrain.finetune-largest/1": ("plan", "smollm2-135m", *CARD, "--method", "lora", "--largest", "lora_r"),
-    "foretrain.finetune-within/1": (
-        "plan", "smollm2-135m", *CARD, "--method", "lora", "--within", "2h", "--largest", "batch_size",
-    ),
     "foretrain.finetune-withins/1": ("plan", "smollm2-135m", "--packing", "--gpu", "3060,4070", "--within", "3kWh"),
     "foretrain.finetune-explanation/1": ("plan", "smollm2-135m", *CARD, "--method", "lora", "--explain"),
     "foretrain.finetune-config/1": ("plan", "smollm2-135m", *CARD, "--method", "lora", "--show-config"),
@@ -103,6 +99,12 @@ def test_a_log_that_only_ended_is_one_too(own_directory: Path) -> None:
     log = (REPO / "examples/logs/c-out-of-memory.log").read_text("utf-8").splitlines()
     Path("end.log").write_text(log[-1] + "\n", "utf-8")
     assert "out_of_memory" in asked("foretrain.log/1", "explain", "end.log")
+
+
+def test_the_steps_that_fit_are_one_schema_of_every_kind_of_run() -> None:
+    words = ("plan", "smollm2-135m", *CARD, "--method", "lora", "--within", "2h", "--largest", "batch_size")
+    assert asked("foretrain.within/2", *words)["largest"]["value"]
+    assert asked("foretrain.within/2", "plan", "gpt2-124m", "--gpus", "2 x 3060", "--tokens", "1M")["plan"]["ranks"]
 
 
 def test_errors() -> None:

@@ -7,8 +7,9 @@ from foretrain.base.messages import say
 from foretrain.base.units import GIB
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import find
+from foretrain.predict.forecast import Probe
+from foretrain.predict.largest import Largest
 from foretrain.predict.plan import plan
-from foretrain.predict.trace.largest import Largest, Probe
 from foretrain.reports.document import Paragraph
 from foretrain.reports.views import advice as advice_view
 from foretrain.reports.views import explain as explain_view
@@ -40,7 +41,7 @@ def test_a_search_over_traces() -> None:
             for value, size in zip((8, 12), sizes, strict=True)
         )
         found = Largest(
-            option=option, step="foretrain", value=12, searched_all=False, available_bytes=12 * GIB, probes=probes
+            option=option, value=12, searched_all=False, available_bytes=12 * GIB, probes=probes, source="traced"
         )
         document = explain_view.largest(plan(RunConfig(), find("RTX 4070")), found)
         return [text for section in document.sections for text in said(section.blocks)]

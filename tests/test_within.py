@@ -14,7 +14,8 @@ from foretrain.base.quantities import Limit
 from foretrain.config.resolve import resolve, to_toml
 from foretrain.hardware.catalogue import find
 from foretrain.predict.plan import plan
-from foretrain.predict.within import adjusted, amount_of, within
+from foretrain.predict.pretraining import adjusted, of_plan
+from foretrain.predict.within import spent_of, within
 from tests.kit.command import REPO, foretrain
 from tests.kit.tiny import tiny
 
@@ -107,16 +108,19 @@ def test_the_answer_stays_within_and_one_more_does_not(
         made = plan(config.model_copy(update={"max_iters": steps}), gpu, logged_step_s=logged)
         timing = made.timing_of(step)
         assert timing
-        return float(steps * config.tokens_per_step) if kind == "tokens" else amount_of(timing, limit, "expected")
+        return (
+            float(steps * config.tokens_per_step)
+            if kind == "tokens"
+            else spent_of(timing.total_s, timing, limit, "expected")
+        )
 
     limit = Limit(kind=kind, amount=1.0, text="x", currency="EUR" if kind == "money" else "")  # type: ignore[arg-type]
     limit = limit.model_copy(update={"amount": taken(1) * 10 ** (5 * share)})
-    answer = within(plan(config, gpu, logged_step_s=logged), limit, step)  # type: ignore[arg-type]
+    asked = plan(config, gpu, logged_step_s=logged).run_by(step)  # type: ignore[arg-type]
+    answer = within(of_plan(asked), limit)
     assert taken(answer.steps) <= limit.amount < taken(answer.steps + 1)
     assert answer.steps_cautious <= answer.steps <= answer.steps_optimistic
-    again = plan(answer.config, gpu, logged_step_s=logged)
-    timing = again.timing_of(step)
-    assert answer.timing == timing
+    assert answer.plan == plan(answer.plan.config, gpu, logged_step_s=logged).run_by(step)
 
 
 @given(st.integers(1, 100_000), st.integers(0, 5000))
@@ -133,7 +137,7 @@ def test_not_even_one_step() -> None:
     made = plan(resolve([D]).config, find("4070"))
     for text, id in (("5s", "check.within_time"), ("1Wh", "check.within_energy"), ("0.0001EUR", "check.within_money")):
         with pytest.raises(UserError) as caught:
-            within(made, q.parse_limit(text))
+            within(of_plan(made), q.parse_limit(text))
         assert caught.value.id == id
         assert caught.value.exit_code == 3
 
@@ -141,7 +145,7 @@ def test_not_even_one_step() -> None:
 def test_a_limit_beyond_all_steps_is_doubted() -> None:
     made = plan(tiny(device="auto", eval_interval=10**10), find("H200"), logged_step_s=1e-6)
     with pytest.raises(UserError, match="is that what you meant"):
-        within(made, q.parse_limit("90y".replace("y", "d")))
+        within(of_plan(made), q.parse_limit("90y".replace("y", "d")))
 
 
 # -- the command line ----------------------------------------------------------------------------------------
@@ -159,7 +163,7 @@ def test_case_d_in_twelve_hours_written_and_planned_again() -> None:
     assert written.max_iters == written.lr_decay_iters == answer["steps"]
     again = json.loads(foretrain("plan", "shorter.toml", "--gpu", "4070", "--step-time", "3.9", "--json").stdout)
     assert again["timing"]["total_s"]["expected_s"] <= 12 * 3600
-    assert again["timing"] == answer["timing"]
+    assert again["timing"] == answer["plan"]["timing"]
 
 
 @pytest.mark.parametrize(
@@ -236,7 +240,7 @@ def test_what_cannot_be_answered_is_one_sentence(words: list[str], code: int, sa
 def test_money_in_another_currency_when_prices_are_in_it() -> None:
     result = foretrain("plan", D, "--gpu", "4070", "--currency=USD", "--price", "$0.35/h", "--within", "$5", "--json")
     answer = json.loads(result.stdout)
-    timing = answer["timing"]
+    timing = answer["plan"]["timing"]
     assert timing["rent_expected"] <= 5
     assert answer["limit"]["currency"] == "USD"
 

@@ -86,7 +86,7 @@ def compare(document: dict[str, Any]) -> list[dict[str, Any]]:
     from foretrain.hardware.catalogue import match
     from foretrain.predict.allocator.replay import replay
     from foretrain.predict.finetune.memory import estimated
-    from foretrain.predict.finetune.resolved import resolved
+    from foretrain.predict.finetune.plan import resolved
     from foretrain.predict.trace import service
     from foretrain.predict.trace.finetune.request import FineTuneRequest
     from tests.kit.finetune import source_of

@@ -21,10 +21,11 @@ from foretrain.config.options import RunConfig, named
 from foretrain.config.shape import ModelShape
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.memory import estimated
-from foretrain.predict.plan import Plan, Timing, no_time, timing
+from foretrain.predict.plan import Plan, Reading, Timing, no_time, timing
+from foretrain.predict.pretraining import adjusted, spent_by_steps, with_steps
 from foretrain.predict.scaling import BESIROGLU, FITS, MOST_EPOCHS, effective_tokens, good_tokens_per_step
 from foretrain.predict.spec import TOLD_APART, StepName, StepSpec
-from foretrain.predict.within import Reading, adjusted, check_currency, largest_steps, with_steps
+from foretrain.predict.within import check_currency, most_steps
 
 HEAD_DIM = 64
 WIDTHS = (*range(128, 1024, 64), *range(1024, 2048, 128), *range(2048, 4097, 256))
@@ -126,7 +127,8 @@ class _Search:
 
     def steps(self, config: RunConfig, found: Timing, reading: Reading = "expected") -> int:
         """As many as fit in the limit, and as the data are good for."""
-        steps = largest_steps(found, self.spec(config), self.limit, reading)
+        spent = spent_by_steps(found, self.spec(config), self.limit, reading)
+        steps = most_steps(self.limit, config.tokens_per_step, spent)
         return min(steps, max(1, MOST_EPOCHS * self.data // config.tokens_per_step)) if self.data else steps
 
     def loss(self, config: RunConfig, steps: int) -> float:

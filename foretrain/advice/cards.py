@@ -64,6 +64,6 @@ def choose(plans: Sequence[Plan]) -> Choice:
 
 
 def _candidate(plan: Plan, timing: Timing | None) -> Candidate:
-    duration_s = timing.total_s.expected_s if timing else 0.0
+    duration_s = timing.length_s.expected_s if timing else 0.0
     rented = bool(plan.config.price_per_hour)
     return Candidate.of(plan.gpu.name, plan.verdict, rented=rented, duration_s=duration_s, spent=timing)

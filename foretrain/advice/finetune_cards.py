@@ -9,8 +9,9 @@ from foretrain.base.quantities import Limit
 from foretrain.base.records import Record
 from foretrain.predict.energy import Spending
 from foretrain.predict.finetune.plan import FineTunePlan
-from foretrain.predict.finetune.within import FineTuneWithin, within
+from foretrain.predict.finetuning import of_plan
 from foretrain.predict.memory import Verdict
+from foretrain.predict.within import within
 
 MILLION = 1_000_000
 
@@ -84,7 +85,7 @@ def _card(plan: FineTunePlan) -> FineTuneCard:
 def _limited(plan: FineTunePlan, limit: Limit) -> FineTuneCard:
     """Of what fits in a limit; without figures where that is nothing."""
     try:
-        found: FineTuneWithin = within(plan, limit)
+        found = within(of_plan(plan), limit)
     except UserError as error:
         if not error.id.startswith("check."):
             raise

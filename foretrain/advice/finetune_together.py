@@ -11,8 +11,8 @@ from itertools import combinations, product
 from typing import NamedTuple
 
 from foretrain.advice.finetune_tries import ALONE, Tried, tried
+from foretrain.predict.finetune.memory import PHASES
 from foretrain.predict.finetune.plan import FineTunePlan
-from foretrain.predict.finetune.simulated import PHASES
 
 MOST_TOGETHER = 2  # combinations that are looked for
 MOST_PLANNED = 6  # combinations of one search that are planned, before one is made smaller change by change

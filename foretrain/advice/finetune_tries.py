@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 from foretrain.base.errors import UserError
 from foretrain.config.finetune.read import PEFT_TARGETS
-from foretrain.predict.finetune.attention import has_flash_2
-from foretrain.predict.finetune.expert_notes import EXPERTS
-from foretrain.predict.finetune.plan import FineTunePlan, untimed
+from foretrain.predict.finetune.plan import EXPERTS, FineTunePlan, untimed
+from foretrain.predict.finetune.program import has_flash_2
 from foretrain.predict.finetune.targets import adapted_roles
 
 LEAST_RANK = 8  # of an adapter: advice goes no lower

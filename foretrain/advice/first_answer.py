@@ -5,6 +5,7 @@ Everything is worked out here; reports/views/first.py only puts it into words.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from foretrain.advice.advisor import short_list
@@ -22,7 +23,6 @@ from foretrain.predict.memory import REFUSED, StepMemory
 from foretrain.predict.plan import Plan, Timing
 from foretrain.predict.spec import StepName
 from foretrain.predict.speed.limit import Bottleneck, bottleneck
-from foretrain.predict.within import Within
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -106,15 +106,15 @@ def changed_command(plan: Plan, advice: Advice, asked: Asked) -> tuple[str, ...]
     return (*START[advice.step], *kept, *flags)
 
 
-def within_command(plan: Plan, found: Within, asked: Asked) -> tuple[str, ...]:
+def within_command(plan: Plan, then: Plan, changed: Sequence[str], asked: Asked) -> tuple[str, ...]:
     """What to do with the steps that fit in a limit; () where they are written to a file first. nanoGPT takes them as
     words; a run that does not fit is changed first."""
     if plan.verdict in REFUSED:
         return _advise_command(asked)
     if plan.step == "foretrain" or asked.wrote:
         return ()
-    kept = without(_words(asked, plan, plan.step), found.changed)
-    return (*START[plan.step], *kept, *(f"--{name}={getattr(found.config, name)}" for name in found.changed))
+    kept = without(_words(asked, plan, plan.step), changed)
+    return (*START[plan.step], *kept, *(f"--{name}={getattr(then.config, name)}" for name in changed))
 
 
 def _advise_command(asked: Asked) -> tuple[str, ...]:

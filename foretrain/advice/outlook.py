@@ -75,7 +75,7 @@ def _option(plan: Plan, gpu: Gpu, step: StepName) -> CardOption | None:
     return CardOption(
         name=gpu.name, own=own, usual=gpu.name in USUAL, memory_bytes=gpu.memory_bytes, dtype=spec.dtype,
         needed_bytes=memory.needed_bytes, verdict=worst_verdict(memory),
-        total_s=took.total_s, energy_j=took.energy_expected_j, cost=took.cost_expected,
+        total_s=took.length_s, energy_j=took.energy_expected_j, cost=took.cost_expected,
     )  # fmt: skip
 
 

@@ -84,7 +84,7 @@ class Outcome:
 
     @property
     def total_s(self) -> float | None:
-        return self.timing.total_s.expected_s if self.timing else None
+        return self.timing.length_s.expected_s if self.timing else None
 
     @property
     def money(self) -> float | None:

@@ -17,8 +17,9 @@ from foretrain.base.quantities import Limit
 from foretrain.config.options import RunConfig
 from foretrain.config.shape import ModelShape
 from foretrain.predict.plan import Plan
+from foretrain.predict.pretraining import adjusted, spent_by_steps
 from foretrain.predict.scaling import BESIROGLU
-from foretrain.predict.within import adjusted, largest_steps
+from foretrain.predict.within import most_steps
 
 LEAST_GAIN = 0.002  # nats: less than any law can tell apart
 ORDER = ("decay_to_end", "modern_recipe", "best_shape", "more_steps", "step_tokens")
@@ -102,7 +103,9 @@ def _more_steps(plan: Plan, search: Search, advices: Advices) -> Advice | None:
         outcome = search.planner.outcome(then)
         if outcome is None or outcome.timing is None:
             continue
-        steps = largest_steps(outcome.timing, then.spec, _budget(search))
+        budget = _budget(search)
+        spent = spent_by_steps(outcome.timing, then.spec, budget)
+        steps = most_steps(budget, then.config.tokens_per_step, spent)
         if steps <= config.max_iters:
             continue
         return _with(search, plan, (*faster.rules, "more_steps"), adjusted(config, steps)[0], then)
@@ -116,6 +119,6 @@ def _best_shape(plan: Plan, search: Search) -> Advice | None:
         winner = best(plan, _budget(search), search.state.step).candidates[0]
     except UserError:  # nothing of the grid fits
         return None
-    if winner.timing.total_s.expected_s > 1.01 * (search.base.total_s or 0):
+    if winner.timing.length_s.expected_s > 1.01 * (search.base.total_s or 0):
         return None
     return _with(search, plan, ("best_shape",), winner.config, search.state)

@@ -8,9 +8,8 @@ from foretrain.analysis.components import Line, LineSource, Shown, Sum, reconcil
 from foretrain.base.records import Record
 from foretrain.predict.abstract.autograd import Parameter
 from foretrain.predict.allocator.settings import Settings
-from foretrain.predict.finetune.memory import FineTuneLedger, estimated
+from foretrain.predict.finetune.memory import FineTuneLedger, estimated, formula_of, symbols_of
 from foretrain.predict.finetune.plan import FineTunePlan
-from foretrain.predict.finetune.simulated import formula_of, symbols_of
 from foretrain.predict.memory import PhaseMemory, gathered
 from foretrain.predict.trace.record import Trace
 

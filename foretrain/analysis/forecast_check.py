@@ -103,7 +103,7 @@ def _time(plan: Plan, run: RunRecord) -> list[Row]:
     timing = plan.foretrain_timing
     if timing is None:
         return []
-    step, total, evaluation = timing.step_s, timing.total_s, timing.evaluation_s
+    step, total, evaluation = timing.step_s, timing.length_s, timing.evaluation_s
     rows = _row("time.step", "seconds", step.expected_s, run.step_s, step.low_s, step.high_s)
     if evaluation is not None:
         rows += _row(

@@ -235,7 +235,9 @@ def _time(
         predicted = timing.step_s.expected_s * steps if timing else None
         pieces.append(TimePiece(id="steps", predicted_s=predicted, measured_s=pace.steady_s * steps, count=steps))
         for one in pace.slower:
-            expected = timing.compile_s.expected_s if timing and one.cause == "compilation" else None
+            expected = (
+                timing.compile_s.expected_s if timing and timing.compile_s and one.cause == "compilation" else None
+            )
             pieces.append(TimePiece(id=one.cause, predicted_s=expected, measured_s=one.lost_s, count=one.steps))
     pieces += [earlier] if earlier else []
     if evaluations:

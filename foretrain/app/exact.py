@@ -10,14 +10,17 @@ from foretrain.base.files import not_written
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.allocator.replay import replay
 from foretrain.predict.allocator.settings import Settings, of_run
+from foretrain.predict.forecast import Forecast, Probe, forecast
+from foretrain.predict.largest import Largest
+from foretrain.predict.largest import largest as search
+from foretrain.predict.memory import worst_verdict
 from foretrain.predict.plan import Plan
+from foretrain.predict.pretraining import of_plan
 from foretrain.predict.snapshot import Label, snapshot_of, write
 from foretrain.predict.spec import StepName
 from foretrain.predict.step_moments import StepMoments, traced_moments
-from foretrain.predict.trace import largest as search
 from foretrain.predict.trace import service
-from foretrain.predict.trace.forecast import requests_for, traced
-from foretrain.predict.trace.largest import Largest
+from foretrain.predict.trace.forecast import answers_for, requests_for, traced
 from foretrain.predict.trace.record import Trace
 
 Listen = Callable[[str], None]  # hears how far the traces are
@@ -77,16 +80,25 @@ def check_readings(observed_bytes: int | None, process_bytes: int | None, gpus: 
         raise UserError("usage.readings_contradict", observed=observed_bytes, process=process_bytes)
 
 
-def largest(
-    plan: Plan, option: str, step: StepName, listen: Listen | None = None, alloc_conf: str = ""
-) -> Largest:  # fmt: skip
-    """The largest value of an option that fits: traced, or estimated where nobody listens. Raises UserError."""
+def largest(plan: Plan, option: str, listen: Listen, alloc_conf: str = "") -> Largest:
+    """The largest value of an option that fits, by traces. Raises UserError."""
+    made, settings = of_plan(plan), settings_of(plan, alloc_conf)
     try:
-        if listen is None:
-            return search.estimated(plan, option, step)
-        return search.largest(plan, option, step, settings_of(plan, alloc_conf), listen)
+        return search(made, option, lambda value: probe_of(made, option, value, settings, listen))
     except service.TraceUnavailable as error:
         raise UserError("environment.no_trace", reason=str(error)) from None
+
+
+def probe_of(made: Forecast, option: str, value: int, settings: Settings, listen: Listen) -> Probe:
+    """What a traced plan answers for one value of an option."""
+    listen(f"{option} = {value}")
+    changed = forecast(made.run.but(**{option: value}), made.where).plan
+    assert isinstance(changed, Plan)
+    (found,) = answers_for(changed, [changed.step], settings, listen)
+    return Probe(
+        value=value, verdict=worst_verdict(found.memory), needed_expected_bytes=found.memory.needed_bytes,
+        smallest_limit_bytes=found.smallest_limit_bytes,
+    )  # fmt: skip
 
 
 def write_snapshot(plan: Plan, step: StepName, path: Path, listen: Listen, alloc_conf: str = "") -> None:

@@ -11,8 +11,6 @@ from foretrain.hardware import devices
 from foretrain.hardware.catalogue import Gpu, stated_bytes
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.energy import Prices
-from foretrain.predict.finetune.largest import FineTuneLargest
-from foretrain.predict.finetune.largest import largest as largest_of
 from foretrain.predict.finetune.plan import FineTunePlan, bounded, check_exact, plan, timed
 from foretrain.predict.trace import service
 
@@ -72,8 +70,3 @@ def advised(found: FineTunePlan) -> tuple[FineTuneChange, ...]:
 def searched(found: FineTunePlan) -> Iterator[tuple[FineTuneChange, ...]]:
     """What `advised` finds, so far, after each change that was planned."""
     return iter(()) if found.verdict == "fits" or found.bound != "exact" else search(found)
-
-
-def largest(found: FineTunePlan, option: str) -> FineTuneLargest:
-    """The largest value of an option that fits: batch_size, seq_len or lora_r. Raises UserError for another one."""
-    return largest_of(found, option)

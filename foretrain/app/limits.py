@@ -16,7 +16,7 @@ from foretrain.hardware.catalogue import Gpu, find
 from foretrain.hardware.devices import Target
 from foretrain.predict.plan import Plan
 from foretrain.predict.plan import plan as predict_plan
-from foretrain.predict.spec import StepName
+from foretrain.predict.pretraining import of_plan
 from foretrain.predict.within import Within, within
 
 if TYPE_CHECKING:
@@ -150,12 +150,10 @@ def make_plans(
     return plans
 
 
-def answer(
-    plan: Plan, step: StepName, limits: Limits, listen: Callable[[int, int], None] = lambda done, of: None
-) -> "Within | Best":
+def answer(plan: Plan, limits: Limits, listen: Callable[[int, int], None] = lambda done, of: None) -> "Within | Best":
     """What --within, --tokens or --best ask of a plan. `listen`: how many of how many models are looked at."""
     if not limits.best:
-        return within(plan, limits.limit(), step)
+        return within(of_plan(plan), limits.limit())
     if plan.timing is not None and plan.timing.source.startswith("measured"):
         raise UserError("usage.best_speed")
-    return best(plan, limits.limit(), step, limits.given, listen)
+    return best(plan, limits.limit(), plan.step, limits.given, listen)

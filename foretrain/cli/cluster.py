@@ -5,18 +5,20 @@ from importlib.metadata import version
 import typer
 
 from foretrain.advice.asked import Asked
-from foretrain.app.limits import Limits
+from foretrain.app.limits import Limits, check_limits
 from foretrain.app.ranks.job_files import JOB_KINDS, write_job
-from foretrain.app.ranks.plan import Cards, answer, traced_cluster
+from foretrain.app.ranks.plan import Cards, answer, traced_cluster, within_cluster
 from foretrain.base.errors import UserError
 from foretrain.base.messages import say
 from foretrain.cli.common import need_one_of, print_error, print_json, print_notes
-from foretrain.cli.planning.exact import progress
-from foretrain.cli.planning.limits import tell_written
-from foretrain.cli.planning.printing import Form, document, line, screen
+from foretrain.cli.planning.exact import print_largest, progress
+from foretrain.cli.planning.limits import tell_written, write_steps
+from foretrain.cli.planning.printing import WITHIN_SCHEMA, Form, document, line, screen
 from foretrain.cli.show_config import show_config_of
 from foretrain.config.resolve import resolve
+from foretrain.predict.largest import largest
 from foretrain.predict.memory import FAILING
+from foretrain.predict.pretraining import of_cluster
 from foretrain.predict.ranks.record import SCHEMA, ClusterPlan
 from foretrain.reports.views.cluster import screen as screen_view
 from foretrain.reports.views.cluster import whole as whole_view
@@ -24,8 +26,7 @@ from foretrain.reports.views.cluster import whole as whole_view
 CARDS = ("gpus", "link", "network")  # options that name them
 # Those that such a plan cannot have.
 ALONE = (
-    "step_time", "logged_mfu", "explain", "observed", "process", "largest", "snapshot", "alloc_conf", "within",
-    "tokens", "best", "write",
+    "step_time", "logged_mfu", "explain", "observed", "process", "snapshot", "alloc_conf", "best",
 )  # fmt: skip
 
 
@@ -40,11 +41,22 @@ def answer_command(context: typer.Context, words: list[str]) -> None:
     if given["show_config"]:
         show_config_of(resolved, given["as_json"])
         return
-    plan = answer(resolved, cards_of(context), Limits(given["price"], given["co2"], data_tokens=given["data_tokens"]))
-    if given["exact"] or given["python"]:
+    limits = Limits(*(given[name] for name in ("price", "co2", "within", "tokens", "best", "data_tokens", "write")))
+    traces = given["exact"] or bool(given["python"])
+    if given["largest"] and traces:
+        raise UserError("usage.finetune_largest_alone", option="--exact")
+    check_limits(limits, 1, traces or bool(given["largest"]))
+    plan = answer(resolved, cards_of(context), limits)
+    if traces:
         with progress(given["quiet"]) as listen:
             plan = traced_cluster(plan, listen, given["python"])
-    _print(plan, Form(given["full"], given["oneline"], given["as_json"], asked_of(context, words)))
+    form = Form(given["full"], given["oneline"], given["as_json"], asked_of(context, words))
+    if given["largest"]:
+        print_largest(plan.one_card, largest(of_cluster(plan), given["largest"]), as_json=given["as_json"])
+    elif limits.asks:
+        _within(plan, limits, form)
+    else:
+        _print(plan, form)
     if given["write_job"]:
         tell_written(write_job(given["write_job"], plan, words), quiet=given["quiet"])
     if given["check"]:
@@ -91,6 +103,24 @@ def _print(plan: ClusterPlan, form: Form) -> None:
         document(whole_view.document(plan))
     else:
         screen(screen_view.screen(plan, form.asked))
+
+
+def _within(plan: ClusterPlan, limits: Limits, form: Form) -> None:
+    """Print the steps that fit in a limit."""
+    form.check(elsewhere="")
+    found = within_cluster(plan, limits)
+    then = found.plan
+    assert isinstance(then, ClusterPlan)
+    if limits.write is not None:
+        write_steps(plan.one_card, found, limits.write, form.asked)
+    if form.as_json:
+        print_json(found.to_json(schema=WITHIN_SCHEMA))
+    elif form.oneline:
+        line(screen_view.line(then, version("foretrain")))
+    elif form.full:
+        document(whole_view.document(then, found))
+    else:
+        screen(screen_view.screen(then, form.asked, found))
 
 
 def _check(plan: ClusterPlan) -> None:

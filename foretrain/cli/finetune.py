@@ -2,14 +2,15 @@
 
 import typer
 
-from foretrain.app import finetune
 from foretrain.app.finetuning import limits as limits_of
 from foretrain.app.finetuning.question import FineTuneQuestion
 from foretrain.base.errors import UserError
 from foretrain.cli import finetune_deeper, finetune_print, show_config
 from foretrain.cli.common import print_error
 from foretrain.cli.finetune_options import Options, asked_about, read
-from foretrain.predict.finetune.plan import FineTunePlan
+from foretrain.predict.finetune.plan import FineTunePlan, replanned
+from foretrain.predict.finetuning import of_plan
+from foretrain.predict.largest import largest
 from foretrain.predict.memory import FAILING
 from foretrain.reports.views.shared import check_error
 
@@ -47,10 +48,10 @@ def _answer(context: typer.Context, words: list[str]) -> None:
 def _answered(plans: list[FineTunePlan], found: FineTuneQuestion, options: Options) -> list[FineTunePlan]:
     """What was asked, printed; the plans that --check is about."""
     depth, limits, form = options.depth, options.limits, options.form
-    searched = finetune.largest(plans[0], options.largest) if options.largest else None
+    searched = largest(of_plan(plans[0]), options.largest) if options.largest else None
     if searched is not None:
-        plans = [searched.plan or plans[0]]
-    if searched is not None and (searched.plan is None or not limits.asks):
+        plans = [replanned(plans[0], **{searched.option: searched.value}) if searched.value else plans[0]]
+    if searched is not None and (searched.value is None or not limits.asks):
         finetune_print.largest(plans[0], searched, form)
         return plans
     plans = finetune_deeper.deepened(plans, found, depth, options.python)

@@ -8,17 +8,18 @@ from foretrain.advice.finetune_cards import FineTuneCards
 from foretrain.app.finetune import searched
 from foretrain.base.messages import say
 from foretrain.cli.common import print_json, working
-from foretrain.cli.planning.printing import Form, document, line, screen
-from foretrain.predict.finetune.largest import FineTuneLargest
+from foretrain.cli.planning.exact import LARGEST_SCHEMA
+from foretrain.cli.planning.printing import WITHIN_SCHEMA, Form, document, line, screen
 from foretrain.predict.finetune.plan import SCHEMA, FineTunePlan
-from foretrain.predict.finetune.within import FineTuneWithin
+from foretrain.predict.largest import Largest
+from foretrain.predict.within import Within
 from foretrain.reports.views.finetune import cards as cards_view
 from foretrain.reports.views.finetune import limits as limits_view
 from foretrain.reports.views.finetune import screen as screen_view
 from foretrain.reports.views.finetune import whole as whole_view
 
-PLANS_SCHEMA, LARGEST_SCHEMA = "foretrain.finetunes/1", "foretrain.finetune-largest/1"
-WITHIN_SCHEMA, WITHINS_SCHEMA = "foretrain.finetune-within/1", "foretrain.finetune-withins/1"
+PLANS_SCHEMA = "foretrain.finetunes/1"
+WITHINS_SCHEMA = "foretrain.finetune-withins/1"
 
 
 def one(plan: FineTunePlan, form: Form) -> None:
@@ -62,12 +63,13 @@ def cards(plans: list[FineTunePlan], found: FineTuneCards, form: Form) -> None:
         screen(cards_view.screen(plans, found, form.asked))
 
 
-def within(found: FineTuneWithin, form: Form, searched: FineTuneLargest | None = None) -> None:
+def within(found: Within, form: Form, searched: Largest | None = None) -> None:
     """What fits in a limit; `searched`: with the largest value of an option, which --largest has found."""
     if form.as_json:
         extra: dict[str, Any] = {"largest": searched.to_json() if searched else None}
         print_json({**found.to_json(schema=WITHIN_SCHEMA), **extra})
     elif form.oneline:
+        assert isinstance(found.plan, FineTunePlan)
         line(screen_view.line(found.plan, version("foretrain"), found.steps))
     elif form.full:
         document(limits_view.document(found, searched))
@@ -75,7 +77,7 @@ def within(found: FineTuneWithin, form: Form, searched: FineTuneLargest | None =
         screen(limits_view.screen(found, form.asked, searched))
 
 
-def largest(plan: FineTunePlan, found: FineTuneLargest, form: Form) -> None:
+def largest(plan: FineTunePlan, found: Largest, form: Form) -> None:
     """The largest value of an option that fits."""
     if form.as_json:
         print_json(found.to_json(schema=LARGEST_SCHEMA))

@@ -115,7 +115,7 @@ def _priced(base: Subject, changed: RunConfig, gpu: Gpu, steps: int, common: dic
     memory = predict(spec, room)
     money = timed.money() if timed else None
     return Ablation(
-        **common, steps=steps, time_s=timed.total_s.expected_s if timed else None,
+        **common, steps=steps, time_s=timed.length_s.expected_s if timed else None,
         energy_j=timed.energy_expected_j if timed else None, cost=money[1] if money else None,
         currency=changed.currency, verdict=worst_verdict(memory), scaled=factor is not None,
     )  # fmt: skip

@@ -7,7 +7,7 @@ time, energy and MFU *measured (log)*.
 import json
 import math
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, Self, get_args
+from typing import Any, NamedTuple, Self
 
 from pydantic import computed_field, model_validator
 
@@ -21,7 +21,7 @@ from foretrain.config.shape import ModelShape
 from foretrain.hardware.catalogue import NANOGPT_PEAK_FLOP_PER_S, Dtype, Gpu
 from foretrain.model.techniques import TECHNIQUES, optimizer_of
 from foretrain.predict import software
-from foretrain.predict.energy import Spending, spending
+from foretrain.predict.energy import Prices, spending
 from foretrain.predict.memory import (
     StepMemory,
     Verdict,
@@ -30,12 +30,10 @@ from foretrain.predict.memory import (
 )
 from foretrain.predict.spec import STEP_NAMES, StepName, StepSpec, choose_dtype, compiles
 from foretrain.predict.speed.time import Range, compile_time, evaluation_time, is_calibrated, step_time
+from foretrain.predict.timing import NO_TIME, READINGS, Reading, Timing, TimingSource
 from foretrain.predict.trace.memory import Exact
 
 SCHEMA = "foretrain.plan/1"
-Reading = Literal["low", "expected", "high"]
-READINGS: tuple[Reading, ...] = get_args(Reading)
-TimingSource = Literal["estimated", "calibrated", "measured (log)"]
 # Bytes a second at which a checkpoint is hashed and written: SHA-256 does about 1.2 GB/s on one EPYC core, a cloud
 # disk took 0.2, a home NVMe waits for the hash.
 SAVE_BYTES_PER_S_LOW, SAVE_BYTES_PER_S, SAVE_BYTES_PER_S_HIGH = 0.1e9, 0.4e9, 1.0e9
@@ -68,23 +66,6 @@ class Work(Record):
     flops_6n: int
     flops: int
     flops_per_token: int
-
-
-class Timing(Spending):
-    """Times of the run with `step`'s way of training, and what it takes besides (predict/energy.py)."""
-
-    source: TimingSource
-    step_s: Range
-    evaluation_s: Range | None
-    n_evaluations: int
-    save_s: Range | None = None  # one checkpoint; as many are counted as evaluations after the first step
-    compile_s: Range
-    total_s: Range
-    tokens_per_s: float
-    flop_per_s: float
-    mfu: float | None
-    nanogpt_mfu: float
-    torch: str = ""  # the version that an estimated time is for; "" on a CPU
 
 
 class Plan(Record):
@@ -120,7 +101,7 @@ class Plan(Record):
     def __repr__(self) -> str:
         needed, room = self.memory_of(self.step).needed_bytes, self.available_bytes
         memory = format_bytes(needed) + (f" of {format_bytes(room)}" if room is not None else "")
-        time = f", {format_duration(self.timing.total_s.expected_s)}" if self.timing else ""
+        time = f", {format_duration(self.timing.length_s.expected_s)}" if self.timing else ""
         return f"<plan of {self.name} on {self.gpu.name}: {self.verdict}, {memory}{time}>"
 
     @classmethod
@@ -142,6 +123,11 @@ class Plan(Record):
     def timing(self) -> Timing | None:
         """How long the run takes with the trainer that is meant."""
         return self.timing_of(self.step)
+
+    @property
+    def needed_bytes(self) -> int:
+        """What the step that is meant is expected to need."""
+        return self.memory_of(self.step).needed_bytes
 
     def exact_of(self, step: StepName) -> Exact | None:
         """What only a trace's replay can say, where there is a trace."""
@@ -224,7 +210,7 @@ def _counts(shape: ModelShape) -> ModelCounts:
     )
 
 
-def _work(config: RunConfig, shape: ModelShape, dataset_tokens: int | None, source: str) -> Work:
+def work_of(config: RunConfig, shape: ModelShape, dataset_tokens: int | None, source: str) -> Work:
     steps = 0 if config.eval_only else config.max_iters
     tokens = steps * config.tokens_per_step
     return Work(
@@ -288,9 +274,11 @@ def whole_run(
     mfu = flop_per_s / (cards * peak) if peak else None
     torch = str(software.of(config.torch_version)) if spec.cuda and source == "estimated" else ""
     return Timing(
-        source=source, step_s=step_s, evaluation_s=evaluation_s, n_evaluations=evaluations, save_s=saves,
+        source=source, flops_per_step=config.tokens_per_step * ModelShape.of(config).flops_per_token,
+        step_s=step_s, evaluation_s=evaluation_s, n_evaluations=evaluations, save_s=saves,
         compile_s=compile_s, total_s=total, tokens_per_s=tokens_per_s, flop_per_s=flop_per_s, mfu=mfu,
-        nanogpt_mfu=flop_per_s / NANOGPT_PEAK_FLOP_PER_S, torch=torch, **dict(spending(config, gpu, mfu, total, cards)),
+        nanogpt_mfu=flop_per_s / NANOGPT_PEAK_FLOP_PER_S, torch=torch, steps=steps,
+        prices=Prices.of(config), **dict(spending(config, gpu, mfu, total, cards)),
     )  # fmt: skip
 
 
@@ -323,7 +311,7 @@ def _start(gpu: Gpu) -> Range | None:
 def seconds_by_steps(timing: Timing, spec: StepSpec, reading: Reading) -> Callable[[int], float]:
     """How long the run of a timing takes with other numbers of steps, as `whole_run` says of one card."""
     config, start_s = spec.config, _start(spec.gpu) if timing.source == "calibrated" else None
-    parts = _Parts(timing.step_s, timing.compile_s, save_time(config), timing.evaluation_s, start_s)
+    parts = _Parts(timing.step_s, timing.compile_s or NO_TIME, save_time(config), timing.evaluation_s, start_s)
 
     def seconds(steps: int) -> float:
         return parts.total_s(reading, 0 if config.eval_only else steps, n_evaluations(config, steps))
@@ -423,7 +411,7 @@ def plan(
     dataset_tokens = config.dataset_tokens or dataset_tokens
     if config.dataset_tokens:
         dataset_source = "config"
-    work = _work(config, shape, dataset_tokens, dataset_source)
+    work = work_of(config, shape, dataset_tokens, dataset_source)
     specs = [StepSpec.checked(config, gpu, step) for step in STEP_NAMES]
     ours, nanos = (predict(spec, available_bytes) for spec in specs)
     timings = [timing(spec, logged_step_s) for spec in specs]

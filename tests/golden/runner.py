@@ -22,8 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .case import Case, Step
-from .cases import digest, input_folder, listed
+from .cases import Case, Step, input_folder, listed
 
 TIME_LIMIT_S = 400.0
 # One thread: what is summed in parallel differs in the last bit with the number of threads.
@@ -87,7 +86,7 @@ def main() -> int:
 
 def result_file(results: Path, case: Case) -> Path:
     """Where what a case gave is kept."""
-    return results / f"{digest(case)}.json"
+    return results / f"{case.digest}.json"
 
 
 def _import(tree: Path, group: str) -> None:
@@ -292,13 +291,8 @@ def _asked(origin: str, token: str, request: tuple[Any, ...]) -> dict[str, Any]:
     body = rest[0] if rest else None
     found = _sent(origin, token, method, path, body)
     answer = found["answer"]
-    polled = {"/api/exact": "/api/exact", "/api/finetune/exact": "/api/exact", "/api/advice": "/api/advice"}.get(path)
+    polled = {"/api/exact": "/api/exact", "/api/advice": "/api/advice"}.get(path)
     until = time.monotonic() + 300
-    while (
-        isinstance(answer, dict) and answer.get("done") is False and time.monotonic() < until
-    ):  # looked for in moments
-        found = _sent(origin, token, method, path, body)
-        answer = found["answer"]
     while polled and isinstance(answer, dict) and time.monotonic() < until and (job := answer.get("job")):
         found = _sent(origin, token, "GET", f"{polled}/{job}", None)
         answer = found["answer"]

@@ -24,8 +24,8 @@ def effect(now: Outcome, then: Outcome) -> Effect:
         needed_bytes=then.needed_bytes, saved_bytes=now.needed_bytes - then.needed_bytes,
         allocated_bytes=then.memory.worst.allocated_bytes, available_bytes=then.available_bytes, verdict=then.verdict,
         phases=phase_effects(now.memory, then.memory),
-        step_s=new.step_s.expected_s if new else None, total_s=new.total_s.expected_s if new else None,
+        step_s=new.step_s.expected_s if new else None, total_s=new.length_s.expected_s if new else None,
         slower=old.tokens_per_s / new.tokens_per_s - 1 if old and new else None,
-        longer=new.total_s.expected_s / old.total_s.expected_s - 1 if old and new else None,
+        longer=new.length_s.expected_s / old.length_s.expected_s - 1 if old and new else None,
         money=then.money, source=then.memory.source,
     )  # fmt: skip

@@ -11,8 +11,9 @@ from foretrain.app.plan import check_speed, targets
 from foretrain.hardware.devices import Target
 from foretrain.predict.energy import Prices
 from foretrain.predict.finetune.plan import FineTunePlan
-from foretrain.predict.finetune.within import FineTuneWithin
-from foretrain.predict.finetune.within import within as within_limit
+from foretrain.predict.finetuning import of_plan
+from foretrain.predict.within import Within
+from foretrain.predict.within import within as within_limit
 
 
 def plans(
@@ -39,14 +40,16 @@ def plans(
     return [planned(target, rent) for target, rent in zip(found, rents, strict=True)]
 
 
-def within(plan: FineTunePlan, limits: Limits) -> FineTuneWithin:
+def within(plan: FineTunePlan, limits: Limits) -> Within:
     """What --within or --tokens ask of a plan. Raises UserError where not one step fits, or nobody can say."""
-    return within_limit(plan, limits.limit())
+    return within_limit(of_plan(plan), limits.limit())
 
 
 def limited(plan: FineTunePlan, text: str) -> FineTunePlan:
     """The plan with as many steps as fit in a limit such as "12h". Raises UserError as `within` does."""
-    return within(plan, Limits(within=text)).plan
+    found = within(plan, Limits(within=text)).plan
+    assert isinstance(found, FineTunePlan)
+    return found
 
 
 def cards(found: Sequence[FineTunePlan], limits: Limits) -> FineTuneCards:

@@ -9,7 +9,7 @@ from foretrain.config.finetune.read import read_finetune
 from foretrain.config.hub.facts import ModelSource
 from foretrain.config.resolve import ResolvedConfig, resolve
 from foretrain.predict.energy import Prices
-from foretrain.predict.finetune.timing import PRICES
+from foretrain.predict.timing import PRICES
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from foretrain.hardware.catalogue import Gpu
 from foretrain.hardware.cpu import available_memory_bytes
 from foretrain.model.generation.writer import Writer
 from foretrain.model.language_model import make_model
-from foretrain.predict.inference.memory import InferenceMemory, memory_of
 from foretrain.predict.inference.model import InferenceModel, model_of_config
+from foretrain.predict.inference.speed import InferenceMemory, memory_of
 from foretrain.predict.memory import MARGIN_BYTES
 from foretrain.runs.folder import RunDirectory
 from foretrain.training import checkpoint

@@ -4,17 +4,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from foretrain.app.limits import Limits, priced, prices_of
 from foretrain.app.plan import Config, resolved_of
 from foretrain.base.errors import ConfigError, UserError
 from foretrain.config.finetune.asked import is_asked
 from foretrain.config.hub.source import find_source, model_named, unknown_model
 from foretrain.config.inference.options import Inference
 from foretrain.config.inference.words import asked_with
-from foretrain.config.resolve import ResolvedConfig
+from foretrain.config.resolve import ResolvedConfig, resolve
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import Gpu, stated_bytes
+from foretrain.predict.energy import Prices
 from foretrain.predict.inference.model import InferenceModel, model_of_config, model_of_source
 from foretrain.predict.inference.plan import InferencePlan, plan
+from foretrain.predict.timing import PRICES
 from foretrain.runs.folder import RunDirectory
 
 
@@ -34,9 +37,20 @@ def plan_inference(
     return planned(model_named_by(source), asked_with(options), target)
 
 
-def planned(model: InferenceModel, asked: Inference, target: devices.Target) -> InferencePlan:
+def planned(model: InferenceModel, asked: Inference, target: devices.Target, prices: Prices = PRICES) -> InferencePlan:
     """The forecast on a target. Raises UserError."""
-    return plan(model, asked, target.gpu, used_by_others_bytes=target.used_by_others_bytes)
+    return plan(model, asked, target.gpu, used_by_others_bytes=target.used_by_others_bytes, prices=prices)
+
+
+def plans(
+    model: InferenceModel, asked: Inference, targets: Sequence[devices.Target], price: str | None
+) -> list[InferencePlan]:
+    """The forecast on each target, with its own rent where one is given for it. Raises UserError."""
+    limits = Limits(price=price)
+    config = priced(resolve([]), limits).config
+    rents = prices_of(limits, config, [target.gpu for target in targets])
+    prices = [Prices.of(config).model_copy(update={"price_per_hour": rent}) for rent in rents]
+    return [planned(model, asked, target, each) for target, each in zip(targets, prices, strict=True)]
 
 
 def model_named_by(source: Config) -> InferenceModel:

@@ -59,10 +59,10 @@ def advices(base: Plan, goal: str | None, price: str | None) -> Advices:
 def answer(plan: Plan, asked: limits.Limits, listen: Callable[[int, int], None]) -> Within | Best:
     """The same as `app.limits.answer`, of the step that is meant. Raises UserError as it does."""
     if not asked.best:
-        return limits.answer(plan, plan.step, asked, listen)
+        return limits.answer(plan, asked, listen)
 
     def make() -> Best:
-        found = limits.answer(plan, plan.step, asked, listen)
+        found = limits.answer(plan, asked, listen)
         assert isinstance(found, Best)
         return found
 

@@ -85,7 +85,7 @@ def job_of(plan: ClusterPlan, words: Sequence[str]) -> Job:
     best = plan.best
     if best is None or best.verdict in REFUSED:
         raise UserError("usage.job_does_not_fit", name=plan.name, cards=plan.cluster.text)
-    total = best.timing.total_s if best.timing else None
+    total = best.timing.length_s if best.timing else None
     return Job(
         name=plan.name, words=(*words, *plan.options_of(best)), gpu=plan.cluster.gpu.name, nodes=plan.cluster.nodes,
         per_node=plan.cluster.per_node,

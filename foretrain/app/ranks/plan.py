@@ -16,11 +16,11 @@ from foretrain.config.sharing import micro_batch_choices
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import Gpu, stated_bytes
 from foretrain.hardware.cluster import Cluster, cluster
-from foretrain.predict.ranks.pays import with_pays
-from foretrain.predict.ranks.plan import share
+from foretrain.predict.pretraining import of_cluster
+from foretrain.predict.ranks.plan import share, traced, with_pays
 from foretrain.predict.ranks.record import ClusterPlan
-from foretrain.predict.ranks.traced import traced
 from foretrain.predict.trace import interpreter
+from foretrain.predict.within import Within, within
 
 
 def plan_cluster(
@@ -96,6 +96,11 @@ def _check(resolved: ResolvedConfig, cards: Cluster) -> None:
     hybrid = "strategy" in resolved.sources and resolved.config.strategy == "hsdp"
     if hybrid and (cards.nodes == 1 or cards.per_node == 1):
         raise UserError("usage.hsdp_of_one_node", cluster=cards.text)
+
+
+def within_cluster(plan: ClusterPlan, limits: Limits) -> Within:
+    """What --within or --tokens ask of a plan. Raises UserError where not one step fits."""
+    return within(of_cluster(plan), limits.limit())
 
 
 def traced_cluster(plan: ClusterPlan, listen: Listen, python: str = "") -> ClusterPlan:

@@ -114,7 +114,7 @@ def plan_command(
     if show_config:
         show_config_of(resolved, as_json)
         return
-    step, form = resolved.step, Form(full, oneline, as_json, _asked(context, resolved, limits))
+    form = Form(full, oneline, as_json, _asked(context, resolved, limits))
     depth = Depth(exact or bool(python), explain, observed, process, largest, snapshot, alloc_conf, quiet)
     form.check(elsewhere="--explain" if explain else "--largest" if largest else "")
     plan_exact.check_depth(depth, resolved.files)
@@ -123,7 +123,7 @@ def plan_command(
     plans = make_plans(resolved, found, limits, step_time, logged_mfu, kept.plan)
     if largest and not limits.asks:
         with interpreter.use_interpreter(python):
-            plan_exact.largest_command(plans[0], step, depth, as_json=as_json, check=check)
+            plan_exact.largest_command(plans[0], depth, as_json=as_json, check=check)
         return
     plans = _answered(plans, limits, depth, form, python)
     plan_print.check(plans if check and not best else [])

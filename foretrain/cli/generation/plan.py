@@ -5,7 +5,7 @@ from importlib.metadata import version
 
 import typer
 
-from foretrain.app.generation.plan import model_of_words, planned
+from foretrain.app.generation.plan import model_of_words, plans
 from foretrain.base.errors import UserError
 from foretrain.base.messages import listed, say
 from foretrain.cli.common import print_error, print_json
@@ -22,7 +22,7 @@ from foretrain.reports.views.generation import plan as view
 
 PLANS_SCHEMA = "foretrain.inferences/1"
 # Options of `plan` that go with --inference; every other one is about training.
-WITH = ("largest", "inference", "gpu", "others", "check", "full", "oneline", "as_json", "quiet", "words")
+WITH = ("largest", "price", "inference", "gpu", "others", "check", "full", "oneline", "as_json", "quiet", "words")
 
 
 def answer_command(context: typer.Context, words: list[str]) -> None:
@@ -43,20 +43,21 @@ def answer_command(context: typer.Context, words: list[str]) -> None:
     names = list(dict.fromkeys(each.strip() for each in given["gpu"].split(",") if each.strip())) or ["auto"]
     if counted := next((name for name in names if is_counted(name)), None):
         raise UserError("usage.inference_one_card", value=counted[:80], one=re.sub(r"^.*\d\s*x\s*", "", counted)[:80])
-    plans = [planned(model, asked, devices.target(name, stated)) for name in names]
+    found = plans(model, asked, [devices.target(name, stated) for name in names], given["price"])
     if given["largest"] and not given["as_json"]:
-        _largest(plans, given["largest"])
-    elif given["as_json"] and len(plans) > 1:
-        print_json({"schema": PLANS_SCHEMA, "plans": [plan.to_json(schema=SCHEMA) for plan in plans]})
+        _largest(found, given["largest"])
+    elif given["as_json"] and len(found) > 1:
+        print_json({"schema": PLANS_SCHEMA, "plans": [plan.to_json(schema=SCHEMA) for plan in found]})
     else:
-        for plan in plans:
+        for plan in found:
             others = ("--used-by-others", given["others"]) if given["others"] else ()
-            card = ("--gpu", names[0] if len(names) == 1 else plan.gpu.name, *others)
+            price = ("--price", given["price"]) if given["price"] else ()
+            card = ("--gpu", names[0] if len(names) == 1 else plan.gpu.name, *others, *price)
             command = ("foretrain", "plan", *left, "--inference", *_changed(asked, plan), *card)
             shown = () if given["quiet"] else command
-            _print(plan, given["as_json"], given["full"], given["oneline"] or len(plans) > 1, shown)
+            _print(plan, given["as_json"], given["full"], given["oneline"] or len(found) > 1, shown)
     if given["check"]:
-        _check(plans)
+        _check(found)
 
 
 def _largest(plans: list[InferencePlan], value: str) -> None:

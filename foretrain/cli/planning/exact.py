@@ -16,7 +16,9 @@ from foretrain.cli.common import ERR, OUT, need_one_of, print_error, print_json,
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.hardware.catalogue import Gpu, stated_bytes
 from foretrain.predict.allocator.settings import driver_backend
+from foretrain.predict.largest import Largest, largest
 from foretrain.predict.plan import Plan
+from foretrain.predict.pretraining import of_plan
 from foretrain.predict.spec import StepName
 from foretrain.reports import text
 
@@ -114,21 +116,26 @@ def size_of(value: str, option: str) -> int | None:
     return stated_bytes(value, option) if value else None
 
 
-def largest_command(plan: Plan, step: StepName, depth: Depth, *, as_json: bool, check: bool) -> None:
+def largest_command(plan: Plan, depth: Depth, *, as_json: bool, check: bool) -> None:
     """Search and print the largest value of a knob that fits; `check`: exit with 3 where none does."""
     if depth.exact:
         with progress(depth.quiet) as listen:
-            found = exact.largest(plan, depth.largest, step, listen, depth.alloc_conf)
+            found = exact.largest(plan, depth.largest, listen, depth.alloc_conf)
     else:
-        found = exact.largest(plan, depth.largest, step)
-    if as_json:
-        print_json(found.to_json(schema=LARGEST_SCHEMA))
-    else:
-        text.render(explain_view.largest(plan, found), OUT)
+        found = largest(of_plan(plan), depth.largest)
+    print_largest(plan, found, as_json=as_json)
     if check and found.value is None:  # the one object of --json is the answer, which says so too
         error = UserError("check.largest_nothing", option=found.option, name=plan.name, gpu=plan.gpu.name)
         print_error(error, as_json=False)
         raise typer.Exit(int(error.exit_code))
+
+
+def print_largest(plan: Plan, found: Largest, *, as_json: bool) -> None:
+    """Print the largest value, of a plan for one card or for several."""
+    if as_json:
+        print_json(found.to_json(schema=LARGEST_SCHEMA))
+    else:
+        text.render(explain_view.largest(plan, found), OUT)
 
 
 def with_trainer(resolved: ResolvedConfig, trainer: str) -> ResolvedConfig:

@@ -15,6 +15,7 @@ from foretrain.cli.planning import printing as plan_print
 from foretrain.cli.planning.printing import Form
 from foretrain.config import writer as config_writer
 from foretrain.config.options import RunConfig
+from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.plan import Plan
 from foretrain.predict.within import Within
 
@@ -37,6 +38,13 @@ def tell_written(path: Path, *, quiet: bool) -> None:
         ERR.print(printable(say("within.written", path=str(path))), soft_wrap=True, markup=False)
 
 
+def write_steps(plan: Plan, found: Within, path: Path, asked: Asked) -> None:
+    """The config of a plan with the steps that fit in a limit, as a file."""
+    assert not isinstance(found.plan, FineTunePlan)
+    before = {name: say("written.was", value=str(getattr(plan.config, name))) for name in found.changed}
+    write_config(found.plan.config, path, asked, before)
+
+
 @contextmanager
 def _progress(quiet: bool) -> Iterator[Callable[[int, int], None]]:
     """A line on stderr that counts; nothing where nobody watches."""
@@ -57,6 +65,5 @@ def answer(plan: Plan, limits: Limits, form: Form) -> None:
         plan_print.best(plan, found, form)
         return
     if limits.write is not None:
-        before = {name: say("written.was", value=str(getattr(plan.config, name))) for name in found.changed}
-        write_config(found.config, limits.write, form.asked, before)
+        write_steps(plan, found, limits.write, form.asked)
     plan_print.within(plan, found, form)

@@ -14,6 +14,7 @@ from foretrain.base.errors import UserError
 from foretrain.base.installation import Later
 from foretrain.base.messages import printable
 from foretrain.cli.common import OUT, print_error, print_json
+from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.memory import FAILING
 from foretrain.predict.plan import SCHEMA, Plan
 from foretrain.reports import text
@@ -110,7 +111,8 @@ def within(plan: Plan, found: "Within", form: Form) -> None:
     if form.full:
         document(limits_view.within(plan, found))
     elif form.oneline:
-        line(first_view.line(plan, plan.step, version("foretrain"), found.timing, found.steps))
+        assert not isinstance(found.plan, FineTunePlan)
+        line(first_view.line(plan, plan.step, version("foretrain"), found.plan.timing, found.steps))
     else:
         screen(first_view.within(plan, found, form.asked))
 

@@ -1,6 +1,7 @@
 """The memory of a fine-tuning run: each phase with its components and a verdict. No torch."""
 
 from functools import lru_cache
+from typing import Any
 
 from foretrain.base.process_memory import collected_later
 from foretrain.base.records import Record
@@ -11,7 +12,16 @@ from foretrain.hardware.devices import Context
 from foretrain.predict import software
 from foretrain.predict.allocator.replay import PhasePeak, replay
 from foretrain.predict.allocator.settings import Settings
-from foretrain.predict.finetune.simulated import PHASES, SimulatedFineTuning
+from foretrain.predict.estimate.kernel_buffers import (
+    Processors,
+    column_sum_bytes,
+    flash_backward_bytes,
+    flash_split_bytes,
+)
+from foretrain.predict.estimate.simulated_run import granule_of
+from foretrain.predict.finetune.optimizers import OPTIMIZERS
+from foretrain.predict.finetune.outside import Collected, Outside, formula_of, numbers
+from foretrain.predict.finetune.program import CompiledProgram, attention_kernel, program_of
 from foretrain.predict.memory import (
     EXACTLY,
     Component,
@@ -25,7 +35,7 @@ from foretrain.predict.memory import (
     needed,
     on_cpu,
 )
-from foretrain.predict.timeline import Peak
+from foretrain.predict.timeline import Passage, Peak, Tensor, Timeline
 
 MOST_KEPT = 128
 # Which freed blocks are found again changes with torch, kernels and system, which a plan does not know. 11 runs on an
@@ -124,3 +134,189 @@ def _ledger(asked: _Asked) -> FineTuneLedger:
 def estimated(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> FineTuneLedger:
     """The estimate of a run on this card. The last ones are kept."""
     return _ledger(_Asked(facts, tune, gpu))
+
+
+# A fine-tuning run as the estimate sees it: its phases in their order, with what stays alive between them.
+#
+# The order is that of transformers' Trainer (trainer.py): load, the batches of a step, each micro-batch, clipping, the
+# optimizer, evaluation. Sizes round up as PyTorch's CUDA allocator rounds them; a CPU's do not.
+
+PHASES = ("load", "prepare", "first_step", "steady_step", "evaluate", "save", "merge")
+PAGED = 100_000  # elements from which on bitsandbytes pages a state (get_state_buffer)
+MICRO_BATCHES = 3  # that are written out, and three steps: then what the allocator reserves has settled
+
+
+def symbols_of(facts: ModelFacts, tune: FineTune, gpu: Gpu, batch: int) -> dict[str, int]:
+    """The letters of the formulas: sizes of the model and of a batch, and what kernels take on this card."""
+    H, D, cuda = facts.n_head, facts.head_dim, gpu.kind == "cuda"
+    padded = -(-D // 8) * 8
+    batch, T = tune.rows(batch)
+    processors = Processors.of(gpu.capability, gpu.sm_count or 1)
+    in_flash = flash_backward_bytes(batch, H, T, D)
+    if facts.groups > 1:  # gradients of keys and values for each head of queries, which are then summed
+        in_flash += [2 * batch * H * T * D] * 2
+    sums = {f"sums{n}": sum(column_sum_bytes(processors, batch * T, n * facts.n_embd)) for n in (1, 2, 3, 4)}
+    return {
+        "B": batch, "T": T, "C": facts.n_embd, "H": H, "K": facts.n_kv_head, "D": D, "E": padded,
+        "A": H * padded, "G": facts.groups, "F": facts.mlp_width, "V": facts.vocab_size, "r": tune.lora_r, "n": -1,
+        "kept": 0, "X": facts.n_expert, "M": facts.expert_width,
+        "flash": sum(in_flash) if gpu.capability >= (8, 0) else 0,
+        "split": sum(flash_split_bytes(batch, H, T, T, D, processors.number)), **sums,
+        "cuBLAS": software.of("").cublas_workspace_bytes(gpu.capability) if cuda else 0,
+        "L2": gpu.cache_bytes if cuda else 0,
+    }  # fmt: skip
+
+
+class SimulatedFineTuning:
+    """One run. `t` is its timeline once `write` was called; `paged_bytes`: states in managed memory."""
+
+    def __init__(self, facts: ModelFacts, tune: FineTune, gpu: Gpu) -> None:
+        self.facts, self.tune, self.gpu = facts, tune, gpu
+        self.cuda = gpu.kind == "cuda"
+
+        def attention(learns: bool) -> str:
+            return attention_kernel(facts, tune, gpu, learns=learns)
+
+        self.program = program_of(facts, tune, attention, gpu)
+        self.symbols = self.program.sizes(symbols_of(facts, tune, gpu, tune.batch_size))
+        self.t = Timeline(dict(self.symbols), granule_of(gpu))
+        self.outside = Outside(self.program, self.t)
+        self.alloc = self.outside.alloc
+        self.trained = list(self.program.trained().values())
+        self.passages: dict[Any, Passage] = {}
+        self.gradients: list[Tensor] = []
+        self.outputs: list[Tensor] = []  # of the last micro-batch, which a loop of one's own holds until the next ones
+        self.started: set[bool] = set()
+        self.held: list[Tensor] = []  # the batch that was taken last
+        self.paged_bytes = self.saved_bytes = 0
+
+    # -- phases --------------------------------------------------------------------------------------------
+
+    def write(self) -> Timeline:
+        """The whole run."""
+        self.outside.load()
+        self.outside.prepare()
+        self.step("first_step")
+        self.step("steady_step")
+        if self.tune.evaluate:
+            self.evaluate()
+        self.outside.save()
+        self.step("steady_step")
+        self.t.free(*self.held)
+        self.outside.merge()
+        return self.t
+
+    def step(self, phase: str) -> None:
+        """One optimizer step. The batches of all its micro-batches are there, and their labels counted, before it
+        begins, in what ran before; the last one stays until the first of the next step is taken."""
+        tune = self.tune
+        if phase == "first_step" and not tune.adapters:  # nothing was prepared
+            self.t.phase(phase)
+        batches = [self.batch() for _ in range(min(MICRO_BATCHES, tune.grad_accum))]
+        self.t.free(self.t.alloc("temporaries", self.t.size(9, "B", "T")))  # which of them count, and how many
+        self.t.phase(phase)
+        for batch in batches:
+            self.t.free(*self.held)
+            self.micro_batch()
+            self.held = batch
+        self.t.at("optimizer")
+        self.optimize(first=phase == "first_step")
+        self.t.free(*self.gradients)
+        self.gradients = []
+
+    def micro_batch(self) -> None:
+        """Forward and backward pass."""
+        if isinstance(self.program, CompiledProgram) and True not in self.started:
+            self.gradients = self.program.first_pass(self.t, self._workspaces())
+            self.started.add(True)
+            return
+        self.outside.places.before_a_pass()
+        passage = self.passage(train=True)
+        shift = self.t.play(passage, 0)
+        self.t.free(*self.outputs)
+        self.outputs = []
+        self.saved_bytes = sum(
+            kind.size.nbytes * kind.count
+            for kind in self.t.living()
+            if kind.component.startswith(("activations", "logits", "weight_copies"))
+        )
+        second = self.t.play(passage, 1, shift)
+        for serial in passage.left:
+            component, size = passage.kinds[serial]
+            if component == "gradients":
+                at = serial + (second if serial >= passage.parts[1].first else shift)
+                self.gradients.append(self.t.adopt(component, size, at))
+        self.hold(passage, shift)
+
+    def hold(self, passage: Passage, shift: int) -> None:
+        """Take what a forward pass gave a loop of one's own."""
+        for serial in passage.left if self.tune.loop == "own" else ():
+            component, size = passage.kinds[serial]
+            if component not in ("gradients", "workspace"):
+                self.outputs.append(self.t.adopt(component, size, serial + shift))
+
+    def optimize(self, *, first: bool) -> None:
+        """Clipping takes a norm for each gradient; the states appear in the first step."""
+        memory = OPTIMIZERS[self.tune.optim]
+        if self.tune.max_grad_norm:
+            norms = [self.alloc("temporaries", 4) for _ in self.trained]
+            self.t.free(*norms)
+        for nbytes in memory.shared if first else ():
+            self.alloc("optimizer", nbytes)
+        for parameter in self.trained if first else ():
+            states = memory.embedding if memory.embedding and "embed" in parameter.name else memory.states
+            for nbytes in states(parameter.shape, parameter.dtype.itemsize):
+                if memory.paged and parameter.numel() >= PAGED:
+                    self.paged_bytes += nbytes
+                else:
+                    each, rest = divmod(nbytes, parameter.numel())
+                    self.alloc("optimizer", nbytes, "" if rest else formula_of(each, parameter.shape))
+        passes = memory.passing if self.cuda else memory.passing_on_cpu or memory.passing
+        processors = Processors.of(self.gpu.capability, self.gpu.sm_count or 1) if self.cuda else None
+        passing = passes([(p.shape, p.dtype.itemsize) for p in self.trained], processors)
+        self.t.free(*[self.alloc("temporaries", nbytes) for nbytes in passing if nbytes])
+
+    def evaluate(self) -> None:
+        """Batches of its own size, with the logits that are collected."""
+        tune = self.tune
+        self.t.phase("evaluate")
+        self.t.use(symbols_of(self.facts, tune, self.gpu, tune.eval_batch_size))
+        most = tune.eval_accumulation_steps or tune.eval_batches
+        collected = Collected(self.t, self.program.logit_bytes, most)
+        before: list[Tensor] = []  # the last batch, until the next one was used
+        for number in numbers(tune.eval_batches):
+            batch = self.batch()
+            passage = self.passage(train=False)
+            shift = self.t.play(passage, 0)
+            self.t.free(*self.outputs)
+            self.outputs = []
+            self.hold(passage, shift)
+            if tune.keeps_logits:
+                collected.add(number)
+            self.t.free(*before)
+            before = batch
+        collected.release()
+        self.t.free(*before)
+        self.t.use(self.symbols)
+
+    def batch(self) -> list[Tensor]:
+        """Token ids, labels and a mask; where all rows are one, positions, and of which sample each token is."""
+        found = [self.t.alloc("batch", self.t.size(8, "B", "T")) for _ in range(3)]
+        return [*found, self.t.alloc("batch", self.t.size(4, "B", "T"))] if self.tune.joined else found
+
+    # -- parts ---------------------------------------------------------------------------------------------
+
+    def passage(self, *, train: bool) -> Passage:
+        """A pass, without the workspaces that cuBLAS has from earlier ones; a later one adds to the gradients."""
+        there, later = self._workspaces(), bool(self.gradients)
+        first = train and self.outside.places.passes == 1
+        key = train, later, first, self.t.symbols["B"], there
+        self.started.add(train)
+        if key not in self.passages:
+            structure = self.program.structure(self.t.symbols, train=train, later=later, first=first)
+            self.passages[key] = structure.sized(self.t).without("workspace", there)
+        return self.passages[key]
+
+    def _workspaces(self) -> int:
+        """How many cuBLAS has: one for each thread that has multiplied."""
+        return 2 if True in self.started else max(len(self.started), len(self.outside.workspaces))

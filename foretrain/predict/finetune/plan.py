@@ -4,22 +4,36 @@ Every figure has its source: memory is *estimated* from the model's code or *tra
 card's rates.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
+from typing import Any
 
 from foretrain.base.errors import UserError
 from foretrain.base.records import Note, Record
 from foretrain.base.units import format_bytes, format_duration
 from foretrain.config.finetune.options import Bound, FineTune
-from foretrain.config.hub.facts import ModelFacts, ModelSource
+from foretrain.config.hub.facts import LIGER_VERSION, UNKNOWN, WITHOUT, ModelFacts, ModelSource, kernels_of
+from foretrain.config.hub.parameters import parameters_of
 from foretrain.config.hub.source import FOUR_BITS
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.energy import Prices
+from foretrain.predict.finetune import program as unsloth
 from foretrain.predict.finetune.memory import FineTuneLedger, FineTuneMemory, estimated
-from foretrain.predict.finetune.notes import notes_of
-from foretrain.predict.finetune.resolved import resolved
-from foretrain.predict.finetune.timing import PRICES, FineTuneTiming, logged, timing
+from foretrain.predict.finetune.outside import BLOCK
+from foretrain.predict.finetune.program import DTYPES, has_flash_2, is_known, widens
+from foretrain.predict.finetune.targets import (
+    MOST_NAMED,
+    adapted_roles,
+    check_saved,
+    no_such_layers,
+    redirected,
+    saved_notes,
+    unknown_names,
+)
+from foretrain.predict.finetune.time import logged, timing
 from foretrain.predict.memory import Verdict, worst_verdict
+from foretrain.predict.timing import PRICES, Timing
 
 SCHEMA = "foretrain.finetune/1"
 
@@ -51,7 +65,7 @@ class FineTunePlan(Record):
     available_bytes: int | None
     used_by_others_bytes: int
     memory: FineTuneMemory
-    timing: FineTuneTiming | None
+    timing: Timing | None
     notes: tuple[Note, ...] = ()
     bound: Bound = "exact"
     bounded_by: tuple[str, ...] = ()
@@ -167,6 +181,125 @@ def timed(plan: FineTunePlan, step_s: float, prices: Prices = PRICES) -> FineTun
     return plan.model_copy(update={"timing": logged(plan.facts, plan.tune, plan.gpu, step_s, prices)})
 
 
-def _timing(facts: ModelFacts, tune: FineTune, gpu: Gpu, prices: Prices) -> FineTuneTiming | None:
+def _timing(facts: ModelFacts, tune: FineTune, gpu: Gpu, prices: Prices) -> Timing | None:
     """That of a card; of a CPU, whose rates for these models nobody has measured, none."""
     return timing(facts, tune, gpu, prices) if gpu.kind == "cuda" else None
+
+
+def resolved(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> FineTune:
+    """The options with `auto` decided. Raises UserError for what this model cannot have."""
+    tune = redirected(tune.model_copy(update={"unsloth": tune.unsloth or tune.loop == "unsloth"}))
+    dtype: Any = tune.dtype
+    tune = tune.model_copy(update={"amp": _amp(tune, gpu)})
+    if dtype == "auto":  # unsloth loads any model in 16 bits
+        dtype = facts.dtype if not tune.unsloth else "bfloat16" if gpu.supports_bf16 else "float16"
+    if tune.unsloth and not tune.adapters and dtype == "float16":
+        dtype = "float32"  # unsloth models/vision.py: "Float16 full finetuning … upcast weights to float32"
+    if not tune.adapters and dtype == "float16" and tune.amp == "fp16":
+        raise UserError("usage.fp16_weights")
+    check_saved(facts, tune)
+    if tune.adapters and not adapted_roles(facts, tune):
+        raise no_such_layers(facts, tune)
+    if tune.attn == "flash_attention_2" and dtype == "float32" and tune.amp == "no":
+        raise UserError("usage.flash_needs_half")
+    if tune.attn == "flash_attention_2" and not has_flash_2(gpu):
+        raise UserError("usage.flash_needs_ampere", gpu=gpu.name, capability=".".join(map(str, gpu.capability)))
+    asks = {"torch_compile": tune.compile, "unsloth": tune.unsloth, "use_liger_kernel": tune.liger}
+    if (what := next((name for name, on in asks.items() if on), None)) and not gpu.has_triton:
+        raise UserError("usage.needs_triton", what=what, gpu=gpu.name, capability=gpu.compute_capability)
+    if tune.positions_beyond(facts):
+        raise UserError("usage.seq_beyond", seq_len=tune.seq_len, most=facts.max_positions)
+    return tune.model_copy(update={"dtype": dtype})
+
+
+def _amp(tune: FineTune, gpu: Gpu) -> str:
+    """Of QLoRA that of peft's and TRL's recipes: without autocast all that is not in 4 bits is fp32, which is slow and
+    large; of unsloth its trainer's. Everything else computes in the dtype of its weights."""
+    if tune.amp != "auto":
+        return tune.amp
+    half = "bf16" if gpu.supports_bf16 else "fp16"
+    return half if (tune.quantized or tune.unsloth) and gpu.kind == "cuda" else "no"
+
+
+def notes_of(
+    source: ModelSource, facts: ModelFacts, tune: FineTune, gpu: Gpu, others_bytes: int, ledger: FineTuneLedger
+) -> list[Note]:
+    """All of them, in the order in which they are shown. `ledger`: the memory of the run."""
+    found: list[Note] = []
+
+    def note(id: str, **values: object) -> None:
+        found.append(Note(id=id, values=values))
+
+    if not others_bytes:
+        note("others_unknown")
+    found += gpu.notes
+    if source.code:
+        note("remote_code")
+    if names := unknown_names(facts, tune):
+        note("finetune_no_modules", names=", ".join(names[:MOST_NAMED]), model=facts.model_type)
+    if tune.seq_len > facts.max_positions:
+        note("seq_beyond_trained", seq_len=tune.seq_len, most=facts.max_positions)
+    if tune.optim.startswith("paged"):
+        note("paged_optimizer")
+    if facts.vision:
+        note("vision_frozen")
+    if tune.compile and not is_known(facts, tune, gpu):
+        note("finetune_compile")
+    if tune.joined and tune.attn != "flash_attention_2":
+        _, tokens = tune.rows(tune.batch_size)
+        note("packed_mask", tokens=tokens, size=tokens**2)
+    found += saved_notes(facts, tune)
+    found += _liger_notes(facts, tune) if tune.liger else []
+    found += unsloth.notes(facts, tune) if tune.unsloth else []
+    return [*found, *four_bit_notes(ledger, tune), *expert_notes(facts, tune)]
+
+
+def _liger_notes(facts: ModelFacts, tune: FineTune) -> list[Note]:
+    """Which of Liger's kernels the figures are with, by stand-ins."""
+    loop = "unsloth" if tune.unsloth else tune.loop
+    own = facts.liger_kernels(loop)
+    if own is None:
+        what = loop if loop in WITHOUT else facts.model_type
+        id = "finetune_liger_unknown" if what in UNKNOWN else "finetune_liger_none"
+        return [Note(id=id, values={"version": LIGER_VERSION, "what": what})]
+    kernels = ", ".join(kernels_of(own, facts.activation))
+    notes = [Note(id="finetune_liger", values={"version": LIGER_VERSION, "kernels": kernels})]
+    return [*notes, *([] if own.loss else [Note(id="finetune_liger_trl", values={})])]
+
+
+EXPERTS = {"expert_gate_up", "expert_down"}  # roles of their adapters
+
+
+def expert_notes(facts: ModelFacts, tune: FineTune) -> list[Note]:
+    """None where the model is no mixture. Memory follows from how many tokens and experts there are; only time rests
+    on an even split. The bound: a token takes an expert once, so one expert has at most all tokens."""
+    if not facts.n_expert:
+        return []
+    tokens = tune.batch_size * tune.seq_len
+    rows = tokens * facts.experts_per_token
+    values = {"taken": facts.experts_per_token, "experts": facts.n_expert, "rows": rows, "most": tokens}
+    found = [Note(id="experts_even", values={**values, "even": -(-rows // facts.n_expert)})]
+    elements = sum(each.elements for each in parameters_of(facts) if each.role == "expert")
+    item_bytes = 4 if widens(tune) else DTYPES[tune.dtype].itemsize
+    if tune.method == "qlora":
+        found.append(Note(id="experts_not_packed", values={"count": elements, "size": item_bytes * elements}))
+    if adapted_roles(facts, tune) & EXPERTS:
+        found.append(Note(id="experts_copied", values={"size": item_bytes * elements}))
+    return found
+
+
+def four_bit_notes(ledger: FineTuneLedger, tune: FineTune) -> list[Note]:
+    """A note where what peft makes fp32 for QLoRA can be more than 4 bits save. That is so at most where half of what a
+    step has beside weights is more: the numbers between layers are twice as wide, others are not."""
+    itemsize = DTYPES[tune.dtype].itemsize
+    wide = sum(4 * p.numel() for name, p in ledger.weights.items() if ".lora_" not in name and p.dtype.itemsize == 4)
+    if tune.method != "qlora" or itemsize == 4 or not wide:
+        return []
+    scale_bytes = 1 if tune.double_quant else 4
+    packed = sum(math.prod(shape) for shape in ledger.packed.values())
+    saved = round(packed * (itemsize - 0.5 - scale_bytes / BLOCK))
+    worst = ledger.memory.worst
+    beside = worst.tensors_bytes - sum(row.size_bytes for row in worst.components if row.id == "weights")
+    if saved - wide // 2 >= beside / 2:
+        return []
+    return [Note(id="four_bits_widened", values={"wide": wide, "saved": saved})]

@@ -3,19 +3,37 @@
 The code that runs is model/hub/decoder.py. No torch.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
+from foretrain.base.records import Note
 from foretrain.config.finetune.options import FineTune
-from foretrain.config.hub.facts import LETTERS, ModelFacts
+from foretrain.config.hub.facts import (
+    LEAST_OFFLOADED_BYTES,
+    LETTERS,
+    ROLES,
+    UNSLOTH_VERSION,
+    ModelFacts,
+    functions_of,
+    table_rows,
+)
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.abstract import autograd, modules, programs
 from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.autograd import Parameter
-from foretrain.predict.abstract.dims import Dim
-from foretrain.predict.abstract.passage import MOST, Recorder, Structure, Uneven, unroll
+from foretrain.predict.abstract.dims import Dim, Kernel
+from foretrain.predict.abstract.fusion import fused
+from foretrain.predict.abstract.passage import MOST, OUTSIDE, Recorder, Structure, Uneven, copies_of, unroll
 from foretrain.predict.abstract.tensors import DType, bfloat16, float16, float32
-from foretrain.predict.finetune.saved import is_saved, is_untied, own_words
-from foretrain.predict.finetune.targets import adapted_roles, no_such_layers
+from foretrain.predict.compiled import operations
+from foretrain.predict.compiled.graph import Compiler
+from foretrain.predict.compiled.halves import recorded
+from foretrain.predict.compiled.step import LOADER
+from foretrain.predict.compiled.timing import first_walk
+from foretrain.predict.estimate.kernel_buffers import efficient_backward_bytes
+from foretrain.predict.estimate.sdpa import USUAL, WITH_CUDNN, Call, kernel, prefers_cudnn
+from foretrain.predict.finetune.targets import adapted_roles, is_saved, is_untied, no_such_layers, own_words
+from foretrain.predict.timeline import Tensor, Timeline
 
 DTYPES: dict[str, DType] = {"float32": float32, "bfloat16": bfloat16, "float16": float16}
 AMP: dict[str, DType | None] = {"auto": None, "no": None, "bf16": bfloat16, "fp16": float16}
@@ -220,3 +238,170 @@ class Program:
     def trained(self) -> dict[str, Parameter]:
         """The parameters that get a gradient."""
         return {name: p for name, p in self.weights.items() if p.requires_grad}
+
+
+AMPERE = (8, 0)  # the first capability that FlashAttention 2 runs on (flash-attn csrc/flash_attn/flash_api.cpp)
+
+
+def has_flash_2(gpu: Gpu) -> bool:
+    """Whether the flash-attn package runs on a device; on a CPU its kernel is planned as PyTorch's own."""
+    return gpu.kind != "cuda" or gpu.capability >= AMPERE
+
+
+def attention_kernel(facts: ModelFacts, tune: FineTune, gpu: Gpu, *, learns: bool) -> str:
+    """The kernel of causal attention without a mask."""
+    if tune.attn == "flash_attention_2":
+        return "flash"
+    if gpu.kind != "cuda":  # sdp_utils_cpp.cpp: without dropout, and with any mask
+        return "math" if learns and facts.attention_dropout else "flash"
+    # Without autocast all that is not in 4 bits is fp32, and so is what it makes.
+    wide = widens(tune) and tune.loop != "axolotl"
+    half = {"bf16": "bfloat16", "fp16": "float16"}.get(tune.amp, "float32" if wide else tune.dtype)
+    width, heads = facts.head_dim, (facts.n_head, facts.n_kv_head, facts.n_kv_head)
+    call = Call(half, (width, width, width), (2, 2), heads, grouped=facts.groups > 1, learns=learns,
+                dropout=facts.attention_dropout if learns else 0.0)  # fmt: skip
+    return kernel(gpu.capability, call, WITH_CUDNN if prefers_cudnn(gpu.capability) else USUAL) or "math"
+
+
+def kernels_of(program: Program, symbols: dict[str, int], *, compiled: bool) -> Iterator[tuple[Kernel, int]]:
+    """Each kernel, and how often it runs in all layers; `compiled`: as Inductor fuses them."""
+    recorder = program.recorder(symbols, train=True)
+    found = recorder.kernels
+    if compiled:
+        found = fused(found, {serial for _, serial, _ in recorder.taken}, 1)
+    copies = {OUTSIDE: 1, **{i: len(each) for i, each in enumerate(copies_of((program.facts.n_layer,), program.run))}}
+    for each in found:
+        yield each, copies[each.layer] * each.times
+
+
+# What unsloth holds on the card beside the model, once a run has begun.
+#
+# unsloth/models/llama.py: tables of rotary positions for as many tokens as a model is loaded for
+# (LlamaRotaryEmbedding). unsloth/kernels/utils.py: the place in which 4-bit weights become whole (_scratch); layers
+# that used a smaller one hold it until they run again. unsloth_zoo/gradient_checkpointing.py: where what was
+# offloaded comes back to, a second such place from the second pass on (initialize_unsloth_gradient_checkpointing).
+
+
+class Places:
+    """They come to life before the first passes. `alloc`: as Outside has it."""
+
+    def __init__(self, program: Program, t: Timeline, alloc: Any) -> None:
+        self.program, self.t, self.alloc = program, t, alloc
+        self.passes = 0
+        self.passing: list[Tensor] = []
+
+    def before_a_pass(self) -> None:
+        """Call it before each forward and backward pass of a training step."""
+        own = self.program.unsloth
+        if own is None or self.passes > 1:
+            return
+        before, self.passing = self.passing, []
+        if not self.passes and own.blocks:
+            self._tables()
+            self._shared()
+        if self.program.tune.offloads:
+            self._staging()
+        self.t.free(*before)
+        self.passes += 1
+
+    def _tables(self) -> None:
+        facts, itemsize = self.program.facts, self.program.dtype.itemsize
+        if facts.positions == "rotary":
+            rows = table_rows(facts.max_positions, self.program.tune.seq_len)
+            for _ in range(2):
+                self.alloc("buffers", itemsize * rows * facts.head_dim)
+
+    def _shared(self) -> None:
+        """As large as the largest weight; the smaller ones that it took the place of stay for the first pass."""
+        largest: list[int] = []
+        for n_out, n_in in self.program.shared:
+            if not largest or n_out * n_in > largest[-1]:
+                largest.append(n_out * n_in)
+        made = [self.alloc("buffers", self.program.dtype.itemsize * elements) for elements in largest]
+        self.passing += made[:-1]
+
+    def _staging(self) -> None:
+        nbytes = self.t.size(self.program.residual_bytes, "B", "T", "C").nbytes
+        if nbytes <= LEAST_OFFLOADED_BYTES:
+            return
+        self.alloc("buffers", nbytes, f"{self.program.residual_bytes}·B·T·C")
+        if not self.passes:
+            self.passing.append(self.alloc("buffers", LEAST_OFFLOADED_BYTES))
+
+
+def notes(facts: ModelFacts, tune: FineTune) -> list[Note]:
+    """Which of unsloth's functions the figures are with, by stand-ins."""
+    own = facts.unsloth_functions(tune.dtype, adapters=tune.adapters)
+    if own is None:
+        return [Note(id="finetune_unsloth_none", values={"version": UNSLOTH_VERSION, "what": facts.model_type})]
+    adapted = adapted_roles(facts, tune)
+    biased = {"qkv": facts.qkv_bias, "out": facts.out_bias, "mlp": facts.mlp_bias}
+    groups = tuple(
+        group for group in own.lora if adapted.issuperset(ROLES[group]) and not biased[group] and tune.method != "dora"
+    )
+    functions = ", ".join(functions_of(own, facts.model_type, groups))
+    found = [Note(id="finetune_unsloth", values={"version": UNSLOTH_VERSION, "functions": functions})]
+    if not tune.adapters:
+        found.append(Note(id="finetune_unsloth_full", values={}))
+    elif len(groups) < len(ROLES):
+        found.append(Note(id="finetune_unsloth_peft", values={}))
+    return [*found, *([Note(id="finetune_unsloth_host", values={})] if tune.offloads else [])]
+
+
+# Micro-batches of a model that transformers' Trainer compiles: its code traced into a graph, cut in two.
+#
+# `torch_compile` compiles the model with its loss, and no evaluation: accelerate compiles what a training step calls.
+# While a model is traced, transformers makes the causal mask (masking_utils.py, _ignore_causal_mask_sdpa), so attention
+# has one, and keys and values are repeated for their queries.
+
+
+def is_known(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> bool:
+    """Whether the memory of a compiled run is estimated: that of plain code in the Trainer's loop. It is not with
+    functions of bitsandbytes or Liger, mixtures of experts, masks of padding or windows, adapters in checkpoints."""
+    plain = tune.method in ("full", "lora") and tune.loop == "trainer" and tune.attn == "sdpa"
+    plain = plain and not tune.liger and not tune.unsloth
+    masked = tune.padded or tune.packing or facts.sliding_layers or facts.attention_softcap
+    again = tune.gradient_checkpointing and (tune.adapters or tune.reentrant)
+    return gpu.kind == "cuda" and plain and not masked and not again and not facts.n_expert
+
+
+def program_of(facts: ModelFacts, tune: FineTune, attention: Any, gpu: Gpu) -> Program:
+    """The program of a run's memory."""
+    kind = CompiledProgram if tune.compile and is_known(facts, tune, gpu) else Program
+    return kind(facts, tune, attention, gpu)
+
+
+class CompiledProgram(Program):
+    """A model whose training passes are compiled. All of its layers are run."""
+
+    def __init__(self, facts: ModelFacts, tune: FineTune, attention: Any, gpu: Gpu) -> None:
+        super().__init__(facts, tune, attention, gpu)
+        self.run = (facts.n_layer,)
+
+    def sizes(self, symbols: dict[str, int]) -> dict[str, int]:
+        """With what the kernel of attention takes that runs with a mask: the memory-efficient one, where there is no
+        cuDNN."""
+        if self.attention(True) == "cudnn":
+            return symbols
+        s, half = symbols, (self.low or self.dtype).itemsize == 2
+        inside = efficient_backward_bytes(s["B"], s["H"], s["T"], s["D"], half=half)
+        return {**symbols, "flash": sum(inside), "split": 0}
+
+    def first_pass(self, t: Timeline, there: int) -> list[Tensor]:
+        """Writes the first micro-batch, whose kernels are timed where they can run in several ways. Returns its
+        gradients. `there`: how many workspaces cuBLAS has."""
+        structure = self.structure(t.symbols, train=True)
+        return first_walk(t, structure.sized(t), structure, there, cuda=self.cuda).backward()
+
+    def _recorded(self, symbols: dict[str, int], *, train: bool, first: bool) -> Recorder:
+        if not train:
+            return super()._recorded(symbols, train=train, first=first)
+        model = self._built(self.run[0], LOADER, masked=True)
+        machine = Compiler(cuda=self.cuda, low=self.low, attention=self.attention, functional=operations)
+        machine.card = self.card
+        return recorded(machine, symbols, model, self._forward)
+
+    def _forward(self, model: Any, idx: Any, labels: Any) -> tuple[Any, Any]:
+        logits = model.logits(idx)
+        loss = LOADER.load("foretrain.model.hub.decoder").causal_loss(logits, labels)
+        return loss, operations.to_float(logits) if self.low else logits  # accelerate's convert_outputs_to_fp32

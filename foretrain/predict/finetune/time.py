@@ -4,6 +4,7 @@ Bytes and FLOPs come from the kernels that the model's own code runs (program.py
 """
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any
 
 from foretrain.config.finetune.options import FineTune, Optim
@@ -11,13 +12,14 @@ from foretrain.config.hub.facts import ModelFacts
 from foretrain.hardware.catalogue import Dtype, Gpu
 from foretrain.predict.abstract.dims import Kernel
 from foretrain.predict.abstract.tensors import float32
-from foretrain.predict.finetune.kernels import kernels_of
+from foretrain.predict.energy import Prices, spending
+from foretrain.predict.finetune.memory import attention_kernel, symbols_of
 from foretrain.predict.finetune.optimizers import TRAFFIC
-from foretrain.predict.finetune.program import Program
-from foretrain.predict.finetune.simulated import attention_kernel, symbols_of
+from foretrain.predict.finetune.program import Program, kernels_of
 from foretrain.predict.speed.ops import Operation, flops
 from foretrain.predict.speed.rates import Rates, busy_s, rates_of
 from foretrain.predict.speed.time import Range, range_between
+from foretrain.predict.timing import PRICES, Timing, TimingSource
 
 # A step's work of the Trainer itself, once the card is done: it reads whether the loss is a number. 1 to 3 ms of a core
 # of an EPYC over the same steps in a plain loop, transformers 5.23.
@@ -143,3 +145,78 @@ def _optimizer_s(work: StepWork, rates: Rates) -> Callable[[float, float], float
     work_s, launching_s = busy_s(kernels, rates), (FUSED_LAUNCHES + each) * rates.launch_s(compiled=False)
     together = max if each else lambda a, b: a + b
     return lambda slower, host: together(slower * work_s, host * launching_s)
+
+
+# The FLOPs that a fine-tuning step needs: what MFU is a share of.
+#
+# MFU (PaLM, arXiv:2204.02311, appendix B) counts the forward and the backward pass of the model and no recomputation,
+# however the step runs. HFU counts all that runs: what checkpoints recompute, logits that a loss in tiles makes twice,
+# and the scores that flash attention makes again in backward. Both count the full T x T square of attention.
+#
+# With adapters MFU counts what their training needs: the forward pass, gradients of what flows through frozen weights,
+# and both gradients of an adapter's own. Gradients of frozen weights, which nobody computes, are in neither.
+
+# Options that change how a step runs and not what it needs: the model's plain code, one sample a row.
+PLAIN: dict[str, Any] = {
+    "gradient_checkpointing": False, "offload_checkpoints": False, "liger": False, "unsloth": False, "compile": False,
+    "packing": False, "padded": False, "attn": "sdpa", "loop": "trainer", "grad_accum": 1, "optim": "sgd",
+    "max_grad_norm": 0.0, "lora_dropout": 0.0, "evaluate": False, "keeps_logits": False, "max_steps": 0, "epochs": 0.0,
+    "dataset_tokens": 0,
+}  # fmt: skip
+MOST_KEPT = 128
+
+
+def model_flops(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> int:
+    """FLOPs of one optimizer step of all its micro-batches, a multiply-add counted as two. A dense model that is
+    trained whole needs 6·N + 12·L·H·D·T a token, with the N parameters of its matrices, the head among them."""
+    plain = tune.model_copy(update=PLAIN)
+    return tune.grad_accum * _counted(facts.model_dump_json(), plain.model_dump_json(), gpu.model_dump_json())
+
+
+@lru_cache(maxsize=MOST_KEPT)
+def _counted(facts: str, tune: str, gpu: str) -> int:
+    work = StepWork(
+        ModelFacts.model_validate_json(facts), FineTune.model_validate_json(tune), Gpu.model_validate_json(gpu)
+    )
+    # Two of the five products of flash attention's backward pass make what the forward pass made.
+    fused = (op for op in work.micro if len(op.shape) == 4 and op.kind.endswith("backward"))
+    again = sum(op.runs * op.flops // 5 for op in fused)
+    return flops(work.micro) - again
+
+
+def timing(facts: ModelFacts, tune: FineTune, gpu: Gpu, prices: Prices = PRICES) -> Timing | None:
+    """How long it takes and what it costs; None where the card's speed is not known."""
+    found = step_s(facts, tune, gpu)
+    if found is None:
+        return None
+    each, counted = found
+    return _timing(tune, gpu, prices, each, (model_flops(facts, tune, gpu), counted))
+
+
+def logged(facts: ModelFacts, tune: FineTune, gpu: Gpu, seconds: float, prices: Prices = PRICES) -> Timing:
+    """The same from the seconds of a step in a log, on any card."""
+    each = Range(low_s=seconds, expected_s=seconds, high_s=seconds)
+    counted = model_flops(facts, tune, gpu), tune.grad_accum * flops(StepWork(facts, tune, gpu).micro)
+    return _timing(tune, gpu, prices, each, counted, "measured (log)")
+
+
+def _timing(
+    tune: FineTune, gpu: Gpu, prices: Prices, each: Range, counted: tuple[int, int], source: TimingSource = "estimated"
+) -> Timing:
+    """`counted`: FLOPs of a step, those of the model and all that run."""
+    peak = gpu.peak_flop_per_s("bfloat16" if gpu.supports_bf16 else "float16")
+    mfu, hfu = (each_flops / each.expected_s / peak if peak else None for each_flops in counted)
+    step = Timing(
+        flop_per_s=counted[0] / each.expected_s, source=source,
+        step_s=each, tokens_per_s=tune.tokens_per_step / each.expected_s,
+        flops_per_step=counted[0], hardware_flops_per_step=counted[1], mfu=mfu, hfu=hfu, prices=prices,
+    )  # fmt: skip
+    return with_steps(step, gpu, tune.steps)
+
+
+def with_steps(found: Timing, gpu: Gpu, steps: int | None) -> Timing:
+    """The timing of the same run with another number of steps; of None, energy and money are those of one. What is
+    recomputed draws power too."""
+    total = found.step_s.scaled(steps) if steps else None
+    spent = spending(found.prices, gpu, found.hfu, total or found.step_s)
+    return found.model_copy(update={"steps": steps, "total_s": total, **dict(spent)})

@@ -1,19 +1,48 @@
 """`InferencePlan`: what it takes to generate text with a model on a card, as one record. Instant, without torch."""
 
+from collections.abc import Mapping
+
 from foretrain.base.errors import UserError
 from foretrain.base.messages import listed
 from foretrain.base.records import Note, Record
 from foretrain.base.units import format_bytes
-from foretrain.config.inference.formats import CACHES, FORMATS, Engine, named
-from foretrain.config.inference.options import MOST_BATCH, USUAL_CONTEXT, USUAL_PROMPT, Inference
-from foretrain.hardware.catalogue import Gpu
-from foretrain.predict.inference.fitting import Fitting, FormatFit, Search, Smallest, largest
-from foretrain.predict.inference.memory import InferenceMemory, memory_of, verdict_of
+from foretrain.config.inference.formats import CACHES, FORMATS, PUBLISHED, Engine, named
+from foretrain.config.inference.options import MOST_BATCH, MOST_CONTEXT, USUAL_CONTEXT, USUAL_PROMPT, Inference
+from foretrain.hardware.catalogue import Gpu, catalogue
+from foretrain.predict.energy import Prices
 from foretrain.predict.inference.model import InferenceModel
-from foretrain.predict.inference.speed import InferenceSpeed, speed_of
+from foretrain.predict.inference.speed import GenerationTiming, InferenceMemory, memory_of, speed_of, verdict_of
 from foretrain.predict.memory import FAILING, Verdict
+from foretrain.predict.search import bisect
+from foretrain.predict.timing import PRICES
 
 SCHEMA = "foretrain.inference/1"
+
+
+class Fitting(Record):
+    """The smallest change with which it fits: words to add to the command, and what is needed then."""
+
+    words: str
+    needed_bytes: int
+
+
+class Smallest(Record):
+    """Where no change fits: the weights of fewest bits, what they need with this context and batch, and the smallest
+    card of the catalogue that has room for them. `card` "": none has, or the device is not a card."""
+
+    weights: str
+    needed_bytes: int
+    card: str = ""
+    card_bytes: int = 0
+
+
+class FormatFit(Record):
+    """What a format of llama.cpp's comes to: bytes on the card, tokens of context that fit, 0 where it does not."""
+
+    weights: str
+    needed_bytes: int
+    longest_context: int
+    tokens_per_s: float | None
 
 
 class InferencePlan(Record):
@@ -36,14 +65,14 @@ class InferencePlan(Record):
     verdict: Verdict | None
     longest_context: int | None
     largest_batch: int | None
-    speed: InferenceSpeed | None
+    timing: GenerationTiming | None
     fitting: Fitting | None = None
     smallest: Smallest | None = None
     formats: tuple[FormatFit, ...] = ()
     notes: tuple[Note, ...] = ()
 
     def __repr__(self) -> str:
-        rate = f", {self.speed.tokens_per_s:.0f} tokens/s" if self.speed else ""
+        rate = f", {self.timing.tokens_per_s:.0f} tokens/s" if self.timing else ""
         needed = format_bytes(self.needed_bytes)
         return f"<inference plan of {self.name} on {self.gpu.name}: {self.verdict}, {needed}{rate}>"
 
@@ -53,21 +82,25 @@ class InferencePlan(Record):
         return self.memory.needed_expected_bytes
 
 
-def plan(model: InferenceModel, asked: Inference, gpu: Gpu, *, used_by_others_bytes: int = 0) -> InferencePlan:
+def plan(
+    model: InferenceModel, asked: Inference, gpu: Gpu, *, used_by_others_bytes: int = 0, prices: Prices = PRICES
+) -> InferencePlan:
     """The forecast. Where nobody says how weights are stored, they are as published if that fits, else in the most bits
     that do. Raises UserError for what cannot be asked."""
-    found = _plan(model, asked, gpu, used_by_others_bytes)
+    found = _plan(model, asked, gpu, used_by_others_bytes, prices)
     if asked.weights or model.published or found.available_bytes is None:
         return found
     search = Search(model, found.asked, asked.prompt, gpu, found.available_bytes)
     formats = search.formats()
     best = next((each.weights for each in formats if each.longest_context >= found.asked.context), "")
     if best and best != found.asked.weights:
-        found = _plan(model, asked.model_copy(update={"weights": best}), gpu, used_by_others_bytes)
+        found = _plan(model, asked.model_copy(update={"weights": best}), gpu, used_by_others_bytes, prices)
     return found.model_copy(update={"formats": formats})
 
 
-def _plan(model: InferenceModel, asked: Inference, gpu: Gpu, used_by_others_bytes: int) -> InferencePlan:
+def _plan(
+    model: InferenceModel, asked: Inference, gpu: Gpu, used_by_others_bytes: int, prices: Prices
+) -> InferencePlan:
     prompt, as_published = asked.prompt, not asked.weights
     asked, engine = resolved(model, asked, gpu)
     room = None if gpu.memory_bytes is None else max(0, gpu.memory_bytes - used_by_others_bytes)
@@ -80,8 +113,8 @@ def _plan(model: InferenceModel, asked: Inference, gpu: Gpu, used_by_others_byte
         name=model.name, where=model.where, model=model, asked=asked, engine=engine, gpu=gpu, available_bytes=room,
         used_by_others_bytes=used_by_others_bytes, memory=memory, verdict=verdict,
         longest_context=None if room is None else search.longest_context(),
-        largest_batch=None if room is None else largest(lambda size: search.fits(batch=size), MOST_BATCH),
-        speed=speed_of(model, asked, engine, gpu),
+        largest_batch=None if room is None else bisect(lambda size: search.fits(batch=size), 0, MOST_BATCH + 1),
+        timing=speed_of(model, asked, engine, gpu, prices),
         fitting=fitting, smallest=smallest,
         notes=_notes(model, asked, engine, gpu, as_published=as_published),
     )  # fmt: skip
@@ -130,3 +163,96 @@ def _notes(
     if engine == "llama.cpp" and gpu.kind == "cuda" and not gpu.is_geforce:
         found.append(Note(id="inference_datacentre", values={"gpu": gpu.name}))
     return tuple(found)
+
+
+_STEP = 256  # tokens; a proposed context is a multiple of it where that leaves enough
+
+
+class Search:
+    """One model, one way to run it and a device: what fits there. `prompt`: as given, 0 for the usual one."""
+
+    def __init__(
+        self, model: InferenceModel, asked: Inference, prompt: int, gpu: Gpu, available_bytes: int | None
+    ) -> None:
+        self._model, self._asked, self._prompt, self._gpu = model, asked, prompt, gpu
+        self._available_bytes = available_bytes
+        own = FORMATS[asked.weights]
+        bits = [
+            (each.block, name)
+            for name, each in FORMATS.items()
+            if each.block < own.block
+            and name not in PUBLISHED
+            and (not asked.engine or not each.quantized or each.engine == asked.engine)
+        ]
+        self._fewer = [name for _, name in sorted(bits, reverse=True)]
+
+    def longest_context(self, **changes: int | str) -> int:
+        """Tokens of a text that fit with these changes, at most what the model can have or was asked for."""
+        most = min(max(self._model.max_positions, self._asked.context), MOST_CONTEXT)
+        return bisect(lambda size: self.fits(context=size, **changes), 0, most + 1)
+
+    def formats(self) -> tuple[FormatFit, ...]:
+        """The weights as they were asked for, and llama.cpp's formats of fewer bits, the most bits first."""
+        found: list[FormatFit] = []
+        for name in (self._asked.weights, *self._fewer):
+            if name != self._asked.weights and FORMATS[name].engine != "llama.cpp":
+                continue
+            longest = self.longest_context(weights=name)
+            asked = self._asked.model_copy(update={"weights": name})
+            speed = speed_of(self._model, asked, asked.engine or FORMATS[name].engine, self._gpu)
+            needed = self.memory({"weights": name}).needed_expected_bytes
+            rate = speed.tokens_per_s if speed else None
+            found.append(FormatFit(weights=name, needed_bytes=needed, longest_context=longest, tokens_per_s=rate))
+        return tuple(found)
+
+    def fitting(self) -> Fitting | None:
+        """Weights in fewer bits, the most bits that fit; else fewer texts or a shorter context, in the weights that
+        were asked for if that is enough. None where nothing fits."""
+        for name in self._fewer:
+            if self.fits(weights=name):
+                return self._found(weights=name)
+        for least in (USUAL_CONTEXT, USUAL_PROMPT):
+            for name in (self._asked.weights, *self._fewer):
+                if found := self._smaller(name, max(self._prompt, min(self._asked.context, least))):
+                    return found
+        return None
+
+    def smallest(self) -> Smallest:
+        """What would be needed in any case, and the card that has it."""
+        name = (self._asked.weights, *self._fewer)[-1]
+        memory = self.memory({"weights": name})
+        needed, others = memory.needed_expected_bytes, (self._gpu.memory_bytes or 0) - (self._available_bytes or 0)
+        if self._gpu.kind != "cuda":
+            return Smallest(weights=name, needed_bytes=needed)
+        cards = [card for card in catalogue().values() if card.kind == "cuda" and card.fp16_dense_tflops]
+        for card in sorted(cards, key=lambda each: each.memory_bytes or 0):
+            size = card.memory_bytes or 0
+            if verdict_of(self.memory({"weights": name}, card), size - others) == "fits":
+                return Smallest(weights=name, needed_bytes=needed, card=card.name, card_bytes=size)
+        return Smallest(weights=name, needed_bytes=needed)
+
+    def _smaller(self, weights: str, least_context: int) -> Fitting | None:
+        """Fewer texts of this context; else one text of a shorter one."""
+        asked = self._asked
+        batch = bisect(lambda size: self.fits(weights=weights, batch=size), 0, asked.batch)
+        if batch:
+            return self._found(weights=weights, batch=batch)
+        context = bisect(lambda size: self.fits(weights=weights, batch=1, context=size), 0, asked.context)
+        if context < least_context:
+            return None
+        return self._found(weights=weights, batch=1, context=max(least_context, context - context % _STEP))
+
+    def _found(self, **changes: int | str) -> Fitting:
+        words = [f"--{name} {value}" for name, value in changes.items() if value != getattr(self._asked, name)]
+        return Fitting(words=" ".join(words), needed_bytes=self.memory(changes).needed_expected_bytes)
+
+    def fits(self, **changes: int | str) -> bool:
+        """Whether it fits with these changes."""
+        return verdict_of(self.memory(changes), self._available_bytes) == "fits"
+
+    def memory(self, changes: Mapping[str, int | str], gpu: Gpu | None = None) -> InferenceMemory:
+        """What is needed with these changes."""
+        asked = self._asked.model_copy(update=changes)
+        asked = asked.model_copy(update={"prompt": min(self._prompt or USUAL_PROMPT, asked.context)})
+        engine: Engine = asked.engine or FORMATS[asked.weights].engine
+        return memory_of(self._model, asked, engine, gpu or self._gpu)

@@ -170,6 +170,22 @@ class ClusterPlan(Record):
         return min(self.ranks, key=order)
 
     @property
+    def needed_bytes(self) -> int:
+        return (self.best or self.least).memory.needed_bytes
+
+    @property
+    def available_bytes(self) -> int | None:
+        return self.one_card.available_bytes
+
+    @property
+    def timing(self) -> Timing | None:
+        return (self.best or self.least).timing
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        return self.one_card.notes
+
+    @property
     def verdict(self) -> Verdict | None:
         """Of the way that is meant, else of the one that needs least."""
         return (self.best or self.least).verdict

@@ -51,7 +51,7 @@ def _takes(plans: list[Plan], choice: Choice) -> Table:
     for plan in plans:
         timing = plan.timing_of(plan.step)
         marks = " ".join(Message(f"mark.{mark}").text() for mark in choice.marks(plan.gpu.name))
-        row: list[Cell] = [plan.gpu.name, Quantity(timing.total_s.expected_s if timing else None, "duration")]
+        row: list[Cell] = [plan.gpu.name, Quantity(timing.length_s.expected_s if timing else None, "duration")]
         row += [_span(timing), Quantity(timing.mfu if timing else None, "percent")]
         row += [Quantity(timing.energy_expected_j if timing else None, "energy")]
         if not all_rented:
@@ -70,7 +70,7 @@ def _takes(plans: list[Plan], choice: Choice) -> Table:
 def _span(timing: Timing | None) -> Cell:
     if timing is None:
         return "–"
-    return Message("value.range_only", {"low": timing.total_s.low_s, "high": timing.total_s.high_s})
+    return Message("value.range_only", {"low": timing.length_s.low_s, "high": timing.length_s.high_s})
 
 
 def _best(plans: list[Plan], choice: Choice) -> list[Block]:

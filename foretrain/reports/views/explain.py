@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 
 from foretrain.analysis.components import Explanation, Line, Sum, TensorGroup
+from foretrain.predict.largest import Largest
 from foretrain.predict.plan import Plan
-from foretrain.predict.trace.largest import Largest
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
 from foretrain.reports.views.shared import assumed, uneven
 
@@ -142,7 +142,7 @@ def _uneven(found: Largest) -> tuple[Paragraph, ...]:
 def largest(plan: Plan, found: Largest) -> Document:
     """The largest value that fits, with what was traced on the way."""
     values = {
-        "option": found.option, "value": found.value or 0, "step": Message(f"step.{found.step}"), "gpu": plan.gpu.name,
+        "option": found.option, "value": found.value or 0, "step": Message(f"step.{plan.step}"), "gpu": plan.gpu.name,
         "available": found.available_bytes,
     }  # fmt: skip
     id = "nothing" if found.value is None else "searched_all" if found.searched_all else "value"

@@ -37,7 +37,7 @@ def of_plan(plan: Plan) -> Figures:
 
 
 def _times(plan: Plan, timing: Timing) -> list[Figure]:
-    run = _ranged("wall", _span(timing.total_s), "duration", timing.source)
+    run = _ranged("wall", _span(timing.length_s), "duration", timing.source)
     if not plan.work.steps:
         return [run]
     step = _span(timing.step_s)
@@ -71,7 +71,7 @@ def of_finetune(plan: "FineTunePlan") -> Figures:
         if timing.mfu:
             found.append(_ranged("mfu", _per_step(timing.mfu, step), "percent", timing.source))
         if timing.total_s:
-            found.append(_ranged("wall", _span(timing.total_s), "duration", timing.source))
+            found.append(_ranged("wall", _span(timing.length_s), "duration", timing.source))
             found += _spent(timing, timing.source, timing.prices.currency)
     return Figures(tuple(found))
 

@@ -29,6 +29,7 @@ from foretrain.reports.views.shared import (
     verdict_id,
     verdict_word,
     why_not,
+    within_answer,
 )
 
 DIES = {"may_not_fit": "may_not_fit_exact", "does_not_fit": "does_not_fit_exact"}
@@ -48,26 +49,21 @@ def screen(plan: Plan, answer: FirstAnswer, asked: Asked) -> Screen:
 
 def within(plan: Plan, found: Within, asked: Asked) -> Screen:
     """`--within`, `--tokens`: the steps that fit first."""
-    values = {
-        "text": found.limit.text, "steps": found.steps, "tokens": found.tokens, "cautious": found.steps_cautious,
-        "optimistic": found.steps_optimistic,
-    }  # fmt: skip
-    exact = found.steps_cautious == found.steps == found.steps_optimistic
-    of_tokens = "within_tokens" if found.limit.kind == "tokens" else "within_exact"
-    id = of_tokens if exact else "within" if found.steps_cautious else "within_not_sure"
-    lead = [Paragraph(Message(f"first.{id}", values), "good"), *lead_of(plan, asked, others=False)]
+    then = found.plan
+    assert isinstance(then, Plan)
+    lead = [Paragraph(within_answer(found), "good"), *lead_of(plan, asked, others=False)]
     changes = (
-        Message("first.change", {"key": key, "now": getattr(plan.config, key), "then": getattr(found.config, key)})
+        Message("first.change", {"key": key, "now": getattr(plan.config, key), "then": getattr(then.config, key)})
         for key in found.changed
     )
-    rows = _takes(plan, found.timing, steps=found.steps)
+    rows = _takes(plan, then.timing, steps=found.steps)
     if plan.verdict in REFUSED:
         rows = [Row(row.label, Message("first.if_fitted", {"text": row.text})) for row in rows]
     if found.changed:
         rows.append(Row(Message("first.label.change"), listed(change.text() for change in changes)))
-    if found.config.decay_lr and plan.config.warmup_iters:
-        rows.append(Row(Message("first.label.note"), warmup(plan.config, found.config)))
-    command = within_command(plan, found, asked)
+    if then.config.decay_lr and plan.config.warmup_iters:
+        rows.append(Row(Message("first.label.note"), warmup(plan.config, then.config)))
+    command = within_command(plan, then, found.changed, asked)
     rows += [
         Row(Message("first.label.next"), command=command) if command else _written(asked),
         *assumed_rows(plan, plan.step),
@@ -149,7 +145,7 @@ def line(plan: Plan, step: StepName, version: str, timing: Timing | None = None,
     if steps is not None:
         parts.append(Message("first.line_steps", {"steps": steps}).text())
     if verdict not in REFUSED and timing is not None:
-        total = timing.total_s
+        total = timing.length_s
         parts.append(Quantity((total.low_s, total.expected_s, total.high_s), "rough_duration_span").text())
         money = timing.money()
         if money is not None and money[1]:
@@ -275,7 +271,7 @@ def _takes_of(plan: Plan, answer: FirstAnswer) -> list[Row]:
     if answer.changed is not None and instead is not None:
         own, timing = plan.model_copy(update={"config": answer.changed.config}), instead
         marks = ("with_change", "with_it")
-    total = timing.total_s
+    total = timing.length_s
     values = {
         "total": (total.low_s, total.expected_s, total.high_s), "steps": plan.work.steps,
         "step": timing.step_s.expected_s,
@@ -301,7 +297,7 @@ def _takes(plan: Plan, timing: Timing | None, steps: int | None = None) -> list[
         id = "first.no_time_of_recipe" if plan.of_untimed_recipe else "first.no_time"
         why = Message(id, {"gpu": plan.gpu.name, "recipe": plan.config.recipe})
         return [Row(Message("first.label.time"), why), unknown]
-    c, total = plan.config, timing.total_s
+    c, total = plan.config, timing.length_s
     values = {
         "total": (total.low_s, total.expected_s, total.high_s), "steps": steps or plan.work.steps,
         "step": timing.step_s.expected_s, "tokens": (steps or plan.work.steps) * c.tokens_per_step,
@@ -367,7 +363,7 @@ def _card(plan: Plan, step: StepName) -> tuple[Cell, ...]:
     word: Cell = verdict_word(verdict)
     if timing is None or verdict in REFUSED:
         return plan.gpu.name, word, needs, "–", "–"
-    total, money = timing.total_s, timing.money()
+    total, money = timing.length_s, timing.money()
     cost = Quantity(money[1] if money and money[1] else None, "money")
     return plan.gpu.name, word, needs, Quantity((total.low_s, total.expected_s, total.high_s), "duration_span"), cost
 

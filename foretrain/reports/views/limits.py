@@ -14,21 +14,23 @@ from foretrain.reports.views.shared import TONES, assumed, uncalibrated
 
 def within(plan: Plan, answer: Within) -> Document:
     """`--within`, `--tokens`: the steps that fit, what they are worth, what else has to change."""
-    config = answer.config
+    then = answer.plan
+    assert isinstance(then, Plan)
+    config = then.config
     values = {
         "text": answer.limit.text, "steps": answer.steps, "cautious": answer.steps_cautious,
-        "optimistic": answer.steps_optimistic, "tokens": answer.tokens, "step": Message(f"step.{answer.step}"),
+        "optimistic": answer.steps_optimistic, "tokens": answer.tokens, "step": Message(f"step.{plan.step}"),
         "gpu": plan.gpu.name,
     }  # fmt: skip
     exact = answer.steps_cautious == answer.steps == answer.steps_optimistic
     blocks: list[Block] = [Paragraph(Message("within.answer_exact" if exact else "within.answer", values), "good")]
     if not exact:
         blocks.append(Paragraph(Message("within.cautious" if answer.steps_cautious else "within.not_sure", values)))
-    if answer.verdict not in ("fits", None):
-        blocks.append(Paragraph(Message(f"within.{answer.verdict}", values), TONES[answer.verdict]))
+    if plan.verdict not in ("fits", None):
+        blocks.append(Paragraph(Message(f"within.{plan.verdict}", values), TONES[plan.verdict]))
     sections = [
         Section(Message("within.section"), (*blocks, *assumed(plan))),
-        Section(Message("within.takes"), (Table((), _within_takes(plan, answer)), *_source(plan))),
+        Section(Message("within.takes"), (Table((), _within_takes(then, answer)), *_source(plan))),
     ]
     if answer.changed:
         rows = tuple(
@@ -69,8 +71,9 @@ def _source(plan: Plan) -> tuple[Block, ...]:
 
 
 def _within_takes(plan: Plan, answer: Within) -> tuple[tuple[Cell, ...], ...]:
-    timing = answer.timing
-    total, step, each = timing.total_s, timing.step_s, timing.evaluation_s
+    timing = plan.timing
+    assert timing is not None
+    total, step, each = timing.length_s, timing.step_s, timing.evaluation_s
     rows: list[tuple[Cell, ...]] = [
         (Message("row.tokens"), Message("value.tokens", {"tokens": answer.tokens, "steps": answer.steps}))
     ]
@@ -113,7 +116,7 @@ def _answer(plan: Plan, answer: Best, winner: Candidate) -> tuple[Block, ...]:
     values = {
         "n_layer": c.n_layer, "n_head": c.n_head, "n_embd": c.n_embd, "params": winner.n_params,
         "tokens": winner.tokens, "ratio": winner.tokens / winner.n_params, "loss": winner.loss,
-        "low": winner.loss_low, "high": winner.loss_high, "hours": winner.timing.total_s.expected_s,
+        "low": winner.loss_low, "high": winner.loss_high, "hours": winner.timing.length_s.expected_s,
         "needed": winner.needed_bytes, "available": plan.available_bytes or 0, "cautious": winner.steps_cautious,
         "steps": winner.steps,
     }  # fmt: skip
@@ -165,7 +168,7 @@ def _settings(asked: RunConfig, chosen: RunConfig) -> Table:
 
 
 def _best_takes(plan: Plan, winner: Candidate) -> tuple[tuple[Cell, ...], ...]:
-    total = winner.timing.total_s
+    total = winner.timing.length_s
     span = {"low": total.low_s, "expected": total.expected_s, "high": total.high_s}
     rows: list[tuple[Cell, ...]] = [
         (Message("row.step_time"), Quantity(winner.timing.step_s.expected_s, "duration")),

@@ -7,6 +7,7 @@ from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.energy import Prices, Spending
 from foretrain.predict.plan import Plan, Timing
 from foretrain.predict.spec import StepName
+from foretrain.predict.timing import NO_TIME
 from foretrain.reports.document import Block, Cell, Message, Paragraph, Table
 from foretrain.reports.views.shared import uncalibrated
 
@@ -40,7 +41,7 @@ def duration(low: float, expected: float, high: float) -> Message:
 
 
 def _time_rows(plan: Plan, timing: Timing, now: datetime | None) -> list[tuple[Cell, ...]]:
-    total = timing.total_s
+    total = timing.length_s
     rows = [_evaluation_time_row(plan, timing)] if plan.config.eval_only else _step_rows(plan, timing)
     rows.append((Message("row.total_time"), duration(total.low_s, total.expected_s, total.high_s)))
     if now is not None and total.high_s < LATEST_S:
@@ -59,9 +60,10 @@ def _step_rows(plan: Plan, timing: Timing) -> list[tuple[Cell, ...]]:
         (Message("row.mfu"), _mfu(timing, plan.gpu, plan.dtype)),
     ]
     if plan.compiled and plan.work.steps:
-        first, own = timing.compile_s.plus(step), evaluation.expected_s if evaluation else 0.0
+        compiling = timing.compile_s or NO_TIME
+        first, own = compiling.plus(step), evaluation.expected_s if evaluation else 0.0
         values = {"low": first.low_s, "expected": first.expected_s, "high": first.high_s}
-        logged = {"compile": timing.compile_s.expected_s, "logged": first.expected_s + own}
+        logged = {"compile": compiling.expected_s, "logged": first.expected_s + own}
         rows.append((Message("row.first_step"), Message("value.first_step", {**values, **logged})))
     if evaluation is not None:
         rows.append(

@@ -13,6 +13,7 @@ from foretrain.predict import software
 from foretrain.predict.energy import Prices, Spending
 from foretrain.predict.memory import Component, Phased, StepMemory, Verdict
 from foretrain.predict.plan import Plan
+from foretrain.predict.within import Within
 from foretrain.reports.document import Block, Cell, Message, Paragraph
 
 # Components are shown in these groups, so that a bar has a handful of colours; order is from the bottom of a bar.
@@ -135,3 +136,17 @@ def grouped(components: tuple[Component, ...]) -> tuple[tuple[str, int], ...]:
     for component in components:
         sums[GROUPS[component.id]] += component.size_bytes
     return tuple((group, size) for group, size in sums.items() if size)
+
+
+def within_answer(found: Within) -> Message:
+    """The steps that fit in a limit, and how sure that is."""
+    values = {
+        "text": found.limit.text,
+        "steps": found.steps,
+        "tokens": found.tokens,
+        "cautious": found.steps_cautious,
+        "optimistic": found.steps_optimistic,
+    }
+    exact = found.steps_cautious == found.steps == found.steps_optimistic
+    of_tokens = "within_tokens" if found.limit.kind == "tokens" else "within_exact"
+    return Message(f"first.{of_tokens if exact else 'within' if found.steps_cautious else 'within_not_sure'}", values)

@@ -21,7 +21,7 @@ from typing import Any
 from foretrain.config.hub.source import facts_of
 from foretrain.predict.allocator.replay import replay
 from foretrain.predict.finetune.memory import estimated
-from foretrain.predict.finetune.resolved import resolved
+from foretrain.predict.finetune.plan import resolved
 from foretrain.predict.trace import interpreter, service
 from foretrain.predict.trace.finetune.request import FineTuneRequest
 from foretrain.predict.trace.service import TraceUnavailable

@@ -14,8 +14,7 @@ from foretrain.hardware.catalogue import Gpu
 from foretrain.hardware.devices import Context
 from foretrain.predict.allocator.replay import Death, Replay, replay, smallest_limit_bytes
 from foretrain.predict.allocator.settings import Settings
-from foretrain.predict.finetune.memory import FineTuneMemory
-from foretrain.predict.finetune.simulated import PHASES
+from foretrain.predict.finetune.memory import PHASES, FineTuneMemory
 from foretrain.predict.memory import PhaseMemory, carried, judged
 from foretrain.predict.trace import interpreter, service
 from foretrain.predict.trace.memory import components, saved_bytes

@@ -1,21 +1,29 @@
 """The first screen of a plan for several cards: which strategies fit, the best one, hours, money, whether it pays."""
 
+from collections.abc import Sequence
+
 from foretrain.advice.asked import Asked
 from foretrain.base.messages import has, listed
 from foretrain.predict.memory import REFUSED
 from foretrain.predict.ranks.record import ClusterPlan, RankPlan
+from foretrain.predict.within import Within
 from foretrain.reports.document import Cell, Message, Paragraph, Quantity, Row, Screen, Table
 from foretrain.reports.views.cluster import words
-from foretrain.reports.views.shared import TONES, cost_of, needs_of_free, verdict_id, verdict_word
+from foretrain.reports.views.shared import TONES, cost_of, needs_of_free, verdict_id, verdict_word, within_answer
 
 MOST_LINES = 17
 
 
-def screen(plan: ClusterPlan, asked: Asked) -> Screen:
+def screen(plan: ClusterPlan, asked: Asked, within: Within | None = None) -> Screen:
+    """`within`: what fits in a limit, which the plan is of."""
     lead = [Paragraph(Message("first.said", {"text": words.verdict(plan)}), TONES[plan.verdict])]
+    changed: tuple[str, ...] = ()
+    if within is not None:
+        lead.insert(1 if plan.verdict in REFUSED else 0, Paragraph(within_answer(within), "good"))
+        changed = () if asked.wrote else tuple(f"--{name}={getattr(plan.config, name)}" for name in within.changed)
     rows = [*_pays(plan), *_takes(plan), Row(Message("cluster.label.link"), words.links(plan))]
     rows += [Row(Message("first.label.note"), each) for each in words.refused(plan)]
-    rows += [*_next(plan, asked), *_assumed(plan)]
+    rows += [*_next(plan, asked, changed), *_assumed(plan)]
     if not asked.quiet:
         rows.append(Row(Message("first.label.more"), Message("cluster.more"), optional=3))
     return Screen(_title(plan), tuple(lead), _table(plan), tuple(rows), most_lines=MOST_LINES)
@@ -32,7 +40,7 @@ def line(plan: ClusterPlan, version: str) -> Message:
     )
     parts = [words.strategy(rank).text(), memory.text()]
     if best is not None and best.timing is not None and best.speed_up is not None:
-        total, money = best.timing.total_s, best.timing.money()
+        total, money = best.timing.length_s, best.timing.money()
         parts.append(Quantity((total.low_s, total.expected_s, total.high_s), "rough_duration_span").text())
         if money is not None and money[1]:
             parts.append(Message("value.amount_rough", {"amount": money[1], "currency": plan.config.currency}).text())
@@ -87,7 +95,7 @@ def _row(plan: ClusterPlan, rank: RankPlan) -> tuple[Cell, ...]:
     first = words.strategy(rank), verdict_word(rank.verdict), needs
     if rank.time is None or rank.timing is None:
         return *first, "–", "–", "–", "–"
-    total, money = rank.timing.total_s, rank.timing.money()
+    total, money = rank.timing.length_s, rank.timing.money()
     span = Quantity((total.low_s, total.expected_s, total.high_s), "duration_span")
     step = Quantity(rank.time.step_s.expected_s, "duration"), Quantity(rank.time.waiting_share, "percent")
     return *first, *step, span, Quantity(money[1] if money else None, "money")
@@ -109,7 +117,7 @@ def _takes(plan: ClusterPlan) -> list[Row]:
         if plan.one_card.of_untimed_recipe:
             why = Message("first.no_time_of_recipe", {"recipe": plan.config.recipe})
         return [Row(Message("first.label.time"), why)]
-    total, work = timing.total_s, plan.one_card.work
+    total, work = timing.length_s, plan.one_card.work
     values = {
         "total": (total.low_s, total.expected_s, total.high_s), "steps": work.steps, "step": timing.step_s.expected_s,
         "micro_batches": plan.micro_batches, "batch_size": plan.config.batch_size,
@@ -129,7 +137,7 @@ def _cost(plan: ClusterPlan, rank: RankPlan) -> Message:
     return Message("cluster.rent", {"money": money, **price})
 
 
-def _next(plan: ClusterPlan, asked: Asked) -> list[Row]:
+def _next(plan: ClusterPlan, asked: Asked, changed: Sequence[str]) -> list[Row]:
     """The command that runs it, of several machines the one that writes a job for them; where nothing fits, the one
     that looks for a micro-batch."""
     if asked.quiet:
@@ -138,13 +146,14 @@ def _next(plan: ClusterPlan, asked: Asked) -> list[Row]:
     if plan.verdict in REFUSED:
         if plan.config.batch_size == 1:
             return []
-        command = ("foretrain", "plan", *asked.words, "--batch_size=auto", *asked.card_options())
+        command = ("foretrain", "plan", *asked.words, "--batch_size=auto", *changed, *asked.card_options())
         return [Row(label, Message("cluster.smaller"), command)]
     if plan.cluster.nodes > 1:
-        return [Row(label, command=("foretrain", "plan", *asked.words, *asked.card_options(), "--write-job", "slurm"))]
+        words = (*asked.words, *changed, *asked.card_options(), "--write-job", "slurm")
+        return [Row(label, command=("foretrain", "plan", *words))]
     best = plan.best
     how = plan.options_of(best) if best else ()
-    return [Row(label, command=("foretrain", "train", *asked.words, *how, "--gpus", str(plan.cluster.world)))]
+    return [Row(label, command=("foretrain", "train", *asked.words, *changed, *how, "--gpus", str(plan.cluster.world)))]
 
 
 def _assumed(plan: ClusterPlan) -> list[Row]:

@@ -3,18 +3,22 @@
 from foretrain.predict.ranks.plan import notes_of_ranks
 from foretrain.predict.ranks.record import ClusterPlan, RankPlan
 from foretrain.predict.speed.time import Range
+from foretrain.predict.within import Within
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
 from foretrain.reports.views.cluster import words
 from foretrain.reports.views.plan_time import duration
-from foretrain.reports.views.shared import TONES, uncalibrated, verdict_word
+from foretrain.reports.views.shared import TONES, uncalibrated, verdict_word, within_answer
 
 
-def document(plan: ClusterPlan) -> Document:
+def document(plan: ClusterPlan, within: Within | None = None) -> Document:
+    """`within`: what fits in a limit, which the plan is of."""
     cluster, one = plan.cluster, plan.one_card
     subtitle = Message("cluster.subtitle", {
         "cluster": cluster.text, "memory": cluster.gpu.memory_bytes or 0, "dtype": one.dtype, "world": cluster.world,
     })  # fmt: skip
+    answer = [] if within is None else [Section(Message("within.section"), (Paragraph(within_answer(within), "good"),))]
     sections = [
+        *answer,
         Section(Message("plan.verdict"), tuple(_verdict(plan))),
         Section(Message("cluster.section.strategies"), (_strategies(plan), *map(Paragraph, words.refused(plan)))),
         Section(Message("plan.memory"), tuple(_phases(plan))),
@@ -59,7 +63,7 @@ def _strategy(rank: RankPlan) -> tuple[Cell, ...]:
         Quantity(rank.timing.tokens_per_s, "count"),
         Quantity(factor.expected if factor else None, "factor"),
         Quantity(rank.efficiency, "percent"),
-        Quantity(rank.timing.total_s.expected_s, "duration"),
+        Quantity(rank.timing.length_s.expected_s, "duration"),
         Quantity(money[1] if money else None, "money"),
     )
 
@@ -113,7 +117,7 @@ def _time(plan: ClusterPlan) -> list[Block]:
     if timing is None or rank.time is None:
         id = "plan.no_time_of_recipe" if one.of_untimed_recipe else "plan.no_time"
         return [Paragraph(Message(id, {"gpu": plan.cluster.gpu.name, "recipe": plan.config.recipe}))]
-    total, own, waits = timing.total_s, rank.time.compute_s, rank.time.waits_s
+    total, own, waits = timing.length_s, rank.time.compute_s, rank.time.waits_s
     rows: list[tuple[Cell, ...]] = [
         (Message("row.step_time"), duration(*_span(timing.step_s))),
         (Message("cluster.row.own"), duration(*_span(own))),
@@ -124,7 +128,7 @@ def _time(plan: ClusterPlan) -> list[Block]:
     if timing.mfu is not None:
         rows.insert(4, (Message("cluster.row.mfu"), Quantity(timing.mfu, "percent")))
     if one.timing is not None:
-        rows.append((Message("cluster.row.one_card"), duration(*_span(one.timing.total_s))))
+        rows.append((Message("cluster.row.one_card"), duration(*_span(one.timing.length_s))))
     if timing.power is not None:
         values = {
             "expected": timing.energy_expected_j, "low": timing.energy_low_j, "high": timing.energy_high_j,

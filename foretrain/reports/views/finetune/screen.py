@@ -10,8 +10,8 @@ from foretrain.base.messages import has, listed
 from foretrain.config.finetune.together import idle
 from foretrain.config.finetune.words import changed_words, option_words
 from foretrain.predict.finetune.plan import FineTunePlan
-from foretrain.predict.finetune.timing import FineTuneTiming
 from foretrain.predict.memory import REFUSED, PhaseMemory
+from foretrain.predict.timing import Timing
 from foretrain.reports.document import Message, Paragraph, Quantity, Row, Screen
 from foretrain.reports.views.shared import TONES, cost_of, grouped, verdict_id
 
@@ -185,7 +185,7 @@ def time_rows(plan: FineTunePlan) -> list[Row]:
     return rows
 
 
-def _shares(plan: FineTunePlan, timing: FineTuneTiming) -> list[str]:
+def _shares(plan: FineTunePlan, timing: Timing) -> list[str]:
     """MFU, and HFU where blocks are recomputed; nothing where the card's peak is not known."""
     shares = {"mfu": timing.mfu, **({"hfu": timing.hfu} if plan.tune.gradient_checkpointing else {})}
     return [Message(f"finetune.{name}", {"share": share}).text() for name, share in shares.items() if share is not None]

@@ -2,7 +2,7 @@
 
 from foretrain.base.messages import listed
 from foretrain.predict.finetune.plan import FineTunePlan
-from foretrain.predict.finetune.timing import FineTuneTiming
+from foretrain.predict.timing import Timing
 from foretrain.reports.document import Cell, Message, Paragraph, Quantity, Section, Table
 from foretrain.reports.views.finetune.screen import batch_rows, time_unknown, trained_text
 from foretrain.reports.views.plan_time import duration, spending_rows
@@ -22,7 +22,7 @@ def section(plan: FineTunePlan, *more: tuple[Cell, ...]) -> Section:
     return Section(Message("finetune.takes"), (Table((), tuple(rows)), Paragraph(Message("source.power"))))
 
 
-def _time_rows(timing: FineTuneTiming) -> list[tuple[Cell, ...]]:
+def _time_rows(timing: Timing) -> list[tuple[Cell, ...]]:
     step, total = timing.step_s, timing.total_s
     rows: list[tuple[Cell, ...]] = [
         (Message("row.step_time"), duration(step.low_s, step.expected_s, step.high_s)),
@@ -36,7 +36,7 @@ def _time_rows(timing: FineTuneTiming) -> list[tuple[Cell, ...]]:
     return rows
 
 
-def _share(id: str, counted: int, share: float | None) -> str:
+def _share(id: str, counted: int | None, share: float | None) -> str:
     """FLOPs of a step, and the share of the card's peak that they are in its time."""
     said = [Message(id, {"flops": counted}).text()]
     return listed([Quantity(share, "percent").text(), *said] if share is not None else said)

@@ -2,7 +2,7 @@
 
 from foretrain.base.messages import has, listed
 from foretrain.predict.inference.plan import InferencePlan
-from foretrain.predict.inference.speed import InferenceSpeed
+from foretrain.predict.inference.speed import GenerationTiming
 from foretrain.predict.memory import FAILING
 from foretrain.reports.document import Cell, Document, Message, Paragraph, Quantity, Row, Screen, Section, Table
 from foretrain.reports.views.shared import TONES, card_memory
@@ -31,7 +31,7 @@ def screen(plan: InferencePlan, command: tuple[str, ...] = ()) -> Screen:
     """A dozen lines. `command`: of the same question with the change that lets it fit."""
     parts = _memory(plan)
     rows = [Row(Message("inference.label.memory"), listed(parts), short=listed(parts[:2]))]
-    rows += _speed_rows(plan, plan.speed) if plan.speed else [Row(Message("inference.label.speed"), _no_speed(plan))]
+    rows += _speed_rows(plan, plan.timing) if plan.timing else [Row(Message("inference.label.speed"), _no_speed(plan))]
     rows += [Row(Message("inference.label.most"), each) for each in most(plan)]
     rows += [Row(Message("first.label.change"), each) for each in _change(plan)]
     if command and plan.fitting is not None:
@@ -64,8 +64,8 @@ def line(plan: InferencePlan, version: str) -> Message:
     """The answer in one line, to be pasted."""
     room = {"needed": plan.needed_bytes, "available": plan.available_bytes or 0}
     parts = [Message(f"first.line_memory.{plan.verdict or 'unknown'}", room).text()]
-    if plan.speed:
-        parts.append(Message("inference.line_speed", {"tokens": plan.speed.tokens_per_s}).text())
+    if plan.timing:
+        parts.append(Message("inference.line_speed", {"tokens": plan.timing.tokens_per_s}).text())
     values = {
         "name": plan.name, "weights": plan.asked.weights, "gpu": plan.gpu.name, "context": plan.asked.context,
         "batch": plan.asked.batch, "parts": listed(parts), "version": version,
@@ -82,9 +82,9 @@ def document(plan: InferencePlan) -> Document:
     memory = Section(Message("inference.memory"), (Table(columns, parts, frozenset({1})),))
     formats = _formats(plan, len(plan.formats))
     rows = (Message("inference.label.speed"), Message("inference.value"))
-    speeds = Section(Message("inference.speed"), (Table(rows, _speed_table(plan)),)) if plan.speed else None
+    speeds = Section(Message("inference.speed"), (Table(rows, _speed_table(plan)),)) if plan.timing else None
     said = [Paragraph(each) for each in (*most(plan), *_change(plan), *_notes(plan))]
-    said += [Paragraph(Message("inference.how"))] if plan.speed else [Paragraph(_no_speed(plan))]
+    said += [Paragraph(Message("inference.how"))] if plan.timing else [Paragraph(_no_speed(plan))]
     sections = [
         Section(Message("finetune.verdict"), (verdict(plan), *card_memory(plan.gpu))),
         memory,
@@ -102,7 +102,7 @@ def _memory(plan: InferencePlan) -> list[str]:
     ]
 
 
-def _speed_values(plan: InferencePlan, speed: InferenceSpeed) -> dict[str, float | str]:
+def _speed_values(plan: InferencePlan, speed: GenerationTiming) -> dict[str, float | str]:
     return {
         "tokens": speed.tokens_per_s, "low": speed.tokens_per_s_low, "high": speed.tokens_per_s_high,
         "each": speed.tokens_per_s / plan.asked.batch, "batch": plan.asked.batch, "first": speed.first_token_s,
@@ -111,25 +111,37 @@ def _speed_values(plan: InferencePlan, speed: InferenceSpeed) -> dict[str, float
     }  # fmt: skip
 
 
-def _speed_rows(plan: InferencePlan, speed: InferenceSpeed) -> list[Row]:
+def _speed_rows(plan: InferencePlan, speed: GenerationTiming) -> list[Row]:
     values = _speed_values(plan, speed)
     rate = Message("inference.rate" if plan.asked.batch == 1 else "inference.rate_batch", values)
     said = Message("first.if_fitted", {"text": rate}) if plan.verdict == "does_not_fit" else rate
     return [
         Row(Message("inference.label.speed"), said),
+        *(Row(Message("first.label.cost"), each) for each in _cost(plan, speed)),
         Row(Message("inference.label.first"), Message("inference.first", values)),
         Row(Message("first.label.limits"), Message(f"inference.limit.{speed.limited_by}", values)),
     ]
 
 
 def _speed_table(plan: InferencePlan) -> tuple[tuple[Cell, ...], ...]:
-    speed = plan.speed
+    speed = plan.timing
     assert speed is not None
     values = _speed_values(plan, speed)
     rows = ("rate" if plan.asked.batch == 1 else "rate_batch", "first", "prompt_rate", f"limit.{speed.limited_by}")
     labels = ("speed", "first", "prompt", "limit")
     shown = zip(labels, rows, strict=True)
-    return tuple((Message(f"inference.label.{label}"), Message(f"inference.{id}", values)) for label, id in shown)
+    said = [(Message(f"inference.label.{label}"), Message(f"inference.{id}", values)) for label, id in shown]
+    return *said, *((Message("first.label.cost"), each) for each in _cost(plan, speed))
+
+
+def _cost(plan: InferencePlan, speed: GenerationTiming) -> list[Message]:
+    """The rent of a million tokens, where there is one."""
+    money, prices = speed.money(), speed.prices
+    if money is None:
+        return []
+    each = tuple(amount * 1_000_000 / plan.asked.batch for amount in money)
+    values = {"price_hour": prices.price_per_hour, "currency": prices.currency}
+    return [Message("inference.cost", {"money": (*each, prices.currency), **values})]
 
 
 def _no_speed(plan: InferencePlan) -> Message:

@@ -1,0 +1,150 @@
+"""What a run takes on some cards: `forecast(run, where)`. A run is a `Pretraining`, a `FineTuning` or a `Generation`.
+
+Questions about runs (within.py, search.py) take a `Forecast` and are the same for every kind of run.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from foretrain.base.errors import UserError
+from foretrain.base.quantities import Limit
+from foretrain.base.records import Note, Record
+from foretrain.hardware.catalogue import Gpu
+from foretrain.hardware.cluster import Cluster
+from foretrain.predict.energy import Prices
+from foretrain.predict.finetune.plan import FineTunePlan
+from foretrain.predict.inference.plan import InferencePlan
+from foretrain.predict.memory import Verdict
+from foretrain.predict.plan import Plan, Reading, Timing
+from foretrain.predict.ranks.record import ClusterPlan
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a run runs: one card, or the cards of a cluster, each with memory that other programs use."""
+
+    card: Gpu
+    used_by_others_bytes: int = 0
+    cluster: Cluster | None = None
+
+    @property
+    def world(self) -> int:
+        return self.cluster.world if self.cluster else 1
+
+    @property
+    def per_node(self) -> int:
+        return self.cluster.per_node if self.cluster else 1
+
+
+class Range(NamedTuple):
+    """The values of an option that a search tries: multiples of `granule` up to `most`. `goes_on`: the run can have
+    more, but its model was not trained for that."""
+
+    granule: int
+    most: int
+    goes_on: bool = False
+
+
+class Probe(Record):
+    """One value that was tried: the verdict that a plan of it has, and what the process needs there.
+
+    `smallest_limit_bytes`: the least that the allocator may reserve, which only a trace says.
+    """
+
+    value: int
+    verdict: Verdict | None
+    needed_expected_bytes: int
+    smallest_limit_bytes: int | None = None
+
+    @property
+    def fits(self) -> bool:
+        return self.verdict == "fits"
+
+
+class Run(Protocol):
+    """What a kind of run has to say of itself."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def tokens_per_step(self) -> int: ...
+    @property
+    def steps(self) -> int | None: ...
+    @property
+    def dataset_tokens(self) -> int | None: ...
+    @property
+    def prices(self) -> Prices: ...
+    @property
+    def ranges(self) -> Mapping[str, Range]:
+        """The options that a search may change."""
+        ...
+
+    def but(self, **options: Any) -> "Run":
+        """Return the same run with other values of its options. Raises UserError for a value that it cannot have."""
+        ...
+
+    def on(self, where: Placement) -> "Forecast":
+        """Return the forecast. Raises UserError for what cannot be planned."""
+        ...
+
+    def with_steps(self, found: "Forecast", steps: int) -> tuple[Any, tuple[str, ...]]:
+        """Return the plan of a forecast with this many steps, and the names of the options that changed with them."""
+        ...
+
+    def spent(self, found: "Forecast", limit: Limit, reading: Reading) -> Callable[[int], float]:
+        """Return how much of the limit's kind a forecast's run takes by its number of steps."""
+        ...
+
+    def no_time(self, found: "Forecast", text: str) -> UserError:
+        """Return the error for what was asked by `text` and needs a time that is not known."""
+        ...
+
+    def check(self, found: "Forecast", text: str, *, steps: bool = False) -> None:
+        """Raise UserError where a forecast cannot answer what was asked by `text`; `steps`: about its steps."""
+        ...
+
+    def probe(self, found: "Forecast", option: str, value: int) -> Probe:
+        """Return the memory of a forecast's run with another value of an option."""
+        ...
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a run takes. `plan` is the record of its kind, which views print."""
+
+    run: Run
+    where: Placement
+    plan: Plan | ClusterPlan | FineTunePlan | InferencePlan
+
+    @property
+    def peak_bytes(self) -> int:
+        """What the run is expected to need on each card, the CUDA context included."""
+        return self.plan.needed_bytes
+
+    @property
+    def available_bytes(self) -> int | None:
+        return self.plan.available_bytes
+
+    @property
+    def verdict(self) -> Verdict | None:
+        return self.plan.verdict
+
+    @property
+    def fits(self) -> bool:
+        return self.verdict == "fits"
+
+    @property
+    def timing(self) -> Timing | None:
+        return self.plan.timing
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        return self.plan.notes
+
+
+def forecast(run: Run, where: Placement) -> Forecast:
+    """Return what a run takes there. Raises UserError for what cannot be planned."""
+    return run.on(where)

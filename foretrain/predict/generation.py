@@ -1,0 +1,73 @@
+"""`Generation`: a model that generates text, as a run that can be forecast."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from foretrain.base.errors import UserError
+from foretrain.base.quantities import Limit
+from foretrain.config.inference.options import MOST_BATCH, MOST_CONTEXT, Inference
+from foretrain.predict.energy import Prices
+from foretrain.predict.forecast import Forecast, Placement, Probe, Range
+from foretrain.predict.inference.model import InferenceModel
+from foretrain.predict.inference.plan import InferencePlan, Search, plan
+from foretrain.predict.inference.speed import verdict_of
+from foretrain.predict.plan import Reading
+from foretrain.predict.timing import PRICES
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A model and how it generates. A step is one token of each text."""
+
+    kind = "generation"
+    model: InferenceModel
+    asked: Inference
+    prices: Prices = PRICES
+    steps = None
+    dataset_tokens = None
+
+    @property
+    def name(self) -> str:
+        return self.model.name
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.asked.batch
+
+    @property
+    def ranges(self) -> Mapping[str, Range]:
+        most = min(max(self.model.max_positions, self.asked.context), MOST_CONTEXT)
+        return {"batch": Range(1, MOST_BATCH), "context": Range(1, most)}
+
+    def but(self, **options: Any) -> "Generation":
+        return replace(self, asked=Inference.model_validate({**self.asked.model_dump(), **options}))
+
+    def on(self, where: Placement) -> Forecast:
+        if where.cluster is not None:
+            raise UserError("usage.inference_one_card", value=where.cluster.text, one=where.card.name)
+        made = plan(
+            self.model, self.asked, where.card, used_by_others_bytes=where.used_by_others_bytes, prices=self.prices
+        )
+        return Forecast(self, where, made)
+
+    def with_steps(self, found: Forecast, steps: int) -> tuple[InferencePlan, tuple[str, ...]]:
+        raise NotImplementedError  # generation has no steps to limit: `check` says so
+
+    def spent(self, found: Forecast, limit: Limit, reading: Reading) -> Callable[[int], float]:
+        raise NotImplementedError
+
+    def no_time(self, found: Forecast, text: str) -> UserError:
+        return UserError("usage.no_time", text=text, gpu=found.where.card.name)
+
+    def check(self, found: Forecast, text: str, *, steps: bool = False) -> None:
+        if steps:
+            raise UserError("usage.inference_without", option=text.split()[0])
+
+    def probe(self, found: Forecast, option: str, value: int) -> Probe:
+        made = found.plan
+        assert isinstance(made, InferencePlan)
+        search = Search(self.model, made.asked, self.asked.prompt, made.gpu, made.available_bytes)
+        memory = search.memory({option: value})
+        verdict = verdict_of(memory, made.available_bytes)
+        return Probe(value=value, verdict=verdict, needed_expected_bytes=memory.needed_expected_bytes)

@@ -1,0 +1,82 @@
+"""The largest value of an option with which a run still fits: by the estimate at once, or by a search over traces."""
+
+from collections.abc import Callable
+from typing import Literal
+
+from foretrain.base.errors import UserError
+from foretrain.base.records import Record
+from foretrain.predict.forecast import Forecast, Probe
+from foretrain.predict.search import bisect, search_outwards
+
+
+class Largest(Record):
+    """The largest value of an option that fits (None: not even 1 does), with every value that was tried.
+
+    `searched_all`: it is the largest that is looked at, so that larger ones may fit too; the next is then tried only
+    where it is beyond what a model was trained for.
+    """
+
+    option: str
+    value: int | None
+    searched_all: bool
+    available_bytes: int
+    probes: tuple[Probe, ...]
+    source: Literal["estimated", "traced"] = "estimated"
+
+    @property
+    def found(self) -> Probe | None:
+        """The value that fits."""
+        return next((probe for probe in self.probes if probe.value == self.value), None)
+
+    @property
+    def beyond(self) -> Probe | None:
+        """The next larger value that was tried."""
+        return next((probe for probe in self.probes if probe.value > (self.value or 0)), None)
+
+
+def largest(made: Forecast, option: str, trace: Callable[[int], Probe] | None = None) -> Largest:
+    """Return the largest value of an option that fits. `trace`: what a trace says of a value; then the search begins
+    at the estimate's answer and goes outwards.
+
+    Traces need not grow with an option: the answer fits and its successor does not, but one beyond that might again.
+    Raises UserError for an option that is not searched, or where the memory to fit in is not known.
+    """
+    run, room = made.run, made.available_bytes
+    if option not in run.ranges:
+        raise UserError("usage.largest_knob", option=option, choices=sorted(run.ranges))
+    run.check(made, f"--largest {option}")
+    if room is None:
+        raise UserError("usage.largest_unknown", gpu=made.where.card.name)
+    estimates, traces = _Tried(lambda value: run.probe(made, option, value)), _Tried(trace) if trace else None
+    tried = traces or estimates
+
+    def search(granule: int, top: int) -> int:
+        """Return the largest multiple of the granule that fits, up to `top` granules; 0 where none does."""
+        guess = bisect(lambda count: estimates.fits(count * granule), 0, top + 1)
+        if traces is None:
+            return granule * guess
+        return granule * search_outwards(lambda count: tried.fits(count * granule), max(1, guess), top)
+
+    granule, most, goes_on = run.ranges[option]
+    best = search(granule, most // granule) or (search(1, granule - 1) if granule > 1 else 0)
+    if best < most < best + granule and tried.fits(most):  # which no granule ends at
+        best = most
+    if best == most and goes_on:
+        tried.fits(best + granule)
+    return Largest(
+        option=option, value=best or None, searched_all=best == most, available_bytes=room,
+        probes=tuple(tried.probes[value] for value in sorted(tried.probes)),
+        source="traced" if trace else "estimated",
+    )  # fmt: skip
+
+
+class _Tried:
+    """The values that were tried, each once."""
+
+    def __init__(self, probe: Callable[[int], Probe]) -> None:
+        self.probe, self.probes = probe, dict[int, Probe]()
+
+    def fits(self, value: int) -> bool:
+        if value not in self.probes:
+            self.probes[value] = self.probe(value)
+        return self.probes[value].fits

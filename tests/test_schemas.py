@@ -103,8 +103,8 @@ def test_a_log_that_only_ended_is_one_too(own_directory: Path) -> None:
 
 def test_the_steps_that_fit_are_one_schema_of_every_kind_of_run() -> None:
     words = ("plan", "smollm2-135m", *CARD, "--method", "lora", "--within", "2h", "--largest", "batch_size")
-    assert asked("foretrain.within/2", *words)["largest"]["value"]
-    assert asked("foretrain.within/2", "plan", "gpt2-124m", "--gpus", "2 x 3060", "--tokens", "1M")["plan"]["ranks"]
+    assert asked("foretrain.within/1", *words)["largest"]["value"]
+    assert asked("foretrain.within/1", "plan", "gpt2-124m", "--gpus", "2 x 3060", "--tokens", "1M")["plan"]["ranks"]
 
 
 def test_errors() -> None:

@@ -12,6 +12,8 @@ The constants come from the rows `tune` of benchmarks/published_inference.csv; `
 out stands in docs/inference.md.
 """
 
+from typing import Any
+
 from foretrain.base.records import Record
 from foretrain.config.inference.formats import CACHES, FORMATS, PUBLISHED, Engine
 from foretrain.config.inference.options import Inference
@@ -91,7 +93,7 @@ def speed_of(
     )
 
 
-def _rent(step_s: Range, prices: Prices) -> dict[str, float]:
+def _rent(step_s: Range, prices: Prices) -> dict[str, Any]:
     if not prices.price_per_hour:
         return {}
     return {f"rent_{name}": getattr(step_s, f"{name}_s") / 3600 * prices.price_per_hour for name in READINGS}

@@ -403,7 +403,7 @@ def test_forms_and_exit_codes() -> None:
     assert [plan["gpu"]["name"] for plan in several["plans"]] == ["RTX 3060 12GB", "RTX 4090"]
     found = json.loads(foretrain(*words, "q4_k_m", "--json").stdout)
     assert found["schema"] == "foretrain.inference/1"
-    assert found["speed"]["source"] == "estimated"
+    assert found["timing"]["source"] == "estimated"
     assert found["longest_context"] * 32 * 2 * 8 * 128 * 2 < 12 * GIB
 
 

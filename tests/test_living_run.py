@@ -515,7 +515,7 @@ def test_noise_and_slopes_are_no_leaps() -> None:
 def test_two_hundred_pairs_never_share_a_directory(own_directory: Path) -> None:
     """Both start at the same moment, in processes of their own; the holder is then killed and the run is free again."""
     script = (
-        "import sys, time; from foretrain.training import store\n"
+        "import sys, time; from foretrain.runs import folder as store\n"
         "for line in sys.stdin:\n"
         " d = store.create(line.strip()); print(d.id, flush=True); sys.stdin.readline(); d.release()\n"
     )

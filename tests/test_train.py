@@ -60,7 +60,7 @@ elif moment == "evaluation":
         return original(*args)
     trainer.evaluation_loss = evaluation
 elif moment == "save":
-    from foretrain.base import durable
+    from foretrain.base import files as durable
     count = 0
     def watch(call, path, size):
         global count

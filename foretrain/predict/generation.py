@@ -52,17 +52,17 @@ class Generation:
         return Forecast(self, where, made)
 
     def with_steps(self, found: Forecast, steps: int) -> tuple[InferencePlan, tuple[str, ...]]:
-        raise NotImplementedError  # generation has no steps to limit: `check` says so
+        raise _no_steps("--within")
 
     def spent(self, found: Forecast, limit: Limit, reading: Reading) -> Callable[[int], float]:
-        raise NotImplementedError
+        raise _no_steps(limit.as_option)
 
     def no_time(self, found: Forecast, text: str) -> UserError:
         return UserError("usage.no_time", text=text, gpu=found.where.card.name)
 
     def check(self, found: Forecast, text: str, *, steps: bool = False) -> None:
         if steps:
-            raise UserError("usage.inference_without", option=text.split()[0])
+            raise _no_steps(text)
 
     def probe(self, found: Forecast, option: str, value: int) -> Probe:
         made = found.plan
@@ -71,3 +71,7 @@ class Generation:
         memory = search.memory({option: value})
         verdict = verdict_of(memory, made.available_bytes)
         return Probe(value=value, verdict=verdict, needed_expected_bytes=memory.needed_expected_bytes)
+
+
+def _no_steps(text: str) -> UserError:
+    return UserError("usage.inference_without", option=text.split()[0])

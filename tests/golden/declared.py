@@ -14,7 +14,21 @@ INFERENCE = "plan --inference and chat: an option, a command, a function, and th
 TRACKERS = "a run can be reported to trackers: report_to is a new option, and wandb_log has an effect"
 APPLE = "plans for Apple GPUs are of what trains there: bfloat16, uncompiled, attention that saves its scores"
 SENSORS = "a report says that foretrain reads the sensors of NVIDIA cards only: an Apple GPU is no CPU"
+TIMING = "one Timing for every kind of run: fields that only some have"
+FORECAST = "--within and --largest have one answer for every kind of run, and several cards are asked them, too"
+PRICE = "plan --inference takes --price; its speed is a Timing"
 DECLARED: tuple[Declared, ...] = (
+    Declared(
+        "", r"timing\.(steps|prices|hfu|(hardware_)?flops_per_step|flop_per_s|nanogpt_mfu|n_evaluations|evaluation_s|save_s|"
+        r"compile_s|torch)$", TIMING, old=r"^\(nothing\)$",
+    ),
+    Declared("within", r"stdout\.(step|timing|asked_max_iters|config|verdict)$", FORECAST, new=r"^\(nothing\)$"),
+    Declared("within", r"stdout\.(asked_steps|changed|plan)$", FORECAST, old=r"^\(nothing\)$"),
+    Declared("largest|within", r"stdout\.(schema|step|value|plan|next_value|next_needed_bytes|positions|beyond_fits)$", FORECAST),
+    Declared("largest", r"stdout\.(searched_all|available_bytes|probes|source|largest)", FORECAST),
+    Declared("error: (cluster|finetune): plan .*--(largest|within)", "", FORECAST),
+    Declared("inference", r"\.(speed|timing)$", PRICE),
+    Declared("error: inference: .*--price", "", PRICE),
     Declared(
         "", r"\.(world|per_node|ranks|worlds|cards|card_tokens_per_s|scalings|dropout_by_number|seconds_before)$",
         f"{RANKS}; on one card these are one, or empty", old=r"^\(nothing\)$",

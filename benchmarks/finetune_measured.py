@@ -115,7 +115,7 @@ def replaced(row: dict[str, Any]) -> Iterator[tuple[Any, str, Any]]:
             yield block, "attend", CODE.repeating_attend
     if fast:
         yield DECODER.RMSNorm, "forward", CODE.fast_norm
-        yield DECODER, "rotated", CODE.fast_rotary
+        yield DECODER, "apply_rotary", CODE.fast_rotary
     if "liger" in row["kernels"]:
         yield DECODER.Decoder, "forward", CODE.fused_forward
     if row["options"]["method"] == "qlora":

@@ -50,10 +50,10 @@ import sys
 
 sys.path.insert(0, "${APP}")
 sys.dont_write_bytecode = True
-from foretrain.base import languages
+from foretrain.base import messages
 from foretrain.web import browser
 
-browser, list(languages.known())
+browser, list(messages.languages())
 `);
 const ids = languages.toJs();
 const first = { "/api/plan": START }, finetune = { "/api/finetune/form": {}, "/api/finetune": TUNE_START };

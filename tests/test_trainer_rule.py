@@ -58,7 +58,7 @@ def test_headline_advice_and_limits_mean_the_same_step_as_check() -> None:
     made = planned(C)
     assert made["step"] == made["advice"]["step"] == "nanogpt"
     assert json.loads(foretrain("advise", C, *CARD, "--json").stdout)["step"] == "nanogpt"
-    assert json.loads(foretrain("plan", C, *CARD, "--within", "12h", "--json").stdout)["step"] == "nanogpt"
+    assert json.loads(foretrain("plan", C, *CARD, "--within", "12h", "--json").stdout)["plan"]["step"] == "nanogpt"
     asked = planned(C, "--trainer", "foretrain")
     assert asked["step"] == "foretrain"
 

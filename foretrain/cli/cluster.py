@@ -35,7 +35,7 @@ def answer_command(context: typer.Context, words: list[str]) -> None:
     given = context.params
     check_options(context, ALONE)
     if given["write_job"]:
-        need_one_of("--write-job", given["write_job"], JOB_KINDS)
+        need_one_of("--write-job", given["write_job"], tuple(JOB_KINDS))
     resolved = resolve(words)
     print_notes(resolved.notes, quiet=given["quiet"])
     if given["show_config"]:

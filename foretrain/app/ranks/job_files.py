@@ -9,7 +9,6 @@ import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 from foretrain.base.errors import UserError
 from foretrain.base.records import Record
@@ -17,12 +16,9 @@ from foretrain.config import writer
 from foretrain.predict.memory import REFUSED
 from foretrain.predict.ranks.record import ClusterPlan
 
-JobKind = Literal["slurm", "sky"]
-JOB_KINDS: tuple[JobKind, ...] = ("slurm", "sky")
-ENDINGS: dict[JobKind, str] = {"slurm": ".slurm", "sky": ".sky.yaml"}
-
+JOB_KINDS = {"slurm": ".slurm", "sky": ".sky.yaml"}  # and how their files end
 SPARE = 1.2  # times the slow end of the estimate
-STEP_S = 30 * 60  # time limits are whole half hours
+LIMIT_MINUTES = 30  # time limits are whole half hours
 SAVE_S = 300  # how long before its limit Slurm asks the run to save and stop
 CPUS_PER_RANK = 4  # the step's own thread, the one that reads data, the one that writes checkpoints, and one to spare
 PORT = 29500
@@ -57,11 +53,6 @@ class Job(Record):
         return shlex.join(["foretrain", "train", *self.words, "--resume", "auto"])
 
     @property
-    def limit_s(self) -> int | None:
-        """The time to ask for, in seconds: the slow end and a fifth of it, in whole half hours."""
-        return None if self.high_s is None else math.ceil(SPARE * self.high_s / STEP_S) * STEP_S
-
-    @property
     def found(self) -> str:
         memory = f"{self.needed_bytes / 2**30:.1f} GiB a card"
         if self.expected_s is None or self.high_s is None:
@@ -69,13 +60,13 @@ class Job(Record):
         return f"Estimated: {memory}, {self.expected_s / 3600:.1f} h, at most {self.high_s / 3600:.1f} h."
 
 
-def write_job(kind: JobKind, plan: ClusterPlan, words: Sequence[str]) -> Path:
+def write_job(kind: str, plan: ClusterPlan, words: Sequence[str]) -> Path:
     """The path of the job file of a plan, written into this folder. `words`: the config and its options as typed.
 
     Raises UserError where the run fits in no way, and where the file is there with other contents.
     """
     job = job_of(plan, words)
-    path = Path(f"{_word(job.name)}{ENDINGS[kind]}")
+    path = Path(f"{_word(job.name)}{JOB_KINDS[kind]}")
     writer.write_text(job_file(kind, job), path)
     return path
 
@@ -94,32 +85,27 @@ def job_of(plan: ClusterPlan, words: Sequence[str]) -> Job:
     )  # fmt: skip
 
 
-def job_file(kind: JobKind, job: Job) -> str:
+def job_file(kind: str, job: Job) -> str:
     return _slurm(job) if kind == "slurm" else _sky(job)
 
 
 def _slurm(job: Job) -> str:
-    lines = [
-        f"--job-name={_word(job.name)}",
-        f"--nodes={job.nodes}",
-        f"--ntasks-per-node={job.per_node}",
-        f"--gpus-per-node={job.per_node}",
-        f"--cpus-per-task={CPUS_PER_RANK}",
-        f"--signal=TERM@{SAVE_S}",
-        "--requeue",
-        "--open-mode=append",
-        "--output=%x-%j.log",
-    ]
-    if job.limit_s is not None:
-        hours, rest = divmod(job.limit_s, 3600)
-        lines.insert(5, f"--time={hours}:{rest // 60:02}:00")
-    options = "\n".join(f"#SBATCH {line}" for line in lines)
+    minutes = None if job.high_s is None else math.ceil(SPARE * job.high_s / 60 / LIMIT_MINUTES) * LIMIT_MINUTES
+    limit = "" if minutes is None else f"#SBATCH --time={minutes // 60}:{minutes % 60:02}:00\n"
     return f"""#!/bin/bash
 # {job.found}
 # Submit with: sbatch FILE. The folder of the run must be one that all nodes see.
 # One process runs on each card: {job.gpu}. Many sites want its type too: --gpus-per-node=TYPE:{job.per_node}.
 # {SAVE_S} seconds before the time limit the run is asked to save and stop.
-{options}
+#SBATCH --job-name={_word(job.name)}
+#SBATCH --nodes={job.nodes}
+#SBATCH --ntasks-per-node={job.per_node}
+#SBATCH --gpus-per-node={job.per_node}
+#SBATCH --cpus-per-task={CPUS_PER_RANK}
+{limit}#SBATCH --signal=TERM@{SAVE_S}
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=%x-%j.log
 
 set -u
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)

@@ -40,7 +40,7 @@ def _timed(found: FineTunePlan, step_s: float, prices: Prices) -> FineTunePlan:
         check_exact(found, "--step-time")
     made, gpu = timed(found, step_s, prices), found.gpu
     timing = made.timing
-    if timing and timing.hfu and timing.hfu > CLOCK_HEADROOM:
+    if timing and timing.hfu and timing.hardware_flops_per_step and timing.hfu > CLOCK_HEADROOM:
         values = {"value": f"{step_s:g}", "hfu": timing.hfu, "gpu": gpu.name, "tokens": found.tune.tokens_per_step}
         peak = timing.hardware_flops_per_step / step_s / timing.hfu
         raise UserError("usage.finetune_step_time", option="--step-time", peak=peak, step=step_s, **values)

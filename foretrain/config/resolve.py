@@ -110,6 +110,7 @@ def resolve(arguments: Sequence[str]) -> ResolvedConfig:
 
 
 def from_values(values: dict[str, Any], source: str = "call") -> ResolvedConfig:
+    """Return the config of a dictionary {option: value}. Raises ConfigError, which names every problem."""
     found = _Collected(settings=[Setting(key, value, source) for key, value in values.items()])
     return _finish(found)
 

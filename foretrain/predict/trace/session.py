@@ -169,13 +169,7 @@ def tracing(gpu: Gpu | None, *, compiled: bool, pads: bool = False, upper: bool 
         yield Session(tracer, names, there, marks)
 
 
-# `foretrain.trace` in one process: the memory of any training code on a card that is not there.
-#
-# def train(on):                                   # runs once, on fake tensors of the card model = Net().to(on.device)
-# optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for step in range(3): on.phase(f"step {step}")
-# loss = model(torch.empty(64, 784, device=on.device)).sum() loss.backward() optimizer.step() optimizer.zero_grad()
-#
-# found = foretrain.trace(train, gpu="RTX 4070") found.peak_allocated_bytes, found.fits(10 << 30)
+# `foretrain.trace` in one process. Its train(on) runs once, on fake tensors of the card: on.device, on.phase("step 0").
 
 WHY = {
     UnsupportedOperatorException: "torch has no fake kernel for it",

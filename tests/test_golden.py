@@ -3,7 +3,8 @@
 import json
 from typing import Any
 
-from tests.golden.cases import Case, case, listed
+from tests.golden.case import Case, case
+from tests.golden.cases import digest, listed
 from tests.golden.compare import Declared, Difference, differences, judged, shifted
 
 
@@ -93,15 +94,23 @@ def test_a_declared_change_passes_and_one_that_nothing_needs_is_an_error() -> No
 
 def test_cases_have_one_name_each_and_a_quick_part_of_every_kind() -> None:
     cases = listed()
-    assert len({one.name for one in cases}) == len({one.digest for one in cases}) == len(cases) > 300
+    assert len({one.name for one in cases}) == len({digest(one) for one in cases}) == len(cases) > 300
     assert {"plan", "advise", "compare", "explain", "report", "help", "error:"} <= {
         one.command for one in cases if one.quick
     }
     assert all(isinstance(one, Case) and one.steps for one in cases)
 
 
+def test_every_kind_of_run_is_asked_about() -> None:
+    words = [{word for step in one.steps for word in step.words} for one in listed()]
+    paths = {request[1] for one in listed() for step in one.steps for request in step.requests}
+    for option in ("--method", "--gpus", "--inference"):
+        assert sum(any(word.partition("=")[0] == option for word in each) for each in words) > 15, option
+    assert {"/api/finetune", "/api/finetune/cards", "/api/finetune/read", "/api/finetune/exact"} <= paths
+
+
 def test_a_case_that_changes_is_run_again() -> None:
-    assert case("plan x", "plan baby").digest != case("plan x", "plan baby --json").digest
+    assert digest(case("plan x", "plan baby")) != digest(case("plan x", "plan baby --json"))
 
 
 def test_figures_may_shift_by_a_share_and_nothing_else_may() -> None:

@@ -20,21 +20,26 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
-from .cases import Case, input_folder, listed
+from .case import Case
+from .cases import input_folder, listed
 from .compare import Difference, differences, judged
 from .declared import DECLARED
 from .runner import environment, folder_of, lines_of, result_file
 
 REPO = Path(__file__).parent.parent.parent
 COLUMNS = {"light": "120", "narrow": "80", "torch": "120"}
-INPUTS = ("examples", "tests/data/machines")
+INPUTS = ("examples", "tests/data/machines", "tests/data/field")
 
 
 def main() -> int:
     """The exit code."""
     args = _arguments()
     wanted = (one for one in listed() if not one.kept_as)
-    cases = [one for one in wanted if args.only in one.name and (one.quick or not args.quick)]
+    cases = [
+        one
+        for one in wanted
+        if any(text in one.name for text in args.only.split("|")) and (one.quick or not args.quick)
+    ]
     if args.list:
         _list(cases)
         return 0
@@ -61,7 +66,9 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("base", nargs="?", default="HEAD", metavar="BASE", help="the commit whose answers are right")
-    parser.add_argument("--only", default="", metavar="TEXT", help="only the cases with this text in their name")
+    parser.add_argument(
+        "--only", default="", metavar="TEXT", help="only the cases with this text in their name, or with one of A|B"
+    )
     parser.add_argument("--quick", action="store_true", help="a fifth of the cases")
     parser.add_argument("--at-once", type=int, default=min(4, os.cpu_count() or 2), metavar="N", help="cases at once")
     parser.add_argument("--again", action="store_true", help="run the cases of both trees anew")
@@ -105,11 +112,13 @@ def _exported(tree: Path, commit: str) -> Path:
 
 def _inputs(inputs: Path, tree: Path) -> Path:
     """What both trees are given: the files of BASE, so that a moved example changes no case."""
-    if not inputs.exists():
-        beside = Path(tempfile.mkdtemp(dir=inputs.parent))
-        for name in INPUTS:
-            shutil.copytree(tree / name, beside / "repo" / name)
-        beside.rename(inputs)
+    for name in INPUTS:
+        there = inputs / "repo" / name
+        if not there.exists():
+            there.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=inputs.parent) as beside:
+                shutil.copytree(tree / name, Path(beside) / "copy")
+                (Path(beside) / "copy").rename(there)
     return inputs
 
 

@@ -9,78 +9,40 @@ import hashlib
 import random
 import struct
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, replace
 from functools import cache
 from typing import Any
 
+from .case import Case, Step, case
+from .kinds import clusters, finetunings, inferences, pages
+
 SEED = 19
-
-
-@dataclass(frozen=True)
-class Step:
-    """One command with what is sent to its stdin; or a piece of Python; or requests to the page."""
-
-    words: tuple[str, ...] = ()
-    stdin: str = ""
-    python: str = ""
-    requests: tuple[tuple[Any, ...], ...] = ()
-
-
-@dataclass(frozen=True)
-class Case:
-    """What is run. `group`: light (no torch, 120 columns), narrow (80 columns), torch. `measured`: it holds times and
-    speeds of this machine; only what must repeat is compared. `kept_as`: its folder becomes an input of other cases."""
-
-    name: str
-    steps: tuple[Step, ...]
-    files: dict[str, str | bytes] = field(default_factory=dict)
-    inputs: tuple[str, ...] = ()
-    env: dict[str, str] = field(default_factory=dict)
-    group: str = "light"
-    measured: bool = False
-    quick: bool = False
-    kept_as: str = ""
-
-    @property
-    def digest(self) -> str:
-        """Changes with all that its result depends on here: the case itself and those that make its inputs."""
-        making = [one for one in listed() if one.kept_as and one.kept_as in self.inputs]
-        return hashlib.sha256(repr([astuple(self), *map(astuple, making)]).encode()).hexdigest()[:20]
-
-    @property
-    def command(self) -> str:
-        """The word after which cases are counted."""
-        return self.name.split()[0]
-
-
-def case(name: str, *commands: str | tuple[str, ...] | Step, **more: Any) -> Case:
-    """A case of commands, each a line of words or a tuple of them."""
-    steps = tuple(
-        one if isinstance(one, Step) else Step(tuple(one.split()) if isinstance(one, str) else one) for one in commands
-    )
-    texts = [word for step in steps for word in (*step.words, step.python)]
-    inputs = set(more.pop("inputs", ()))
-    inputs |= {"repo"} if any("examples/" in text for text in texts) else set()
-    return Case(name, steps, inputs=tuple(sorted(inputs)), **more)
 
 
 @cache
 def listed() -> tuple[Case, ...]:
     """All cases, the slow ones first, so that the last minute is not one core's alone."""
     found = [
-        *_made(), *_trains(), *_exact(), *_serves(), *_of_runs(), *_advises(), *_searches(), *_drawn(), *_presets(),
-        *_comparisons(), *_explanations(), *_reports(), *_data(), *_small(), *_languages(), *_helps(), *_errors(),
-        *_python(),
+        *_made(), *_trains(), *_exact(), *_serves(), *pages(), *_of_runs(), *_advises(), *_searches(), *finetunings(),
+        *clusters(), *_drawn(), *_presets(), *_comparisons(), *_explanations(), *_reports(), *_data(), *inferences(),
+        *_small(), *_languages(), *_helps(), *_errors(), *_python(),
     ]  # fmt: skip
     names = [one.name for one in found]
     assert len(set(names)) == len(names), sorted(name for name in names if names.count(name) > 1)
     return tuple(found)
 
 
+def digest(case: Case) -> str:
+    """Return what changes with all that a result depends on here: the case itself and those that make its inputs."""
+    making = [one for one in listed() if one.kept_as and one.kept_as in case.inputs]
+    parts = [astuple(replace(one, quick=False)) for one in (case, *making)]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:20]
+
+
 def input_folder(name: str) -> str:
     """The folder of an input: one that a case makes is another when that case changes."""
     making = [one for one in listed() if one.kept_as == name]
-    return f"{name}-{making[0].digest}" if making else name
+    return f"{name}-{digest(making[0])}" if making else name
 
 
 # --- what cases are made of ---
@@ -193,7 +155,7 @@ def _drawn() -> Iterator[Case]:
         yield case(
             f"plan drawn {number} {card} {asked}",
             ("plan", *words, "--gpu", card, *asked.split()),
-            quick=number % 3 == 0,
+            quick=number % 3 == 0 and number not in (9, 18, 30),  # these take ten seconds
         )
 
 
@@ -203,7 +165,7 @@ def _presets() -> Iterator[Case]:
         yield case(f"plan {preset} first screen", ("plan", preset, "--gpu", card), group="narrow", quick=number < 2)
         yield case(f"plan {preset} full", ("plan", preset, "--gpu", card, "--full"), quick=number == 2)
         yield case(
-            f"plan {preset} json", ("plan", preset, "--gpu", other, "--json", *_pinned(other)), quick=number == 3
+            f"plan {preset} json", ("plan", preset, "--gpu", other, "--json", *_pinned(other)), quick=number == 4
         )
     for number, card in enumerate(CARDS):
         words = ("plan", "baby", "--gpu", card, "--oneline", *_pinned(card))
@@ -267,7 +229,9 @@ source = "a test"
 def _searches() -> Iterator[Case]:
     """--largest, --within, --tokens, --best, --write."""
     for option in ("batch_size", "block_size", "n_layer"):
-        yield case(f"plan largest {option}", f"plan gpt2-124m --gpu 4070 --largest {option}", quick=option == "n_layer")
+        yield case(
+            f"plan largest {option}", f"plan gpt2-124m --gpu 4070 --largest {option}", quick=option == "batch_size"
+        )
         yield case(
             f"plan largest {option} json",
             f"plan gpt2-350m --gpu 3060 --used-by-others 2GB --largest {option} --json --compile=false",
@@ -673,7 +637,7 @@ def _serves() -> Iterator[Case]:
         *(("POST", "/api/read", one) for one in pasted), ("GET", "/api/runs"), ("GET", "/api/comparisons"),
     )))  # fmt: skip
     advised = tuple(("POST", "/api/advice", asked) for asked in (ASKED_PLANS[3], ASKED_PLANS[0], ASKED_PLANS[4]))
-    yield case("serve advice", Step(requests=advised), quick=True)
+    yield case("serve advice", Step(requests=advised))
     words = [one.partition("=") for one in SMALL.replace("--", "").split()]
     exact = {"preset": "", "values": {name: value for name, _, value in words}, "gpu": "RTX 4070"}
     yield case("serve exact", Step(requests=(("POST", "/api/exact", exact), ("POST", "/api/exact", ASKED_PLANS[4]))))
@@ -797,7 +761,7 @@ def _exact() -> Iterator[Case]:
         "compiled modern": "--compile=true --recipe=modern --json", "blocks": "--compile=true --compile_blocks=true --json",
     }  # fmt: skip
     for name, words in more.items():
-        yield case(f"exact {name or 'plain'}", f"{plain} {words}", group="torch", quick=name in ("", "compiled"))
+        yield case(f"exact {name or 'plain'}", f"{plain} {words}", group="torch", quick=not name)
     trace = """import torch, foretrain
 def train(on):
     model = torch.nn.Linear(784, 10).to(on.device)

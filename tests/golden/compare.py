@@ -89,6 +89,7 @@ REPEATS = re.compile(
 )
 # Digests of files that hold times; those of weights and moments are compared.
 DIGESTS = {"state_sha256", "state.json"}
+OTHERS = "machine"  # what other programs used of it: nothing on a quiet machine
 SAMPLES = {"w/samples.jsonl": 1}  # one a fifth of a second: their number varies
 FIGURE = re.compile(
     r"[\d.,]+( ?([µm]?s|min|h|[KMGT]?i?B(/s)?|[kMGT](?= tok))\b)?"
@@ -187,6 +188,8 @@ def _figures(value: Any, measured: bool, key: str = "") -> Any:
         return value
     if key in DIGESTS:
         return "<digest>"
+    if key == OTHERS:
+        return "<machine>"
     if isinstance(value, dict):
         if key == "config":  # what was asked for
             return value

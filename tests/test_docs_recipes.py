@@ -301,7 +301,7 @@ def test_adding_a_log_format(package: Path) -> None:
 
 def test_adding_a_tracker(package: Path) -> None:
     """A run reported to it, read back by the command that reads any other source."""
-    (package / "foretrain" / "training" / "trackers" / "csv_table.py").write_text(recipe("tracker"), "utf-8")
+    (package / "foretrain" / "runs" / "trackers" / "csv_table.py").write_text(recipe("tracker"), "utf-8")
     write_dataset(package / "data" / "toy")
     words = [f"--{key}={value}" for key, value in TINY.items()]
     python(package, "-m", "foretrain", "train", *words, "--report-to=csv", "--quiet")

@@ -325,7 +325,7 @@ def test_plan_and_help_never_import_torch_or_numpy() -> None:
 # Private names of the package that tests still use. This list only ever becomes shorter.
 PRIVATE_NAMES_IN_TESTS = {
     "faults/test_inputs.py: config_checks._RULES",
-    "kit/prepare.py: disk._write",
+    "kit/prepare.py: writer._write",
     "test_abstract.py: step.EagerProgram._uneven",
     "test_abstract.py: step._recorders",
     "test_abstract.py: step._structures",
@@ -346,7 +346,7 @@ PRIVATE_NAMES_IN_TESTS = {
     "test_prepare_bad_files.py: vocabulary._find",
     "test_trace_any_code.py: guard._alive",
     "test_uneven.py: outlook_view._frontier",
-    "test_verify.py: measure._prepare",
+    "test_verify.py: verify_step._prepare",
     "test_watch.py: watching.Sampler._sample",
 }
 

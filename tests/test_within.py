@@ -115,7 +115,7 @@ def test_the_answer_stays_within_and_one_more_does_not(
         )
 
     limit = Limit(kind=kind, amount=1.0, text="x", currency="EUR" if kind == "money" else "")  # type: ignore[arg-type]
-    limit = limit.model_copy(update={"amount": taken(1) * 10 ** (5 * share)})
+    limit = limit.model_copy(update={"amount": taken(1) * 10 ** (4 * share)})
     asked = plan(config, gpu, logged_step_s=logged).run_by(step)  # type: ignore[arg-type]
     answer = within(of_plan(asked), limit)
     assert taken(answer.steps) <= limit.amount < taken(answer.steps + 1)

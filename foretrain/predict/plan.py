@@ -334,10 +334,8 @@ def _host_bytes(config: RunConfig) -> int:
     return 8 * shape.n_params + optimizer_of(config).moments_bytes(shape.numels)
 
 
-def _notes(
-    config: RunConfig, gpu: Gpu, dtype: Dtype, used_by_others_bytes: int, dataset_tokens: int | None
-) -> list[Note]:
-    notes, compiled = [], compiles(config, gpu)
+def notes_of(config: RunConfig, gpu: Gpu, used_by_others_bytes: int, dataset_tokens: int | None) -> list[Note]:
+    notes, compiled, dtype = [], compiles(config, gpu), choose_dtype(config, gpu)[0]
 
     def note(id: str, **values: Any) -> None:
         notes.append(Note(id=id, values=values))
@@ -415,7 +413,7 @@ def plan(
     specs = [StepSpec.checked(config, gpu, step) for step in STEP_NAMES]
     ours, nanos = (predict(spec, available_bytes) for spec in specs)
     timings = [timing(spec, logged_step_s) for spec in specs]
-    notes = _notes(config, gpu, dtype, used_by_others_bytes, dataset_tokens)
+    notes = notes_of(config, gpu, used_by_others_bytes, dataset_tokens)
     if logged_step_s is not None and timings[0] is not None and (timings[0].mfu or 0) > 1:
         notes.append(Note(id="mfu_beyond_peak", values={"mfu": timings[0].mfu, "gpu": gpu.name}))
     return Plan(

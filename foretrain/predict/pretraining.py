@@ -8,10 +8,11 @@ from foretrain.base.errors import UserError
 from foretrain.base.quantities import Limit
 from foretrain.config.options import OPTIONS, RunConfig
 from foretrain.config.shape import ModelShape
+from foretrain.predict import plan as plans
 from foretrain.predict.energy import Prices
 from foretrain.predict.forecast import Forecast, Placement, Probe, Range
 from foretrain.predict.memory import StepMemory, predict, worst_verdict
-from foretrain.predict.plan import Plan, Reading, Timing, no_time, plan, seconds_by_steps, whole_run, work_of
+from foretrain.predict.plan import Plan, Reading, Timing
 from foretrain.predict.ranks.plan import rank_memory, rank_spec, share, with_pays, with_savings
 from foretrain.predict.ranks.record import ClusterPlan
 from foretrain.predict.spec import STEP_NAMES, StepName, StepSpec
@@ -59,7 +60,7 @@ class Pretraining:
         return replace(self, config=config)
 
     def on(self, where: Placement) -> Forecast:
-        made = plan(
+        made = plans.plan(
             self.config, where.card, name=self.name, used_by_others_bytes=where.used_by_others_bytes,
             dataset_tokens=self.dataset_tokens, dataset_source=self.dataset_source, logged_step_s=self.logged_step_s,
         ).run_by(self.step)  # fmt: skip
@@ -82,7 +83,7 @@ class Pretraining:
     def no_time(self, found: Forecast, text: str) -> UserError:
         made = found.plan.one_card if isinstance(found.plan, ClusterPlan) else found.plan
         assert isinstance(made, Plan)
-        return no_time(made, text)
+        return plans.no_time(made, text)
 
     def check(self, found: Forecast, text: str, *, steps: bool = False) -> None:
         if steps and self.config.eval_only:
@@ -128,7 +129,7 @@ def of_cluster(made: ClusterPlan) -> Forecast:
 def with_steps(timing: Timing, spec: StepSpec, steps: int, cards: int = 1) -> Timing:
     """Return the timing of the same run with another number of steps: what `plan` says of that config."""
     parts = timing.step_s, timing.evaluation_s, timing.compile_s or NO_TIME
-    return whole_run(spec.but(max_iters=steps), timing.source, *parts, cards)
+    return plans.whole_run(spec.but(max_iters=steps), timing.source, *parts, cards)
 
 
 def spent_by_steps(
@@ -136,7 +137,7 @@ def spent_by_steps(
 ) -> Callable[[int], float]:
     """Return how much of the limit's kind the run of a timing takes, by its number of steps."""
     if limit.kind == "time":
-        return seconds_by_steps(timing, spec, reading)
+        return plans.seconds_by_steps(timing, spec, reading)
 
     def spent(steps: int) -> float:
         made = with_steps(timing, spec, steps, cards)
@@ -152,9 +153,12 @@ def plan_with_steps(made: Plan, config: RunConfig) -> Plan:
         for step in STEP_NAMES
         for timing in [made.timing_of(step)]
     )
-    work = work_of(config, ModelShape.of(config), made.work.dataset_tokens, made.work.dataset_source)
+    work = plans.work_of(config, ModelShape.of(config), made.work.dataset_tokens, made.work.dataset_source)
+    where = made.gpu, made.used_by_others_bytes, made.work.dataset_tokens
+    others = made.notes[len(plans.notes_of(made.config, *where)) :]  # of the step's time and of the trainer
+    notes = plans.notes_of(config, *where)
     timings = {"foretrain_timing": ours, "nanogpt_timing": nanos}
-    return made.model_copy(update={"config": config, "work": work, **timings})
+    return made.model_copy(update={"config": config, "work": work, "notes": (*notes, *others), **timings})
 
 
 def cluster_with_steps(made: ClusterPlan, config: RunConfig) -> ClusterPlan:

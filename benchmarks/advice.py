@@ -80,7 +80,7 @@ def some_set_fits(planner: Planner, base: State) -> Exactness | None:
     precision, the optimizer and where its states are; each as it is or changed.
     """
     best: Exactness | None = None
-    starts = [base, *(change.applied(base) for change in BY_ID["foretrain_step"].options(base))]
+    starts = [base, *(change.applied(base) for change in BY_ID["foretrain_step"].changes(base))]
     dimensions = (
         ("", "free_others"), ("", "chunked_loss"), ("", "recompute_norm_gelu", "checkpointing"), ("", "optimizer_offload"),
         ("", "master_weights"), ("", "compile"), ("", "half_precision"), ("", "adamw8bit", "muon"),
@@ -93,7 +93,7 @@ def some_set_fits(planner: Planner, base: State) -> Exactness | None:
         ):
             continue
         moved = ("foretrain_step",) if start is not base else ()
-        smaller = BY_ID["micro_batch"].options(state)
+        smaller = BY_ID["micro_batch"].changes(state)
         for rules, after in (
             (members, state),
             ((*members, "micro_batch"), smaller[-1].applied(state) if smaller else None),

@@ -7,14 +7,14 @@ from foretrain.advice.rules import RULES
 from foretrain.base.messages import say
 
 LEARNING = {
-    "exact": "exact", "rounding": "same in expectation", "other optimizer": "other optimizer", "other model": "other model",
+    "exact": "exact", "rounding": "same in expectation", "other tokens": "other tokens per step", "other optimizer": "other optimizer", "other model": "other model",
 }  # fmt: skip
 
 
 def rules() -> str:
     """One row a rule, in the order in which users can afford them."""
     lines = ["| rule | what | why | what it costs | learning | who | reference |", "| --- " * 7 + "|"]
-    for rule in RULES:
+    for rule in (each for each in RULES if not each.several):
         what, why, costs = (say(f"rule.{rule.id}.{part}") for part in ("what", "why", "costs"))
         learning = LEARNING[rule.exactness] + (" ¹" if rule.exactness == "exact" and rule.redraws else "")
         who = "foretrain" if rule.ours or rule.id == "foretrain_step" else "both"

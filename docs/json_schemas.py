@@ -16,7 +16,6 @@ from foretrain.advice import best, cards, finetune_cards, remedies
 from foretrain.advice import record as advice
 from foretrain.advice.finetune import FineTuneChange
 from foretrain.advice.finetune_advice import FineTuneAdvice
-from foretrain.advice.ranks.record import ClusterAdvice
 from foretrain.analysis import components as explain
 from foretrain.analysis import forecast_check, log_analysis, log_checks, snapshot_analysis, trainer_run
 from foretrain.analysis import run as run_explain
@@ -124,7 +123,6 @@ OUTPUTS: dict[str, Output] = {
     ),
     "foretrain.best/1": Output("plan --best", "the GPT of lowest estimated loss", best.Best),
     "foretrain.cluster/1": Output("plan --gpus", "a plan of several cards", ClusterPlan),
-    "foretrain.cluster-advice/1": Output("advise --gpus", "advice for several cards", ClusterAdvice),
     "foretrain.finetune/1": Output(
         "plan MODEL", "a plan of a fine-tuning run", FineTunePlan, {"changes": (list[FineTuneChange], ...)}
     ),

@@ -62,7 +62,7 @@ def test_only_a_run_that_starts_from_gpt2_has_smaller_ones() -> None:
     from foretrain.advice.advisor import start_of
 
     rule = BY_ID["pretrained"]
-    names = {word: [c.knobs["init_from"] for c in rule.options(start_of(planned("gpt2-124m", word), "foretrain"))]
+    names = {word: [c.options["init_from"] for c in rule.changes(start_of(planned("gpt2-124m", word), "foretrain"))]
              for word in ("--init_from=gpt2-large", "--init_from=gpt2", "--init_from=scratch")}  # fmt: skip
     assert names == {
         "--init_from=gpt2-large": ["gpt2-medium", "gpt2"], "--init_from=gpt2": [], "--init_from=scratch": [],

@@ -5,12 +5,14 @@ from typing import Any
 
 import pytest
 
+from foretrain.advice import advisor
+from foretrain.advice.advisor import advise
 from foretrain.advice.asked import Asked
-from foretrain.advice.ranks import advisor, applied
-from foretrain.advice.ranks.record import SCHEMA, ClusterAdvice, ClusterChange
-from foretrain.advice.ranks.rules import BY_ID, ORDER, RULES
-from foretrain.advice.ranks.rules.base import Change, Rule, State
-from foretrain.advice.ranks.rules.cards import counted
+from foretrain.advice.cluster import options_of
+from foretrain.advice.record import SCHEMA, Advice, Advices, Cards
+from foretrain.advice.rules import BY_ID, ORDER, RULES
+from foretrain.advice.rules.base import Change, Rule, State
+from foretrain.advice.rules.cards import counted
 from foretrain.app.plan import resolved_of
 from foretrain.app.ranks.plan import advise_cluster, make_cluster_plan, plan_cluster
 from foretrain.base.errors import UserError
@@ -34,37 +36,44 @@ SMALL: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def found() -> ClusterAdvice:
+def found() -> Advices:
     return advise_cluster("gpt2-124m", "2 x RTX 3090", goal="speed", **SMALL)
 
 
-def again(found: ClusterAdvice, change: ClusterChange) -> tuple[int, float, str | None]:
+def shared(change: Advice) -> Cards:
+    assert change.shared is not None
+    return change.shared
+
+
+def again(found: Advices, change: Advice) -> tuple[int, float, str | None]:
     """(bytes that a card needs, seconds of a step, verdict) by a plan of the changed run from the beginning."""
     config: RunConfig = resolved_of("gpt2-124m", SMALL).config
     config = config.model_copy(update={s.option: s.after for s in change.settings})
-    cards = cluster(change.text, change.link)
+    assert change.shared is not None
+    cards = cluster(change.shared.text, change.shared.link)
     made = share(plan(config, cards.gpu), cards)
-    row = next(rank for rank in made.ranks if rank.id == change.way.id)
+    row = next(rank for rank in made.ranks if rank.id == change.shared.way.id)
     assert row.time is not None
     return row.memory.needed_bytes, row.time.step_s.expected_s, row.verdict
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.for_several], ids=lambda rule: rule.id)
 def test_every_rule_says_what_it_changes(rule: Rule) -> None:
     """The contract of a rule: a text, a source, changes that change something, or a reason that has a text."""
     assert has(f"cluster_advice.rule.{rule.id}") or has(f"rule.{rule.id}.short")
     assert rule.reference
     config = resolved_of("gpt2-124m", SMALL | {"gradient_accumulation_steps": 32}).config
     for cards, way in (("2 x RTX 3090", "ddp"), ("2 nodes x 8 x A100 SXM4 80GB", "fsdp_held")):
-        state = State(config, cluster(cards))
-        changes = rule.options(state, way)
+        where = cluster(cards)
+        state = State(config, where.gpu, "foretrain", 0, where, way=way)
+        changes = rule.changes(state)
         for change in changes:
             assert change.applied(state) != state
-        if not changes and (reason := rule.idle(state, way)):
+        if not changes and (reason := rule.idle(state)):
             assert has(f"cluster_advice.idle.{reason}") or has(f"idle.{reason}")
 
 
-def test_each_change_is_what_a_new_plan_says(found: ClusterAdvice) -> None:
+def test_each_change_is_what_a_new_plan_says(found: Advices) -> None:
     assert len(found.advised) >= 3
     for change in found.advised:
         needed, step_s, verdict = again(found, change)
@@ -77,23 +86,23 @@ def test_each_change_is_what_a_new_plan_says(found: ClusterAdvice) -> None:
         assert change.effect.slower == pytest.approx(ratio, rel=1e-6)
 
 
-def test_order_and_what_is_learned(found: ClusterAdvice) -> None:
+def test_order_and_what_is_learned(found: Advices) -> None:
     """What needs other hardware comes last; more tokens a step is called other learning, all else keeps them."""
-    bought = [change.buys for change in found.advised]
+    bought = [shared(change).buys for change in found.advised]
     assert bought == sorted(bought)
     rules = {rule: change for change in found.advised for rule in change.rules}
     assert {"more_accumulation", "nvlink", "cards"} <= set(rules)  # small steps wait for the link
     for change in found.advised:
-        assert (change.learning == "other tokens") == (change.tokens_per_step != found.tokens_per_step)
-    assert rules["nvlink"].link == "geforce-bridge"
-    assert not rules["more_accumulation"].buys
+        assert (change.exactness == "other tokens") == (change.tokens_per_step != found.tokens_per_step)
+    assert shared(rules["nvlink"]).link == "geforce-bridge"
+    assert not shared(rules["more_accumulation"]).buys
 
 
-def test_numbers_of_cards(found: ClusterAdvice) -> None:
+def test_numbers_of_cards(found: Advices) -> None:
     """One card is the plan of one card; others keep the tokens of a step."""
     one = plan(resolved_of("gpt2-124m", SMALL).config, find("RTX 3090"))
     assert one.timing is not None
-    alone = found.alone
+    alone = found.counts[0]
     assert alone.effect is not None
     assert (alone.cards, alone.way) == (1, None)
     assert alone.effect.needed_bytes == one.memory_of("foretrain").needed_bytes
@@ -160,11 +169,11 @@ def test_where_nothing_helps_it_is_said() -> None:
     }
     huge |= {"block_size": 64, "compile": False, "activation_checkpointing": True}
     made = plan_cluster("gpt2-124m", "2 x RTX 3060 12GB", **huge)
-    found = advisor.advise(made)
+    found = advise(made, "foretrain")
     assert found.nothing_fits
     assert not found.advised
-    assert found.alone.effect is not None
-    assert found.alone.effect.verdict == "does_not_fit"
+    assert found.counts[0].effect is not None
+    assert found.counts[0].effect.verdict == "does_not_fit"
     said = [cell_text(paragraph.message) for paragraph in view.screen(made, found, Asked()).lead]
     assert say("advice.nothing") in said
     assert any(line.startswith("One RTX 3060 12GB would not do") for line in said)
@@ -172,9 +181,10 @@ def test_where_nothing_helps_it_is_said() -> None:
 
 def test_a_strategy_that_was_asked_for_is_kept_but_where_another_is_advised() -> None:
     made = plan_cluster("gpt2-124m", "2 x RTX 3090", strategy="fsdp", **SMALL)
-    found = advisor.advise(made, "speed")
+    found = advise(made, "foretrain", "speed")
+    assert found.way is not None
     assert found.way.strategy == "fsdp"
-    ways = {rule: change.way for change in found.advised for rule in change.rules}
+    ways = {rule: shared(change).way for change in found.advised for rule in change.rules}
     assert ways["strategy"].strategy == "ddp"
     others = {rule: way for rule, way in ways.items() if rule not in ("strategy", "resharding")}
     assert {way.strategy for way in others.values()} <= {"fsdp"}
@@ -184,20 +194,20 @@ def test_one_file_more_is_one_rule_more(monkeypatch: pytest.MonkeyPatch) -> None
     """A rule that nobody names elsewhere is planned and ranked."""
     rule = Rule(
         "half_the_layers", "both", "other model", "an example",
-        lambda state, way: [Change({"n_layer": state.config.n_layer - 1})],
+        lambda state: [Change({"n_layer": state.config.n_layer - 1})], several=True,
     )  # fmt: skip
     monkeypatch.setattr(advisor, "RULES", (*RULES, rule))
     monkeypatch.setitem(BY_ID, rule.id, rule)
     monkeypatch.setitem(ORDER, rule.id, len(RULES))
     made = plan_cluster("gpt2-124m", "2 x RTX 3090", **SMALL)
-    advised = {each.rules: each for each in advisor.advise(made, "speed").advised}
-    assert advised["half_the_layers",].learning == "other model"
+    advised = {each.rules: each for each in advise(made, "foretrain", "speed").advised}
+    assert advised["half_the_layers",].exactness == "other model"
 
 
 def test_a_goal_that_is_not_planned_for_several_cards() -> None:
     made = make_cluster_plan(ResolvedConfig(RunConfig(**SMALL), {}), cluster("2 x RTX 3090"))
     with pytest.raises(UserError) as error:
-        advisor.advise(made, "quality")
+        advise(made, "foretrain", "quality")
     assert error.value.id == "usage.cluster_quality"
 
 
@@ -228,9 +238,9 @@ def test_buckets_of_ddp_are_told_with_their_figures() -> None:
     saves."""
     few: dict[str, Any] = SMALL | {"batch_size": 1, "block_size": 64}
     several = plan_cluster("gpt2-124m", "2 x RTX 3090", strategy="ddp", **few)
-    assert "bucket_view_same" in {each.reason for each in advisor.advise(several, "speed").useless}
+    assert "bucket_view_same" in {each.reason for each in advise(several, "foretrain", "speed").useless}
     made = plan_cluster("gpt2-124m", "2 x RTX 3090", strategy="ddp", **{**few, "gradient_accumulation_steps": 2})
-    told = {each.rule: each for each in advisor.advise(made, "speed").useless if each.values}
+    told = {each.rule: each for each in advise(made, "foretrain", "speed").useless if each.values}
     assert 0 < told["bucket_view"].values["more"] <= 4 * made.one_card.counts.n_params
     best = made.best
     assert best is not None
@@ -260,13 +270,13 @@ def test_the_options_of_a_change_plan_what_it_promised(options: dict[str, Any], 
     """Memory and time of the way that was meant, whatever a plan without them would pick."""
     asked = {**SMALL, **options}
     made = plan_cluster("gpt2-124m", "2 x RTX 3090", **asked)
-    advised = advisor.advise(made, goal).advised
+    advised = advise(made, "foretrain", goal).advised
     assert advised
     for change in advised:
-        changed = {**asked, **applied.options(made, change)}
-        again = plan_cluster("gpt2-124m", change.text, link=change.link, **changed)
+        changed = {**asked, **options_of(made, change)}
+        again = plan_cluster("gpt2-124m", shared(change).text, link=shared(change).link, **changed)
         best = again.best or again.least
-        assert best.id == change.way.id, change.rules
+        assert best.id == shared(change).way.id, change.rules
         assert best.memory.needed_bytes == change.effect.needed_bytes, change.rules
         assert best.timing is not None
         assert best.timing.step_s.expected_s == change.effect.step_s, change.rules

@@ -267,7 +267,7 @@ def test_advice_offers_it_only_where_it_works() -> None:
 
     def offers(card: str = "RTX 4070", **changes: Any) -> bool:
         config = RunConfig.model_validate({**ALONE, "compile": False, **changes})
-        return bool(rule.options(State(config, find(card), "foretrain", 0)))
+        return bool(rule.changes(State(config, find(card), "foretrain", 0)))
 
     assert offers()
     assert offers(compile=True, compile_blocks=True)

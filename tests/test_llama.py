@@ -209,7 +209,7 @@ def test_a_plan_says_what_it_does_not_know() -> None:
 def test_advice_keeps_to_the_recipes_rules() -> None:
     """Fewer heads are a number that the heads of keys divide."""
     state = State(small(n_head=12, n_embd=768, n_kv_head=4), find("RTX 4070"), "foretrain", 0)
-    assert [change.knobs["n_head"] for change in narrower(state)] == [8, 4]
+    assert [change.options["n_head"] for change in narrower(state)] == [8, 4]
 
 
 # -- training ------------------------------------------------------------------------------------------------

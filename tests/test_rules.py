@@ -25,9 +25,9 @@ MAX_FUNCTION_LINES, MAX_OPTIONS = 60, 177
 # A file holds one subject in 120 to 500 lines, and a package has 4 to 15 files or is a file. These numbers only ever
 # become smaller. The house stands at 330 files, 75,000 lines, 150 tables that ruff leaves alone, and none of the others.
 SIZE = {
-    "files": 636,
-    "lines": 97_450,
-    "files below 60 lines": 79,
+    "files": 624,
+    "lines": 97_000,
+    "files below 60 lines": 73,
     "files above 600 lines": 2,
     "packages below 4 files": 22,
     "packages above 15 files": 12,

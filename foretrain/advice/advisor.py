@@ -6,6 +6,9 @@ margin, and its figures are those that a plan of the changed config says. confir
 Goals. fit: less memory, at the least cost (docs/advice.md says how costs are counted); speed: a shorter run; cost: a
 cheaper one; quality: a lower loss in the same time (quality.py). Where nothing is asked: fit where the run does not
 fit with its margin, else speed.
+
+Several cards are advised as one is, by the rules that leave the model as it is and by those of cards (rules/cards.py).
+What trains on other tokens per step, or needs hardware that was not named, comes after what does not.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,25 +16,27 @@ from dataclasses import replace
 
 from foretrain.advice import combine
 from foretrain.advice.candidates import EACH_MORE, WORTH, Candidate, Search
+from foretrain.advice.cluster import buckets, counts, together
 from foretrain.advice.planner import Outcome, Planner
 from foretrain.advice.quality import lower_losses
-from foretrain.advice.record import Advices, Idle
-from foretrain.advice.rules import BY_ID, RULES
+from foretrain.advice.record import Advices, Idle, Way
+from foretrain.advice.rules import BY_ID, ORDER, RULES
 from foretrain.advice.rules.base import Change, Goal, Rule, State
 from foretrain.base.errors import UserError
 from foretrain.hardware.catalogue import Gpu, catalogue
 from foretrain.predict.plan import Plan, no_time
+from foretrain.predict.ranks.record import ClusterPlan
 from foretrain.predict.spec import StepName, choose_dtype
 
 SHORT, LARGE_GAIN = 3, 0.1  # changes on a plan's screen, and how much of the run's time they have to save
 ENOUGH = 3  # exact single changes that fit: then no sets are searched
 
 
-def default_goal(plan: Plan, step: StepName) -> Goal:
+def default_goal(plan: Plan | ClusterPlan, step: StepName) -> Goal:
     """fit where it does not fit with its margin, else speed; fit too where speeds are not known."""
-    doubtful = plan.verdict_of(step) not in ("fits", None)
-    timing = plan.timing_of(step)
-    return "fit" if doubtful or timing is None else "speed"
+    of_cluster = isinstance(plan, ClusterPlan)
+    verdict, timing = (plan.verdict, plan.timing) if of_cluster else (plan.verdict_of(step), plan.timing_of(step))
+    return "fit" if verdict not in ("fits", None) or timing is None else "speed"
 
 
 def start_of(plan: Plan, step: StepName) -> State:
@@ -39,19 +44,28 @@ def start_of(plan: Plan, step: StepName) -> State:
 
 
 def advise(
-    plan: Plan, step: StepName, goal: Goal | None = None, *, rents: dict[str, float] | None = None, quick: bool = False
+    plan: Plan | ClusterPlan,
+    step: StepName,
+    goal: Goal | None = None,
+    *,
+    rents: dict[str, float] | None = None,
+    quick: bool = False,
 ) -> Advices:
-    """All advice for a plan's config, trained by `step`, on its card.
+    """All advice for a plan's config, trained by `step`, on its card or cards.
 
     `rents`: what an hour of other cards costs, by name. `quick`: only what the short list of a plan shows.
     Raises UserError where the goal needs what is not known: how much memory there is, or how fast the device is.
     """
     wanted = goal or default_goal(plan, step)
     search = search_of(plan, step, wanted, rents)
-    if wanted == "quality":
+    if wanted == "quality" and isinstance(plan, Plan):
         return lower_losses(plan, search, lambda: advise(plan, step, "speed"), given=goal is not None)
     singles, idle = _singles(search, quick)
     found = [*singles, *_sets(search, singles, quick)]
+    if isinstance(plan, ClusterPlan):
+        made = _answer(plan.one_card, search, goal is not None, found, [*idle, *buckets(plan, search.state.way)])
+        known = {"cluster": plan.cluster, "way": Way.of(plan.best or plan.least), "counts": counts(plan, search)}
+        return made.model_copy(update={**known, "planned": search.planner.planned})
     if not quick or not any(c.outcome.fits for c in found):
         found += _cards(search, found)
     return _answer(plan, search, goal is not None, found, idle)
@@ -72,10 +86,17 @@ def short_list(plan: Plan, step: StepName) -> Advices | None:
     return found.model_copy(update={"advised": tuple(gains[:SHORT]), "partial": (), "useless": ()})
 
 
-def search_of(plan: Plan, step: StepName, goal: Goal, rents: dict[str, float] | None = None) -> Search:
+def search_of(plan: Plan | ClusterPlan, step: StepName, goal: Goal, rents: dict[str, float] | None = None) -> Search:
     """What advice is looked for from. Raises UserError as `advise` does."""
-    planner = Planner()
-    base = planner.outcome(start_of(plan, step))
+    if isinstance(plan, ClusterPlan):
+        if goal == "quality":
+            raise UserError("usage.cluster_quality")
+        rank, plan, cards = plan.best or plan.least, plan.one_card, (plan.cluster, plan.ways)
+        state = State(plan.config, cards[0].gpu, step, plan.used_by_others_bytes, *cards, rank.id)
+        planner, base = Planner(plan.timing), Outcome(state, rank.memory, plan.available_bytes, rank)
+    else:
+        planner = Planner()
+        base = planner.outcome(start_of(plan, step))
     assert base is not None
     if goal == "fit" and base.available_bytes is None:
         raise UserError("usage.advise_memory", gpu=plan.gpu.name)
@@ -94,8 +115,9 @@ def _answer(plan: Plan, search: Search, given: bool, found: list[Candidate], idl
     advised = _worthwhile(search, [c for c in distinct.values() if _is_advice(search, c)])
     partial = [c for c in distinct.values() if not c.outcome.fits and search.must_fit and _saves(search, c)]
     partial.sort(key=lambda c: c.outcome.needed_bytes)
-    buys = {c.rules[-1] for c in (*advised, *partial)}
+    buys = {rule for c in (*advised, *partial) for rule in (c.rules if search.state.cluster else c.rules[-1:])}
     alone = [c for c in distinct.values() if c.rules[-1] not in buys and c.rules[:-1] in ((), ("foretrain_step",))]
+    alone.sort(key=lambda c: BY_ID[c.rules[-1]].alternatives * -c.outcome.needed_bytes)  # the last one counts
     nothing = [_nothing(search, c) for c in alone]
     useless = {each.rule: each for each in (*idle, *nothing) if each.rule not in buys}
     return Advices(
@@ -103,7 +125,7 @@ def _answer(plan: Plan, search: Search, given: bool, found: list[Candidate], idl
         used_by_others_bytes=plan.used_by_others_bytes, tokens_per_step=plan.config.tokens_per_step,
         now=search.effect(search.base),
         advised=tuple(search.advice(c) for c in advised), partial=tuple(search.advice(c) for c in partial),
-        useless=tuple(sorted(useless.values(), key=lambda each: list(BY_ID).index(each.rule))),
+        useless=tuple(sorted(useless.values(), key=lambda each: ORDER.get(each.rule, len(ORDER)))),
         planned=search.planner.planned, nothing_fits=search.must_fit and not advised,
     )  # fmt: skip
 
@@ -111,7 +133,7 @@ def _answer(plan: Plan, search: Search, given: bool, found: list[Candidate], idl
 def _before(search: Search, candidate: Candidate) -> Outcome:
     """The plan without the candidate's last rule where that was foretrain's step, else the run as it is."""
     if candidate.rules[:-1] == ("foretrain_step",):
-        for change in BY_ID["foretrain_step"].options(search.state):
+        for change in BY_ID["foretrain_step"].changes(search.state):
             return search.planner.outcome(change.applied(search.state)) or search.base
     return search.base
 
@@ -138,7 +160,8 @@ def _worthwhile(search: Search, fitting: list[Candidate]) -> list[Candidate]:
 
 def _is_advice(search: Search, candidate: Candidate) -> bool:
     """It fits, and it buys what the goal wants. What trains on fewer tokens a step is never advised."""
-    kept = candidate.state.config.tokens_per_step == search.state.config.tokens_per_step
+    now, then = search.state.config.tokens_per_step, candidate.state.config.tokens_per_step
+    kept = then >= now if search.state.cluster else then == now
     if not candidate.outcome.fits or not kept:
         return False
     if search.goal == "fit":
@@ -172,7 +195,8 @@ def _nothing(search: Search, candidate: Candidate) -> Idle:
         return Idle(rule=rule, reason="beyond", values={**values, "needed": candidate.outcome.needed_bytes})
     if rule == "accumulation":
         return Idle(rule=rule, reason="fewer_tokens", values=values)
-    return Idle(rule=rule, reason="not_faster", values=values)
+    cheaper = search.goal == "cost" and search.state.cluster is not None
+    return Idle(rule=rule, reason="not_cheaper" if cheaper else "not_faster", values=values)
 
 
 # -- one rule ------------------------------------------------------------------------------------------------------
@@ -181,6 +205,8 @@ def _nothing(search: Search, candidate: Candidate) -> Idle:
 def _looks_at(search: Search, rule: Rule, quick: bool) -> bool:
     if quick and not rule.quick:
         return False
+    if search.state.cluster:
+        return rule.kind in ("both", "memory" if search.goal == "fit" or search.must_fit else "speed")
     if search.goal == "fit" or search.must_fit:
         return rule.kind in ("memory", "both", "model", "folklore")
     return rule.kind in ("speed", "both", "folklore") or (not quick and rule.lets_grow)
@@ -197,21 +223,32 @@ def _singles(search: Search, quick: bool) -> tuple[list[Candidate], list[Idle]]:
         for prefix, start in starts:
             if (prefix and not rule.ours and rule.kind != "both") or not combine.allowed(rule.id, start):
                 continue
-            options = rule.options(start)
-            if not options:
+            if start.cluster and rule.keeps_way:
+                start = replace(start, ways=(start.way,))
+            changes = rule.changes(start)
+            if not changes:
                 if reason := rule.idle(start):
                     idle.append(Idle(rule=rule.id, reason=reason))
             elif rule.traced:
                 idle.append(Idle(rule=rule.id, reason="needs_trace"))
             elif quick and prefix:
                 continue
-            elif (picked := _pick(search, rule, start, options)) is not None:
+            elif rule.alternatives:
+                made = [search.planner.outcome(change.applied(start)) for change in changes]
+                found += [search.of((rule.id,), each) for each in made if each is not None]
+            elif (picked := _pick(search, rule, start, changes)) is not None:
                 found.append(search.of((*prefix, rule.id), picked))
     return found, idle
 
 
 def _pick(search: Search, rule: Rule, start: State, options: Sequence[Change]) -> Outcome | None:
     """The plan of the option of a rule that serves the goal best."""
+    if start.cluster:
+        if search.goal == "fit" and not search.must_fit:
+            return search.planner.outcome(options[rule.usual(options)].applied(start))
+        pick = search.planner.mildest if search.must_fit else search.planner.quickest_of_rising
+        best = pick(start, options)
+        return best[1] if best else None
     if rule.kind == "speed" and search.goal != "fit" and not search.must_fit:
         best = search.planner.quickest(start, options)
         return best[1] if best else search.planner.outcome(options[0].applied(start))
@@ -226,6 +263,10 @@ def _pick(search: Search, rule: Rule, start: State, options: Sequence[Change]) -
 
 
 def _sets(search: Search, singles: list[Candidate], quick: bool) -> Iterator[Candidate]:
+    if search.state.cluster:
+        if search.must_fit and not any(c.outcome.fits and not c.buys(search.state) for c in singles):
+            yield from together(search, singles)
+        return
     if search.must_fit:
         exact = [c for c in singles if c.outcome.fits and c.exactness == "exact"]
         cheap = quick and any(search.price(c) <= EACH_MORE for c in exact)  # a set costs more

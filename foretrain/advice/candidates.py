@@ -12,14 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from foretrain.advice.planner import Outcome, Planner
-from foretrain.advice.record import Advice, Effect, Setting, phase_effects
+from foretrain.advice.record import Advice, Cards, Effect, Setting, Way, phase_effects
 from foretrain.advice.rules import BY_ID, ORDER
 from foretrain.advice.rules.base import Change, Exactness, Goal, State, loosest
 from foretrain.config.options import OPTIONS, RunConfig
 from foretrain.config.presets import GPT2_SHAPES
 from foretrain.config.shape import ModelShape
 
-TOLLS: dict[Exactness, float] = {"exact": 0.0, "rounding": 0.05, "other optimizer": 0.5, "other model": 1.0}
+TOLLS: dict[Exactness, float] = {
+    "exact": 0.0, "rounding": 0.05, "other tokens": 0.5, "other optimizer": 0.5, "other model": 1.0,
+}  # fmt: skip
 EACH_MORE = 0.01
 WORTH = 0.01  # less than so much of the need or of the time is nothing
 UNTIMED = 0.3  # slowdown that is taken where nothing is known of the card's speed
@@ -36,6 +38,13 @@ class Candidate:
     @property
     def state(self) -> State:
         return self.outcome.state
+
+    def buys(self, now: State) -> bool:
+        """Whether it needs another card, more of them, or another link."""
+        before, after = now.cluster, self.state.cluster
+        if before is None or after is None:
+            return self.state.gpu.name != now.gpu.name
+        return after.world > before.world or (after.link != before.link and after.world > 1)
 
 
 @dataclass
@@ -58,7 +67,10 @@ class Search:
         return not self.base.fits
 
     def metric(self, outcome: Outcome) -> float | None:
-        """What the goal wants little of."""
+        """What the goal wants little of; of several cards for a token, as they may train on more of them."""
+        if self.state.cluster:
+            money = outcome.money and outcome.money / outcome.state.config.tokens_per_step
+            return money if self.goal == "cost" else outcome.token_s
         return {"fit": outcome.step_s, "cost": outcome.money}.get(self.goal, outcome.total_s)
 
     def ratio(self, outcome: Outcome) -> float | None:
@@ -95,10 +107,10 @@ class Search:
         return price
 
     def order(self, candidate: Candidate) -> tuple[bool, float, int]:
-        """The least price first; of equal ones, what users can afford first. Another card comes last, unless the goal
-        is cost and what it costs was said."""
-        card = candidate.state.gpu.name != self.state.gpu.name and self.goal != "cost"
-        return card, round(self.price(candidate), 3), ORDER[candidate.rules[-1]]
+        """The least price first; of equal ones, what users can afford first. What has to be bought comes last, unless
+        the goal is cost and what it costs was said."""
+        bought = candidate.buys(self.state) and self.goal != "cost"
+        return bought, round(self.price(candidate), 3), ORDER[candidate.rules[-1]]
 
     def made(self, rules: tuple[str, ...], change: Change, start: State) -> Candidate | None:
         """A candidate from rules whose changes together are `change`; None where the config would be refused."""
@@ -106,19 +118,22 @@ class Search:
         return self.of(rules, outcome) if outcome else None
 
     def of(self, rules: tuple[str, ...], outcome: Outcome) -> Candidate:
-        exactness = loosest([BY_ID[rule].exactness_on(self.state) for rule in rules])
-        return Candidate(rules, outcome, exactness)
+        found = [BY_ID[rule].exactness_on(self.state) for rule in rules]
+        # Sharded weights are gathered in half precision, whole ones are autocast.
+        rounds = outcome.shards != self.base.shards and self.state.half
+        return Candidate(rules, outcome, loosest([*found, *(["rounding"] if rounds else [])]))
 
     # -- records ---------------------------------------------------------------------------------------------------
 
     def effect(self, outcome: Outcome) -> Effect:
-        """The record of a plan beside that of now."""
+        """The record of a plan beside that of now; `slower` of the step, with several cards of the time for a token."""
+        now, then = ((o.token_s if self.state.cluster else o.step_s) for o in (self.base, outcome))
         return Effect(
             needed_bytes=outcome.needed_bytes, saved_bytes=self.saved(outcome),
             allocated_bytes=outcome.memory.worst.allocated_bytes, available_bytes=outcome.available_bytes,
             verdict=outcome.verdict, phases=phase_effects(self.base.memory, outcome.memory),
             step_s=outcome.step_s, total_s=outcome.total_s,
-            slower=_ratio(outcome.step_s, self.base.step_s), longer=_ratio(outcome.total_s, self.base.total_s),
+            slower=_ratio(then, now), longer=_ratio(outcome.total_s, self.base.total_s),
             money=outcome.money, source=outcome.memory.source,
         )  # fmt: skip
 
@@ -129,7 +144,16 @@ class Search:
             used_by_others_bytes=state.used_by_others_bytes, exactness=candidate.exactness,
             tokens_per_step=state.config.tokens_per_step,
             keeps_tokens_per_step=state.config.tokens_per_step == config.tokens_per_step,
-            effect=self.effect(candidate.outcome), price=round(self.price(candidate), 4),
+            effect=self.effect(candidate.outcome), price=round(self.price(candidate), 4), shared=self._cards(candidate),
+        )  # fmt: skip
+
+    def _cards(self, candidate: Candidate) -> Cards | None:
+        cluster, rank = candidate.state.cluster, candidate.outcome.rank
+        if cluster is None or rank is None:
+            return None
+        return Cards(
+            cards=cluster.world, nodes=cluster.nodes, text=cluster.text, link=cluster.link.name, way=Way.of(rank),
+            speed_up=rank.speed_up, buys=candidate.buys(self.state),
         )  # fmt: skip
 
 

@@ -28,19 +28,21 @@ LEAST_GAIN = 0.005  # of the run's time, or of its money, by another change
 
 def pick(rule: str, state: State) -> Change | None:
     """The change of a rule as a member of a set: the usual chunk, all blocks, nothing beside the run."""
-    options = BY_ID[rule].options(state)
+    options = BY_ID[rule].changes(state)
     return options[BY_ID[rule].usual(options)] if options else None
 
 
 def starts(search: Search) -> Iterator[tuple[tuple[str, ...], State]]:
     """The run as it is, and the same by foretrain's step where that is another one."""
     yield (), search.state
-    for change in BY_ID["foretrain_step"].options(search.state):
+    for change in BY_ID["foretrain_step"].changes(search.state):
         yield ("foretrain_step",), change.applied(search.state)
 
 
 def allowed(rule: str, state: State) -> bool:
-    return state.step == "foretrain" or not BY_ID[rule].ours
+    """Whether a rule is one of this step, and of as many cards."""
+    of_cards = BY_ID[rule].for_several if state.cluster else not BY_ID[rule].several
+    return of_cards and (state.step == "foretrain" or not BY_ID[rule].ours)
 
 
 def build(members: tuple[str, ...], state: State) -> State | None:
@@ -56,7 +58,7 @@ def build(members: tuple[str, ...], state: State) -> State | None:
 
 def smallest(search: Search, state: State) -> Outcome | None:
     """The plan at the smallest micro-batch."""
-    options = BY_ID["micro_batch"].options(state)
+    options = BY_ID["micro_batch"].changes(state)
     return search.planner.outcome(options[-1].applied(state) if options else state)
 
 
@@ -74,7 +76,7 @@ def grown(search: Search, prefix: tuple[str, ...], members: tuple[str, ...], sta
     if found is not None:
         return found
     order = tuple(rule for rule in BY_ID if rule in members)
-    best = search.planner.mildest(state, BY_ID["micro_batch"].options(state))
+    best = search.planner.mildest(state, BY_ID["micro_batch"].changes(state))
     if best is None or not best[1].fits:
         return None
     return search.of((*prefix, *order, "micro_batch"), best[1])
@@ -184,7 +186,7 @@ def _smaller_models(search: Search, prefix: tuple[str, ...], start: State) -> It
     cut = least.state.config.batch_size < start.config.batch_size
     rules = (*prefix, *(rule for rule in BY_ID if rule in members), *(["micro_batch"] if cut else []))
     for rule in ("pretrained", "block_size", "n_layer", "n_embd"):
-        found = search.planner.mildest(least.state, BY_ID[rule].options(least.state))
+        found = search.planner.mildest(least.state, BY_ID[rule].changes(least.state))
         if found and found[1].fits:
             yield search.of((*rules, rule), found[1])
 
@@ -213,7 +215,7 @@ def _quickest(
     counts. What a rule can reach is known without its memory, so few estimates of memory are made."""
     reach: list[tuple[float, int, list[Change]]] = []
     for number, rule in enumerate(usable):
-        options = list(BY_ID[rule].options(state))
+        options = list(BY_ID[rule].changes(state))
         made = [search.planner.outcome(change.applied(state)) for change in options]
         ratios = [ratio for each in made if each and (ratio := search.ratio(each)) is not None]
         if ratios and (most is None or min(ratios) <= most):

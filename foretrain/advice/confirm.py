@@ -96,7 +96,7 @@ def _only_traced(made: Advices, search: Search, now: Exact, tracer: Tracer) -> t
     found: list[Advice] = []
     idle: list[Idle] = []
     for rule in RULES:
-        options = rule.options(search.state) if rule.traced else ()
+        options = rule.changes(search.state) if rule.traced else ()
         if not options or (rule.ours and made.step == "nanogpt"):
             continue
         state = options[0].applied(search.state)

@@ -12,18 +12,23 @@ from foretrain.advice.rules.base import Change, State
 from foretrain.base.errors import UserError
 from foretrain.config.checks import check
 from foretrain.config.options import RunConfig
+from foretrain.config.sharing import HELD, STRATEGIES, Sharing, config_of_rank, sharing_problem
 from foretrain.predict.memory import MARGIN_BYTES, Asked, Ledger, StepMemory, Verdict, estimated, worst_verdict
 from foretrain.predict.plan import Timing, available, timing
+from foretrain.predict.ranks.plan import ALIKE, LEAST_GAIN, choose, rank_plan, rank_timing
+from foretrain.predict.ranks.record import RankPlan
 from foretrain.predict.spec import TOLD_APART, StepSpec
+from foretrain.predict.speed.ranks import sharings
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run takes in one state."""
+    """What a run takes in one state. `rank`: how several cards share the step; their memory is that of one."""
 
     state: State
     found: Callable[[], Ledger] | StepMemory  # an estimate is made, and judged, when it is first asked for
     available_bytes: int | None
+    rank: RankPlan | None = None
 
     @property
     def is_known(self) -> bool:
@@ -76,7 +81,17 @@ class Outcome:
 
     @cached_property
     def timing(self) -> Timing | None:
-        return timing(self.state.spec)
+        return self.rank.timing if self.rank else timing(self.state.spec)
+
+    @property
+    def token_s(self) -> float | None:
+        """The time for a token."""
+        return 1 / self.timing.tokens_per_s if self.timing else None
+
+    @property
+    def shards(self) -> bool:
+        """Whether weights are cut among the cards."""
+        return self.rank is not None and STRATEGIES[self.rank.strategy].shards_weights
 
     @property
     def step_s(self) -> float | None:
@@ -93,10 +108,12 @@ class Outcome:
 
 
 class Planner:
-    """Outcomes by state. `planned` counts the different estimates of memory that they took."""
+    """Outcomes by state. `planned` counts the different estimates of memory that they took. `alone`: the timing of the
+    run as it is on one card, which that of several is compared with."""
 
-    def __init__(self) -> None:
-        self._asked: set[tuple[object, ...]] = set()
+    def __init__(self, alone: Timing | None = None) -> None:
+        self._alone = alone
+        self._asked: set[object] = set()
         self._outcomes: dict[State, Outcome | None] = {}
 
     @property
@@ -104,7 +121,7 @@ class Planner:
         return len(self._asked)
 
     def outcome(self, state: State) -> Outcome | None:
-        """None where the config would be refused."""
+        """None where the config would be refused, or the cards cannot share its step."""
         if state not in self._outcomes:
             self._outcomes[state] = self._made(state)
         return self._outcomes[state]
@@ -118,7 +135,41 @@ class Planner:
         except UserError:
             return None
         room, _ = available(config, state.gpu, state.used_by_others_bytes)
-        return Outcome(state, partial(self._estimated, spec), room)
+        if state.world == 1:
+            return Outcome(state, partial(self._estimated, spec), room)
+        rank = self._rank(spec, state, room)
+        return Outcome(state, rank.memory, room, rank) if rank else None
+
+    def _rank(self, spec: StepSpec, state: State, room: int | None) -> RankPlan | None:
+        """How several cards share the step, as `choose` would of all ways: the fastest that fits, of those about as
+        fast the plainest; else what is tight, else what needs least."""
+        cluster = state.cluster
+        assert cluster is not None
+        try:
+            micro_batches = config_of_rank(state.config, state.world).gradient_accumulation_steps
+        except UserError:
+            return None
+        possible = [each for each in sharings(cluster, micro_batches) if _may(state, each, micro_batches)]
+        if not possible:
+            return None
+        made: dict[str, RankPlan] = {}
+
+        def plan_of(sharing: Sharing) -> RankPlan:
+            if sharing.id not in made:
+                self._asked.add((state, sharing.id))
+                made[sharing.id] = rank_plan(spec, cluster, sharing, available_bytes=room, alone=self._alone)
+            return made[sharing.id]
+
+        times = {s.id: rank_timing(spec, cluster, s)[0] if len(possible) > 1 else None for s in possible}
+        steps = {id: time.step_s.expected_s if time else 0.0 for id, time in times.items()}
+        for sharing in sorted(possible, key=lambda each: steps[each.id]):
+            verdict = plan_of(sharing).verdict
+            if verdict not in ("fits", None):
+                continue
+            alike = [each for each in possible if steps[each.id] <= ALIKE * steps[sharing.id]]
+            return next(plan_of(each) for each in alike if plan_of(each).verdict == verdict)
+        ranks = tuple(made[sharing.id] for sharing in possible)
+        return choose(ranks) or min(ranks, key=lambda rank: (rank.memory.needed_bytes, steps[rank.id]))
 
     def _estimated(self, spec: StepSpec) -> Ledger:
         ledger = estimated(spec)
@@ -167,6 +218,18 @@ class Planner:
                 return change, made
         return None
 
+    def quickest_of_rising(self, state: State, changes: Sequence[Change]) -> tuple[Change, Outcome] | None:
+        """The one with the least time for a token, of those that fit; a stronger change has to be clearly faster. They
+        need more and more: what comes after one that does not fit is not looked at."""
+        best: tuple[Change, Outcome] | None = None
+        for change in changes:
+            found = self.outcome(change.applied(state))
+            if found is not None and not found.fits:
+                return best or (change, found)
+            if found is not None and (best is None or (found.token_s or 0) * LEAST_GAIN < (best[1].token_s or 0)):
+                best = change, found
+        return best
+
     def _beyond(self, start: State, found: Sequence[Outcome]) -> Outcome | None:
         """One whose tensors alone are too large, so that those of every larger micro-batch are, too: the least of which
         a line through what is known of the start says so."""
@@ -181,6 +244,12 @@ class Planner:
                 beyond = estimated(each.state.spec).is_beyond(now.available_bytes, start.gpu.memory_bytes)
                 return each if beyond else None
         return None
+
+
+def _may(state: State, sharing: Sharing, micro_batches: int) -> bool:
+    """Whether a way is among those that are looked at; one micro-batch has no gradients to hold back."""
+    ways = state.ways if micro_batches > 1 else [way.removesuffix(HELD) for way in state.ways]
+    return (not ways or sharing.id in ways) and sharing_problem(state.config, sharing) is None
 
 
 def is_larger(one: Outcome, other: Outcome) -> bool:

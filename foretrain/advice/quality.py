@@ -30,7 +30,7 @@ def lower_losses(plan: Plan, search: Search, faster: Callable[[], Advices], *, g
     found: list[Advice] = []
     useless: list[Idle] = []
     for id in ("decay_to_end", "modern_recipe", "step_tokens"):
-        options = BY_ID[id].options(search.state)
+        options = BY_ID[id].changes(search.state)
         made = search.made((id,), options[0], search.state) if options else None
         if made is not None and made.outcome.fits:
             found.append(search.advice(made))

@@ -9,8 +9,13 @@ from pydantic import Field
 
 from foretrain.advice.rules.base import Exactness, Goal
 from foretrain.base.records import Record
+from foretrain.config.sharing import StrategyName, way_id
+from foretrain.hardware.cluster import Cluster
 from foretrain.predict.memory import Phased, Verdict
+from foretrain.predict.ranks.record import Factor, RankPlan
 from foretrain.predict.spec import StepName
+
+SCHEMA = "foretrain.advice/1"
 
 
 class Setting(Record):
@@ -84,12 +89,58 @@ class Confirmation(Record):
     holds: bool
 
 
+class Way(Record):
+    """How cards share a step; of FSDP2 also whether gradients are summed in the last micro-batch only."""
+
+    strategy: StrategyName
+    holds_gradients: bool
+
+    @classmethod
+    def of(cls, rank: RankPlan) -> "Way":
+        return cls(strategy=rank.strategy, holds_gradients=not rank.syncs_each)
+
+    @property
+    def id(self) -> str:
+        return way_id(self.strategy, syncs_each=not self.holds_gradients)
+
+
+class CardCount(Record):
+    """The same run on another number of cards, or on as many as now. `way`: the fastest that fits there, None on one.
+
+    `batch_size`, `accumulation`: of all cards together, for the same tokens per step. `effect`: None where these cannot
+    be divided among so many cards. `speed_up`: against one card; `efficiency`: what of the number of cards that is.
+    """
+
+    cards: int
+    nodes: int
+    text: str
+    way: Way | None
+    batch_size: int
+    accumulation: int
+    effect: Effect | None
+    speed_up: Factor | None
+    efficiency: float | None
+
+
+class Cards(Record):
+    """The cards of a change, and how they share the step. `buys`: it needs other hardware than was named."""
+
+    cards: int
+    nodes: int
+    text: str
+    link: str
+    way: Way
+    speed_up: Factor | None
+    buys: bool
+
+
 class Advice(Record):
     """One change, or a few together.
 
     `rules`: in the order in which they are applied. `settings`: the knobs that differ. `step`, `gpu`,
     `used_by_others_bytes`: whose step runs then, on which card, beside how much. `price`: what it is ranked by
-    (docs/advice.md).
+    (docs/advice.md). `shared`: of several cards, what they are then, and `effect.slower` is of the time
+    for a token.
     """
 
     rules: tuple[str, ...]
@@ -104,6 +155,7 @@ class Advice(Record):
     price: float
     estimate: Estimate | None = None
     confirmation: Confirmation | None = None
+    shared: Cards | None = None
 
 
 class Idle(Record):
@@ -115,10 +167,11 @@ class Idle(Record):
 
 
 class Advices(Record):
-    """All advice for one run on one card, the best first.
+    """All advice for one run, the best first.
 
     `now`: the run as it is. `partial`: what saves memory, but not enough alone. `useless`: what is often said, or was
-    tried, and buys nothing. `planned`: ledgers that were made to find out.
+    tried, and buys nothing. `planned`: estimates that it took. Of several cards: `cluster`; `way`, how they share a
+    step now, or would where nothing fits; `counts`, the same run on 1, 2, 4, 8 of them.
     """
 
     name: str
@@ -135,6 +188,14 @@ class Advices(Record):
     planned: int
     now_confirmation: Confirmation | None = None
     nothing_fits: bool = False
+    cluster: Cluster | None = None
+    way: Way | None = None
+    counts: tuple[CardCount, ...] = ()
+
+    def keeps_cards(self, advice: Advice) -> bool:
+        """Whether a change is one of the config alone."""
+        cards, now = advice.shared, self.cluster
+        return cards is None or now is None or (cards.text, cards.link) == (now.text, now.link.name)
 
     def top(self, count: int) -> "Advices":
         """The same with the first of each kind only."""

@@ -2,7 +2,7 @@
 
 import typer
 
-from foretrain.advice.ranks.record import SCHEMA
+from foretrain.advice.record import SCHEMA
 from foretrain.app.limits import Limits
 from foretrain.app.ranks.plan import advices, answer
 from foretrain.cli.cluster import asked_of, cards_of, check_options

@@ -17,7 +17,9 @@ SENSORS = "a report says that foretrain reads the sensors of NVIDIA cards only: 
 TIMING = "one Timing for every kind of run: fields that only some have"
 FORECAST = "--within and --largest have one answer for every kind of run, and several cards are asked them, too"
 PRICE = "plan --inference takes --price; its speed is a Timing"
+ADVICE = "one record of advice for one card and for several, whose own are in `shared`, `cluster`, `way` and `counts`"
 DECLARED: tuple[Declared, ...] = (
+    Declared("advise cluster", r"stdout\.(schema|advised|useless|step|gpu|used_by_others_bytes|now_confirmation)", ADVICE),
     Declared(
         "", r"timing\.(steps|prices|hfu|(hardware_)?flops_per_step|flop_per_s|nanogpt_mfu|n_evaluations|evaluation_s|save_s|"
         r"compile_s|torch)$", TIMING, old=r"^\(nothing\)$",

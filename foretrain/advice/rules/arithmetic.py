@@ -24,13 +24,13 @@ def matmul(state: State) -> Sequence[Change]:
     for mode in MODES:
         if mode in EIGHT_BITS and c.n_embd < LEAST_WIDTH:
             continue
-        knobs = {"matmul": mode} | ({"dtype": "float16"} if mode == "fp16_accumulation" else {})
-        after = Change(knobs).applied(state)
+        options = {"matmul": mode} | ({"dtype": "float16"} if mode == "fp16_accumulation" else {})
+        after = Change(options).applied(state)
         try:
             check_matmul(after.config, after.gpu, after.dtype)
         except UserError:
             continue
-        found.append(Change({k: v for k, v in knobs.items() if getattr(state.config, k) != v}))
+        found.append(Change({k: v for k, v in options.items() if getattr(state.config, k) != v}))
     return found
 
 

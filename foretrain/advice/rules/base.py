@@ -5,34 +5,50 @@ planner (advice/planner.py) says what each would take. Its texts are in the loca
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Dtype, Gpu
+from foretrain.hardware.cluster import Cluster
 from foretrain.model.techniques.technique import Technique
 from foretrain.predict.spec import StepName, StepSpec
 
 # exact: the same maths, other order of sums at most; rounding: the same in expectation (other half-precision rounding,
-# other random draws); other optimizer: other updates; other model: another model or context is trained.
-Exactness = Literal["exact", "rounding", "other optimizer", "other model"]
-EXACTNESS: tuple[Exactness, ...] = ("exact", "rounding", "other optimizer", "other model")
+# other random draws); other tokens: a step learns from more of them; other optimizer: other updates; other model:
+# another model or context is trained.
+Exactness = Literal["exact", "rounding", "other tokens", "other optimizer", "other model"]
+EXACTNESS: tuple[Exactness, ...] = get_args(Exactness)
 Goal = Literal["fit", "speed", "cost", "quality"]
+# Rules of one card that are not of a config of foretrain's step, or that several cards cannot follow.
+OF_ONE_CARD = ("foretrain_step", "free_others", "optimizer_offload")
 Kind = Literal["memory", "speed", "both", "model", "card", "folklore", "quality"]
 
 
 @dataclass(frozen=True)
 class State:
-    """A run as it stands: the config, the card, whose step, and the memory that other programs use there."""
+    """A run as it stands: the config, the card, whose step, and the memory that other programs use there.
+
+    `cluster`: the cards that share its step, None on one. `ways`: ids of the ways to share it (RankPlan.id) among which
+    the fastest that fits is taken, all where empty; `way`: the one that the run goes now.
+    """
 
     config: RunConfig
     gpu: Gpu
     step: StepName
     used_by_others_bytes: int
+    cluster: Cluster | None = None
+    ways: tuple[str, ...] = ()
+    way: str = field(default="", compare=False)
 
     def __hash__(self) -> int:  # a calibrated card holds tables, which have no hash
-        return hash((self.config, self.gpu.name, self.step, self.used_by_others_bytes))
+        cards = (self.cluster.text, self.cluster.link.name, self.ways) if self.cluster else self.gpu.name
+        return hash((self.config, cards, self.step, self.used_by_others_bytes))
+
+    @property
+    def world(self) -> int:
+        return self.cluster.world if self.cluster else 1
 
     @cached_property
     def spec(self) -> StepSpec:
@@ -55,41 +71,41 @@ class State:
 
 @dataclass(frozen=True)
 class Change:
-    """What is changed: knobs of the config, or whose step, which card, how much others may hold."""
+    """What is changed: options of the config, or whose step, which cards, how they share the step, how much others may
+    hold."""
 
-    knobs: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
     step: StepName | None = None
     gpu: Gpu | None = None
     used_by_others_bytes: int | None = None
+    cluster: Cluster | None = None
+    ways: tuple[str, ...] | None = None
 
     def applied(self, state: State) -> State:
-        return State(
-            config=state.config.model_copy(update=self.knobs),
-            gpu=self.gpu or state.gpu,
-            step=self.step or state.step,
-            used_by_others_bytes=state.used_by_others_bytes
-            if self.used_by_others_bytes is None
-            else self.used_by_others_bytes,
-        )
+        others = {name: getattr(self, name) for name in ("step", "gpu", "used_by_others_bytes", "cluster", "ways")}
+        set_ = {name: value for name, value in others.items() if value is not None}
+        return replace(state, config=state.config.model_copy(update=self.options), **set_)
 
 
 @dataclass(frozen=True)
 class Rule:
     """One thing that can be changed. The order of RULES is the order in which users can afford them.
 
-    `options`: the changes for a run, the mildest first; none where the rule has nothing to change.
+    `changes`: those for a run, the mildest first; none where the rule has nothing to change.
     `idle`: the id of the reason why it has nothing to change here, '' where nothing need be said.
     `redraws`: dropout's masks come out otherwise, so that with dropout it is the same in expectation only.
     `ours`: only foretrain's step can do it. `toll`: what it costs beside time, as a share of time.
     `traced`: neither the ledger nor the catalogue knows its effect; a trace does.
-    `usual`: which option shows what it can do. The others are as in model/techniques/technique.py.
+    `usual`: which change shows what it can do. `several`: it is of several cards alone. `alternatives`: its changes are
+    unlike each other, so each is looked at. `buys`: it needs other hardware. `recuts`: the cards may share the step in
+    another way then. The others are as in model/techniques/technique.py.
     """
 
     id: str
     kind: Kind
     exactness: Exactness
     reference: str
-    options: Callable[[State], Sequence[Change]]
+    changes: Callable[[State], Sequence[Change]]
     idle: Callable[[State], str] = lambda state: ""
     techniques: tuple[str, ...] = ()
     redraws: bool = False
@@ -104,12 +120,27 @@ class Rule:
     quick: bool = False
     lets_grow: bool = False
     place: int = 0
+    several: bool = False
+    alternatives: bool = False
+    buys: bool = False
+    recuts: bool = False
     saves: str = ""
     costs: str = ""
 
     def exactness_on(self, state: State) -> Exactness:
         """What the learning makes of it in this run."""
         return "rounding" if self.exactness == "exact" and self.redraws and state.config.dropout else self.exactness
+
+    @property
+    def for_several(self) -> bool:
+        """Whether it also helps several cards: it leaves the model and the optimizer as they are, or is of cards."""
+        same = self.exactness in ("exact", "rounding") and self.kind in ("memory", "speed", "both") and not self.traced
+        return self.several or (same and self.id not in OF_ONE_CARD)
+
+    @property
+    def keeps_way(self) -> bool:
+        """Whether several cards share the step as they did."""
+        return not (self.several or self.recuts)
 
 
 def rule_of(technique: Technique, covers: tuple[str, ...]) -> Rule:
@@ -120,7 +151,7 @@ def rule_of(technique: Technique, covers: tuple[str, ...]) -> Rule:
         lambda state: [Change(dict(knobs)) for knobs in t.changes(state.effective, state.gpu, state.half)],
         lambda state: t.idle(state.effective, state.gpu, state.half),
         covers, ours=True, traced=t.needs_trace,
-        usual=lambda found: t.usual([change.knobs for change in found]),
+        usual=lambda found: t.usual([change.options for change in found]),
         saves=t.saves, costs=t.costs,
         dear=t.dear, doubtful=t.doubtful, instead_of=t.instead_of, milder=t.milder, quick=t.quick,
         lets_grow=t.lets_grow, place=t.place,

@@ -6,6 +6,7 @@ from foretrain.advice.rules.base import Change, Rule, State
 from foretrain.config.microbatches import divisors, sequences_of, with_micro_batch
 
 TENTH_GB = 100_000_000
+MOST_TIMES = 16  # as many sequences in a micro-batch, or micro-batches in a step
 
 
 def foretrain_step(state: State) -> Sequence[Change]:
@@ -31,19 +32,23 @@ def recut(state: State, batch: int) -> Change:
     the very same, as torch.randint draws the same numbers in two halves as in one piece.
     """
     made = with_micro_batch(state.config, batch)
-    knobs = {"batch_size": made.batch_size, "gradient_accumulation_steps": made.gradient_accumulation_steps}
+    options = {"batch_size": made.batch_size, "gradient_accumulation_steps": made.gradient_accumulation_steps}
     if state.step == "foretrain":
         if state.config.eval_batch_size > batch:
-            knobs["eval_batch_size"] = 0
-        return Change({**knobs, "eval_sequences": made.eval_sequences})
+            options["eval_batch_size"] = 0
+        return Change({**options, "eval_sequences": made.eval_sequences})
     rows = state.config.eval_iters * state.config.batch_size
-    return Change({**knobs, "eval_iters": max(1, rows // batch)})
+    return Change({**options, "eval_iters": max(1, rows // batch)})
+
+
+def _micro_batches(state: State) -> list[int]:
+    """Those into which the cards can cut the same step, rising."""
+    return divisors(sequences_of(state.config) // state.world)
 
 
 def micro_batch(state: State) -> Sequence[Change]:
     """Every smaller divisor of the step's sequences, the largest first."""
-    smaller = [d for d in divisors(sequences_of(state.config)) if d < state.config.batch_size]
-    return [recut(state, d) for d in reversed(smaller)]
+    return [recut(state, d) for d in reversed(_micro_batches(state)) if d < state.config.batch_size]
 
 
 def micro_batch_idle(state: State) -> str:
@@ -53,8 +58,8 @@ def micro_batch_idle(state: State) -> str:
 
 def larger_micro_batch(state: State) -> Sequence[Change]:
     """The next larger divisors, up to sixteen times as many sequences."""
-    c = state.config
-    return [recut(state, d) for d in divisors(sequences_of(c)) if c.batch_size < d <= 16 * c.batch_size]
+    now = state.config.batch_size
+    return [recut(state, d) for d in _micro_batches(state) if now < d <= MOST_TIMES * now]
 
 
 def eval_batch(state: State) -> Sequence[Change]:
@@ -83,7 +88,7 @@ RULES = (
     ),
     Rule(
         "micro_batch", "memory", "exact", "docs/budget.md; karpathy/nanoGPT train.py, gradient accumulation",
-        micro_batch, micro_batch_idle, redraws=True, quick=True,
+        micro_batch, micro_batch_idle, redraws=True, quick=True, recuts=True,
     ),
     Rule(
         "eval_batch", "memory", "exact", "docs/budget.md; karpathy/nanochat#237", eval_batch, eval_batch_idle,
@@ -92,5 +97,5 @@ RULES = (
 )  # fmt: skip
 LARGER = Rule(
     "larger_micro_batch", "speed", "exact", "docs/time.md: fewer launches and fewer sums of gradients",
-    larger_micro_batch, redraws=True, quick=True,
+    larger_micro_batch, redraws=True, quick=True, recuts=True,
 )  # fmt: skip

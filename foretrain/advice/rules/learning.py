@@ -24,10 +24,10 @@ def modern_recipe(state: State) -> Sequence[Change]:
     if c.recipe != "nanogpt" or c.init_from != "scratch":
         return []
     modern = FAMILIES["modern"]
-    knobs: dict[str, Any] = {"recipe": modern.name, **modern.sets, **modern.rates, "recompute_norm_gelu": False}
+    options: dict[str, Any] = {"recipe": modern.name, **modern.sets, **modern.rates, "recompute_norm_gelu": False}
     if c.decay_lr:
-        knobs["lr_decay_iters"] = c.max_iters
-    return [Change(knobs, step="foretrain")]
+        options["lr_decay_iters"] = c.max_iters
+    return [Change(options, step="foretrain")]
 
 
 def step_tokens(state: State) -> Sequence[Change]:
@@ -41,10 +41,10 @@ def step_tokens(state: State) -> Sequence[Change]:
     steps = c.max_iters * c.gradient_accumulation_steps // accumulation
     if accumulation == c.gradient_accumulation_steps or steps <= c.warmup_iters:
         return []
-    knobs = {"gradient_accumulation_steps": accumulation, "max_iters": steps, "total_batch_size": 0}
+    options = {"gradient_accumulation_steps": accumulation, "max_iters": steps, "total_batch_size": 0}
     if c.decay_lr:
-        knobs["lr_decay_iters"] = steps
-    return [Change(knobs)]
+        options["lr_decay_iters"] = steps
+    return [Change(options)]
 
 
 RULES = (

@@ -17,17 +17,17 @@ def unneeded(state: State) -> Sequence[Change]:
     """Each technique that costs time switched off, and all of them."""
     c = state.effective
     undone = [found for technique in TECHNIQUES if (found := technique.undone(c))]
-    every = [knobs for found in undone for knobs in found]
+    every = [options for found in undone for options in found]
     if len(every) > 1:
         off = {knob: value for found in undone for knob, value in found[0].items()}
         every.append({knob: value for knob, value in off.items() if getattr(c, knob) != value})
-    return [Change(dict(knobs)) for knobs in every]
+    return [Change(dict(options)) for options in every]
 
 
 def layers(c: RunConfig, n_layer: int) -> dict[str, Any]:
     """A depth, with what techniques have to do with it."""
     follow = (technique.with_layers(c, n_layer) for technique in TECHNIQUES)
-    return {"n_layer": n_layer} | {knob: value for knobs in follow for knob, value in knobs.items()}
+    return {"n_layer": n_layer} | {knob: value for options in follow for knob, value in options.items()}
 
 
 def free_to_reshape(state: State) -> bool:
@@ -42,10 +42,10 @@ def shorter_context(state: State) -> Sequence[Change]:
     for block in range((c.block_size - 1) // unit * unit, 0, -unit):
         accumulation, rest = divmod(c.gradient_accumulation_steps * c.block_size, block)
         if rest == 0:
-            knobs = {"block_size": block, "gradient_accumulation_steps": accumulation}
+            options = {"block_size": block, "gradient_accumulation_steps": accumulation}
             if c.eval_block_size > block:
-                knobs["eval_block_size"] = block
-            found.append(Change(knobs))
+                options["eval_block_size"] = block
+            found.append(Change(options))
     return found
 
 
@@ -64,7 +64,9 @@ def narrower(state: State) -> Sequence[Change]:
     width = c.n_embd // c.n_head
     found = [{"n_head": heads, "n_embd": heads * width} for heads in range(c.n_head - 1, 0, -1)]
     rules = family_of(c).rules
-    return [Change(knobs) for knobs in found if not any(fails(c.model_copy(update=knobs)) for _, fails, _ in rules)]
+    return [
+        Change(options) for options in found if not any(fails(c.model_copy(update=options)) for _, fails, _ in rules)
+    ]
 
 
 def smaller_pretrained(state: State) -> Sequence[Change]:
@@ -88,10 +90,10 @@ def padded_vocabulary(state: State) -> Sequence[Change]:
 
 def fewer_eval_iters(state: State) -> Sequence[Change]:
     c = state.config
-    knobs = {"eval_iters": max(1, c.eval_iters // 4)}
+    options = {"eval_iters": max(1, c.eval_iters // 4)}
     if c.eval_sequences:
-        knobs["eval_sequences"] = max(1, c.eval_sequences // 4)
-    return [Change(knobs)] if c.eval_rows > c.batch_size else []
+        options["eval_sequences"] = max(1, c.eval_sequences // 4)
+    return [Change(options)] if c.eval_rows > c.batch_size else []
 
 
 def shorter_evaluation(state: State) -> Sequence[Change]:

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from foretrain.advice.ranks.advisor import advise
-from foretrain.advice.ranks.record import ClusterAdvice
+from foretrain.advice.advisor import advise
+from foretrain.advice.record import Advices
 from foretrain.advice.rules.base import Goal
 from foretrain.app.exact import Listen, settings_of
 from foretrain.app.limits import Limits, priced, prices_of
@@ -112,7 +112,7 @@ def traced_cluster(plan: ClusterPlan, listen: Listen, python: str = "") -> Clust
 
 def advise_cluster(
     config: Config = "gpt2-124m", gpus: str | Cluster = "", *, goal: Goal | None = None, **options: Any
-) -> ClusterAdvice:
+) -> Advices:
     """What to change, ranked by gain and cost: `foretrain.advise_cluster("gpt2-774m", "2 x RTX 4090").advised[0]`.
 
     `counts` of the answer says what 1, 2, 4 and 8 cards would give. `goal`: "fit", "speed" or "cost"; None: what the
@@ -121,6 +121,6 @@ def advise_cluster(
     return advices(plan_cluster(config, gpus, **options), goal)
 
 
-def advices(plan: ClusterPlan, goal: Goal | None) -> ClusterAdvice:
+def advices(plan: ClusterPlan, goal: Goal | None) -> Advices:
     """The changes to a plan of several cards."""
-    return advise(plan, goal)
+    return advise(plan, "foretrain", goal)

@@ -11,7 +11,7 @@ import typer
 from foretrain.advice.asked import Asked
 from foretrain.advice.candidates import to_set, with_settings
 from foretrain.advice.first_answer import changed_command
-from foretrain.advice.record import Advice, Advices
+from foretrain.advice.record import SCHEMA, Advice, Advices
 from foretrain.advice.rules.base import Goal
 from foretrain.app.advise import confirmed
 from foretrain.app.kept import advice as kept_advice
@@ -67,7 +67,6 @@ def _typed(resolved: ResolvedConfig) -> dict[str, Any]:
     }
 
 
-SCHEMA = "foretrain.advice/1"
 LISTED = 10  # changes with --full and --json where --top does not say
 TRACED = 3  # how many advices --exact traces where --top does not say
 

@@ -3,8 +3,8 @@
 from typing import Any
 
 from foretrain.advice.asked import Asked as Typed
-from foretrain.advice.ranks import applied
-from foretrain.advice.ranks.record import ClusterChange
+from foretrain.advice.cluster import options_of
+from foretrain.advice.record import Advice
 from foretrain.advice.rules.base import Goal
 from foretrain.app.ranks.plan import advices, make_cluster_plan
 from foretrain.base.messages import printable
@@ -54,10 +54,11 @@ def answer(asked: planner.Asked, found: ResolvedConfig, goal: Goal | None, most:
     return {"schema": answers.SCHEMA, "now": now, "list": listed, "rest": [counts, *rest], "changes": changes}
 
 
-def _to_set(plan: ClusterPlan, change: ClusterChange) -> dict[str, Any]:
+def _to_set(plan: ClusterPlan, change: Advice) -> dict[str, Any]:
     """What the form has to have. `able`: False for what no field of it is for, such as another link."""
-    values = applied.options(plan, change)
-    cards = None if change.cards == plan.cluster.world else str(change.cards)
+    values = options_of(plan, change)
+    count = change.shared.cards if change.shared else plan.cluster.world
+    cards = None if count == plan.cluster.world else str(count)
     return {
         "gpu": None, "used_by_others_bytes": None, "step": "foretrain", "values": values, "count": cards,
         "able": bool(values or cards),

@@ -4,10 +4,9 @@ from typing import Any
 
 from foretrain.advice.asked import Asked
 from foretrain.advice.candidates import with_settings
+from foretrain.advice.cluster import options_of
 from foretrain.advice.first_answer import typed_value, without
-from foretrain.advice.ranks import applied
-from foretrain.advice.ranks.record import CardCount, ClusterAdvice, ClusterChange, Way
-from foretrain.advice.record import Idle
+from foretrain.advice.record import Advice, Advices, CardCount, Cards, Idle, Way
 from foretrain.base.messages import has, listed
 from foretrain.hardware.links import find_link
 from foretrain.predict.memory import FAILING
@@ -21,7 +20,7 @@ MOST = 4  # changes of the first screen
 LEARNING_ID = {"other optimizer": "optimizer", "other model": "model"}
 
 
-def screen(plan: ClusterPlan, found: ClusterAdvice, asked: Asked, count: int | None = None) -> Screen:
+def screen(plan: ClusterPlan, found: Advices, asked: Asked, count: int | None = None) -> Screen:
     """The best changes. `count`: how many were asked for."""
     advised = found.advised[: count or MOST]
     partial = found.partial[: max(0, 2 - len(advised))]
@@ -39,7 +38,7 @@ def screen(plan: ClusterPlan, found: ClusterAdvice, asked: Asked, count: int | N
     return Screen(Message("advice.screen_title", values), tuple(lead), table, tuple(rows), LINES)
 
 
-def document(plan: ClusterPlan, found: ClusterAdvice, hidden: int = 0) -> Document:
+def document(plan: ClusterPlan, found: Advices, hidden: int = 0) -> Document:
     """All advice; `hidden`: how many changes were cut off."""
     listed_blocks: list[Block] = [_table(plan, found, found.advised)] if found.advised else []
     listed_blocks += _nothing(found, found.advised)
@@ -66,20 +65,26 @@ def way_name(way: Way) -> Message:
     return words.way(way.strategy, held=way.holds_gradients)
 
 
-def short(plan: ClusterPlan, found: ClusterAdvice, change: ClusterChange) -> str:
+def short(plan: ClusterPlan, found: Advices, change: Advice) -> str:
     """A change in a few words: its rules with their values, and how the cards share a step then, if otherwise."""
     told = " + ".join(_short(plan, change, rule).text() for rule in change.rules)
     ways = {"strategy", "resharding", "hold_gradients"} & set(change.rules)
-    if change.way == found.way or ways:
+    if _cards_of(change).way == found.way or ways:
         return told
-    return Message("cluster_advice.with_way", {"change": told, "way": way_name(change.way)}).text()
+    return Message("cluster_advice.with_way", {"change": told, "way": way_name(_cards_of(change).way)}).text()
 
 
-def _short(plan: ClusterPlan, change: ClusterChange, rule: str) -> Message:
+def _cards_of(change: Advice) -> Cards:
+    assert change.shared is not None
+    return change.shared
+
+
+def _short(plan: ClusterPlan, change: Advice, rule: str) -> Message:
     own = f"cluster_advice.rule.{rule}"
     id = own if has(own) else f"rule.{rule}.short" if has(f"rule.{rule}.short") else "rule.untold.short"
     config = with_settings(plan.config, change.settings)
-    shown = {"cluster": change.text, "way": way_name(change.way), "link": _link(change.link), "rule": rule}
+    cards = _cards_of(change)
+    shown = {"cluster": cards.text, "way": way_name(cards.way), "link": _link(cards.link), "rule": rule}
     shown |= {"checkpointed": config.checkpointed, "tokens_per_step": change.tokens_per_step}
     return Message(id, {**config.model_dump(), **shown})
 
@@ -96,8 +101,8 @@ def _named(rule: str) -> str:
     return rule
 
 
-def _alone(found: ClusterAdvice) -> list[Paragraph]:
-    alone, gpu = found.alone.effect, found.cluster.gpu.name
+def _alone(found: Advices) -> list[Paragraph]:
+    alone, gpu = found.counts[0].effect, found.gpu
     if alone is None or alone.verdict is None:
         return []
     values = {"gpu": gpu, "needed": alone.needed_bytes, "available": alone.available_bytes or 0}
@@ -107,13 +112,13 @@ def _alone(found: ClusterAdvice) -> list[Paragraph]:
     return [Paragraph(Message(f"cluster_advice.alone_untimed.{alone.verdict}", values))]
 
 
-def _nothing(found: ClusterAdvice, advised: tuple[ClusterChange, ...]) -> list[Paragraph]:
+def _nothing(found: Advices, advised: tuple[Advice, ...]) -> list[Paragraph]:
     if advised:
         return []
     return [Paragraph(Message("advice.nothing" if found.nothing_fits else "advice.nothing_better"), "warn")]
 
 
-def _counts(found: ClusterAdvice) -> str:
+def _counts(found: Advices) -> str:
     return listed([_count(each) for each in found.counts if each.cards > 1])
 
 
@@ -131,11 +136,11 @@ def _count(each: CardCount) -> str:
     ).text()
 
 
-def _count_table(found: ClusterAdvice) -> Table:
+def _count_table(found: Advices) -> Table:
     names = ("cards", "strategy", "verdict", "needed", "step", "speed_up", "efficiency", "hours", "sum")
     heads = tuple(Message(f"cluster_advice.column.{name}" if name == "cards" else f"column.{name}") for name in names)
     rows = tuple(_count_row(each) for each in found.counts)
-    tones = tuple("strong" if each.text == found.cluster.text else "plain" for each in found.counts)
+    tones = tuple("strong" if found.cluster and each.text == found.cluster.text else "plain" for each in found.counts)
     return Table(heads, rows, frozenset({0, 3, 4, 5, 6, 7, 8}), tones, optional=(6, 8))
 
 
@@ -151,9 +156,7 @@ def _count_row(each: CardCount) -> tuple[Cell, ...]:
     )  # fmt: skip
 
 
-def _table(
-    plan: ClusterPlan, found: ClusterAdvice, changes: tuple[ClusterChange, ...], partial: tuple[ClusterChange, ...] = ()
-) -> Table:
+def _table(plan: ClusterPlan, found: Advices, changes: tuple[Advice, ...], partial: tuple[Advice, ...] = ()) -> Table:
     names = ["number", "change", "verdict", "needed", "saves", "token_time", *(["sum"] if found.goal == "cost" else [])]
     heads = [Message(f"cluster_advice.column.{name}" if name == "token_time" else f"column.{name}") for name in names]
     heads.append(Message("column.learning"))
@@ -163,9 +166,9 @@ def _table(
     return Table(tuple(heads), rows, frozenset(range(3, len(names))), tones, optional=(4,))
 
 
-def _row(plan: ClusterPlan, found: ClusterAdvice, number: str, change: ClusterChange) -> tuple[Cell, ...]:
+def _row(plan: ClusterPlan, found: Advices, number: str, change: Advice) -> tuple[Cell, ...]:
     effect = change.effect
-    learning = LEARNING_ID.get(change.learning, change.learning)
+    learning = LEARNING_ID.get(change.exactness, change.exactness)
     learned = Message("cluster_advice.other_tokens" if learning == "other tokens" else f"exactness.{learning}")
     money = [Quantity(effect.money, "money")] if found.goal == "cost" else []
     return (
@@ -188,11 +191,11 @@ def _useless(idle: tuple[Idle, ...]) -> list[Block]:
     ]
 
 
-def _next(plan: ClusterPlan, found: ClusterAdvice, asked: Asked, advised: tuple[ClusterChange, ...]) -> list[Row]:
+def _next(plan: ClusterPlan, found: Advices, asked: Asked, advised: tuple[Advice, ...]) -> list[Row]:
     if not advised:
         return []
     change = advised[0]
-    changed = applied.options(plan, change)
+    changed = options_of(plan, change)
     told = tuple(f"--{name}={typed_value(value)}" for name, value in changed.items())
     cards = asked.cards if found.keeps_cards(change) else _cards(found, change, asked)
     gpu = ("--gpu", asked.gpu) if asked.gpu != "auto" and cards is asked.cards else ()
@@ -201,9 +204,10 @@ def _next(plan: ClusterPlan, found: ClusterAdvice, asked: Asked, advised: tuple[
     return [Row(Message("first.label.next"), command=(*command, *asked.options(rent=plan.config.price_per_hour)))]
 
 
-def _cards(found: ClusterAdvice, change: ClusterChange, asked: Asked) -> tuple[str, ...]:
+def _cards(found: Advices, change: Advice, asked: Asked) -> tuple[str, ...]:
     """The options that name the cards of a change; a link or network that was named stays."""
     given = dict(zip(asked.cards[::2], asked.cards[1::2], strict=True))
-    link = ("--link", change.link) if "--link" in given or change.link != found.cluster.link.name else ()
-    network = ("--network", given["--network"]) if "--network" in given and change.nodes > 1 else ()
-    return ("--gpus", change.text, *link, *network)
+    cards, now = _cards_of(change), found.cluster
+    link = ("--link", cards.link) if "--link" in given or (now and cards.link != now.link.name) else ()
+    network = ("--network", given["--network"]) if "--network" in given and cards.nodes > 1 else ()
+    return ("--gpus", cards.text, *link, *network)

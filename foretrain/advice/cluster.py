@@ -1,0 +1,127 @@
+"""Advice for several cards beside the rules: what other numbers of them give, changes together, DDP's buckets."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from foretrain.advice.candidates import Candidate, Search, settings
+from foretrain.advice.planner import Outcome
+from foretrain.advice.record import Advice, CardCount, Idle, Way
+from foretrain.advice.rules import BY_ID
+from foretrain.advice.rules.base import Change
+from foretrain.advice.rules.cards import counted, moved
+from foretrain.base.units import MIB
+from foretrain.config.sharing import STRATEGIES, Sharing, of_one_strategy
+from foretrain.hardware.cluster import Cluster
+from foretrain.predict.memory import estimated
+from foretrain.predict.ranks.plan import of_one_rank, speed_up
+from foretrain.predict.ranks.record import ClusterPlan
+from foretrain.predict.speed.ranks import BUCKET_BYTES, rank_time, sharings
+
+TOGETHER = 4  # changes at most, where none alone is enough
+
+
+def counts(plan: ClusterPlan, search: Search) -> tuple[CardCount, ...]:
+    """One card first, then the numbers that are tried, with that of now among them. Shared in the way that is asked
+    for, else the fastest that fits."""
+    one = plan.one_card
+    single = plan.cluster.model_copy(update={"nodes": 1, "per_node": 1, "network": None})
+    alone = Outcome(replace(search.state, cluster=None), one.memory_of("foretrain"), one.available_bytes)
+    found = [_count(plan, search, alone, single)]
+    for cluster in sorted([plan.cluster, *counted(plan.cluster)], key=lambda each: each.world):
+        change = moved(search.state, cluster)
+        outcome = search.planner.outcome(change.applied(search.state)) if change else None
+        found.append(_count(plan, search, search.base if cluster is plan.cluster else outcome, cluster))
+    return tuple(found)
+
+
+def _count(plan: ClusterPlan, search: Search, outcome: Outcome | None, cluster: Cluster) -> CardCount:
+    where: dict[str, Any] = {"cards": cluster.world, "nodes": cluster.nodes, "text": cluster.text}
+    config, alone = outcome.state.config if outcome else plan.config, plan.one_card.timing_of("foretrain")
+    factor = speed_up(alone.step_s, outcome.timing.step_s) if alone and outcome and outcome.timing else None
+    return CardCount(
+        **where, way=Way.of(outcome.rank) if outcome and outcome.rank else None, batch_size=config.batch_size,
+        accumulation=config.gradient_accumulation_steps, effect=search.effect(outcome) if outcome else None,
+        speed_up=factor, efficiency=factor.expected / cluster.world if factor else None,
+    )  # fmt: skip
+
+
+def together(search: Search, found: Sequence[Candidate]) -> list[Candidate]:
+    """One set of changes that fits, each of which saves memory alone: added one after another, the cheapest for what
+    they save first, and those that turn out not to be needed taken away again. None where all do not fit."""
+    saving = [each for each in found if search.saves(each.outcome) and not each.buys(search.state)]
+    saving.sort(key=lambda each: search.price(each) - search.saved(each.outcome) / search.base.needed_bytes)
+    distinct = list({each.rules[0]: each for each in reversed(saving)}.values())[::-1][:TOGETHER]
+    for count in range(2, len(distinct) + 1):
+        if (made := _joined(search, distinct[:count])) is not None and made.outcome.fits:
+            for each in distinct[:count]:
+                fewer = [other for other in distinct[:count] if other is not each and other.rules[0] in made.rules]
+                less = _joined(search, fewer) if len(fewer) > 1 else None
+                made = less if less is not None and less.outcome.fits else made
+            return [made]
+    return []
+
+
+def _joined(search: Search, parts: Sequence[Candidate]) -> Candidate | None:
+    """Several changes at once. Options that a single one left as they were stay as they are."""
+    base, update, ways = search.state, {}, search.state.ways
+    for part in parts:
+        update |= {s.option: s.after for s in settings(base.config, part.state.config)}
+        ways = part.state.ways if part.state.ways != base.ways and not BY_ID[part.rules[0]].keeps_way else ways
+    outcome = search.planner.outcome(Change(update, ways=ways).applied(base))
+    return search.of(tuple(part.rules[0] for part in parts), outcome) if outcome else None
+
+
+def options_of(plan: ClusterPlan, change: Advice) -> dict[str, Any]:
+    """Return the options that make a change, so that a plan with them is the one that was promised. How the cards share
+    a step is among them where a plan could pick another way by itself."""
+    assert change.shared is not None
+    values: dict[str, Any] = {setting.option: setting.after for setting in change.settings}
+    now, way = plan.best or plan.least, change.shared.way
+    if way.id == now.id and not any(BY_ID[rule].keeps_way for rule in change.rules if rule in BY_ID):
+        return values
+    if way.strategy != now.strategy or not of_one_strategy(plan.ways):
+        values["strategy"] = way.strategy
+    if STRATEGIES[way.strategy].shards_weights and plan.ways != (way.id,):
+        values["hold_gradients"] = way.holds_gradients
+    return values
+
+
+# What DDP's buckets bring here: gradients that are views of them, which foretrain always has, and other sizes of
+# them.
+#
+# Neither is an option of a config. The figures say why: what a card would take without views, and what the best other
+# size would save.
+
+SHOWN = 0.001  # of a step: less is nothing
+SIZES = tuple(MIB * size for size in (1, 5, 10, 50, 100, 200, 400))
+
+
+def buckets(plan: ClusterPlan, way: str) -> list[Idle]:
+    """Both, where DDP or ZeRO-1 is what the cards do."""
+    sharing = next(each for each in sharings(plan.cluster, plan.micro_batches) if each.id == way)
+    return [] if sharing.way.shards_weights else [_views(plan, sharing), *_sizes(plan, sharing)]
+
+
+def _views(plan: ClusterPlan, sharing: Sharing) -> Idle:
+    whole = plan.one_card.spec("foretrain")
+    ways = (sharing, replace(sharing, bucket_view=False))
+    specs = [of_one_rank(whole, plan.cluster, each) for each in ways]
+    # As in most steps: buckets that NCCL keeps in the second one are in both.
+    ledgers = [estimated(spec, keeps=False) for spec in specs]
+    now, without = (max(phase.allocated_bytes for phase in ledger.memory.phases) for ledger in ledgers)
+    more = max(0, without - now)
+    return Idle(rule="bucket_view", reason="bucket_view" if more else "bucket_view_same", values={"more": more})
+
+
+def _sizes(plan: ClusterPlan, sharing: Sharing) -> list[Idle]:
+    spec = of_one_rank(plan.one_card.spec("foretrain"), plan.cluster, sharing)
+    now = rank_time(spec, sharing, plan.cluster)
+    if now is None:
+        return []
+    steps = {size: rank_time(spec, sharing, plan.cluster, size) for size in SIZES}
+    seconds = {size: time.step_s.expected_s for size, time in steps.items() if time}
+    best = min(seconds, key=lambda size: seconds[size])
+    gain = max(0.0, 1 - seconds[best] / now.step_s.expected_s)
+    values = {"gain": gain, "best": best, "usual": BUCKET_BYTES}
+    return [Idle(rule="bucket_size", reason="bucket_size" if gain >= SHOWN else "bucket_size_same", values=values)]

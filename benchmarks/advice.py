@@ -113,9 +113,9 @@ def held(base: Plan, advice: Advice) -> dict[str, Any]:
     """An advice beside a plan of its config, made anew."""
     state = state_of(advice, base)
     again = plan(state.config, state.gpu, used_by_others_bytes=state.used_by_others_bytes)
-    memory = again.memory_of(advice.step)
+    memory = again.memory_of(advice.trainer)
     needed = memory.needed_bytes
-    timing = again.timing_of(advice.step)
+    timing = again.timing_of(advice.trainer)
     off = abs(needed / advice.effect.needed_bytes - 1)
     if timing is not None and advice.effect.step_s:
         off = max(off, abs(timing.step_s.expected_s / advice.effect.step_s - 1))
@@ -157,9 +157,11 @@ def traced(base: Plan, found: Advices) -> list[dict[str, Any]]:
     for advice in [a for a in found.advised if not state_of(a, base).config.compile][:TRACED_EACH]:
         state = state_of(advice, base)
         changed = plan(state.config, state.gpu, used_by_others_bytes=state.used_by_others_bytes)
-        requests = requests_for(StepSpec.of(state.config, state.gpu, advice.step, dtype=changed.dtype, compiled=False))
+        requests = requests_for(
+            StepSpec.of(state.config, state.gpu, advice.trainer, dtype=changed.dtype, compiled=False)
+        )
         made = exact(
-            [self_test.trace(request.job()) for request in requests], changed.memory_of(advice.step),
+            [self_test.trace(request.job()) for request in requests], changed.memory_of(advice.trainer),
             available_bytes=changed.available_bytes, device_bytes=state.gpu.memory_bytes,
         )  # fmt: skip
         needed = made.memory.needed_bytes

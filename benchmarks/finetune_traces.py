@@ -16,7 +16,7 @@ from typing import Any
 
 from common import arguments, report, show
 
-from foretrain.app.exact_finetune import exact_finetune
+from foretrain.app.finetune import exact_finetune
 from foretrain.base.units import GIB
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.presets import models

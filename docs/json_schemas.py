@@ -12,10 +12,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, create_model
 from results import ROOT
 
-from foretrain.advice import best, cards, finetune_cards, remedies
+from foretrain.advice import best, cards, remedies
 from foretrain.advice import record as advice
-from foretrain.advice.finetune import FineTuneChange
-from foretrain.advice.finetune_advice import FineTuneAdvice
 from foretrain.analysis import components as explain
 from foretrain.analysis import forecast_check, log_analysis, log_checks, snapshot_analysis, trainer_run
 from foretrain.analysis import run as run_explain
@@ -124,21 +122,20 @@ OUTPUTS: dict[str, Output] = {
     "foretrain.best/1": Output("plan --best", "the GPT of lowest estimated loss", best.Best),
     "foretrain.cluster/1": Output("plan --gpus", "a plan of several cards", ClusterPlan),
     "foretrain.finetune/1": Output(
-        "plan MODEL", "a plan of a fine-tuning run", FineTunePlan, {"changes": (list[FineTuneChange], ...)}
+        "plan MODEL", "a plan of a fine-tuning run", FineTunePlan, {"changes": (list[advice.Advice], ...)}
     ),
     "foretrain.finetunes/1": Output(
-        "plan MODEL --gpu A,B", "the same for several cards, and the best of them", finetune_cards.FineTuneCards,
+        "plan MODEL --gpu A,B", "the same for several cards, and the best of them", cards.FineTuneCards,
         {"plans": (list[_FINETUNE_OF_CARDS], ...)},
     ),
     "foretrain.finetune-withins/1": Output(
-        "plan MODEL --gpu A,B --within LIMIT", "the same for several cards", finetune_cards.FineTuneCards
+        "plan MODEL --gpu A,B --within LIMIT", "the same for several cards", cards.FineTuneCards
     ),
     "foretrain.finetune-explanation/1": Output("plan MODEL --explain", "why so much", FineTuneExplanation),
     "foretrain.finetune-config/1": Output(
         "plan MODEL --show-config", "every option and where it is from",
         _object("FineTuneConfig", config=(FineTune, ...), sources=(dict[str, str], ...)),
     ),
-    "foretrain.finetune-advice/1": Output("advise MODEL", "changes, ranked", FineTuneAdvice),
     "foretrain.inference/1": Output("plan MODEL --inference", "a plan of generating text", InferencePlan),
     "foretrain.inferences/1": Output(
         "plan MODEL --inference --gpu A,B", "the same for several cards",

@@ -411,7 +411,7 @@ def test_memory_that_runs_out_is_explained_and_goes_on(tmp_path: Path, capfd: py
     assert (failure.phase, failure.step, failure.asked_bytes) == ("steady_step", 2, 512 * 2**20)
     assert failure.weights_bytes == sum(p.numel() for p in llama().parameters()) * 4
     assert found.changes
-    assert found.changes[0].saved_bytes > 0
+    assert found.changes[0].effect.saved_bytes > 0
     assert foretrain("explain", str(tmp_path / "foretrain")).returncode == 0
 
 

@@ -12,8 +12,7 @@ import pytest
 
 import foretrain as library
 from foretrain.advice.asked import Asked
-from foretrain.advice.finetune import FineTuneChange, changes, planned
-from foretrain.advice.finetune_advice import AdvisedChange, FineTuneAdvice
+from foretrain.advice.finetune import advise, changes, planned
 from foretrain.advice.finetune_tries import OTHER, SAME, tried
 from foretrain.app.finetune import plan_question
 from foretrain.app.finetuning.question import question
@@ -48,15 +47,15 @@ def next_command(shown: str) -> list[str]:
 def test_an_evaluation_that_does_not_fit_is_made_in_smaller_batches_of_as_many_sequences() -> None:
     plan = a_plan(seq_len=1024, evaluate=True, eval_batch_size=32)
     assert (plan.verdict, plan.memory.neediest.phase) == ("does_not_fit", "evaluate")
-    found = {change.ids: change for change in changes(plan)}
+    found = {change.rules: change for change in changes(plan)}
     half, one = found[("half_evaluation",)], found[("evaluation_of_one",)]
     for change in (half, one):
-        assert change.verdict == "fits"
+        assert change.effect.verdict == "fits"
         assert not change.learns_otherwise
-        again = a_plan(seq_len=1024, evaluate=True, **change.changed)
-        assert (again.verdict, again.needed_bytes) == ("fits", change.needed_bytes)
+        again = a_plan(seq_len=1024, evaluate=True, **change.options)
+        assert (again.verdict, again.needed_bytes) == ("fits", change.effect.needed_bytes)
         assert again.tune.eval_batch_size * again.tune.eval_batches == 32 * plan.tune.eval_batches
-    assert half.needed_bytes > one.needed_bytes
+    assert half.effect.needed_bytes > one.effect.needed_bytes
 
 
 def test_logits_that_an_evaluation_keeps_go_to_the_host_or_are_not_kept() -> None:
@@ -64,9 +63,9 @@ def test_logits_that_an_evaluation_keeps_go_to_the_host_or_are_not_kept() -> Non
     plan = a_plan(**options)
     assert plan.verdict == "does_not_fit"
     first, second, *_ = changes(plan)
-    assert (first.changed, second.changed) == ({"eval_accumulation_steps": 1}, {"keeps_logits": False})
+    assert (first.options, second.options) == ({"eval_accumulation_steps": 1}, {"keeps_logits": False})
     for change in (first, second):
-        assert a_plan(**{**options, **change.changed}).verdict == "fits"
+        assert a_plan(**{**options, **change.options}).verdict == "fits"
     assert "prediction_loss_only" in foretrain(
         "advise", "smollm2-135m", *words_of({"method": "lora", "batch_size": 1, **options}), "--gpu", CARD
     ).stdout  # fmt: skip
@@ -87,10 +86,10 @@ def test_what_unsloth_lets_fit_is_found(name: str, method: str, ids: tuple[str, 
     plan = library.plan_finetune(name, gpu="RTX 3060", method=method)
     assert plan.verdict == "does_not_fit"
     found = changes(plan)
-    assert set(ids) in [set(change.ids) for change in found]
+    assert set(ids) in [set(change.rules) for change in found]
     for change in found:
-        again = library.plan_finetune(name, gpu="RTX 3060", **{"method": method, **change.changed})
-        assert (again.verdict, again.needed_bytes) == ("fits", change.needed_bytes)
+        again = library.plan_finetune(name, gpu="RTX 3060", **{"method": method, **change.options})
+        assert (again.verdict, again.needed_bytes) == ("fits", change.effect.needed_bytes)
 
 
 @pytest.mark.long
@@ -99,15 +98,15 @@ def test_nothing_together_leaves_four_bits(gpu: str) -> None:
     """A model of 12 billion weights: on 12 GB something makes it fit, on 6 GB nothing does."""
     plan = library.plan_finetune("gemma-3-12b", gpu=gpu, method="qlora")
     found = changes(plan)
-    assert not [change for change in found if "method" in change.changed]
-    assert {change.verdict for change in found} == ({"fits"} if gpu == "RTX 3060" else {"does_not_fit"})
+    assert not [change for change in found if "method" in change.options]
+    assert {change.effect.verdict for change in found} == ({"fits"} if gpu == "RTX 3060" else {"does_not_fit"})
 
 
 def test_unsloth_s_checkpoints_can_go_to_the_host() -> None:
     plan = a_plan("llama-3.2-1b", method="lora", unsloth=True, seq_len=1024)
     change = planned(plan, ("offload",))
     assert change is not None
-    assert change.changed == {"offload_checkpoints": True}
+    assert change.options == {"offload_checkpoints": True}
     assert planned(a_plan("llama-3.2-1b", seq_len=1024), ("offload",)) is None
     assert planned(a_plan("llama-3.2-1b", unsloth=True, seq_len=256), ("offload",)) is None
 
@@ -119,9 +118,9 @@ def test_fewer_modules_are_those_of_the_model(name: str, targets: str) -> None:
     plan = a_plan(name, gpu="A100 SXM4 80GB", **MIXTURE)
     change = planned(plan, ("fewer_targets",))
     assert change is not None
-    assert change.changed == {"lora_targets": targets}
-    assert change.saved_bytes > 0
-    copied = [note.id for note in a_plan(name, gpu="A100 SXM4 80GB", **{**MIXTURE, **change.changed}).notes]
+    assert change.options == {"lora_targets": targets}
+    assert change.effect.saved_bytes > 0
+    copied = [note.id for note in a_plan(name, gpu="A100 SXM4 80GB", **{**MIXTURE, **change.options}).notes]
     assert "experts_copied" not in copied
 
 
@@ -130,14 +129,14 @@ def test_qlora_of_a_small_model_that_needs_more_than_lora_says_why() -> None:
     lora = planned(plan, ("sixteen_bits",))
     assert lora is not None
     said = four_bits_more(plan, [lora])
-    assert lora.saved_bytes > 0
+    assert lora.effect.saved_bytes > 0
     assert said is not None
     assert "fp32" in said.text()
     assert "four_bits_widened" in {note.id for note in plan.notes}
     large = a_plan("llama-3.1-8b", gpu="RTX 4090", method="qlora", seq_len=512, gradient_checkpointing=True)
     change = planned(large, ("sixteen_bits",))
     assert change is not None
-    assert change.saved_bytes < 0
+    assert change.effect.saved_bytes < 0
     assert four_bits_more(large, [change]) is None
     assert "four_bits_widened" not in {note.id for note in large.notes}
 
@@ -147,7 +146,7 @@ def test_what_takes_much_longer_says_how_many_times() -> None:
     assert change is not None
 
     def said(longer: float) -> str:
-        return change_text(change.model_copy(update={"longer": longer}))
+        return change_text(change.model_copy(update={"effect": change.effect.model_copy(update={"slower": longer})}))
 
     assert "1.70 × the time per token" in said(0.7)
     assert "8.00 × the time per token" in said(7.0)
@@ -164,12 +163,12 @@ def test_what_fits_only_together_is_the_smallest_combination() -> None:
     assert not any(change.fits for change in alone)
     found = changes(plan)
     pairs = {
-        ids for ids in combinations([id for change in alone for id in change.ids if id in SAME], 2)
+        ids for ids in combinations([id for change in alone for id in change.rules if id in SAME], 2)
         if (change := tried(plan, ids)) and change.fits
     }  # fmt: skip
     assert pairs
-    assert all(change.verdict == "fits" for change in found)
-    assert {frozenset(change.ids) for change in found} <= {frozenset(ids) for ids in pairs}
+    assert all(change.effect.verdict == "fits" for change in found)
+    assert {frozenset(change.rules) for change in found} <= {frozenset(ids) for ids in pairs}
     assert "No single change is enough" in foretrain(
         "advise", "gpt2", "--method=full", "--batch-size=64", "--evaluate", "--eval-batch-size=64", "--gpu", CARD
     ).stdout  # fmt: skip
@@ -178,9 +177,9 @@ def test_what_fits_only_together_is_the_smallest_combination() -> None:
 def test_where_nothing_fits_that_is_said_with_what_comes_nearest() -> None:
     plan = a_plan("llama-3.3-70b", method="full")
     found = changes(plan)
-    assert {change.verdict for change in found} == {"does_not_fit"}
-    assert [change.needed_bytes for change in found] == sorted(change.needed_bytes for change in found)
-    assert len(found[0].ids) > 2  # all of them together
+    assert {change.effect.verdict for change in found} == {"does_not_fit"}
+    assert [change.effect.needed_bytes for change in found] == sorted(change.effect.needed_bytes for change in found)
+    assert len(found[0].rules) > 2  # all of them together
     shown = foretrain("advise", "llama-3.3-70b", "--method=full", "--batch-size=1", "--gpu", CARD).stdout
     assert "No change makes it fit with a safe margin, alone or together" in shown
     assert "next" not in shown
@@ -237,7 +236,7 @@ def test_the_advised_command_runs_as_printed_and_fits(words: tuple[str, ...]) ->
     names = [word.partition("=")[0] for word in command if word.startswith("--")]
     assert len(names) == len(set(names))
     assert {"--gpu", *(word.partition("=")[0] for word in words if word.startswith("--price"))} <= set(names)
-    first: FineTuneChange = library.advise_finetune(
+    first = library.advise_finetune(
         "smollm2-135m", CARD, used_by_others="1GB" if "1GB" in words else "",
         **parse_words([word for word in words if word not in ("--price", "0.35", "--used-by-others", "1GB")])[0],
     ).advised[0]  # fmt: skip
@@ -245,7 +244,7 @@ def test_the_advised_command_runs_as_printed_and_fits(words: tuple[str, ...]) ->
     assert made.returncode == 0, made.stderr
     plan = json.loads(made.stdout)
     assert {phase["verdict"] for phase in plan["memory"]["phases"]} == {"fits"}
-    assert max(phase["needed_expected_bytes"] for phase in plan["memory"]["phases"]) == first.needed_bytes
+    assert max(phase["needed_expected_bytes"] for phase in plan["memory"]["phases"]) == first.effect.needed_bytes
     if "0.35" in words:
         assert plan["timing"]["prices"]["price_per_hour"] == 0.35
 
@@ -279,9 +278,9 @@ def test_the_advised_command_leaves_out_what_does_nothing_with_the_change(id: st
     plan = plan_question(question(words[0], words[1:]), CARD)
     change = planned(plan, (id,))
     assert change is not None
-    found = FineTuneAdvice(goal="fit", plan=plan, advised=(AdvisedChange(**dict(change)),))
-    _, *command = next(row.command for row in screen(found, Asked(words=words, gpu=CARD)).rows if row.command)
+    found = advise(plan, "fit").model_copy(update={"advised": (change,), "partial": ()})
+    _, *command = next(row.command for row in screen(plan, found, Asked(words=words, gpu=CARD)).rows if row.command)
     made = foretrain(*command, "--json")
     assert made.returncode == 0, made.stderr
     phases = json.loads(made.stdout)["memory"]["phases"]
-    assert max(phase["needed_expected_bytes"] for phase in phases) == change.needed_bytes
+    assert max(phase["needed_expected_bytes"] for phase in phases) == change.effect.needed_bytes

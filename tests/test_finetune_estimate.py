@@ -323,9 +323,9 @@ def test_what_saves_memory_is_said_where_a_run_does_not_fit() -> None:
     found = plan(find_source("smollm2-1.7b"), FineTune(), find_gpu("RTX 4070"))
     assert found.verdict == "does_not_fit"
     first = changes(found)[0]
-    assert first.verdict == "fits"
-    again = replanned(found, **first.changed)
-    assert (again.verdict, again.needed_bytes) == ("fits", first.needed_bytes)
+    assert first.effect.verdict == "fits"
+    again = replanned(found, **first.options)
+    assert (again.verdict, again.needed_bytes) == ("fits", first.effect.needed_bytes)
 
 
 def test_the_largest_value_fits_and_the_next_does_not() -> None:

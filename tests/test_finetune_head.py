@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from foretrain.app.exact_finetune import exact_finetune
+from foretrain.app.finetune import exact_finetune
 from foretrain.base.errors import UserError
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.hub.source import text_source

@@ -168,13 +168,13 @@ def test_advice_offers_these_kernels_with_what_a_plan_of_them_says() -> None:
     change = planned(found, ("liger",))
     assert change is not None
     again = a_plan(batch_size=8, liger=True)
-    assert (change.verdict, change.needed_bytes) == (again.verdict, again.needed_bytes)
+    assert (change.effect.verdict, change.effect.needed_bytes) == (again.verdict, again.needed_bytes)
     assert not change.learns_otherwise
     large = plan(find_source("qwen3-8b"), FineTune(seq_len=4096), find_gpu("A100 SXM4 80GB"))
     assert large.verdict == "does_not_fit"
     together = planned(large, ("checkpointing", "liger"))
     assert together is not None
-    assert together.verdict == "fits"
+    assert together.effect.verdict == "fits"
 
 
 def test_a_chunk_has_as_many_tokens_as_liger_gives_it() -> None:

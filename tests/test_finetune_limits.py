@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 import foretrain as library
-from foretrain.advice.cards import Candidate, chosen
+from foretrain.advice.cards import Candidate, chosen, compared
 from foretrain.advice.finetune import planned
-from foretrain.advice.finetune_cards import compared
 from foretrain.analysis.finetune_memory import explain
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.base.quantities import Limit, parse_limit
@@ -394,16 +393,16 @@ def test_advice_for_a_run_that_does_not_fit_is_planned_change_by_change() -> Non
         "smollm2-135m", "RTX 4070", method="lora", seq_len=2048, batch_size=4, gradient_checkpointing=False
     )
     assert found.goal == "fit"
-    assert {change.verdict for change in found.advised} == {"fits"}
+    assert {change.effect.verdict for change in found.advised} == {"fits"}
     for change in found.advised:
         again = library.plan_finetune(
             "smollm2-135m",
             gpu="RTX 4070",
-            **{"method": "lora", "seq_len": 2048, "batch_size": 4, "gradient_checkpointing": False, **change.changed},
+            **{"method": "lora", "seq_len": 2048, "batch_size": 4, "gradient_checkpointing": False, **change.options},
         )
-        assert (again.needed_bytes, again.verdict) == (change.needed_bytes, change.verdict)
-        assert change.saved_bytes == found.plan.needed_bytes - again.needed_bytes > 0
-    changed = {key for change in found.advised for key in change.changed}
+        assert (again.needed_bytes, again.verdict) == (change.effect.needed_bytes, change.effect.verdict)
+        assert change.effect.saved_bytes == found.now.needed_bytes - again.needed_bytes > 0
+    changed = {key for change in found.advised for key in change.options}
     assert changed >= {"batch_size", "grad_accum", "gradient_checkpointing"}
 
 
@@ -412,16 +411,35 @@ def test_advice_for_a_run_that_fits_makes_it_faster() -> None:
         "smollm2-135m", "RTX 4090", method="lora", seq_len=512, batch_size=1, grad_accum=8, gradient_checkpointing=True
     )
     assert found.goal == "speed"
-    assert {"gradient_checkpointing": False} in [change.changed for change in found.advised]
-    assert all(change.verdict == "fits" and (change.longer or 0) < 0 for change in found.advised)
+    assert {"gradient_checkpointing": False} in [change.options for change in found.advised]
+    assert all(change.effect.verdict == "fits" and (change.effect.slower or 0) < 0 for change in found.advised)
+
+
+def test_advice_for_a_cheaper_run_is_ranked_by_the_money_that_a_plan_of_each_change_says() -> None:
+    options: dict[str, Any] = {"method": "lora", "seq_len": 512, "batch_size": 1, "grad_accum": 8, "max_steps": 100}
+    options |= {"gradient_checkpointing": True, "price_per_hour": 0.5}
+
+    def money(**changed: Any) -> float:
+        timing = library.plan_finetune("smollm2-135m", gpu="RTX 4090", **{**options, **changed}).timing
+        spent = timing.money() if timing else None
+        assert spent is not None
+        return spent[1]
+
+    found = library.advise_finetune("smollm2-135m", "RTX 4090", goal="cost", **options)
+    same = [change.effect.money for change in found.advised if not change.learns_otherwise]
+    assert same == sorted(same)
+    assert found.now.money == money()
+    for change in found.advised:
+        assert change.effect.money == pytest.approx(money(**change.options))
+        assert (change.effect.money or 0) < money()
 
 
 def test_advice_of_a_paged_optimizer_says_nothing_of_its_time() -> None:
     paged, without = (planned(small(method="full"), (id,)) for id in ("paged", "optimizer_8bit"))
     assert paged is not None
     assert without is not None
-    assert (paged.changed, paged.longer) == ({"optim": "paged_adamw_8bit"}, None)
-    assert without.longer is not None
+    assert (paged.options, paged.effect.slower) == ({"optim": "paged_adamw_8bit"}, None)
+    assert without.effect.slower is not None
 
 
 def test_the_advised_command_is_the_plan_of_the_change() -> None:

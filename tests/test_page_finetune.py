@@ -14,8 +14,8 @@ from starlette.testclient import TestClient
 
 import foretrain as library
 from foretrain.advice.asked import Asked as Typed
+from foretrain.advice.cards import compared
 from foretrain.advice.finetune import changes
-from foretrain.advice.finetune_cards import compared
 from foretrain.app import finetune
 from foretrain.app.finetune import plan_question
 from foretrain.app.finetuning.question import question

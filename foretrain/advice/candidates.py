@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from foretrain.advice.planner import Outcome, Planner
-from foretrain.advice.record import Advice, Cards, Effect, Setting, Way, phase_effects
+from foretrain.advice.record import Advice, Cards, Effect, Setting, Way
 from foretrain.advice.rules import BY_ID, ORDER
 from foretrain.advice.rules.base import Change, Exactness, Goal, State, loosest
 from foretrain.config.options import OPTIONS, RunConfig
@@ -118,24 +118,17 @@ class Search:
         return self.of(rules, outcome) if outcome else None
 
     def of(self, rules: tuple[str, ...], outcome: Outcome) -> Candidate:
-        found = [BY_ID[rule].exactness_on(self.state) for rule in rules]
+        found: list[Exactness] = [BY_ID[rule].exactness_on(self.state) for rule in rules]
         # Sharded weights are gathered in half precision, whole ones are autocast.
-        rounds = outcome.shards != self.base.shards and self.state.half
-        return Candidate(rules, outcome, loosest([*found, *(["rounding"] if rounds else [])]))
+        if outcome.shards != self.base.shards and self.state.half:
+            found.append("rounding")
+        return Candidate(rules, outcome, loosest(found))
 
     # -- records ---------------------------------------------------------------------------------------------------
 
     def effect(self, outcome: Outcome) -> Effect:
-        """The record of a plan beside that of now; `slower` of the step, with several cards of the time for a token."""
-        now, then = ((o.token_s if self.state.cluster else o.step_s) for o in (self.base, outcome))
-        return Effect(
-            needed_bytes=outcome.needed_bytes, saved_bytes=self.saved(outcome),
-            allocated_bytes=outcome.memory.worst.allocated_bytes, available_bytes=outcome.available_bytes,
-            verdict=outcome.verdict, phases=phase_effects(self.base.memory, outcome.memory),
-            step_s=outcome.step_s, total_s=outcome.total_s,
-            slower=_ratio(then, now), longer=_ratio(outcome.total_s, self.base.total_s),
-            money=outcome.money, source=outcome.memory.source,
-        )  # fmt: skip
+        """The record of a plan beside that of now; with several cards for a token."""
+        return Effect.of(self.base, outcome, for_a_token=self.state.cluster is not None)
 
     def advice(self, candidate: Candidate) -> Advice:
         state, config = candidate.state, self.state.config
@@ -161,10 +154,6 @@ def given_up(before: RunConfig, after: RunConfig) -> float:
     """The share of parameters, and of context, that a smaller model has less."""
     params = ModelShape.of(after).n_params / ModelShape.of(before).n_params
     return max(0.0, 1 - params) + max(0.0, 1 - after.block_size / before.block_size)
-
-
-def _ratio(then: float | None, now: float | None) -> float | None:
-    return then / now - 1 if now and then is not None else None
 
 
 def settings(before: RunConfig, after: RunConfig) -> tuple[Setting, ...]:

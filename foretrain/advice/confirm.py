@@ -49,7 +49,7 @@ def confirm(
     Raises service.TraceUnavailable.
     """
     tracer = Tracer(settings_of, listen)
-    search = search_of(base, made.step, made.goal)
+    search = search_of(base, made.trainer, made.goal)
     now = tracer.exact(search.state, made.name)
     kept: list[Advice] = []
     denied: list[Idle] = []
@@ -76,7 +76,7 @@ def confirm(
 
 def state_of(advice: Advice, base: Plan) -> State:
     gpu = base.gpu if advice.gpu == base.gpu.name else find(advice.gpu)
-    return State(with_settings(base.config, advice.settings), gpu, advice.step, advice.used_by_others_bytes)
+    return State(with_settings(base.config, advice.settings), gpu, advice.trainer, advice.used_by_others_bytes)
 
 
 def _confirmation(found: Exact, now: Exact | None, made: Advices) -> Confirmation:

@@ -1,41 +1,64 @@
-"""What to change in a fine-tuning run, each change planned: memory, time, and whether it fits then."""
+"""What to change in a fine-tuning run, each change planned: what makes it fit, or makes it faster or cheaper."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
 from foretrain.advice.finetune_together import everything, together
-from foretrain.advice.finetune_tries import MILDER, OTHER, SAME, Tried, tried
-from foretrain.base.records import Record
+from foretrain.advice.finetune_tries import FASTER, MILDER, OPTIMIZERS, OTHER, SAME, Tried, tried
+from foretrain.advice.record import Advice, Advices, Effect, Setting
+from foretrain.advice.rules.base import Exactness, Goal
+from foretrain.base.errors import UserError
 from foretrain.predict.finetune.plan import FineTunePlan, with_time
-from foretrain.predict.memory import Verdict
 
 NEAREST = 3  # changes that are named where none makes the run fit
+LEAST_GAIN = 0.01  # of the time or the money: a change that gains less is not advised
+GOALS: tuple[Goal, ...] = ("fit", "speed", "cost")
 
 
-class FineTuneChange(Record):
-    """A change and what it comes to. `ids`: of its texts; `changed`: options with their new values; `longer`: of the
-    time of a token, less where negative; None where the card's speed is not known."""
+def advise(plan: FineTunePlan, goal: Goal | None = None) -> Advices:
+    """Return what to change. `goal`: None is speed where the run fits, else fit. Raises UserError for a goal that needs
+    what is not known."""
+    wanted = goal or ("speed" if plan.verdict == "fits" else "fit")
+    now = Effect.of(plan, plan, for_a_token=True)
+    if wanted != "fit" and plan.timing is None:
+        raise UserError("usage.no_time", text=f"--goal {wanted}", gpu=plan.gpu.name)
+    if wanted == "cost" and not now.money:
+        raise UserError("usage.no_price", text="--goal cost")
+    steps = list(search(plan)) if wanted == "fit" else [_faster(plan, now, wanted)]
+    fitting = tuple(each for each in steps[-1] if each.effect.verdict == "fits")
+    return Advices(
+        name=plan.name, goal=wanted, goal_given=goal is not None, step=None, gpu=plan.gpu.name,
+        used_by_others_bytes=plan.used_by_others_bytes, tokens_per_step=plan.tune.tokens_per_step, now=now,
+        advised=fitting, partial=() if fitting else steps[-1], useless=(),
+        planned=len(steps) if wanted == "fit" else len(FASTER),
+        nothing_fits=plan.verdict != "fits" and not fitting,
+    )  # fmt: skip
 
-    ids: tuple[str, ...]
-    changed: dict[str, bool | int | str]
-    verdict: Verdict | None
-    needed_bytes: int
-    available_bytes: int | None
-    saved_bytes: int
-    longer: float | None
-    learns_otherwise: bool  # what is trained is no longer the same
+
+def _faster(plan: FineTunePlan, now: Effect, goal: Goal) -> tuple[Advice, ...]:
+    """The fastest first, or the cheapest: those after which the same is learned, then the others."""
+
+    def gain(change: Advice) -> float:
+        then = change.effect
+        if goal == "speed":
+            return then.slower or 0.0
+        same = change.keeps_tokens_per_step or then.total_s is not None
+        return then.money / now.money - 1 if same and then.money and now.money else 0.0
+
+    found = [change for id in FASTER if (change := planned(plan, (id,)))]
+    worth = [each for each in found if each.effect.verdict == "fits" and gain(each) < -LEAST_GAIN]
+    return tuple(sorted(worth, key=lambda change: (change.learns_otherwise, gain(change))))
 
 
-def changes(plan: FineTunePlan) -> tuple[FineTuneChange, ...]:
-    """The changes that make a run fit, best first: those after which the same is learned, then the smallest, then by
-    time. Others are looked at where none of those does so, alone or together. Where nothing fits, what comes nearest.
-    """
+def changes(plan: FineTunePlan) -> tuple[Advice, ...]:
+    """The changes that make a run fit, best first; where nothing fits, what comes nearest. Those that train something
+    else are looked at where none of the others fits, alone or together."""
     return list(search(plan))[-1]
 
 
-def search(plan: FineTunePlan) -> Iterator[tuple[FineTuneChange, ...]]:
+def search(plan: FineTunePlan) -> Iterator[tuple[Advice, ...]]:
     """What `changes` has found so far, after each change that was planned: for who shows them as they come."""
     alone: list[Tried] = []
-    found: list[FineTuneChange] = []
+    found: list[Advice] = []
     whole: Tried | None = None
     for tries in (SAME, OTHER):
         for id in _strongest_first(tries):
@@ -65,7 +88,7 @@ def _strongest_first(tries: Iterable[str]) -> list[str]:
     return [id for id in tries if id not in milder]
 
 
-def _nearest(plan: FineTunePlan, alone: Sequence[Tried], whole: Tried | None) -> tuple[FineTuneChange, ...]:
+def _nearest(plan: FineTunePlan, alone: Sequence[Tried], whole: Tried | None) -> tuple[Advice, ...]:
     """What comes nearest of single changes and of all together, `whole`: tight ones, then those that need least."""
     every = (*alone, *([whole] if whole else []))
     saving = [change for change in every if change.plan.needed_bytes < plan.needed_bytes]
@@ -73,30 +96,34 @@ def _nearest(plan: FineTunePlan, alone: Sequence[Tried], whole: Tried | None) ->
     return tuple(_of(plan, change) for change in nearest[:NEAREST])
 
 
-def planned(plan: FineTunePlan, ids: tuple[str, ...]) -> FineTuneChange | None:
+def planned(plan: FineTunePlan, ids: tuple[str, ...]) -> Advice | None:
     """The plan with these changes; None where one of them changes nothing, or the model cannot have it."""
     change = tried(plan, ids)
     return _of(plan, change) if change else None
 
 
-def _of(plan: FineTunePlan, change: Tried) -> FineTuneChange:
-    """What a change comes to."""
-    longer, paged = None, str(change.changed.get("optim", "")).startswith("paged")  # how often it pages, nobody can say
-    if plan.timing is not None and not paged:
-        timing = with_time(change.plan, plan).timing
-        longer = plan.timing.tokens_per_s / timing.tokens_per_s - 1 if timing else None
-    other = change.plan
-    return FineTuneChange(
-        ids=change.ids, changed=change.changed, verdict=other.verdict, needed_bytes=other.needed_bytes,
-        available_bytes=plan.available_bytes, saved_bytes=plan.needed_bytes - other.needed_bytes, longer=longer,
-        learns_otherwise=_learns_otherwise(change),
+def _of(plan: FineTunePlan, change: Tried) -> Advice:
+    """What a change comes to. How often an optimizer pages, and so what it takes, nobody can say."""
+    paged = str(change.changed.get("optim", "")).startswith("paged")
+    other = change.plan if paged or plan.timing is None else with_time(change.plan, plan)
+    tokens, effect = (plan.tune.tokens_per_step, other.tune.tokens_per_step), Effect.of(plan, other, for_a_token=True)
+    return Advice(
+        rules=change.ids, step=None, gpu=plan.gpu.name, used_by_others_bytes=plan.used_by_others_bytes,
+        settings=tuple(
+            Setting(option=name, before=getattr(plan.tune, name), after=value, ours=False)
+            for name, value in change.changed.items()
+        ),
+        exactness=_exactness(change), tokens_per_step=tokens[1], keeps_tokens_per_step=tokens[0] == tokens[1],
+        effect=effect, price=effect.slower or 0.0,
     )  # fmt: skip
 
 
-def _learns_otherwise(change: Tried) -> bool:
-    return any(id in OTHER for id in change.ids)
+def _exactness(change: Tried) -> Exactness:
+    """What the learning makes of it."""
+    found = {id for id in change.ids if id in OTHER}
+    return "exact" if not found else "other optimizer" if found <= OPTIMIZERS else "other model"
 
 
-def _rank(change: FineTuneChange) -> tuple[object, ...]:
+def _rank(change: Advice) -> tuple[object, ...]:
     """Of changes that fit. One that gives up what an evaluation measures comes after those that do not."""
-    return change.learns_otherwise, "loss_alone" in change.ids, len(change.ids), change.longer or 0.0
+    return change.learns_otherwise, "loss_alone" in change.rules, len(change.rules), change.effect.slower or 0.0

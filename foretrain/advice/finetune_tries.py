@@ -200,6 +200,7 @@ OTHER: dict[str, Try] = {
     "qlora_of_trl": _instead(_qlora, _trl), "qlora_of_unsloth": _instead(_qlora, _unsloth),
     "shorter": _shorter, "shortest": _shortest,
 }  # fmt: skip
+OPTIMIZERS = {"optimizer_8bit", "paged"}  # of these, changes of the optimizer alone
 
 
 def _whole_activations(plan: FineTunePlan) -> Values:

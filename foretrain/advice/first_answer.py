@@ -90,7 +90,7 @@ def is_one_command(plan: Plan, advice: Advice) -> bool:
 
 def _changed(plan: Plan, advice: Advice) -> Changed | None:
     gpu = plan.gpu if advice.gpu == plan.gpu.name else find(advice.gpu)
-    state = State(with_settings(plan.config, advice.settings), gpu, advice.step, advice.used_by_others_bytes)
+    state = State(with_settings(plan.config, advice.settings), gpu, advice.trainer, advice.used_by_others_bytes)
     made = Planner().outcome(state)
     if made is None:
         return None
@@ -102,8 +102,8 @@ def changed_command(plan: Plan, advice: Advice, asked: Asked) -> tuple[str, ...]
     changes = to_set(advice.settings)
     said = str if advice.step == "nanogpt" else typed_value
     flags = tuple(f"--{setting.option}={said(setting.after)}" for setting in changes)
-    kept = without(_words(asked, plan, advice.step), [setting.option for setting in changes])
-    return (*START[advice.step], *kept, *flags)
+    kept = without(_words(asked, plan, advice.trainer), [setting.option for setting in changes])
+    return (*START[advice.trainer], *kept, *flags)
 
 
 def within_command(plan: Plan, then: Plan, changed: Sequence[str], asked: Asked) -> tuple[str, ...]:

@@ -99,7 +99,7 @@ def _more_steps(plan: Plan, search: Search, advices: Advices) -> Advice | None:
         if faster.exactness not in ("exact", "rounding") or faster.gpu != plan.gpu.name:
             continue
         config = with_settings(plan.config, faster.settings)
-        then = State(config, plan.gpu, faster.step, faster.used_by_others_bytes)
+        then = State(config, plan.gpu, faster.trainer, faster.used_by_others_bytes)
         outcome = search.planner.outcome(then)
         if outcome is None or outcome.timing is None:
             continue

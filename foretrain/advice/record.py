@@ -7,10 +7,12 @@ from typing import Any
 
 from pydantic import Field
 
+from foretrain.advice.planner import Outcome
 from foretrain.advice.rules.base import Exactness, Goal
 from foretrain.base.records import Record
 from foretrain.config.sharing import StrategyName, way_id
 from foretrain.hardware.cluster import Cluster
+from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.memory import Phased, Verdict
 from foretrain.predict.ranks.record import Factor, RankPlan
 from foretrain.predict.spec import StepName
@@ -68,6 +70,24 @@ class Effect(Record):
     money: float | None
     source: str
 
+    @classmethod
+    def of(cls, now: Outcome | FineTunePlan, then: Outcome | FineTunePlan, *, for_a_token: bool) -> "Effect":
+        """Return what a run takes then; `slower` for a token, or of the step."""
+        old, new = now.timing, then.timing
+        money, both = new.money() if new else None, (old, new) if old and new else None
+        slower = longer = None
+        if both:
+            steps = both[1].step_s.expected_s / both[0].step_s.expected_s
+            slower = (both[0].tokens_per_s / both[1].tokens_per_s if for_a_token else steps) - 1
+            longer = both[1].length_s.expected_s / both[0].length_s.expected_s - 1
+        return cls(
+            needed_bytes=then.needed_bytes, saved_bytes=now.needed_bytes - then.needed_bytes,
+            allocated_bytes=then.memory.worst.allocated_bytes, available_bytes=then.available_bytes,
+            verdict=then.verdict, phases=phase_effects(now.memory, then.memory),
+            step_s=new.step_s.expected_s if new else None, total_s=new.length_s.expected_s if new else None,
+            slower=slower, longer=longer, money=money[1] if money else None, source=then.memory.source,
+        )  # fmt: skip
+
 
 class Estimate(Record):
     """A loss by a published scaling law (predict/scaling.py), now and then, in nats a token."""
@@ -81,12 +101,13 @@ class Estimate(Record):
 
 
 class Confirmation(Record):
-    """What a trace's replay says of an advice: traced."""
+    """What a trace's replay says of an advice: traced. `reason`: why it cannot be traced."""
 
-    verdict: Verdict | None
-    needed_bytes: int
-    saved_bytes: int | None
-    holds: bool
+    verdict: Verdict | None = None
+    needed_bytes: int | None = None
+    saved_bytes: int | None = None
+    holds: bool = False
+    reason: str = ""
 
 
 class Way(Record):
@@ -145,7 +166,7 @@ class Advice(Record):
 
     rules: tuple[str, ...]
     settings: tuple[Setting, ...]
-    step: StepName
+    step: StepName | None
     gpu: str
     used_by_others_bytes: int
     exactness: Exactness
@@ -156,6 +177,22 @@ class Advice(Record):
     estimate: Estimate | None = None
     confirmation: Confirmation | None = None
     shared: Cards | None = None
+
+    @property
+    def trainer(self) -> StepName:
+        """Whose step runs then; of a pretraining run."""
+        assert self.step is not None
+        return self.step
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The new value of each option that it sets."""
+        return {setting.option: setting.after for setting in self.settings}
+
+    @property
+    def learns_otherwise(self) -> bool:
+        """Whether what is trained is no longer the same."""
+        return self.exactness not in ("exact", "rounding")
 
 
 class Idle(Record):
@@ -177,7 +214,7 @@ class Advices(Record):
     name: str
     goal: Goal
     goal_given: bool
-    step: StepName
+    step: StepName | None
     gpu: str
     used_by_others_bytes: int
     tokens_per_step: int
@@ -191,6 +228,12 @@ class Advices(Record):
     cluster: Cluster | None = None
     way: Way | None = None
     counts: tuple[CardCount, ...] = ()
+
+    @property
+    def trainer(self) -> StepName:
+        """Whose step runs now; of a pretraining run."""
+        assert self.step is not None
+        return self.step
 
     def keeps_cards(self, advice: Advice) -> bool:
         """Whether a change is one of the config alone."""

@@ -64,7 +64,7 @@ def short_of(available_bytes: int, needed_bytes: int, over_bytes: int) -> int:
 def _remedy(advice: Advice) -> Remedy:
     effect = advice.effect
     return Remedy(
-        id="+".join(advice.rules), step=advice.step,
+        id="+".join(advice.rules), step=advice.trainer,
         changes={setting.option: setting.after for setting in advice.settings},
         saves_bytes=effect.saved_bytes, needed_bytes=effect.needed_bytes, slower=effect.slower,
     )  # fmt: skip

@@ -5,7 +5,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from foretrain.advice.finetune import FineTuneChange, changes
+from foretrain.advice.finetune import changes
+from foretrain.advice.record import Advice
 from foretrain.analysis.run import OutOfMemory, Piece, TimePiece, failure_of
 from foretrain.base.errors import UserError
 from foretrain.base.files import read_text
@@ -35,7 +36,7 @@ class TrainerRunExplanation(Record):
     predicted_tokens_per_s: float | None = None
     time: tuple[TimePiece, ...] = ()
     failures: tuple[OutOfMemory, ...] = ()
-    changes: tuple[FineTuneChange, ...] = ()
+    changes: tuple[Advice, ...] = ()
 
 
 def is_one(path: Path) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from foretrain.advice.finetune import FineTuneChange
+from foretrain.advice.record import Advice
 from foretrain.advice.remedies import Remedy
 from foretrain.analysis import snapshot_file
 from foretrain.analysis.forecast_check import ForecastCheck, in_the_end, of_directory
@@ -51,7 +51,7 @@ class LogExplanation(Record):
     watched: WatchRecord | None = None
     out_of_memory: tuple[OutOfMemory, ...] = ()
     remedies: tuple[Remedy, ...] = ()
-    changes: tuple[FineTuneChange, ...] | None = None
+    changes: tuple[Advice, ...] | None = None
     unknown: Literal["", "give_config", "give_gpu", "give_config_gpu", "give_figures", "not_planned"] = ""
     doubts: tuple[Note, ...] = ()
 

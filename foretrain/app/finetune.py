@@ -2,17 +2,21 @@
 
 from collections.abc import Callable, Iterator
 
-from foretrain.advice.finetune import FineTuneChange, changes, search
+from foretrain.advice.finetune import changes, search
+from foretrain.advice.record import Advice
 from foretrain.analysis.log_checks import CLOCK_HEADROOM
-from foretrain.app.exact_finetune import exact_finetune
 from foretrain.app.finetuning.question import FineTuneQuestion
 from foretrain.base.errors import UserError
+from foretrain.base.records import Note
+from foretrain.config.finetune.options import FineTune
+from foretrain.config.hub.facts import ModelSource
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import Gpu, stated_bytes
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.energy import Prices
 from foretrain.predict.finetune.plan import FineTunePlan, bounded, check_exact, plan, timed
-from foretrain.predict.trace import service
+from foretrain.predict.trace import interpreter, service
+from foretrain.predict.trace.finetune.request import TRACED_LOOPS, FineTuneRequest, FineTuneTrace, answered
 
 ESTIMATED = ("finetune_compile",)  # notes on what only the estimate leaves out
 
@@ -62,11 +66,41 @@ def traced(
     return found.model_copy(update={"memory": bounded(exact.memory, found.bound), "notes": (*notes, *exact.notes)})
 
 
-def advised(found: FineTunePlan) -> tuple[FineTuneChange, ...]:
+def exact_finetune(
+    source: ModelSource,
+    tune: FineTune,
+    gpu: Gpu,
+    available_bytes: int | None,
+    listen: Callable[[str], None] = lambda text: None,
+    settings: Settings | None = None,
+) -> FineTuneTrace:
+    """The traced memory of a fine-tuning run, with verdicts for what the process may take, context included.
+
+    `listen` hears how far it is. Raises service.TraceUnavailable with a sentence where it cannot be traced.
+    """
+    request = FineTuneRequest(source, tune, gpu)
+    question = {
+        "trace": request.key(), "available_bytes": available_bytes, "settings": (settings or Settings()).text(),
+        "grad_accum": tune.grad_accum, "gpu": gpu.model_dump(mode="json"),
+    }  # fmt: skip
+
+    def make() -> FineTuneTrace:
+        (trace,) = service.traces([request], listen)
+        versions = {"torch": str(trace.facts["torch"]), **interpreter.now().versions()}
+        return answered(trace, gpu, versions, available_bytes=available_bytes, settings=settings)
+
+    found = service.remembered(question, FineTuneTrace, make)
+    if tune.loop in TRACED_LOOPS:
+        return found
+    note = Note(id="traced_loop", values={"loop": tune.loop})
+    return found.model_copy(update={"notes": (*found.notes, note)})
+
+
+def advised(found: FineTunePlan) -> tuple[Advice, ...]:
     """What to change, best first; nothing where the run fits."""
     return () if found.verdict == "fits" or found.bound != "exact" else changes(found)
 
 
-def searched(found: FineTunePlan) -> Iterator[tuple[FineTuneChange, ...]]:
+def searched(found: FineTunePlan) -> Iterator[tuple[Advice, ...]]:
     """What `advised` finds, so far, after each change that was planned."""
     return iter(()) if found.verdict == "fits" or found.bound != "exact" else search(found)

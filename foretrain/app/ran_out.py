@@ -128,7 +128,7 @@ def finetune_saved_by(
         return {"doubts": (*doubts, *longer)}
     short_bytes = short_of(found.available_bytes or 0, found.needed_bytes, _over_bytes(failed))
     changes = advised(plan_question(asked, gpu, others_bytes + short_bytes))
-    return {"changes": tuple(change for change in changes if change.verdict == "fits")}
+    return {"changes": tuple(change for change in changes if change.effect.verdict == "fits")}
 
 
 def _as_stated(message: oom_message.OutOfMemoryMessage, gpu: Gpu) -> Gpu:

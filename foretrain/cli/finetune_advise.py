@@ -2,6 +2,7 @@
 
 import typer
 
+from foretrain.advice.record import SCHEMA
 from foretrain.app.finetuning.advise import advice, confirmed
 from foretrain.app.finetuning.limits import plans
 from foretrain.app.limits import Limits
@@ -12,7 +13,6 @@ from foretrain.cli.planning.exact import progress
 from foretrain.cli.planning.printing import document, screen
 from foretrain.reports.views.finetune import advice as view
 
-SCHEMA = "foretrain.finetune-advice/1"
 LISTED, TRACED = 10, 3  # changes with --full and --json, and those that --exact traces, where --top does not say
 # Options that say nothing of a fine-tuning run.
 REFUSED = {"trainer": "trainer", "apply": "apply", "write": "apply"} | dict.fromkeys(
@@ -38,12 +38,12 @@ def _answer(context: typer.Context, words: list[str]) -> None:
     changes = advice(base[0], given["goal"])
     if given["exact"]:
         with progress(given["quiet"]) as listen:
-            changes = confirmed(changes, found, top or TRACED, listen)
+            changes = confirmed(changes, base[0], found, top or TRACED, listen)
     shown = changes.top(top or LISTED)
     if given["as_json"]:
         print_json(shown.to_json(schema=SCHEMA))
     elif given["full"]:
-        document(view.document(shown, len(changes.advised) - len(shown.advised)))
+        document(view.document(base[0], shown, len(changes.advised) - len(shown.advised)))
     else:
         asked = asked_with(given, words, "advise")
-        screen(view.screen(changes, asked, top))
+        screen(view.screen(base[0], changes, asked, top))

@@ -3,8 +3,8 @@
 from importlib.metadata import version
 from typing import Any
 
-from foretrain.advice.finetune import FineTuneChange
-from foretrain.advice.finetune_cards import FineTuneCards
+from foretrain.advice.cards import FineTuneCards
+from foretrain.advice.record import Advice
 from foretrain.app.finetune import searched
 from foretrain.base.messages import say
 from foretrain.cli.common import print_json, working
@@ -36,9 +36,9 @@ def one(plan: FineTunePlan, form: Form) -> None:
         screen(screen_view.screen(plan, changes, form.asked))
 
 
-def _changes(plan: FineTunePlan) -> tuple[FineTuneChange, ...]:
+def _changes(plan: FineTunePlan) -> tuple[Advice, ...]:
     """What to change. The verdict stands on stderr while it is looked for."""
-    verdict, found = screen_view.verdict_of(plan).message.text(), list[tuple[FineTuneChange, ...]]([()])
+    verdict, found = screen_view.verdict_of(plan).message.text(), list[tuple[Advice, ...]]([()])
     with working(verdict) as tell:
         for each in searched(plan):
             found.append(each)

@@ -19,6 +19,9 @@ FORECAST = "--within and --largest have one answer for every kind of run, and se
 PRICE = "plan --inference takes --price; its speed is a Timing"
 ADVICE = "one record of advice for one card and for several, whose own are in `shared`, `cluster`, `way` and `counts`"
 DECLARED: tuple[Declared, ...] = (
+    Declared("(advise|plan).* finetune|finetune.*(advise|plan)|explain|page", r"(changes|remedies|advised|stdout\.(schema|plan|goal_given|name|"
+             r"step|gpu|used_by_others_bytes|tokens_per_step|now|partial|useless|planned|now_confirmation|nothing_fits|cluster|way|"
+             r"counts))", ADVICE),
     Declared("advise cluster", r"stdout\.(schema|advised|useless|step|gpu|used_by_others_bytes|now_confirmation)", ADVICE),
     Declared(
         "", r"timing\.(steps|prices|hfu|(hardware_)?flops_per_step|flop_per_s|nanogpt_mfu|n_evaluations|evaluation_s|save_s|"

@@ -1,10 +1,12 @@
 """What to change in a fine-tuning run, each change planned. `foretrain.advise_finetune` for Python."""
 
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any
 
-from foretrain.advice.finetune_advice import AdvisedChange, FineTuneAdvice, FineTuneGoal, TracedChange
-from foretrain.advice.finetune_advice import advise as advise_plan
+from foretrain.advice.finetune import GOALS
+from foretrain.advice.finetune import advise as advise_plan
+from foretrain.advice.record import Advice, Advices, Confirmation
+from foretrain.advice.rules.base import Goal
 from foretrain.app.finetune import plan_question, traced
 from foretrain.app.finetuning.question import FineTuneQuestion
 from foretrain.app.planning import Source, asked_of
@@ -19,42 +21,46 @@ def advise_finetune(
     gpu: str = "auto",
     *,
     used_by_others: str | int = "",
-    goal: FineTuneGoal | None = None,
+    goal: Goal | None = None,
     exact: int = 0,
     listen: Listen = lambda state: None,
     **options: Any,
-) -> FineTuneAdvice:
+) -> Advices:
     """What to change in a fine-tuning run, best first: `foretrain.advise_finetune("qwen3-8b", "4070", method="lora")`.
 
     `source`, `options`: as in `plan_finetune`. `used_by_others`: memory that other programs use on the card, in bytes
-    or as a text such as "2GB". `goal`: "fit" or "speed"; None: speed where the run fits, else fit. `exact`: how many of
-    the changes are traced with the real Trainer's loop (seconds each, needs the extra hf), of which `listen` hears.
-    Bytes and seconds, as the names say; `longer` is a share of the time of a token.
+    or as a text such as "2GB". `goal`: "fit", "speed" or "cost"; None: speed where the run fits, else fit. `exact`: how
+    many of the changes are traced with the real Trainer's loop (seconds each, needs the extra hf), of which `listen`
+    hears.
+    Bytes and seconds, as the names say; `effect.slower` is a share of the time of a token.
     Raises UserError for what cannot be planned.
     """
     asked = asked_of(source, options)
-    found = advice(plan_question(asked, gpu, used_by_others), goal)
-    return confirmed(found, asked, exact, listen)
+    plan = plan_question(asked, gpu, used_by_others)
+    return confirmed(advice(plan, goal), plan, asked, exact, listen)
 
 
-def advice(plan: FineTunePlan, goal: str | None) -> FineTuneAdvice:
+def advice(plan: FineTunePlan, goal: str | None) -> Advices:
     """The changes to a plan. Raises UserError for a goal that is not searched for."""
     check_exact(plan, "foretrain advise")
-    if goal and goal not in get_args(FineTuneGoal):
-        raise UserError("usage.finetune_goal", goal=goal[:80], choices=get_args(FineTuneGoal))
-    return advise_plan(plan, goal or None)  # type: ignore[arg-type]
+    if goal and goal not in GOALS:
+        raise UserError("usage.finetune_goal", goal=goal[:80], choices=GOALS)
+    return advise_plan(plan, goal or None)
 
 
-def confirmed(found: FineTuneAdvice, asked: FineTuneQuestion, count: int, listen: Listen) -> FineTuneAdvice:
+def confirmed(found: Advices, plan: FineTunePlan, asked: FineTuneQuestion, count: int, listen: Listen) -> Advices:
     """With what traces say of the first `count` changes."""
-    checked = [_traced(found.plan, change, asked, listen) for change in found.advised[:count]]
-    return found.model_copy(update={"advised": (*checked, *found.advised[count:])})
+    listed = "advised" if found.advised else "partial"
+    changes = getattr(found, listed)
+    checked = [_traced(plan, change, asked, listen) for change in changes[:count]]
+    return found.model_copy(update={listed: (*checked, *changes[count:])})
 
 
-def _traced(plan: FineTunePlan, change: AdvisedChange, asked: FineTuneQuestion, listen: Listen) -> AdvisedChange:
+def _traced(plan: FineTunePlan, change: Advice, asked: FineTuneQuestion, listen: Listen) -> Advice:
     try:
-        other = traced(replanned(plan, **change.changed), asked, listen)
-        said = TracedChange(verdict=other.verdict, needed_bytes=other.needed_bytes)
+        other = traced(replanned(plan, **change.options), asked, listen)
+        saved, holds = plan.needed_bytes - other.needed_bytes, other.verdict == "fits"
+        said = Confirmation(verdict=other.verdict, needed_bytes=other.needed_bytes, saved_bytes=saved, holds=holds)
     except UserError as error:
-        said = TracedChange(reason=str(error))
-    return change.model_copy(update={"traced": said})
+        said = Confirmation(reason=str(error))
+    return change.model_copy(update={"confirmation": said})

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from foretrain.advice.finetune_cards import FineTuneCards, compared
+from foretrain.advice.cards import FineTuneCards, compared
 from foretrain.app.finetune import plan_question
 from foretrain.app.finetuning.question import FineTuneQuestion, costs_in
 from foretrain.app.limits import Limits, check_limits, priced, prices_of

@@ -261,10 +261,10 @@ def _does_not_fit(base: Plan, found: Advices, advice: Advice, path: Path) -> Use
     """What a new plan of the changed config says of the card as it was asked about."""
     config = with_settings(base.config, advice.settings)
     made = plan(config, base.gpu, used_by_others_bytes=base.used_by_others_bytes)
-    if made.verdict_of(advice.step) not in FAILING:
+    if made.verdict_of(advice.trainer) not in FAILING:
         return None
     return UserError(
-        "check.advise_written", path=str(path), gpu=base.gpu.name, needed=made.memory_of(advice.step).needed_bytes,
+        "check.advise_written", path=str(path), gpu=base.gpu.name, needed=made.memory_of(advice.trainer).needed_bytes,
         available=made.available_bytes or 0, do=_what_to_do(base, found, advice),
     )  # fmt: skip
 

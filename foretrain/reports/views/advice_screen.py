@@ -28,14 +28,14 @@ def screen(plan: Plan, found: Advices, asked: Asked, count: int | None = None) -
         advised = _that_fit_the_screen(plan, advised, ROOM - taken)
     values = {
         "name": found.name, "gpu": plan.gpu.name, "goal": Message(f"goal.{found.goal}"),
-        "sources": first_view.sources_of(plan, found.step),
+        "sources": first_view.sources_of(plan, found.trainer),
     }  # fmt: skip
     lead = first_view.lead_of(plan, asked)[:1]
     if not advised:
         lead.append(Paragraph(Message("advice.nothing" if found.nothing_fits else "advice.nothing_better"), "warn"))
     rows = [] if asked.quiet else [*following, *_more(len(found.advised) - len(advised), advised)]
     optional = 0 if plan.assumptions else 1
-    assumed = [replace(row, optional=optional) for row in first_view.assumed_rows(plan, found.step)]
+    assumed = [replace(row, optional=optional) for row in first_view.assumed_rows(plan, found.trainer)]
     table = _table(plan, found, advised, partial) if advised or partial else None
     return Screen(Message("advice.screen_title", values), tuple(lead), table, (*rows, *assumed), LINES)
 
@@ -63,8 +63,9 @@ def _table(plan: Plan, found: Advices, advised: tuple[Advice, ...], partial: tup
 
 def _row(plan: Plan, number: str, advice: Advice, last: str) -> tuple[Cell, ...]:
     effect, estimate = advice.effect, advice.estimate
-    verdict = advice.confirmation.verdict if advice.confirmation else effect.verdict
-    needed = advice.confirmation.needed_bytes if advice.confirmation else effect.needed_bytes
+    traced = advice.confirmation
+    verdict = traced.verdict if traced else effect.verdict
+    needed = traced.needed_bytes if traced and traced.needed_bytes else effect.needed_bytes
     taken = taken_bytes(needed, verdict, effect.available_bytes)
     cells: dict[str, Cell] = {
         "step_change": Quantity(effect.slower, "signed_percent"),

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, StrictStr
 
-from foretrain.advice.finetune import FineTuneChange
-from foretrain.advice.finetune_cards import compared
+from foretrain.advice.cards import compared
+from foretrain.advice.record import Advice
 from foretrain.app.finetune import searched
 from foretrain.base.messages import printable, say
 from foretrain.base.records import Record
@@ -70,10 +70,10 @@ class Search:
     """The search of one plan. `found`: the best changes so far; `done`: whether these are all."""
 
     def __init__(self, plan: FineTunePlan) -> None:
-        self.found: tuple[FineTuneChange, ...] = ()
+        self.found: tuple[Advice, ...] = ()
         self.done = False
         self._turn = threading.Lock()
-        self._steps: Iterator[tuple[FineTuneChange, ...]] = searched(plan)
+        self._steps: Iterator[tuple[Advice, ...]] = searched(plan)
 
     def go_on(self) -> None:
         """Plan one change more, and others while the moment lasts."""

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from foretrain.advice.finetune import FineTuneChange
+from foretrain.advice.record import Advice
 from foretrain.app.finetuning.question import FineTuneQuestion
 from foretrain.base.messages import printable
 from foretrain.predict.finetune.plan import FineTunePlan
@@ -33,9 +33,9 @@ def plan_json(plan: FineTunePlan, question: FineTuneQuestion) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def change_json(change: FineTuneChange) -> dict[str, Any]:
+def change_json(change: Advice) -> dict[str, Any]:
     """A change as the terminal says it, and what to set for it."""
     return {
-        "text": printable(screen_view.change_text(change)), "values": change.changed,
-        "tone": TONES[change.verdict],
+        "text": printable(screen_view.change_text(change)), "values": change.options,
+        "tone": TONES[change.effect.verdict],
     }  # fmt: skip

@@ -1,7 +1,10 @@
 """What to change in a fine-tuning run: a row a change, with what planning it says."""
 
+from collections.abc import Sequence
+
 from foretrain.advice.asked import Asked
-from foretrain.advice.finetune_advice import AdvisedChange, FineTuneAdvice
+from foretrain.advice.record import Advice, Advices
+from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.memory import REFUSED
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Row, Screen, Section, Table
 from foretrain.reports.views.finetune.screen import (
@@ -19,77 +22,81 @@ LINES = 15
 LEAST, MOST = 4, 5  # changes of the first screen
 
 
-def screen(found: FineTuneAdvice, asked: Asked, count: int | None = None) -> Screen:
+def screen(plan: FineTunePlan, found: Advices, asked: Asked, count: int | None = None) -> Screen:
     """The best changes. `count`: how many were asked for."""
-    plan, shown = found.plan, found.top(count or _as_many_as_help(found))
+    changes = found.advised or found.partial
+    shown = changes[: count or _as_many_as_help(found)]
     rows: list[Row] = []
-    if shown.advised and shown.advised[0].verdict not in REFUSED and not asked.quiet:
-        rows.append(next_row(plan, shown.advised[0], asked))
-    if any(change.learns_otherwise for change in shown.advised):
+    if shown and shown[0].effect.verdict not in REFUSED and not asked.quiet:
+        rows.append(next_row(plan, shown[0], asked))
+    if any(change.learns_otherwise for change in shown):
         rows.append(Row(Message("first.label.note"), Message("finetune.learns_otherwise")))
-    rows += change_notes(plan, shown.advised)
-    if hidden := len(found.advised) - len(shown.advised):
+    rows += change_notes(plan, shown)
+    if hidden := len(changes) - len(shown):
         rows.append(Row(Message("first.label.more"), Message("first.more_cards", {"count": hidden})))
     lead = (verdict_of(plan), *_nothing(found))
-    return Screen(title(plan), lead, _table(shown) if shown.advised else None, (*rows, *assumed_rows(plan)), LINES)
+    return Screen(title(plan), lead, _table(found, shown) if shown else None, (*rows, *assumed_rows(plan)), LINES)
 
 
-def _as_many_as_help(found: FineTuneAdvice) -> int:
+def _as_many_as_help(found: Advices) -> int:
     """Those that are enough, and what is not enough alone where few are."""
-    return max(LEAST, min(MOST, sum(change.verdict == "fits" for change in found.advised)))
+    return max(LEAST, min(MOST, len(found.advised)))
 
 
-def document(found: FineTuneAdvice, hidden: int) -> Document:
+def document(plan: FineTunePlan, found: Advices, hidden: int) -> Document:
     """All changes, and how to read them."""
-    plan = found.plan
+    changes = found.advised or found.partial
     said: list[Block] = [verdict_of(plan), *_nothing(found)]
-    if found.advised:
-        said += [_table(found), *map(Paragraph, (Message("finetune.learns_otherwise"), Message("finetune.advice_how")))]
-    if any(change.traced and change.traced.reason for change in found.advised):
-        reason = next(change.traced.reason for change in found.advised if change.traced and change.traced.reason)
-        said.append(Paragraph(Message("finetune.advice_untraced", {"reason": reason}), "warn"))
+    if changes:
+        said += [_table(found, changes), Paragraph(Message("finetune.learns_otherwise"))]
+        said.append(Paragraph(Message("finetune.advice_how")))
+    untraced = [each.confirmation.reason for each in changes if each.confirmation and each.confirmation.reason]
+    if untraced:
+        said.append(Paragraph(Message("finetune.advice_untraced", {"reason": untraced[0]}), "warn"))
     if hidden:
-        said.append(Paragraph(Message("advice.more", {"count": hidden, "all": hidden + len(found.advised)})))
+        said.append(Paragraph(Message("advice.more", {"count": hidden, "all": hidden + len(changes)})))
     heading = Message("advice.list")
     return Document(title(plan), Message("finetune.subtitle", {"where": plan.where}), [Section(heading, tuple(said))])
 
 
-def _nothing(found: FineTuneAdvice) -> tuple[Paragraph, ...]:
+def _nothing(found: Advices) -> tuple[Paragraph, ...]:
     """That nothing helps, where nothing does, or nothing alone."""
-    if not found.advised:
+    if not found.advised and not found.partial:
         return (Paragraph(Message("advice.nothing" if found.goal == "fit" else "advice.nothing_better"), "warn"),)
-    if found.goal == "fit" and not any(change.verdict == "fits" for change in found.advised):
+    if found.partial:
         return (Paragraph(Message("finetune.none_fits_lead"), "warn"),)
-    if found.goal == "fit" and all(len(change.ids) > 1 for change in found.advised):
+    if found.goal == "fit" and all(len(change.rules) > 1 for change in found.advised):
         return (Paragraph(Message("finetune.together")),)
     return ()
 
 
-def _table(found: FineTuneAdvice) -> Table:
-    traced = any(change.traced for change in found.advised)
-    fifth = "traced" if traced else "saved" if found.goal == "fit" else ""
+def _table(found: Advices, changes: Sequence[Advice]) -> Table:
+    traced = any(change.confirmation for change in changes)
+    costs = found.goal == "cost" and found.now.total_s
+    fifth = "traced" if traced else "saved" if found.goal == "fit" else "sum" if costs else ""
     names = ["number", "change", "verdict", "needed", *([fifth] if fifth else []), "time_change"]
-    rows = tuple(_row(i, change, fifth) for i, change in enumerate(found.advised, 1))
+    rows = tuple(_row(i, change, fifth) for i, change in enumerate(changes, 1))
     heads = tuple(Message(f"column.{name}") for name in names)
     return Table(heads, rows, frozenset({3, 4, 5}))
 
 
-def _row(number: int, change: AdvisedChange, fifth: str) -> tuple[Cell, ...]:
-    verdict = change.traced.verdict if change.traced and change.traced.verdict else change.verdict
+def _row(number: int, change: Advice, fifth: str) -> tuple[Cell, ...]:
+    traced, effect = change.confirmation, change.effect
+    verdict = traced.verdict if traced and traced.verdict else effect.verdict
     cells: dict[str, list[Cell]] = {
-        "saved": [Quantity(change.saved_bytes, "bytes")], "": [],
-        "traced": [Quantity(change.traced.needed_bytes if change.traced else None, "bytes")],
+        "saved": [Quantity(effect.saved_bytes, "bytes")], "": [], "sum": [Quantity(effect.money, "money")],
+        "traced": [Quantity(traced.needed_bytes if traced else None, "bytes")],
     }  # fmt: skip
-    taken = taken_bytes(change.needed_bytes, verdict, change.available_bytes)
+    taken = taken_bytes(effect.needed_bytes, verdict, effect.available_bytes)
     mark = " *" if change.learns_otherwise else ""
     return (
         f"{number}{mark}", " ".join(words_of(change)), verdict_word(verdict),
-        Quantity(taken, "bytes"), *cells[fifth], _longer(change),
+        Quantity(taken, "bytes"), *cells[fifth], _longer(effect.slower),
     )  # fmt: skip
 
 
-def _longer(change: AdvisedChange) -> Cell:
+def _longer(slower: float | None) -> Cell:
     """Of the time of a token; much longer as so many times."""
-    if change.longer is not None and change.longer > MUCH_LONGER:
-        return Message("value.times", {"factor": 1 + change.longer})
-    return Quantity(change.longer, "signed_percent")
+    if slower is not None and slower > MUCH_LONGER:
+        return Message("value.times", {"factor": 1 + slower})
+    return Quantity(slower, "signed_percent")

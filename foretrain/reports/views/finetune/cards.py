@@ -1,7 +1,7 @@
 """A fine-tuning run on several cards: what fits, what it takes, and the best of those that fit."""
 
 from foretrain.advice.asked import Asked
-from foretrain.advice.finetune_cards import FineTuneCard, FineTuneCards
+from foretrain.advice.cards import FineTuneCard, FineTuneCards
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.memory import REFUSED
 from foretrain.reports.document import Cell, Document, Message, Paragraph, Quantity, Row, Screen, Section, Table

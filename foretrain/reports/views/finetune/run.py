@@ -1,6 +1,6 @@
 """A Trainer's run with ForetrainCallback: its forecast before the first step, and both beside each other afterwards."""
 
-from foretrain.advice.finetune import FineTuneChange
+from foretrain.advice.record import Advice
 from foretrain.analysis.run import OutOfMemory, Piece, TimePiece
 from foretrain.analysis.trainer_run import TrainerRunExplanation
 from foretrain.comparison.loss_axes import LossCurves
@@ -123,7 +123,7 @@ def _forecast_said(found: TrainerRunExplanation, last: OutOfMemory) -> tuple[Blo
     return (said, Paragraph(Message("callback.too_low"), "warn")) if plan.verdict == "fits" else (said,)
 
 
-def change_blocks(changes: tuple[FineTuneChange, ...]) -> tuple[Block, ...]:
+def change_blocks(changes: tuple[Advice, ...]) -> tuple[Block, ...]:
     if not changes:
         return (Paragraph(Message("callback.no_changes")),)
     rows = tuple((f"{i}.", change_text(change)) for i, change in enumerate(changes[:MOST_CHANGES], 1))

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from foretrain.advice.asked import Asked
-from foretrain.advice.finetune import FineTuneChange
+from foretrain.advice.record import Advice
 from foretrain.base.messages import has, listed
 from foretrain.config.finetune.together import idle
 from foretrain.config.finetune.words import changed_words, option_words
@@ -21,7 +21,7 @@ MUCH_LONGER = 0.5  # of the time: then it is said as so many times
 ASSUMED = ("experts_even", "finetune_liger", "finetune_unsloth")  # notes that the screen counts, and --full has
 
 
-def screen(plan: FineTunePlan, changes: tuple[FineTuneChange, ...], asked: Asked) -> Screen:
+def screen(plan: FineTunePlan, changes: tuple[Advice, ...], asked: Asked) -> Screen:
     """One plan, a dozen lines."""
     rows = [
         *read_rows(plan),
@@ -197,10 +197,10 @@ def _memory(plan: FineTunePlan) -> Row:
     return Row(Message("finetune.label.memory"), listed(named), short=listed(named[:2]))
 
 
-def _changes(plan: FineTunePlan, changes: tuple[FineTuneChange, ...], asked: Asked) -> list[Row]:
+def _changes(plan: FineTunePlan, changes: tuple[Advice, ...], asked: Asked) -> list[Row]:
     if plan.verdict == "fits" or not changes:
         return []
-    fitting = [change for change in changes if change.verdict == "fits"]
+    fitting = [change for change in changes if change.effect.verdict == "fits"]
     if not fitting:
         nearest = Message("finetune.none_fits", {"change": change_text(changes[0])})
         return [Row(Message("first.label.change"), nearest)]
@@ -213,10 +213,10 @@ def _changes(plan: FineTunePlan, changes: tuple[FineTuneChange, ...], asked: Ask
     return [*rows, *change_notes(plan, changes)]
 
 
-def next_row(plan: FineTunePlan, change: FineTuneChange, asked: Asked) -> Row:
+def next_row(plan: FineTunePlan, change: Advice, asked: Asked) -> Row:
     """The whole command of the run with a change."""
-    unused = idle(plan.tune.model_copy(update=change.changed))
-    command = (*command_of("plan", asked, change.changed, unused), *asked.options())
+    unused = idle(plan.tune.model_copy(update=change.options))
+    command = (*command_of("plan", asked, change.options, unused), *asked.options())
     return Row(Message("first.label.next"), command=command)
 
 
@@ -228,37 +228,37 @@ def command_of(
     return ("foretrain", name, model, *changed_words(words, changed or {}, without), *asked.card_options())
 
 
-def change_notes(plan: FineTunePlan, changes: Sequence[FineTuneChange]) -> list[Row]:
+def change_notes(plan: FineTunePlan, changes: Sequence[Advice]) -> list[Row]:
     """What is to be known of some changes."""
-    ids = {id for change in changes for id in change.ids}
+    ids = {id for change in changes for id in change.rules}
     said = [Message("finetune.loss_alone")] if "loss_alone" in ids else []
     if (more := four_bits_more(plan, changes)) is not None:
         said.append(more)
     return [Row(Message("first.label.note"), each, optional=1) for each in said]
 
 
-def four_bits_more(plan: FineTunePlan, changes: Sequence[FineTuneChange]) -> Message | None:
+def four_bits_more(plan: FineTunePlan, changes: Sequence[Advice]) -> Message | None:
     """Why QLoRA needs more than LoRA, where the change to LoRA says so."""
-    lora = next((change for change in changes if change.ids == ("sixteen_bits",)), None)
-    if lora is None or lora.saved_bytes <= 0:
+    lora = next((change for change in changes if change.rules == ("sixteen_bits",)), None)
+    if lora is None or lora.effect.saved_bytes <= 0:
         return None
-    return Message("finetune.four_bits_more", {"four_bits": plan.needed_bytes, "lora": lora.needed_bytes})
+    return Message("finetune.four_bits_more", {"four_bits": plan.needed_bytes, "lora": lora.effect.needed_bytes})
 
 
-def words_of(change: FineTuneChange) -> list[str]:
+def words_of(change: Advice) -> list[str]:
     """A change as words of the command line."""
-    return [word for name, value in change.changed.items() for word in option_words(name, value)]
+    return [word for name, value in change.options.items() for word in option_words(name, value)]
 
 
-def change_text(change: FineTuneChange) -> str:
+def change_text(change: Advice) -> str:
     """What to type, and what it comes to."""
     what = " ".join([*words_of(change), *(["*"] if change.learns_otherwise else [])])
-    room = change.available_bytes
-    id = verdict_id(change.verdict, change.needed_bytes, room)
-    values = {"change": what, "needed": (change.needed_bytes,) * 3, "available": room or 0}
+    room = change.effect.available_bytes
+    id = verdict_id(change.effect.verdict, change.effect.needed_bytes, room)
+    values = {"change": what, "needed": (change.effect.needed_bytes,) * 3, "available": room or 0}
     said = [Message(f"first.changed.{id}", values).text()]
-    if change.longer is not None and abs(change.longer) >= 0.005:
-        said.append(_time_of(change.longer))
+    if change.effect.slower is not None and abs(change.effect.slower) >= 0.005:
+        said.append(_time_of(change.effect.slower))
     return listed(said)
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from foretrain.advice.finetune import FineTuneChange
+from foretrain.advice.record import Advice
 from foretrain.base.messages import has
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.memory import PhaseMemory
@@ -23,7 +23,7 @@ from foretrain.reports.views.finetune.screen import change_text, component, titl
 from foretrain.reports.views.shared import TONES, card_memory, grouped, taken_bytes, verdict_word
 
 
-def document(plan: FineTunePlan, changes: tuple[FineTuneChange, ...]) -> Document:
+def document(plan: FineTunePlan, changes: tuple[Advice, ...]) -> Document:
     """The whole plan, from the verdict on."""
     lead = Section(Message("finetune.verdict"), (verdict_of(plan), *card_memory(plan.gpu)))
     where = Message("finetune.subtitle", {"where": plan.where})
@@ -31,7 +31,7 @@ def document(plan: FineTunePlan, changes: tuple[FineTuneChange, ...]) -> Documen
 
 
 def sections(
-    plan: FineTunePlan, changes: tuple[FineTuneChange, ...] = (), more: tuple[tuple[Cell, ...], ...] = ()
+    plan: FineTunePlan, changes: tuple[Advice, ...] = (), more: tuple[tuple[Cell, ...], ...] = ()
 ) -> list[Section]:
     """What it takes, each phase, the components of the worst one with their formulas, all changes, all notes. `more`:
     rows of what it takes."""

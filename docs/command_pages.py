@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import json_schemas
-import typer.main
 
 from foretrain.base.errors import ExitCode
 from foretrain.cli import app
+from foretrain.cli.command import Group
 
 # What a command may end with besides 0, 1, 2 and 130, which all of them may.
 CODES: dict[str, tuple[ExitCode, ...]] = {
@@ -53,8 +53,8 @@ ALWAYS = (ExitCode.DONE, ExitCode.INTERNAL, ExitCode.USAGE, ExitCode.INTERRUPTED
 
 def commands(group: Any = None, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """('plan', its command), ('data info', …) …, in the order of --help; groups themselves are left out."""
-    for name, command in (group or typer.main.get_command(app)).commands.items():
-        if getattr(command, "commands", None):
+    for name, command in (group or app).members().items():
+        if isinstance(command, Group):
             yield from commands(command, f"{prefix}{name} ")
         else:
             yield prefix + name, command
@@ -114,9 +114,11 @@ def _names(param: Any) -> str:
 
 
 def _default(param: Any) -> str:
+    if param.required:
+        return " Required."
     value = param.default
     if value is None or value is False or value == "" or callable(value):
-        return " Required." if param.required else ""
+        return ""
     return f" Default: `{value}`."
 
 

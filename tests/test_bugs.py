@@ -12,11 +12,11 @@ import pytest
 
 pytest.importorskip("starlette")
 
-import typer
 from starlette.testclient import TestClient
 
 from foretrain import cli
 from foretrain.base import bugs
+from foretrain.cli.command import Group
 from foretrain.web import calls, child, comparison, exact, routes
 from foretrain.web.guard import TOKEN_HEADER
 from tests.kit.command import foretrain
@@ -33,12 +33,12 @@ def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(bugs.DEBUG, raising=False)
 
 
-def leaves(group: object, before: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], object]]:
+def leaves(group: Group, before: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], object]]:
     """(words, command) of every command that does something."""
     found: list[tuple[tuple[str, ...], object]] = []
-    for name, command in group.commands.items():  # type: ignore[attr-defined]
+    for name, command in group.members().items():
         words = (*before, name)
-        found += leaves(command, words) if hasattr(command, "commands") else [(words, command)]
+        found += leaves(command, words) if isinstance(command, Group) else [(words, command)]
     return found
 
 
@@ -50,7 +50,7 @@ def kept(sentence: str) -> str:
 
 
 def test_a_failure_in_any_command_is_one_sentence_and_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    group = typer.main.get_command(cli.app)
+    group = cli.app
     monkeypatch.setattr(cli, "app", group)
     found = leaves(group)
     assert len(found) >= 20

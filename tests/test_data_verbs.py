@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from foretrain.base.errors import UserError
 from tests.kit.data import documents, shards, write_llmc, write_npy, write_shards

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
+from click.exceptions import Exit
 
 from foretrain.app.calibrate import calibrate
 from foretrain.cli.commands import demo
@@ -61,7 +61,7 @@ def test_a_busy_machine_is_said_and_not_measured(
     assert "other programs use 60.0 % of the processor" in " ".join(capsys.readouterr().err.split())
     demo.calibrate_once(resolved, busy=[], quiet=False)
     assert measured == [["calibrate", "--device=cpu", "--quick", "--dtype=float32", "--dtype=bfloat16"]]
-    with pytest.raises(typer.Exit) as end:  # as a calibration that fails ends
+    with pytest.raises(Exit) as end:  # as a calibration that fails ends
         demo.calibrate_once(resolved, busy=[], quiet=True)
     assert end.value.exit_code == 5
     assert measured[1][-1] == "--quiet"

@@ -8,7 +8,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-import typer.main
 
 from foretrain.base.errors import ExitCode
 from foretrain.cli import app
@@ -238,7 +237,7 @@ def test_what_is_not_run_says_why() -> None:
 
 def test_every_command_and_exit_code_is_documented() -> None:
     text = "".join(page.read_text("utf-8") for page in PAGES)
-    for name in typer.main.get_command(app).commands:  # type: ignore[attr-defined]
+    for name in app.members():
         assert f"foretrain {name}" in text, name
     codes = (REPO / "docs" / "exit-codes.md").read_text("utf-8")
     for code in ExitCode:

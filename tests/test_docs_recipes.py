@@ -71,7 +71,7 @@ ASKED_OF_A_NEW_OPTION = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
 import generate
-from foretrain.cli.help import config_options
+from foretrain.cli.completion import config_options
 from foretrain.config.checks import effect_of
 from foretrain.config.options import step_options
 from foretrain.config.resolve import from_text, resolve, to_toml
@@ -172,7 +172,7 @@ def test_adding_a_technique(package: Path) -> None:
     words = ("plan", "gpt2-124m", "--gpu", "4070", "--batch_size=8")
     shown = python(package, "-m", "foretrain", *words, "--recompute_mlp=true", "--show-config")
     assert re.search(r"recompute_mlp +True ", shown)
-    completion = "from foretrain.cli.help import config_options; print(config_options('--recompute_m'))"
+    completion = "from foretrain.cli.completion import config_options; print(config_options('--recompute_m'))"
     assert python(package, "-c", completion).strip() == "['--recompute_mlp=']"
     for compile in ("true", "false"):
         plain = asked(package, *words, f"--compile={compile}")

@@ -7,21 +7,21 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import typer.main
 
 from foretrain.base import messages
 from foretrain.cli import app, help
+from foretrain.cli.command import Group
 from foretrain.cli.commands import SUMMARIES
 from tests.kit.command import foretrain
 
-ROOT: Any = typer.main.get_command(app)
+ROOT: Any = app
 TEXTS = help.texts(ROOT)
 OWN = [id for id in messages.languages() if id != "en"]
 
 
 def test_the_list_of_commands_says_what_each_says_of_itself() -> None:
     """The list is written out so that `foretrain --help` imports no command."""
-    assert {name: command.help for name, command in ROOT.commands.items()} == SUMMARIES
+    assert {name: command.help for name, command in ROOT.members().items()} == SUMMARIES
 
 
 def test_a_command_imports_no_other_one() -> None:
@@ -37,7 +37,7 @@ def test_a_command_imports_no_other_one() -> None:
 
 def commands(command: Any = ROOT, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     yield path, command
-    for name, each in getattr(command, "commands", {}).items():
+    for name, each in command.members().items() if isinstance(command, Group) else ():
         yield from commands(each, (*path, name))
 
 

@@ -12,7 +12,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-import typer.main
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -67,7 +66,7 @@ from tests.kit.reports import run_document
 
 KNOBS = {f"knob.{knob.name}": knob.help for knob in OPTIONS.values()}
 KNOBS |= {f"finetune_knob.{option.name}": option.help for option in FINETUNE_OPTIONS.values()}
-HELPS = KNOBS | cli_help.texts(typer.main.get_command(app))
+HELPS = KNOBS | cli_help.texts(app)
 WANTED = ENGLISH | HELPS
 OWN = [id for id in messages.languages() if id != "en"]
 MARKS = messages.MARKS

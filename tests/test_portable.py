@@ -44,7 +44,7 @@ import json, os, sys
 asked = json.load(sys.stdin)
 import asyncio, concurrent.futures, ctypes, logging, multiprocessing, platform, shutil, signal, subprocess, tempfile
 import sysconfig, zoneinfo, pydantic.main, pydantic.fields, pydantic.root_model, yaml, rich.table, rich.progress
-import email, http.client, ssl, unittest.mock, urllib.request, uuid, zipfile, psutil, numpy, filelock, rich.console, typer, click
+import email, http.client, ssl, unittest.mock, urllib.request, uuid, zipfile, psutil, numpy, filelock, rich.console, click
 sysconfig.get_config_vars()
 for name in asked["first"]:
     __import__(name)

@@ -604,7 +604,7 @@ def test_the_command_line(own_directory: Path) -> None:
 
 
 def test_help_is_readable() -> None:
-    from typer.testing import CliRunner
+    from click.testing import CliRunner
 
     from foretrain.cli import app
 

@@ -4,6 +4,7 @@ import inspect
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 import foretrain as library
 from foretrain.base.errors import ConfigError, UserError
-from foretrain.cli.help import cards, config_options
+from foretrain.cli.completion import cards, config_options
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import find
 from foretrain.predict.plan import plan as predict_plan
@@ -168,17 +169,17 @@ def test_config_options_are_completed_in_both_spellings() -> None:
     ("line", "offered"), [("foretrain plan gpt2-124m --gpu 407", "4070"), ("foretrain train --n_l", "--n_layer=")]
 )
 def test_the_shell_is_answered(line: str, offered: str) -> None:
-    asked = {"_FORETRAIN_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+    asked = {"_FORETRAIN_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
     code = "from foretrain.cli import main; main()"
     run = subprocess.run(
-        [sys.executable, "-c", "import sys; sys.argv = ['foretrain']; sys.modules['click'] = None; " + code],
+        [sys.executable, "-c", "import sys; sys.argv = ['foretrain']; " + code],
         env={**os.environ, **asked}, capture_output=True, text=True, cwd=REPO,
     )  # fmt: skip
-    assert offered in run.stdout.split("\n")
+    assert f"plain,{offered}" in run.stdout.split("\n")
 
 
 def test_completing_the_name_of_a_command_imports_no_command() -> None:
-    asked = {"_FORETRAIN_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": "foretrain pr"}
+    asked = {"_FORETRAIN_COMPLETE": "zsh_complete", "COMP_WORDS": "foretrain pr", "COMP_CWORD": "1"}
     code = (
         "import atexit, sys; sys.argv = ['foretrain']; from foretrain.cli import main; "
         "atexit.register(lambda: print(*(m for m in sys.modules if m.startswith('foretrain.cli.commands.')), file=sys.stderr)); "
@@ -190,6 +191,21 @@ def test_completing_the_name_of_a_command_imports_no_command() -> None:
     assert "prepare" in run.stdout
     assert "token shards" in run.stdout
     assert not run.stderr.split()
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+def test_what_is_installed_for_bash_completes(tmp_path: Path) -> None:
+    program = tmp_path / "foretrain"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m foretrain "$@"\n')
+    program.chmod(0o755)
+    words = "COMP_WORDS=(foretrain plan --used-) COMP_CWORD=2"
+    script = f"{program} --install-completion; {program} --install-completion; . ~/.bashrc; {words}; _foretrain_completion {program}"
+    run = subprocess.run(
+        ["bash", "-c", f"{script}; echo ${{COMPREPLY[@]}}"], env={**os.environ, "HOME": str(tmp_path)},
+        capture_output=True, text=True, cwd=REPO,
+    )  # fmt: skip
+    assert run.stdout.split() == ["--used-by-others"]
+    assert (tmp_path / ".bashrc").read_text().count("source") == 1
 
 
 def test_from_text_to_files_for_others() -> None:

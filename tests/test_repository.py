@@ -265,7 +265,7 @@ IMPORTED = (
     "types",
     "queue",
     "random",
-    "typer",
+    "click",
     "pydantic",
     "foretrain",
     "pip",

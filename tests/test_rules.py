@@ -25,12 +25,12 @@ MAX_FUNCTION_LINES, MAX_OPTIONS = 60, 177
 # A file holds one subject in 120 to 500 lines, and a package has 4 to 15 files or is a file. These numbers only ever
 # become smaller. The house stands at 330 files, 75,000 lines, 150 tables that ruff leaves alone, and none of the others.
 SIZE = {
-    "files": 624,
-    "lines": 97_000,
-    "files below 60 lines": 73,
+    "files": 618,
+    "lines": 96_760,
+    "files below 60 lines": 72,
     "files above 600 lines": 2,
     "packages below 4 files": 22,
-    "packages above 15 files": 12,
+    "packages above 15 files": 11,
     "statements that ruff leaves alone": 790,
 }
 SLACK = 0.01  # a number that is this much too high is lowered
@@ -56,7 +56,7 @@ ROOMS: dict[str, set[str]] = {
     "cli": set(),
 }
 # Imports within functions: what takes long to import and is not always needed. This number only ever becomes smaller.
-DEFERRED_IMPORTS = 52
+DEFERRED_IMPORTS = 50
 
 # Modules that import one another. This list only ever becomes shorter: cure one, and delete its line.
 CYCLES: set[tuple[str, ...]] = set()
@@ -607,26 +607,21 @@ def test_exported_names_are_sorted_and_real() -> None:
 
 def test_command_line_surface_is_bounded() -> None:
     """Options stay few, without --lang and --gpu-file, which (nearly) every command has; raise the number in a visible line."""
-    import typer.main
-
     from foretrain.cli import app
 
-    command = typer.main.get_command(app)
     options = [
         p
-        for c in command.commands.values()
+        for c in app.members().values()
         for p in c.params
-        if p.param_type_name == "option" and p.name not in ("lang", "gpu_file") and not p.hidden
-    ]  # type: ignore[attr-defined]
+        if p.param_type_name == "option" and p.name not in ("lang", "gpu_file") and not getattr(p, "hidden", False)
+    ]
     assert len(options) <= MAX_OPTIONS
 
 
 def test_help_of_every_command_has_examples() -> None:
-    import typer.main
-
     from foretrain.cli import app
 
-    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+    for name, command in app.members().items():
         assert command.help, name
         assert "Examples" in (command.epilog or ""), name
     assert foretrain("--help").returncode == 0

@@ -54,7 +54,6 @@ ANSWERS = {
     "foretrain.finetune-withins/1": ("plan", "smollm2-135m", "--packing", "--gpu", "3060,4070", "--within", "3kWh"),
     "foretrain.finetune-explanation/1": ("plan", "smollm2-135m", *CARD, "--method", "lora", "--explain"),
     "foretrain.finetune-config/1": ("plan", "smollm2-135m", *CARD, "--method", "lora", "--show-config"),
-    "foretrain.finetune-advice/1": ("advise", "smollm2-135m", *CARD, "--method", "lora", "--seq-len", "4096"),
     "foretrain.inference/1": ("plan", "llama-3.1-8b", "--inference", "--weights", "q4_k_m", *CARD),
     "foretrain.inferences/1": ("plan", "llama-3.1-8b", "--inference", "--weights", "q4_k_m", "--gpu", "3060,4070"),
     "foretrain.within/1": ("plan", "gpt2-124m", *CARD, "--within", "12h"),

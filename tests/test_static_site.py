@@ -152,7 +152,7 @@ import sys
 sys.path.insert(0, "static_site")
 from build import ROOMS_LEFT_OUT
 rooms = [f"foretrain.{'data.' if room == 'prepare' else ''}{room}" for room in ROOMS_LEFT_OUT]
-for name in ("typer", "rich", "pynvml", "filelock", "starlette", "uvicorn", "torch", "numpy", *rooms):
+for name in ("click", "rich", "pynvml", "filelock", "starlette", "uvicorn", "torch", "numpy", *rooms):
     sys.modules[name] = None  # its import fails
 from foretrain.web import browser, devices
 devices.NO_MACHINE = True

@@ -79,7 +79,7 @@ pathlib.Path({canary!r}).touch()
 raise ImportError("taken from the working directory")
 """
 NAMES = (
-    "json", "random", "numpy", "torch", "typer", "rich", "pydantic", "psutil", "yaml", "safetensors", "foretrain",
+    "json", "random", "numpy", "torch", "click", "rich", "pydantic", "psutil", "yaml", "safetensors", "foretrain",
     "sitecustomize", "usercustomize", "importlib_metadata", "triton", "transformers", "tokenizers",
 )  # fmt: skip
 START = [sys.executable, "-P", "-c", "from foretrain.cli import main; main()"]  # as the script `foretrain` begins

@@ -799,7 +799,7 @@ def resolve_values(values: dict[str, Any]) -> RunConfig:
     ],
 )  # fmt: skip
 def test_bad_input_is_told_before_anything_runs(words: list[str], text: str) -> None:
-    from typer.testing import CliRunner
+    from click.testing import CliRunner
 
     from foretrain.cli import app
 

@@ -134,7 +134,7 @@ def _group(leader: int) -> list[int]:
 ])  # fmt: skip
 def test_what_ranks_cannot_share_is_said_before_anything_is_timed(words: list[str], id: str) -> None:
     with pytest.raises(UserError) as error:
-        tune_command(["baby", "--device=cpu", *words], gpus=2)
+        tune_command(["baby", "--device=cpu", *words, "--gpus=2"], standalone_mode=False)
     assert error.value.id.startswith(id)
 
 
@@ -142,7 +142,7 @@ def test_tune_starts_its_ranks_by_itself(monkeypatch: pytest.MonkeyPatch) -> Non
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=r"starts its ranks by itself.*--gpus 2"):
-        tune_command(["baby"])
+        tune_command(["baby"], standalone_mode=False)
 
 
 @pytest.mark.slow

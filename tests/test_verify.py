@@ -10,9 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import click
 import pytest
 import torch
-import typer.main
 from rich.console import Console
 
 from foretrain.base.errors import UserError
@@ -439,11 +439,11 @@ def test_no_card_is_one_sentence(machinery: Machinery) -> None:
 
 
 def test_the_shell_completes_devices_and_words_of_cases() -> None:
-    command: Any = typer.main.get_command(app)
-    options = {option.name: option for option in command.commands["verify"].params}
+    command: Any = app
+    options = {option.name: option for option in command.members()["verify"].params}
 
     def completed(name: str, begun: str) -> list[str]:
-        return [item.value for item in options[name].shell_complete(typer.Context(command), begun)]
+        return [item.value for item in options[name].shell_complete(click.Context(command), begun)]
 
     assert completed("device", "cu") == ["cuda", "cuda:1"]
     assert completed("only", "comp") == ["compiled"]

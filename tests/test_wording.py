@@ -5,9 +5,9 @@ import tomllib
 from collections.abc import Iterator
 
 import pytest
-import typer
 
 from foretrain.cli import app
+from foretrain.cli.command import Group
 from foretrain.config.options import OPTIONS
 from tests.kit.command import REPO
 
@@ -72,7 +72,7 @@ def _said_by_commands(command: object, path: str) -> Iterator[tuple[str, str]]:
         if not getattr(param, "hidden", False):
             spellings = set(getattr(param, "opts", ()))
             yield path, f"{' '.join(sorted(spellings))} {getattr(param, 'help', '') or ''}"
-    for name, own in getattr(command, "commands", {}).items():
+    for name, own in (command.members() if isinstance(command, Group) else {}).items():
         yield from _said_by_commands(own, f"{path} {name}")
 
 
@@ -91,7 +91,7 @@ def _texts() -> Iterator[tuple[str, str]]:
         yield "locales/en.toml", re.sub(r"\{[^{}]*\}", "{}", text) if "{currency}" not in text else text
     for option in OPTIONS.values():
         yield "config.py", option.help
-    yield from _said_by_commands(typer.main.get_command(app), "foretrain")
+    yield from _said_by_commands(app, "foretrain")
     for path in (
         REPO / "README.md",
         REPO / "CONTRIBUTING.md",

@@ -4,19 +4,22 @@ import errno
 import io
 import os
 import sys
-from typing import Annotated, TextIO
+from collections.abc import Callable
+from typing import TextIO
 
 from foretrain.base.process_memory import collected_later
 
 with collected_later(stays=True):  # a fifth of what importing takes
-    import typer
+    import click
 
     from foretrain.base import bugs, messages
     from foretrain.base.errors import ExitCode, UserError
     from foretrain.base.messages import say
     from foretrain.base.signals import Terminated, raising_terminated
-    from foretrain.cli.common import ERR, OUT, own_words, print_error
-    from foretrain.cli.language import Group, from_environment
+    from foretrain.cli import completion
+    from foretrain.cli.commands import Program
+    from foretrain.cli.common import ERR, own_words, print_error
+    from foretrain.cli.language import from_environment
     from foretrain.hardware.catalogue import GPU_FILE_VARIABLE
 
 EPILOG = """Examples:
@@ -25,36 +28,36 @@ foretrain plan gpt2-124m --gpu "RTX 4070"
 
 foretrain demo   (shows everything in three minutes)"""
 
-app = typer.Typer(
-    name="foretrain",
-    cls=Group,
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["--help", "-h"]},
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    help=(
-        "Know what a GPT training run needs before you start it. Run it within those limits. See where the "
-        "forecast was off, and why."
-    ),
-    epilog=EPILOG,
-)
 
-
-def _version(wanted: bool) -> None:
-    if wanted:
+def _print_version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
         from importlib.metadata import version
 
-        OUT.print(f"foretrain {version('foretrain')}", highlight=False)
-        raise typer.Exit
+        click.echo(f"foretrain {version('foretrain')}")
+        ctx.exit()
 
 
-@app.callback()
-def _root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
-) -> None:
-    pass
+def _at_once(spelling: str, callback: Callable[..., None], help: str) -> click.Option:
+    """A flag that is all that is wanted."""
+    return click.Option([spelling], is_flag=True, expose_value=False, is_eager=True, callback=callback, help=help)
+
+
+app = Program(
+    "foretrain",
+    params=[
+        _at_once("--version", _print_version, "Print the version and exit."),
+        _at_once("--install-completion", completion.install_script, "Install completion for the current shell."),
+        _at_once(
+            "--show-completion",
+            completion.show_script,
+            "Show completion for the current shell, to copy it or customize the installation.",
+        ),
+    ],
+    context_settings={"color": True},  # rich has left the colours out where they go nowhere
+    help="Know what a GPT training run needs before you start it. Run it within those limits. See where the forecast "
+    "was off, and why.",
+    epilog=EPILOG,
+)
 
 
 def main() -> None:
@@ -93,7 +96,14 @@ def _run() -> int:
     before, cards = messages.current().id, os.environ.get(GPU_FILE_VARIABLE)
     try:
         from_environment()
-        app()
+        code = app.main(prog_name="foretrain", standalone_mode=False)
+        return code if isinstance(code, int) else int(ExitCode.DONE)
+    except click.exceptions.NoArgsIsHelpError as nothing:
+        click.echo(nothing.message, color=True)
+        return int(ExitCode.USAGE)
+    except click.Abort as end:  # which click makes of a KeyboardInterrupt
+        _tell_signal(end)
+        return int(ExitCode.INTERRUPTED)
     except UserError as error:
         print_error(error, as_json="--json" in own_words())
         if error.id == "environment.card_failed":  # what Python does at its end would call the card once more
@@ -124,11 +134,10 @@ def _run() -> int:
             os.environ.pop(GPU_FILE_VARIABLE, None)
         else:
             os.environ[GPU_FILE_VARIABLE] = cards
-    return int(ExitCode.DONE)
 
 
 def _tell_signal(end: BaseException | None) -> None:
-    """Name the signal that ended a command, if one did; typer makes an exit code of it."""
+    """Name the signal that ended a command, if one did."""
     while end is not None and not isinstance(end, Terminated):
         end = end.__context__
     if end is not None:

@@ -2,7 +2,8 @@
 
 from importlib.metadata import version
 
-import typer
+import click
+from click.exceptions import Exit
 
 from foretrain.advice.asked import Asked
 from foretrain.app.limits import Limits, check_limits
@@ -30,7 +31,7 @@ ALONE = (
 )  # fmt: skip
 
 
-def answer_command(context: typer.Context, words: list[str]) -> None:
+def answer_command(context: click.Context, words: list[str]) -> None:
     """Answer what was asked of several cards that train together. Raises UserError."""
     given = context.params
     check_options(context, ALONE)
@@ -63,17 +64,17 @@ def answer_command(context: typer.Context, words: list[str]) -> None:
         _check(plan)
 
 
-def cards_of(context: typer.Context) -> Cards:
+def cards_of(context: click.Context) -> Cards:
     given = context.params
     return Cards(given["gpus"], given["gpu"], given["link"], given["network"], given["others"])
 
 
-def _is_typed(context: typer.Context, name: str) -> bool:
+def _is_typed(context: click.Context, name: str) -> bool:
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
 
-def check_options(context: typer.Context, alone: tuple[str, ...]) -> None:
+def check_options(context: click.Context, alone: tuple[str, ...]) -> None:
     """Nothing; raises UserError for options that do not go with several cards. `alone`: those of one card."""
     for name in alone:
         if _is_typed(context, name):
@@ -84,7 +85,7 @@ def check_options(context: typer.Context, alone: tuple[str, ...]) -> None:
         raise UserError("usage.cluster_two", gpus=context.params["gpus"][:80], gpu=context.params["gpu"][:80])
 
 
-def asked_of(context: typer.Context, words: list[str], command: str = "plan") -> Asked:
+def asked_of(context: click.Context, words: list[str], command: str = "plan") -> Asked:
     given = context.params
     cards = tuple(word for name in CARDS if given[name] for word in (f"--{name}", given[name]))
     return Asked(
@@ -134,4 +135,4 @@ def _check(plan: ClusterPlan) -> None:
         verdict=say(f"word.{plan.verdict}"),
     )  # fmt: skip
     print_error(error, as_json=False)
-    raise typer.Exit(int(error.exit_code))
+    raise Exit(int(error.exit_code))

@@ -1,6 +1,6 @@
 """`foretrain advise CONFIG --gpus "2 x RTX 4090"`: parse, plan, advise, print."""
 
-import typer
+import click
 
 from foretrain.advice.record import SCHEMA
 from foretrain.app.limits import Limits
@@ -15,7 +15,7 @@ ALONE = ("exact", "apply", "write")  # options of `advise` that advice for sever
 LISTED = 10  # changes with --full and --json where --top does not say
 
 
-def answer_command(context: typer.Context, words: list[str]) -> None:
+def answer_command(context: click.Context, words: list[str]) -> None:
     """Answer what was asked of several cards that train together. Raises UserError."""
     given, top = context.params, context.params["top"]
     check_options(context, ALONE)

@@ -6,10 +6,8 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-import typer.main
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.text import Text
@@ -18,37 +16,12 @@ from foretrain.base.bugs import redacted_message
 from foretrain.base.errors import ConfigError, UserError
 from foretrain.base.messages import listed, printable, say
 from foretrain.base.records import Note
-from foretrain.config.options import OPTIONS
-from foretrain.config.presets import PRESET_ALIASES, PRESETS
 
 OUT = Console(highlight=False)
 ERR = Console(stderr=True, highlight=False)
 for _console in (OUT, ERR):
     if _console.width < 20:  # COLUMNS=0 would show nothing at all
         _console.width = 80
-
-# Unknown options go, in their order, to the config: --batch_size=8, --batch-size 8, --compile.
-CONFIG_CONTEXT = {"ignore_unknown_options": True, "allow_extra_args": True}
-
-Words = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[CONFIG]... [--KEY=VALUE]...",
-        help="A preset, a TOML file, a nanoGPT config/*.py (parsed, never run), or - for stdin; later ones override "
-        "earlier ones. Then any option of the config, such as --batch_size=8 or --batch-size 8.",
-        show_default=False,
-        autocompletion=lambda incomplete: _complete(incomplete),
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout; everything else goes to stderr.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Print only results and errors.")]
-
-
-def option_of(function: Callable[..., None], name: str) -> Any:
-    """An option as typer itself makes it, of a function whose only parameter it is; for commands to share."""
-    own = typer.Typer(add_completion=False)
-    own.command()(function)
-    return next(parameter for parameter in typer.main.get_command(own).params if parameter.name == name)
 
 
 def wrong_value(option: str, value: object, expects: str, **values: Any) -> UserError:
@@ -60,12 +33,6 @@ def need_one_of(option: str, value: str, choices: tuple[str, ...]) -> None:
     """Nothing; raises UserError where the value is none of these."""
     if value not in choices:
         raise wrong_value(option, value, "one_of", choices=listed(choices))
-
-
-def _complete(incomplete: str) -> list[str]:
-    """Shell completion: presets, files are the shell's own, and knobs after --."""
-    words = [f"--{name}=" for name in OPTIONS] if incomplete.startswith("-") else [*PRESETS, *PRESET_ALIASES]
-    return [word for word in words if word.startswith(incomplete)]
 
 
 # What JSON need not escape, but a terminal would obey (DEL, the C1 controls, marks of direction) or UTF-8 cannot hold

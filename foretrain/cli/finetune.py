@@ -1,18 +1,215 @@
 """`foretrain plan` of a Hugging Face model: `hf:owner/name`, a folder with config.json, a trainer's YAML, a preset."""
 
-import typer
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
 
+import click
+from click.exceptions import Exit
+
+from foretrain.advice.asked import Asked
+from foretrain.advice.cards import FineTuneCards
+from foretrain.advice.record import Advice
+from foretrain.app.exact import settings_of
+from foretrain.app.finetune import searched, traced
+from foretrain.app.finetuning import explain
 from foretrain.app.finetuning import limits as limits_of
-from foretrain.app.finetuning.question import FineTuneQuestion
+from foretrain.app.finetuning.question import FineTuneQuestion, question
+from foretrain.app.limits import Limits
 from foretrain.base.errors import UserError
-from foretrain.cli import finetune_deeper, finetune_print, show_config
-from foretrain.cli.common import print_error
-from foretrain.cli.finetune_options import Options, asked_about, read
-from foretrain.predict.finetune.plan import FineTunePlan, replanned
+from foretrain.base.messages import say
+from foretrain.cli.common import ERR, OUT, print_error, print_json, print_said, working
+from foretrain.cli.planning.exact import LARGEST_SCHEMA, Depth, check_depth, check_readings, progress, size_of
+from foretrain.cli.planning.printing import WITHIN_SCHEMA, Form, document, line, screen
+from foretrain.cli.show_config import show_finetune
+from foretrain.config.finetune.asked import how_chosen, is_asked
+from foretrain.predict.finetune.plan import SCHEMA, FineTunePlan, replanned
 from foretrain.predict.finetuning import of_plan
-from foretrain.predict.largest import largest
+from foretrain.predict.largest import Largest, largest
 from foretrain.predict.memory import FAILING
+from foretrain.predict.trace import interpreter
+from foretrain.predict.within import Within
+from foretrain.reports import text
+from foretrain.reports.views.finetune import cards as cards_view
+from foretrain.reports.views.finetune import explain as explain_view
+from foretrain.reports.views.finetune import limits as limits_view
+from foretrain.reports.views.finetune import screen as screen_view
+from foretrain.reports.views.finetune import whole as whole_view
 from foretrain.reports.views.shared import check_error
+
+EXPLANATION_SCHEMA = "foretrain.finetune-explanation/1"
+PLANS_SCHEMA = "foretrain.finetunes/1"
+WITHINS_SCHEMA = "foretrain.finetune-withins/1"
+LIMITS = ("co2", "within", "tokens", "data_tokens")  # options of `plan` that a plan of a changed run has as well
+TRACES = ("alloc_conf", "python")  # and those of its trace
+
+
+def asked_about(context: click.Context, words: list[str]) -> bool:
+    """Whether these words ask about a fine-tuning run. Which of the two was taken, where both could be, is printed."""
+    print_said(how_chosen(words), quiet=context.params["quiet"])
+    return is_asked(words)
+
+
+def read(context: click.Context, words: list[str], refused: Mapping[str, str]) -> FineTuneQuestion:
+    """What is asked, with its notes printed. `refused`: options of the command that a fine-tuning run cannot have, each
+    with the id of the sentence that says what to take instead. Raises UserError."""
+    for name, id in refused.items():
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise UserError(f"usage.finetune_without.{id}")
+    found = question(words[0], words[1:])
+    said = [note for note in found.notes if note.id != "finetune_read_as"]  # which the answer itself says
+    print_said(said, quiet=context.params["quiet"] or bool(context.params.get("full")))
+    return found
+
+
+def asked_with(given: Mapping[str, Any], words: list[str], command: str = "plan") -> Asked:
+    """What was typed, for the command that comes next: it goes on with what was said of the run, its card and money."""
+    limits = [word for name in LIMITS if given.get(name) is not None for word in _typed(name, given[name])]
+    limits += [word for name in TRACES if given.get(name) for word in _typed(name, given[name])]
+    return Asked(
+        command=command, words=tuple(words), gpu=given["gpu"], others=given["others"], quiet=given["quiet"],
+        price=given["price"] or "", exact=given["exact"], limits=tuple(limits),
+    )  # fmt: skip
+
+
+def _typed(name: str, value: object) -> tuple[str, str]:
+    return f"--{name.replace('_', '-')}", f"{value:g}" if isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of `plan`, as they were typed."""
+
+    step_s: float | None
+    largest: str
+    python: str
+    limits: Limits
+    depth: Depth
+    form: Form
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], words: list[str]) -> "Options":
+        """From the parameters of the command."""
+        limits = Limits(given["price"], given["co2"], given["within"], given["tokens"])
+        exact = given["exact"] or bool(given["python"])
+        depth = Depth(exact, **{name: given[name] for name in Depth.__dataclass_fields__ if name != "exact"})
+        asked = asked_with(given, words)
+        form = Form(given["full"], given["oneline"], given["as_json"], asked)
+        return cls(given["step_time"], given["largest"], given["python"], limits, depth, form)
+
+    def checked(self, plans: list[FineTunePlan]) -> None:
+        """Nothing; raises UserError for options that do not go together."""
+        depth, limits, count = self.depth, self.limits, len(plans)
+        looks = "--explain" if depth.explain else "--snapshot" if depth.snapshot is not None else ""
+        elsewhere = "--explain" if depth.explain else "--largest" if self.largest and not limits.asks else ""
+        self.form.check(elsewhere=elsewhere)
+        check_depth(depth, ())
+        check_readings(depth, [plan.gpu for plan in plans])
+        if limits.asks and looks:
+            raise UserError("usage.finetune_limit_alone", option=looks)
+        if (self.largest or looks) and count > 1:
+            raise UserError("usage.one_card", count=count)
+        if self.step_s is not None and count > 1:
+            raise UserError("usage.one_speed", option="--step-time", count=count)
+        if self.largest and (self.step_s is not None or depth.exact):
+            raise UserError("usage.finetune_largest_alone", option="--exact" if depth.exact else "--step-time")
+
+
+def deepened(plans: list[FineTunePlan], found: FineTuneQuestion, depth: Depth, python: str) -> list[FineTunePlan]:
+    """Plans with traced memory where --exact or --snapshot asks for it; the snapshot is written."""
+    if not depth.exact and depth.snapshot is None:
+        return plans
+    settings = settings_of(alloc_conf=depth.alloc_conf)
+    with interpreter.use_interpreter(python), progress(depth.quiet) as listen:
+        plans = [traced(plan, found, listen, settings) for plan in plans]
+    if depth.snapshot is not None:
+        with (
+            interpreter.use_interpreter(python),
+            working(say("working.writing", path=str(depth.snapshot)), quiet=depth.quiet),
+        ):
+            explain.write_snapshot(plans[0], found, depth.snapshot, settings, lambda state: None)
+        if not depth.quiet:
+            ERR.print(say("exact.snapshot", path=str(depth.snapshot)), soft_wrap=True)
+    return plans
+
+
+def explain_command(plan: FineTunePlan, found: FineTuneQuestion, depth: Depth, python: str, *, as_json: bool) -> None:
+    """Print where the memory goes: by the estimate, with --exact by the trace."""
+    with interpreter.use_interpreter(python), progress(depth.quiet) as listen:
+        explanation = explain.explained(
+            plan, found, settings_of(alloc_conf=depth.alloc_conf), listen,
+            observed_bytes=size_of(depth.observed, "--observed"), process_bytes=size_of(depth.process, "--process"),
+        )  # fmt: skip
+    if as_json:
+        print_json(explanation.to_json(schema=EXPLANATION_SCHEMA))
+    else:
+        text.render(explain_view.document(plan, explanation), OUT)
+
+
+def print_one(plan: FineTunePlan, form: Form) -> None:
+    """One plan."""
+    if form.oneline:
+        line(screen_view.line(plan, version("foretrain")))
+        return
+    changes = _changes(plan)
+    if form.as_json:
+        print_json({**plan.to_json(schema=SCHEMA), "changes": [change.model_dump(mode="json") for change in changes]})
+    elif form.full:
+        document(whole_view.document(plan, changes))
+    else:
+        screen(screen_view.screen(plan, changes, form.asked))
+
+
+def _changes(plan: FineTunePlan) -> tuple[Advice, ...]:
+    """What to change. The verdict stands on stderr while it is looked for."""
+    verdict, found = screen_view.verdict_of(plan).message.text(), list[tuple[Advice, ...]]([()])
+    with working(verdict) as tell:
+        for each in searched(plan):
+            found.append(each)
+            tell(f"{verdict} {say('working.searching')} ({len(found) - 1})")
+    return found[-1]
+
+
+def print_cards(plans: list[FineTunePlan], found: FineTuneCards, form: Form) -> None:
+    """Several cards: what each takes, and the best of them."""
+    if form.as_json:
+        if found.of == "limit":
+            print_json(found.to_json(schema=WITHINS_SCHEMA))
+            return
+        objects = [plan.to_json(schema=SCHEMA) for plan in plans]
+        print_json({"schema": PLANS_SCHEMA, "plans": objects, **found.to_json()})
+    elif form.oneline:
+        for plan in plans:
+            line(screen_view.line(plan, version("foretrain")))
+    elif form.full:
+        document(cards_view.document(plans, found))
+    else:
+        screen(cards_view.screen(plans, found, form.asked))
+
+
+def print_within(found: Within, form: Form, searched: Largest | None = None) -> None:
+    """What fits in a limit; `searched`: with the largest value of an option, which --largest has found."""
+    if form.as_json:
+        extra: dict[str, Any] = {"largest": searched.to_json() if searched else None}
+        print_json({**found.to_json(schema=WITHIN_SCHEMA), **extra})
+    elif form.oneline:
+        assert isinstance(found.plan, FineTunePlan)
+        line(screen_view.line(found.plan, version("foretrain"), found.steps))
+    elif form.full:
+        document(limits_view.document(found, searched))
+    else:
+        screen(limits_view.screen(found, form.asked, searched))
+
+
+def print_largest(plan: FineTunePlan, found: Largest, form: Form) -> None:
+    """The largest value of an option that fits."""
+    if form.as_json:
+        print_json(found.to_json(schema=LARGEST_SCHEMA))
+    else:
+        line(limits_view.largest(plan, found))
+
 
 # Options of `plan` that a fine-tuning plan cannot have, each with a sentence that says what to take instead.
 REFUSED = {
@@ -21,7 +218,7 @@ REFUSED = {
 }
 
 
-def answered(context: typer.Context, words: list[str]) -> bool:
+def answered(context: click.Context, words: list[str]) -> bool:
     """Whether a fine-tuning run was asked about; then it is answered. Raises UserError."""
     asked = asked_about(context, words)
     if asked:
@@ -29,14 +226,14 @@ def answered(context: typer.Context, words: list[str]) -> bool:
     return asked
 
 
-def _answer(context: typer.Context, words: list[str]) -> None:
+def _answer(context: click.Context, words: list[str]) -> None:
     """Print the plan, in the form that the options of `plan` ask for. Raises UserError."""
     given = context.params
     data = [f"--dataset-tokens={given['data_tokens']}"] if given["data_tokens"] else []
     found = read(context, [*words, *data], REFUSED)
     options = Options.of(given, words)
     if given["show_config"]:
-        show_config.show_finetune(found, given["as_json"])
+        show_finetune(found, given["as_json"])
         return
     plans = limits_of.plans(found, given["gpu"], given["others"], options.limits, options.step_s)
     options.checked(plans)
@@ -52,17 +249,17 @@ def _answered(plans: list[FineTunePlan], found: FineTuneQuestion, options: Optio
     if searched is not None:
         plans = [replanned(plans[0], **{searched.option: searched.value}) if searched.value else plans[0]]
     if searched is not None and (searched.value is None or not limits.asks):
-        finetune_print.largest(plans[0], searched, form)
+        print_largest(plans[0], searched, form)
         return plans
-    plans = finetune_deeper.deepened(plans, found, depth, options.python)
+    plans = deepened(plans, found, depth, options.python)
     if depth.explain:
-        finetune_deeper.explain_command(plans[0], found, depth, options.python, as_json=form.as_json)
+        explain_command(plans[0], found, depth, options.python, as_json=form.as_json)
     elif len(plans) > 1:
-        finetune_print.cards(plans, limits_of.cards(plans, limits), form)
+        print_cards(plans, limits_of.cards(plans, limits), form)
     elif limits.asks:
-        finetune_print.within(limits_of.within(plans[0], limits), form, searched)
+        print_within(limits_of.within(plans[0], limits), form, searched)
     else:
-        finetune_print.one(plans[0], form)
+        print_one(plans[0], form)
     return plans
 
 
@@ -81,4 +278,4 @@ def _check(plans: list[FineTunePlan]) -> None:
 
 def _fail(error: UserError) -> None:
     print_error(error, as_json=False)
-    raise typer.Exit(int(error.exit_code))
+    raise Exit(int(error.exit_code))

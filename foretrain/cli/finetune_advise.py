@@ -1,6 +1,6 @@
 """`foretrain advise` of a fine-tuning run: what to change, each change planned for the user's own run and card."""
 
-import typer
+import click
 
 from foretrain.advice.record import SCHEMA
 from foretrain.app.finetuning.advise import advice, confirmed
@@ -8,7 +8,7 @@ from foretrain.app.finetuning.limits import plans
 from foretrain.app.limits import Limits
 from foretrain.base.errors import UserError
 from foretrain.cli.common import print_json
-from foretrain.cli.finetune_options import asked_about, asked_with, read
+from foretrain.cli.finetune import asked_about, asked_with, read
 from foretrain.cli.planning.exact import progress
 from foretrain.cli.planning.printing import document, screen
 from foretrain.reports.views.finetune import advice as view
@@ -20,7 +20,7 @@ REFUSED = {"trainer": "trainer", "apply": "apply", "write": "apply"} | dict.from
 )
 
 
-def answered(context: typer.Context, words: list[str]) -> bool:
+def answered(context: click.Context, words: list[str]) -> bool:
     """Whether a fine-tuning run was asked about; then it is answered. Raises UserError."""
     asked = asked_about(context, words)
     if asked:
@@ -28,7 +28,7 @@ def answered(context: typer.Context, words: list[str]) -> bool:
     return asked
 
 
-def _answer(context: typer.Context, words: list[str]) -> None:
+def _answer(context: click.Context, words: list[str]) -> None:
     """Print the changes, in the form that the options of `advise` ask for. Raises UserError."""
     given, top = context.params, context.params["top"]
     found = read(context, words, REFUSED)

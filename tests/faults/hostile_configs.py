@@ -77,7 +77,7 @@ def _own(event: str, words: tuple[Any, ...]) -> bool:
 
 
 def _of_a_config(code: Any) -> bool:
-    """Whether code is a config's: by its file, or of a text with names that no annotation (typer runs those) has."""
+    """Whether code is a config's: by its file, or of a text with names that no annotation has."""
     doing = {"__import__", "open", "eval", "exec", "system"}.intersection(code.co_names)
     return code.co_filename.startswith("hostile") or (code.co_filename.startswith("<") and bool(doing))
 

@@ -7,14 +7,10 @@ import os
 import sys
 import unicodedata
 from collections import Counter
-from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import typer
-
-from foretrain import cli
 from foretrain.base.errors import ExitCode, UserError
 from tests.faults import grammar, oracle
 from tests.faults.grammar import Case
@@ -40,12 +36,6 @@ def _strict(text: str) -> Any:
     return json.loads(text, parse_constant=refuse)
 
 
-@cache
-def _command() -> Any:
-    """The command line as typer makes it of `app` at each start, which takes longer than most refusals."""
-    return typer.main.get_command(cli.app)
-
-
 def run(words: tuple[str, ...]) -> tuple[int, str, str]:
     """(exit code, stdout, stderr) of the command line in this process; training stops before it makes its folder."""
     stop = (
@@ -53,7 +43,7 @@ def run(words: tuple[str, ...]) -> tuple[int, str, str]:
         if words[0] == "train"
         else contextlib.nullcontext()
     )
-    with stop, mock.patch("foretrain.cli.app", _command()):
+    with stop:
         done = foretrain(*words)
     return done.returncode, done.stdout, done.stderr
 

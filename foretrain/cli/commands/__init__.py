@@ -1,16 +1,14 @@
-"""The commands: a module each, of the command's name, which is imported when somebody asks for the command.
+"""The commands: a module each, mostly of the command's name, which is imported when somebody asks for the command.
 
 So a module imports what it needs at its head, and `foretrain plan` does not wait for what `foretrain tune` needs.
 """
 
-from collections.abc import Callable, Iterator, MutableMapping
 from importlib import import_module
-from typing import Any
 
-import typer
-import typer.main
+import click
 
 from foretrain.base.process_memory import collected_later
+from foretrain.cli.command import Group
 
 # What `foretrain --help` says of each, in its order, without importing any; a command's own help begins with it.
 SUMMARIES = {
@@ -40,33 +38,18 @@ SUMMARIES = {
 }
 
 
-class Commands(MutableMapping[str, Any]):
-    """Every command by its name, as the framework has it, imported when it is looked up; then `finish` hears of it."""
+class Program(Group):
+    """`foretrain` itself."""
 
-    def __init__(self, finish: Callable[[Any], None]) -> None:
-        self._made: dict[str, Any] = dict.fromkeys(SUMMARIES)
-        self._finish = finish
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(SUMMARIES)
 
-    def __getitem__(self, name: str) -> Any:
-        if self._made[name] is None:
-            own = typer.Typer(rich_markup_mode="rich")
+    def summaries(self) -> dict[str, str]:
+        return SUMMARIES
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in SUMMARIES and cmd_name not in self.commands:
             with collected_later(stays=True):
-                import_module(f"foretrain.cli.commands.{name}").add_to(own)
-                self._made[name] = typer.main.get_group(own).commands[name]
-                self._finish(self._made[name])
-        return self._made[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._made
-
-    def __setitem__(self, name: str, command: Any) -> None:
-        self._made[name] = command
-
-    def __delitem__(self, name: str) -> None:
-        del self._made[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._made)
-
-    def __len__(self) -> int:
-        return len(self._made)
+                module = import_module(f"foretrain.cli.commands.{'sample' if cmd_name == 'chat' else cmd_name}")
+            self.add_command(getattr(module, f"{cmd_name}_command"))
+        return super().get_command(ctx, cmd_name)

@@ -4,9 +4,10 @@ import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Any, get_args
 
-import typer
+import click
+from click.exceptions import Exit
 
 from foretrain.advice.asked import Asked
 from foretrain.advice.candidates import to_set, with_settings
@@ -19,20 +20,17 @@ from foretrain.base import files as bounded
 from foretrain.base.errors import UserError
 from foretrain.base.messages import listed, say
 from foretrain.cli import asked_elsewhere
+from foretrain.cli.command import OF_CONFIG, command, flag, json_option, option, quiet_option, words_argument
 from foretrain.cli.common import (
-    CONFIG_CONTEXT,
     ERR,
     OUT,
-    Json,
-    Quiet,
-    Words,
     print_error,
     print_json,
     print_notes,
 )
 from foretrain.cli.planning import exact as plan_exact
 from foretrain.cli.planning import limits as plan_limits
-from foretrain.cli.planning import options as o
+from foretrain.cli.planning import options
 from foretrain.cli.planning.exact import Depth
 from foretrain.config import nanogpt_file, writer
 from foretrain.config.microbatches import TOTAL
@@ -88,75 +86,62 @@ foretrain advise my.toml --gpu 4070 --goal quality   (a lower loss in the same h
 
 foretrain advise qwen3-8b --method lora --batch-size 1 --gpu 4070   (fine-tuning)"""
 
-Trainer = Annotated[
-    str,
-    typer.Option(
-        help="Which step runs now: foretrain or nanogpt. Default: nanogpt for nanoGPT's own files, else foretrain.",
-        metavar="NAME",
-    ),
-]
-GoalOption = Annotated[
-    str,
-    typer.Option(
-        help="fit, speed, cost or quality (a lower loss in the same time). Default: fit if it does not fit, else "
-        "speed.",
-        metavar="GOAL",
-    ),
-]
-Top = Annotated[
-    int | None, typer.Option(help="How many changes to list, and to trace with --exact.", min=1, max=100, metavar="N")
-]
-ApplyOption = Annotated[
-    int, typer.Option("--apply", help="Show change N in full, with the diff of the config.", min=0, metavar="N")
-]
-WriteOption = Annotated[
-    Path | None,
-    typer.Option(help="With --apply: write the changed config; a nanoGPT .py file can stay one.", metavar="FILE"),
-]
-FullOption = Annotated[
-    bool, typer.Option("--full", help="Print everything: what is not enough, what does not help, and the sources.")
-]
-ExactOption = Annotated[
-    bool,
-    typer.Option(
-        "--exact", help="Check each listed change with a trace of the real step. Takes seconds to minutes; needs torch."
-    ),
-]
 
-
-def add_to(app: typer.Typer) -> None:
-    app.command("advise", context_settings=CONFIG_CONTEXT, epilog=EPILOG)(advise_command)
-
-
+@command("advise", EPILOG, **OF_CONFIG)
+@words_argument
+@options.gpu
+@options.gpus
+@options.link
+@options.network
+@options.others
+@option(
+    "--goal GOAL",
+    "fit, speed, cost or quality (a lower loss in the same time). Default: fit if it does not fit, else speed.",
+    default="",
+)
+@option(
+    "--trainer NAME",
+    "Which step runs now: foretrain or nanogpt. Default: nanogpt for nanoGPT's own files, else foretrain.",
+    default="",
+)
+@flag("--exact", "Check each listed change with a trace of the real step. Takes seconds to minutes; needs torch.")
+@option("--top N", "How many changes to list, and to trace with --exact.", type=int, low=1, high=100)
+@flag("--full", "Print everything: what is not enough, what does not help, and the sources.")
+@option("--apply N", "Show change N in full, with the diff of the config.", default=0, low=0)
+@option("--write FILE", "With --apply: write the changed config; a nanoGPT .py file can stay one.", type=Path)
+@options.price
+@json_option
+@quiet_option
+@click.pass_context
 def advise_command(
-    context: typer.Context,
-    words: Words = None,
-    gpu: o.Gpu = "auto",
-    gpus: o.Gpus = "",
-    link: o.Link = "",
-    network: o.Network = "",
-    others: o.Others = "",
-    goal: GoalOption = "",
-    trainer: Trainer = "",
-    exact: ExactOption = False,
-    top: Top = None,
-    full: FullOption = False,
-    apply: ApplyOption = 0,
-    write: WriteOption = None,
-    price: o.Price = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    context: click.Context,
+    words: list[str],
+    gpu: str,
+    gpus: str,
+    link: str,
+    network: str,
+    others: str,
+    goal: str,
+    trainer: str,
+    exact: bool,
+    top: int | None,
+    full: bool,
+    apply: int,
+    write: Path | None,
+    price: str | None,
+    as_json: bool,
+    quiet: bool,
 ) -> None:
     """Find what to change: every option and technique, planned for your run and ranked by gain and cost."""
-    if "--inference" in (words or []):
-        named = next((word for word in words or [] if not word.startswith("-")), "qwen3-8b")
+    if "--inference" in words:
+        named = next((word for word in words if not word.startswith("-")), "qwen3-8b")
         raise UserError("usage.advise_inference", model=shlex.quote(named[:100]), gpu=shlex.quote(gpu[:80]))
-    if asked_elsewhere.finetuning(context, words or []):
+    if asked_elsewhere.finetuning(context, words):
         return
     _check_options(goal, exact, apply, write)
-    if asked_elsewhere.cluster(context, words or []):
+    if asked_elsewhere.cluster(context, words):
         return
-    resolved = plan_exact.with_trainer(resolve(words or []), trainer)
+    resolved = plan_exact.with_trainer(resolve(words), trainer)
     print_notes(resolved.notes, quiet=quiet)
     base = kept_advice.base_plan(resolved, gpu, others, price)
     with _progress(quiet or goal != "quality"):
@@ -166,7 +151,7 @@ def advise_command(
         plan_exact.check_depth(Depth(exact=True, quiet=quiet), ())
         with plan_exact.progress(quiet) as listen:
             found = confirmed(found, base, count, listen)
-    asked = Asked(command="advise", words=tuple(words or []), gpu=gpu, others=others, quiet=quiet)
+    asked = Asked(command="advise", words=tuple(words), gpu=gpu, others=others, quiet=quiet)
     if apply:
         _apply(resolved, base, found, apply, write, asked, as_json=as_json)
         return
@@ -213,7 +198,7 @@ def _apply(
         text.render(advice_view.one(base, found, number), OUT)
     if problem is not None:
         print_error(problem, as_json=False)
-        raise typer.Exit(int(problem.exit_code))
+        raise Exit(int(problem.exit_code))
 
 
 ENVIRONMENT = "allocator_settings"  # nanoGPT has them from PYTORCH_CUDA_ALLOC_CONF

@@ -2,15 +2,15 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, get_args
+from typing import get_args
 
-import typer
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from foretrain.app.calibrate import calibrate, calibration_of, gpu_of
 from foretrain.base.errors import UserError
-from foretrain.cli.common import ERR, OUT, Json, Quiet, need_one_of, print_json
+from foretrain.cli.command import command, flag, json_option, option, quiet_option
+from foretrain.cli.common import ERR, OUT, need_one_of, print_json
 from foretrain.hardware.calibration import SCHEMA, load
 from foretrain.hardware.catalogue import Dtype
 from foretrain.reports import text
@@ -25,32 +25,24 @@ foretrain calibrate --quick   (a third of the time: fp32 only, not compiled)
 foretrain calibrate --show --json"""
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("calibrate", epilog=EPILOG)(calibrate_command)
-
-
-def calibrate_command(
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    quick: Annotated[bool, typer.Option("--quick", help="Measure only the usual dtype and no compiled step.")] = False,
-    show: Annotated[
-        bool, typer.Option("--show", help="Show the stored calibration of this device; measure nothing.")
-    ] = False,
-    dtype: Annotated[
-        list[str] | None, typer.Option(metavar="DTYPE", help="Measure only this dtype; may be repeated.")
-    ] = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+@command("calibrate", EPILOG)
+@option("--device", "auto, cpu, cuda or cuda:N.", default="auto")
+@flag("--quick", "Measure only the usual dtype and no compiled step.")
+@flag("--show", "Show the stored calibration of this device; measure nothing.")
+@option("--dtype DTYPE", "Measure only this dtype; may be repeated.", multiple=True)
+@json_option
+@quiet_option
+def calibrate_command(device: str, quick: bool, show: bool, dtype: list[str], as_json: bool, quiet: bool) -> None:
     """Measure this device for one to two minutes; later plans use the result. Keep it idle meanwhile."""
 
     gpu_of(device)  # a device that is not there is said before a bar begins
-    for name in dtype or []:
+    for name in dtype:
         need_one_of("--dtype", name, get_args(Dtype))
     if show:
         kept = calibration_of(device)
     else:
         with progress(quiet=quiet or as_json) as listen:
-            kept = calibrate(device, quick=quick, dtypes=dtype, listen=listen, not_kept=_not_kept)
+            kept = calibrate(device, quick=quick, dtypes=dtype or None, listen=listen, not_kept=_not_kept)
     if as_json:
         print_json(kept.to_json(schema=SCHEMA))
     elif show or not quiet:

@@ -1,15 +1,13 @@
 """`foretrain compare`: runs, plans, logs and trackers' exports side by side; one run: its forecast too."""
 
 from functools import partial
-from typing import Annotated
-
-import typer
 
 from foretrain.analysis import forecast_check
 from foretrain.analysis.forecast_check import ForecastCheck
 from foretrain.app.compare import compare
 from foretrain.base.errors import UserError
-from foretrain.cli.common import OUT, Json, print_json, print_notes
+from foretrain.cli.command import argument, command, json_option, option
+from foretrain.cli.common import OUT, print_json, print_notes
 from foretrain.comparison.compare import SCHEMA
 from foretrain.hardware.catalogue import stated_bytes
 from foretrain.reports import text
@@ -33,56 +31,34 @@ foretrain compare a.csv+my.toml b.csv+my.toml+learning_rate=1e-3 --column train_
 
 foretrain compare home=my.toml+gpu=4070 cloud=my.toml+gpu=A100-SXM4-80GB --price "A100-SXM4-80GB=1.2" """
 
-Sources = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="[NAME=]SOURCE...",
-        help="A run directory, a plan (JSON), a config or preset, the log of a trainer (nanoGPT, Hugging Face Trainer, "
-        "TRL, axolotl, torchtitan, llm.c and others), a run of wandb, TensorBoard or trackio, or an export of "
-        "theirs (CSV, JSON). After a +: the config of "
-        "the run, options such as batch_size=8, and gpu=, used_by_others=, tokens_per_step=, "
-        "bytes_per_token=, run=.",
-        show_default=False,
-    ),
-]
-GpuOption = Annotated[
-    str,
-    typer.Option("--gpu", help="Card for logs, exports and configs; auto: the one the log names, or this machine's."),
-]
-OthersOption = Annotated[
-    str, typer.Option("--used-by-others", help="Memory used by other programs on the card, such as 2GB.")
-]
-PriceOption = Annotated[
-    str | None,
-    typer.Option("--price", help="Rent per hour, such as 0.35/h, or per card: '4090=0.35,A100=1.2'.", metavar="PRICE"),
-]
-ColumnOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--column",
-        help="Name of a column in an export: train_loss=my/loss; also step, val_loss, val_bpb, step_s, step_ms, "
-        "tokens, tokens_per_s, seconds, timestamp.",
-        metavar="ROLE=NAME",
-    ),
-]
 
-
-def add_to(app: typer.Typer) -> None:
-    app.command("compare", epilog=EPILOG)(compare_command)
-
-
+@command("compare", EPILOG)
+@argument(
+    "sources [NAME=]SOURCE...",
+    "A run directory, a plan (JSON), a config or preset, the log of a trainer (nanoGPT, Hugging Face "
+    "Trainer, TRL, axolotl, torchtitan, llm.c and others), a run of wandb, TensorBoard or trackio, or an "
+    "export of theirs (CSV, JSON). After a +: the config of the run, options such as batch_size=8, and "
+    "gpu=, used_by_others=, tokens_per_step=, bytes_per_token=, run=.",
+    nargs=-1,
+    required=True,
+)
+@option("--gpu", "Card for logs, exports and configs; auto: the one the log names, or this machine's.", default="auto")
+@option("--used-by-others", "Memory used by other programs on the card, such as 2GB.", name="others", default="")
+@option("--price PRICE", "Rent per hour, such as 0.35/h, or per card: '4090=0.35,A100=1.2'.")
+@option(
+    "--column ROLE=NAME",
+    "Name of a column in an export: train_loss=my/loss; also step, val_loss, val_bpb, step_s, step_ms, "
+    "tokens, tokens_per_s, seconds, timestamp.",
+    multiple=True,
+)
+@json_option
 def compare_command(
-    sources: Sources,
-    gpu: GpuOption = "auto",
-    others: OthersOption = "",
-    price: PriceOption = None,
-    column: ColumnOption = None,
-    as_json: Json = False,
+    sources: list[str], gpu: str, others: str, price: str | None, column: list[str], as_json: bool
 ) -> None:
     """Compare runs: what differs, which is better beyond noise, and whether one setting explains it."""
     held = stated_bytes(others, "--used-by-others") if others else 0
     found = compare(
-        *sources, gpu=gpu, used_by_others=held, price=price, columns=_columns(column or []),
+        *sources, gpu=gpu, used_by_others=held, price=price, columns=_columns(column),
         tell=partial(print_notes, quiet=as_json),
     )  # fmt: skip
     if isinstance(found, ForecastCheck):

@@ -2,16 +2,17 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+from click.exceptions import Exit
 from rich.text import Text
 
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.base.files import not_written
 from foretrain.base.messages import printable, say
 from foretrain.base.quantities import parse_count, read
-from foretrain.cli.common import ERR, OUT, Json, Quiet, need_one_of, noted, print_json
+from foretrain.cli.command import Group, argument, flag, json_option, option, quiet_option
+from foretrain.cli.common import ERR, OUT, need_one_of, noted, print_json
 from foretrain.data.inspection import document_at, documents_of, segments_of, separator_of, summarize, verify
 from foretrain.data.locate import locate, make_mix, mix_text, no_dataset
 from foretrain.data.token_reader import readers
@@ -57,20 +58,9 @@ foretrain data mix fineweb-edu=0.7 code=0.3 --out mix.toml
 
 foretrain data mix fineweb-edu=70 code=30 --tokens 10B"""
 
-Name = Annotated[
-    str, typer.Argument(metavar="DATASET", help="A folder, a name under data/, a mix.toml, or s3://…, gs://…, hf://….")
-]
 
-
-def add_to(app: typer.Typer) -> None:
-    data = typer.Typer(no_args_is_help=True)
-    data.command("info", epilog=INFO_EPILOG)(info_command)
-    data.command("verify", epilog=VERIFY_EPILOG)(verify_command)
-    data.command("head", epilog=HEAD_EPILOG)(head_command)
-    data.command("mix", epilog=MIX_EPILOG)(mix_command)
-    app.add_typer(
-        data, name="data", help="Datasets: statistics, checksums, text behind tokens, mixtures.", epilog=EPILOG
-    )
+data_command = Group("data", help="Datasets: statistics, checksums, text behind tokens, mixtures.", epilog=EPILOG)
+dataset_argument = argument("name DATASET", "A folder, a name under data/, a mix.toml, or s3://…, gs://…, hf://….")
 
 
 def located(name: str) -> Any:
@@ -82,13 +72,11 @@ def located(name: str) -> Any:
     return found
 
 
-def info_command(
-    name: Name,
-    count: Annotated[
-        bool, typer.Option("--count", help="Without an index: read every token and count the documents.")
-    ] = False,
-    as_json: Json = False,
-) -> None:
+@data_command.command("info", epilog=INFO_EPILOG)
+@dataset_argument
+@flag("--count", "Without an index: read every token and count the documents.")
+@json_option
+def info_command(name: str, count: bool, as_json: bool) -> None:
     """Show documents, tokens, tokens per byte, ids, document lengths, tokenizer and files."""
 
     summary = summarize(located(name), count=count)
@@ -113,7 +101,11 @@ def _tokenizer(info: Any) -> Any:
     return words
 
 
-def verify_command(name: Name, as_json: Json = False, quiet: Quiet = False) -> None:
+@data_command.command("verify", epilog=VERIFY_EPILOG)
+@dataset_argument
+@json_option
+@quiet_option
+def verify_command(name: str, as_json: bool, quiet: bool) -> None:
     """Verify the checksum of every block of every shard. Exits with code 7 if one is wrong."""
     from foretrain.cli.common import bytes_bar
 
@@ -145,17 +137,17 @@ def verify_command(name: Name, as_json: Json = False, quiet: Quiet = False) -> N
         if not quiet or found.problems:
             OUT.print(Text(printable(line), style="red" if found.problems else ""), soft_wrap=True)
     if found.problems:
-        raise typer.Exit(int(ExitCode.DATA))
+        raise Exit(int(ExitCode.DATA))
 
 
-def head_command(
-    name: Name,
-    split: Annotated[str, typer.Option(help="train or val.")] = "train",
-    at: Annotated[int | None, typer.Option(min=0, help="Start at this token.")] = None,
-    document: Annotated[int | None, typer.Option(min=0, help="Start at this document, counted from 0.")] = None,
-    tokens: Annotated[int, typer.Option(min=1, max=1_000_000, help="Tokens to show.")] = 200,
-    as_json: Json = False,
-) -> None:
+@data_command.command("head", epilog=HEAD_EPILOG)
+@dataset_argument
+@option("--split", "train or val.", default="train")
+@option("--at", "Start at this token.", type=int, low=0)
+@option("--document", "Start at this document, counted from 0.", type=int, low=0)
+@option("--tokens", "Tokens to show.", default=200, low=1, high=1_000_000)
+@json_option
+def head_command(name: str, split: str, at: int | None, document: int | None, tokens: int, as_json: bool) -> None:
     """Show the text behind tokens, from any position. Control characters are shown as symbols."""
     need_one_of("--split", split, ("train", "val"))
     if at is not None and document is not None:
@@ -190,14 +182,12 @@ def visible(text: str) -> str:
     return printable(text.translate(shown))
 
 
-def mix_command(
-    parts: Annotated[list[str], typer.Argument(metavar="NAME=WEIGHT...", help="Datasets and their shares.")],
-    out: Annotated[Path | None, typer.Option(help="Write the mixture to this file, for dataset = mix.toml.")] = None,
-    tokens: Annotated[
-        str, typer.Option(help="Show the epochs over each part for this many training tokens, such as 10B.")
-    ] = "",
-    as_json: Json = False,
-) -> None:
+@data_command.command("mix", epilog=MIX_EPILOG)
+@argument("parts NAME=WEIGHT...", "Datasets and their shares.", nargs=-1, required=True)
+@option("--out", "Write the mixture to this file, for dataset = mix.toml.", type=Path)
+@option("--tokens", "Show the epochs over each part for this many training tokens, such as 10B.", default="")
+@json_option
+def mix_command(parts: list[str], out: Path | None, tokens: str, as_json: bool) -> None:
     """Mix prepared datasets by weight: how much comes from each, and how often it repeats."""
 
     weights = dict(_weight(part) for part in parts)

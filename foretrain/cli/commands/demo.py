@@ -2,9 +2,9 @@
 
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+from click.exceptions import Exit
 from rich.text import Text
 
 from foretrain.advice.asked import Asked
@@ -15,9 +15,10 @@ from foretrain.app.train import need_torch
 from foretrain.base.files import replace_text
 from foretrain.base.messages import printable, say
 from foretrain.base.units import format_duration
+from foretrain.cli.command import command, json_option, option, quiet_option
 from foretrain.cli.commands.runs import load
 from foretrain.cli.commands.train import train
-from foretrain.cli.common import ERR, OUT, Json, Quiet, need_one_of, print_json
+from foretrain.cli.common import ERR, OUT, need_one_of, print_json
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.data.inspection import unigram_entropy
 from foretrain.hardware.cpu import usable_cores
@@ -34,19 +35,13 @@ foretrain demo
 foretrain demo --steps 200        (a shorter look)"""
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("demo", epilog=EPILOG)(demo_command)
-
-
-def demo_command(
-    steps: Annotated[int, typer.Option(help="Optimizer steps.", min=20, max=1_000_000)] = 1500,
-    out: Annotated[str, typer.Option(help="Directory of the run.")] = "out-demo",
-    resume: Annotated[
-        str, typer.Option(metavar="auto", help="auto: resume a stopped demo with the same number of steps.")
-    ] = "no",
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+@command("demo", EPILOG)
+@option("--steps", "Optimizer steps.", default=1500, low=20, high=1_000_000)
+@option("--out", "Directory of the run.", default="out-demo")
+@option("--resume auto", "auto: resume a stopped demo with the same number of steps.", default="no")
+@json_option
+@quiet_option
+def demo_command(steps: int, out: str, resume: str, as_json: bool, quiet: bool) -> None:
     """Run everything in about three minutes on two CPU cores: forecast, training, sample, comparison, report."""
     need_one_of("--resume", resume, ("auto", "no"))
     need_torch()
@@ -62,7 +57,7 @@ def demo_command(
     record = train(resolved, resume=resume == "auto", quiet=quiet)
     run = _path_of(out, record.id)
     if record.status != "finished":
-        raise typer.Exit(75)
+        raise Exit(75)
     written = sample(run, "def ", 300).text
     replace_text(run / "sample.txt", printable("def " + written))
     _, comparison = load(run)
@@ -119,7 +114,7 @@ def calibrate_once(resolved: ResolvedConfig, *, busy: list[Any], quiet: bool) ->
     if not quiet:
         _heading("demo.calibrate")
     if code := measure(dtypes, quiet=quiet):
-        raise typer.Exit(code)  # it has said why
+        raise Exit(code)  # it has said why
 
 
 def _path_of(out: str, id: str) -> Path:

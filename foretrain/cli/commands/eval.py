@@ -2,15 +2,15 @@
 
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.text import Text
 
 from foretrain.app.evaluate import SCHEMA, evaluate
 from foretrain.base.messages import printable, say
+from foretrain.cli.command import argument, command, flag, json_option, option, quiet_option
 from foretrain.cli.commands.sample import warn_of_skipped
-from foretrain.cli.common import ERR, OUT, Json, LiveLine, Quiet, noted, print_json, print_said, rewrites_lines
+from foretrain.cli.common import ERR, OUT, LiveLine, noted, print_json, print_said, rewrites_lines
 from foretrain.reports import text
 from foretrain.reports.views.evaluation import scores
 
@@ -26,76 +26,58 @@ foretrain eval out-baby --tasks my_task --include-path my-tasks   (a task of you
 
 foretrain eval my-hugging-face-folder --text notes.txt --json"""
 
-Source = Annotated[
-    Path,
-    typer.Argument(help="A run, one of its checkpoints, or a Hugging Face folder.", metavar="RUN|CHECKPOINT|FOLDER"),
-]
-TextOption = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--text", help="A UTF-8 text file, for its bits per byte; may be repeated. Default: the validation data."
-    ),
-]
-TasksOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Tasks of lm-eval, joined by commas. Their data comes from the Hugging Face Hub or its local cache."
-    ),
-]
-IncludeOption = Annotated[
-    Path | None,
-    typer.Option(help="Folder with lm-eval tasks of your own (YAML). Python files that they name are run."),
-]
-BestOption = Annotated[
-    bool,
-    typer.Option("--best", help="Evaluate the checkpoint with the lowest validation loss instead of the newest."),
-]
-StrideOption = Annotated[
-    int | None, typer.Option(help="Tokens from one window to the next. Default: half the context.", min=1)
-]
-TokensOption = Annotated[
-    int | None,
-    typer.Option(
-        help="Most tokens to score of each text. Default: all of a file, one million of the validation data.", min=1
-    ),
-]
-ShotsOption = Annotated[
-    int | None, typer.Option("--num-fewshot", help="Examples before each question of a task.", min=0)
-]
-LimitOption = Annotated[int | None, typer.Option(help="Most documents of each task, for a quick look.", min=1)]
-BatchOption = Annotated[
-    int | None, typer.Option(help="Sequences that a task's model sees at a time. Default: 4.", min=1)
-]
-DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
 _LIVE_EVERY_S, _LINE_EVERY_S = 0.1, 10.0  # a log file wants fewer lines than a terminal
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("eval", epilog=EPILOG)(eval_command)
-
-
+@command("eval", EPILOG)
+@argument("source RUN|CHECKPOINT|FOLDER", "A run, one of its checkpoints, or a Hugging Face folder.", type=Path)
+@option(
+    "--text",
+    "A UTF-8 text file, for its bits per byte; may be repeated. Default: the validation data.",
+    name="texts",
+    multiple=True,
+    type=Path,
+)
+@option("--tasks", "Tasks of lm-eval, joined by commas. Their data comes from the Hugging Face Hub or its local cache.")
+@option(
+    "--include-path", "Folder with lm-eval tasks of your own (YAML). Python files that they name are run.", type=Path
+)
+@flag("--best", "Evaluate the checkpoint with the lowest validation loss instead of the newest.")
+@option("--stride", "Tokens from one window to the next. Default: half the context.", type=int, low=1)
+@option(
+    "--tokens",
+    "Most tokens to score of each text. Default: all of a file, one million of the validation data.",
+    type=int,
+    low=1,
+)
+@option("--num-fewshot", "Examples before each question of a task.", type=int, low=0)
+@option("--limit", "Most documents of each task, for a quick look.", type=int, low=1)
+@option("--batch-size", "Sequences that a task's model sees at a time. Default: 4.", type=int, low=1)
+@option("--device", "auto, cpu, cuda, cuda:1 or mps.", default="auto")
+@json_option
+@quiet_option
 def eval_command(
-    source: Source,
-    texts: TextOption = None,
-    tasks: TasksOption = None,
-    include_path: IncludeOption = None,
-    best: BestOption = False,
-    stride: StrideOption = None,
-    tokens: TokensOption = None,
-    shots: ShotsOption = None,
-    limit: LimitOption = None,
-    batch_size: BatchOption = None,
-    device: DeviceOption = "auto",
-    as_json: Json = False,
-    quiet: Quiet = False,
+    source: Path,
+    texts: list[Path],
+    tasks: str | None,
+    include_path: Path | None,
+    best: bool,
+    stride: int | None,
+    tokens: int | None,
+    num_fewshot: int | None,
+    limit: int | None,
+    batch_size: int | None,
+    device: str,
+    as_json: bool,
+    quiet: bool,
 ) -> None:
     """Measure bits per byte of any text, and run lm-eval's tasks. Results are kept beside the run."""
     line = _Line(quiet=quiet or as_json)
     names = [name.strip() for name in (tasks or "").split(",") if name.strip()]
     try:
         found = evaluate(
-            source, tasks=names, text=texts or (), best=best, include_path=include_path, stride=stride, tokens=tokens,
-            num_fewshot=shots, limit=limit, batch_size=batch_size, device=device,
+            source, tasks=names, text=texts, best=best, include_path=include_path, stride=stride, tokens=tokens,
+            num_fewshot=num_fewshot, limit=limit, batch_size=batch_size, device=device,
             bars=line.live and not line.quiet, listen=line,
         )  # fmt: skip
     finally:

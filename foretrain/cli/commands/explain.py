@@ -1,16 +1,14 @@
 """`foretrain explain`: what a run, a training log or a memory snapshot says, and what it hides."""
 
 import sys
-from typing import Annotated
-
-import typer
 
 from foretrain.analysis.run import RunExplanation
 from foretrain.analysis.snapshot_analysis import SnapshotAnalysis
 from foretrain.analysis.trainer_run import TrainerRunExplanation
 from foretrain.app.explain import SCHEMAS, Explanation, explain
 from foretrain.base.messages import say
-from foretrain.cli.common import CONFIG_CONTEXT, ERR, OUT, Json, noted, print_json, working
+from foretrain.cli.command import OF_CONFIG, argument, command, flag, json_option, option
+from foretrain.cli.common import ERR, OUT, noted, print_json, working
 from foretrain.reports import text
 from foretrain.reports.document import Document
 from foretrain.reports.views import log as log_view
@@ -38,40 +36,23 @@ foretrain explain out-qwen/foretrain
 foretrain explain wandb/offline-run-20261127_153104-wj13is4z   (what a tracker keeps)"""
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("explain", context_settings=CONFIG_CONTEXT, epilog=EPILOG)(explain_command)
-
-
-def explain_command(
-    log: Annotated[
-        str,
-        typer.Argument(
-            help="A run directory, one of ForetrainCallback, a PyTorch memory snapshot, a run of wandb, TensorBoard, "
-            "trackio, or the log of a trainer (nanoGPT, Hugging Face Trainer, TRL, axolotl, torchtitan, "
-            "llm.c and others); - reads a log from stdin.",
-            metavar="RUN|SNAPSHOT|LOG",
-        ),
-    ],
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[--KEY=VALUE]...", help="Options that override --config, as in plan.", show_default=False
-        ),
-    ] = None,
-    config: Annotated[
-        list[str] | None,
-        typer.Option(help="Config of the run: a preset, TOML or nanoGPT config/*.py.", metavar="CONFIG"),
-    ] = None,
-    gpu: Annotated[str, typer.Option(help="Card of the run; auto: the one the log names, or this machine's.")] = "auto",
-    limit: Annotated[
-        bool, typer.Option("--limit", help="Of a run: what this machine could do, operation by operation.")
-    ] = False,
-    as_json: Json = False,
-) -> None:
+@command("explain", EPILOG, **OF_CONFIG)
+@argument(
+    "log RUN|SNAPSHOT|LOG",
+    "A run directory, one of ForetrainCallback, a PyTorch memory snapshot, a run of wandb, TensorBoard, "
+    "trackio, or the log of a trainer (nanoGPT, Hugging Face Trainer, TRL, axolotl, torchtitan, llm.c "
+    "and others); - reads a log from stdin.",
+)
+@argument("words [--KEY=VALUE]...", "Options that override --config, as in plan.", nargs=-1)
+@option("--config CONFIG", "Config of the run: a preset, TOML or nanoGPT config/*.py.", multiple=True)
+@option("--gpu", "Card of the run; auto: the one the log names, or this machine's.", default="auto")
+@flag("--limit", "Of a run: what this machine could do, operation by operation.")
+@json_option
+def explain_command(log: str, words: list[str], config: list[str], gpu: str, limit: bool, as_json: bool) -> None:
     """Explain a run, a log or a memory snapshot: where memory and time went, why it ran out, what to change."""
     with working(say("working.explaining", path=log)) as show:
         found = explain(
-            sys.stdin.buffer if log == "-" else log, [*(config or []), *(words or [])] or None, gpu,
+            sys.stdin.buffer if log == "-" else log, [*config, *words] or None, gpu,
             tell=lambda note: ERR.print(noted(note), soft_wrap=True), listen=lambda what: show(say(f"working.{what}")),
         )  # fmt: skip
     if as_json:

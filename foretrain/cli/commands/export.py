@@ -1,15 +1,15 @@
 """`foretrain export`: leave with your model, for Hugging Face, llama.cpp, nanoGPT, or as plain safetensors."""
 
 from pathlib import Path
-from typing import Annotated, cast
+from typing import cast
 
-import typer
 from rich.text import Text
 
 from foretrain.app.export import SCHEMA, export
 from foretrain.base.messages import printable, say
+from foretrain.cli.command import argument, command, flag, json_option, option, quiet_option
 from foretrain.cli.commands.sample import warn_of_skipped
-from foretrain.cli.common import ERR, OUT, Json, Quiet, need_one_of, noted, print_json
+from foretrain.cli.common import ERR, OUT, need_one_of, noted, print_json
 from foretrain.training.exports.forms import FORMS, GGUF_TYPES, Exported, Form, GgufType
 
 EPILOG = """Examples:
@@ -25,44 +25,35 @@ foretrain export out-baby --to nanogpt --out nanoGPT/out --best
 foretrain export out-baby/checkpoints/step-0000001200 --to safetensors"""
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("export", epilog=EPILOG)(export_command)
-
-
+@command("export", EPILOG)
+@argument("run RUN|CHECKPOINT", "A run, or one of its checkpoints.", type=Path)
+@option(
+    "--to",
+    "hf: a folder for transformers, with the tokenizer and a model card; gguf: one file for llama.cpp; "
+    "onnx: a graph for ONNX Runtime; nanogpt: a ckpt.pt that nanoGPT resumes; safetensors: the weights "
+    "under nanoGPT's names.",
+    default="hf",
+)
+@option("--out", "Folder to write. Default: RUN/export-….", type=Path)
+@flag("--best", "Export the checkpoint with the lowest validation loss instead of the newest.")
+@option("--gguf-type TYPE", "How --to gguf stores matrices: f32, f16, bf16 or q8_0. Default: f16.")
+@option(
+    "--push OWNER/NAME",
+    "Upload the folder of --to hf to this repository on the Hugging Face Hub. A new one is private.",
+)
+@flag("--force", "Write into a folder that is not empty; only files of the same name are replaced.")
+@json_option
+@quiet_option
 def export_command(
-    run: Annotated[Path, typer.Argument(help="A run, or one of its checkpoints.", metavar="RUN|CHECKPOINT")],
-    to: Annotated[
-        str,
-        typer.Option(
-            help="hf: a folder for transformers, with the tokenizer and a model card; gguf: one file for llama.cpp; "
-            "onnx: a graph for ONNX Runtime; nanogpt: a ckpt.pt that nanoGPT resumes; "
-            "safetensors: the weights under nanoGPT's names."
-        ),
-    ] = "hf",
-    out: Annotated[Path | None, typer.Option(help="Folder to write. Default: RUN/export-….")] = None,
-    best: Annotated[
-        bool,
-        typer.Option("--best", help="Export the checkpoint with the lowest validation loss instead of the newest."),
-    ] = False,
-    gguf_type: Annotated[
-        str | None,
-        typer.Option(help="How --to gguf stores matrices: f32, f16, bf16 or q8_0. Default: f16.", metavar="TYPE"),
-    ] = None,
-    push: Annotated[
-        str | None,
-        typer.Option(
-            help="Upload the folder of --to hf to this repository on the Hugging Face Hub. A new one is private.",
-            metavar="OWNER/NAME",
-        ),
-    ] = None,
-    force: Annotated[
-        bool,
-        typer.Option(
-            "--force", help="Write into a folder that is not empty; only files of the same name are replaced."
-        ),
-    ] = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    run: Path,
+    to: str,
+    out: Path | None,
+    best: bool,
+    gguf_type: str | None,
+    push: str | None,
+    force: bool,
+    as_json: bool,
+    quiet: bool,
 ) -> None:
     """Export a trained model for Hugging Face, llama.cpp or nanoGPT, or as safetensors."""
 

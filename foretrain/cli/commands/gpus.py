@@ -1,10 +1,7 @@
 """`foretrain gpus`: the catalogue of cards."""
 
-from typing import Annotated
-
-import typer
-
-from foretrain.cli.common import OUT, Json, print_json
+from foretrain.cli.command import argument, command, json_option
+from foretrain.cli.common import OUT, print_json
 from foretrain.hardware.catalogue import Gpu, catalogue, find
 from foretrain.reports import text
 from foretrain.reports.document import Cell, Document, Message, Quantity, Section, Table
@@ -18,14 +15,10 @@ foretrain gpus 4070
 foretrain gpus --json"""
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("gpus", epilog=EPILOG)(gpus_command)
-
-
-def gpus_command(
-    name: Annotated[str | None, typer.Argument(help="Show one card with its sources. Default: all cards.")] = None,
-    as_json: Json = False,
-) -> None:
+@command("gpus", EPILOG)
+@argument("name", "Show one card with its sources. Default: all cards.", required=False)
+@json_option
+def gpus_command(name: str | None, as_json: bool) -> None:
     """List the known cards: memory, bandwidth, dense peaks by dtype, power, and the source of each figure."""
 
     cards = [find(name)] if name else list(catalogue().values())

@@ -1,9 +1,8 @@
 """`foretrain languages`: the languages, and how much of each is translated."""
 
-import typer
-
 from foretrain.base import messages
-from foretrain.cli.common import OUT, Json, print_json
+from foretrain.cli.command import command, json_option
+from foretrain.cli.common import OUT, print_json
 from foretrain.reports import text
 from foretrain.reports.document import Cell, Document, Message, Section, Table
 
@@ -16,11 +15,9 @@ foretrain plan gpt2-124m --gpu 4070 --lang en
 FORETRAIN_LANG=en foretrain gpus"""
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("languages", epilog=EPILOG)(languages_command)
-
-
-def languages_command(as_json: Json = False) -> None:
+@command("languages", EPILOG)
+@json_option
+def languages_command(as_json: bool) -> None:
     """List the languages, and how much of each is translated."""
     english = messages.texts_of(messages.ENGLISH).keys()
     found = [(one, len(english & messages.texts_of(one.id).keys())) for one in messages.languages().values()]

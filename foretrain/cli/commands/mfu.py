@@ -1,16 +1,14 @@
 """`foretrain mfu`: what share of a card's peak a speed is, by every convention."""
 
 from collections.abc import Callable
-from typing import Annotated
-
-import typer
 
 from foretrain.analysis.log_checks import SCHEMA, utilization
 from foretrain.app.plan import targets, with_dataset
 from foretrain.base.errors import UserError
 from foretrain.base.quantities import parse_clock_ghz, parse_rate, parse_seconds, read
-from foretrain.cli.common import CONFIG_CONTEXT, OUT, Json, Words, print_json, print_notes
-from foretrain.cli.planning import options as o
+from foretrain.cli.command import OF_CONFIG, command, json_option, option, words_argument
+from foretrain.cli.common import OUT, print_json, print_notes
+from foretrain.cli.planning import options
 from foretrain.config.resolve import resolve
 from foretrain.reports import text
 from foretrain.reports.views.log_analysis import utilization_document
@@ -23,36 +21,20 @@ foretrain mfu my.py --step-time 3.9 --gpu 4070 --clock 2.63GHz
 
 foretrain mfu gpt2-124m --tokens-per-s 1.2M --gpu "H100 SXM5 80GB" --dtype bfloat16 --json"""
 
-TokensPerS = Annotated[
-    str, typer.Option(help="Measured tokens per second, such as 134k or 1.2M.", metavar="RATE", show_default=False)
-]
-StepTime = Annotated[
-    str,
-    typer.Option(help="Or the time of one optimizer step, such as 3.9 or 3900ms.", metavar="TIME", show_default=False),
-]
-Clock = Annotated[
-    str,
-    typer.Option(
-        help="Mean SM clock during the run, such as 2.63GHz (nvidia-smi --query-gpu=clocks.sm). Adds the shares "
-        "of the peak at that clock.",
-        metavar="CLOCK",
-        show_default=False,
-    ),
-]
 
-
-def add_to(app: typer.Typer) -> None:
-    app.command("mfu", context_settings=CONFIG_CONTEXT, epilog=EPILOG)(mfu_command)
-
-
-def mfu_command(
-    words: Words = None,
-    tokens_per_s: TokensPerS = "",
-    step_time: StepTime = "",
-    gpu: o.Gpu = "auto",
-    clock: Clock = "",
-    as_json: Json = False,
-) -> None:
+@command("mfu", EPILOG, **OF_CONFIG)
+@words_argument
+@option("--tokens-per-s RATE", "Measured tokens per second, such as 134k or 1.2M.", default="")
+@option("--step-time TIME", "Or the time of one optimizer step, such as 3.9 or 3900ms.", default="")
+@options.gpu
+@option(
+    "--clock CLOCK",
+    "Mean SM clock during the run, such as 2.63GHz (nvidia-smi --query-gpu=clocks.sm). Adds the shares "
+    "of the peak at that clock.",
+    default="",
+)
+@json_option
+def mfu_command(words: list[str], tokens_per_s: str, step_time: str, gpu: str, clock: str, as_json: bool) -> None:
     """Turn a speed into MFU: with full and causal attention, with recomputation, and as nanoGPT prints it."""
 
     if bool(tokens_per_s) == bool(step_time):
@@ -60,7 +42,7 @@ def mfu_command(
     rate = _value(parse_rate, "--tokens-per-s", tokens_per_s, (1e-3, 1e12), "usage.bad_rate") if tokens_per_s else 0.0
     step_s = _value(parse_seconds, "--step-time", step_time, (1e-6, 1e9), "usage.bad_time") if step_time else 0.0
     clock_ghz = _value(parse_clock_ghz, "--clock", clock, (0.1, 10), "usage.bad_clock") if clock else None
-    resolved = resolve(words or [])
+    resolved = resolve(words)
     print_notes(resolved.notes, quiet=as_json)
     config = with_dataset(resolved)
     found = targets(gpu, "", config)

@@ -1,6 +1,8 @@
 """`foretrain plan`: what a run will take, before it is started."""
 
-import typer
+from pathlib import Path
+
+import click
 
 from foretrain.advice.asked import Asked
 from foretrain.app.kept import plans as kept
@@ -8,10 +10,11 @@ from foretrain.app.limits import Limits, check_limits, make_plans, priced
 from foretrain.app.plan import Target, targets
 from foretrain.base.errors import UserError
 from foretrain.cli import asked_elsewhere
-from foretrain.cli.common import CONFIG_CONTEXT, Json, Quiet, Words, print_notes
+from foretrain.cli.command import OF_CONFIG, command, flag, json_option, option, quiet_option, words_argument
+from foretrain.cli.common import print_notes
 from foretrain.cli.planning import exact as plan_exact
 from foretrain.cli.planning import limits as plan_limits
-from foretrain.cli.planning import options as o
+from foretrain.cli.planning import options
 from foretrain.cli.planning import printing as plan_print
 from foretrain.cli.planning.exact import Depth
 from foretrain.cli.planning.printing import Form
@@ -65,49 +68,109 @@ Fine-tuning takes --method, --lora-r, --seq-len, --optim, --packing, --epochs an
 Generating text takes --context, --batch, --weights, --kv, --prompt, --engine: see docs/inference.md."""
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("plan", context_settings=CONFIG_CONTEXT, epilog=EPILOG)(plan_command)
-
-
+@command("plan", EPILOG, **OF_CONFIG)
+@words_argument
+@options.gpu
+@options.gpus
+@options.link
+@options.network
+@options.others
+@option("--step-time", "Seconds per iteration from your log, for hours, MFU and energy.", type=float)
+@option("--logged-mfu", "The mfu that nanoGPT printed, in percent, for the step time.", type=float)
+@flag("--check", "Exit with code 3 if the step of the verdict does not fit, may not fit or does not run there.")
+@flag(
+    "--inference",
+    "Plan generating text instead of training: memory with the KV cache, tokens per second. Takes "
+    "--context, --batch, --weights, --kv, --prompt, --engine.",
+)
+@option(
+    "--trainer NAME",
+    "Which step the answers are about: foretrain or nanogpt. Default: nanogpt for nanoGPT's own files, else foretrain.",
+    default="",
+)
+@flag("--exact", "Trace the real step for this card. Takes seconds; needs torch, but no GPU.")
+@flag("--explain", "Show where the memory goes: each component, each tensor at the peak, and nvidia-smi's figures.")
+@option("--observed", "With --explain: memory in use on the card by nvidia-smi, such as 6582MiB.", default="")
+@option("--process", "With --explain: memory of the process by nvidia-smi, such as 4464MiB.", default="")
+@option(
+    "--largest OPTION",
+    "Find the largest batch_size, block_size or n_layer that fits (fine-tuning: batch_size, seq_len or "
+    "lora_r): estimated, with --exact traced.",
+    default="",
+)
+@option("--snapshot FILE", "Write the trace as a memory snapshot for pytorch.org/memory_viz.", type=Path)
+@option(
+    "--alloc-conf TEXT",
+    "Allocator settings for traces, such as expandable_segments:True. Default: PYTORCH_ALLOC_CONF.",
+    default="",
+)
+@option(
+    "--python PATH",
+    "Trace with the torch of another environment, the one that will train: its Python, or its folder. "
+    "torch 2.6 or newer; compiled 2.11 or newer.",
+    default="",
+)
+@flag("--show-config", "Print every option of the config, its value and its source, instead of a plan.")
+@options.price
+@option(
+    "--co2",
+    "Grams of CO2 per kWh of your electricity; see ourworldindata.org/grapher/carbon-intensity-electricity.",
+    type=float,
+)
+@option("--within LIMIT", "How many steps fit in 12h, 90m, 1d12h, in 3kWh, or in 5EUR?")
+@option("--tokens COUNT", "How many steps fit in 10B tokens?")
+@flag("--best", "With --within: find the GPT with the lowest estimated loss that fits the card and the limit.")
+@option("--data-tokens COUNT", "Tokens in your training data, such as 3.68B or 10M; longer runs repeat data.")
+@option("--write FILE.toml", "Write the config that --within, --tokens or --best finds.", type=Path)
+@option(
+    "--write-job KIND",
+    "With --gpus: write a job file with what the plan found, for Slurm or SkyPilot: slurm or sky.",
+    default="",
+)
+@flag("--full", "Print everything: phases, every byte with its formula, FLOPs, energy, notes.")
+@flag("--oneline", "Print one line, to paste into a forum or a chat.")
+@json_option
+@quiet_option
+@click.pass_context
 def plan_command(
-    context: typer.Context,
-    words: Words = None,
-    gpu: o.Gpu = "auto",
-    gpus: o.Gpus = "",
-    link: o.Link = "",
-    network: o.Network = "",
-    others: o.Others = "",
-    step_time: o.StepTime = None,
-    logged_mfu: o.LoggedMfu = None,
-    check: o.Check = False,
-    inference: o.Inference = False,
-    trainer: o.Trainer = "",
-    exact: o.Exact = False,
-    explain: o.Explain = False,
-    observed: o.Observed = "",
-    process: o.Process = "",
-    largest: o.Largest = "",
-    snapshot: o.Snapshot = None,
-    alloc_conf: o.AllocConf = "",
-    python: o.Python = "",
-    show_config: o.ShowConfig = False,
-    price: o.Price = None,
-    co2: o.Co2 = None,
-    within: o.Within = None,
-    tokens: o.Tokens = None,
-    best: o.Best = False,
-    data_tokens: o.DataTokens = None,
-    write: o.Write = None,
-    write_job: o.WriteJob = "",
-    full: o.Full = False,
-    oneline: o.Oneline = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    context: click.Context,
+    words: list[str],
+    gpu: str,
+    gpus: str,
+    link: str,
+    network: str,
+    others: str,
+    step_time: float | None,
+    logged_mfu: float | None,
+    check: bool,
+    inference: bool,
+    trainer: str,
+    exact: bool,
+    explain: bool,
+    observed: str,
+    process: str,
+    largest: str,
+    snapshot: Path | None,
+    alloc_conf: str,
+    python: str,
+    show_config: bool,
+    price: str | None,
+    co2: float | None,
+    within: str | None,
+    tokens: str | None,
+    best: bool,
+    data_tokens: str | None,
+    write: Path | None,
+    write_job: str,
+    full: bool,
+    oneline: bool,
+    as_json: bool,
+    quiet: bool,
 ) -> None:
     """Plan a run: does it fit, how long, what does it cost, what limits it. Needs no GPU and no torch."""
-    if asked_elsewhere.answered(context, words or []):
+    if asked_elsewhere.answered(context, words):
         return
-    config = plan_exact.with_trainer(resolve(words or []), trainer)
+    config = plan_exact.with_trainer(resolve(words), trainer)
     limits = Limits(price, co2, within, tokens, best, data_tokens, write, frozenset(config.sources))
     resolved = priced(config, limits)
     print_notes(resolved.notes, quiet=quiet)
@@ -146,14 +209,14 @@ def _deepened(plans: list[Plan], depth: Depth, form: Form, python: str) -> list[
     return found
 
 
-def _asked(context: typer.Context, resolved: ResolvedConfig, limits: Limits) -> Asked:
+def _asked(context: click.Context, resolved: ResolvedConfig, limits: Limits) -> Asked:
     """What was typed, for the next command, with the option that gives the time of a step."""
     given = context.params
     speed = (
         "--step-time" if given["step_time"] is not None else "--logged-mfu" if given["logged_mfu"] is not None else ""
     )
     return Asked(
-        words=tuple(given["words"] or []), gpu=given["gpu"], others=given["others"], quiet=given["quiet"],
+        words=tuple(given["words"]), gpu=given["gpu"], others=given["others"], quiet=given["quiet"],
         wrote=str(limits.write) if limits.write else None, nanogpt_file=resolved.has_nanogpt_file, speed=speed,
     )  # fmt: skip
 

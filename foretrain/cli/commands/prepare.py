@@ -5,9 +5,9 @@ import sys
 import time
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+from click.exceptions import Exit
 from rich.text import Text
 
 from foretrain.base.errors import ExitCode, UserError
@@ -15,12 +15,11 @@ from foretrain.base.messages import printable, say
 from foretrain.base.quantities import parse_bytes, parse_count, read
 from foretrain.base.signals import StopFlag
 from foretrain.base.units import format_bytes, format_percent
+from foretrain.cli.command import argument, command, flag, json_option, option, quiet_option
 from foretrain.cli.common import (
     ERR,
     OUT,
-    Json,
     LiveLine,
-    Quiet,
     noted,
     print_json,
     print_notes,
@@ -56,62 +55,60 @@ LEAST_SHARD_TOKENS = 100_000  # fewer would make more files than a file system i
 _LINE_EVERY_S, _LIVE_EVERY_S = 15.0, 0.5
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("prepare", epilog=EPILOG)(prepare_command)
-
-
+@command("prepare", EPILOG)
+@argument(
+    "sources SOURCE...",
+    "Files, folders, globs in quotes, hf://datasets/OWNER/NAME (and a path in it), or - for stdin: .txt, "
+    ".jsonl (also .gz, .zst), .parquet.",
+    nargs=-1,
+    required=True,
+)
+@option("--out PATH", "Folder of the dataset; an unfinished one is resumed.", required=True)
+@option("--tokenizer", "gpt2 (default), byte, cl100k_base, …, or the path of a tokenizer.json.")
+@option(
+    "--train-bpe", "Train a BPE tokenizer with this many ids on 64 MiB of the source, instead of --tokenizer.", type=int
+)
+@option("--tokens", "Stop after this many tokens, such as 3.68B, at the end of a document.")
+@option("--val", "Share for validation: of documents (0.5%), or of one text's tokens (10%).")
+@flag("--plan", "Show the size, disk space, memory, tokens and time it needs; prepare nothing.")
+@option(
+    "--shuffle-buffer", "Shuffle files, and documents in windows of this many (and 64 MiB). 0: source order.", default=0
+)
+@option("--seed", "Random seed of the shuffle.", default=1337)
+@flag("--dedup", "Skip exact duplicates (23 to 46 bytes of memory per document).")
+@option("--text-column", "Column of .jsonl and .parquet with the text.", default="text")
+@option(
+    "--split-documents",
+    "How to split a .txt into documents: file, lines, blank-lines, or a separator text.",
+    default="file",
+)
+@option("--max-document", "Longest document, up to 256MiB.", default="16MiB")
+@option("--shard-tokens", "Tokens per shard.", default="100M")
+@option("--workers", "Tokenizing processes. Default: one per core.", type=int)
+@flag("--skip-bad", "Skip and count bad lines and too long documents.")
+@flag("--restart", "Delete what was prepared in --out and start over.")
+@json_option
+@quiet_option
 def prepare_command(
-    sources: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="SOURCE...",
-            help="Files, folders, globs in quotes, hf://datasets/OWNER/NAME (and a path in it), or - for stdin: .txt, "
-            ".jsonl (also .gz, .zst), .parquet.",
-        ),
-    ],
-    out: Annotated[str, typer.Option(metavar="PATH", help="Folder of the dataset; an unfinished one is resumed.")],
-    tokenizer: Annotated[
-        str | None, typer.Option(help="gpt2 (default), byte, cl100k_base, …, or the path of a tokenizer.json.")
-    ] = None,
-    train_bpe: Annotated[
-        int | None,
-        typer.Option(help="Train a BPE tokenizer with this many ids on 64 MiB of the source, instead of --tokenizer."),
-    ] = None,
-    tokens: Annotated[
-        str | None, typer.Option(help="Stop after this many tokens, such as 3.68B, at the end of a document.")
-    ] = None,
-    val: Annotated[
-        str | None, typer.Option(help="Share for validation: of documents (0.5%), or of one text's tokens (10%).")
-    ] = None,
-    plan: Annotated[
-        bool,
-        typer.Option("--plan", help="Show the size, disk space, memory, tokens and time it needs; prepare nothing."),
-    ] = False,
-    shuffle_buffer: Annotated[
-        int,
-        typer.Option(help="Shuffle files, and documents in windows of this many (and 64 MiB). 0: source order."),
-    ] = 0,
-    seed: Annotated[int, typer.Option(help="Random seed of the shuffle.")] = 1337,
-    dedup: Annotated[
-        bool,
-        typer.Option("--dedup", help="Skip exact duplicates (23 to 46 bytes of memory per document)."),
-    ] = False,
-    text_column: Annotated[str, typer.Option(help="Column of .jsonl and .parquet with the text.")] = "text",
-    split_documents: Annotated[
-        str, typer.Option(help="How to split a .txt into documents: file, lines, blank-lines, or a separator text.")
-    ] = "file",
-    max_document: Annotated[str, typer.Option(help="Longest document, up to 256MiB.")] = "16MiB",
-    shard_tokens: Annotated[str, typer.Option(help="Tokens per shard.")] = "100M",
-    workers: Annotated[int | None, typer.Option(help="Tokenizing processes. Default: one per core.")] = None,
-    skip_bad: Annotated[
-        bool,
-        typer.Option("--skip-bad", help="Skip and count bad lines and too long documents."),
-    ] = False,
-    restart: Annotated[
-        bool, typer.Option("--restart", help="Delete what was prepared in --out and start over.")
-    ] = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    sources: list[str],
+    out: str,
+    tokenizer: str | None,
+    train_bpe: int | None,
+    tokens: str | None,
+    val: str | None,
+    plan: bool,
+    shuffle_buffer: int,
+    seed: int,
+    dedup: bool,
+    text_column: str,
+    split_documents: str,
+    max_document: str,
+    shard_tokens: str,
+    workers: int | None,
+    skip_bad: bool,
+    restart: bool,
+    as_json: bool,
+    quiet: bool,
 ) -> None:
     """Turn text into verified token shards, on all cores and in constant memory. Resumes after any stop."""
     options = _options({**locals()})  # all of the above, by its name
@@ -159,7 +156,7 @@ def _plan(options: "PrepareOptions", out: Path, *, as_json: bool) -> None:
     else:
         text.render(data_view.preparation_document(made, printable(str(out))), OUT)
     if not made.fits:
-        raise typer.Exit(int(ExitCode.DISK_FULL))
+        raise Exit(int(ExitCode.DISK_FULL))
 
 
 def _prepare(options: "PrepareOptions", *, as_json: bool, quiet: bool) -> None:
@@ -174,7 +171,7 @@ def _prepare(options: "PrepareOptions", *, as_json: bool, quiet: bool) -> None:
         print_json(_result(options, done))
     if done.index is None:
         ERR.print(Text(say("prepare.stopped", signal=done.signal, tokens=done.tokens)), soft_wrap=True)
-        raise typer.Exit(int(ExitCode.STOPPED))
+        raise Exit(int(ExitCode.STOPPED))
     if not quiet:
         for name, count in done.index.counts.to_json().items():
             if count:

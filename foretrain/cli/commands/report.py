@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
-import typer
+import click
 from rich.text import Text
 
 from foretrain.base.errors import UserError
-from foretrain.cli.common import CONFIG_CONTEXT, OUT, Json, Quiet, print_json, print_notes
+from foretrain.cli.command import OF_CONFIG, argument, command, flag, json_option, option, quiet_option
+from foretrain.cli.common import OUT, print_json, print_notes
 from foretrain.cli.planning.exact import progress
 from foretrain.config.options import OPTIONS
 from foretrain.reports import making
@@ -27,44 +27,33 @@ foretrain report out-a out-b --out ab.html              (a comparison)
 
 foretrain report b1.log+b1.py b2.log+b2.py --gpu 4070 --open"""
 
-Sources = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="[NAME=]SOURCE... [--KEY=VALUE]...",
-        help="A run, a watched run, a plan (JSON), a config or preset, a log, a snapshot, or what a tracker "
-        "keeps; two or more are compared. After a +: the config of a log, or options such as batch_size=8.",
-        show_default=False,
-    ),
-]
-GpuOption = Annotated[
-    str, typer.Option("--gpu", help="Card for configs and logs; auto: the one the log names, or this machine's.")
-]
-OthersOption = Annotated[
-    str, typer.Option("--used-by-others", help="Memory used by other programs on the card, such as 2GB.")
-]
-Price = Annotated[str | None, typer.Option("--price", help="Rent per hour, such as 0.35/h.", metavar="PRICE")]
-Exact = Annotated[bool, typer.Option("--exact", help="For a plan: trace the step instead of estimating it.")]
-Out = Annotated[
-    Path | None,
-    typer.Option("--out", help="File to write. Default: report.html in a run's folder, else report-NAME.html here."),
-]
-Open = Annotated[bool, typer.Option("--open", help="Open the report in the browser.")]
 
-
-def add_to(app: typer.Typer) -> None:
-    app.command("report", context_settings=CONFIG_CONTEXT, epilog=EPILOG)(report_command)
-
-
+@command("report", EPILOG, **OF_CONFIG)
+@argument(
+    "sources [NAME=]SOURCE... [--KEY=VALUE]...",
+    "A run, a watched run, a plan (JSON), a config or preset, a log, a snapshot, or what a tracker "
+    "keeps; two or more are compared. After a +: the config of a log, or options such as batch_size=8.",
+    nargs=-1,
+    required=True,
+)
+@option("--gpu", "Card for configs and logs; auto: the one the log names, or this machine's.", default="auto")
+@option("--used-by-others", "Memory used by other programs on the card, such as 2GB.", name="others", default="")
+@option("--price PRICE", "Rent per hour, such as 0.35/h.")
+@flag("--exact", "For a plan: trace the step instead of estimating it.")
+@option("--out", "File to write. Default: report.html in a run's folder, else report-NAME.html here.", type=Path)
+@flag("--open", "Open the report in the browser.", name="open_it")
+@json_option
+@quiet_option
 def report_command(
-    sources: Sources,
-    gpu: GpuOption = "auto",
-    others: OthersOption = "",
-    price: Price = None,
-    exact: Exact = False,
-    out: Out = None,
-    open_it: Open = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    sources: list[str],
+    gpu: str,
+    others: str,
+    price: str | None,
+    exact: bool,
+    out: Path | None,
+    open_it: bool,
+    as_json: bool,
+    quiet: bool,
 ) -> None:
     """Write one offline HTML file about a run, a plan, a log or a comparison, with charts and their numbers."""
     named, options = split(sources)
@@ -84,7 +73,7 @@ def report_command(
     elif not quiet:
         OUT.print(Text(str(path)), soft_wrap=True)
     if open_it:
-        typer.launch(path.resolve().as_uri())
+        click.launch(path.resolve().as_uri())
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:

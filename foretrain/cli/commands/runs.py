@@ -1,21 +1,20 @@
 """`foretrain runs`: what was trained, and what its user says of it; and a run against its forecast."""
 
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from foretrain.analysis.forecast_check import of_directory
 from foretrain.analysis.listed import is_run, listed
 from foretrain.base.errors import UserError
-from foretrain.cli.common import ERR, OUT, Json, noted, print_json
+from foretrain.cli.command import argument, command, json_option, option
+from foretrain.cli.common import ERR, OUT, noted, print_json
 from foretrain.reports import text
 from foretrain.reports.views.listed import runs as listed_view
 from foretrain.runs import folder as store
 from foretrain.runs import state, trainer_record, watch_record
 from foretrain.runs.folder import RunDirectory
 
-RUNS_EPILOG = """Examples:
+EPILOG = """Examples:
 
 foretrain runs
 
@@ -24,30 +23,34 @@ foretrain runs ~/experiments --json
 foretrain runs --tag sweep                       (only runs with this tag)
 
 foretrain runs out-3 --name "wider MLP" --add-tag sweep --note "twice the width"        (say what a run is)"""
-RunPath = Annotated[Path, typer.Argument(help="A run directory; `foretrain runs` lists them.", metavar="RUN")]
+run_argument = argument("run RUN", "A run directory; `foretrain runs` lists them.", type=Path)
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("runs", epilog=RUNS_EPILOG)(runs_command)
-
-
+@command("runs", EPILOG)
+@argument("folders", "Folders to search, two levels deep.", nargs=-1, type=Path)
+@option("--tag", "List only runs with this tag; with several, with all.", multiple=True)
+@option("--name", "Call the run this; '' takes the name away.")
+@option("--note", "Keep this note with the run; '' takes it away.")
+@option("--add-tag", "Give the runs this tag.", multiple=True)
+@option("--remove-tag", "Take this tag from the runs.", multiple=True)
+@json_option
 def runs_command(
-    folders: Annotated[list[Path] | None, typer.Argument(help="Folders to search, two levels deep.")] = None,
-    tag: Annotated[list[str] | None, typer.Option(help="List only runs with this tag; with several, with all.")] = None,
-    name: Annotated[str | None, typer.Option(help="Call the run this; '' takes the name away.")] = None,
-    note: Annotated[str | None, typer.Option(help="Keep this note with the run; '' takes it away.")] = None,
-    add_tag: Annotated[list[str] | None, typer.Option(help="Give the runs this tag.")] = None,
-    remove_tag: Annotated[list[str] | None, typer.Option(help="Take this tag from the runs.")] = None,
-    as_json: Json = False,
+    folders: list[Path],
+    tag: list[str],
+    name: str | None,
+    note: str | None,
+    add_tag: list[str],
+    remove_tag: list[str],
+    as_json: bool,
 ) -> None:
     """List runs and watched runs: status, steps, loss, speed. Or give a run a name, a note, tags."""
 
-    for folder in folders or []:
+    for folder in folders:
         if not folder.is_dir():
             raise UserError("data.no_folder", path=str(folder))
     if name is not None or note is not None or add_tag or remove_tag:
-        _say(folders or [], name, note, add_tag or [], remove_tag or [])
-    found = listed(folders or [Path()], tag or ())
+        _say(folders, name, note, add_tag, remove_tag)
+    found = listed(folders or [Path()], tag)
     for error in found.unreadable:
         ERR.print(noted(error), soft_wrap=True)
     if as_json:
@@ -63,7 +66,7 @@ def runs_command(
         )  # fmt: skip
         return
     labels = {path: state.read_label(path) for path, _ in (*found.runs, *found.watched, *found.trainers)}
-    text.render(listed_view.document(found, labels, tag or ()), OUT)
+    text.render(listed_view.document(found, labels, tag), OUT)
 
 
 def _rows(found: list[tuple[Path, Any]], schema: str) -> list[dict[str, Any]]:

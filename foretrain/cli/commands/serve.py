@@ -1,15 +1,15 @@
 """`foretrain serve`: the planner and the runs as a page on this machine."""
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
+import click
 from rich.text import Text
 
 from foretrain.base import messages
 from foretrain.base.errors import UserError
 from foretrain.base.messages import say
-from foretrain.cli.common import OUT, Json, Quiet, print_json
+from foretrain.cli.command import command, flag, json_option, option, quiet_option
+from foretrain.cli.common import OUT, print_json
 from foretrain.cli.language import asked_for
 
 EPILOG = """Examples:
@@ -21,22 +21,15 @@ foretrain serve --open
 foretrain serve --runs ~/experiments --runs out --port 9000"""
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("serve", epilog=EPILOG)(serve_command)
-
-
-def serve_command(
-    port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Port. Default: 8765, or a free one if that is taken.")
-    ] = None,
-    runs: Annotated[
-        list[Path] | None,
-        typer.Option(help="Folder to search for runs, two levels deep; can be repeated. Default: here."),
-    ] = None,
-    open_it: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+@command("serve", EPILOG)
+@option("--port", "Port. Default: 8765, or a free one if that is taken.", type=int, low=1, high=65535)
+@option(
+    "--runs", "Folder to search for runs, two levels deep; can be repeated. Default: here.", multiple=True, type=Path
+)
+@flag("--open", "Open the page in the browser.", name="open_it")
+@json_option
+@quiet_option
+def serve_command(port: int | None, runs: list[Path], open_it: bool, as_json: bool, quiet: bool) -> None:
     """Open the planner in your browser: move sliders, watch runs. For this machine only."""
     try:
         from foretrain.web import server
@@ -58,5 +51,5 @@ def serve_command(
             OUT.print(Text(say("page.served_how")), style="dim")
     with server.opener(served.link) as path:
         if open_it:
-            typer.launch(path.as_uri())
+            click.launch(path.as_uri())
         served.run()

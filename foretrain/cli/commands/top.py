@@ -3,15 +3,14 @@
 import contextlib
 import time
 from pathlib import Path
-from typing import Annotated
 
-import typer
 from rich.control import Control
 
 from foretrain.analysis.live import SCHEMA, Top, look
 from foretrain.base.errors import UserError
 from foretrain.base.signals import StopFlag
-from foretrain.cli.common import OUT, Json, print_json
+from foretrain.cli.command import argument, command, flag, json_option, option
+from foretrain.cli.common import OUT, print_json
 from foretrain.hardware.card import Cards
 from foretrain.reports import text
 from foretrain.reports.views.listed.top import document
@@ -29,36 +28,32 @@ _HEARD_S = 0.2  # so soon Ctrl-C is heard
 _HEAD = 12  # lines of a screen that are not for runs, besides the cards'
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("top", epilog=EPILOG)(top_command)
-
-
-def top_command(
-    folders: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            help="Folders to search, two levels deep. Default: this one, and every run alive on this machine."
-        ),
-    ] = None,
-    interval: Annotated[float, typer.Option(help="Seconds between two looks.")] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Print one picture and exit.")] = False,
-    as_json: Json = False,
-) -> None:
+@command("top", EPILOG)
+@argument(
+    "folders",
+    "Folders to search, two levels deep. Default: this one, and every run alive on this machine.",
+    nargs=-1,
+    type=Path,
+)
+@option("--interval", "Seconds between two looks.", default=2.0)
+@flag("--once", "Print one picture and exit.")
+@json_option
+def top_command(folders: list[Path], interval: float, once: bool, as_json: bool) -> None:
     """Watch this machine's cards and runs: phase, memory against the plan, speed, clocks, what is left."""
 
     if not 0.2 <= interval <= 3600:
         raise UserError("usage.top_interval", value=interval)
-    for folder in folders or []:
+    for folder in folders:
         if not folder.is_dir():
             raise UserError("data.no_folder", path=str(folder))
     cards = Cards()
     with contextlib.closing(cards):
         if as_json:
-            print_json(look(cards, folders or ()).to_json(schema=SCHEMA))
+            print_json(look(cards, folders).to_json(schema=SCHEMA))
         elif once or OUT.is_dumb_terminal or not OUT.is_terminal:  # a dumb one moves nothing
-            text.render(document(look(cards, folders or ())), OUT)
+            text.render(document(look(cards, folders)), OUT)
         else:
-            _go_on(cards, folders or [], interval)
+            _go_on(cards, folders, interval)
 
 
 def _go_on(cards: Cards, folders: list[Path], interval_s: float) -> None:

@@ -3,19 +3,16 @@
 import os
 import sys
 from functools import partial
-from typing import Annotated, NoReturn
+from typing import NoReturn
 
-import typer
+from click.exceptions import Exit
 
 from foretrain.app.train import UNSAID, Label, label_of, need_torch, train_resolved
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.cli import keep_going as start_ranks
 from foretrain.cli import keep_going as supervisor
+from foretrain.cli.command import OF_CONFIG, command, flag, json_option, option, quiet_option, words_argument
 from foretrain.cli.common import (
-    CONFIG_CONTEXT,
-    Json,
-    Quiet,
-    Words,
     bytes_bar,
     need_one_of,
     print_error,
@@ -48,51 +45,49 @@ foretrain train my.toml --report-to tensorboard,trackio    (wandb too; docs/trac
 foretrain train my.toml --gpus 2             (on two GPUs; torchrun and Slurm's srun work too)"""
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("train", context_settings=CONFIG_CONTEXT, epilog=EPILOG)(train_command)
-
-
+@command("train", EPILOG, **OF_CONFIG)
+@words_argument
+@option("--resume", "auto: resume the newest unfinished run in this out_dir; no: start a new one.", default="no")
+@flag("--no-trial", "With batch_size = auto: trust the forecast and skip the trial.")
+@flag("--auto-restart", "Resume from the last checkpoint automatically after a crash.")
+@option("--name", "What to call the run in lists, comparisons and reports.")
+@option("--note", "A note to keep with the run.")
+@option("--tag", "A tag to find the run by; may be given several times.", multiple=True)
+@option(
+    "--gpus", "Train on N GPUs of this machine, a process each; without GPUs on the CPU.", default=0, low=0, high=1024
+)
+@json_option
+@quiet_option
 def train_command(
-    words: Words = None,
-    resume: Annotated[
-        str,
-        typer.Option(help="auto: resume the newest unfinished run in this out_dir; no: start a new one."),
-    ] = "no",
-    no_trial: Annotated[
-        bool, typer.Option("--no-trial", help="With batch_size = auto: trust the forecast and skip the trial.")
-    ] = False,
-    keep_going: Annotated[
-        bool,
-        typer.Option("--auto-restart", help="Resume from the last checkpoint automatically after a crash."),
-    ] = False,
-    name: Annotated[str | None, typer.Option(help="What to call the run in lists, comparisons and reports.")] = None,
-    note: Annotated[str | None, typer.Option(help="A note to keep with the run.")] = None,
-    tag: Annotated[list[str] | None, typer.Option(help="A tag to find the run by; may be given several times.")] = None,
-    gpus: Annotated[
-        int,
-        typer.Option(min=0, max=1024, help="Train on N GPUs of this machine, a process each; without GPUs on the CPU."),
-    ] = 0,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    words: list[str],
+    resume: str,
+    no_trial: bool,
+    auto_restart: bool,
+    name: str | None,
+    note: str | None,
+    tag: list[str],
+    gpus: int,
+    as_json: bool,
+    quiet: bool,
 ) -> None:
     """Train a config, with a live line, evaluation and checkpoints. Ctrl-C saves; --resume auto resumes."""
     need_one_of("--resume", resume, ("auto", "no"))
     place = place_of(os.environ)
-    label = label_of(name, note, tag or ())
+    label = label_of(name, note, tag)
     try:
-        resolved = resolve(words or [])
-        if keep_going:
+        resolved = resolve(words)
+        if auto_restart:
             need_torch()
             if place.world > 1:
                 raise UserError("usage.auto_restart_of_a_rank")
             with patient_output():
-                raise typer.Exit(supervisor.keep_going(resolved.config))
+                raise Exit(supervisor.keep_going(resolved.config))
         supervisor.end_with_parent()
         if start := start_ranks.wanted(gpus, resolved.config, os.environ):
             need_torch()
             print_notes(resolved.notes, quiet=quiet)
             with patient_output():
-                raise typer.Exit(start_ranks.run(start))
+                raise Exit(start_ranks.run(start))
         print_notes(resolved.notes, quiet=quiet or place.world > 1)
         go_on = resume == "auto" or resolved.config.init_from == "resume"
         with patient_output():
@@ -104,7 +99,7 @@ def train_command(
             _end_rank(error, place, as_json=as_json)
         raise
     if record.status == "interrupted":
-        raise typer.Exit(int(ExitCode.STOPPED))
+        raise Exit(int(ExitCode.STOPPED))
 
 
 def _end_rank(error: UserError, place: Place, *, as_json: bool) -> NoReturn:

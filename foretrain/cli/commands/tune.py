@@ -4,9 +4,9 @@ import json
 import os
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+from click.exceptions import Exit
 from rich.text import Text
 
 from foretrain.app.train import need_torch
@@ -15,7 +15,8 @@ from foretrain.base.errors import ExitCode, UserError
 from foretrain.base.messages import printable, say
 from foretrain.base.quantities import parse_duration, read
 from foretrain.base.units import format_bytes
-from foretrain.cli.common import CONFIG_CONTEXT, ERR, OUT, Json, Quiet, Words, print_json, print_notes
+from foretrain.cli.command import OF_CONFIG, command, flag, json_option, option, quiet_option, words_argument
+from foretrain.cli.common import ERR, OUT, print_json, print_notes
 from foretrain.config import writer
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import resolve, to_toml
@@ -40,42 +41,37 @@ foretrain tune my.toml --gpus 2   (the strategy too: DDP, ZeRO-1, FSDP2)
 foretrain tune my.toml --memory_limit=10GiB --json   (every trial, and speed against memory)"""
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("tune", context_settings=CONFIG_CONTEXT, epilog=EPILOG)(tune_command)
-
-
+@command("tune", EPILOG, **OF_CONFIG)
+@words_argument
+@option("--budget", "How long to search, such as 90s, 3min or 1h.", default="3min")
+@option("--trials", "Most settings to try. Default: a quarter of them, 4 to 24.", type=int, low=1, high=1000)
+@option(
+    "--options",
+    "Options to change, such as batch_size,compile. Default: all that keep the learning unchanged.",
+    default="",
+)
+@option("--write FILE.toml", "Write the best config, and every trial next to it as JSON.", type=Path)
+@option("--gpus N", "How many cards share each step; how they do is searched too.", default=1, low=1, high=1024)
+@flag("--no-cache", "Ignore earlier measurements.")
+@json_option
+@quiet_option
 def tune_command(
-    words: Words = None,
-    budget: Annotated[str, typer.Option(help="How long to search, such as 90s, 3min or 1h.")] = "3min",
-    trials: Annotated[
-        int | None,
-        typer.Option(help="Most settings to try. Default: a quarter of them, 4 to 24.", min=1, max=1000),
-    ] = None,
-    knobs: Annotated[
-        str,
-        typer.Option(
-            "--options",
-            help="Options to change, such as batch_size,compile. Default: all that keep the learning unchanged.",
-        ),
-    ] = "",
-    write: Annotated[
-        Path | None,
-        typer.Option(help="Write the best config, and every trial next to it as JSON.", metavar="FILE.toml"),
-    ] = None,
-    gpus: Annotated[
-        int,
-        typer.Option(help="How many cards share each step; how they do is searched too.", min=1, max=1024, metavar="N"),
-    ] = 1,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Ignore earlier measurements.")] = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    words: list[str],
+    budget: str,
+    trials: int | None,
+    options: str,
+    write: Path | None,
+    gpus: int,
+    no_cache: bool,
+    as_json: bool,
+    quiet: bool,
 ) -> None:
     """Measure which settings are fastest here, without changing tokens per step or the result."""
 
     need_torch()
-    budget_s, wanted = _budget_s(budget), _wanted(knobs)
+    budget_s, wanted = _budget_s(budget), _wanted(options)
     _check_write(write)
-    resolved = resolve(words or [])
+    resolved = resolve(words)
     print_notes(resolved.notes, quiet=quiet)
     job = job_of(resolved, wanted, gpus)
     progress = Progress(job.base, quiet=quiet or as_json)
@@ -87,7 +83,7 @@ def tune_command(
         _write(found, write, quiet=quiet or as_json)
     _print(found, as_json=as_json)
     if found.stop == "interrupted":
-        raise typer.Exit(int(ExitCode.INTERRUPTED))
+        raise Exit(int(ExitCode.INTERRUPTED))
 
 
 def _budget_s(text: str) -> float:

@@ -3,16 +3,18 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+from click.exceptions import Exit
 from rich.text import Text
 
 from foretrain.app.train import need_torch
 from foretrain.base.errors import ExitCode
 from foretrain.base.messages import printable, say
 from foretrain.base.signals import Terminated
-from foretrain.cli.common import ERR, OUT, Json, Quiet, print_json, working, wrong_value
+from foretrain.cli.command import command, flag, json_option, option, quiet_option
+from foretrain.cli.common import ERR, OUT, print_json, working, wrong_value
+from foretrain.cli.completion import among
 from foretrain.measure import verify_record, verify_session
 from foretrain.measure.verify_record import Outcome, Verification
 from foretrain.measure.verify_session import FILLING, ON_A_CARD, Target, about_s
@@ -31,37 +33,24 @@ foretrain verify --show foretrain-verify-nvidia-geforce-rtx-4070.json
 foretrain verify --device cpu   (8 small cases, for a machine without a card)"""
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("verify", epilog=EPILOG)(verify_command)
+def case_words() -> list[str]:
+    """What the names of cases are made of; a shell completes single words."""
+    return list(dict.fromkeys(word.strip(",") for case in (*ON_A_CARD, *FILLING) for word in case.label.split()))
 
 
+@command("verify", EPILOG)
+@option("--device", "cuda, cuda:N or cpu.", default="cuda", shell_complete=among(lambda: ["cuda", "cuda:1", "cpu"]))
+@option(
+    "--only TEXT", "Run only the cases that have this text in their name.", default="", shell_complete=among(case_words)
+)
+@flag("--again", "Run cases that are done once more.")
+@option("--show FILE", "Show the results in this file; measure nothing.", type=Path)
+@option("--out FILE", "File of the results. Default: foretrain-verify-CARD.json.", type=Path)
+@option("--name", "Your GitHub name, shown with your contribution.", default="")
+@json_option
+@quiet_option
 def verify_command(
-    device: Annotated[
-        str,
-        typer.Option(
-            help="cuda, cuda:N or cpu.",
-            autocompletion=lambda incomplete: _starting(incomplete, ["cuda", "cuda:1", "cpu"]),
-        ),
-    ] = "cuda",
-    only: Annotated[
-        str,
-        typer.Option(
-            help="Run only the cases that have this text in their name.",
-            metavar="TEXT",
-            autocompletion=lambda incomplete: _starting(incomplete, _words()),
-        ),
-    ] = "",
-    again: Annotated[bool, typer.Option("--again", help="Run cases that are done once more.")] = False,
-    show: Annotated[
-        Path | None, typer.Option(help="Show the results in this file; measure nothing.", metavar="FILE")
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="File of the results. Default: foretrain-verify-CARD.json.", metavar="FILE"),
-    ] = None,
-    name: Annotated[str, typer.Option(help="Your GitHub name, shown with your contribution.")] = "",
-    as_json: Json = False,
-    quiet: Quiet = False,
+    device: str, only: str, again: bool, show: Path | None, out: Path | None, name: str, as_json: bool, quiet: bool
 ) -> None:
     """Run 24 short cases on this card and compare them with their predictions: about ten minutes."""
 
@@ -84,7 +73,7 @@ def verify_command(
     if as_json or not code:
         _print(found, path, as_json=as_json, contribute=True)
     if code:
-        raise typer.Exit(int(code))
+        raise Exit(int(code))
 
 
 @dataclass(frozen=True)
@@ -110,20 +99,10 @@ def _run(where: Target, path: Path, asked: Asked) -> tuple[Verification, ExitCod
     except KeyboardInterrupt as end:
         code = ExitCode.STOPPED if isinstance(end, Terminated) else ExitCode.INTERRUPTED
         if not path.is_file():
-            raise typer.Exit(int(code)) from None
+            raise Exit(int(code)) from None
         return verify_record.read(path), code
     finally:
         progress.close()
-
-
-def _starting(incomplete: str, words: list[str]) -> list[str]:
-    return [word for word in words if word.lower().startswith(incomplete.lower())]
-
-
-def _words() -> list[str]:
-    """What the names of cases are made of; a shell completes single words."""
-
-    return list(dict.fromkeys(word.strip(",") for case in (*ON_A_CARD, *FILLING) for word in case.label.split()))
 
 
 def _slug(name: str) -> str:

@@ -3,13 +3,13 @@
 import contextlib
 import shutil
 from pathlib import Path
-from typing import Annotated
 
-import typer
+from click.exceptions import Exit
 
 from foretrain.base.errors import UserError
 from foretrain.base.messages import say
-from foretrain.cli.common import ERR, Json, Quiet, noted, print_json
+from foretrain.cli.command import argument, command, json_option, option, quiet_option
+from foretrain.cli.common import ERR, noted, print_json
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import resolve
 from foretrain.data.corpus import data_of_config
@@ -33,17 +33,13 @@ EMPTY_S = 5.0  # a silent command that runs longer was perhaps working
 CONTEXT = {"allow_interspersed_args": False}
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("watch", context_settings=CONTEXT, epilog=EPILOG)(watch_command)
-
-
-def watch_command(
-    command: Annotated[list[str], typer.Argument(help="The command to run, after --.", metavar="-- COMMAND")],
-    out: Annotated[str, typer.Option(help="Directory to create; if it exists, NAME-2, and so on.")] = "watch",
-    interval: Annotated[float, typer.Option(help="Seconds between two samples of cards and processes.")] = 1.0,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+@command("watch", EPILOG, **CONTEXT)
+@argument("command -- COMMAND", "The command to run, after --.", nargs=-1, required=True)
+@option("--out", "Directory to create; if it exists, NAME-2, and so on.", default="watch")
+@option("--interval", "Seconds between two samples of cards and processes.", default=1.0)
+@json_option
+@quiet_option
+def watch_command(command: list[str], out: str, interval: float, as_json: bool, quiet: bool) -> None:
     """Measure a training command without changing it: memory, energy, clocks, log. Returns its exit code."""
 
     if not out:
@@ -68,13 +64,13 @@ def watch_command(
             print_json({**record.to_json(schema=SCHEMA), "path": None})
         elif not quiet:
             ERR.print(noted(say("watch.empty", code=record.exit_code or 0, wall=record.wall_s)), soft_wrap=True)
-        raise typer.Exit(record.exit_code or 0)
+        raise Exit(record.exit_code or 0)
     if as_json:
         print_json({**record.to_json(schema=SCHEMA), "path": str(directory.path)})
     elif not quiet:
         with contextlib.suppress(BrokenPipeError):
             text.render(watch_view.summary(record, str(directory.path)), ERR)
-    raise typer.Exit(record.exit_code or 0)
+    raise Exit(record.exit_code or 0)
 
 
 def _is_empty(record: "WatchRecord") -> bool:

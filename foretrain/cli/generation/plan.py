@@ -3,7 +3,8 @@
 import re
 from importlib.metadata import version
 
-import typer
+import click
+from click.exceptions import Exit
 
 from foretrain.app.generation.plan import model_of_words, plans
 from foretrain.base.errors import UserError
@@ -25,7 +26,7 @@ PLANS_SCHEMA = "foretrain.inferences/1"
 WITH = ("largest", "price", "inference", "gpu", "others", "check", "full", "oneline", "as_json", "quiet", "words")
 
 
-def answer_command(context: typer.Context, words: list[str]) -> None:
+def answer_command(context: click.Context, words: list[str]) -> None:
     """Answer what was asked of generating text. Raises UserError."""
     given = context.params
     for name in given:
@@ -95,4 +96,4 @@ def _check(plans: list[InferencePlan]) -> None:
                 room=plan.available_bytes or 0, verdict=say(f"word.{plan.verdict}"),
             )  # fmt: skip
             print_error(error, as_json=False)
-            raise typer.Exit(int(error.exit_code))
+            raise Exit(int(error.exit_code))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
+from click.exceptions import Exit
 
 from foretrain.base.errors import UserError
 from foretrain.base.installation import Later
@@ -127,7 +127,7 @@ def largest_command(plan: Plan, depth: Depth, *, as_json: bool, check: bool) -> 
     if check and found.value is None:  # the one object of --json is the answer, which says so too
         error = UserError("check.largest_nothing", option=found.option, name=plan.name, gpu=plan.gpu.name)
         print_error(error, as_json=False)
-        raise typer.Exit(int(error.exit_code))
+        raise Exit(int(error.exit_code))
 
 
 def print_largest(plan: Plan, found: Largest, *, as_json: bool) -> None:

@@ -5,7 +5,7 @@ from datetime import datetime
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-import typer
+from click.exceptions import Exit
 
 from foretrain.advice.asked import Asked
 from foretrain.advice.cards import choose
@@ -138,4 +138,4 @@ def check(plans: list[Plan]) -> None:
             id = "check.failed_nanogpt" if p.step == "nanogpt" else "check.failed_foretrain"
             error = check_error(id, p, p.memory_of(p.step), p.gpu, first_view.room(p, "short").text())
             print_error(error, as_json=False)
-            raise typer.Exit(int(error.exit_code))
+            raise Exit(int(error.exit_code))

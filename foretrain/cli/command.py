@@ -1,0 +1,233 @@
+"""A command as click has it: how its options and arguments are declared, and what all commands share.
+
+`--lang` is taken by every command, and `--gpu-file` by each that takes a card.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from foretrain.base.errors import ConfigError, UserError
+from foretrain.cli import completion, language, wrong_usage
+from foretrain.cli.common import wrong_value
+from foretrain.hardware.catalogue import GPU_FILE_VARIABLE, catalogue
+
+Declaration = Callable[[Any], Any]
+
+# Commands that take a card, beside those with --gpu.
+TAKE_A_CARD = ("gpus", "serve", "train", "demo", "calibrate")
+# Unknown options go, in their order, to the config: --batch_size=8, --batch-size 8, --compile.
+OF_CONFIG = {"ignore_unknown_options": True}
+
+
+class Number(click.ParamType):
+    """A number within limits. A wrong one is refused in a sentence of ours, not in one of click's."""
+
+    def __init__(self, kind: type, low: float | None, high: float | None) -> None:
+        self.kind, self.low, self.high = kind, low, high
+        self.is_range = low is not None or high is not None
+        self.name = f"{kind.__name__} range" if self.is_range else kind.__name__
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        option = param.opts[0] if param else ""
+        try:
+            number = self.kind(value)
+        except ValueError:
+            number = None
+        if number is None or (number != number and self.is_range):  # nan is within no limits
+            raise wrong_value(option, value, "whole_plain" if self.kind is int else "number_plain")
+        if self.low is not None and number < self.low:
+            raise wrong_value(option, value, "at_least", low=self.low)
+        if self.high is not None and number > self.high:
+            raise wrong_value(option, value, "at_most", high=self.high)
+        return number
+
+
+def _kind(type: type, low: float | None = None, high: float | None = None) -> click.ParamType:
+    if type in (int, float):
+        return Number(type, low, high)
+    return click.Path(path_type=Path) if type is Path else click.STRING
+
+
+def _listed(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    return list(value)
+
+
+def _settings(kind: click.ParamType, help: str, metavar: str, given: dict[str, Any]) -> dict[str, Any]:
+    """What click is told of an option or argument."""
+    many = given.get("multiple") or given.get("nargs") == -1
+    known = {"type": kind, "help": help, "metavar": metavar or None, "callback": _listed if many else None}
+    # A default counts as a value, also if it is None.
+    return known | given if given.get("required") else known | {"required": False, "default": None} | given
+
+
+def option(
+    words: str,
+    help: str,
+    *,
+    name: str = "",
+    type: type | None = None,
+    low: float | None = None,
+    high: float | None = None,
+    **settings: Any,
+) -> Declaration:
+    """Declare an option of a command. `words`: its spelling, then what stands for its value in the help."""
+    spelling, _, metavar = words.partition(" ")
+    kind = type or (str if settings.get("default") is None else settings["default"].__class__)
+    if spelling == "--gpu":
+        settings["shell_complete"] = lambda ctx, param, incomplete: completion.cards(incomplete)
+    return click.option(*filter(None, (spelling, name)), **_settings(_kind(kind, low, high), help, metavar, settings))
+
+
+def flag(spelling: str, help: str, *, name: str = "") -> Declaration:
+    """Declare an option that takes no value."""
+    return click.option(*filter(None, (spelling, name)), is_flag=True, default=False, help=help)
+
+
+def argument(words: str, help: str, *, type: type = str, **settings: Any) -> Declaration:
+    """Declare an argument of a command. `words`: its name, then what stands for it in the help."""
+    name, _, metavar = words.partition(" ")
+    settings = {"required": settings.get("nargs") != -1} | settings
+    return click.argument(name, **_settings(_kind(type), help, metavar, settings))
+
+
+words_argument = argument(
+    "words [CONFIG]... [--KEY=VALUE]...",
+    "A preset, a TOML file, a nanoGPT config/*.py (parsed, never run), or - for stdin; later ones override earlier "
+    "ones. Then any option of the config, such as --batch_size=8 or --batch-size 8.",
+    nargs=-1,
+    shell_complete=completion.configs,
+)
+json_option = flag("--json", "Print one JSON object to stdout; everything else goes to stderr.", name="as_json")
+quiet_option = flag("--quiet", "Print only results and errors.")
+
+
+def _choose_language(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        language.speak(value, "--lang")
+
+
+def _choose_cards(ctx: click.Context, param: click.Parameter, value: Path | None) -> None:
+    """Child processes read the file, too. Raises UserError 'gpu.bad_file'."""
+    if value is not None:
+        os.environ[GPU_FILE_VARIABLE] = str(value.absolute())
+        catalogue()
+
+
+LANG = click.Option(
+    ["--lang"],
+    metavar="LANGUAGE",
+    default=None,
+    expose_value=False,
+    is_eager=True,
+    callback=_choose_language,
+    help=f"The language, such as ar; else {language.VARIABLE}, else en. `foretrain languages` lists them.",
+)
+GPU_FILE = click.Option(
+    ["--gpu-file"],
+    type=_kind(Path),
+    metavar="FILE",
+    default=None,
+    expose_value=False,
+    is_eager=True,
+    callback=_choose_cards,
+    help=f"A TOML file with cards of your own, written like gpus.toml; else {GPU_FILE_VARIABLE}.",
+)
+
+
+class Command(click.Command):
+    """A command whose help is in the language that is spoken, and whose errors are sentences of ours."""
+
+    allow_extra_args = True  # parse_args refuses them
+
+    def __init__(self, name: str | None, **settings: Any) -> None:
+        super().__init__(name, **settings)
+        self.params.append(LANG)
+        if name in TAKE_A_CARD or any(each.name == "gpu" for each in self.params):
+            self.params.append(GPU_FILE)
+
+    def get_help_option_names(self, ctx: click.Context) -> list[str]:
+        return ["--help", "-h"]
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from foretrain.cli import help
+
+        formatter.write(help.shown(self, ctx))
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            left = super().parse_args(ctx, args)
+        except click.exceptions.NoArgsIsHelpError:
+            raise
+        except click.UsageError as error:
+            language.speak_typed()
+            raise wrong_usage.sentence(error, ctx) from None
+        if left and not ctx.resilient_parsing and not isinstance(self, click.Group):
+            raise UserError("usage.extra_argument", words=" ".join(left), command=ctx.command_path)
+        return left
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ConfigError as error:
+            raise ConfigError([wrong_usage.of_an_option(problem, ctx) for problem in error.problems]) from None
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
+        found = super().shell_complete(ctx, incomplete)
+        if ctx.ignore_unknown_options and incomplete.startswith("-"):
+            found += [CompletionItem(word) for word in completion.config_options(incomplete)]
+        return found
+
+
+class Group(Command, click.Group):
+    """A group of commands, in the order in which they were added."""
+
+    command_class = Command
+
+    def __init__(self, name: str, **settings: Any) -> None:
+        super().__init__(
+            name,
+            callback=_need_a_command,
+            no_args_is_help=True,
+            invoke_without_command=True,
+            subcommand_metavar="COMMAND [ARGS]...",
+            **settings,
+        )
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def summaries(self) -> dict[str, str]:
+        """{name: what it does} of each command, for lists of them."""
+        return {name: each.help or "" for name, each in self.commands.items()}
+
+    def members(self) -> dict[str, click.Command]:
+        """{name: command}, all of them imported."""
+        ctx = click.Context(self)
+        return {name: each for name in self.list_commands(ctx) if (each := self.get_command(ctx, name))}
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args[0] not in self.list_commands(ctx) and not ctx.resilient_parsing:
+            language.speak_typed()
+            raise wrong_usage.no_such_command(args[0], self.list_commands(ctx), ctx)
+        return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
+        options = click.Command.shell_complete(self, ctx, incomplete)  # click's groups import all of their commands
+        return [*completion.commands(self.summaries(), ctx, incomplete), *options]
+
+
+@click.pass_context
+def _need_a_command(ctx: click.Context) -> None:
+    if ctx.invoked_subcommand is None:
+        language.speak_typed()
+        raise UserError("usage.missing_command", command=ctx.command_path)
+
+
+def command(name: str, epilog: str, **settings: Any) -> Callable[[Callable[..., None]], Command]:
+    """Make a command of a function, whose docstring says what it does. `settings`: of its context, as click has it."""
+    return click.command(name, Command, epilog=epilog, context_settings=settings)

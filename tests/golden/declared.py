@@ -13,6 +13,10 @@ GENERATION = (
 INFERENCE = "plan --inference and chat: an option, a command, a function, and their texts"
 TRACKERS = "a run can be reported to trackers: report_to is a new option, and wandb_log has an effect"
 APPLE = "plans for Apple GPUs are of what trains there: bfloat16, uncompiled, attention that saves its scores"
+CLICK = (
+    "help is drawn for click's own parameters: a flag shows no <bool>, an argument stands in the usage as it is typed, and "
+    "the column of types is as wide as it has to be; one text, of values that click refuses, is gone"
+)
 SENSORS = "a report says that foretrain reads the sensors of NVIDIA cards only: an Apple GPU is no CPU"
 TIMING = "one Timing for every kind of run: fields that only some have"
 FORECAST = "--within and --largest have one answer for every kind of run, and several cards are asked them, too"
@@ -54,6 +58,7 @@ DECLARED: tuple[Declared, ...] = (
     Declared("modern|muon|nanochat", "", MODERN),
     Declared("^sample", "", GENERATION),
     Declared("^help|^languages|^python names", "", INFERENCE),
+    Declared("^help|^languages", "", CLICK),
     Declared("Apple M1 Max", "", APPLE),
     Declared("^report", "", SENSORS, new="NVIDIA"),
     Declared("^report run here", "size_bytes$", SENSORS),

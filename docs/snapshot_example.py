@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from foretrain.base.units import MIB
+from foretrain.predict.allocator.blocks import Lifetimes
 from foretrain.predict.allocator.settings import Settings
-from foretrain.predict.snapshot import Label, export
+from foretrain.predict.snapshot import Label, snapshot_of
 
 TARGET = Path(__file__).parent.parent / "examples" / "snapshots" / "fragmented.pickle"
 TORCH = "site-packages/torch"
@@ -38,9 +39,12 @@ def events() -> list[tuple[str, Any, int]]:
 
 
 def main() -> None:
-    listed = events()
-    names = {id: Label("/".join(map(str, id))) for kind, id, _ in listed if kind == "alloc"}
-    snapshot = export(listed, names, Settings(), limit_bytes=2950 * MIB, physical=True)
+    sizes = {id: size for kind, id, size in events() if kind == "alloc"}
+    numbers = {id: number for number, id in enumerate(sizes)}
+    names = ["/".join(map(str, id)) for id in sizes]
+    listed = [numbers[id] if kind == "alloc" else ~numbers[id] for kind, id, _ in events()]
+    lifetimes = Lifetimes(listed, list(sizes.values()))
+    snapshot = snapshot_of(lifetimes, lambda id: Label(names[id]), Settings(), limit_bytes=2950 * MIB, physical=True)
     kinds: dict[int, str] = {}
     for entry in snapshot["device_traces"][0]:
         if entry["frames"]:

@@ -57,7 +57,7 @@ def main() -> None:
         plain = [sys.executable, "train.py"]
         watched = [*FORETRAIN, "watch", "--quiet", "--", *plain]
         pairs = [(seconds(plain, folder), seconds(watched, folder)) for _ in range(PAIRS)]
-        records = [json.loads(path.read_text()) for path in folder.glob("watch*/watch.json")]
+        records = [json.loads(path.read_text()) for path in folder.glob("watch*/run.json")]
         per_sample_s = median(r["sampling_s"] / r["samples"] for r in records)
         subprocess.run([*FORETRAIN, *TRAIN], cwd=folder, check=True)
         shown = console(["explain", "out-small"], folder)

@@ -141,7 +141,7 @@ def _with_comment(line: str) -> str:
 def _ending(name: str) -> str:
     codes = sorted({*ALWAYS, *CODES.get(name.split()[0], ())})
     listed = ", ".join(str(int(code)) for code in codes)
-    made = [key for key, output in json_schemas.OUTPUTS.items() if _command_of(output.command) == name]
+    made = [key for key, output in json_schemas.OUTPUTS.items() if name in map(_command_of, output.command.split(", "))]
     links = ", ".join(f"[{key}](schemas/{json_schemas.path_of(key).name})" for key in made)
     return f"[Exit codes](exit-codes.md): {listed}." + (f" `--json` prints {links}." if links else "")
 

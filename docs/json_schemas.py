@@ -7,9 +7,9 @@ outputs to these files.
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Union
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, RootModel, create_model
 from results import ROOT
 
 from foretrain.advice import best, cards, remedies
@@ -35,11 +35,9 @@ from foretrain.predict.inference.plan import InferencePlan
 from foretrain.predict.largest import Largest
 from foretrain.predict.plan import Plan
 from foretrain.predict.ranks.record import ClusterPlan
-from foretrain.runs.folder import RunRecord
+from foretrain.runs.record import KINDS, TrainedRun, WatchedRun
 from foretrain.runs.scores import Evaluation, Scores
 from foretrain.runs.state import UNSAID, Label
-from foretrain.runs.trainer_record import TrainerRunRecord
-from foretrain.runs.watch_record import WatchRecord
 from foretrain.training.exports.forms import Exported
 
 FOLDER = ROOT / "docs" / "schemas"
@@ -76,15 +74,23 @@ _ERROR = _object(
 )  # fmt: skip
 _SCHEMA = {"schema_": (str, Field(alias="schema"))}  # a record has an attribute of that name
 _WITH_PATH = {"path": (str, ...), "label": (Label, UNSAID), **_SCHEMA}
-_SCORED: dict[str, Any] = {**_WITH_PATH, "scores": (list[Scores], ...)}
-_LISTED_RUN = create_model("ListedRun", __base__=RunRecord, **_SCORED)  # type: ignore[call-overload]
-_LISTED_WATCH = create_model("ListedWatch", __base__=WatchRecord, **_WITH_PATH)  # type: ignore[call-overload]
-_LISTED_TRAINER = create_model("ListedTrainerRun", __base__=TrainerRunRecord, **_WITH_PATH)  # type: ignore[call-overload]
+_LISTED: dict[str, Any] = {**_WITH_PATH, "scores": (list[Scores], ...)}
+
+
+def _run(fields: dict[str, Any], of_watched: dict[str, Any] | None = None) -> Any:
+    """The record of a run of any source, with these fields besides."""
+    kinds = []
+    for source, kind in KINDS.items():
+        more = {**fields, **(of_watched or {} if source == "watched" else {}), "source": (Literal[source], ...)}
+        kinds.append(create_model(kind.__name__, __base__=kind, **more))
+    return Union[tuple(kinds)]  # noqa: UP007
+
+
 _FINETUNE_SCHEMA: dict[str, Any] = {"schema_": (Literal["foretrain.finetune/1"], Field(alias="schema"))}
 _FINETUNE_OF_CARDS = create_model("FineTuneOfCards", __base__=FineTunePlan, **_FINETUNE_SCHEMA)
 _PLAN_OF_CARDS = create_model("PlanOfCards", __base__=Plan, **_SCHEMA)  # type: ignore[call-overload]
 _LOG_EXTRA = {
-    "watch": (WatchRecord | None, None), "out_of_memory": (run_explain.OutOfMemory | None, None),
+    "watch": (WatchedRun | None, None), "out_of_memory": (run_explain.OutOfMemory | None, None),
     "remedies": (list[remedies.Remedy], []), "doubts": (list[Note], []),
 }  # fmt: skip
 _PART = _object(
@@ -161,14 +167,13 @@ OUTPUTS: dict[str, Output] = {
         "explain SNAPSHOT", "what a memory snapshot says", snapshot_analysis.SnapshotAnalysis
     ),
     "foretrain.tune/1": Output("tune", "every trial and the winner", tuning.Tuning),
-    "foretrain.run/1": Output("train", "the record of a run, as in run.json", RunRecord),
-    "foretrain.watch/1": Output("watch", "what a program took", WatchRecord, {"path": (str, ...)}),
+    "foretrain.run/1": Output(
+        "train, watch", "the record of a run, as in run.json",
+        RootModel[_run(_SCHEMA, {"path": (str | None, ...)})],
+    ),
     "foretrain.runs/1": Output(
         "runs", "runs, watched programs and Trainers' runs",
-        _object(
-            "Runs", runs=(list[_LISTED_RUN], ...), watched=(list[_LISTED_WATCH], ...),
-            trainers=(list[_LISTED_TRAINER], ...),
-        ),
+        _object("Runs", runs=(list[_run(_LISTED)], ...)),
     ),
     "foretrain.top/1": Output("top", "cards and runs at one moment", Top),
     "foretrain.languages/1": Output(
@@ -203,7 +208,7 @@ OUTPUTS: dict[str, Output] = {
     "foretrain.demo/1": Output(
         "demo", "the demo's run and its comparison",
         _object(
-            "Demo", run=(create_model("DemoRun", __base__=RunRecord, **_SCHEMA), ...),  # type: ignore[call-overload]
+            "Demo", run=(create_model("DemoRun", __base__=TrainedRun, **_SCHEMA), ...),  # type: ignore[call-overload]
             comparison=(forecast_check.ForecastCheck, ...), unigram_entropy=(float | None, ...), report=(str, ...),
         ),
     ),
@@ -216,7 +221,7 @@ def schema(name: str) -> dict[str, Any]:
     output = OUTPUTS[name]
     model = create_model(output.model.__name__, __base__=output.model, **output.extra)  # type: ignore[call-overload]
     made = model.model_json_schema(mode="serialization")
-    made["properties"] = {"schema": {"const": name}, **made["properties"]}
+    made["properties"] = {"schema": {"const": name}, **made.get("properties", {})}
     optional = {key for key, (_, default) in output.extra.items() if default is None or default == []}
     required = [key for key in made.get("required", []) if key not in optional and output.whole]
     made["required"] = ["schema", *required]
@@ -251,6 +256,7 @@ def files() -> dict[Path, str]:
 def table() -> str:
     lines = ["| schema | printed by | what |", "| --- | --- | --- |"]
     for name, output in OUTPUTS.items():
-        command = output.command if output.command == "every command" else f"`foretrain {output.command} --json`"
+        commands = ", ".join(f"`foretrain {each} --json`" for each in output.command.split(", "))
+        command = output.command if output.command == "every command" else commands
         lines.append(f"| [{name}](schemas/{path_of(name).name}) | {command} | {output.what} |")
     return "\n".join(lines)

@@ -41,5 +41,5 @@ from foretrain.predict.trace.elsewhere import trace as trace
 from foretrain.predict.trace.traced import Traced as Traced
 from foretrain.reports.making import report as report
 from foretrain.reports.trainer_callback import ForetrainCallback as ForetrainCallback
-from foretrain.runs.folder import RunRecord as RunRecord
+from foretrain.runs.record import TrainedRun as TrainedRun
 from foretrain.runs.scores import Evaluation as Evaluation

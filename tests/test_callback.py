@@ -30,8 +30,8 @@ from foretrain.comparison.sources.given import Given
 from foretrain.comparison.subject import Subject
 from foretrain.config.finetune.live import of_all_layers
 from foretrain.hardware.catalogue import find
-from foretrain.runs import trainer_record
-from foretrain.runs.folder import MeasuredMemory
+from foretrain.runs.folder import RunDirectory
+from foretrain.runs.record import MeasuredMemory, TrainerRun
 from foretrain.training import trainer_meter
 from foretrain.training.trainer_meter import PhaseMeter
 from foretrain.web import comparison, observe, runs
@@ -65,6 +65,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "small"
     trainer_of(llama(), folder, ForetrainCallback(quiet=True)).train()
     return folder / "foretrain"
+
+
+def record_in(folder: Path) -> TrainerRun:
+    return RunDirectory(folder).record_of(TrainerRun)
+
+
+def lines_in(folder: Path, kind: str = "") -> list[dict[str, Any]]:
+    return [line for line in RunDirectory(folder).read_lines("metrics", whole=False) if kind in ("", line["kind"])]
 
 
 def assert_forecast_is_right(found: TrainerRunExplanation) -> None:
@@ -139,20 +147,20 @@ def test_paths_of_some_layers_alone_stay_as_they_are() -> None:
 
 
 def test_the_record_says_what_the_trainer_did(run: Path) -> None:
-    record = trainer_record.read(run)
+    record = record_in(run)
     assert (record.status, record.steps_done, record.max_steps) == ("finished", STEPS, STEPS)
     assert (record.seq_len, record.tokens, record.trainer) == (LENGTH, STEPS * BATCH * LENGTH, "Trainer")
     assert record.n_params == record.n_trained == sum(p.numel() for p in llama().parameters())
     states = json.loads((run.parent / "checkpoint-5" / "trainer_state.json").read_text())["log_history"]
     losses = [line["loss"] for line in states if "loss" in line]
-    assert [line["loss"] for line in trainer_record.lines(run, "log")] == losses
-    assert [line["step"] for line in trainer_record.lines(run, "step")] == list(range(1, STEPS + 1))
-    evaluations = [line["val_loss"] for line in trainer_record.lines(run, "evaluation")]
+    assert [line["loss"] for line in lines_in(run, "log")] == losses
+    assert [line["step"] for line in lines_in(run, "step")] == list(range(1, STEPS + 1))
+    evaluations = [line["val_loss"] for line in lines_in(run, "evaluation")]
     assert evaluations == [line["eval_loss"] for line in states if "eval_loss" in line]
-    parts = sum(line["step_s"] for line in trainer_record.lines(run, "step"))
+    parts = sum(line["step_s"] for line in lines_in(run, "step"))
     assert 0 < parts < record.wall_s
-    written = json.loads((run / "trainer.json").read_text())
-    assert trainer_record.TrainerRunRecord.from_json(json.dumps(written)) == record
+    written = json.loads((run / "run.json").read_text())
+    assert TrainerRun.from_json(json.dumps(written)) == record
 
 
 def test_training_is_the_same_with_and_without(tmp_path: Path) -> None:
@@ -293,7 +301,7 @@ def test_commands_read_the_folder(run: Path, own_directory: Path) -> None:
     assert told["schema"] == "foretrain.explain-trainer/1"
     assert {piece["id"] for piece in told["phases"]} >= {"load", "first_step", "evaluate"}
     listed = json.loads(foretrain("runs", str(run.parent), "--json").stdout)
-    assert [one["steps_done"] for one in listed["trainers"]] == [STEPS]
+    assert [one["steps_done"] for one in listed["runs"]] == [STEPS]
     page = report(run, out=own_directory / "report.html").read_text()
     assert "steady state" in page
     with pytest.raises(UserError) as caught:
@@ -310,7 +318,7 @@ def test_two_runs_are_compared(run: Path, tmp_path: Path) -> None:
 
 def test_runs_that_hardly_overlap_in_time_are_compared(run: Path) -> None:
     """Steps of very unlike times: seen from one run the losses meet in time, and from the other they may not."""
-    record, chance = trainer_record.read(run), random.Random(1)
+    record, chance = record_in(run), random.Random(1)
 
     def subject(name: str) -> Subject:
         lines, elapsed_s = [], 0.0
@@ -338,7 +346,7 @@ def test_the_page_shows_the_run(run: Path, tmp_path: Path) -> None:
     assert seen is not None
     page = runs.page(shown["id"], seen, known.curve(shown["id"], seen))
     trained, evaluated = page["pictures"][0]["picture"]["traces"]
-    losses = [line["loss"] for line in trainer_record.lines(run, "log")]
+    losses = [line["loss"] for line in lines_in(run, "log")]
     assert trained["places"] == [[1, 2, 3, 4, 5]]
     assert trained["values"] == pytest.approx(losses, rel=1e-5)
     assert evaluated["places"] == [[3, 5]]
@@ -358,15 +366,15 @@ def test_the_page_shows_the_run(run: Path, tmp_path: Path) -> None:
 
 
 def test_a_damaged_folder_is_said(run: Path, tmp_path: Path) -> None:
-    (tmp_path / "trainer.json").write_text((run / "trainer.json").read_text())
+    (tmp_path / "run.json").write_text((run / "run.json").read_text())
     assert explained(tmp_path).forecast is None
     (tmp_path / "plan.json").write_text("{}")
     (tmp_path / "metrics.jsonl").write_text('{"kind": "step"}\nnonsense\n')
-    assert trainer_record.lines(tmp_path) == []
+    assert lines_in(tmp_path) == []
     with pytest.raises(UserError) as caught:
         explain(tmp_path)
     assert caught.value.id == "data.bad_run"
-    (tmp_path / "trainer.json").write_text("[]")
+    (tmp_path / "run.json").write_text("[]")
     with pytest.raises(UserError) as caught:
         explain(tmp_path)
     assert caught.value.id == "data.bad_run"
@@ -456,9 +464,9 @@ def test_an_interrupted_run_keeps_what_it_had(tmp_path: Path) -> None:
     trainer = trainer_of(llama(), tmp_path, ForetrainCallback(quiet=True), kind=Stops)
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
-    record = trainer_record.read(tmp_path / "foretrain")
+    record = record_in(tmp_path / "foretrain")
     assert (record.status, record.reason, record.steps_done) == ("stopped", "KeyboardInterrupt", 2)
-    assert [line["step"] for line in trainer_record.lines(tmp_path / "foretrain", "step")] == [1, 2]
+    assert [line["step"] for line in lines_in(tmp_path / "foretrain", "step")] == [1, 2]
 
 
 def test_a_resumed_run_goes_on_in_its_folder_and_another_has_its_own(tmp_path: Path) -> None:
@@ -466,13 +474,13 @@ def test_a_resumed_run_goes_on_in_its_folder_and_another_has_its_own(tmp_path: P
     trainer_of(llama(), tmp_path, ForetrainCallback(quiet=True), max_steps=7).train(
         resume_from_checkpoint=str(tmp_path / "checkpoint-3")
     )
-    record = trainer_record.read(tmp_path / "foretrain")
+    record = record_in(tmp_path / "foretrain")
     assert record.resumed_from == (3,)
     assert record.steps_done == 7
-    assert [line["step"] for line in trainer_record.lines(tmp_path / "foretrain", "step")] == list(range(1, 8))
+    assert [line["step"] for line in lines_in(tmp_path / "foretrain", "step")] == list(range(1, 8))
     assert_forecast_is_right(explained(tmp_path / "foretrain"))
     trainer_of(llama(), tmp_path, ForetrainCallback(quiet=True), max_steps=1).train()
-    assert trainer_record.read(tmp_path / "foretrain-2").steps_done == 1
+    assert record_in(tmp_path / "foretrain-2").steps_done == 1
 
 
 SCRIPT = """
@@ -499,11 +507,11 @@ def test_however_the_program_ends_its_steps_stay(ends: str, status: str, tmp_pat
     script = SCRIPT.format(repo=str(REPO), ends=ends, folder=str(tmp_path / "out"))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode
-    record = trainer_record.read(tmp_path / "out" / "foretrain")
+    record = record_in(tmp_path / "out" / "foretrain")
     assert (record.status, record.steps_done) == (status, 2)
     assert "ValueError: a bad row" in done.stderr or status != "failed"
     assert record.reason == ("ValueError: a bad row" if status == "failed" else "")
-    assert [line["step"] for line in trainer_record.lines(tmp_path / "out" / "foretrain", "step")] == [1, 2]
+    assert [line["step"] for line in lines_in(tmp_path / "out" / "foretrain", "step")] == [1, 2]
 
 
 # -- what must not happen ----------------------------------------------------------------------------------
@@ -550,7 +558,7 @@ def test_frozen_weights_are_another_run_than_the_forecast(tmp_path: Path) -> Non
     trainer = trainer_of(model, tmp_path, max_steps=1, eval_strategy="no")
     trainer.add_callback(ForetrainCallback)  # the class, as the Trainer takes it too
     trainer.train()
-    assert "parameters" in trainer_record.read(tmp_path / "foretrain").forecast_problem
+    assert "parameters" in record_in(tmp_path / "foretrain").forecast_problem
 
 
 def test_a_folder_that_cannot_be_is_said_and_the_run_goes_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import torch
 from foretrain.config.options import RunConfig
 from foretrain.data.dataset import DatasetInfo
 from foretrain.hardware.catalogue import Gpu
-from foretrain.runs.folder import RunRecord
+from foretrain.runs.record import TrainedRun
 from foretrain.training import starting
 from foretrain.training.device import Placement, place
 from foretrain.training.starting import Chosen, Way
@@ -126,11 +126,11 @@ def test_a_resumed_run_goes_on_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not built
 
 
-def record_of(config: RunConfig, **changes: object) -> RunRecord:
+def record_of(config: RunConfig, **changes: object) -> TrainedRun:
     """Of a run that has begun."""
     placement = on_cpu(config)
     info = DatasetInfo(name="toy", path="data/toy", dtype="uint16", vocab_size=96, train_tokens=2000, val_tokens=500)
-    record = RunRecord(
+    record = TrainedRun(
         id="out", name="tiny", status="interrupted", started_at="now", config=config, gpu=placement.gpu,
         dtype=placement.dtype, compiled=False, dataset=info, n_params=1,
     )  # fmt: skip

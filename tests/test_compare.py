@@ -36,9 +36,8 @@ from foretrain.hardware.catalogue import find
 from foretrain.reports import html
 from foretrain.reports import text as text_view
 from foretrain.reports.views import compare as compare_view
-from foretrain.runs import watch_record
 from foretrain.runs.folder import RunDirectory
-from foretrain.runs.watch_record import WatchedCard, WatchRecord
+from foretrain.runs.record import RECORD, WatchedCard, WatchedRun
 from tests.kit.command import REPO, foretrain
 from tests.kit.runs import GPU, write_measured_run
 from tests.kit.tiny import tiny
@@ -76,19 +75,19 @@ def test_a_watched_run_is_its_log_and_the_memory_that_was_seen(tmp_path: Path) -
     card = WatchedCard(
         index=0, name="NVIDIA GeForce RTX 4070", ours_peak_bytes=4 << 30, used_by_others_peak_bytes=2 << 30
     )
-    record = WatchRecord(
-        id="w", command=("python", "train.py"), status="finished", started_at="2026-11-21T10:00:00Z", interval_s=1.0,
+    record = WatchedRun(
+        id="w", name="w", command=("python", "train.py"), status="finished", started_at="2026-11-21T10:00:00Z", interval_s=1.0,
         wall_s=77.0, rss_peak_bytes=1 << 30, cards=(card,),
     )  # fmt: skip
-    watch_record.write(RunDirectory(tmp_path), record)
-    shutil.copy(CASES / "b1.log", tmp_path / watch_record.LOG)
-    for path in (tmp_path, tmp_path / watch_record.RECORD):
+    RunDirectory(tmp_path).write_record(record)
+    shutil.copy(CASES / "b1.log", tmp_path / "output.log")
+    for path in (tmp_path, tmp_path / RECORD):
         found = load(take_apart(str(path)))
         assert found.memory
         assert (found.memory.expected_bytes, found.memory.source) == (4 << 30, "measured")
         assert (found.used_by_others_bytes, found.wall_s, found.gpu) == (2 << 30, 77.0, find("RTX 4070"))
     assert found.step_times_s == of(f"{CASES}/b1.log").step_times_s
-    watch_record.write(RunDirectory(tmp_path), record.model_copy(update={"cards": ()}))
+    RunDirectory(tmp_path).write_record(record.model_copy(update={"cards": ()}))
     found = load(take_apart(str(tmp_path)))
     assert found.memory
     assert found.memory.expected_bytes == 1 << 30

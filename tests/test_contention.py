@@ -19,7 +19,8 @@ from foretrain.reports import text
 from foretrain.reports.document import Document
 from foretrain.reports.views import run as run_view
 from foretrain.reports.views import run_explain as run_explain_view
-from foretrain.runs.folder import MachineLoad, RunDirectory, crowded
+from foretrain.runs.folder import RunDirectory
+from foretrain.runs.record import MachineLoad, crowded
 from foretrain.training import contention, cpu_threads
 from foretrain.training.contention import Clock, Contention, cores_busy_s
 from foretrain.training.cpu_threads import Waiting, idle_teams

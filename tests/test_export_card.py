@@ -15,7 +15,8 @@ from foretrain.app.export import export
 from foretrain.app.exporting.card_facts import CardFacts, facts_of
 from foretrain.app.exporting.model_card import card_of, plain
 from foretrain.base.errors import ExitCode, UserError
-from foretrain.runs.folder import RunDirectory, RunRecord
+from foretrain.runs.folder import RunDirectory
+from foretrain.runs.record import TrainedRun
 from foretrain.runs.scores import Scores, TaskScore, TextScore
 from foretrain.training.checkpoint import Progress
 from tests.kit.command import foretrain
@@ -31,7 +32,7 @@ HOSTILE = "a\n---\nlicense: mit\n---\n| <script>alert(1)</script> ![x](http://ev
 def facts(path: Path, step: int = 60, elapsed_s: float = 6.0, **changes: Any) -> CardFacts:
     run = RunDirectory(path)
     record = run.read_record()
-    record = RunRecord.model_validate({**record.model_dump(), **changes})
+    record = TrainedRun.model_validate({**record.model_dump(), **changes})
     return facts_of(record, Progress(step=step, elapsed_s=elapsed_s), run.read_lines("metrics"), True)
 
 

@@ -13,10 +13,9 @@ from foretrain.comparison.sources import load
 from foretrain.comparison.sources.given import take_apart
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import find
-from foretrain.runs import watch_record
 from foretrain.runs.folder import RunDirectory
+from foretrain.runs.record import LOG, WatchedRun
 from foretrain.runs.training_log import TrainingLog, parse_log
-from foretrain.runs.watch_record import WatchRecord
 from tests.kit.command import foretrain
 
 # As karpathy/nanoGPT configurator.py prints them: the file as it is, then each option.
@@ -142,17 +141,17 @@ def test_a_watched_run_has_the_vocabulary_of_its_data(tmp_path: Path, monkeypatc
     found = watched_config(["python", "train.py", str(config), "--device=cpu"])
     assert found is not None
     assert found.vocab_size == 85
-    record = WatchRecord(
-        id="w", command=("python", "train.py"), status="finished", started_at="2026-11-21T10:00:00Z", interval_s=1.0,
+    record = WatchedRun(
+        id="w", name="w", command=("python", "train.py"), status="finished", started_at="2026-11-21T10:00:00Z", interval_s=1.0,
         config=resolve([str(config)]).config,
     )  # fmt: skip
     folder = tmp_path / "watch"
     folder.mkdir()
-    watch_record.write(RunDirectory(folder), record)
+    RunDirectory(folder).write_record(record)
     own = "Overriding: gradient_accumulation_steps = 1\n" + text(file="").replace("= 65", "= 85").replace(
         "768", "16,384"
     )
-    write(folder / watch_record.LOG, own)
+    write(folder / LOG, own)
     for words in (("explain", str(folder)), ("report", str(folder), "--out", str(tmp_path / "r.html"))):
         ended = foretrain(*words, "--gpu", "4070")
         assert ended.returncode == 0, ended.stderr

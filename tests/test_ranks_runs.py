@@ -14,7 +14,7 @@ from rich.console import Console
 
 from foretrain.analysis.forecast import plan_now, plan_of
 from foretrain.analysis.forecast_check import of_directory
-from foretrain.analysis.listed import listed
+from foretrain.analysis.live import listed
 from foretrain.app.compare import compared
 from foretrain.app.explain import run_of
 from foretrain.app.run_report import gather
@@ -31,7 +31,8 @@ from foretrain.reports.views import plan as plan_view
 from foretrain.reports.views import run as run_view
 from foretrain.reports.views import run_explain
 from foretrain.reports.views.listed import runs as listed_view
-from foretrain.runs.folder import RankFigures, RunDirectory, RunRecord
+from foretrain.runs.folder import RunDirectory
+from foretrain.runs.record import RankFigures, TrainedRun
 from foretrain.training import starting
 from tests.kit.command import foretrain, said
 from tests.kit.runs import GPU, write_measured_run
@@ -51,8 +52,8 @@ def figures(rank: int, **more: Any) -> RankFigures:
 
 
 def a_run(path: Path, ranks: Sequence[RankFigures] = (), **more: Any) -> RunDirectory:
-    """A run directory of as many ranks; the fields of its record that `RunRecord` has are changed to those of `more`."""
-    own = [name for name in more if name in RunRecord.model_fields and name != "step_s"]
+    """A run directory of as many ranks; the fields of its record that `TrainedRun` has are changed to those of `more`."""
+    own = [name for name in more if name in TrainedRun.model_fields and name != "step_s"]
     record = {name: more.pop(name) for name in own}
     write_measured_run(path, **more)
     directory = RunDirectory(path)

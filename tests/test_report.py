@@ -23,7 +23,7 @@ from foretrain.reports import html, making, text
 from foretrain.reports.document import Document, Message, Paragraph, Section, Table, Verbatim, cell_text
 from foretrain.reports.views import plan as plan_view
 from foretrain.reports.views import run as run_view
-from foretrain.runs.folder import MeasuredMemory, MeasuredPhase, RunRecord
+from foretrain.runs.record import MeasuredMemory, MeasuredPhase, TrainedRun
 from tests.kit.reports import HOSTILE, Tags, record, run_document
 
 
@@ -102,7 +102,7 @@ def test_comparison_has_signed_errors_and_ranges() -> None:
     assert Row(id="x", kind="bytes", predicted=98, measured=100).error == pytest.approx(-0.02)
     assert Row(id="x", kind="bytes", predicted=1, measured=5, low=0, high=4).in_range is False
     assert ForecastCheck.from_json(comparison.model_dump_json()) == comparison
-    assert RunRecord.from_json(run.model_dump_json()) == run
+    assert TrainedRun.from_json(run.model_dump_json()) == run
 
 
 def test_the_highest_memory_is_one_figure() -> None:

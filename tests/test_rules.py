@@ -554,7 +554,7 @@ def test_numbers_in_records_carry_their_unit() -> None:
     from foretrain.hardware import calibration
     from foretrain.predict import energy, memory, plan
     from foretrain.predict.speed import time
-    from foretrain.runs import folder
+    from foretrain.runs import folder, record
 
     units = (
         "_bytes",
@@ -578,18 +578,18 @@ def test_numbers_in_records_carry_their_unit() -> None:
         "slower_factor", "causal_mfu", "hfu", "clock_mfu", "clock_hfu", "logged_mfu", "nanochat_mfu", "whole_run_cost",
         "predicted", "measured", "low", "high", "cost_low", "unsteadiness", "drift", "options", "cost_expected",
         "cost_high", "rent_low", "rent_expected", "rent_high", "cost_per_hour", "cost", "bits_per_byte", "share", "at",
-        "one_value", "other_value", "printed_mfu", "losses", "others_share",
+        "one_value", "other_value", "printed_mfu", "losses", "others_share", "settings",
     }  # fmt: skip
     records = [
         memory.PhaseMemory, memory.StepMemory, memory.Component, plan.Timing, plan.Work, time.Range, Row, energy.Power,
         log_analysis.LogAnalysis, log_analysis.Losses, log_analysis.Remaining, measured_step.Disturbance,
-        calibration.Calibration, calibration.KernelTime, calibration.StepTime, log_checks.Utilization, folder.StepMetrics, folder.EvaluationMetrics, folder.RunRecord, folder.MeasuredMemory,
-        folder.MeasuredPhase, compare.Side, repeats.Interval, questions.Pair, ablations.Ablation, subject.Curve, subject.Memory,
+        calibration.Calibration, calibration.KernelTime, calibration.StepTime, log_checks.Utilization, folder.StepMetrics, folder.EvaluationMetrics, record.TrainedRun, record.WatchedRun, record.TrainerRun, record.MeasuredMemory,
+        record.MeasuredPhase, compare.Side, repeats.Interval, questions.Pair, ablations.Ablation, subject.Curve, subject.Memory,
     ]  # fmt: skip
-    for record in records:
-        for name, field in record.model_fields.items():
+    for each in records:
+        for name, field in each.model_fields.items():
             if re.search(r"\bfloat\b", str(field.annotation)):
-                assert name.endswith(units) or name in plain, f"{record.__name__}.{name}"
+                assert name.endswith(units) or name in plain, f"{each.__name__}.{name}"
 
 
 def test_config_defaults_are_within_their_own_limits() -> None:

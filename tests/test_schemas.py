@@ -21,7 +21,7 @@ CARD = ("--gpu", "RTX 4070")
 # Schemas of files that foretrain writes and reads itself, and of the page's own answers.
 FILES = {
     "foretrain.dataset/1", "foretrain.prepare-state/1", "foretrain.nonfinite/1", "foretrain.scores/1",
-    "foretrain.trace/1", "foretrain.checkpoint/1", "foretrain.page/1", "foretrain.trainer-run/1", "foretrain.now/1",
+    "foretrain.trace/1", "foretrain.checkpoint/1", "foretrain.page/1", "foretrain.now/1",
     "foretrain.label/1",
 }  # fmt: skip
 TRAIN = (
@@ -155,7 +155,7 @@ def test_datasets(own_directory: Path) -> None:
 
 @pytest.mark.slow
 def test_what_another_program_took_and_what_is_written_of_a_model(own_directory: Path) -> None:
-    asked("foretrain.watch/1", "watch", "--json", "--", sys.executable, "-c", "print(1)")
+    asked("foretrain.run/1", "watch", "--json", "--", sys.executable, "-c", "print(1)")
     assert foretrain(*TRAIN, timeout=300).returncode == 0
     asked("foretrain.sample/1", "sample", "run", "--tokens", "5")
     asked("foretrain.tune/1", *("tune", *TRAIN[1:]), "--budget", "1h", "--trials", "2")

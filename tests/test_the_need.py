@@ -23,7 +23,7 @@ from foretrain.predict.speed.limit import roofline
 from foretrain.reports.document import Paragraph
 from foretrain.reports.views import first as first_view
 from foretrain.reports.views import plan as plan_view
-from foretrain.runs.folder import MeasuredPhase
+from foretrain.runs.record import MeasuredPhase
 from foretrain.web.answers import plan_json
 from tests.kit.command import REPO, foretrain
 from tests.kit.reports import record

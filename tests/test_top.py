@@ -25,11 +25,10 @@ from foretrain.cli.train_progress import Printer
 from foretrain.hardware.card import Cards
 from foretrain.reports import text
 from foretrain.reports.views.listed.top import document
-from foretrain.runs import state, trainer_record, watch_record
+from foretrain.runs import state
 from foretrain.runs.folder import RunDirectory
+from foretrain.runs.record import TrainerRun, WatchedRun
 from foretrain.runs.state import Label, Now, Teller
-from foretrain.runs.trainer_record import TrainerRunRecord
-from foretrain.runs.watch_record import WatchRecord
 from tests.kit.command import REPO, foretrain
 from tests.kit.nvml import FakeNvml, Nvml, Rack
 from tests.kit.page import EVIL_NAME, write_run
@@ -299,12 +298,17 @@ def test_a_damaged_file_beside_the_record_only_takes_its_figures(tmp_path: Path,
 def test_a_watched_command_is_there_too(tmp_path: Path) -> None:
     path = tmp_path / "watch"
     path.mkdir()
-    record = WatchRecord(
-        id="watch", command=("python", "train.py"), status="running", started_at="2026-01-01", interval_s=1.0
+    record = WatchedRun(
+        id="watch",
+        name="python train.py",
+        command=("python", "train.py"),
+        status="running",
+        started_at="2026-01-01",
+        interval_s=1.0,
     )
     directory = RunDirectory(path)
     directory.acquire()
-    watch_record.write(directory, record)
+    directory.write_record(record)
     directory.tell("running", pid=os.getpid())
     card = {"index": 0, "ours_bytes": 2 * GIB, "energy_j": 1000.0}
     for energy_j, elapsed_s in ((1000.0, 1.0), (1500.0, 2.0)):
@@ -325,13 +329,13 @@ def test_a_watched_command_is_there_too(tmp_path: Path) -> None:
 def test_a_trainers_run_is_there_too(tmp_path: Path) -> None:
     path = tmp_path / "foretrain"
     path.mkdir()
-    record = TrainerRunRecord(
+    record = TrainerRun(
         id="foretrain", name="sft", status="running", started_at="2026-01-01", trainer="SFTTrainer", device="cpu",
         kind="cpu", max_steps=100,
     )  # fmt: skip
     directory = RunDirectory(path)
     directory.acquire()
-    trainer_record.write(directory, record)
+    directory.write_record(record)
     directory.tell("evaluating", 20)
     for step in (19, 20):
         directory.append("metrics", {"kind": "step", "step": step, "step_s": 2.0, "tokens": 512, "elapsed_s": step})

@@ -23,7 +23,8 @@ from foretrain.comparison.sources import load
 from foretrain.comparison.sources.given import take_apart
 from foretrain.config.resolve import resolve
 from foretrain.runs import trackers
-from foretrain.runs.folder import EvaluationMetrics, Note, RunDirectory, RunRecord, StepMetrics
+from foretrain.runs.folder import EvaluationMetrics, Note, RunDirectory, StepMetrics
+from foretrain.runs.record import TrainedRun
 from foretrain.runs.trackers import TRACKERS, asked_for, report
 from foretrain.runs.trackers import tracker as names
 from foretrain.runs.trackers.report import Report
@@ -67,7 +68,7 @@ class Stopped(Exception):
     pass
 
 
-def trained(report_to: str, heard: Heard | None = None, *, resume: bool = False, **more: Any) -> RunRecord:
+def trained(report_to: str, heard: Heard | None = None, *, resume: bool = False, **more: Any) -> TrainedRun:
     dataset = str(write_dataset(Path("toy"))) + "/"
     options = {**TINY, "dtype": "float32", "dataset": dataset, "wandb_project": "mine", "report_to": report_to, **more}
     return foretrain.train(options, resume=resume, listen=heard or Heard())

@@ -22,6 +22,7 @@ from foretrain.model.host.graphed import WARM_STEPS
 from foretrain.model.step import train_step
 from foretrain.runs import folder
 from foretrain.runs.folder import RunDirectory
+from foretrain.runs.record import SCHEMA
 from foretrain.training import checkpoint, cpu_threads, trainer
 from foretrain.training.device import place
 from foretrain.training.meter import Meter
@@ -747,7 +748,7 @@ def test_the_record_names_damaged_checkpoints_that_a_resume_passed_over(own_dire
     weights.write_bytes(weights.read_bytes()[:-1])
     record = train(tiny(max_iters=9, **keep), resume=True)
     assert record.resumed_from == (3,)
-    (skipped,) = record.to_json(schema=folder.SCHEMA)["skipped_checkpoints"]
+    (skipped,) = record.to_json(schema=SCHEMA)["skipped_checkpoints"]
     assert skipped.startswith(f"{newest.name}: ")
     assert RunDirectory(Path("r")).read_record().skipped_checkpoints == record.skipped_checkpoints
     assert train(tiny(max_iters=12, **keep), resume=True).skipped_checkpoints == ()

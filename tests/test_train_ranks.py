@@ -17,7 +17,8 @@ import pytest
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.cli import keep_going
 from foretrain.config.sharing import as_one_rank_of, check_ranks, config_of_rank
-from foretrain.runs.folder import RankFigures, RunDirectory
+from foretrain.runs.folder import RunDirectory
+from foretrain.runs.record import RankFigures
 from foretrain.training.place import ALONE, Place, first_node, place_of
 from foretrain.training.ranks import slow
 from tests.kit import train_ranks as kit

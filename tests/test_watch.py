@@ -20,9 +20,9 @@ from foretrain.base.bugs import redacted
 from foretrain.base.errors import UserError
 from foretrain.cli.commands.watch import config_of
 from foretrain.hardware.card import REASONS, Cards
-from foretrain.runs import folder, watch_record
+from foretrain.runs import folder
+from foretrain.runs.record import SCHEMA, WatchedRun
 from foretrain.runs.training_log import read_log
-from foretrain.runs.watch_record import WatchRecord
 from foretrain.training import watch as watching
 from foretrain.training.watch import watch
 from tests.kit.command import REPO, foretrain, said
@@ -35,7 +35,7 @@ print("step 12: train loss 3.1000, val loss 3.2000")
 """
 
 
-def watched(code: str, nvml: Any = None, interval_s: float = 0.05) -> tuple[WatchRecord, Path]:
+def watched(code: str, nvml: Any = None, interval_s: float = 0.05) -> tuple[WatchedRun, Path]:
     """Watch a piece of Python in this process, its output thrown away."""
     directory = folder.create("w")
     sink = os.open(os.devnull, os.O_WRONLY)
@@ -64,7 +64,7 @@ def test_output_and_exit_code_pass_through_unchanged() -> None:
     assert ended.stdout == b"a\xff\r50%\x1b[31mred\x1b[0m\n" + b"x" * 300000 + b"typed"
     assert ended.stderr == b"bar\r"
     assert len(Path("watch/output.log").read_bytes()) == len(ended.stdout) + len(ended.stderr)
-    assert watch_record.read(Path("watch")).exit_code == 7
+    assert folder.RunDirectory(Path("watch")).record_of(WatchedRun).exit_code == 7
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, 137), (signal.SIGTERM, 143)])
@@ -149,7 +149,7 @@ def test_the_command_line_says_what_is_wrong() -> None:
     assert foretrain("watch").returncode == 2
     made = foretrain("watch", "--json", "--out", "a", "--", "sh", "-c", "echo out; exit 3", apart=True)
     found = json.loads(made.stdout)
-    assert (made.returncode, found["schema"], found["exit_code"]) == (3, "foretrain.watch/1", 3)
+    assert (made.returncode, found["schema"], found["exit_code"]) == (3, "foretrain.run/1", 3)
     assert made.stderr == "out\n"
 
 
@@ -181,7 +181,7 @@ def test_without_a_card_the_processes_are_measured(monkeypatch: pytest.MonkeyPat
     assert 140 << 20 < (record.rss_peak_bytes or 0) < 400 << 20
     assert 0.3 <= (record.cpu_s or 0) < 3
     assert record.samples >= 5
-    assert WatchRecord.from_json(json.dumps(record.to_json(schema=watch_record.SCHEMA))) == record
+    assert WatchedRun.from_json(json.dumps(record.to_json(schema=SCHEMA))) == record
 
 
 def test_the_tree_agrees_with_the_system_about_this_process() -> None:
@@ -284,9 +284,9 @@ def test_sampling_costs_little() -> None:
 
 def test_the_log_is_read_as_it_comes_and_afterwards(capsys: pytest.CaptureFixture[str]) -> None:
     record, path = watched(LOG)
-    assert (record.steps, record.last_step, record.log_format) == (12, 11, "nanogpt")
+    assert (record.steps_done, record.last_step, record.log_format) == (12, 11, "nanogpt")
     assert record.step_s == pytest.approx(0.021)
-    assert (record.last_loss, record.last_val_loss) == (pytest.approx(3.78), 3.2)
+    assert (record.last_loss, record.val_loss) == (pytest.approx(3.78), 3.2)
     metrics = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     assert [m["step"] for m in metrics if m["kind"] == "step"] == list(range(12))
     assert metrics[-1] == {"kind": "evaluation", "step": 12, "val_loss": 3.2, "elapsed_s": metrics[-1]["elapsed_s"]}
@@ -295,7 +295,7 @@ def test_the_log_is_read_as_it_comes_and_afterwards(capsys: pytest.CaptureFixtur
     found = json.loads(said(capsys, "explain", "w", "--json"))
     assert (found["steps"], found["watch"]["exit_code"]) == (12, 0)
     assert "Watched runs" in said(capsys, "runs")
-    assert json.loads(said(capsys, "runs", "--json"))["watched"][0]["steps"] == 12
+    assert json.loads(said(capsys, "runs", "--json"))["runs"][0]["steps_done"] == 12
 
 
 def test_a_command_without_a_log_is_explained_too(capsys: pytest.CaptureFixture[str]) -> None:
@@ -308,17 +308,17 @@ def test_progress_bars_and_lines_in_pieces_are_read() -> None:
         "import os, time\nfor i in range(5):\n    line = f'iter {i}: loss 3.5, time 10.00ms, mfu 1.00%\\r'.encode()\n"
         "    os.write(1, line[:9]); time.sleep(0.01); os.write(1, line[9:])"
     )
-    assert watched(code)[0].steps == 5
+    assert watched(code)[0].steps_done == 5
 
 
 def test_a_killed_watch_is_told_by_its_lock(capsys: pytest.CaptureFixture[str]) -> None:
     record, path = watched("pass")
     directory = folder.RunDirectory(path)
-    watch_record.write(directory, record.model_copy(update={"status": "running", "exit_code": None}))
-    assert watch_record.read(path).status == "killed"
+    directory.write_record(record.model_copy(update={"status": "running", "exit_code": None}))
+    assert directory.any_record().status == "killed"
     assert "killed" in said(capsys, "explain", "w")
     for damage in ("", "{", '{"schema": 1}', "[]", "null", '{"a": ' * 100_000):
-        (path / "watch.json").write_text(damage)
+        (path / "run.json").write_text(damage)
         with pytest.raises(UserError) as caught:
             said(capsys, "explain", "w")
         assert int(caught.value.exit_code) == 7

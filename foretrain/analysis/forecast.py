@@ -11,11 +11,11 @@ from foretrain.base.records import Record
 from foretrain.config.options import StrategyName
 from foretrain.predict.plan import Plan, plan
 from foretrain.predict.ranks.plan import of_run
-from foretrain.runs.folder import RankFigures, RunRecord
+from foretrain.runs.record import RankFigures, TrainedRun
 from foretrain.training.place import LEAST_S, slow
 
 
-def plan_of(run: Path, record: RunRecord) -> Plan:
+def plan_of(run: Path, record: TrainedRun) -> Plan:
     """The plan beside a run's record, or one made now: where there is none, or it is of another number of ranks. Raises
     UserError 'data.bad_plan' for a damaged one."""
     path = run / "plan.json"
@@ -29,7 +29,7 @@ def plan_of(run: Path, record: RunRecord) -> Plan:
     return plan_now(record)
 
 
-def plan_now(record: RunRecord) -> Plan:
+def plan_now(record: TrainedRun) -> Plan:
     """The plan of a run as it trained in the end, made now."""
     config = record.config.model_copy(update={"compile": record.compiled, "dtype": record.dtype})
     made = plan(config, record.gpu, name=record.name, dataset_tokens=record.dataset.train_tokens)
@@ -102,7 +102,7 @@ class RanksExplained(Record):
         return self.tokens_per_s / self.devices if self.tokens_per_s and self.devices == self.world else None
 
 
-def ranks_of(record: RunRecord, plan: Plan, step_s: float | None) -> RanksExplained | None:
+def ranks_of(record: TrainedRun, plan: Plan, step_s: float | None) -> RanksExplained | None:
     """What is known of the ranks of a run; None of a run that one rank has always trained. `step_s`: steady."""
     if record.world == 1 and not record.worlds:
         return None
@@ -122,7 +122,7 @@ def ranks_of(record: RunRecord, plan: Plan, step_s: float | None) -> RanksExplai
     )  # fmt: skip
 
 
-def _part(figures: RankFigures, record: RunRecord, behind: float | None) -> RankPart:
+def _part(figures: RankFigures, record: TrainedRun, behind: float | None) -> RankPart:
     tokens_per_s = figures.evaluated_tokens / figures.evaluated_s if figures.evaluated_s else None
     return RankPart(
         rank=figures.rank, host=figures.host, card=figures.card, allocated_bytes=figures.allocated_bytes,

@@ -10,7 +10,8 @@ from foretrain.analysis.measured_step import of_run, with_measured_step
 from foretrain.base.records import Note, Record
 from foretrain.config.shape import ModelShape
 from foretrain.predict.plan import Plan
-from foretrain.runs.folder import MachineLoad, RunDirectory, RunRecord
+from foretrain.runs.folder import RunDirectory
+from foretrain.runs.record import MachineLoad, TrainedRun
 
 SCHEMA = "foretrain.comparison/1"
 
@@ -78,7 +79,7 @@ def _row(
     return [Row(id=id, kind=kind, predicted=predicted, measured=measured, low=low, high=high)]
 
 
-def _memory(plan: Plan, run: RunRecord) -> list[Row]:
+def _memory(plan: Plan, run: TrainedRun) -> list[Row]:
     predicted, measured = plan.memory_of("foretrain"), run.memory
     at_peak = {c.id: c.size_bytes for c in predicted.phase("steady_step").components} if predicted.phases else {}
     sharing, shape = plan.spec("foretrain").sharing, ModelShape.of(plan.config)
@@ -99,7 +100,7 @@ def _memory(plan: Plan, run: RunRecord) -> list[Row]:
     return rows + _row(id, "bytes", expected, most, low, high)
 
 
-def _time(plan: Plan, run: RunRecord) -> list[Row]:
+def _time(plan: Plan, run: TrainedRun) -> list[Row]:
     timing = plan.foretrain_timing
     if timing is None:
         return []
@@ -120,7 +121,7 @@ def _time(plan: Plan, run: RunRecord) -> list[Row]:
     return [row.model_copy(update={"busy": busy}) for row in rows]
 
 
-def of_directory(directory: RunDirectory) -> tuple[RunRecord, Plan, ForecastCheck]:
+def of_directory(directory: RunDirectory) -> tuple[TrainedRun, Plan, ForecastCheck]:
     """(record, plan, both beside each other) of a run; the time of its step is that of every command. Raises UserError.
 
     The plan is the one that was made before the run, else the same plan made now.
@@ -133,12 +134,12 @@ def of_directory(directory: RunDirectory) -> tuple[RunRecord, Plan, ForecastChec
     return record, plan, check_forecast(plan, record).model_copy(update={"notes": notes})
 
 
-def in_the_end(record: RunRecord, made: Plan) -> Plan:
+def in_the_end(record: TrainedRun, made: Plan) -> Plan:
     """The plan of a run, of the micro-batch that it trained with in the end: `made` was of one that did not last."""
     return made if record.shrunk_from is None else plan_now(record)
 
 
-def check_forecast(plan: Plan, run: RunRecord) -> ForecastCheck:
+def check_forecast(plan: Plan, run: TrainedRun) -> ForecastCheck:
     """How far a plan was off: each figure of it beside what the run measured; what it did not measure has no row.
     Memory is in bytes, time in seconds."""
     source = plan.memory_of("foretrain").source

@@ -1,25 +1,30 @@
-"""This machine's cards and runs at one moment: foretrain's own runs, Trainers' with ForetrainCallback, and watched
-commands. Files are read and nothing else."""
+"""Runs in folders, whoever trained them: their list, and with this machine's cards how they are at one moment.
+
+Files are read and nothing else.
+"""
 
 import json
 import os
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-from foretrain.analysis import trainer_run
 from foretrain.analysis.forecast import highest, plan_of
+from foretrain.analysis.measured_step import with_measured_step
+from foretrain.analysis.trainer_run import forecast_in
 from foretrain.base.errors import UserError
 from foretrain.base.process_memory import TreeSample, sample_tree
 from foretrain.base.records import Record
 from foretrain.hardware.card import Cards, CardSample
-from foretrain.runs import state, watch_record
+from foretrain.runs import state
 from foretrain.runs import state as label
-from foretrain.runs.folder import RunDirectory
+from foretrain.runs.folder import RunDirectory, find_runs
+from foretrain.runs.record import RECORD, RunRecord, TrainedRun, TrainerRun, WatchedRun, source_of
 from foretrain.runs.state import UNSAID, Label
 
 MAX_RECORD_BYTES = 16 * 2**20
@@ -27,10 +32,10 @@ FRESH_S = 60.0
 _LAST_BYTES = 65536  # hold the newest lines of any run
 LOCK = "run.lock"
 FILES = (
-    "run.json", "metrics.jsonl", "events.jsonl", "plan.json", "sample.txt", LOCK, "trainer.json", state.NOW_FILE,
-    state.LABEL_FILE, "watch.json", "samples.jsonl",
+    RECORD, "metrics.jsonl", "events.jsonl", "plan.json", "sample.txt", LOCK, state.NOW_FILE, state.LABEL_FILE,
+    "samples.jsonl",
 )  # fmt: skip
-_SMALL = ("run.json", "plan.json", "trainer.json", "watch.json")
+_SMALL = (RECORD, "plan.json")
 LOCKS = Path("/proc/locks")
 
 
@@ -42,7 +47,7 @@ class ObservedRun(RunDirectory):
         if lives is not None:
             return lives
         held = lock_is_held(self.path / LOCK)
-        return held or age_s(self.path / "metrics.jsonl") < FRESH_S or age_s(self.path / "run.json") < FRESH_S
+        return held or age_s(self.path / "metrics.jsonl") < FRESH_S or age_s(self.path / RECORD) < FRESH_S
 
     def is_plain(self) -> bool:
         """Whether the folder and the files in it are neither links nor pipes, and of a sensible size."""
@@ -117,11 +122,33 @@ def newest_lines(file: Path) -> list[dict[str, Any]]:
     return [line for line in found if isinstance(line, dict)]
 
 
-# This machine's cards and runs at one moment: foretrain's own runs, Trainers' with ForetrainCallback, and watched
-# commands. Files are read and nothing else.
+@dataclass(frozen=True)
+class Listed:
+    """Runs with their folders, by path; `unreadable`: why others could not be read."""
+
+    runs: list[tuple[Path, RunRecord]]
+    unreadable: list[UserError]
+
+
+def listed(folders: Iterable[Path], tags: Iterable[str] = ()) -> Listed:
+    """Read the runs in these folders and the two levels below them that have all of these tags."""
+    wanted, found = set(tags), Listed([], [])
+    for directory in find_runs(folders):
+        if wanted - set(state.read_label(directory.path).tags):
+            continue
+        try:
+            record = directory.any_record()
+        except UserError as error:
+            found.unreadable.append(error)
+            continue
+        if isinstance(record, TrainedRun):
+            record = with_measured_step(directory, record)
+        found.runs.append((directory.path, record))
+    return found
+
 
 SCHEMA = "foretrain.top/1"
-RECORDS = ("run.json", "watch.json", "trainer.json", state.NOW_FILE)
+RECORDS = (RECORD, state.NOW_FILE)
 _DEPTHS = ("", "*/", "*/*/")
 MOST_RUNS = 60  # are read at a look; a screen shows fewer
 _ORDER = ("here", "elsewhere", "nowhere")  # each in the order in which they came: the newest first
@@ -239,11 +266,11 @@ def of_folder(run: ObservedRun) -> LiveRun:
     path, said = run.path, state.read_now(run.path)
     values: Values = {"path": str(path), "kind": "run", "name": path.resolve().name, "label": label.read_label(path)}
     try:
-        if (path / watch_record.RECORD).is_file():
+        if (source := source_of(path)) == "watched":
             values |= {"kind": "watched", **_watched(run)}
-        elif trainer_run.is_one(path):
+        elif source == "trainer":
             values |= {"kind": "trainer", **_trainer(run)}
-        elif (path / "run.json").is_file() or said is None:
+        elif source or said is None:
             values |= _own(run)
         else:  # it has only just begun, or never came as far as a record
             values["status"] = "running" if run.is_locked() else "killed"
@@ -291,20 +318,20 @@ def _own(run: ObservedRun) -> Values:
 
 
 def _trainer(run: ObservedRun) -> Values:
-    record = trainer_run.read_record(run)
+    record = run.record_of(TrainerRun)
     alive, (last, evaluation, recent_s) = record.status == "running", _tail(run.path)
     step = max(record.steps_done, _whole(last.get("step")) or 0) if alive else record.steps_done
     step_s = median(recent_s) if recent_s else record.step_s
     tokens, last_s = _number(last.get("tokens")), _number(last.get("step_s"))
 
     def planned() -> tuple[int, ...]:
-        found = trainer_run.forecast_in(run.path)
+        found = forecast_in(run.path)
         return (found.memory.worst.allocated_bytes,) if found else ()
 
     return {
         "status": record.status, "device": record.device, "started_at": record.started_at,
         "step": step, "steps": record.max_steps, "loss": _number(last.get("loss")) or record.last_loss,
-        "val_loss": _number(evaluation.get("val_loss")) if alive else record.last_val_loss,
+        "val_loss": _number(evaluation.get("val_loss")) if alive else record.val_loss,
         "tokens_per_s": tokens / last_s if alive and tokens and last_s else record.tokens_per_s,
         "memory_bytes": _whole(last.get("memory_bytes")) if alive else None,
         "eta_s": _left((record.max_steps - step) * step_s if record.max_steps and step_s and step else None, run.path),
@@ -313,7 +340,7 @@ def _trainer(run: ObservedRun) -> Values:
 
 
 def _watched(run: ObservedRun) -> Values:
-    record = watch_record.read(run.path, run)
+    record = run.record_of(WatchedRun)
     alive, (last, evaluation, recent_s) = record.status == "running", _tail(run.path)
     step = _whole(last.get("step")) if alive else record.last_step
     steps = record.config.max_iters if record.config else None
@@ -321,9 +348,9 @@ def _watched(run: ObservedRun) -> Values:
     cards = [card for card in sample.get("cards") or () if isinstance(card, dict)]
     held = sum(_whole(card.get("ours_bytes")) or 0 for card in cards)
     return {
-        "name": " ".join(record.command)[:80] or record.id, "status": record.status, "started_at": record.started_at,
+        "name": record.name, "status": record.status, "started_at": record.started_at,
         "step": step, "steps": steps, "loss": _number(last.get("loss")) if alive else record.last_loss,
-        "val_loss": _number(evaluation.get("val_loss")) if alive else record.last_val_loss,
+        "val_loss": _number(evaluation.get("val_loss")) if alive else record.val_loss,
         "tokens_per_s": _number(last.get("tokens_per_s")) if alive else None,
         "memory_bytes": (held or _whole(sample.get("rss_bytes"))) if alive else None,
         "eta_s": _left((steps - step) * median(recent_s) if steps and step and recent_s else None, run.path),

@@ -19,7 +19,8 @@ from typing import Any, Literal
 from foretrain.base.errors import UserError
 from foretrain.base.records import Note, Record
 from foretrain.config.options import RunConfig
-from foretrain.runs.folder import RunDirectory, RunRecord
+from foretrain.runs.folder import RunDirectory
+from foretrain.runs.record import TrainedRun
 from foretrain.runs.training_log import EVALUATED, SAVED, LogHeader, Steps, TrainingLog
 
 SLOWER = 0.05  # a slow-down is at least this much slower than the steady step, and lasts
@@ -315,7 +316,7 @@ def measured(
     )  # fmt: skip
 
 
-def of_run(directory: RunDirectory, record: RunRecord) -> MeasuredStep | None:
+def of_run(directory: RunDirectory, record: TrainedRun) -> MeasuredStep | None:
     """The measured step of a run; its metrics are read once for each state of the file."""
     path = directory.path / "metrics.jsonl"
     try:
@@ -335,7 +336,7 @@ def _read(
         return None
 
 
-def with_measured_step(directory: RunDirectory, record: RunRecord) -> RunRecord:
+def with_measured_step(directory: RunDirectory, record: TrainedRun) -> TrainedRun:
     """The record with this time of a step, and the speed and MFU that follow; as it is where no step was logged."""
     found = of_run(directory, record)
     if found is None:

@@ -1,7 +1,7 @@
 """Why a run took the memory and time that it took: predicted beside measured, piece by piece, and what went wrong."""
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any
 
 from foretrain.advice.remedies import Remedy, remedies
 from foretrain.analysis.forecast import RanksExplained, ranks_of
@@ -10,11 +10,10 @@ from foretrain.analysis.measured_step import measured, step_lines
 from foretrain.analysis.run_pace import RunLimit, RunPace, calibration_here, limit_of_run, logged_steps, pace_of
 from foretrain.base.records import Note, Record
 from foretrain.predict.plan import Plan
-from foretrain.runs.folder import MachineLoad, MeasuredPhase, RunRecord
+from foretrain.runs.record import MachineLoad, MeasuredPhase, Status, TrainedRun
 from foretrain.runs.scores import Scores
 
 SCHEMA = "foretrain.explain/1"
-Status = Literal["running", "finished", "interrupted", "diverged", "failed", "killed"]
 STEP_PHASES = ("steady_step", "first_step")
 
 
@@ -120,7 +119,7 @@ class RunExplanation(Record):
 
 
 def explain_run(
-    record: RunRecord, plan: Plan, metrics: list[dict[str, Any]], events: list[dict[str, Any]]
+    record: TrainedRun, plan: Plan, metrics: list[dict[str, Any]], events: list[dict[str, Any]]
 ) -> RunExplanation:
     pace = pace_of(
         metrics, record.resumed_from, compiled=record.compiled, world_from=record.world_from, world=record.world
@@ -150,13 +149,13 @@ def explain_run(
 # -- memory ------------------------------------------------------------------------------------------------
 
 
-def _phase(record: RunRecord) -> MeasuredPhase | None:
+def _phase(record: TrainedRun) -> MeasuredPhase | None:
     """The measured phase of a step, in which weights, moments and what backward keeps were measured too."""
     found = (record.memory.phase(name) for name in STEP_PHASES)
     return next((phase for phase in found if phase is not None and phase.allocated_bytes), None)
 
 
-def _memory(plan: Plan, record: RunRecord, phase: MeasuredPhase | None) -> tuple[Piece, ...]:
+def _memory(plan: Plan, record: TrainedRun, phase: MeasuredPhase | None) -> tuple[Piece, ...]:
     """Weights, optimizer states and the rest to the peak; then what is reserved, and the process as a whole."""
     memory, measured = plan.memory_of("foretrain"), record.memory
     predicted = next((p for p in memory.phases if phase is not None and p.phase == phase.phase), memory.worst)
@@ -204,7 +203,7 @@ def _less(total: int | None, *parts: int | None) -> int | None:
     return total - sum(part or 0 for part in parts)
 
 
-def _phases(plan: Plan, record: RunRecord) -> tuple[Piece, ...]:
+def _phases(plan: Plan, record: TrainedRun) -> tuple[Piece, ...]:
     predicted = {phase.phase: phase.allocated_bytes for phase in plan.memory_of("foretrain").phases}
     return tuple(
         Piece(id=phase.phase, predicted_bytes=predicted.get(phase.phase), measured_bytes=phase.allocated_bytes)
@@ -221,7 +220,7 @@ def _numbers(lines: Iterable[dict[str, Any]], key: str) -> list[float]:
 
 
 def _time(
-    plan: Plan, record: RunRecord, metrics: list[dict[str, Any]], events: list[dict[str, Any]], pace: RunPace | None
+    plan: Plan, record: TrainedRun, metrics: list[dict[str, Any]], events: list[dict[str, Any]], pace: RunPace | None
 ) -> tuple[TimePiece, ...]:
     """Steps at their steady pace, what was lost beyond it, evaluations, saving, and what is left of the wall time."""
     timing, wall = plan.foretrain_timing, record.wall_s
@@ -273,7 +272,7 @@ def _earlier(metrics: list[dict[str, Any]], world_from: int) -> TimePiece | None
     return TimePiece(id="other_ranks", predicted_s=None, measured_s=spent, count=before + 1) if spent else None
 
 
-def _notes(record: RunRecord, metrics: list[dict[str, Any]]) -> tuple[Note, ...]:
+def _notes(record: TrainedRun, metrics: list[dict[str, Any]]) -> tuple[Note, ...]:
     """That the run changed its speed when it was resumed."""
     found = measured(metrics, record.resumed_from, record.world_from)
     return (found.note,) if found and found.note else ()
@@ -293,7 +292,7 @@ def _step(plan: Plan, pace: RunPace | None, machine: MachineLoad | None) -> Row 
 # -- out of memory -----------------------------------------------------------------------------------------
 
 
-def _failures(record: RunRecord, events: list[dict[str, Any]]) -> tuple[OutOfMemory, ...]:
+def _failures(record: TrainedRun, events: list[dict[str, Any]]) -> tuple[OutOfMemory, ...]:
     """Every time that memory ran out; the last one ended the run where the record says that memory did."""
     found = []
     for event in events:
@@ -333,7 +332,7 @@ def failure_of(values: dict[str, Any]) -> OutOfMemory:
     )  # fmt: skip
 
 
-def _remedies(record: RunRecord, failures: tuple[OutOfMemory, ...]) -> tuple[Remedy, ...]:
+def _remedies(record: TrainedRun, failures: tuple[OutOfMemory, ...]) -> tuple[Remedy, ...]:
     """For a run that memory ended, with what others held of the card then."""
     if record.status != "failed" or not record.reason.startswith("memory."):
         return ()

@@ -25,7 +25,7 @@ from foretrain.hardware.calibration import Calibration
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.limit import StepLimit, limit_of, peaks_of, with_kernels
-from foretrain.runs.folder import RunRecord
+from foretrain.runs.record import TrainedRun
 
 HEAT = ("hardware_thermal", "thermal", "hardware_slowdown", "power_brake")
 CLOCK_SHARE, CORES_SHARE = 0.97, 0.8  # of the steady lines' median; below that it was another clock, fewer cores
@@ -189,7 +189,7 @@ def _slower(cause: str, group: list[_Line], usual: list[_Line], steady_s: float)
     )  # fmt: skip
 
 
-def logged_steps(record: RunRecord, metrics: Sequence[dict[str, Any]]) -> tuple[int, int]:
+def logged_steps(record: TrainedRun, metrics: Sequence[dict[str, Any]]) -> tuple[int, int]:
     """(steps that metrics.jsonl tells of, those that a run of as many steps logs)."""
     done, interval = record.steps_done, record.config.log_interval
     expected = -(-done // interval)
@@ -220,7 +220,7 @@ def calibration_here(gpu: Gpu) -> Calibration | None:
     return here.calibration if here and here.name == gpu.name else None
 
 
-def limit_of_run(record: RunRecord, step_s: float, calibration: Calibration) -> RunLimit | None:
+def limit_of_run(record: TrainedRun, step_s: float, calibration: Calibration) -> RunLimit | None:
     """The share of its limit that a run of this steady step reaches; None where a peak for it was not measured, or
     where several ranks shared the step."""
     if record.world > 1:

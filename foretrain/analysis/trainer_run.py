@@ -12,12 +12,10 @@ from foretrain.base.errors import UserError
 from foretrain.base.files import read_text
 from foretrain.base.records import Record
 from foretrain.predict.finetune.plan import FineTunePlan, replanned
-from foretrain.runs import trainer_record
 from foretrain.runs.folder import RunDirectory
-from foretrain.runs.trainer_record import TrainerRunRecord
+from foretrain.runs.record import PLAN, TrainerRun
 
 SCHEMA = "foretrain.explain-trainer/1"
-PLAN = trainer_record.PLAN
 
 
 class TrainerRunExplanation(Record):
@@ -27,7 +25,7 @@ class TrainerRunExplanation(Record):
     the first ones; `time`: where the wall time went. `changes`: what would have saved a run that memory ended.
     """
 
-    record: TrainerRunRecord
+    record: TrainerRun
     forecast: FineTunePlan | None
     forecast_seq_len: int | None = None
     phases: tuple[Piece, ...] = ()
@@ -39,45 +37,17 @@ class TrainerRunExplanation(Record):
     changes: tuple[Advice, ...] = ()
 
 
-def is_one(path: Path) -> bool:
-    """Whether a path is a directory that ForetrainCallback made, or the record in it."""
-    return trainer_record.is_one(path) or path.name == trainer_record.RECORD
-
-
-def read_record(directory: RunDirectory) -> TrainerRunRecord:
-    """The record of a directory, whose lock is looked at as the directory does. Raises UserError."""
-    return trainer_record.read(directory.path, directory)
-
-
-def find_runs(roots: list[Path]) -> list[RunDirectory]:
-    """Every such run in these directories and the two levels below them, by path."""
-    return [RunDirectory(path) for path in trainer_record.find(roots)]
-
-
-def lines_of(path: Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics.jsonl."""
-    return trainer_record.lines(path)
-
-
-def of_directory(path: Path, directory: RunDirectory | None = None) -> TrainerRunExplanation:
-    """The run in a directory, explained; `directory` as in `read`. Raises UserError where there is none, or its records
-    are damaged."""
-    record = trainer_record.read(path, directory)
-    events = RunDirectory(path).read_lines("events")
-    return explain_trainer_run(record, forecast_in(path), trainer_record.lines(path), events)
-
-
-def of_directory_or_none(path: Path) -> TrainerRunExplanation | None:
-    """The same; None of anything that ForetrainCallback did not make. Raises UserError for damaged records."""
-    if path.name == trainer_record.RECORD:
-        path = path.parent
-    return of_directory(path) if trainer_record.is_one(path) else None
+def explain_directory(directory: RunDirectory) -> TrainerRunExplanation:
+    """Explain the run in a directory. Raises UserError where there is none, or its records are damaged."""
+    record = directory.record_of(TrainerRun)
+    metrics, events = directory.read_lines("metrics", whole=False), directory.read_lines("events")
+    return explain_trainer_run(record, forecast_in(directory.path), metrics, events)
 
 
 def forecast_in(path: Path) -> FineTunePlan | None:
     """The forecast that was made before the first step; None where there was none. Raises UserError for a damaged
     one."""
-    file = path / trainer_record.PLAN
+    file = path / PLAN
     if not file.is_file():
         return None
     try:
@@ -87,7 +57,7 @@ def forecast_in(path: Path) -> FineTunePlan | None:
 
 
 def explain_trainer_run(
-    record: TrainerRunRecord,
+    record: TrainerRun,
     forecast: FineTunePlan | None,
     metrics: Sequence[dict[str, Any]],
     events: Sequence[dict[str, Any]],
@@ -121,7 +91,7 @@ def _with_seq_len(forecast: FineTunePlan, seq_len: int) -> FineTunePlan:
         return forecast
 
 
-def _phases(record: TrainerRunRecord, forecast: FineTunePlan | None, *, reserved: bool = False) -> tuple[Piece, ...]:
+def _phases(record: TrainerRun, forecast: FineTunePlan | None, *, reserved: bool = False) -> tuple[Piece, ...]:
     predicted = {phase.phase: phase for phase in forecast.memory.phases} if forecast else {}
     found = []
     for phase in record.memory.phases:
@@ -137,7 +107,7 @@ def _phases(record: TrainerRunRecord, forecast: FineTunePlan | None, *, reserved
 
 
 def _time(
-    record: TrainerRunRecord, metrics: Sequence[dict[str, Any]], events: Sequence[dict[str, Any]]
+    record: TrainerRun, metrics: Sequence[dict[str, Any]], events: Sequence[dict[str, Any]]
 ) -> tuple[TimePiece, ...]:
     """Steps at their usual pace, what the first ones lost beyond it, evaluations, saves, and the rest."""
 
@@ -164,7 +134,7 @@ def _time(
     return tuple(found)
 
 
-def failures_of(record: TrainerRunRecord, events: Sequence[dict[str, Any]]) -> tuple[OutOfMemory, ...]:
+def failures_of(record: TrainerRun, events: Sequence[dict[str, Any]]) -> tuple[OutOfMemory, ...]:
     """Every time that memory ran out; the last one ended the run where the run failed by it."""
     found = []
     for event in events:

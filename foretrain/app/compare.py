@@ -15,8 +15,8 @@ from foretrain.config.options import RunConfig
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import stated_bytes
-from foretrain.runs import trainer_record
 from foretrain.runs.folder import RunDirectory
+from foretrain.runs.record import source_of
 
 Tell = Callable[[tuple[UserError, ...]], None]  # hears what was skipped in a config
 
@@ -39,7 +39,7 @@ def compare(
     Raises UserError for what cannot be read.
     """
     if len(sources) == 1 and Path(sources[0]).is_dir():
-        if trainer_record.is_one(Path(sources[0])):
+        if source_of(Path(sources[0])) == "trainer":
             raise UserError("usage.compare_trainer", path=str(sources[0]))
         return of_directory(RunDirectory(Path(sources[0])))[2]
     return compared(

@@ -19,7 +19,7 @@ from foretrain.analysis.run import OutOfMemory, RunExplanation, explain_run
 from foretrain.analysis.snapshot_analysis import SCHEMA as SNAPSHOT_SCHEMA
 from foretrain.analysis.snapshot_analysis import SnapshotAnalysis
 from foretrain.analysis.trainer_run import SCHEMA as TRAINER_SCHEMA
-from foretrain.analysis.trainer_run import TrainerRunExplanation, of_directory_or_none
+from foretrain.analysis.trainer_run import TrainerRunExplanation, explain_directory
 from foretrain.app.finetuning.question import FineTuneQuestion, question
 from foretrain.app.logs.given import read_given
 from foretrain.app.plan import Config, resolved_of
@@ -32,9 +32,9 @@ from foretrain.config.options import RunConfig
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.plan import Plan
-from foretrain.runs.folder import RunDirectory, RunRecord
+from foretrain.runs.folder import RunDirectory
+from foretrain.runs.record import TrainedRun, WatchedRun, folder_of, source_of
 from foretrain.runs.training_log import TrainingLog
-from foretrain.runs.watch_record import WatchRecord
 
 Tell = Callable[[UserError], object]  # hears what was skipped in a config, and of a card that the catalogue lacks
 
@@ -48,7 +48,7 @@ class LogExplanation(Record):
     """
 
     log: LogAnalysis | None
-    watched: WatchRecord | None = None
+    watched: WatchedRun | None = None
     out_of_memory: tuple[OutOfMemory, ...] = ()
     remedies: tuple[Remedy, ...] = ()
     changes: tuple[Advice, ...] | None = None
@@ -92,15 +92,13 @@ def explain(
     """
     if isinstance(source, str | Path):
         path = Path(source)
-        of_run = (path / "run.json").is_file()
-        if of_run or snapshot_file.looks_like_one(path):
+        kind, directory = source_of(folder_of(path)), RunDirectory(folder_of(path))
+        if kind in ("trained", "trainer") or snapshot_file.looks_like_one(path):
             if config is not None:
                 raise UserError("usage.explain_config", path=str(path))
-            return run_of(RunDirectory(path)).explanation if of_run else snapshot_file.read(path)
-        if (of_trainer := of_directory_or_none(path)) is not None:
-            if config is not None:
-                raise UserError("usage.explain_config", path=str(path))
-            return of_trainer
+            if kind == "trained":
+                return run_of(directory).explanation
+            return explain_directory(directory) if kind == "trainer" else snapshot_file.read(path)
     try:
         return log_of(source, config, gpu, tell=tell, listen=listen).explanation
     except UserError as error:
@@ -116,7 +114,7 @@ class ExplainedRun:
     `plan`: the forecast from before the run; `current`: of the micro-batch that it trained with in the end.
     """
 
-    record: RunRecord
+    record: TrainedRun
     plan: Plan
     current: Plan
     check: ForecastCheck

@@ -16,7 +16,8 @@ from foretrain.comparison.sources.given import Given
 from foretrain.data.inspection import unigram_entropy
 from foretrain.predict.plan import Plan
 from foretrain.runs import state as label
-from foretrain.runs.folder import RunDirectory, RunRecord
+from foretrain.runs.folder import RunDirectory
+from foretrain.runs.record import TrainedRun
 from foretrain.runs.state import UNSAID, Label
 
 MAX_SAMPLE_CHARACTERS = 20_000
@@ -29,7 +30,7 @@ class RunFacts:
     `unigram`: nats a token that knowing the frequencies of tokens alone gives. `energy_j`: measured.
     """
 
-    record: RunRecord
+    record: TrainedRun
     folder: str
     plan: Plan
     check: forecast_check.ForecastCheck

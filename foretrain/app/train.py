@@ -15,7 +15,8 @@ from foretrain.config.resolve import ResolvedConfig
 from foretrain.config.sharing import check_ranks
 from foretrain.data.remote import Bar, no_bar
 from foretrain.predict.allocator.settings import Settings, merged
-from foretrain.runs.folder import Listener, RunRecord
+from foretrain.runs.folder import Listener
+from foretrain.runs.record import TrainedRun
 from foretrain.training.contention import Clock
 from foretrain.training.place import place_of
 
@@ -27,7 +28,7 @@ def train(
     trial: bool = True,
     listen: Listener = lambda event: None,
     **options: Any,
-) -> RunRecord:
+) -> TrainedRun:
     """The record of a training run: `foretrain.train("baby", device="cpu", max_iters=200).val_loss`.
 
     The run is in `out_dir`: config, forecast (made before the first step), metrics, checkpoints. `config`, `options`:
@@ -45,7 +46,7 @@ def train(
 def train_resolved(
     resolved: ResolvedConfig, *, resume: bool = False, trial: bool = True, listen: Listener = lambda event: None,
     bar: Bar = no_bar, ends_process: bool = False, label: Label = UNSAID,
-) -> RunRecord:  # fmt: skip
+) -> TrainedRun:  # fmt: skip
     """As `train`. `bar`: shows the download of shards. `ends_process`: a late signal stops nothing else. `label`: what
     the user calls the run."""
     need_torch()

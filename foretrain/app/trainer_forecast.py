@@ -21,9 +21,8 @@ from foretrain.hardware.catalogue import Gpu, match
 from foretrain.hardware.cpu import cpu_device
 from foretrain.hardware.devices import Context
 from foretrain.predict.finetune.plan import FineTunePlan, plan
-from foretrain.runs import trainer_record
 from foretrain.runs.folder import RunDirectory, base_path, create, now
-from foretrain.runs.trainer_record import Setting, TrainerRunRecord
+from foretrain.runs.record import Setting, TrainerRun, source_of
 
 TILED_LOSS = "trl.kernels.chunked_logprob"  # an older TRL has whole logits, as the Trainer
 NEAR = 0.01  # of a count of parameters: farther off it is another model than the forecast's
@@ -124,7 +123,7 @@ def run_directory(folder: str, arguments: Any, *, resumed: bool) -> RunDirectory
 
 def _numbered(base: Path) -> list[Path]:
     """The run directories under this name and name-2, name-3, …"""
-    return [path for path in (base, *base.parent.glob(f"{base.name}-*")) if trainer_record.is_one(path)]
+    return [path for path in (base, *base.parent.glob(f"{base.name}-*")) if source_of(path) == "trainer"]
 
 
 def _number(path: Path) -> int:
@@ -138,14 +137,14 @@ def _name_of(device: torch.device) -> str:
     return torch.backends.mps.get_name() if device.type == "mps" else cpu_device().name
 
 
-def new_record(trainer: Any, arguments: Any, state: Any, model: Any, device: torch.device) -> TrainerRunRecord:
+def new_record(trainer: Any, arguments: Any, state: Any, model: Any, device: torch.device) -> TrainerRun:
     """What is known of the run before its first step."""
     name = str(getattr(arguments, "run_name", None) or Path(arguments.output_dir).resolve().name)
     name = Path(name).name or "run"
     parameters = list(model.parameters())
     written = arguments.to_dict()
     settings = {key: _plain(written[key]) for key in LEARNING if written.get(key) is not None}
-    return TrainerRunRecord(
+    return TrainerRun(
         id=name, name=redacted([name])[0], status="running", started_at=now(),
         trainer=type(trainer).__name__ if trainer is not None else "Trainer", versions=dict(_versions()),
         device=_name_of(device), kind=device.type,

@@ -23,9 +23,8 @@ from foretrain.base.errors import UserError
 from foretrain.model.allocated import storage_bytes
 from foretrain.predict.finetune.plan import SCHEMA as PLAN_SCHEMA
 from foretrain.predict.finetune.plan import FineTunePlan
-from foretrain.runs import trainer_record
 from foretrain.runs.folder import Phase, RunDirectory, now
-from foretrain.runs.trainer_record import TrainerRunRecord
+from foretrain.runs.record import PLAN, TrainerRun, source_of
 from foretrain.training.attempts import is_out_of_memory
 from foretrain.training.trainer_meter import Hooks, PhaseMeter, calling_trainer
 
@@ -106,7 +105,7 @@ class TrainerSession:
     """One `train()` of a Trainer, from its beginning to its end."""
 
     tally: _Tally
-    record: TrainerRunRecord
+    record: TrainerRun
     meter: PhaseMeter
     hooks: Hooks
     trainer: Any
@@ -168,13 +167,13 @@ class TrainerSession:
             self.show.broken(str(error))
             return
         self.record = self.record.model_copy(update={"id": self.directory.id})
-        if trainer_record.is_one(self.directory.path):
+        if source_of(self.directory.path) == "trainer":
             self._go_on(self.directory)
 
     def _go_on(self, directory: RunDirectory) -> None:
         """The run was here before: what it will do again is forgotten."""
-        before = trainer_record.read(directory.path)
-        trainer_record.drop_after(directory.path, self.tally.resumed)
+        before = directory.record_of(TrainerRun)
+        directory.drop_metrics_from(self.tally.resumed + 1, keep_evaluation=False, whole=False)
         if self.tally.resumed:
             directory.event("resumed", step=self.tally.resumed)
         self.record = self.record.model_copy(
@@ -221,7 +220,7 @@ class TrainerSession:
                         "evaluation_s": took, "elapsed_s": self._elapsed_s()})  # fmt: skip
             if loss is not None:
                 best = min(loss, self.record.best_val_loss if self.record.best_val_loss is not None else loss)
-                self.record = self.record.model_copy(update={"last_val_loss": loss, "best_val_loss": best})
+                self.record = self.record.model_copy(update={"val_loss": loss, "best_val_loss": best})
 
     def finish(self, state: Any) -> None:
         with self._safely():
@@ -321,7 +320,7 @@ class TrainerSession:
         self.record = self.record.model_copy(update={"forecast_problem": problem, "settings": settings})
         if self.directory is not None and self.plan is not None:
             text = json.dumps(self.plan.to_json(schema=PLAN_SCHEMA), indent=1) + "\n"
-            self.directory.write(trainer_record.PLAN, text)
+            self.directory.write(PLAN, text)
         self._write()
         self.show.forecast(self.plan, problem, self.record.cards)
 
@@ -356,7 +355,7 @@ class TrainerSession:
     def _explained(self) -> TrainerRunExplanation:
         if self.directory is None:
             return explain_trainer_run(self.record, self.plan, [], self.tally.failures)
-        metrics, events = trainer_record.lines(self.directory.path), self.directory.read_lines("events")
+        metrics, events = self.directory.read_lines("metrics", whole=False), self.directory.read_lines("events")
         return explain_trainer_run(self.record, self.plan, metrics, events)
 
     def _end(self, status: Any, reason: str, *, leaves: bool = True) -> None:
@@ -411,7 +410,7 @@ class TrainerSession:
             self.record, self.tally.began_s = shown, time.monotonic()
         if self.directory is not None:
             self._flush()
-            trainer_record.write(self.directory, shown)
+            self.directory.write_record(shown)
 
 
 def _finite(value: Any) -> float | None:

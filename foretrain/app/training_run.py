@@ -18,7 +18,8 @@ from foretrain.config.resolve import ResolvedConfig
 from foretrain.config.shape import ModelShape
 from foretrain.data.remote import no_bar
 from foretrain.predict.plan import Plan
-from foretrain.runs.folder import Listener, Note, RunDirectory, RunRecord
+from foretrain.runs.folder import Listener, Note, RunDirectory
+from foretrain.runs.record import TrainedRun
 from foretrain.runs.trackers import TRACKERS
 from foretrain.runs.trackers.report import FINISH_S, TELL_S, Report
 from foretrain.runs.trackers.tracker import VERSION, Job, Namer, Tracker
@@ -167,7 +168,7 @@ def expected_bytes(plan: Plan | None, *, on_card: bool) -> float | None:
     return max(phase.needed_expected_bytes for phase in memory.phases) - context
 
 
-def run(asked: Request) -> RunRecord:
+def run(asked: Request) -> TrainedRun:
     """Train in the run's directory; returns the record. Raises UserError."""
     if asked.place.world == 1:
         return _train(asked, alone(asked), Ranks())
@@ -177,8 +178,8 @@ def run(asked: Request) -> RunRecord:
         return _train(asked, together(asked, ranks), ranks)
 
 
-def _train(asked: Request, ready: Ready | RunRecord, ranks: Ranks) -> RunRecord:
-    if isinstance(ready, RunRecord):  # there is nothing left to do
+def _train(asked: Request, ready: Ready | TrainedRun, ranks: Ranks) -> TrainedRun:
+    if isinstance(ready, TrainedRun):  # there is nothing left to do
         return ready
     resolved, placement, directory, listen = ready.resolved, ready.placement, ready.directory, asked.listen
     try:
@@ -214,7 +215,7 @@ def _shared(config: RunConfig, world: int) -> Note:
     return Note("train.ranks", world=world, strategy=config.strategy, micro_batches=own, batch_size=config.batch_size)
 
 
-def _end(directory: RunDirectory, record: RunRecord) -> Note:
+def _end(directory: RunDirectory, record: TrainedRun) -> Note:
     return Note(
         f"train.{record.status}", path=str(directory.path), steps=record.steps_done, wall=record.wall_s,
         val=record.val_loss if record.val_loss is not None else float("nan"), reason=record.reason,

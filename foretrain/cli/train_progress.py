@@ -14,7 +14,8 @@ from rich.text import Text
 from foretrain.base.messages import printable, say
 from foretrain.base.units import format_bytes, format_left, format_percent
 from foretrain.cli.common import ERR, OUT, LiveLine, rewrites_lines
-from foretrain.runs.folder import EvaluationMetrics, Event, Note, Status, StepMetrics
+from foretrain.runs.folder import EvaluationMetrics, Event, Note, StepMetrics
+from foretrain.runs.record import Status
 
 # Notes that --quiet leaves, as --json does not tell them; that are not dim; and with which a run ends, on stdout.
 TOLD_QUIETLY = (

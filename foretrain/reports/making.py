@@ -16,6 +16,7 @@ from foretrain.analysis import snapshot_file
 from foretrain.app import exact, run_report
 from foretrain.app.compare import compared
 from foretrain.app.limits import Limits, make_plans, priced
+from foretrain.app.logs.given import is_tracked
 from foretrain.app.plan import targets
 from foretrain.base.errors import UserError
 from foretrain.base.files import first_bytes, not_written, read_text
@@ -31,6 +32,8 @@ from foretrain.reports.document import Document
 from foretrain.reports.views import compare, snapshot
 from foretrain.reports.views import plan as plan_view
 from foretrain.reports.views import run as run_view
+from foretrain.runs.folder import RunDirectory
+from foretrain.runs.record import RECORD, folder_of, source_of
 
 OURS = '<meta name="generator" content="foretrain">'
 HEAD_BYTES = 4096
@@ -76,7 +79,7 @@ def report(
 
 def default_target(sources: Sequence[str]) -> Path:
     """Beside a run's own files; all else in this folder, by its name."""
-    if len(sources) == 1 and Path(sources[0]).is_dir() and not measured.is_tracked(Path(sources[0])):
+    if len(sources) == 1 and Path(sources[0]).is_dir() and not is_tracked(Path(sources[0])):
         return Path(sources[0]) / "report.html"
     names = [take_apart(source).name for source in sources[:3]]
     word = "-".join("".join(c if c.isalnum() or c in "._" else "-" for c in name) for name in names)
@@ -93,16 +96,17 @@ def document(asked: Asked) -> tuple[str, Document]:
         return "comparison", _comparison(asked)
     one = take_apart(asked.sources[0])
     path = Path(one.path)
-    if (path / "run.json").is_file() or path.name == "run.json":
+    source = source_of(folder_of(path))
+    if source == "trained" or (source is None and path.name == RECORD):
         _no_config(asked, one)
         _unused(asked, one, "price", "others", "exact")
-        return "run", run(path if path.is_dir() else path.parent)
-    if measured.is_trainer_run(path):
+        return "run", run(folder_of(path))
+    if source == "trainer":
         _no_config(asked, one)
         _unused(asked, one, "price", "others", "exact")
-        return "run", measured.trainer_run(path)
-    tracked = measured.is_tracked(path)
-    if path.is_dir() and not tracked and not measured.is_watched(path):
+        return "run", measured.trainer_run(RunDirectory(folder_of(path)))
+    tracked = is_tracked(path)
+    if path.is_dir() and not tracked and source != "watched":
         raise UserError("data.no_run", path=str(path))
     if path.suffix in (".toml", ".py") or not path.exists():
         return "plan", _plan(asked, one)

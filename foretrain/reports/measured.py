@@ -4,9 +4,8 @@ ForetrainCallback."""
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from foretrain.analysis import trainer_run as analysis
+from foretrain.analysis.trainer_run import explain_directory
 from foretrain.app.explain import log_of
-from foretrain.app.logs import given
 from foretrain.app.logs import report as log_report
 from foretrain.base.errors import UserError
 from foretrain.comparison.loss_axes import loss_curves
@@ -18,16 +17,6 @@ from foretrain.reports.views.finetune import run as trainer_view
 from foretrain.runs.folder import RunDirectory
 
 
-def is_watched(path: Path) -> bool:
-    """Whether a directory is one that `foretrain watch` made."""
-    return given.is_watched(path)
-
-
-def is_tracked(path: Path) -> bool:
-    """Whether a tracker has kept a run there. Raises UserError for damage."""
-    return given.is_tracked(path)
-
-
 def log(path: Path, words: Sequence[str], gpu: str, tell: Callable[[tuple[UserError, ...]], None]) -> Document:
     """Of a log, a watched run, or one that a tracker keeps (+run= chooses one), with the words of its config. Raises
     UserError."""
@@ -35,15 +24,9 @@ def log(path: Path, words: Sequence[str], gpu: str, tell: Callable[[tuple[UserEr
     return log_view.document(explained.explanation, log_report.gather(path, explained))
 
 
-def is_trainer_run(path: Path) -> bool:
-    """Whether this is a directory of ForetrainCallback's, or the record in it."""
-    return analysis.is_one(path)
-
-
-def trainer_run(path: Path, directory: RunDirectory | None = None) -> Document:
-    """Of a directory of ForetrainCallback's; `directory`: one that is only looked at. Raises UserError where its
-    records are damaged."""
-    path = path if path.is_dir() else path.parent
-    found = analysis.of_directory(path, directory)
-    subject = trainer_runs.of(Given(path=str(path)), found.record, analysis.lines_of(path))
+def trainer_run(directory: RunDirectory) -> Document:
+    """Of a directory of ForetrainCallback's. Raises UserError where its records are damaged."""
+    found = explain_directory(directory)
+    metrics = directory.read_lines("metrics", whole=False)
+    subject = trainer_runs.of(Given(path=str(directory.path)), found.record, metrics)
     return trainer_view.document(found, loss_curves([subject]))

@@ -1,7 +1,7 @@
 """A run is a directory: config, environment, metrics and events as JSON lines, checkpoints, and one record. No torch.
 
-`run.json` is the record; it is replaced as a whole. `run.lock` is held by the process that trains, and freed by the
-system when that process dies, so a record that says "running" without its lock tells of a killed run.
+`run.json` is the record (record.py), which is replaced as a whole. `run.lock` is held by the process that trains, and
+freed by the system when that process dies, so a record that says "running" without its lock tells of a killed run.
 """
 
 import contextlib
@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal, TypeVar
 
 from filelock import FileLock, Timeout
-from pydantic import ValidationError
 
 from foretrain.base.errors import UserError
 from foretrain.base.files import append_lines, read_bytes, read_text, refuse_links, replace_text
@@ -23,14 +23,13 @@ from foretrain.base.records import Record
 from foretrain.base.units import MIB
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import to_toml
-from foretrain.data.dataset import DatasetInfo
-from foretrain.hardware.catalogue import Dtype, Gpu
+from foretrain.runs import record as run_record
 from foretrain.runs import scores as evaluation
+from foretrain.runs.record import RECORD, SCHEMA, RunRecord, TrainedRun, TrainerRun
 from foretrain.runs.scores import Scores
 from foretrain.runs.state import NOW_FILE as NOW
 from foretrain.runs.state import Phase, Teller
 
-SCHEMA = "foretrain.run/1"
 # Reasons of a record that a new process can go on from by itself: a lost card or rank, and one that takes less memory.
 BEGIN_AGAIN = (
     "environment.card_failed", "environment.ranks_lost", "environment.rank_late", "environment.collective_failed",
@@ -38,43 +37,11 @@ BEGIN_AGAIN = (
 )  # fmt: skip
 SCORES = "scores"  # folder of what `foretrain eval` found, one file a checkpoint
 WRITTEN_ONCE = ("config.toml", "environment.json", "plan.json")  # before the first step
-CROWDED = 0.1  # of the cores that training wants, taken by others: below that a forecast's range covers it
 MOST_WAITING = 10_000  # lines of a log that the disk does not take
 # What a run adds to or removes from; its other files are replaced, and a link to one with them.
 _OWN = ("run.lock", "checkpoints", "events.jsonl", "rank-*.jsonl", "*.log", ".ranks", "tensorboard", SCORES)
 _MOST_LINES_BYTES = 512 * MIB  # a line for each of 600,000 steps takes 120 MB
-Status = Literal["running", "finished", "interrupted", "diverged", "failed", "killed"]
-KindOfRecord = TypeVar("KindOfRecord", bound=Record)
-
-
-class MeasuredPhase(Record):
-    """Measured memory of one phase: the allocator's peak, and on CUDA what it reserved; the process's peak."""
-
-    phase: str
-    allocated_bytes: int | None
-    reserved_bytes: int | None = None
-    process_bytes: int | None = None
-
-
-class MeasuredMemory(Record):
-    """Measured memory of a run. `saved_bytes`: what autograd kept for the backward pass of a micro-batch.
-
-    `process_peak_bytes`: the host process's, to be held against `limit_bytes` (memory_limit) where it trains on a CPU.
-    """
-
-    method: str
-    phases: tuple[MeasuredPhase, ...] = ()
-    weights_bytes: int | None = None
-    gradients_bytes: int | None = None
-    optimizer_bytes: int | None = None
-    saved_bytes: int | None = None
-    process_base_bytes: int | None = None
-    process_peak_bytes: int | None = None
-    limit_bytes: int | None = None
-
-    def phase(self, name: str) -> MeasuredPhase | None:
-        """What was measured of this phase; None where it was not."""
-        return next((phase for phase in self.phases if phase.phase == name), None)
+KindOfRun = TypeVar("KindOfRun", bound=RunRecord)
 
 
 class StepMetrics(Record):
@@ -110,116 +77,6 @@ _LINES: dict[str, tuple[type[Record], frozenset[str]]] = {
     name: (kind, frozenset(kind.model_fields))
     for name, kind in (("step", StepMetrics), ("evaluation", EvaluationMetrics))
 }
-
-
-class MachineLoad(Record):
-    """Who used the processor while a run trained on it. The shares are of all usable cores.
-
-    `threads`: as many as training wants. `stalls`: steps in which a thread waited long for its turn; `stalled_s`: what
-    they lost.
-    """
-
-    cores: int
-    threads: int
-    others_share: float
-    own_share: float
-    stalls: int = 0
-    stalled_s: float = 0.0
-
-    @property
-    def busy(self) -> bool:
-        """Whether others took so much that measured times say little about a forecast."""
-        return crowded(self.others_share * self.cores, self.cores, self.threads)
-
-
-class RankFigures(Record):
-    """What one rank of several measured of itself, as of the last evaluation.
-
-    `evaluated_s`: of its part of that, forward passes only, without a wait for other ranks; with FSDP every pass waits
-    for them. `step_s`: of its steps, in which the ranks wait for each other.
-    """
-
-    rank: int
-    card: str
-    host: str = ""
-    allocated_bytes: int | None = None
-    reserved_bytes: int | None = None
-    process_bytes: int | None = None
-    step_s: float | None = None
-    data_wait_s: float | None = None
-    evaluated_s: float = 0.0
-    evaluated_tokens: int = 0
-
-
-def crowded(others: float, cores: int, threads: int) -> bool:
-    """Whether others, in cores, use what so many threads would need."""
-    wanted = min(threads, cores)
-    return others - (cores - wanted) > CROWDED * wanted
-
-
-class RunRecord(Record):
-    """What a run was and did; written at its start and at its end."""
-
-    id: str
-    name: str
-    status: Status
-    reason: str = ""
-    started_at: str
-    ended_at: str | None = None
-    config: RunConfig
-    gpu: Gpu
-    dtype: Dtype
-    compiled: bool
-    threads: int | None = None  # of a run on a CPU
-    dataset: DatasetInfo
-    n_params: int
-    steps_done: int = 0
-    resumed_from: tuple[int, ...] = ()
-    skipped_checkpoints: tuple[str, ...] = ()  # of the last resume: newer ones that are damaged, and why
-    shrunk_from: int | None = None  # the batch_size that it began with, where memory did not hold that
-    first_val_loss: float | None = None
-    val_loss: float | None = None
-    best_val_loss: float | None = None
-    step_s: float | None = None
-    tokens_per_s: float | None = None
-    mfu: float | None = None
-    evaluation_s: float | None = None
-    wall_s: float = 0.0
-    data_wait_s: float | None = None  # of a step, waited for batches; a mean without the first three steps
-    machine: MachineLoad | None = None  # of a run on a CPU: what other programs used of it
-    memory: MeasuredMemory = MeasuredMemory(method="none")
-    world: int = 1  # ranks that trained; memory is the first one's
-    ranks: tuple[RankFigures, ...] = ()  # of several
-    worlds: tuple[tuple[int, int], ...] = ()  # (from which step, ranks), where a resume changed their number
-
-    @property
-    def world_from(self) -> int:
-        """The step from which on `world` ranks trained."""
-        return self.worlds[-1][0] if self.worlds else 0
-
-    @property
-    def per_node(self) -> int:
-        """Ranks of the first one's machine; all, where they have not told where they are."""
-        return sum(rank.host == self.ranks[0].host for rank in self.ranks) or self.world
-
-    @property
-    def devices(self) -> int:
-        """Cards that trained; ranks on a CPU share those of each machine."""
-        return max(1, self.world // self.per_node) if self.gpu.kind == "cpu" else self.world
-
-    @property
-    def highest_bytes(self) -> int | None:
-        """The run's memory at its highest, of several ranks that of the one with most: what the allocator reserved on a
-        GPU, the process's on a CPU.
-
-        The process's own peak counts there besides its phases', since memory can be highest between two of them.
-        """
-        phases = self.memory.phases
-        if self.gpu.reserves:
-            found = [phase.reserved_bytes for phase in (*phases, *self.ranks)]
-        else:
-            found = [*(each.process_bytes for each in (*phases, *self.ranks)), self.memory.process_peak_bytes]
-        return max((size for size in found if size), default=None)
 
 
 def now() -> str:
@@ -310,14 +167,40 @@ class RunDirectory:
         return False
 
     def write_record(self, record: RunRecord) -> None:
-        replace_text(self.path / "run.json", json.dumps(record.to_json(schema=SCHEMA), indent=1) + "\n")
+        replace_text(self.path / RECORD, json.dumps(record.to_json(schema=SCHEMA), indent=1) + "\n")
 
-    def read_record(self) -> RunRecord:
-        """The record; a run that says it is running without holding its lock was killed. Raises UserError."""
-        record = record_in(self.path / "run.json", RunRecord)
-        if record.status == "running" and not self.is_locked():
-            return record.model_copy(update={"status": "killed"})
+    def any_record(self) -> RunRecord:
+        """Return the record, whoever trained; a run that says it is running without holding its lock was killed.
+
+        Raises UserError.
+        """
+        record = run_record.read(self.path)
+        if record.status != "running" or self.is_locked():
+            return record
+        known = self._up_to_its_end(record) if isinstance(record, TrainerRun) else {}
+        return record.model_copy(update={**known, "status": "killed"})
+
+    def record_of(self, kind: type[KindOfRun]) -> KindOfRun:
+        """Return the record of a run of this kind. Raises UserError 'data.no_run' for another one."""
+        record = self.any_record()
+        if not isinstance(record, kind):
+            raise UserError("data.no_run", path=str(self.path))
         return record
+
+    def read_record(self) -> TrainedRun:
+        """Return the record of a run that foretrain trained. Raises UserError."""
+        return self.record_of(TrainedRun)
+
+    def _up_to_its_end(self, record: TrainerRun) -> dict[str, Any]:
+        """Return what its lines tell of a Trainer's run that could not write its last record."""
+        steps = [line for line in self.read_lines("metrics", whole=False) if line["kind"] == "step"]
+        times = [line["step_s"] for line in steps if isinstance(line.get("step_s"), int | float)]
+        ended = [line["elapsed_s"] for line in steps if isinstance(line.get("elapsed_s"), int | float)]
+        return {
+            "steps_done": max([record.steps_done, *(line["step"] for line in steps)]),
+            "wall_s": float(max([record.wall_s, *ended])),
+            "step_s": median(times[1:]) if times[1:] else record.step_s,
+        }
 
     def scores(self) -> tuple[Scores, ...]:
         """What `foretrain eval` found of its checkpoints, by step. Files that are not such a record are left out."""
@@ -363,9 +246,11 @@ class RunDirectory:
     def event(self, id: str, /, **values: Any) -> None:
         self.append("events", {"at": now(), "id": id, "values": values})
 
-    def read_lines(self, name: str, *, last_bytes: int = 0) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl or events.jsonl, or those within its last bytes; lines that a crash, a hand or
-        that cut has spoilt are left out.
+    def read_lines(self, name: str, *, last_bytes: int = 0, whole: bool = True) -> list[dict[str, Any]]:
+        """Return the lines of metrics.jsonl or events.jsonl, or those within its last bytes.
+
+        Lines that a crash, a hand or that cut has spoilt are left out. `whole`: and lines of metrics.jsonl without all
+        figures that foretrain's own runs have; others have a kind and a step.
         """
         path = self.path / f"{name}.jsonl"
         if not path.is_file():
@@ -374,24 +259,28 @@ class RunDirectory:
         for text in read_bytes(path, _MOST_LINES_BYTES, last_bytes=last_bytes).decode("utf-8", "replace").splitlines():
             try:
                 line = json.loads(text)
-                if name == "metrics":
+                if name == "metrics" and whole:
                     kind, known = _LINES["step" if line["kind"] == "step" else "evaluation"]
                     kind.model_validate({k: v for k, v in line.items() if k in known})
-                elif not isinstance(line, dict):
+                elif not isinstance(line, dict) or (name == "metrics" and not _has_step(line)):
                     continue
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 continue
             lines.append(line)
         return lines
 
-    def drop_metrics_from(self, step: int, *, keep_evaluation: bool) -> None:
+    def drop_metrics_from(self, step: int, *, keep_evaluation: bool, whole: bool = True) -> None:
         """Forget what was logged for steps that a resumed run will do again."""
         kept = [
             line
-            for line in self.read_lines("metrics")
+            for line in self.read_lines("metrics", whole=whole)
             if line["step"] < step or (keep_evaluation and line["kind"] == "evaluation" and line["step"] == step)
         ]
         replace_text(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
+
+
+def _has_step(line: dict[str, Any]) -> bool:
+    return isinstance(line["kind"], str) and isinstance(line["step"], int)
 
 
 def _numbered(base: Path) -> Iterator[Path]:
@@ -471,7 +360,9 @@ def _runs_of(out_dir: str) -> Iterator[RunDirectory]:
         if number.isascii() and number.isdigit() and int(number) > 1:
             numbers[int(number)] = path
     for number in sorted(numbers, reverse=True):
-        if (numbers[number] / "run.json").exists():
+        if run_record.source_of(numbers[number]) in ("watched", "trainer"):
+            continue
+        if (numbers[number] / RECORD).exists():
             yield RunDirectory(numbers[number])
         else:
             _refuse_lost(numbers[number])
@@ -484,23 +375,9 @@ def _refuse_lost(path: Path) -> None:
 
 
 def find_runs(roots: Iterable[Path]) -> list[RunDirectory]:
-    """Every run in these directories and the two levels below them, by path."""
-    return [RunDirectory(path) for path in folders_with("run.json", roots)]
-
-
-def folders_with(name: str, roots: Iterable[Path]) -> list[Path]:
-    """The folders with a file of this name, in these and the two levels below them, by path."""
-    return sorted({file.parent for root in roots for depth in ("", "*/", "*/*/") for file in root.glob(depth + name)})
-
-
-def record_in(file: Path, kind: type[KindOfRecord]) -> KindOfRecord:
-    """The record that a run keeps in this file. Raises UserError."""
-    try:
-        return kind.from_json(read_text(file))
-    except (OSError, UnicodeDecodeError):
-        raise UserError("data.no_run", path=str(file.parent)) from None
-    except (ValidationError, ValueError, AttributeError, TypeError, RecursionError) as error:
-        raise UserError("data.bad_run", path=str(file), reason=str(error).splitlines()[0]) from None
+    """Return every run in these directories and the two levels below them, whoever trained it, by path."""
+    found = {file.parent for root in roots for depth in ("", "*/", "*/*/") for file in root.glob(depth + RECORD)}
+    return [RunDirectory(path) for path in sorted(found)]
 
 
 class Note:

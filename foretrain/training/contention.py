@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from foretrain.base.process_memory import system
 from foretrain.hardware.cpu import usable_cores
-from foretrain.runs.folder import MachineLoad, crowded
+from foretrain.runs.record import MachineLoad, crowded
 
 LEAST_S, WINDOW_S = 1.0, 3.0  # jiffies are 10 ms, and a second of somebody's browser is not worth a line
 QUIET_S, TOLD_EVERY_S = 20.0, 300.0

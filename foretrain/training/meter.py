@@ -23,7 +23,7 @@ from foretrain.base.process_memory import peak_bytes, resident_bytes
 from foretrain.hardware import accelerator
 from foretrain.model.allocated import storage_bytes
 from foretrain.model.step import TrainState
-from foretrain.runs.folder import MeasuredMemory, MeasuredPhase
+from foretrain.runs.record import MeasuredMemory, MeasuredPhase
 
 _CLEAR = Path("/proc/self/clear_refs")
 

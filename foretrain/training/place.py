@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from foretrain.base.errors import UserError
 from foretrain.base.messages import say
-from foretrain.runs.folder import RankFigures
+from foretrain.runs.record import RankFigures
 
 StartedBy = Literal["foretrain", "torchrun", "slurm"]
 LAUNCHED = "FORETRAIN_LAUNCHED"  # set by `foretrain train --gpus`

@@ -34,7 +34,8 @@ from foretrain.model.ranks.peers import ALONE as ALONE_PEERS
 from foretrain.model.ranks.peers import Peers
 from foretrain.model.ranks.streams import seeded
 from foretrain.model.step import TrainState
-from foretrain.runs.folder import RankFigures, RunDirectory, RunRecord, now
+from foretrain.runs.folder import RunDirectory, now
+from foretrain.runs.record import RankFigures, RunRecord
 from foretrain.training.attempts import Mean, Sum
 from foretrain.training.device import Placement, identity_of, place
 from foretrain.training.place import ALONE, OfRank, Place, host_name, slow
@@ -513,5 +514,5 @@ class FollowerDirectory(RunDirectory):
         if id in _OWN:
             super().append(self.own, {"at": now(), "id": id, "values": values})
 
-    def drop_metrics_from(self, step: int, *, keep_evaluation: bool) -> None:
+    def drop_metrics_from(self, step: int, *, keep_evaluation: bool, whole: bool = True) -> None:
         pass

@@ -34,7 +34,8 @@ from foretrain.hardware.catalogue import Dtype
 from foretrain.hardware.cpu import physical_cores, usable_cores
 from foretrain.model import foreign
 from foretrain.model.step import TrainState, build, train_step
-from foretrain.runs.folder import RunDirectory, RunRecord
+from foretrain.runs.folder import RunDirectory
+from foretrain.runs.record import TrainedRun
 from foretrain.training import checkpoint
 from foretrain.training.checkpoint import Loaded, Progress
 from foretrain.training.device import TORCH_DTYPES, Placement
@@ -84,7 +85,7 @@ class Chosen:
     placement: Placement
 
 
-def recall(config: RunConfig, placement: Placement, record: RunRecord, given: set[str]) -> Chosen:
+def recall(config: RunConfig, placement: Placement, record: TrainedRun, given: set[str]) -> Chosen:
     """A resumed run goes on as it was recorded, bit for bit, except for what the user now asks for otherwise."""
     old = record.config
     is_open = {key for key in CHOSEN if key not in given or getattr(config, key) == OPTIONS[key].chosen_on_cpu}
@@ -421,7 +422,7 @@ def _of_recipe(key: str, config: RunConfig) -> bool:
     return other != "recipe" or config.recipe == wanted
 
 
-def keep_origin(config: RunConfig, record: RunRecord, directory: RunDirectory) -> RunConfig:
+def keep_origin(config: RunConfig, record: TrainedRun, directory: RunDirectory) -> RunConfig:
     """A run goes on from where it once started, which init_from = resume does not say. Raises UserError."""
     keys, before = ("init_from", "init_optimizer"), record.config
     if config.init_from == "resume":
@@ -443,7 +444,7 @@ def _changes(keys: Iterable[str], old: RunConfig, new: RunConfig) -> list[str]:
 
 
 def differences(
-    loaded: Loaded, previous: RunRecord, config: RunConfig, placement: Placement, threads: int | None, world: int = 1
+    loaded: Loaded, previous: TrainedRun, config: RunConfig, placement: Placement, threads: int | None, world: int = 1
 ) -> list[tuple[str, dict[str, Any]]]:
     """What the user should hear of a resume, as (event id, values): what was passed over, and what is not as it was."""
     found: list[tuple[str, dict[str, Any]]] = [
@@ -473,7 +474,7 @@ def differences(
     return found
 
 
-def resumed_split(new: RunConfig, previous: RunRecord) -> tuple[RunConfig, str, dict[str, Any]]:
+def resumed_split(new: RunConfig, previous: TrainedRun) -> tuple[RunConfig, str, dict[str, Any]]:
     """(the config with the micro-batch that memory had forced, unless another one is asked for; event id, values).
 
     The id is '' where nothing is to be told.
@@ -507,7 +508,7 @@ def check_compatible(progress: Progress, config: RunConfig, info: DatasetInfo, d
         )
 
 
-def worlds(previous: RunRecord, step: int, world: int) -> tuple[tuple[int, int], ...]:
+def worlds(previous: TrainedRun, step: int, world: int) -> tuple[tuple[int, int], ...]:
     """(from which step, ranks) of a run that goes on at `step` with so many; none where it always had as many."""
     before = previous.worlds or ((0, previous.world),)
     kept = tuple(one for one in before if one[0] < step)
@@ -515,7 +516,7 @@ def worlds(previous: RunRecord, step: int, world: int) -> tuple[tuple[int, int],
     return changed if len(changed) > 1 else ()
 
 
-def with_former(record: RunRecord, former: RunRecord | None) -> RunRecord:
+def with_former(record: TrainedRun, former: TrainedRun | None) -> TrainedRun:
     """`record`, with what the process before it measured wherever this one has made no step: its speed, its memory.
 
     Only of the same device, dtype, ranks and way to run the step; of another one it would be no measurement. `former`:

@@ -23,16 +23,8 @@ from foretrain.model.host.graphed import GraphedStep, graphed_step
 from foretrain.model.low_precision import fp16_accumulation
 from foretrain.model.optimizer import learning_rate
 from foretrain.model.step import StepResult, TrainState, build, evaluation_loss, train_step
-from foretrain.runs.folder import (
-    EvaluationMetrics,
-    Listener,
-    Note,
-    RankFigures,
-    RunDirectory,
-    RunRecord,
-    StepMetrics,
-    now,
-)
+from foretrain.runs.folder import EvaluationMetrics, Listener, Note, RunDirectory, StepMetrics, now
+from foretrain.runs.record import RankFigures, TrainedRun
 from foretrain.training import checkpoint, cpu_threads, nonfinite, starting
 from foretrain.training.attempts import (
     SMALLER_AT_RESUME,
@@ -103,7 +95,7 @@ class Trainer:
         self.skipped_checkpoints: tuple[str, ...] = ()
         self.shrunk_from: int | None = None
         self.threads: int | None = None
-        self.former: RunRecord | None = None  # as a resume found it
+        self.former: TrainedRun | None = None  # as a resume found it
         self.started_at = now()
         self.clock = time.monotonic
         self.state: TrainState
@@ -127,12 +119,12 @@ class Trainer:
 
     # -- the run -------------------------------------------------------------------------------------------
 
-    def run(self, *, resume: bool = False) -> RunRecord:
+    def run(self, *, resume: bool = False) -> TrainedRun:
         """Train to the end or to a signal; the record is written in every case but a resume that was refused."""
         with self.flag:
             return self._run(resume)
 
-    def _run(self, resume: bool) -> RunRecord:
+    def _run(self, resume: bool) -> TrainedRun:
         self._started = self.clock()
         self._entered = not resume
         self.directory.tell("starting")
@@ -275,7 +267,7 @@ class Trainer:
         self._note("resumed", step=step)
         self._write_record("running")
 
-    def _resume_split(self, previous: RunRecord) -> None:
+    def _resume_split(self, previous: TrainedRun) -> None:
         """Go on with the micro-batch that memory had forced, unless another one is asked for; say what that means."""
         self.shrunk_from = previous.shrunk_from
         config, id, values = starting.resumed_split(self.config, previous)
@@ -605,11 +597,11 @@ class Trainer:
         self.directory.event(id, **values)
         self.listen(Note(id, **values))
 
-    def _write_record(self, status: Any, reason: str = "") -> RunRecord:
+    def _write_record(self, status: Any, reason: str = "") -> TrainedRun:
         step_s = self.pace.median_step_s
         tokens_per_s = self.config.tokens_per_step / step_s if step_s else None
         flop_per_s = tokens_per_s * self.shape.flops_per_token if tokens_per_s else None
-        record = RunRecord(
+        record = TrainedRun(
             id=self.directory.id, name=self.name, status=status, reason=reason, started_at=self.started_at,
             ended_at=None if status == "running" else now(), config=self.config, gpu=self.placement.gpu,
             dtype=self.placement.dtype, compiled=self.placement.compiled, threads=self.threads, dataset=self.info,

@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from foretrain.base.process_memory import peak_bytes
 from foretrain.model.allocated import OF_TWO_DTYPES, sizes, storage_bytes
-from foretrain.runs.folder import MeasuredMemory, MeasuredPhase
+from foretrain.runs.record import MeasuredMemory, MeasuredPhase
 
 ON_CPU = {"first_step": 1, "steady_step": 2, "evaluate": 1, "save": 1}  # how often a phase is watched there
 ORDER = ("load", "first_step", "steady_step", "evaluate", "save")

@@ -1,4 +1,4 @@
-"""`watch`: somebody else's training, measured from outside and not changed. What it leaves is in record.py.
+"""`watch`: somebody else's training, measured from outside and not changed. What it leaves is in runs/record.py.
 
 The command's output is passed on by threads of its own (passthrough.py) and read here afterwards: the log as a file,
 its steps by training_log.Reader. Another thread samples NVML and the processes; a driver that hangs keeps back samples,
@@ -26,10 +26,9 @@ from foretrain.base.bugs import redacted
 from foretrain.base.errors import UserError
 from foretrain.config.options import RunConfig
 from foretrain.hardware.card import Cards, CardSample
-from foretrain.runs import watch_record
 from foretrain.runs.folder import RunDirectory, now
+from foretrain.runs.record import LOG, WatchedCard, WatchedRun
 from foretrain.runs.training_log import Reader, Steps
-from foretrain.runs.watch_record import WatchedCard, WatchRecord
 
 # Runs a command as if nothing stood between it and the terminal: output, input, signals and exit code pass unchanged.
 #
@@ -472,22 +471,22 @@ class _Output:
 def watch(
     command: Sequence[str], directory: RunDirectory, *, interval_s: float = 1.0, config: RunConfig | None = None,
     nvml: Any = None, out: int = 1, err: int = 2,
-) -> WatchRecord:  # fmt: skip
+) -> WatchedRun:  # fmt: skip
     """Run a command and measure it. `out` and `err` are the descriptors that its output goes on to; the caller holds
     the directory's lock. Raises UserError 'environment.cannot_start'; what was made is the caller's to remove then."""
-    cards = Cards(nvml)
+    cards, shown = Cards(nvml), redacted(command)
     sampler = Sampler(directory, cards, interval_s)
-    record = WatchRecord(
-        id=directory.id, command=redacted(command), status="running", started_at=now(),
+    record = WatchedRun(
+        id=directory.id, name=" ".join(shown)[:80] or directory.id, command=shown, status="running", started_at=now(),
         interval_s=interval_s, config=config,
     )  # fmt: skip
-    with (directory.path / watch_record.LOG).open("wb", buffering=0) as file:
+    with (directory.path / LOG).open("wb", buffering=0) as file:
         output = _Output(directory, file)
         try:
             child = Passthrough(command, out=out, err=err)
         except CommandStart as error:
             raise UserError("environment.cannot_start", command=str(command[0]), reason=str(error)) from None
-        watch_record.write(directory, record)
+        directory.write_record(record)
         directory.tell("running", pid=child.pid)
         began_s = output.began_s = time.monotonic()
         sampler.begin(child.pid)
@@ -496,11 +495,11 @@ def watch(
         sampler.end()
         output.finish()
     record = _result(record, ended, wall_s, sampler, output)
-    watch_record.write(directory, record)
+    directory.write_record(record)
     return record
 
 
-def _result(record: WatchRecord, ended: Ended, wall_s: float, sampler: Sampler, output: _Output) -> WatchRecord:
+def _result(record: WatchedRun, ended: Ended, wall_s: float, sampler: Sampler, output: _Output) -> WatchedRun:
     log = output.reader.done()
     steps, evaluations = (log.steps, log.evaluations) if log else (Steps(), ())
     times = [t for t in steps.time_s if math.isfinite(t)]
@@ -517,8 +516,8 @@ def _result(record: WatchRecord, ended: Ended, wall_s: float, sampler: Sampler, 
             "cards": tuple(s.result(f) for s, f in zip(sampler.sums, sampler.cards.facts, strict=False)),
             "nvml_problem": sampler.problem or sampler.cards.problem or output.problem,
             "log_format": output.reader.format, "log_bytes": output.bytes, "log_kept_bytes": output.kept_bytes,
-            "steps": len(steps), "last_step": log.last_step if log else None,
+            "steps_done": len(steps), "last_step": log.last_step if log else None,
             "step_s": median(times) if times else None, "last_loss": losses[0] if losses else None,
-            "last_val_loss": evaluations[-1].val_loss if evaluations else None,
+            "val_loss": evaluations[-1].val_loss if evaluations else None,
         }
     )  # fmt: skip

@@ -22,7 +22,7 @@ from foretrain.comparison.sources.given import Given
 from foretrain.comparison.subject import Subject
 from foretrain.reports.as_json import document_json
 from foretrain.reports.views import compare as compare_view
-from foretrain.runs.folder import RunRecord
+from foretrain.runs.record import TrainedRun
 from foretrain.web import child
 from foretrain.web.answers import SCHEMA, Made
 from foretrain.web.observe import ObservedRun, said_of
@@ -80,7 +80,7 @@ def _unreadable(path: str, error: OSError) -> str:
     return printable(str(UserError("data.log_unreadable", path=path, reason=reason)))
 
 
-def _notes(run: ObservedRun, record: RunRecord) -> list[str]:
+def _notes(run: ObservedRun, record: TrainedRun) -> list[str]:
     notes = [] if record.status == "finished" else [say("page.beside.so_far")]
     try:
         plan_of(run.path, record)

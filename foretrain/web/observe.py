@@ -12,7 +12,7 @@ from foretrain.base.messages import format_value, printable, say
 from foretrain.base.statistics import extremes
 from foretrain.reports.document import Axis, Cell, Curves, Figure, Figures, Message, Quantity, Trace
 from foretrain.runs import state as label
-from foretrain.runs.folder import RunRecord
+from foretrain.runs.record import TrainedRun
 
 MAX_POINTS = 1200  # of a curve; more cannot be seen
 _SHOWN = ("kind", "step", "loss", "val_loss", "train_loss", "step_s", "tokens_per_s", "mfu", "memory_bytes", "eta_s",
@@ -157,7 +157,7 @@ def _trace(label: Message, lines: Lines, key: str, shift: int, colour: int = 0) 
     return Trace(label, (places,), values, colour, dashed=key == "val_loss")
 
 
-def figures(record: RunRecord, lines: Lines) -> Figures:
+def figures(record: TrainedRun, lines: Lines) -> Figures:
     """Of a run that goes, the newest step's; of one that is over, the medians that the list and the report have."""
     over = record.status != "running" and record.step_s
     known = {key: getattr(record, key) for key in ("step_s", "tokens_per_s", "mfu")} if over else {}

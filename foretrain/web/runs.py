@@ -12,7 +12,8 @@ from foretrain.base.messages import format_value, has, isolated, printable, say
 from foretrain.reports.as_json import block_json, document_json
 from foretrain.reports.document import Message
 from foretrain.reports.views import run as run_view
-from foretrain.runs.folder import RunRecord, find_runs
+from foretrain.runs.folder import find_runs
+from foretrain.runs.record import TrainedRun, source_of
 from foretrain.web import observe, trainer_runs
 from foretrain.web.answers import SCHEMA
 from foretrain.web.observe import Curve, ObservedRun, newest, said_of
@@ -39,9 +40,11 @@ class Runs:
         """Every run whose folder lies in one of the roots and is no link, by id."""
         found = {}
         inside = [root.resolve() for root in self._roots]
-        for directory in [*find_runs(self._roots), *trainer_runs.directories(self._roots)]:
+        for directory in find_runs(self._roots):
             run, path = ObservedRun(directory.path), directory.path.resolve()
-            if run.is_plain() and any(path.is_relative_to(root) for root in inside):
+            if not (run.is_plain() and any(path.is_relative_to(root) for root in inside)):
+                continue
+            if source_of(run.path) != "watched":
                 found[hashlib.sha256(str(path).encode("utf-8", "replace")).hexdigest()[:16]] = run
         return found
 
@@ -71,14 +74,14 @@ def of_trainer(id: str, run: ObservedRun) -> tuple[dict[str, Any], Any] | None:
     return trainer_runs.beside(id, run) if trainer_runs.is_one(run) else None
 
 
-def _record(run: ObservedRun) -> RunRecord:
+def _record(run: ObservedRun) -> TrainedRun:
     """The record of a run with the time of its step as every command has it; while it trains, its own figure, as its
     metrics would be read anew at every look. Raises UserError."""
     record = run.read_record()
     return record if record.status == "running" else with_measured_step(run, record)
 
 
-def row(id: str, run: ObservedRun, record: RunRecord) -> dict[str, Any]:
+def row(id: str, run: ObservedRun, record: TrainedRun) -> dict[str, Any]:
     return {
         "id": id, **said_of(run, record.name), **_state(run, record),
         "val_loss": "–" if record.val_loss is None else format_value(record.val_loss, "digits4"),
@@ -91,7 +94,7 @@ def _minute(moment: str) -> str:
     return isolated(printable(moment.replace("T", " ")[:16]))
 
 
-def _state(run: ObservedRun, record: RunRecord) -> dict[str, Any]:
+def _state(run: ObservedRun, record: TrainedRun) -> dict[str, Any]:
     """Where it stands, and how fast it was; a running one's record lags behind its metrics."""
     tone = run_view.STATUS_TONES.get(record.status, "plain")
     last = newest(run.path / "metrics.jsonl") if record.status == "running" else None
@@ -131,7 +134,7 @@ def live_answer(run: ObservedRun, curve: Curve, seen_bytes: int) -> dict[str, An
     return {"schema": SCHEMA, **_state(run, record), **_now(run, record, curve, seen_bytes)}
 
 
-def _now(run: ObservedRun, record: RunRecord, curve: Curve, seen_bytes: int = -1) -> dict[str, Any]:
+def _now(run: ObservedRun, record: TrainedRun, curve: Curve, seen_bytes: int = -1) -> dict[str, Any]:
     """Figures, events and pictures, these where the metrics go on after `seen_bytes`; `next` is how far they go."""
     lines = curve.lines()
     drawn = None if curve.end_bytes == seen_bytes else [block_json(one) for one in observe.pictures(lines)]

@@ -1,10 +1,8 @@
 """Trainers' runs with ForetrainCallback on the page: in the list of runs, one as it goes, and its report."""
 
-from pathlib import Path
 from typing import Any
 
-from foretrain.analysis import trainer_run as analysis
-from foretrain.analysis.trainer_run import TrainerRunExplanation
+from foretrain.analysis.trainer_run import TrainerRunExplanation, explain_directory
 from foretrain.base.messages import format_value, isolated, printable, say
 from foretrain.comparison.sources import load
 from foretrain.comparison.sources.given import Given
@@ -12,7 +10,7 @@ from foretrain.comparison.subject import Subject
 from foretrain.reports import measured
 from foretrain.reports.as_json import block_json, document_json
 from foretrain.reports.document import Message
-from foretrain.runs.folder import RunDirectory
+from foretrain.runs.record import TrainerRun, source_of
 from foretrain.web import observe
 from foretrain.web.observe import ObservedRun, said_of
 
@@ -21,11 +19,11 @@ TONES = {"finished": "good", "failed": "bad", "killed": "bad", "stopped": "warn"
 
 def row(id: str, run: ObservedRun) -> tuple[str, dict[str, Any]]:
     """(when it began, the run as the list has it). Raises UserError."""
-    record = analysis.read_record(run)
+    record = run.record_of(TrainerRun)
     started = isolated(printable(record.started_at.replace("T", " ")[:16]))
     shown = {
         "id": id, **said_of(run, record.name), **_state(run),
-        "val_loss": "–" if record.last_val_loss is None else format_value(record.last_val_loss, "digits4"),
+        "val_loss": "–" if record.val_loss is None else format_value(record.val_loss, "digits4"),
         "started": started, "gpu": printable(record.device),
     }  # fmt: skip
     return record.started_at, shown
@@ -37,13 +35,8 @@ def beside(id: str, run: ObservedRun) -> tuple[dict[str, Any], Subject]:
     return shown, load(Given(path=str(run.path), label=shown["name"]))
 
 
-def directories(roots: list[Path]) -> list[RunDirectory]:
-    """Every such run in these directories and the two levels below them."""
-    return analysis.find_runs(roots)
-
-
 def _state(run: ObservedRun) -> dict[str, Any]:
-    record = analysis.read_record(run)
+    record = run.record_of(TrainerRun)
     steps = max(record.steps_done, _last_step(run)) if record.status == "running" else record.steps_done
     of = record.max_steps or steps
     return {
@@ -55,17 +48,17 @@ def _state(run: ObservedRun) -> dict[str, Any]:
 
 
 def _last_step(run: ObservedRun) -> int:
-    return max((line["step"] for line in analysis.lines_of(run.path) if line["kind"] == "step"), default=0)
+    return max((line["step"] for line in run.read_lines("metrics", whole=False) if line["kind"] == "step"), default=0)
 
 
 def page(id: str, run: ObservedRun, events: list[dict[str, str]], seen_bytes: int = -1) -> dict[str, Any]:
     """One run: how it goes since `seen_bytes` of its metrics. Raises UserError."""
-    record = analysis.read_record(run)
+    record = run.record_of(TrainerRun)
     try:
         size = (run.path / "metrics.jsonl").stat().st_size
     except OSError:
         size = 0
-    lines = _as_steps(analysis.lines_of(run.path))
+    lines = _as_steps(run.read_lines("metrics", whole=False))
     known = {"step_s": record.step_s, "tokens_per_s": record.tokens_per_s} if record.status != "running" else {}
     now = block_json(observe.figures_of(known if record.step_s else {}, lines, running=record.status == "running"))
     drawn = None if size == seen_bytes else [block_json(one) for one in observe.pictures(lines)]
@@ -87,12 +80,12 @@ def _as_steps(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def report(run: ObservedRun) -> dict[str, Any]:
     """What `foretrain report` makes of it. Raises UserError and OSError."""
-    return document_json(measured.trainer_run(run.path, run))
+    return document_json(measured.trainer_run(run))
 
 
 def against_forecast(run: ObservedRun) -> dict[str, Any] | None:
     """Forecast beside measurement, as the page has it of all runs; None where there is none. Raises UserError."""
-    found = analysis.of_directory(run.path, run)
+    found = explain_directory(run)
     rows = _rows(found)
     if found.forecast is None or not rows:
         return None
@@ -119,4 +112,4 @@ def _row(label: Message, predicted: float, measured: float, unit: str) -> dict[s
 
 
 def is_one(run: ObservedRun) -> bool:
-    return analysis.is_one(run.path)
+    return source_of(run.path) == "trainer"

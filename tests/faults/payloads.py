@@ -270,7 +270,10 @@ def _records() -> Iterator[Payload]:
     yield Payload(
         "run.json", "endless", ("report", "r"), lambda: [_write("r/run.json", b"{")(), os.truncate("r/run.json", 2**40)]
     )
-    yield Payload("watch.json", "lists", ("report", "r"), _write("r/watch.json", _lists))
+    yield Payload(
+        "run.json of a watched command", "lists", ("report", "r"),
+        _write("r/run.json", lambda: b'{"source": "watched", "cards": ' + _lists() + b"}"),
+    )  # fmt: skip
     for name, data in {"bomb": lambda: gzip.compress(bytes(2**28), 9), "deep": NESTED.encode(), "pickle": EVIL}.items():
         yield Payload("caches", name, ("plan", "baby", "--gpu=cpu"), lambda data=data: _poison(data), refused=False)
 

@@ -17,7 +17,8 @@ from starlette.testclient import TestClient
 from foretrain.data.dataset import DatasetInfo
 from foretrain.hardware.catalogue import find
 from foretrain.predict.plan import plan
-from foretrain.runs.folder import RunDirectory, RunRecord
+from foretrain.runs.folder import RunDirectory
+from foretrain.runs.record import TrainedRun
 from foretrain.web import guard, jobs, routes
 from tests.kit.command import REPO
 from tests.kit.tiny import tiny
@@ -89,7 +90,7 @@ def write_run(path: Path, name: str = "baby", **changes: Any) -> RunDirectory:
     path.mkdir(parents=True)
     directory, config, gpu = RunDirectory(path), tiny(), find("RTX 4070")
     dataset = DatasetInfo(name="toy", path="data/toy", train_tokens=2000, val_tokens=500)
-    record = RunRecord(
+    record = TrainedRun(
         id=path.name, name=name, status="finished", started_at="2026-01-01T00:00:00+00:00", config=config, gpu=gpu,
         dtype="float32", compiled=False, dataset=dataset, n_params=1000, steps_done=12, step_s=0.5, val_loss=3.5,
         first_val_loss=4.5, tokens_per_s=100.0, wall_s=9.0,

@@ -14,12 +14,13 @@ from foretrain.hardware.catalogue import find
 from foretrain.hardware.cpu import cpu_device
 from foretrain.reports.document import Document
 from foretrain.reports.views import run as run_view
-from foretrain.runs.folder import MeasuredMemory, MeasuredPhase, RunDirectory, RunRecord
+from foretrain.runs.folder import RunDirectory
+from foretrain.runs.record import MeasuredMemory, MeasuredPhase, TrainedRun
 
 HOSTILE = '</script><img src=x onerror=alert(1)> & "quotes" \x1b[31m {braces} ${dollar} $title'
 
 
-def record(**changes: object) -> RunRecord:
+def record(**changes: object) -> TrainedRun:
     config = resolve(["baby"]).config
     values = {
         "id": "out-baby", "name": "baby", "status": "finished", "started_at": "2026-11-21T04:00:00+00:00",
@@ -34,7 +35,7 @@ def record(**changes: object) -> RunRecord:
         ),
         **changes,
     }  # fmt: skip
-    return RunRecord.model_validate(values)
+    return TrainedRun.model_validate(values)
 
 
 def write_run(folder: Path, **changes: object) -> RunDirectory:

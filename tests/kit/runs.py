@@ -6,7 +6,7 @@ from pathlib import Path
 
 from foretrain.data.dataset import DatasetInfo
 from foretrain.hardware.catalogue import find
-from foretrain.runs.folder import SCHEMA, MeasuredMemory, MeasuredPhase, RunRecord
+from foretrain.runs.record import SCHEMA, MeasuredMemory, MeasuredPhase, TrainedRun
 from tests.kit.tiny import tiny
 
 GPU = find("RTX 4070")
@@ -25,7 +25,7 @@ def write_measured_run(
         method="max_memory_allocated",
         phases=(MeasuredPhase(phase="steady_step", allocated_bytes=2**28, reserved_bytes=2**29),),
     )
-    record = RunRecord(
+    record = TrainedRun(
         id=path.name, name="tiny", status="finished", started_at="2026-01-01T00:00:00+00:00", config=config, gpu=gpu,
         dtype="float32", compiled=False, dataset=info, n_params=1000, steps_done=steps, wall_s=steps * step_s,
         memory=memory,

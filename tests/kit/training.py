@@ -15,7 +15,7 @@ from foretrain.data.dataset import read_info
 from foretrain.model.host.graphed import GraphedStep
 from foretrain.model.step import StepResult, TrainState, build, evaluation_loss, train_step
 from foretrain.runs import folder
-from foretrain.runs.folder import RunRecord
+from foretrain.runs.record import TrainedRun
 from foretrain.training import checkpoint, trainer
 from foretrain.training.device import place
 from foretrain.training.trainer import Trainer
@@ -24,7 +24,7 @@ from tests.kit.tiny import tiny, write_dataset
 
 def train(
     config: RunConfig, *, resume: bool = False, listen: Any = lambda event: None, **more: Any
-) -> RunRecord:  # fmt: skip
+) -> TrainedRun:  # fmt: skip
     info = read_info(write_dataset(Path("data/toy")) if not Path("data/toy").exists() else Path("data/toy"))
     directory = folder.newest_unfinished(config.out_dir, config.max_iters) if resume else folder.create(config.out_dir)
     assert directory

@@ -14,7 +14,8 @@ from foretrain.config.resolve import from_values
 from foretrain.data.tokenizer import JsonTokenizer, Tokenizer, document_end, tokenizer_of
 from foretrain.evaluation.windows import HubModel, OwnModel, Predictor
 from foretrain.model.language_model import make_model
-from foretrain.runs.folder import RunDirectory, RunRecord
+from foretrain.runs.folder import RunDirectory
+from foretrain.runs.record import TrainedRun, source_of
 from foretrain.training import checkpoint
 from foretrain.training.device import place
 from foretrain.training.exports.source import locate
@@ -25,7 +26,7 @@ class OfRun:
     """A checkpoint whose checksums are right, and its run. `skipped`: newer ones that are damaged, and why."""
 
     directory: RunDirectory
-    record: RunRecord
+    record: TrainedRun
     path: Path
     step: int
     skipped: tuple[str, ...] = ()
@@ -83,7 +84,7 @@ def loaded(run: OfRun, device: str) -> Subject:
 
 def is_hugging_face(path: Path) -> bool:
     """Whether a folder holds a model of Hugging Face's, and no run."""
-    return (path / "config.json").is_file() and not (path / "run.json").is_file()
+    return (path / "config.json").is_file() and source_of(path) != "trained"
 
 
 def loaded_folder(folder: Path, device: str) -> Subject:

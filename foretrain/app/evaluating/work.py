@@ -30,7 +30,8 @@ from foretrain.data.tokenizer import (
     document_end,
 )
 from foretrain.evaluation import harness, windows
-from foretrain.runs.folder import RunRecord, now
+from foretrain.runs.folder import now
+from foretrain.runs.record import TrainedRun
 from foretrain.runs.scores import Evaluation, Scores, TaskScore, TextScore
 
 _BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")  # a byte for which SentencePiece has no piece
@@ -110,7 +111,7 @@ def read(path: Path) -> Document:
     return Document(path.name, hashlib.sha256(data).hexdigest(), data)
 
 
-def validation(record: RunRecord, subject: Subject, tokens: int | None) -> list[Document]:
+def validation(record: TrainedRun, subject: Subject, tokens: int | None) -> list[Document]:
     """The validation data of a run, of a mixture that of each part; of long ones the beginning. Raises UserError."""
     info = record.dataset
     found = []

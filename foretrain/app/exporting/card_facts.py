@@ -24,7 +24,7 @@ from foretrain.config.resolve import toml_value
 from foretrain.config.shape import ModelShape
 from foretrain.predict.energy import Prices, spending
 from foretrain.predict.speed.time import Range
-from foretrain.runs.folder import RunRecord
+from foretrain.runs.record import TrainedRun
 from foretrain.runs.scores import Scores
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class CardFacts(Record):
 
 
 def facts_of(
-    record: RunRecord,
+    record: TrainedRun,
     progress: Progress,
     lines: Sequence[dict[str, Any]],
     tokenizer: bool,
@@ -120,7 +120,7 @@ def facts_of(
     )  # fmt: skip
 
 
-def _data(record: RunRecord, progress: Progress) -> list[Figure]:
+def _data(record: TrainedRun, progress: Progress) -> list[Figure]:
     data, config = record.dataset, record.config
     seen = progress.step * config.tokens_per_step
     tokenizer = f", tokenizer {data.tokenizer}" if data.tokenizer else ""
@@ -154,7 +154,7 @@ def _loss_figures(config: RunConfig, loss: Loss | None) -> list[Figure]:
     ]
 
 
-def _score_figures(record: RunRecord, scores: Scores) -> list[Figure]:
+def _score_figures(record: TrainedRun, scores: Scores) -> list[Figure]:
     """Bits per byte of texts, by their file's name alone, and what lm-eval's tasks measured."""
     figures = []
     for text in scores.texts:
@@ -181,7 +181,7 @@ def _with_error(value: float, error: float | None) -> str:
     return f"{value:.4f}" if error is None else f"{value:.4f} ± {error:.4f}"
 
 
-def _speed(record: RunRecord) -> list[Figure]:
+def _speed(record: TrainedRun) -> list[Figure]:
     if record.tokens_per_s is None:
         return []
     mfu = f", {format_percent(record.mfu)} MFU" if record.mfu is not None else ""
@@ -189,7 +189,7 @@ def _speed(record: RunRecord) -> list[Figure]:
 
 
 def _spent(
-    record: RunRecord, progress: Progress, lines: Sequence[dict[str, Any]]
+    record: TrainedRun, progress: Progress, lines: Sequence[dict[str, Any]]
 ) -> tuple[list[Figure], float | None, str]:
     """(energy, CO2 and cost up to the checkpoint; grams of CO2 and how they were found)."""
     config, elapsed_s = record.config, progress.elapsed_s

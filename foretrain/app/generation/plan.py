@@ -19,6 +19,7 @@ from foretrain.predict.inference.model import InferenceModel, model_of_config, m
 from foretrain.predict.inference.plan import InferencePlan, plan
 from foretrain.predict.timing import PRICES
 from foretrain.runs.folder import RunDirectory
+from foretrain.runs.record import source_of
 
 
 def plan_inference(
@@ -64,7 +65,7 @@ def model_named_by(source: Config) -> InferenceModel:
 def model_of_words(words: Sequence[str]) -> InferenceModel:
     """That of words of the command line. Raises UserError; ConfigError names every problem of a config."""
     first = words[0] if words else ""
-    if first and (Path(first) / "run.json").is_file():
+    if first and source_of(Path(first)) == "trained":
         return model_of_config(RunDirectory(Path(first)).read_record().config, first)
     if first and (is_asked([first]) or model_named(first)):
         if len(words) > 1:

@@ -12,11 +12,12 @@ from foretrain.comparison.sources import tables
 from foretrain.comparison.sources.table_file import read_table
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import ResolvedConfig
-from foretrain.runs import columns, trackers, watch_record
+from foretrain.runs import columns, trackers
 from foretrain.runs.columns import NAMES
+from foretrain.runs.folder import RunDirectory
+from foretrain.runs.record import LOG, WatchedRun, source_of
 from foretrain.runs.trackers.tracker import Tracked
 from foretrain.runs.training_log import TrainingLog, read_log, read_stream
-from foretrain.runs.watch_record import WatchRecord
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class GivenLog:
     log: TrainingLog | None
     problem: UserError | None
     path: Path | None
-    watched: WatchRecord | None = None
+    watched: WatchedRun | None = None
     kept: Tracked | None = None
 
     @property
@@ -52,7 +53,7 @@ class GivenLog:
 
 def is_watched(path: Path) -> bool:
     """Whether a directory is one that `foretrain watch` made."""
-    return watch_record.is_watched(path)
+    return source_of(path) == "watched"
 
 
 def is_tracked(path: Path) -> bool:
@@ -66,7 +67,7 @@ def read_given(source: str | Path | BinaryIO) -> GivenLog:
         return _read(lambda: read_stream(source, "stdin"), None)
     path = Path(source)
     if is_watched(path):
-        watched, path = watch_record.read(path), path / watch_record.LOG
+        watched, path = RunDirectory(path).record_of(WatchedRun), path / LOG
         return replace(_read(lambda: read_log(path), path), watched=watched)
     path, run = _with_run(path)
     if trackers.keeper_of(path):

@@ -16,8 +16,8 @@ from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.plan import Plan, plan
 from foretrain.runs.folder import RunDirectory
+from foretrain.runs.record import WatchedRun
 from foretrain.runs.training_log import TrainingLog
-from foretrain.runs.watch_record import WatchRecord
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,8 @@ def gather(path: Path, explained: ExplainedLog) -> LogFacts:
     )  # fmt: skip
 
 
-def _card_lines(watched: WatchRecord | None, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    used = max(watched.cards, key=lambda one: one.ours_peak_bytes or 0, default=None) if watched else None
-    return of_samples(samples, used.index) if used else []
+def _card_lines(watched: WatchedRun | None, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return of_samples(samples, watched.busiest.index) if watched and watched.busiest else []
 
 
 def _step_lines(

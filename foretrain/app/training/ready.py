@@ -29,7 +29,8 @@ from foretrain.predict.memory import REFUSED
 from foretrain.predict.plan import SCHEMA
 from foretrain.predict.ranks.plan import of_run
 from foretrain.runs import folder, state
-from foretrain.runs.folder import Listener, Note, RunDirectory, RunRecord
+from foretrain.runs.folder import Listener, Note, RunDirectory
+from foretrain.runs.record import TrainedRun
 from foretrain.training import ranks as group
 from foretrain.training import starting
 from foretrain.training.device import Placement, environment, give_back, keep_memory, place
@@ -76,8 +77,8 @@ def write_inputs(directory: RunDirectory, resolved: ResolvedConfig, placement: P
     directory.write("plan.json", json.dumps(forecast.to_json(schema=SCHEMA)) + "\n")
 
 
-def told_of(found: Ready | RunRecord) -> dict[str, Any]:
-    if isinstance(found, RunRecord):
+def told_of(found: Ready | TrainedRun) -> dict[str, Any]:
+    if isinstance(found, TrainedRun):
         return {"finished": found.model_dump_json()}
     return {
         "config": found.resolved.config.model_dump_json(), "dtype": found.placement.dtype,
@@ -101,7 +102,7 @@ def follow(asked: Request, placement: Placement, told: dict[str, Any], rank: int
     return Ready(replace(resolved, config=config), own, info, directory, told["resuming"])
 
 
-def already_finished(asked: Request) -> RunRecord | None:
+def already_finished(asked: Request) -> TrainedRun | None:
     """The record of a run that there is nothing left of to resume."""
     if not asked.resume or (done := _finished(asked.resolved.config)) is None:
         return None
@@ -164,12 +165,12 @@ def prepare_data(resolved: ResolvedConfig, bar: Bar = no_bar) -> tuple[ResolvedC
     return resolved, info
 
 
-def alone(asked: Request) -> Ready | RunRecord:
+def alone(asked: Request) -> Ready | TrainedRun:
     """The run, ready to begin; its record where there is nothing left to do. Raises UserError."""
     return _first(asked, lambda: place(asked.resolved.config), 1)
 
 
-def together(asked: Request, ranks: Group) -> Ready | RunRecord:
+def together(asked: Request, ranks: Group) -> Ready | TrainedRun:
     """The same for one rank of several. Raises UserError."""
     placement = group.placed(asked.resolved.config, ranks)
     if ranks.first:
@@ -177,10 +178,10 @@ def together(asked: Request, ranks: Group) -> Ready | RunRecord:
         ranks.agree(told_of(found), lambda words: words[0], patient=True)
         return found
     told = ranks.agree(None, lambda words: words[0], patient=True)
-    return RunRecord.from_json(told["finished"]) if "finished" in told else follow(asked, placement, told, ranks.rank)
+    return TrainedRun.from_json(told["finished"]) if "finished" in told else follow(asked, placement, told, ranks.rank)
 
 
-def _first(asked: Request, placed: Callable[[], Placement], world: int) -> Ready | RunRecord:
+def _first(asked: Request, placed: Callable[[], Placement], world: int) -> Ready | TrainedRun:
     if (done := already_finished(asked)) is not None:
         return done
     check_start(asked.resolved, asked.resume)

@@ -25,7 +25,8 @@ from foretrain.hardware.cpu import usable_cores
 from foretrain.reports import making, text
 from foretrain.reports.views import first as first_view
 from foretrain.reports.views import run as run_view
-from foretrain.runs.folder import SCHEMA, RunDirectory
+from foretrain.runs.folder import RunDirectory
+from foretrain.runs.record import SCHEMA
 from foretrain.training.contention import Clock, Contention
 
 EPILOG = """Examples:

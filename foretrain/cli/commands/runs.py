@@ -4,15 +4,15 @@ from pathlib import Path
 from typing import Any
 
 from foretrain.analysis.forecast_check import of_directory
-from foretrain.analysis.listed import is_run, listed
+from foretrain.analysis.live import listed
 from foretrain.base.errors import UserError
 from foretrain.cli.command import argument, command, json_option, option
 from foretrain.cli.common import ERR, OUT, noted, print_json
 from foretrain.reports import text
 from foretrain.reports.views.listed import runs as listed_view
-from foretrain.runs import folder as store
-from foretrain.runs import state, trainer_record, watch_record
+from foretrain.runs import state
 from foretrain.runs.folder import RunDirectory
+from foretrain.runs.record import SCHEMA, RunRecord, source_of
 
 EPILOG = """Examples:
 
@@ -54,26 +54,16 @@ def runs_command(
     for error in found.unreadable:
         ERR.print(noted(error), soft_wrap=True)
     if as_json:
-        own = _rows(found.runs, store.SCHEMA)
-        for row, (path, _) in zip(own, found.runs, strict=True):
-            row["scores"] = [each.to_json() for each in RunDirectory(path).scores()]
-        print_json(
-            {
-                "schema": "foretrain.runs/1", "runs": own,
-                "watched": _rows(found.watched, watch_record.SCHEMA),
-                "trainers": _rows(found.trainers, trainer_record.SCHEMA),
-            }
-        )  # fmt: skip
+        print_json({"schema": "foretrain.runs/1", "runs": [_row(path, record) for path, record in found.runs]})
         return
-    labels = {path: state.read_label(path) for path, _ in (*found.runs, *found.watched, *found.trainers)}
-    text.render(listed_view.document(found, labels, tag), OUT)
+    labels = {path: state.read_label(path) for path, _ in found.runs}
+    text.render(listed_view.document(found.runs, labels, tag or ()), OUT)
 
 
-def _rows(found: list[tuple[Path, Any]], schema: str) -> list[dict[str, Any]]:
-    return [
-        {"path": str(path), "label": state.read_label(path).to_json(), **record.to_json(schema=schema)}
-        for path, record in found
-    ]
+def _row(path: Path, record: RunRecord) -> dict[str, Any]:
+    scores = [each.to_json() for each in RunDirectory(path).scores()]
+    known = {"path": str(path), "label": state.read_label(path).to_json(), "scores": scores}
+    return {**known, **record.to_json(schema=SCHEMA)}
 
 
 def _say(runs: list[Path], name: str | None, note: str | None, add: list[str], remove: list[str]) -> None:
@@ -83,7 +73,7 @@ def _say(runs: list[Path], name: str | None, note: str | None, add: list[str], r
     if name and len(runs) > 1:
         raise UserError("usage.label_one_name", count=len(runs))
     for run in runs:
-        if not is_run(run):
+        if source_of(run) is None:
             raise UserError("data.no_run", path=str(run))
     made = [state.changed(state.read_label(run), name=name, note=note, tags=add, without=remove) for run in runs]
     for run, each in zip(runs, made, strict=True):

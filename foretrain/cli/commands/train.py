@@ -21,7 +21,7 @@ from foretrain.cli.common import (
 )
 from foretrain.cli.train_progress import Printer, patient_output
 from foretrain.config.resolve import ResolvedConfig, resolve
-from foretrain.runs.folder import SCHEMA, RunRecord
+from foretrain.runs.record import SCHEMA, TrainedRun
 from foretrain.training.place import OfRank, Place, place_of
 
 EPILOG = """Examples:
@@ -114,7 +114,7 @@ def _end_rank(error: UserError, place: Place, *, as_json: bool) -> NoReturn:
 
 def train(
     resolved: ResolvedConfig, *, resume: bool = False, quiet: bool = False, trial: bool = True, label: Label = UNSAID
-) -> RunRecord:
+) -> TrainedRun:
     """Train a resolved config with a live line; returns the record. Raises UserError."""
     printer = Printer(quiet, resolved.config.max_iters)
     return train_resolved(

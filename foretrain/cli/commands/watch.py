@@ -16,7 +16,7 @@ from foretrain.data.corpus import data_of_config
 from foretrain.reports import text
 from foretrain.reports.views import watch as watch_view
 from foretrain.runs import folder
-from foretrain.runs.watch_record import SCHEMA, WatchRecord
+from foretrain.runs.record import SCHEMA, WatchedRun
 from foretrain.training.watch import watch
 
 EPILOG = """Examples:
@@ -73,7 +73,7 @@ def watch_command(command: list[str], out: str, interval: float, as_json: bool, 
     raise Exit(record.exit_code or 0)
 
 
-def _is_empty(record: "WatchRecord") -> bool:
+def _is_empty(record: "WatchedRun") -> bool:
     """Whether there is nothing to keep: it wrote nothing, used no card, and was over before it could be measured."""
     worked = any(card.ours_peak_bytes for card in record.cards)
     return not record.log_bytes and not worked and record.wall_s < EMPTY_S

@@ -16,21 +16,21 @@ from foretrain.comparison.sources.predicted import bytes_per_token
 from foretrain.comparison.subject import Memory, Subject, curve, exact
 from foretrain.data.dataset import BUILT_IN
 from foretrain.predict.plan import Note
-from foretrain.runs.folder import RunDirectory, RunRecord
+from foretrain.runs.folder import RunDirectory
+from foretrain.runs.record import TrainedRun, folder_of, source_of
 from foretrain.runs.training_log import TrainingLog
 
 
 def claims(path: Path, head: bytes) -> bool:
     """A directory, or the record in it."""
-    return path.is_dir() or (path.name == "run.json" and b"foretrain.training/" in head)
+    return path.is_dir() or source_of(folder_of(path)) == "trained"
 
 
 def load(given: Given) -> Subject:
     """The run. Raises UserError where there is none, or its record is damaged."""
-    path = Path(given.path)
     if given.words:
         raise UserError("usage.source_has_config", path=given.path)
-    return of(given, RunDirectory(path if path.is_dir() else path.parent))
+    return of(given, RunDirectory(folder_of(Path(given.path))))
 
 
 def of(given: Given, directory: RunDirectory, metrics: list[dict[str, Any]] | None = None) -> Subject:
@@ -73,7 +73,7 @@ def since_start(log: TrainingLog, indices: Sequence[int]) -> tuple[int, ...]:
     return tuple(log.steps.number[i] - firsts[i] for i in indices)
 
 
-def _steady(lines: list[dict[str, Any]], record: RunRecord) -> tuple[tuple[float, ...], tuple[int, ...]]:
+def _steady(lines: list[dict[str, Any]], record: TrainedRun) -> tuple[tuple[float, ...], tuple[int, ...]]:
     """(the steady step times, which step since its start each was), as every command counts them."""
     if not lines:
         return (), ()
@@ -94,14 +94,14 @@ def _curve(lines: list[dict[str, Any]], kind: str, key: str) -> Any:
     return curve(points)
 
 
-def _data(record: RunRecord) -> dict[str, Any]:
+def _data(record: TrainedRun) -> dict[str, Any]:
     """What was trained on."""
     info = record.dataset
     found = {settings.CONTENTS: info.fingerprint[:8]} if info.fingerprint else {}
     return found | ({"tokenizer": info.tokenizer} if info.tokenizer and record.config.dataset != BUILT_IN else {})
 
 
-def _memory(record: RunRecord) -> Memory | None:
+def _memory(record: TrainedRun) -> Memory | None:
     """The highest moment: what the allocator reserved on a card, the process on a CPU."""
     highest = record.highest_bytes
     if highest is None:
@@ -110,7 +110,7 @@ def _memory(record: RunRecord) -> Memory | None:
     return Memory(low_bytes=highest, expected_bytes=highest, high_bytes=highest, source="measured", what=what)
 
 
-def _notes(record: RunRecord, lines: list[dict[str, Any]]) -> tuple[Note, ...]:
+def _notes(record: TrainedRun, lines: list[dict[str, Any]]) -> tuple[Note, ...]:
     notes = []
     if record.status != "finished":
         notes.append(Note(id="unfinished", values={"status": record.status, "steps": record.steps_done}))

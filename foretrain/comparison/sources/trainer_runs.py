@@ -11,24 +11,24 @@ from foretrain.comparison.subject import Curve, Memory, Subject, curve, exact
 from foretrain.hardware.catalogue import Gpu
 from foretrain.hardware.devices import device_named
 from foretrain.predict.plan import Note
-from foretrain.runs import trainer_record
-from foretrain.runs.trainer_record import TrainerRunRecord
+from foretrain.runs.folder import RunDirectory
+from foretrain.runs.record import TrainerRun, folder_of, source_of
 
 
 def claims(path: Path, head: bytes) -> bool:
     """A directory that ForetrainCallback made, or the record in it."""
-    return trainer_record.is_one(path) or (path.name == trainer_record.RECORD and b"foretrain.trainer-run/" in head)
+    return source_of(folder_of(path)) == "trainer"
 
 
 def load(given: Given) -> Subject:
     """The run. Raises UserError where its record is damaged."""
     if given.words:
         raise UserError("usage.source_has_config", path=given.path)
-    path = Path(given.path) if Path(given.path).is_dir() else Path(given.path).parent
-    return of(given, trainer_record.read(path), trainer_record.lines(path))
+    directory = RunDirectory(folder_of(Path(given.path)))
+    return of(given, directory.record_of(TrainerRun), directory.read_lines("metrics", whole=False))
 
 
-def of(given: Given, record: TrainerRunRecord, metrics: list[dict[str, Any]]) -> Subject:
+def of(given: Given, record: TrainerRun, metrics: list[dict[str, Any]]) -> Subject:
     """A record that is read, with its lines."""
     steps = [line for line in metrics if line["kind"] == "step" and isinstance(line.get("step_s"), int | float)]
     times, since = steady_times([line["step"] for line in steps], [float(line["step_s"]) for line in steps])
@@ -46,7 +46,7 @@ def of(given: Given, record: TrainerRunRecord, metrics: list[dict[str, Any]]) ->
     )  # fmt: skip
 
 
-def _gpu(record: TrainerRunRecord) -> Gpu | None:
+def _gpu(record: TrainerRun) -> Gpu | None:
     """The card, if it is in the catalogue; of a run on a CPU nothing, as it may have been another machine's."""
     try:
         return device_named(record.device) if record.kind == "cuda" else None
@@ -54,7 +54,7 @@ def _gpu(record: TrainerRunRecord) -> Gpu | None:
         return None
 
 
-def _memory(record: TrainerRunRecord) -> Memory | None:
+def _memory(record: TrainerRun) -> Memory | None:
     """The highest moment: what the allocator reserved on a card, the process on a CPU."""
     phases = record.memory.phases
     if record.kind == "cuda":
@@ -76,7 +76,7 @@ def _curve(metrics: list[dict[str, Any]], kind: str, key: str) -> Curve:
     return curve(points)
 
 
-def _notes(record: TrainerRunRecord) -> tuple[Note, ...]:
+def _notes(record: TrainerRun) -> tuple[Note, ...]:
     if record.status == "finished":
         return ()
     return (Note(id="unfinished", values={"status": record.status, "steps": record.steps_done}),)

@@ -11,25 +11,25 @@ from foretrain.comparison.sources.predicted import here
 from foretrain.comparison.subject import Memory, Subject
 from foretrain.hardware.catalogue import Gpu
 from foretrain.hardware.devices import device_named
-from foretrain.runs import watch_record
+from foretrain.runs.folder import RunDirectory
+from foretrain.runs.record import LOG, WatchedCard, WatchedRun, folder_of, source_of
 from foretrain.runs.training_log import read_log
-from foretrain.runs.watch_record import WatchedCard, WatchRecord
 
 
 def claims(path: Path, head: bytes) -> bool:
     """A directory that watch made, or the record in it."""
-    return watch_record.is_watched(path) or (path.name == watch_record.RECORD and b"foretrain.watch/" in head)
+    return source_of(folder_of(path)) == "watched"
 
 
 def load(given: Given) -> Subject:
     """The watched run. Raises UserError where its record is damaged, or its output is no training log."""
-    path = Path(given.path) if Path(given.path).is_dir() else Path(given.path).parent
-    record = watch_record.read(path)
-    log = read_log(path / watch_record.LOG)
+    path = folder_of(Path(given.path))
+    record = RunDirectory(path).record_of(WatchedRun)
+    log = read_log(path / LOG)
     config = None
     if log.program.has_config:
         config = config_of(given.resolved, log, here) or of_watched(record.config, log)
-    used = max(record.cards, key=lambda one: one.ours_peak_bytes or 0, default=None)
+    used = record.busiest
     subject = of_log(given, log, config, _known(used))
     others = (
         used.used_by_others_peak_bytes
@@ -50,7 +50,7 @@ def _known(used: WatchedCard | None) -> Gpu | None:
         return None
 
 
-def _memory(record: WatchRecord, used: WatchedCard | None) -> Memory | None:
+def _memory(record: WatchedRun, used: WatchedCard | None) -> Memory | None:
     """What the processes held at most: on the card, or without one in the computer's memory."""
     held = (used.ours_peak_bytes if used is not None else None) or record.rss_peak_bytes
     if not held:

@@ -25,7 +25,7 @@ from foretrain.reports.document import (
 from foretrain.reports.views.shared import GROUPS, TONES, grouped, verdict_word, why_not
 
 if TYPE_CHECKING:  # in a browser there is no training
-    from foretrain.runs.folder import MeasuredMemory
+    from foretrain.runs.record import MeasuredMemory
 
 Parts = tuple[tuple[str, int], ...]
 

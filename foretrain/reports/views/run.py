@@ -24,7 +24,8 @@ from foretrain.reports.views import figures, run_explain
 from foretrain.reports.views import outlook as outlook_view
 from foretrain.reports.views.cluster import trained
 from foretrain.reports.views.memory import phase_bars
-from foretrain.runs.folder import RunDirectory, RunRecord
+from foretrain.runs.folder import RunDirectory
+from foretrain.runs.record import TrainedRun
 
 STATUS_TONES = {
     "finished": "good",
@@ -38,7 +39,7 @@ Evaluations = tuple[tuple[int, float, float, float | None], ...]
 _UNSAVED = {"interrupted": "status.interrupted_unsaved", "killed": "status.killed_unsaved"}
 
 
-def status_text(directory: RunDirectory, record: RunRecord) -> Message:
+def status_text(directory: RunDirectory, record: TrainedRun) -> Message:
     """How a run ended; one that saved nothing is not said to be resumable."""
     unsaved = None if directory.has_checkpoint else _UNSAVED.get(record.status)
     return Message(unsaved or f"status.{record.status}")
@@ -107,7 +108,7 @@ def _rows(rows: tuple[Row, ...]) -> Table:
     return Table(columns, tuple(cells), frozenset({1, 2, 3, 4}))
 
 
-def subtitle(record: RunRecord) -> Message:
+def subtitle(record: TrainedRun) -> Message:
     values = {
         "params": record.n_params, "gpu": record.gpu.name, "dtype": record.dtype,
         "mode": Message("mode.compiled" if record.compiled else "mode.eager"), "started": record.started_at[:10],
@@ -115,7 +116,7 @@ def subtitle(record: RunRecord) -> Message:
     return Message("report.subtitle", values)
 
 
-def summary(record: RunRecord, unigram: float | None) -> tuple[Block, ...]:
+def summary(record: TrainedRun, unigram: float | None) -> tuple[Block, ...]:
     """How it ended, what it learned, how fast it was."""
     values = {
         "status": Message(f"status.{record.status}"), "steps": record.steps_done, "of": record.config.max_iters,
@@ -131,7 +132,7 @@ def summary(record: RunRecord, unigram: float | None) -> tuple[Block, ...]:
     return tuple(blocks)
 
 
-def changed_knobs(record: RunRecord) -> Table:
+def changed_knobs(record: TrainedRun) -> Table:
     default = type(record.config)()
     rows = tuple(
         (name, str(value), str(getattr(default, name)))

@@ -18,7 +18,7 @@ from foretrain.reports.document import (
 )
 from foretrain.reports.views.cluster import trained
 from foretrain.reports.views.evaluation import scores
-from foretrain.runs.folder import MachineLoad
+from foretrain.runs.record import MachineLoad
 
 Rows = list[tuple[Cell, ...]]
 MATTERS = 0.05  # of the peak: a piece that is farther off than this is named

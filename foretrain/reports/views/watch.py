@@ -5,7 +5,7 @@ import shlex
 from foretrain.base.units import rounds_to_zero
 from foretrain.hardware.card import SLOWING
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
-from foretrain.runs.watch_record import WatchedCard, WatchRecord
+from foretrain.runs.record import WatchedCard, WatchedRun
 
 Rows = list[tuple[Cell, ...]]
 NAMED_SHARE = 0.05  # reasons for a lower clock that were there less often say nothing
@@ -15,25 +15,25 @@ _MEMORY = {
 }  # fmt: skip
 
 
-def summary(record: WatchRecord, path: str) -> Document:
+def summary(record: WatchedRun, path: str) -> Document:
     """What is said when the command has ended."""
     sections = machine_sections(record)
     sections.append(Section(Message("watch.next"), (Paragraph(Message("watch.explain", {"path": path})),)))
     return Document(Message("watch.title", {"command": command_text(record)}), subtitle(record), sections)
 
 
-def command_text(record: WatchRecord) -> str:
+def command_text(record: WatchedRun) -> str:
     text = shlex.join(record.command)
     return text if len(text) <= MAX_COMMAND else text[: MAX_COMMAND - 1] + "…"
 
 
-def subtitle(record: WatchRecord) -> Message:
+def subtitle(record: WatchedRun) -> Message:
     """How it ended and how long it took."""
     values = {"wall": record.wall_s, "code": record.exit_code, "signal": record.signal}
     return Message(f"watch.{record.status}", values)
 
 
-def machine_sections(record: WatchRecord) -> list[Section]:
+def machine_sections(record: WatchedRun) -> list[Section]:
     """Processes, then each card that did something, or why there is none."""
     sections = [Section(Message("watch.process"), (Table((), tuple(_process(record))),))]
     cards = [card for card in record.cards if card.ours_peak_bytes or card.busy] or list(record.cards)
@@ -48,7 +48,7 @@ def machine_sections(record: WatchRecord) -> list[Section]:
     return sections
 
 
-def _process(record: WatchRecord) -> Rows:
+def _process(record: WatchedRun) -> Rows:
     rows: Rows = [(Message("watch_row.wall"), Quantity(record.wall_s, "duration"))]
     if record.cpu_s is not None and record.wall_s:
         values = {"cpu": record.cpu_s, "cores": record.cpu_s / record.wall_s}
@@ -57,8 +57,8 @@ def _process(record: WatchRecord) -> Rows:
         values = {"size": record.rss_peak_bytes, "count": record.processes}
         id = "watch_value.host_memory_shared" if record.processes > 1 else "watch_value.host_memory"
         rows.append((Message("watch_row.host_memory"), Message(id, values)))
-    if record.steps:
-        values = {"steps": record.steps, "last": record.last_step, "step": record.step_s or 0.0}
+    if record.steps_done:
+        values = {"steps": record.steps_done, "last": record.last_step, "step": record.step_s or 0.0}
         id = "watch_value.watched_steps" if record.step_s else "watch_value.watched_steps_only"
         rows.append((Message("watch_row.watched_log"), Message(id, values)))
     else:

@@ -20,7 +20,8 @@ from foretrain.base.files import not_written
 from foretrain.config.options import RunConfig
 from foretrain.config.shape import ModelShape
 from foretrain.data.tokenizer import Tokenizer, document_end, tokenizer_of
-from foretrain.runs.folder import RunDirectory, RunRecord
+from foretrain.runs.folder import RunDirectory
+from foretrain.runs.record import TrainedRun
 from foretrain.training import checkpoint
 from foretrain.training.exports.forms import Exported, Form, FormOptions, module_of, quantize_command
 
@@ -113,7 +114,7 @@ class Source:
 
     def __init__(self, path: Path, run: RunDirectory) -> None:
         self.path, self.run = path, run
-        self.record: RunRecord = run.read_record()
+        self.record: TrainedRun = run.read_record()
         self.config: RunConfig = self.record.config
         self.progress = checkpoint.read_progress(path)
         self.shape = ModelShape.of(self.config)

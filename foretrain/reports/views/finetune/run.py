@@ -10,7 +10,7 @@ from foretrain.reports.document import Block, Cell, Document, Message, Only, Par
 from foretrain.reports.views.curves import losses
 from foretrain.reports.views.finetune.screen import change_text, title, verdict_of
 from foretrain.reports.views.run_explain import out_of_memory
-from foretrain.runs.trainer_record import TrainerRunRecord
+from foretrain.runs.record import TrainerRun
 
 Rows = list[tuple[Cell, ...]]
 MOST_CHANGES = 3
@@ -80,7 +80,7 @@ def document(found: TrainerRunExplanation, curves: LossCurves | None = None) -> 
     return Document(Message("callback.run_title", {"name": record.name}), subtitle(record), sections)
 
 
-def subtitle(record: TrainerRunRecord) -> Message:
+def subtitle(record: TrainerRun) -> Message:
     """How it ended, how many steps it did, on what."""
     values = {
         "status": Message(f"callback.status.{record.status}"),
@@ -203,8 +203,8 @@ def _time_row(piece: TimePiece, wall_s: float) -> tuple[Cell, ...]:
     return name, f"{piece.count:,}" if piece.count else "", Quantity(measured_s, "duration"), share
 
 
-def _losses(record: TrainerRunRecord) -> Table:
+def _losses(record: TrainerRun) -> Table:
     rows: Rows = [(Message("callback.training_loss"), f"{record.first_loss:.4f} → {record.last_loss:.4f}")]
-    if record.last_val_loss is not None:
-        rows.append((Message("callback.val_loss"), f"{record.last_val_loss:.4f}"))
+    if record.val_loss is not None:
+        rows.append((Message("callback.val_loss"), f"{record.val_loss:.4f}"))
     return Table((), tuple(rows))

@@ -3,43 +3,42 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from foretrain.analysis.listed import Listed
 from foretrain.base.messages import listed
 from foretrain.reports.document import Cell, Document, Message, Paragraph, Quantity, Section, Table
 from foretrain.reports.views.run import STATUS_TONES, status_text
 from foretrain.runs.folder import RunDirectory
+from foretrain.runs.record import RunRecord, TrainedRun, WatchedRun
 from foretrain.runs.state import UNSAID, Label
-from foretrain.runs.trainer_record import TrainerRunRecord
-from foretrain.runs.watch_record import WatchRecord
 
 Labels = Mapping[Path, Label]  # by folder
 _START = Message("top.start_one")
 OTHERS = ("run", "status", "steps", "val_loss", "step", "took", "started")
 
 
-def document(found: Listed, labels: Labels, tags: Sequence[str] = ()) -> Document:
+def document(found: Sequence[tuple[Path, RunRecord]], labels: Labels, tags: Sequence[str] = ()) -> Document:
     """One section a kind; where there is none of any, a sentence. `tags`: those that were asked for."""
+    trained = [(path, record) for path, record in found if isinstance(record, TrainedRun)]
     others = [
-        _others(kind, [(path, _cells_of(record)) for path, record in records], labels)
-        for kind, records in (("watch", found.watched), ("callback", found.trainers))
-        if records
+        _others(kind, [(path, _cells_of(record)) for path, record in found if record.source == source], labels)
+        for kind, source in (("watch", "watched"), ("callback", "trainer"))
+        if any(record.source == source for _, record in found)
     ]
-    if not found.runs and not others:
+    if not found:
         said = [Message("runs.none_tagged", {"tags": listed(tags)})] if tags else [Message("top.no_runs"), _START]
         return Document(Message("runs.title", {"count": 0}), Message("runs.subtitle"),
                         [Section(Message("runs.section"), tuple(map(Paragraph, said)))])  # fmt: skip
-    sections = [_own(found, labels), *others] if found.runs else others
-    return Document(Message("runs.title", {"count": len(found.runs)}), Message("runs.subtitle"), sections)
+    sections = [_own(trained, labels), *others] if trained else others
+    return Document(Message("runs.title", {"count": len(trained)}), Message("runs.subtitle"), sections)
 
 
-def _own(found: Listed, labels: Labels) -> Section:
-    said = _Said([path for path, _ in found.runs], labels)
-    several = any(record.world > 1 for _, record in found.runs)
-    bits = [RunDirectory(path).bits_per_byte for path, _ in found.runs]
+def _own(found: Sequence[tuple[Path, TrainedRun]], labels: Labels) -> Section:
+    said = _Said([path for path, _ in found], labels)
+    several = any(record.world > 1 for _, record in found)
+    bits = [RunDirectory(path).bits_per_byte for path, _ in found]
     evaluated = any(each is not None for each in bits)
     rows: list[tuple[Cell, ...]] = []
     tones = []
-    for (path, record), of_bytes in zip(found.runs, bits, strict=True):
+    for (path, record), of_bytes in zip(found, bits, strict=True):
         rows.append(
             (
                 str(path),
@@ -70,13 +69,13 @@ def _others(kind: str, found: list[tuple[Path, tuple[Cell, ...]]], labels: Label
     return Section(Message(f"{kind}.section"), (table,))
 
 
-def _cells_of(record: WatchRecord | TrainerRunRecord) -> tuple[Cell, ...]:
-    if isinstance(record, WatchRecord):
-        status, steps = Message(f"watch_status.{record.status}", {"code": record.exit_code}), record.steps
+def _cells_of(record: RunRecord) -> tuple[Cell, ...]:
+    if isinstance(record, WatchedRun):
+        status = Message(f"watch_status.{record.status}", {"code": record.exit_code})
     else:
-        status, steps = Message(f"callback.status.{record.status}"), record.steps_done
+        status = Message(f"callback.status.{record.status}")
     return (
-        status, f"{steps:,}", _loss(record.last_val_loss), Quantity(record.step_s, "duration"),
+        status, f"{record.steps_done:,}", _loss(record.val_loss), Quantity(record.step_s, "duration"),
         Quantity(record.wall_s, "duration"), _minute(record.started_at),
     )  # fmt: skip
 

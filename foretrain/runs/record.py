@@ -1,0 +1,363 @@
+"""What a run was and did, whoever trained it: `RunRecord`, which is run.json in the folder of a run. No torch.
+
+    run.json        the record, `"schema": "foretrain.run/1"`; replaced as a whole, at the start and the end, and by
+                    ForetrainCallback at each evaluation and save
+    metrics.jsonl   a line for each step and evaluation, {"kind": "step", "step", …}; null where nobody said it
+    events.jsonl    what happened: {"at", "id", "values"}
+    plan.json       the forecast from before the first step, where there is one
+
+`foretrain watch` keeps output.log, everything that the command wrote, and samples.jsonl:
+{"elapsed_s", "cpu_s", "rss_bytes", "processes", "cards": [CardSample, …]}, each interval of an hour's run, further
+apart in a longer one. Of several processes of a Trainer only the first one writes, and its figures are of its own card.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from foretrain.base.errors import UserError
+from foretrain.base.files import read_text
+from foretrain.base.records import Record
+from foretrain.config.options import RunConfig
+from foretrain.data.dataset import DatasetInfo
+from foretrain.hardware.catalogue import Dtype, Gpu
+
+SCHEMA = "foretrain.run/1"
+RECORD, PLAN, LOG = "run.json", "plan.json", "output.log"
+CROWDED = 0.1  # of the cores that training wants, taken by others: below that a forecast's range covers it
+Source = Literal["trained", "watched", "trainer"]
+Status = Literal["running", "finished", "interrupted", "stopped", "diverged", "failed", "killed"]
+Setting = bool | int | float | str
+
+
+class MeasuredPhase(Record):
+    """Measured memory of one phase: the allocator's peak, and on CUDA what it reserved; the process's peak."""
+
+    phase: str
+    allocated_bytes: int | None
+    reserved_bytes: int | None = None
+    process_bytes: int | None = None
+
+
+class MeasuredMemory(Record):
+    """Measured memory of a run. `saved_bytes`: what autograd kept for the backward pass of a micro-batch.
+
+    `process_peak_bytes`: the host process's, to be held against `limit_bytes` (memory_limit) where it trains on a CPU.
+    """
+
+    method: str
+    phases: tuple[MeasuredPhase, ...] = ()
+    weights_bytes: int | None = None
+    gradients_bytes: int | None = None
+    optimizer_bytes: int | None = None
+    saved_bytes: int | None = None
+    process_base_bytes: int | None = None
+    process_peak_bytes: int | None = None
+    limit_bytes: int | None = None
+
+    def phase(self, name: str) -> MeasuredPhase | None:
+        """What was measured of this phase; None where it was not."""
+        return next((phase for phase in self.phases if phase.phase == name), None)
+
+
+class MachineLoad(Record):
+    """Who used the processor while a run trained on it. The shares are of all usable cores.
+
+    `threads`: as many as training wants. `stalls`: steps in which a thread waited long for its turn; `stalled_s`: what
+    they lost.
+    """
+
+    cores: int
+    threads: int
+    others_share: float
+    own_share: float
+    stalls: int = 0
+    stalled_s: float = 0.0
+
+    @property
+    def busy(self) -> bool:
+        """Whether others took so much that measured times say little about a forecast."""
+        return crowded(self.others_share * self.cores, self.cores, self.threads)
+
+
+class RankFigures(Record):
+    """What one rank of several measured of itself, as of the last evaluation.
+
+    `evaluated_s`: of its part of that, forward passes only, without a wait for other ranks; with FSDP every pass waits
+    for them. `step_s`: of its steps, in which the ranks wait for each other.
+    """
+
+    rank: int
+    card: str
+    host: str = ""
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    process_bytes: int | None = None
+    step_s: float | None = None
+    data_wait_s: float | None = None
+    evaluated_s: float = 0.0
+    evaluated_tokens: int = 0
+
+
+def crowded(others: float, cores: int, threads: int) -> bool:
+    """Whether others, in cores, use what so many threads would need."""
+    wanted = min(threads, cores)
+    return others - (cores - wanted) > CROWDED * wanted
+
+
+class RunRecord(Record):
+    """One run, trained by foretrain, watched by it, or a Trainer's with ForetrainCallback; `source` says which.
+
+    `reason`: what ended it, where it did not finish. Losses are means in nats a token; `val_loss` and `last_loss` are
+    the last ones, of evaluations and of training steps. `step_s` and `tokens_per_s` are medians without the first
+    steps; None where nobody knows. What one source alone tells stands in its own class.
+    """
+
+    source: Source
+    id: str
+    name: str
+    status: Status
+    reason: str = ""
+    started_at: str
+    ended_at: str | None = None
+    wall_s: float = 0.0
+    n_params: int = 0
+    steps_done: int = 0
+    resumed_from: tuple[int, ...] = ()
+    step_s: float | None = None
+    tokens_per_s: float | None = None
+    evaluation_s: float | None = None
+    last_loss: float | None = None
+    val_loss: float | None = None
+    best_val_loss: float | None = None
+    memory: MeasuredMemory = MeasuredMemory(method="none")
+
+    @property
+    def device_name(self) -> str:
+        """The card or processor that did the work; "" where that is not known."""
+        return ""
+
+    @property
+    def steps_asked(self) -> int | None:
+        """How many steps it was to do; None where that is not known."""
+        return None
+
+    @property
+    def reserves(self) -> bool:
+        """Whether its allocator reserves memory, so that what is reserved counts."""
+        return False
+
+    @property
+    def highest_bytes(self) -> int | None:
+        """The run's memory at its highest: what the allocator reserved on a GPU, the process's on a CPU.
+
+        The process's own peak counts there besides its phases', since memory can be highest between two of them.
+        """
+        return self._highest(self.memory.phases)
+
+    def _highest(self, parts: "tuple[MeasuredPhase | RankFigures, ...]") -> int | None:
+        if self.reserves:
+            found = [part.reserved_bytes for part in parts]
+        else:
+            found = [*(part.process_bytes for part in parts), self.memory.process_peak_bytes]
+        return max((size for size in found if size), default=None)
+
+
+class TrainedRun(RunRecord):
+    """A run that foretrain trained."""
+
+    source: Source = "trained"
+    config: RunConfig
+    gpu: Gpu
+    dtype: Dtype
+    compiled: bool
+    threads: int | None = None  # of a run on a CPU
+    dataset: DatasetInfo
+    skipped_checkpoints: tuple[str, ...] = ()  # of the last resume: newer ones that are damaged, and why
+    shrunk_from: int | None = None  # the batch_size that it began with, where memory did not hold that
+    first_val_loss: float | None = None
+    mfu: float | None = None
+    data_wait_s: float | None = None  # of a step, waited for batches; a mean without the first three steps
+    machine: MachineLoad | None = None  # of a run on a CPU: what other programs used of it
+    world: int = 1  # ranks that trained; memory is the first one's
+    ranks: tuple[RankFigures, ...] = ()  # of several
+    worlds: tuple[tuple[int, int], ...] = ()  # (from which step, ranks), where a resume changed their number
+
+    @property
+    def device_name(self) -> str:
+        return self.gpu.name
+
+    @property
+    def steps_asked(self) -> int | None:
+        return self.config.max_iters
+
+    @property
+    def reserves(self) -> bool:
+        return self.gpu.reserves
+
+    @property
+    def highest_bytes(self) -> int | None:
+        """Of several ranks that of the one with most."""
+        return self._highest((*self.memory.phases, *self.ranks))
+
+    @property
+    def world_from(self) -> int:
+        """The step from which on `world` ranks trained."""
+        return self.worlds[-1][0] if self.worlds else 0
+
+    @property
+    def per_node(self) -> int:
+        """Ranks of the first one's machine; all, where they have not told where they are."""
+        return sum(rank.host == self.ranks[0].host for rank in self.ranks) or self.world
+
+    @property
+    def devices(self) -> int:
+        """Cards that trained; ranks on a CPU share those of each machine."""
+        return max(1, self.world // self.per_node) if self.gpu.kind == "cpu" else self.world
+
+
+class WatchedCard(Record):
+    """One card over the run. `ours`: what the command's processes held; `others`: the rest that was in use.
+
+    `by`: how ours and others were told apart: NVML's list of processes, or, where that says nothing, what was in use
+    beyond what was before the command began. `reasons`: the share of the samples with work on the card in which NVML
+    named each reason for a lower clock. Clock, power and utilisation are means over those samples.
+    """
+
+    index: int
+    name: str
+    driver: str = ""
+    total_bytes: int | None = None
+    before_bytes: int | None = None
+    used_peak_bytes: int | None = None
+    ours_peak_bytes: int | None = None
+    used_by_others_peak_bytes: int | None = None
+    by: Literal["processes", "rise", "nothing"] = "nothing"
+    busy: float | None = None
+    clock_ghz: float | None = None
+    clock_max_ghz: float | None = None
+    power_w: float | None = None
+    energy_j: float | None = None
+    energy_by: Literal["counter", "power", "nothing"] = "nothing"
+    temperature_max_c: int | None = None
+    reasons: dict[str, float] = Field(default_factory=dict)
+
+
+class WatchedRun(RunRecord):
+    """A command that `foretrain watch` measured. `exit_code` is the command's, 128 + signal where a signal ended it.
+
+    `config` is there where the command names one that can be read as data, as nanoGPT's does. `steps_done`: those that
+    its output told of; `last_step`: the number of the last one. `cpu_s`, `rss_peak_bytes`: of the command and its
+    descendants; pages that processes share count for each. `sampling_s`: time that taking the samples took;
+    `nvml_problem`: the last thing that NVML did not answer.
+    """
+
+    source: Source = "watched"
+    command: tuple[str, ...]
+    exit_code: int | None = None
+    signal: str = ""
+    interval_s: float
+    samples: int = 0
+    sampling_s: float = 0.0
+    cpu_s: float | None = None
+    rss_peak_bytes: int | None = None
+    processes: int = 0
+    cards: tuple[WatchedCard, ...] = ()
+    nvml_problem: str = ""
+    config: RunConfig | None = None
+    log_format: str | None = None
+    log_bytes: int = 0
+    log_kept_bytes: int = 0
+    last_step: int | None = None
+
+    @property
+    def busiest(self) -> WatchedCard | None:
+        """The card that the command's processes held most of."""
+        return max(self.cards, key=lambda one: one.ours_peak_bytes or 0, default=None)
+
+    @property
+    def device_name(self) -> str:
+        return self.busiest.name if self.busiest and self.busiest.ours_peak_bytes else ""
+
+    @property
+    def steps_asked(self) -> int | None:
+        return self.config.max_iters if self.config else None
+
+    @property
+    def highest_bytes(self) -> int | None:
+        """What the processes held at most: on the card, or without one in the computer's memory."""
+        return (self.busiest.ours_peak_bytes if self.busiest else None) or self.rss_peak_bytes
+
+
+class TrainerRun(RunRecord):
+    """A run of a Trainer with ForetrainCallback.
+
+    `kind`: of its device. `settings`: the options as the forecast has them, and the learning rate; `seq_len`: the
+    longest batch that came; `cards`: how many processes train. `step_s` is without the first step of each start,
+    `tokens_per_s` of the same steps with padding; `first_step_s`: of the first step.
+    """
+
+    source: Source = "trainer"
+    trainer: str
+    versions: dict[str, str] = Field(default_factory=dict)
+    device: str
+    kind: str
+    cards: int = 1
+    settings: dict[str, Setting] = Field(default_factory=dict)
+    n_trained: int = 0
+    seq_len: int | None = None
+    max_steps: int | None = None
+    tokens: int = 0
+    first_step_s: float | None = None
+    save_s: float | None = None
+    first_loss: float | None = None
+    forecast_problem: str = ""
+    problems: tuple[str, ...] = ()
+
+    @property
+    def device_name(self) -> str:
+        return self.device
+
+    @property
+    def steps_asked(self) -> int | None:
+        return self.max_steps
+
+    @property
+    def reserves(self) -> bool:
+        return self.kind == "cuda"
+
+
+KINDS: dict[Any, type[RunRecord]] = {"trained": TrainedRun, "watched": WatchedRun, "trainer": TrainerRun}
+
+
+def folder_of(path: Path) -> Path:
+    """Return the folder of a run, which may be named by its record."""
+    return path.parent if path.name == RECORD and not path.is_dir() else path
+
+
+def source_of(folder: Path) -> Source | None:
+    """Return who made the run in a folder; None where there is none. A damaged record counts as foretrain's own."""
+    if not (folder / RECORD).is_file():
+        return None
+    try:
+        return _kind_of(json.loads(read_text(folder / RECORD))).model_fields["source"].default
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
+        return "trained"
+
+
+def _kind_of(data: Any) -> type[RunRecord]:
+    return KINDS.get(data.get("source"), TrainedRun)
+
+
+def read(folder: Path) -> RunRecord:
+    """Return the record in a folder as it was written. Raises UserError."""
+    file = folder / RECORD
+    try:
+        text = read_text(file)
+        return _kind_of(json.loads(text)).from_json(text)
+    except (OSError, UnicodeDecodeError):
+        raise UserError("data.no_run", path=str(folder)) from None
+    except (ValidationError, ValueError, AttributeError, TypeError, RecursionError) as error:
+        raise UserError("data.bad_run", path=str(file), reason=str(error).splitlines()[0]) from None

@@ -25,7 +25,7 @@ from foretrain.app.finetune import plan_question
 from foretrain.app.finetuning.question import question
 from foretrain.base.errors import UserError
 from foretrain.comparison.compare import compare as compared_subjects
-from foretrain.comparison.sources import trainer_runs
+from foretrain.comparison.sources import load
 from foretrain.comparison.sources.given import Given
 from foretrain.comparison.subject import Subject
 from foretrain.config.finetune.live import of_all_layers
@@ -316,9 +316,11 @@ def test_two_runs_are_compared(run: Path, tmp_path: Path) -> None:
     assert [setting.name for setting in found.differing] == ["learning_rate"]
 
 
-def test_runs_that_hardly_overlap_in_time_are_compared(run: Path) -> None:
+def test_runs_that_hardly_overlap_in_time_are_compared(run: Path, tmp_path: Path) -> None:
     """Steps of very unlike times: seen from one run the losses meet in time, and from the other they may not."""
     record, chance = record_in(run), random.Random(1)
+    directory = RunDirectory(tmp_path)
+    directory.write_record(record)
 
     def subject(name: str) -> Subject:
         lines, elapsed_s = [], 0.0
@@ -331,7 +333,8 @@ def test_runs_that_hardly_overlap_in_time_are_compared(run: Path) -> None:
             if step in (3, 5):
                 elapsed_s, val = elapsed_s + 0.05, 6.9 + 0.01 * chance.random()
                 lines.append({"kind": "evaluation", "step": step, "val_loss": val, "elapsed_s": elapsed_s})
-        return trainer_runs.of(Given(path=name, label=name), record, lines)
+        (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        return load(Given(path=str(tmp_path), label=name))
 
     for _ in range(40):
         found = compared_subjects([subject("a"), subject("b")]).verdict("hours")

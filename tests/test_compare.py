@@ -672,7 +672,6 @@ def test_cells_become_numbers(cell: object, value: float | None) -> None:
 def test_every_loader_is_reached() -> None:
     assert [loader.id for loader in LOADERS] == [
         "watched",
-        "trainer",
         "tracker",
         "run",
         "config",

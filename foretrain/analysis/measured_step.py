@@ -294,6 +294,30 @@ def pace_of_lines(lines: Sequence[dict[str, Any]], starts: list[int]) -> Pace:
     return steady(log_of([line["step"] for line in lines], [line["step_s"] for line in lines], starts), None)
 
 
+def steady_times(
+    numbers: Sequence[int], times_s: Sequence[float], starts: list[int] | None = None
+) -> tuple[tuple[float, ...], tuple[int, ...]]:
+    """Return (the steady ones of these step times, which step since its start each was).
+
+    They are without warm-up, slow-downs and spikes, as `explain` counts them. `starts`: of each start the index; None:
+    by the numbers.
+    """
+    times = [time_s if 0 < time_s < 1e9 else math.nan for time_s in times_s]
+    if not any(math.isfinite(time_s) for time_s in times):
+        return (), ()
+    if starts is None:
+        starts = [i for i, number in enumerate(numbers) if i == 0 or number <= numbers[i - 1]]
+    log = log_of(numbers, times, starts)
+    kept = steady(log, None).indices
+    return tuple(times[i] for i in kept), since_start(log, kept)
+
+
+def since_start(log: TrainingLog, indices: Sequence[int]) -> tuple[int, ...]:
+    """Return how many steps after the first one of its segment each of these was."""
+    firsts = {i: log.steps.number[segment[0]] for segment in log.steps.segments() for i in segment}
+    return tuple(log.steps.number[i] - firsts[i] for i in indices)
+
+
 def measured(
     metrics: Sequence[dict[str, Any]], resumed_from: tuple[int, ...], world_from: int = 0
 ) -> MeasuredStep | None:

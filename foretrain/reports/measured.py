@@ -9,7 +9,7 @@ from foretrain.app.explain import log_of
 from foretrain.app.logs import report as log_report
 from foretrain.base.errors import UserError
 from foretrain.comparison.loss_axes import loss_curves
-from foretrain.comparison.sources import trainer_runs
+from foretrain.comparison.sources import runs
 from foretrain.comparison.sources.given import Given
 from foretrain.reports.document import Document
 from foretrain.reports.views import log as log_view
@@ -27,6 +27,5 @@ def log(path: Path, words: Sequence[str], gpu: str, tell: Callable[[tuple[UserEr
 def trainer_run(directory: RunDirectory) -> Document:
     """Of a directory of ForetrainCallback's. Raises UserError where its records are damaged."""
     found = explain_directory(directory)
-    metrics = directory.read_lines("metrics", whole=False)
-    subject = trainer_runs.of(Given(path=str(directory.path)), found.record, metrics)
+    subject = runs.of(Given(path=str(directory.path)), directory)
     return trainer_view.document(found, loss_curves([subject]))

@@ -22,11 +22,11 @@ from foretrain.comparison.sources.given import Given
 from foretrain.comparison.subject import Subject
 from foretrain.reports.as_json import document_json
 from foretrain.reports.views import compare as compare_view
-from foretrain.runs.record import TrainedRun
+from foretrain.runs.record import RunRecord, TrainedRun, TrainerRun
 from foretrain.web import child
 from foretrain.web.answers import SCHEMA, Made
 from foretrain.web.observe import ObservedRun, said_of
-from foretrain.web.runs import Runs, of_trainer, row
+from foretrain.web.runs import Runs, row
 
 
 def made(chosen: Sequence[tuple[str, ObservedRun | None]]) -> dict[str, Any]:
@@ -63,10 +63,9 @@ def _read(id: str, run: ObservedRun | None) -> tuple[dict[str, Any], Subject | N
         return {"id": id, "name": "", "path": "", "notes": [], "problem": say("page.beside.gone")}, None
     state = {"id": id, **said_of(run, run.id), "notes": [], "problem": ""}
     try:
-        if (trained := of_trainer(id, run)) is not None:
-            notes = [] if trained[0]["status"] == "finished" else [say("page.beside.so_far")]
-            return {**state, **trained[0], "notes": notes}, trained[1]
-        record = run.read_record()
+        record = run.any_record()
+        if isinstance(record, TrainerRun):
+            state |= said_of(run, record.name)
         subject = source.of(Given(path=str(run.path), label=state["name"]), run)
     except UserError as error:
         return {**state, "problem": printable(str(error))}, None
@@ -80,10 +79,11 @@ def _unreadable(path: str, error: OSError) -> str:
     return printable(str(UserError("data.log_unreadable", path=path, reason=reason)))
 
 
-def _notes(run: ObservedRun, record: TrainedRun) -> list[str]:
+def _notes(run: ObservedRun, record: RunRecord) -> list[str]:
     notes = [] if record.status == "finished" else [say("page.beside.so_far")]
     try:
-        plan_of(run.path, record)
+        if isinstance(record, TrainedRun):
+            plan_of(run.path, record)
     except UserError as error:
         notes.append(printable(str(error)))
     return notes

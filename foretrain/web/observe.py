@@ -12,7 +12,7 @@ from foretrain.base.messages import format_value, printable, say
 from foretrain.base.statistics import extremes
 from foretrain.reports.document import Axis, Cell, Curves, Figure, Figures, Message, Quantity, Trace
 from foretrain.runs import state as label
-from foretrain.runs.record import TrainedRun
+from foretrain.runs.record import RunRecord
 
 MAX_POINTS = 1200  # of a curve; more cannot be seen
 _SHOWN = ("kind", "step", "loss", "val_loss", "train_loss", "step_s", "tokens_per_s", "mfu", "memory_bytes", "eta_s",
@@ -44,7 +44,7 @@ class Curve:
     def lines(self) -> list[dict[str, Any]]:
         """The steps, then the evaluations, each upwards. `end_bytes` is then how far the file has been read."""
         with self._turn:
-            if _size(self._path) < self.end_bytes:  # a resumed run forgets the steps that it does again
+            if size_of(self._path) < self.end_bytes:  # a resumed run forgets the steps that it does again
                 self._begin()
             for line in _lines(self._path, self.end_bytes):
                 self._take(line)
@@ -65,7 +65,7 @@ class Curve:
         self._number += 1
 
 
-def _size(path: Path) -> int:
+def size_of(path: Path) -> int:
     try:
         return path.stat().st_size
     except OSError:
@@ -157,18 +157,14 @@ def _trace(label: Message, lines: Lines, key: str, shift: int, colour: int = 0) 
     return Trace(label, (places,), values, colour, dashed=key == "val_loss")
 
 
-def figures(record: TrainedRun, lines: Lines) -> Figures:
-    """Of a run that goes, the newest step's; of one that is over, the medians that the list and the report have."""
-    over = record.status != "running" and record.step_s
-    known = {key: getattr(record, key) for key in ("step_s", "tokens_per_s", "mfu")} if over else {}
-    return figures_of(known, lines, running=record.status == "running")
-
-
-def figures_of(known: dict[str, Any], lines: Lines, *, running: bool) -> Figures:
-    """The newest step's and evaluation's; `known`: figures of the whole run in their place."""
+def figures(record: RunRecord, lines: Lines) -> Figures:
+    """The newest step's and evaluation's; of a run that is over, the medians that the list and the report have."""
     step = next(reversed(_of_kind(lines, "step")), {})
     evaluation = next(reversed(_of_kind(lines, "evaluation")), {})
-    of = known or step
+    running = record.status == "running"
+    of = step
+    if not running and record.step_s:
+        of = {key: getattr(record, key, None) for key in ("step_s", "tokens_per_s", "mfu")}
     speed = of.get("tokens_per_s")
     found: list[tuple[str, Cell | None]] = [
         ("loss", _quantity(step.get("loss"), "digits4")),

@@ -2,25 +2,28 @@
 
 import hashlib
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from foretrain.analysis.forecast_check import ForecastCheck, Row, of_directory
+from foretrain.analysis.forecast_check import Row, of_directory
 from foretrain.analysis.measured_step import with_measured_step
+from foretrain.analysis.trainer_run import explain_directory
 from foretrain.app import run_report
 from foretrain.base.errors import UserError
 from foretrain.base.messages import format_value, has, isolated, printable, say
+from foretrain.reports import measured
 from foretrain.reports.as_json import block_json, document_json
 from foretrain.reports.document import Message
 from foretrain.reports.views import run as run_view
 from foretrain.runs.folder import find_runs
-from foretrain.runs.record import TrainedRun, source_of
-from foretrain.web import observe, trainer_runs
+from foretrain.runs.record import RunRecord, TrainedRun, source_of
+from foretrain.web import observe
 from foretrain.web.answers import SCHEMA
 from foretrain.web.observe import Curve, ObservedRun, newest, said_of
 
 MAX_RUNS = 300
 MAX_EVENTS = 200
 MAX_CURVES = 8
+_SHOWN = ("time.step", "process.reserved", "process.resident", "phase.steady_step", "time.run")  # rows of a comparison
 
 
 class Runs:
@@ -56,9 +59,6 @@ class Runs:
         rows, unreadable = [], []
         for id, run in self.all().items():
             try:
-                if trainer_runs.is_one(run):
-                    rows.append(trainer_runs.row(id, run))
-                    continue
                 record = _record(run)
             except UserError as error:
                 unreadable.append(printable(str(error)))
@@ -68,24 +68,20 @@ class Runs:
         return {"schema": SCHEMA, "runs": [shown for _, shown in rows[:MAX_RUNS]], "unreadable": unreadable}
 
 
-def of_trainer(id: str, run: ObservedRun) -> tuple[dict[str, Any], Any] | None:
-    """(the run as the list has it, what is compared of it) of ForetrainCallback's; None of any other. Raises
-    UserError."""
-    return trainer_runs.beside(id, run) if trainer_runs.is_one(run) else None
-
-
-def _record(run: ObservedRun) -> TrainedRun:
+def _record(run: ObservedRun) -> RunRecord:
     """The record of a run with the time of its step as every command has it; while it trains, its own figure, as its
     metrics would be read anew at every look. Raises UserError."""
-    record = run.read_record()
-    return record if record.status == "running" else with_measured_step(run, record)
+    record = run.any_record()
+    if record.status == "running" or not isinstance(record, TrainedRun):
+        return record
+    return with_measured_step(run, record)
 
 
-def row(id: str, run: ObservedRun, record: TrainedRun) -> dict[str, Any]:
+def row(id: str, run: ObservedRun, record: RunRecord) -> dict[str, Any]:
     return {
         "id": id, **said_of(run, record.name), **_state(run, record),
         "val_loss": "–" if record.val_loss is None else format_value(record.val_loss, "digits4"),
-        "started": _minute(record.started_at), "gpu": printable(record.gpu.name),
+        "started": _minute(record.started_at), "gpu": printable(record.device_name),
     }  # fmt: skip
 
 
@@ -94,23 +90,23 @@ def _minute(moment: str) -> str:
     return isolated(printable(moment.replace("T", " ")[:16]))
 
 
-def _state(run: ObservedRun, record: TrainedRun) -> dict[str, Any]:
+def _state(run: ObservedRun, record: RunRecord) -> dict[str, Any]:
     """Where it stands, and how fast it was; a running one's record lags behind its metrics."""
-    tone = run_view.STATUS_TONES.get(record.status, "plain")
+    trained = isinstance(record, TrainedRun)
     last = newest(run.path / "metrics.jsonl") if record.status == "running" else None
-    steps, of = max(record.steps_done, last["step"] + 1) if last else record.steps_done, record.config.max_iters
+    steps = max(record.steps_done, last["step"] + trained) if last else record.steps_done
+    of = record.steps_asked or steps
     return {
-        "status": record.status, "status_text": run_view.status_text(run, record).text(), "tone": tone, "steps": steps,
+        "status": record.status, "status_text": run_view.status_text(run, record).text(),
+        "tone": run_view.STATUS_TONES.get(record.status, "plain"), "steps": steps,
         "of": of, "steps_text": isolated(f"{steps:,} / {of:,}"), "progress": observe.progress(steps, of),
         "speed": say("value.throughput", tokens_per_s=record.tokens_per_s) if record.tokens_per_s else "",
-        "mfu": format_value(record.mfu, "percent") if record.mfu else "",
+        "mfu": format_value(record.mfu, "percent") if trained and record.mfu else "",
     }  # fmt: skip
 
 
 def page(id: str, run: ObservedRun, curve: Curve) -> dict[str, Any]:
     """One run: how it goes, and where to go on reading. Raises UserError."""
-    if trainer_runs.is_one(run):
-        return {"schema": SCHEMA, **trainer_runs.page(id, run, _events(run))}
     record = _record(run)
     return {"schema": SCHEMA, **row(id, run, record), **_now(run, record, curve)}
 
@@ -118,9 +114,8 @@ def page(id: str, run: ObservedRun, curve: Curve) -> dict[str, Any]:
 def report(run: ObservedRun) -> dict[str, Any]:
     """What `foretrain report` makes of a run, or why there is none in `problem`. It takes seconds of a long one."""
     try:
-        if trainer_runs.is_one(run):
-            return {"schema": SCHEMA, "document": trainer_runs.report(run), "problem": ""}
-        document = run_view.report(run_report.gather(run))
+        trained = source_of(run.path) == "trained"
+        document = run_view.report(run_report.gather(run)) if trained else measured.trainer_run(run)
     except (UserError, OSError) as error:  # damaged, or gone while it was read
         return {"schema": SCHEMA, "document": None, "problem": printable(str(error))}
     return {"schema": SCHEMA, "document": document_json(document), "problem": ""}
@@ -128,18 +123,34 @@ def report(run: ObservedRun) -> dict[str, Any]:
 
 def live_answer(run: ObservedRun, curve: Curve, seen_bytes: int) -> dict[str, Any]:
     """How a run goes since `seen_bytes` of its metrics, as `next` of an earlier answer gave it. Raises UserError."""
-    if trainer_runs.is_one(run):
-        return {"schema": SCHEMA, **trainer_runs.page("", run, _events(run), seen_bytes)}
     record = _record(run)
     return {"schema": SCHEMA, **_state(run, record), **_now(run, record, curve, seen_bytes)}
 
 
-def _now(run: ObservedRun, record: TrainedRun, curve: Curve, seen_bytes: int = -1) -> dict[str, Any]:
+def _now(run: ObservedRun, record: RunRecord, curve: Curve, seen_bytes: int = -1) -> dict[str, Any]:
     """Figures, events and pictures, these where the metrics go on after `seen_bytes`; `next` is how far they go."""
-    lines = curve.lines()
-    drawn = None if curve.end_bytes == seen_bytes else [block_json(one) for one in observe.pictures(lines)]
+    if isinstance(record, TrainedRun):
+        lines = curve.lines()
+        end_bytes = curve.end_bytes
+    else:
+        end_bytes = observe.size_of(run.path / "metrics.jsonl")
+        lines = _as_steps(run.read_lines("metrics", whole=False))
+    drawn = None if end_bytes == seen_bytes else [block_json(one) for one in observe.pictures(lines)]
     figures = block_json(observe.figures(record, lines))["items"]
-    return {"now": figures, "pictures": drawn, "next": curve.end_bytes, "events": _events(run)}
+    return {"now": figures, "pictures": drawn, "next": end_bytes, "events": _events(run)}
+
+
+def _as_steps(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Lines of a Trainer as foretrain's own runs have them: a step counts from 0, and a log line tells of its step."""
+    found: dict[int, dict[str, Any]] = {}
+    others = []
+    for line in lines:
+        if line["kind"] in ("step", "log"):
+            here = found.setdefault(line["step"] - 1, {"kind": "step", "step": line["step"] - 1})
+            here.update({key: value for key, value in line.items() if key not in ("kind", "step")})
+        else:
+            others.append(line)
+    return [found[step] for step in sorted(found)] + others
 
 
 def _events(run: ObservedRun) -> list[dict[str, str]]:
@@ -161,23 +172,34 @@ def comparisons(runs: Runs) -> dict[str, Any]:
     rows = []
     for id, run in list(runs.all().items())[:MAX_RUNS]:
         try:
-            if trainer_runs.is_one(run):
-                told = trainer_runs.against_forecast(run)
-                rows += [{"id": id, "path": printable(str(run.path)), **told}] if told else []
-                continue
-            record, _, found = of_directory(run)
+            name, found, source = _check(run)
         except UserError:
             continue
-        picked = _picked(found)
-        if picked:
-            named = {"id": id, "name": printable(record.name), "path": printable(str(run.path))}
-            rows.append({**named, "rows": picked, "source": found.predicted_source})
+        if found:
+            named = {"id": id, "name": printable(name), "path": printable(str(run.path))}
+            rows.append({**named, "rows": [_comparison_row(row) for row in found], "source": source})
     return {"schema": SCHEMA, "runs": rows}
 
 
-def _picked(comparison: ForecastCheck) -> list[dict[str, Any]]:
-    wanted = ("time.step", "process.reserved", "process.resident", "phase.steady_step", "time.run")
-    return [_comparison_row(row) for row in comparison.rows if row.id in wanted]
+def _check(run: ObservedRun) -> tuple[str, list[Row], str]:
+    """(the name of a run, its forecast beside what was measured, what the forecast is from). Raises UserError."""
+    if source_of(run.path) == "trained":
+        record, _, check = of_directory(run)
+        return record.name, [row for row in check.rows if row.id in _SHOWN], check.predicted_source
+    found = explain_directory(run)
+    steady = next((piece for piece in found.phases if piece.id == "steady_step"), None)
+    pieces: list[tuple[str, Literal["bytes", "seconds"], float | None, float | None]] = []
+    if steady:
+        pieces.append(("phase.steady_step", "bytes", steady.predicted_bytes, steady.measured_bytes))
+    if found.step:
+        pieces.append(("time.step", "seconds", found.step.predicted_s, found.step.measured_s))
+    rows = [
+        Row(id=id, kind=kind, predicted=predicted, measured=measured)
+        for id, kind, predicted, measured in pieces
+        if predicted and measured
+    ]
+    plan = found.forecast
+    return found.record.name, rows if plan else [], plan.memory.source if plan else ""
 
 
 def _comparison_row(row: Row) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from foretrain.base.errors import UserError
-from foretrain.comparison.sources import configs, logs, plans, runs, tables, tracked, trainer_runs, watched
+from foretrain.comparison.sources import configs, logs, plans, runs, tables, tracked
 from foretrain.comparison.sources.given import OWN_KEYS, Given, take_apart
 from foretrain.comparison.subject import Subject
 from foretrain.hardware.catalogue import Gpu
@@ -26,8 +26,7 @@ class Loader(NamedTuple):
 
 
 LOADERS = (
-    Loader("watched", watched.claims, watched.load, ("gpu", "used_by_others", "tokens_per_step", "bytes_per_token")),
-    Loader("trainer", trainer_runs.claims, trainer_runs.load, ("used_by_others", "bytes_per_token")),
+    Loader("watched", runs.is_watched, runs.load, ("gpu", "used_by_others", "tokens_per_step", "bytes_per_token")),
     Loader("tracker", tracked.claims, tracked.load, OWN_KEYS),
     Loader("run", runs.claims, runs.load, ("used_by_others", "bytes_per_token")),
     Loader("config", configs.claims, configs.load, ("gpu", "used_by_others", "bytes_per_token")),

@@ -9,11 +9,11 @@ from typing import Any
 from foretrain.analysis.log_analysis import log_interval, mean_step_s, memory_of, pace_of, tokens_of_step
 from foretrain.analysis.log_checks import findings
 from foretrain.analysis.log_config import config_of, printed
+from foretrain.analysis.measured_step import since_start
 from foretrain.base.errors import UserError
 from foretrain.comparison import settings
 from foretrain.comparison.sources.given import Given
 from foretrain.comparison.sources.predicted import bytes_per_token, here, with_forecast
-from foretrain.comparison.sources.runs import since_start
 from foretrain.comparison.subject import Curve, Memory, Subject, curve, exact
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Gpu

@@ -1,95 +1,127 @@
-"""A run directory of foretrain's as a subject: everything in it was measured."""
+"""A run as a subject, whoever trained it: everything in it was measured."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from foretrain.analysis.measured_step import log_of, measured, pace_of_lines, starts_of, steady, step_lines
+from foretrain.analysis.log_config import config_of, of_watched
+from foretrain.analysis.measured_step import measured, starts_of, steady_times, step_lines
 from foretrain.analysis.run_pace import logged_steps, much_is_lost
 from foretrain.base.errors import UserError
 from foretrain.comparison import settings
 from foretrain.comparison.sources.given import Given
-from foretrain.comparison.sources.predicted import bytes_per_token
-from foretrain.comparison.subject import Memory, Subject, curve, exact
+from foretrain.comparison.sources.logs import of_log
+from foretrain.comparison.sources.predicted import bytes_per_token, here
+from foretrain.comparison.subject import Curve, Memory, Subject, curve, exact
 from foretrain.data.dataset import BUILT_IN
+from foretrain.hardware.catalogue import Gpu
+from foretrain.hardware.devices import device_named
 from foretrain.predict.plan import Note
 from foretrain.runs.folder import RunDirectory
-from foretrain.runs.record import TrainedRun, folder_of, source_of
-from foretrain.runs.training_log import TrainingLog
+from foretrain.runs.record import LOG, RunRecord, TrainedRun, TrainerRun, WatchedRun, folder_of, source_of
+from foretrain.runs.training_log import read_log
+
+Lines = Sequence[dict[str, Any]]  # of metrics.jsonl
+
+
+def is_watched(path: Path, head: bytes) -> bool:
+    """Whether it is a directory that `foretrain watch` made, or the record in it: a log with more figures."""
+    return source_of(folder_of(path)) == "watched"
 
 
 def claims(path: Path, head: bytes) -> bool:
     """A directory, or the record in it."""
-    return path.is_dir() or source_of(folder_of(path)) == "trained"
+    return path.is_dir() or source_of(folder_of(path)) is not None
 
 
 def load(given: Given) -> Subject:
-    """The run. Raises UserError where there is none, or its record is damaged."""
-    if given.words:
-        raise UserError("usage.source_has_config", path=given.path)
+    """The run. Raises UserError where there is none, its record is damaged, or its output is no training log."""
     return of(given, RunDirectory(folder_of(Path(given.path))))
 
 
-def of(given: Given, directory: RunDirectory, metrics: list[dict[str, Any]] | None = None) -> Subject:
+def of(given: Given, directory: RunDirectory, metrics: Lines | None = None) -> Subject:
     """The run in this directory. `metrics`: its lines, where they were read before. Raises UserError as `load`."""
-    record = directory.read_record()
-    lines = directory.read_lines("metrics") if metrics is None else metrics
-    times, since = _steady([line for line in step_lines(lines) if line["step"] >= record.world_from], record)
-    config = record.config.model_copy(update={"compile": record.compiled, "dtype": record.dtype})
-    known = settings.of_config(config, record.gpu, "foretrain") | _data(record) | {settings.RANKS: record.world}
+    record = directory.any_record()
+    if isinstance(record, WatchedRun):
+        return _of_output(given, directory.path, record)
+    if given.words:
+        raise UserError("usage.source_has_config", path=given.path)
+    trained = record if isinstance(record, TrainedRun) else None
+    lines = directory.read_lines("metrics", whole=trained is not None) if metrics is None else metrics
+    subject = Subject(
+        label=given.name if trained else given.label or record.name, path=given.path, kind="run",
+        used_by_others_bytes=given.held_bytes, memory=_memory(record), wall_s=record.wall_s or None,
+        notes=_notes(record, lines), train=_curve(lines, "step" if trained else "log", "loss"),
+        val=_curve(lines, "evaluation", "val_loss"),
+    )  # fmt: skip
+    if trained:
+        return _with_config(given, replace(subject, scores=directory.scores()), trained, lines)
+    return _of_trainer(given, subject, record, lines) if isinstance(record, TrainerRun) else subject
+
+
+def _with_config(given: Given, subject: Subject, record: TrainedRun, metrics: Lines) -> Subject:
+    lines = [line for line in step_lines(metrics) if line["step"] >= record.world_from]
+    times, since = _times(lines, starts_of(lines, record.resumed_from))
     if not times and record.step_s:
         times, since = (record.step_s,), ()
-    byte_share = bytes_per_token(given, config, record.dataset.tokenizer or "")
-    middle = median(times) if times else None
-    subject = Subject(
-        label=given.name, path=given.path, kind="run", settings=known, config=config, gpu=record.gpu, step="foretrain",
-        tokens_per_step=config.tokens_per_step, bytes_per_token=byte_share, step_times_s=times,
-        steps_since_start=since, used_by_others_bytes=given.held_bytes,
-        memory=_memory(record), wall_s=record.wall_s or None, world=record.world, devices=record.devices,
-        scores=directory.scores(),
-        notes=_notes(record, lines), train=_curve(lines, "step", "loss"), val=_curve(lines, "evaluation", "val_loss"),
+    config = record.config.model_copy(update={"compile": record.compiled, "dtype": record.dtype})
+    known = settings.of_config(config, record.gpu, "foretrain") | _data(record) | {settings.RANKS: record.world}
+    subject = replace(
+        subject, settings=known, config=config, gpu=record.gpu, step="foretrain", step_times_s=times,
+        steps_since_start=since, tokens_per_step=config.tokens_per_step, world=record.world, devices=record.devices,
+        bytes_per_token=bytes_per_token(given, config, record.dataset.tokenizer or ""),
     )  # fmt: skip
-    return subject.with_speed(exact(middle), "measured") if middle else replace(subject, mfu=record.mfu)
+    return subject.with_speed(exact(median(times)), "measured") if times else replace(subject, mfu=record.mfu)
 
 
-def steady_times(numbers: list[int], times_s: list[float]) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    """(the steady ones of these step times, which step since its start each was): without warm-up, slow-downs and
-    spikes, as `explain` counts them."""
-    times = [time_s if 0 < time_s < 1e9 else math.nan for time_s in times_s]
-    if not any(math.isfinite(time_s) for time_s in times):
-        return (), ()
-    starts = [i for i, number in enumerate(numbers) if i == 0 or number <= numbers[i - 1]]
-    log = log_of(numbers, times, starts)
-    kept = steady(log, None).indices
-    return tuple(times[i] for i in kept), since_start(log, kept)
+def _of_trainer(given: Given, subject: Subject, record: TrainerRun, metrics: Lines) -> Subject:
+    lines = [line for line in metrics if line["kind"] == "step" and isinstance(line.get("step_s"), int | float)]
+    times, since = _times(lines)
+    gpu = _card(record.device) if record.kind == "cuda" else None  # a CPU may have been another machine's
+    known = {**record.settings, "program": record.trainer, "parameters": record.n_params, **settings.of_gpu(gpu)}
+    tokens = [line["tokens"] for line in lines if line.get("tokens")]
+    return replace(
+        subject, settings=known, gpu=gpu, tokens_per_step=round(sum(tokens) / len(tokens)) if tokens else None,
+        bytes_per_token=given.number("bytes_per_token", 0.01, 100), step_times_s=times, steps_since_start=since,
+        step_s=exact(record.step_s) if record.step_s else None, step_source="measured" if record.step_s else None,
+    )  # fmt: skip
 
 
-def since_start(log: TrainingLog, indices: Sequence[int]) -> tuple[int, ...]:
-    """How many steps after the first one of its segment each of these was."""
-    firsts = {i: log.steps.number[segment[0]] for segment in log.steps.segments() for i in segment}
-    return tuple(log.steps.number[i] - firsts[i] for i in indices)
+def _of_output(given: Given, path: Path, record: WatchedRun) -> Subject:
+    """What a watched command printed, and what was seen of it."""
+    log, config, used = read_log(path / LOG), None, record.busiest
+    if log.program.has_config:
+        config = config_of(given.resolved, log, here) or of_watched(record.config, log)
+    subject = of_log(given, log, config, _card(record.device_name))
+    stated = "used_by_others" in given.own or given.used_by_others_bytes
+    others = used.used_by_others_peak_bytes if used and not stated else None
+    return replace(
+        subject, memory=_memory(record) or subject.memory, wall_s=record.wall_s or subject.wall_s,
+        used_by_others_bytes=subject.used_by_others_bytes if others is None else others,
+    )  # fmt: skip
 
 
-def _steady(lines: list[dict[str, Any]], record: TrainedRun) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    """(the steady step times, which step since its start each was), as every command counts them."""
-    if not lines:
-        return (), ()
-    starts = starts_of(lines, record.resumed_from)
-    kept = pace_of_lines(lines, starts).indices
-    log = log_of([line["step"] for line in lines], [float(line["step_s"]) for line in lines], starts)
-    return tuple(log.steps.time_s[i] for i in kept), since_start(log, kept)
+def _times(lines: Lines, starts: list[int] | None = None) -> tuple[tuple[float, ...], tuple[int, ...]]:
+    return steady_times([line["step"] for line in lines], [float(line["step_s"]) for line in lines], starts)
 
 
-def _curve(lines: list[dict[str, Any]], kind: str, key: str) -> Any:
-    """Losses of one kind of line; an evaluation has no time of its own and takes that of the step before it."""
+def _card(name: str) -> Gpu | None:
+    """The card of this name, if it is in the catalogue."""
+    try:
+        return device_named(name) if name else None
+    except UserError:
+        return None
+
+
+def _curve(lines: Lines, kind: str, key: str) -> Curve:
+    """Losses of one kind of line; a line without a time of its own takes that of the one before it."""
     points: list[tuple[int, float, float | None]] = []
     elapsed_s = 0.0
     for line in lines:
-        elapsed_s = float(line.get("elapsed_s", elapsed_s))
-        if line["kind"] == kind:
+        elapsed_s = float(line.get("elapsed_s") or elapsed_s)
+        if line["kind"] == kind and isinstance(line.get(key), int | float):
             points.append((line["step"], float(line[key]), elapsed_s))
     return curve(points)
 
@@ -101,19 +133,21 @@ def _data(record: TrainedRun) -> dict[str, Any]:
     return found | ({"tokenizer": info.tokenizer} if info.tokenizer and record.config.dataset != BUILT_IN else {})
 
 
-def _memory(record: TrainedRun) -> Memory | None:
+def _memory(record: RunRecord) -> Memory | None:
     """The highest moment: what the allocator reserved on a card, the process on a CPU."""
     highest = record.highest_bytes
     if highest is None:
         return None
-    what = "reserved" if record.gpu.reserves else "process"
+    what = "reserved" if record.reserves else "process"
     return Memory(low_bytes=highest, expected_bytes=highest, high_bytes=highest, source="measured", what=what)
 
 
-def _notes(record: TrainedRun, lines: list[dict[str, Any]]) -> tuple[Note, ...]:
+def _notes(record: RunRecord, lines: Lines) -> tuple[Note, ...]:
     notes = []
     if record.status != "finished":
         notes.append(Note(id="unfinished", values={"status": record.status, "steps": record.steps_done}))
+    if not isinstance(record, TrainedRun):
+        return tuple(notes)
     changed = found.note if (found := measured(lines, record.resumed_from, record.world_from)) else None
     notes += [changed] if changed else []
     if record.worlds:

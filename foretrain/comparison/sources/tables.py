@@ -7,11 +7,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from foretrain.analysis.measured_step import steady_times
 from foretrain.base.errors import UserError
 from foretrain.comparison import settings
 from foretrain.comparison.sources.given import Given
 from foretrain.comparison.sources.predicted import bytes_per_token, with_forecast, with_vocabulary
-from foretrain.comparison.sources.runs import steady_times
 from foretrain.comparison.sources.table_file import Table, Value, read_table
 from foretrain.comparison.subject import Curve, Subject, curve, exact
 from foretrain.predict.plan import Note

@@ -17,13 +17,13 @@ from foretrain.hardware.catalogue import Gpu
 from foretrain.hardware.devices import device_named
 from foretrain.runs import trackers
 from foretrain.runs.columns import LOSSES, NAMES, column_of, counts_of
-from foretrain.runs.record import source_of
+from foretrain.runs.record import folder_of, source_of
 from foretrain.runs.trackers.tracker import Row, Tracked, without_undone
 
 
 def claims(path: Path, head: bytes) -> bool:
     """What a tracker has written; a run's own directory says more. Raises UserError for damage."""
-    return source_of(path) is None and trackers.keeper_of(path) is not None
+    return source_of(folder_of(path)) is None and trackers.keeper_of(path) is not None
 
 
 def load(given: Given) -> Subject:

@@ -7,7 +7,7 @@ from foretrain.base.messages import listed
 from foretrain.reports.document import Cell, Document, Message, Paragraph, Quantity, Section, Table
 from foretrain.reports.views.run import STATUS_TONES, status_text
 from foretrain.runs.folder import RunDirectory
-from foretrain.runs.record import RunRecord, TrainedRun, WatchedRun
+from foretrain.runs.record import RunRecord, TrainedRun
 from foretrain.runs.state import UNSAID, Label
 
 Labels = Mapping[Path, Label]  # by folder
@@ -19,7 +19,7 @@ def document(found: Sequence[tuple[Path, RunRecord]], labels: Labels, tags: Sequ
     """One section a kind; where there is none of any, a sentence. `tags`: those that were asked for."""
     trained = [(path, record) for path, record in found if isinstance(record, TrainedRun)]
     others = [
-        _others(kind, [(path, _cells_of(record)) for path, record in found if record.source == source], labels)
+        _others(kind, [(path, _cells_of(path, record)) for path, record in found if record.source == source], labels)
         for kind, source in (("watch", "watched"), ("callback", "trainer"))
         if any(record.source == source for _, record in found)
     ]
@@ -69,15 +69,15 @@ def _others(kind: str, found: list[tuple[Path, tuple[Cell, ...]]], labels: Label
     return Section(Message(f"{kind}.section"), (table,))
 
 
-def _cells_of(record: RunRecord) -> tuple[Cell, ...]:
-    if isinstance(record, WatchedRun):
-        status = Message(f"watch_status.{record.status}", {"code": record.exit_code})
-    else:
-        status = Message(f"callback.status.{record.status}")
+def _cells_of(path: Path, record: RunRecord) -> tuple[Cell, ...]:
     return (
-        status, f"{record.steps_done:,}", _loss(record.val_loss), Quantity(record.step_s, "duration"),
-        Quantity(record.wall_s, "duration"), _minute(record.started_at),
-    )  # fmt: skip
+        status_text(RunDirectory(path), record),
+        f"{record.steps_done:,}",
+        _loss(record.val_loss),
+        Quantity(record.step_s, "duration"),
+        Quantity(record.wall_s, "duration"),
+        _minute(record.started_at),
+    )
 
 
 class _Said:

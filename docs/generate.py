@@ -62,7 +62,7 @@ from foretrain.predict.pretraining import of_plan
 from foretrain.predict.within import within
 from foretrain.reports import text
 from foretrain.reports.document import Document
-from foretrain.reports.views import advice_screen, log_analysis
+from foretrain.reports.views import advice_screen
 from foretrain.reports.views import compare as compare_view
 from foretrain.reports.views import first as first_view
 from foretrain.reports.views import limits as limits_view
@@ -161,7 +161,7 @@ def mfu_case_b() -> str:
     resolved = resolve([str(CASES / "b1.py")])
     used = utilization(resolved.config, find("RTX 4070"), resolved.config.tokens_per_step / 134_000)
     command = 'foretrain mfu examples/real-cases/b1.py --tokens-per-s 134k --gpu "RTX 4070"'
-    return block(command, rendered(log_analysis.utilization_document(resolved.name, used)))
+    return block(command, rendered(log_view.utilization_document(resolved.name, used)))
 
 
 def compare_case_b() -> str:

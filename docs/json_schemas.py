@@ -15,7 +15,7 @@ from results import ROOT
 from foretrain.advice import best, cards, remedies
 from foretrain.advice import record as advice
 from foretrain.analysis import components as explain
-from foretrain.analysis import forecast_check, log_analysis, log_checks, snapshot_analysis, trainer_run
+from foretrain.analysis import forecast_check, log_analysis, log_checks, snapshot_analysis
 from foretrain.analysis import run as run_explain
 from foretrain.analysis.finetune_memory import FineTuneExplanation
 from foretrain.analysis.live import Top
@@ -160,7 +160,7 @@ OUTPUTS: dict[str, Output] = {
     ),
     "foretrain.explain/1": Output("explain RUN", "where a run's memory and time went", run_explain.RunExplanation),
     "foretrain.explain-trainer/1": Output(
-        "explain RUN", "a Trainer's run with ForetrainCallback, beside its forecast", trainer_run.TrainerRunExplanation
+        "explain RUN", "a Trainer's run with ForetrainCallback, beside its forecast", run_explain.TrainerRunExplanation
     ),
     "foretrain.log/1": Output("explain LOG", "what a log says", log_analysis.LogAnalysis, _LOG_EXTRA, whole=False),
     "foretrain.snapshot/1": Output(

@@ -8,7 +8,7 @@ import pytest
 
 from foretrain.analysis.components import explain
 from foretrain.app.plan import Target, make_plan
-from foretrain.comparison.sources.predicted import with_vocabulary
+from foretrain.comparison.sources.plans import with_vocabulary
 from foretrain.config.resolve import from_text, resolve
 from foretrain.data.corpus import data_of_config
 from foretrain.hardware.catalogue import find

@@ -24,8 +24,7 @@ from foretrain.base.statistics import t_quantile
 from foretrain.comparison import questions, repeats, settings
 from foretrain.comparison import repeats as stretch
 from foretrain.comparison.compare import Comparison, compare
-from foretrain.comparison.matched_loss import meet
-from foretrain.comparison.questions import SAME_CARD_RATIO
+from foretrain.comparison.questions import SAME_CARD_RATIO, meet
 from foretrain.comparison.sources import LOADERS, load
 from foretrain.comparison.sources.given import Given, take_apart
 from foretrain.comparison.sources.table_file import number, read_table

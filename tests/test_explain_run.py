@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from foretrain.advice.remedies import remedies
-from foretrain.analysis.forecast import plan_of
+from foretrain.analysis.forecast_check import plan_of
 from foretrain.analysis.run import RunExplanation, explain_run, failure_of
 from foretrain.analysis.run_pace import Slower, pace_of
 from foretrain.base import oom_message

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from foretrain.analysis.log_analysis import analyse
+from foretrain.analysis.log_analysis import analyse, config_of
 from foretrain.analysis.log_checks import utilization
-from foretrain.analysis.log_config import config_of
 from foretrain.comparison.compare import compare
 from foretrain.comparison.sources import load
 from foretrain.comparison.sources.given import take_apart

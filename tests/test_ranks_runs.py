@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from foretrain.analysis.forecast import plan_now, plan_of
-from foretrain.analysis.forecast_check import of_directory
+from foretrain.analysis.forecast_check import of_directory, plan_now, plan_of
 from foretrain.analysis.live import listed
 from foretrain.app.compare import compared
 from foretrain.app.explain import run_of
@@ -30,7 +29,7 @@ from foretrain.reports.views import compare as compare_view
 from foretrain.reports.views import plan as plan_view
 from foretrain.reports.views import run as run_view
 from foretrain.reports.views import run_explain
-from foretrain.reports.views.listed import runs as listed_view
+from foretrain.reports.views import runs as listed_view
 from foretrain.runs.folder import RunDirectory
 from foretrain.runs.record import RankFigures, TrainedRun
 from foretrain.training import starting

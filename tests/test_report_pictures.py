@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrain.advice import frontier, outlook
-from foretrain.analysis import telemetry as vital_signs
+from foretrain.analysis import run_pace as vital_signs
 from foretrain.analysis.forecast_check import Row, Sources
 from foretrain.base import messages
 from foretrain.base.errors import UserError

@@ -25,13 +25,13 @@ MAX_FUNCTION_LINES, MAX_OPTIONS = 60, 177
 # A file holds one subject in 120 to 500 lines, and a package has 4 to 15 files or is a file. These numbers only ever
 # become smaller. The house stands at 330 files, 75,000 lines, 150 tables that ruff leaves alone, and none of the others.
 SIZE = {
-    "files": 618,
-    "lines": 96_760,
+    "files": 600,
+    "lines": 96_700,
     "files below 60 lines": 72,
     "files above 600 lines": 2,
-    "packages below 4 files": 22,
+    "packages below 4 files": 20,
     "packages above 15 files": 11,
-    "statements that ruff leaves alone": 790,
+    "statements that ruff leaves alone": 783,
 }
 SLACK = 0.01  # a number that is this much too high is lowered
 
@@ -226,7 +226,7 @@ SKIPPED = {
     "analysis/snapshot_analysis.py": 1,
     "app/advise.py": 1,
     "app/limits.py": 1,
-    "app/logs/report.py": 1,
+    "app/run_report.py": 1,
     "app/train.py": 1,
     "cli/commands/advise.py": 1,
     "cli/commands/data.py": 1,
@@ -480,7 +480,7 @@ LISTS_OF_OPTIONS = {
     ("model/techniques/optimizer_in_backward.py", "beside"): "what must be set with it",
     ("advice/combine.py", "_smaller_models"): "ids of advice rules",
     ("predict/speed/ops.py", "Kind"): "kinds of operations",
-    ("comparison/matched_loss.py", "_same_evaluation"): "what foretrain's evaluation is drawn by",
+    ("comparison/questions.py", "_same_evaluation"): "what foretrain's evaluation is drawn by",
     ("comparison/questions.py", "_alike"): "what the error of a predicted speed hangs on",
     ("reports/views/calibration.py", "_sizes"): "the columns of one table",
 }

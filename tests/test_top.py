@@ -24,7 +24,7 @@ from foretrain.cli.common import rewrites_lines
 from foretrain.cli.train_progress import Printer
 from foretrain.hardware.card import Cards
 from foretrain.reports import text
-from foretrain.reports.views.listed.top import document
+from foretrain.reports.views.runs import top_document
 from foretrain.runs import state
 from foretrain.runs.folder import RunDirectory
 from foretrain.runs.record import TrainerRun, WatchedRun
@@ -450,7 +450,7 @@ def top_of(runs: list[LiveRun], cards: list[LiveCard] | None = None, **more: Any
 def text_of(top: Top, width: int = 80, most: int = 60) -> str:
     console = Console(width=width, color_system=None, highlight=False)
     with console.capture() as capture:
-        text.render(document(top, most), console)
+        text.render(top_document(top, most), console)
     return capture.get()
 
 
@@ -511,7 +511,7 @@ def test_memory_beyond_the_plan_is_marked() -> None:
         console = Console(width=120, force_terminal=True, color_system="standard", no_color=False)
         top = top_of([run_of(1, memory_bytes=held * GIB, planned_high_bytes=10 * GIB)], [CARD])
         with console.capture() as capture:
-            text.render(document(top), console)
+            text.render(top_document(top), console)
         (row,) = [row for row in capture.get().splitlines() if "planned" in row]
         styles[held] = "\x1b[33m" in row
     assert styles == {7: False, 9: False, 11: True}

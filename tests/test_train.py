@@ -182,8 +182,7 @@ def test_a_run_is_a_directory(own_directory: Path) -> None:
 
 
 def test_measured_memory_agrees_with_the_plan(own_directory: Path) -> None:
-    from foretrain.analysis.forecast import plan_of
-    from foretrain.analysis.forecast_check import check_forecast
+    from foretrain.analysis.forecast_check import check_forecast, plan_of
 
     write_dataset(Path("data/toy"))
     words = {**TINY, "n_embd": 128, "block_size": 64, "vocab_size": 512}

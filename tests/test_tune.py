@@ -23,7 +23,7 @@ from foretrain.app.tune import job_of as prepare
 from foretrain.base import processes
 from foretrain.base.errors import UserError
 from foretrain.base.quantities import parse_duration
-from foretrain.comparison.sources.predicted import with_vocabulary
+from foretrain.comparison.sources.plans import with_vocabulary
 from foretrain.config.checks import check
 from foretrain.config.microbatches import sequences_of
 from foretrain.config.options import RunConfig

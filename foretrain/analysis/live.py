@@ -14,9 +14,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-from foretrain.analysis.forecast import highest, plan_of
+from foretrain.analysis.forecast_check import highest, plan_of
 from foretrain.analysis.measured_step import with_measured_step
-from foretrain.analysis.trainer_run import forecast_in
+from foretrain.analysis.run import forecast_in
 from foretrain.base.errors import UserError
 from foretrain.base.process_memory import TreeSample, sample_tree
 from foretrain.base.records import Record
@@ -24,7 +24,7 @@ from foretrain.hardware.card import Cards, CardSample
 from foretrain.runs import state
 from foretrain.runs import state as label
 from foretrain.runs.folder import RunDirectory, find_runs
-from foretrain.runs.record import RECORD, RunRecord, TrainedRun, TrainerRun, WatchedRun, source_of
+from foretrain.runs.record import PLAN, RECORD, RunRecord, TrainedRun, WatchedRun
 from foretrain.runs.state import UNSAID, Label
 
 MAX_RECORD_BYTES = 16 * 2**20
@@ -156,6 +156,7 @@ _RECENT = 20  # steps whose median time says what is left
 _MOST = 1e18  # more is no figure of a run, and NaN is not below it
 
 Values = dict[str, Any]
+_KINDS = {"trained": "run", "watched": "watched", "trainer": "trainer"}
 
 
 class LiveRun(Record):
@@ -266,12 +267,9 @@ def of_folder(run: ObservedRun) -> LiveRun:
     path, said = run.path, state.read_now(run.path)
     values: Values = {"path": str(path), "kind": "run", "name": path.resolve().name, "label": label.read_label(path)}
     try:
-        if (source := source_of(path)) == "watched":
-            values |= {"kind": "watched", **_watched(run)}
-        elif source == "trainer":
-            values |= {"kind": "trainer", **_trainer(run)}
-        elif source or said is None:
-            values |= _own(run)
+        if (path / RECORD).is_file() or said is None:
+            record = run.any_record()
+            values |= {"kind": _KINDS[record.source], **_figures(run, record)}
         else:  # it has only just begun, or never came as far as a record
             values["status"] = "running" if run.is_locked() else "killed"
     except (UserError, OSError, ValueError) as error:  # ValueError and OSError: it went away between two readings
@@ -299,70 +297,59 @@ def _processes(path: Path, said: state.Now) -> Iterator[int]:
             yield rank.pid
 
 
-def _own(run: ObservedRun) -> Values:
-    record = run.read_record()
-    alive, (step, evaluation, _) = record.status == "running", _tail(run.path)
-    done = _whole(step.get("step"))
-    found = {
-        "status": record.status, "device": record.gpu.name, "started_at": record.started_at,
-        "step": max(record.steps_done, done + 1 if alive and done is not None else 0),
-        "steps": record.config.max_iters, "loss": _number(step.get("loss")),
-        "memory_bytes": _whole(step.get("memory_bytes")) if alive else None,
-        "eta_s": _left(_number(step.get("eta_s")), run.path),
-        **_planned(run, lambda: highest(plan_of(run.path, record))[1:]),
-    }  # fmt: skip
-    if not alive:
-        return {**found, "val_loss": record.val_loss, "tokens_per_s": record.tokens_per_s, "mfu": record.mfu}
-    figures = {"val_loss": evaluation.get("val_loss"), "tokens_per_s": step.get("tokens_per_s"), "mfu": step.get("mfu")}
-    return {**found, **{name: _number(value) for name, value in figures.items()}}
-
-
-def _trainer(run: ObservedRun) -> Values:
-    record = run.record_of(TrainerRun)
+def _figures(run: ObservedRun, record: RunRecord) -> Values:
+    """Return what the record and the newest lines say; while a run goes on, the lines come first."""
     alive, (last, evaluation, recent_s) = record.status == "running", _tail(run.path)
-    step = max(record.steps_done, _whole(last.get("step")) or 0) if alive else record.steps_done
+    step = _step(record, _whole(last.get("step")), alive=alive)
+    steps, tokens, last_s = record.steps_asked, _number(last.get("tokens")), _number(last.get("step_s"))
     step_s = median(recent_s) if recent_s else record.step_s
-    tokens, last_s = _number(last.get("tokens")), _number(last.get("step_s"))
-
-    def planned() -> tuple[int, ...]:
-        found = forecast_in(run.path)
-        return (found.memory.worst.allocated_bytes,) if found else ()
-
-    return {
-        "status": record.status, "device": record.device, "started_at": record.started_at,
-        "step": step, "steps": record.max_steps, "loss": _number(last.get("loss")) or record.last_loss,
+    eta_s = _number(last.get("eta_s"))
+    if eta_s is None and steps and step and step_s:
+        eta_s = (steps - step) * step_s
+    found: Values = {
+        "status": record.status, "started_at": record.started_at, "step": step, "steps": steps,
+        "loss": (None if alive else record.last_loss) or _number(last.get("loss")) or record.last_loss,
         "val_loss": _number(evaluation.get("val_loss")) if alive else record.val_loss,
-        "tokens_per_s": tokens / last_s if alive and tokens and last_s else record.tokens_per_s,
-        "memory_bytes": _whole(last.get("memory_bytes")) if alive else None,
-        "eta_s": _left((record.max_steps - step) * step_s if record.max_steps and step_s and step else None, run.path),
-        **_planned(run, planned),
+        "tokens_per_s": record.tokens_per_s, "mfu": getattr(record, "mfu", None),
+        "eta_s": _left(eta_s, run.path), **_planned(run, record),
     }  # fmt: skip
+    if isinstance(record, WatchedRun):
+        found["name"] = record.name
+    else:
+        found["device"] = record.device_name
+    if alive:
+        by_tokens = tokens / last_s if tokens and last_s else record.tokens_per_s
+        found |= {"tokens_per_s": _number(last.get("tokens_per_s")) or by_tokens, "mfu": _number(last.get("mfu"))}
+        found["memory_bytes"] = _whole(last.get("memory_bytes")) or _sampled(run.path)
+    return found
 
 
-def _watched(run: ObservedRun) -> Values:
-    record = run.record_of(WatchedRun)
-    alive, (last, evaluation, recent_s) = record.status == "running", _tail(run.path)
-    step = _whole(last.get("step")) if alive else record.last_step
-    steps = record.config.max_iters if record.config else None
-    sample = next(reversed(newest_lines(run.path / "samples.jsonl")), {})
+def _step(record: RunRecord, last: int | None, *, alive: bool) -> int | None:
+    """Return how many steps are done, of a watched command the number of the last one."""
+    if isinstance(record, WatchedRun):
+        return last if alive else record.last_step
+    if not alive or last is None:
+        return record.steps_done
+    return max(record.steps_done, last + isinstance(record, TrainedRun))  # whose lines count from 0
+
+
+def _sampled(path: Path) -> int | None:
+    """Return what a watched command's processes hold: on the cards, or without one in the computer's memory."""
+    sample = next(reversed(newest_lines(path / "samples.jsonl")), {})
     cards = [card for card in sample.get("cards") or () if isinstance(card, dict)]
-    held = sum(_whole(card.get("ours_bytes")) or 0 for card in cards)
-    return {
-        "name": record.name, "status": record.status, "started_at": record.started_at,
-        "step": step, "steps": steps, "loss": _number(last.get("loss")) if alive else record.last_loss,
-        "val_loss": _number(evaluation.get("val_loss")) if alive else record.val_loss,
-        "tokens_per_s": _number(last.get("tokens_per_s")) if alive else None,
-        "memory_bytes": (held or _whole(sample.get("rss_bytes"))) if alive else None,
-        "eta_s": _left((steps - step) * median(recent_s) if steps and step and recent_s else None, run.path),
-    }  # fmt: skip
+    return sum(_whole(card.get("ours_bytes")) or 0 for card in cards) or _whole(sample.get("rss_bytes"))
 
 
-def _planned(run: ObservedRun, read: Any) -> Values:
-    """What the plan beside a run expects; nothing where it says nothing."""
-    if not (run.path / "plan.json").is_file():
+def _planned(run: ObservedRun, record: RunRecord) -> Values:
+    """Return what the plan beside a run expects; nothing where it says nothing."""
+    if not (run.path / PLAN).is_file():
         return {}
     try:
-        return dict(zip(("planned_bytes", "planned_high_bytes"), read(), strict=False))
+        if isinstance(record, TrainedRun):
+            _, expected, most = highest(plan_of(run.path, record))
+            return {"planned_bytes": expected, "planned_high_bytes": most}
+        found = forecast_in(run.path)
+        return {"planned_bytes": found.memory.worst.allocated_bytes} if found else {}
     except (UserError, OSError, ValueError, StopIteration):
         return {}
 

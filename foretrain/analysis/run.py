@@ -1,19 +1,30 @@
-"""Why a run took the memory and time that it took: predicted beside measured, piece by piece, and what went wrong."""
+"""Why a run took the memory and time that it took: predicted beside measured, piece by piece, and what went wrong.
 
-from collections.abc import Iterable
+Of a run that foretrain trained, and of a Trainer's with ForetrainCallback.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import median
 from typing import Any
 
+from foretrain.advice.finetune import changes
+from foretrain.advice.record import Advice
 from foretrain.advice.remedies import Remedy, remedies
-from foretrain.analysis.forecast import RanksExplained, ranks_of
-from foretrain.analysis.forecast_check import Row
+from foretrain.analysis.forecast_check import RanksExplained, Row, ranks_of
 from foretrain.analysis.measured_step import measured, step_lines
 from foretrain.analysis.run_pace import RunLimit, RunPace, calibration_here, limit_of_run, logged_steps, pace_of
+from foretrain.base.errors import UserError
+from foretrain.base.files import read_text
 from foretrain.base.records import Note, Record
+from foretrain.predict.finetune.plan import FineTunePlan, replanned
 from foretrain.predict.plan import Plan
-from foretrain.runs.record import MachineLoad, MeasuredPhase, Status, TrainedRun
+from foretrain.runs.folder import RunDirectory
+from foretrain.runs.record import PLAN, MachineLoad, MeasuredPhase, RunRecord, Status, TrainedRun, TrainerRun
 from foretrain.runs.scores import Scores
 
 SCHEMA = "foretrain.explain/1"
+Lines = Sequence[dict[str, Any]]  # of metrics.jsonl or events.jsonl
 STEP_PHASES = ("steady_step", "first_step")
 
 
@@ -124,7 +135,7 @@ def explain_run(
     pace = pace_of(
         metrics, record.resumed_from, compiled=record.compiled, world_from=record.world_from, world=record.world
     )
-    failures = _failures(record, events)
+    failures = failures_of(record, events)
     memory = plan.memory_of("foretrain")
     phase = _phase(record)
     logged, to_log = logged_steps(record, metrics)
@@ -219,14 +230,19 @@ def _numbers(lines: Iterable[dict[str, Any]], key: str) -> list[float]:
     return [float(value) for value in found if isinstance(value, int | float)]
 
 
+def _asides(metrics: Lines, events: Lines) -> tuple[list[float], list[float]]:
+    """Return the seconds of evaluations and of saves."""
+    values = (event.get("values") for event in events if event.get("id") == "saved")
+    saves = _numbers((each for each in values if isinstance(each, dict)), "save_s")
+    return _numbers((line for line in metrics if line.get("kind") == "evaluation"), "evaluation_s"), saves
+
+
 def _time(
     plan: Plan, record: TrainedRun, metrics: list[dict[str, Any]], events: list[dict[str, Any]], pace: RunPace | None
 ) -> tuple[TimePiece, ...]:
     """Steps at their steady pace, what was lost beyond it, evaluations, saving, and what is left of the wall time."""
     timing, wall = plan.foretrain_timing, record.wall_s
-    evaluations = _numbers((m for m in metrics if m.get("kind") == "evaluation"), "evaluation_s")
-    values = [e.get("values") for e in events if e.get("id") == "saved"]
-    saves = _numbers((v for v in values if isinstance(v, dict)), "save_s")
+    evaluations, saves = _asides(metrics, events)
     pieces: list[TimePiece] = []
     earlier = _earlier(metrics, record.world_from)
     if pace is not None:
@@ -292,14 +308,15 @@ def _step(plan: Plan, pace: RunPace | None, machine: MachineLoad | None) -> Row 
 # -- out of memory -----------------------------------------------------------------------------------------
 
 
-def _failures(record: TrainedRun, events: list[dict[str, Any]]) -> tuple[OutOfMemory, ...]:
+def failures_of(record: RunRecord, events: Lines) -> tuple[OutOfMemory, ...]:
     """Every time that memory ran out; the last one ended the run where the record says that memory did."""
     found = []
     for event in events:
         values = event.get("values")
         if event.get("id") == "out_of_memory" and isinstance(values, dict):
             found.append(failure_of(values))
-    if found and record.status == "failed" and record.reason.startswith("memory."):
+    by_memory = record.source == "trainer" or record.reason.startswith("memory.")
+    if found and record.status == "failed" and by_memory:
         found[-1] = found[-1].model_copy(update={"fatal": True})
     return tuple(found)
 
@@ -343,3 +360,121 @@ def _remedies(record: TrainedRun, failures: tuple[OutOfMemory, ...]) -> tuple[Re
         used_by_others_bytes=(last.used_by_others_bytes or 0) if last and on_card else 0,
         over_bytes=(last.over_bytes or 0) if last else 0,
     )  # fmt: skip
+
+
+TRAINER_SCHEMA = "foretrain.explain-trainer/1"
+
+
+# -- a Trainer's run ---------------------------------------------------------------------------------------
+
+
+class TrainerRunExplanation(Record):
+    """The answer for one run of a Trainer.
+
+    `forecast`: the one from before the first step, of the longest sequences that came then.
+
+    `phases`: allocated bytes of each; `reserved`: what the allocator took for them on a card; `step`: one step, without
+    the first ones; `time`: where the wall time went. `changes`: what would have saved a run that memory ended.
+    """
+
+    record: TrainerRun
+    forecast: FineTunePlan | None
+    forecast_seq_len: int | None = None
+    phases: tuple[Piece, ...] = ()
+    reserved: tuple[Piece, ...] = ()
+    step: TimePiece | None = None
+    predicted_tokens_per_s: float | None = None
+    time: tuple[TimePiece, ...] = ()
+    failures: tuple[OutOfMemory, ...] = ()
+    changes: tuple[Advice, ...] = ()
+
+
+def explain_directory(directory: RunDirectory) -> TrainerRunExplanation:
+    """Explain the run in a directory. Raises UserError where there is none, or its records are damaged."""
+    record = directory.record_of(TrainerRun)
+    metrics, events = directory.read_lines("metrics", whole=False), directory.read_lines("events")
+    return explain_trainer_run(record, forecast_in(directory.path), metrics, events)
+
+
+def forecast_in(path: Path) -> FineTunePlan | None:
+    """The forecast that was made before the first step; None where there was none. Raises UserError for a damaged
+    one."""
+    file = path / PLAN
+    if not file.is_file():
+        return None
+    try:
+        return FineTunePlan.from_json(read_text(file))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise UserError("data.bad_run", path=str(file), reason=str(error).splitlines()[0]) from None
+
+
+def explain_trainer_run(
+    record: TrainerRun,
+    forecast: FineTunePlan | None,
+    metrics: Sequence[dict[str, Any]],
+    events: Sequence[dict[str, Any]],
+) -> TrainerRunExplanation:
+    """From a run's own records and its forecast; where longer sequences came than that was made for, with theirs."""
+    first = forecast.tune.seq_len if forecast else None
+    if forecast is not None and record.seq_len and record.seq_len > forecast.tune.seq_len and not _traced(forecast):
+        forecast = _with_seq_len(forecast, record.seq_len)
+    failures = failures_of(record, events)
+    timing = forecast.timing if forecast else None
+    step = None
+    if record.step_s:
+        predicted = timing.step_s.expected_s if timing else None
+        step = TimePiece(id="steps", predicted_s=predicted, measured_s=record.step_s, count=record.steps_done)
+    return TrainerRunExplanation(
+        record=record, forecast=forecast, forecast_seq_len=first, phases=_trainer_phases(record, forecast), step=step,
+        reserved=_trainer_phases(record, forecast, reserved=True), time=_trainer_time(record, metrics, events),
+        predicted_tokens_per_s=timing.tokens_per_s if timing else None, failures=failures,
+        changes=changes(forecast) if forecast and failures and failures[-1].fatal else (),
+    )  # fmt: skip
+
+
+def _traced(forecast: FineTunePlan) -> bool:
+    return forecast.memory.source == "traced"
+
+
+def _with_seq_len(forecast: FineTunePlan, seq_len: int) -> FineTunePlan:
+    try:
+        return replanned(forecast, seq_len=seq_len)
+    except (UserError, ValueError):  # beyond what the model has positions for: the run's own business
+        return forecast
+
+
+def _trainer_phases(record: TrainerRun, forecast: FineTunePlan | None, *, reserved: bool = False) -> tuple[Piece, ...]:
+    predicted = {phase.phase: phase for phase in forecast.memory.phases} if forecast else {}
+    found = []
+    for phase in record.memory.phases:
+        expected = predicted.get(phase.phase)
+        if phase.phase == "load" and "prepare" in predicted:  # the callback finds the model with its adapters
+            expected = max(predicted["load"], predicted["prepare"], key=lambda each: each.allocated_bytes)
+        measured = phase.reserved_bytes if reserved else phase.allocated_bytes
+        if reserved and measured is None:
+            continue
+        ours = (expected.reserved_bytes if reserved else expected.allocated_bytes) if expected else None
+        found.append(Piece(id=phase.phase, predicted_bytes=ours, measured_bytes=measured))
+    return tuple(found)
+
+
+def _trainer_time(
+    record: TrainerRun, metrics: Sequence[dict[str, Any]], events: Sequence[dict[str, Any]]
+) -> tuple[TimePiece, ...]:
+    """Steps at their usual pace, what the first ones lost beyond it, evaluations, saves, and the rest."""
+    steps = _numbers((line for line in metrics if line["kind"] == "step"), "step_s")
+    evaluations, saves = _asides(metrics, events)
+    found = []
+    if steps:
+        middle = record.step_s or median(steps)
+        usual = sum(min(one, middle) for one in steps)
+        found.append(TimePiece(id="steps", predicted_s=None, measured_s=usual, count=len(steps)))
+        found.append(TimePiece(id="slower", predicted_s=None, measured_s=sum(steps) - usual))
+    if evaluations:
+        found.append(TimePiece(id="evaluation", predicted_s=None, measured_s=sum(evaluations), count=len(evaluations)))
+    if saves:
+        found.append(TimePiece(id="saving", predicted_s=None, measured_s=sum(saves), count=len(saves)))
+    rest = record.wall_s - sum(piece.measured_s or 0.0 for piece in found)
+    if found and rest > 0:
+        found.append(TimePiece(id="other", predicted_s=None, measured_s=rest))
+    return tuple(found)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
-from foretrain.analysis.trainer_run import TrainerRunExplanation, explain_trainer_run
+from foretrain.analysis.run import TrainerRunExplanation, explain_trainer_run
 from foretrain.app import trainer_forecast
 from foretrain.app.trainer_forecast import new_record, run_directory
 from foretrain.base import oom_message

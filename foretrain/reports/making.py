@@ -13,25 +13,28 @@ from pydantic import ValidationError
 from foretrain.advice.advisor import short_list
 from foretrain.advice.outlook import outlook
 from foretrain.analysis import snapshot_file
+from foretrain.analysis.run import explain_directory
 from foretrain.app import exact, run_report
 from foretrain.app.compare import compared
+from foretrain.app.explain import is_tracked, log_of
 from foretrain.app.limits import Limits, make_plans, priced
-from foretrain.app.logs.given import is_tracked
 from foretrain.app.plan import targets
 from foretrain.base.errors import UserError
 from foretrain.base.files import first_bytes, not_written, read_text
-from foretrain.comparison.loss_axes import gather
-from foretrain.comparison.sources import plans
+from foretrain.comparison.loss_axes import gather, loss_curves
+from foretrain.comparison.sources import plans, runs
 from foretrain.comparison.sources.given import Given, take_apart
 from foretrain.config.resolve import resolve
 from foretrain.measure.tune_record import SCHEMA as TUNING_SCHEMA
 from foretrain.measure.tune_record import Tuning
 from foretrain.predict.plan import Plan
-from foretrain.reports import html, measured
+from foretrain.reports import html
 from foretrain.reports.document import Document
 from foretrain.reports.views import compare, snapshot
+from foretrain.reports.views import log as log_view
 from foretrain.reports.views import plan as plan_view
 from foretrain.reports.views import run as run_view
+from foretrain.reports.views.finetune import run as trainer_view
 from foretrain.runs.folder import RunDirectory
 from foretrain.runs.record import RECORD, folder_of, source_of
 
@@ -97,14 +100,10 @@ def document(asked: Asked) -> tuple[str, Document]:
     one = take_apart(asked.sources[0])
     path = Path(one.path)
     source = source_of(folder_of(path))
-    if source == "trained" or (source is None and path.name == RECORD):
+    if source in ("trained", "trainer") or (source is None and path.name == RECORD):
         _no_config(asked, one)
         _unused(asked, one, "price", "others", "exact")
         return "run", run(folder_of(path))
-    if source == "trainer":
-        _no_config(asked, one)
-        _unused(asked, one, "price", "others", "exact")
-        return "run", measured.trainer_run(RunDirectory(folder_of(path)))
     tracked = is_tracked(path)
     if path.is_dir() and not tracked and source != "watched":
         raise UserError("data.no_run", path=str(path))
@@ -121,7 +120,7 @@ def document(asked: Asked) -> tuple[str, Document]:
     words = [*one.words, *asked.options]
     if tracked and "run" in one.own:
         path = Path(f"{path}+run={one.own['run']}")
-    return "log", measured.log(path, words, one.own.get("gpu", asked.gpu), asked.tell)
+    return "log", _log(path, words, one.own.get("gpu", asked.gpu), asked.tell)
 
 
 def _unused(asked: Asked, one: Given, *options: str) -> None:
@@ -138,9 +137,19 @@ def _no_config(asked: Asked, one: Given) -> None:
         raise UserError("usage.report_config", path=one.path)
 
 
-def run(path: Path, sample: str | None = None) -> Document:
-    """Of a run directory. Raises UserError."""
-    return run_view.report(run_report.gather(path, sample))
+def run(run: Path | RunDirectory, sample: str | None = None) -> Document:
+    """Of a run's directory, or one that is only looked at. Raises UserError."""
+    directory = run if isinstance(run, RunDirectory) else RunDirectory(run)
+    if source_of(directory.path) != "trainer":
+        return run_view.report(run_report.gather(directory, sample))
+    subject = runs.of(Given(path=str(directory.path)), directory)
+    return trainer_view.document(explain_directory(directory), loss_curves([subject]))
+
+
+def _log(path: Path, words: Sequence[str], gpu: str, tell: Callable[[tuple[UserError, ...]], None]) -> Document:
+    """Of a log, a watched run, or one that a tracker keeps (+run= chooses one), with the words of its config."""
+    explained = log_of(path, list(words) or None, gpu, tell=lambda note: tell((note,)))
+    return log_view.document(explained.explanation, run_report.gather_log(path, explained))
 
 
 def _plan(asked: Asked, one: Given) -> Document:

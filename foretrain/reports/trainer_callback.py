@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 from transformers import TrainerCallback
 
-from foretrain.analysis.trainer_run import TrainerRunExplanation
+from foretrain.analysis.run import TrainerRunExplanation
 from foretrain.app.trainer_session import TrainerSession, Wishes
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.reports import text

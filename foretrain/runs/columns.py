@@ -10,7 +10,7 @@ from typing import Any
 
 from foretrain.base.errors import UserError
 from foretrain.config.options import OPTIONS
-from foretrain.runs.formats.tracked import OTHERS, OURS
+from foretrain.runs.formats.records import OTHERS, OURS
 from foretrain.runs.trackers.tracker import OF_STEP, Row, Tracked, logged_at_s, without_undone
 from foretrain.runs.training_log import TrainingLog, parse_log
 
@@ -78,7 +78,7 @@ def log_of(tracked: Tracked, path: Path) -> TrainingLog:
 
 
 def _lines(tracked: Tracked, rows: list[Row], named: dict[str, str]) -> Iterator[str]:
-    """As formats/tracked.py reads them."""
+    """As formats/records.py reads them."""
     marker = OURS if tracked.is_ours else OTHERS
     yield json.dumps({"tracked": marker, "run": _run(tracked, rows)})
     names = {key: named[key] for key in ("step_s", "tokens_per_s") if key in named}

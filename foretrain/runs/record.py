@@ -314,7 +314,6 @@ class TrainerRun(RunRecord):
     save_s: float | None = None
     first_loss: float | None = None
     forecast_problem: str = ""
-    problems: tuple[str, ...] = ()
 
     @property
     def device_name(self) -> str:

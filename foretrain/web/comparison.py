@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, StrictStr
 
-from foretrain.analysis.forecast import plan_of
+from foretrain.analysis.forecast_check import plan_of
 from foretrain.base.errors import UserError
 from foretrain.base.messages import printable, say
 from foretrain.base.records import Record

@@ -6,11 +6,10 @@ from typing import Any, Literal
 
 from foretrain.analysis.forecast_check import Row, of_directory
 from foretrain.analysis.measured_step import with_measured_step
-from foretrain.analysis.trainer_run import explain_directory
-from foretrain.app import run_report
+from foretrain.analysis.run import explain_directory
 from foretrain.base.errors import UserError
 from foretrain.base.messages import format_value, has, isolated, printable, say
-from foretrain.reports import measured
+from foretrain.reports import making
 from foretrain.reports.as_json import block_json, document_json
 from foretrain.reports.document import Message
 from foretrain.reports.views import run as run_view
@@ -114,8 +113,7 @@ def page(id: str, run: ObservedRun, curve: Curve) -> dict[str, Any]:
 def report(run: ObservedRun) -> dict[str, Any]:
     """What `foretrain report` makes of a run, or why there is none in `problem`. It takes seconds of a long one."""
     try:
-        trained = source_of(run.path) == "trained"
-        document = run_view.report(run_report.gather(run)) if trained else measured.trainer_run(run)
+        document = making.run(run)
     except (UserError, OSError) as error:  # damaged, or gone while it was read
         return {"schema": SCHEMA, "document": None, "problem": printable(str(error))}
     return {"schema": SCHEMA, "document": document_json(document), "problem": ""}

@@ -22,11 +22,15 @@ TIMING = "one Timing for every kind of run: fields that only some have"
 FORECAST = "--within and --largest have one answer for every kind of run, and several cards are asked them, too"
 PRICE = "plan --inference takes --price; its speed is a Timing"
 ADVICE = "one record of advice for one card and for several, whose own are in `shared`, `cluster`, `way` and `counts`"
+RECORD = "one record of a run, run.json, whoever trained it: a watched run of an older tree is none, and lists are one"
 DECLARED: tuple[Declared, ...] = (
     Declared("(advise|plan).* finetune|finetune.*(advise|plan)|explain|page", r"(changes|remedies|advised|stdout\.(schema|plan|goal_given|name|"
              r"step|gpu|used_by_others_bytes|tokens_per_step|now|partial|useless|planned|now_confirmation|nothing_fits|cluster|way|"
              r"counts))", ADVICE),
     Declared("advise cluster", r"stdout\.(schema|advised|useless|step|gpu|used_by_others_bytes|now_confirmation)", ADVICE),
+    Declared("^runs|watched", "", RECORD),
+    Declared("^languages", "stdout", RECORD),
+    Declared("", r"\.(source|last_loss)$", RECORD, old=r"^\(nothing\)$"),
     Declared(
         "", r"timing\.(steps|prices|hfu|(hardware_)?flops_per_step|flop_per_s|nanogpt_mfu|n_evaluations|evaluation_s|save_s|"
         r"compile_s|torch)$", TIMING, old=r"^\(nothing\)$",

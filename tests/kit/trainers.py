@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from foretrain import explain
-from foretrain.analysis.trainer_run import TrainerRunExplanation
+from foretrain.analysis.run import TrainerRunExplanation
 
 SIZES = {"vocab_size": 1024, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,
          "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 256, "pad_token_id": 0}  # fmt: skip

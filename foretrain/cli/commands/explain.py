@@ -2,9 +2,8 @@
 
 import sys
 
-from foretrain.analysis.run import RunExplanation
+from foretrain.analysis.run import RunExplanation, TrainerRunExplanation
 from foretrain.analysis.snapshot_analysis import SnapshotAnalysis
-from foretrain.analysis.trainer_run import TrainerRunExplanation
 from foretrain.app.explain import SCHEMAS, Explanation, explain
 from foretrain.base.messages import say
 from foretrain.cli.command import OF_CONFIG, argument, command, flag, json_option, option

@@ -11,7 +11,7 @@ from foretrain.cli.common import OUT, print_json, print_notes
 from foretrain.cli.planning import options
 from foretrain.config.resolve import resolve
 from foretrain.reports import text
-from foretrain.reports.views.log_analysis import utilization_document
+from foretrain.reports.views.log import utilization_document
 
 EPILOG = """Examples:
 

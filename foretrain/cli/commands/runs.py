@@ -9,7 +9,7 @@ from foretrain.base.errors import UserError
 from foretrain.cli.command import argument, command, json_option, option
 from foretrain.cli.common import ERR, OUT, noted, print_json
 from foretrain.reports import text
-from foretrain.reports.views.listed import runs as listed_view
+from foretrain.reports.views import runs as listed_view
 from foretrain.runs import state
 from foretrain.runs.folder import RunDirectory
 from foretrain.runs.record import SCHEMA, RunRecord, source_of

@@ -13,7 +13,7 @@ from foretrain.cli.command import argument, command, flag, json_option, option
 from foretrain.cli.common import OUT, print_json
 from foretrain.hardware.card import Cards
 from foretrain.reports import text
-from foretrain.reports.views.listed.top import document
+from foretrain.reports.views.runs import top_document
 
 EPILOG = """Examples:
 
@@ -51,7 +51,7 @@ def top_command(folders: list[Path], interval: float, once: bool, as_json: bool)
         if as_json:
             print_json(look(cards, folders).to_json(schema=SCHEMA))
         elif once or OUT.is_dumb_terminal or not OUT.is_terminal:  # a dumb one moves nothing
-            text.render(document(look(cards, folders)), OUT)
+            text.render(top_document(look(cards, folders)), OUT)
         else:
             _go_on(cards, folders, interval)
 
@@ -69,6 +69,6 @@ def _go_on(cards: Cards, folders: list[Path], interval_s: float) -> None:
 def _draw(top: Top) -> None:
     with OUT.capture() as drawn:  # as one piece, so that nothing flickers
         OUT.control(Control.clear(), Control.home())
-        text.render(document(top, max(1, OUT.height - _HEAD - len(top.cards))), OUT)
+        text.render(top_document(top, max(1, OUT.height - _HEAD - len(top.cards))), OUT)
     OUT.file.write(drawn.get())
     OUT.file.flush()

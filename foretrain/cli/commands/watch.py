@@ -14,7 +14,7 @@ from foretrain.config.options import RunConfig
 from foretrain.config.resolve import resolve
 from foretrain.data.corpus import data_of_config
 from foretrain.reports import text
-from foretrain.reports.views import watch as watch_view
+from foretrain.reports.views import log as log_view
 from foretrain.runs import folder
 from foretrain.runs.record import SCHEMA, WatchedRun
 from foretrain.training.watch import watch
@@ -69,7 +69,7 @@ def watch_command(command: list[str], out: str, interval: float, as_json: bool, 
         print_json({**record.to_json(schema=SCHEMA), "path": str(directory.path)})
     elif not quiet:
         with contextlib.suppress(BrokenPipeError):
-            text.render(watch_view.summary(record, str(directory.path)), ERR)
+            text.render(log_view.summary(record, str(directory.path)), ERR)
     raise Exit(record.exit_code or 0)
 
 

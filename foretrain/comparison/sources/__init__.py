@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from foretrain.base.errors import UserError
-from foretrain.comparison.sources import configs, logs, plans, runs, tables, tracked
+from foretrain.comparison.sources import logs, plans, runs, tables
 from foretrain.comparison.sources.given import OWN_KEYS, Given, take_apart
 from foretrain.comparison.subject import Subject
 from foretrain.hardware.catalogue import Gpu
@@ -27,9 +27,9 @@ class Loader(NamedTuple):
 
 LOADERS = (
     Loader("watched", runs.is_watched, runs.load, ("gpu", "used_by_others", "tokens_per_step", "bytes_per_token")),
-    Loader("tracker", tracked.claims, tracked.load, OWN_KEYS),
+    Loader("tracker", tables.is_tracked, tables.load_tracked, OWN_KEYS),
     Loader("run", runs.claims, runs.load, ("used_by_others", "bytes_per_token")),
-    Loader("config", configs.claims, configs.load, ("gpu", "used_by_others", "bytes_per_token")),
+    Loader("config", plans.is_config, plans.load_config, ("gpu", "used_by_others", "bytes_per_token")),
     Loader("plan", plans.claims, plans.load, ("bytes_per_token",)),
     Loader("table", tables.claims, tables.load, OWN_KEYS),
     Loader("log", logs.claims, logs.load, ("gpu", "used_by_others", "tokens_per_step", "bytes_per_token")),

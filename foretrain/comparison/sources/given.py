@@ -78,6 +78,14 @@ class Given:
         return value
 
 
+def card_named(name: str | None) -> Gpu | None:
+    """Return the card of this name, if it is in the catalogue."""
+    try:
+        return device_named(name) if name else None
+    except UserError:
+        return None
+
+
 def _exists(path: str) -> bool:
     try:
         return Path(path).exists()

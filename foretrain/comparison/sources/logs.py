@@ -6,18 +6,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from foretrain.analysis.log_analysis import log_interval, mean_step_s, memory_of, pace_of, tokens_of_step
+from foretrain.analysis.log_analysis import (
+    config_of,
+    log_interval,
+    mean_step_s,
+    memory_of,
+    pace_of,
+    printed,
+    tokens_of_step,
+)
 from foretrain.analysis.log_checks import findings
-from foretrain.analysis.log_config import config_of, printed
 from foretrain.analysis.measured_step import since_start
-from foretrain.base.errors import UserError
 from foretrain.comparison import settings
-from foretrain.comparison.sources.given import Given
-from foretrain.comparison.sources.predicted import bytes_per_token, here, with_forecast
+from foretrain.comparison.sources.given import Given, card_named
+from foretrain.comparison.sources.plans import bytes_per_token, here, with_forecast
 from foretrain.comparison.subject import Curve, Memory, Subject, curve, exact
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Gpu
-from foretrain.hardware.devices import device_named
 from foretrain.predict.plan import Note
 from foretrain.runs.training_log import TrainingLog, read_log
 
@@ -39,7 +44,7 @@ def of_log(given: Given, log: TrainingLog, config: RunConfig | None, seen: Gpu |
     pace = pace_of(log, config)
     step_s = pace.median_s if pace else mean_step_s(log)
     tokens, _ = tokens_of_step(log, config)
-    gpu = given.card or seen or _named(log)
+    gpu = given.card or seen or card_named(log.header.gpu_name)
     train, val = _curves(log, step_s)
     stated = given.number("tokens_per_step", 1, 10**13)
     subject = Subject(
@@ -67,14 +72,6 @@ def _memory(log: TrainingLog) -> Memory | None:
         return None
     most = found.reserved_bytes
     return Memory(low_bytes=most, expected_bytes=most, high_bytes=most, source="measured (log)", what="reserved")
-
-
-def _named(log: TrainingLog) -> Gpu | None:
-    """The card that the log names, if it is in the catalogue."""
-    try:
-        return device_named(log.header.gpu_name) if log.header.gpu_name else None
-    except UserError:
-        return None
 
 
 def _settings(log: TrainingLog, gpu: Gpu | None, config: RunConfig | None) -> dict[str, Any]:

@@ -6,18 +6,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from foretrain.analysis.log_config import config_of, of_watched
+from foretrain.analysis.log_analysis import config_of, of_watched
 from foretrain.analysis.measured_step import measured, starts_of, steady_times, step_lines
 from foretrain.analysis.run_pace import logged_steps, much_is_lost
 from foretrain.base.errors import UserError
 from foretrain.comparison import settings
-from foretrain.comparison.sources.given import Given
+from foretrain.comparison.sources.given import Given, card_named
 from foretrain.comparison.sources.logs import of_log
-from foretrain.comparison.sources.predicted import bytes_per_token, here
+from foretrain.comparison.sources.plans import bytes_per_token, here
 from foretrain.comparison.subject import Curve, Memory, Subject, curve, exact
 from foretrain.data.dataset import BUILT_IN
-from foretrain.hardware.catalogue import Gpu
-from foretrain.hardware.devices import device_named
 from foretrain.predict.plan import Note
 from foretrain.runs.folder import RunDirectory
 from foretrain.runs.record import LOG, RunRecord, TrainedRun, TrainerRun, WatchedRun, folder_of, source_of
@@ -79,7 +77,7 @@ def _with_config(given: Given, subject: Subject, record: TrainedRun, metrics: Li
 def _of_trainer(given: Given, subject: Subject, record: TrainerRun, metrics: Lines) -> Subject:
     lines = [line for line in metrics if line["kind"] == "step" and isinstance(line.get("step_s"), int | float)]
     times, since = _times(lines)
-    gpu = _card(record.device) if record.kind == "cuda" else None  # a CPU may have been another machine's
+    gpu = card_named(record.device) if record.kind == "cuda" else None  # a CPU may have been another machine's
     known = {**record.settings, "program": record.trainer, "parameters": record.n_params, **settings.of_gpu(gpu)}
     tokens = [line["tokens"] for line in lines if line.get("tokens")]
     return replace(
@@ -94,7 +92,7 @@ def _of_output(given: Given, path: Path, record: WatchedRun) -> Subject:
     log, config, used = read_log(path / LOG), None, record.busiest
     if log.program.has_config:
         config = config_of(given.resolved, log, here) or of_watched(record.config, log)
-    subject = of_log(given, log, config, _card(record.device_name))
+    subject = of_log(given, log, config, card_named(record.device_name))
     stated = "used_by_others" in given.own or given.used_by_others_bytes
     others = used.used_by_others_peak_bytes if used and not stated else None
     return replace(
@@ -105,14 +103,6 @@ def _of_output(given: Given, path: Path, record: WatchedRun) -> Subject:
 
 def _times(lines: Lines, starts: list[int] | None = None) -> tuple[tuple[float, ...], tuple[int, ...]]:
     return steady_times([line["step"] for line in lines], [float(line["step_s"]) for line in lines], starts)
-
-
-def _card(name: str) -> Gpu | None:
-    """The card of this name, if it is in the catalogue."""
-    try:
-        return device_named(name) if name else None
-    except UserError:
-        return None
 
 
 def _curve(lines: Lines, kind: str, key: str) -> Curve:

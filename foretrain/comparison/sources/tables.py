@@ -1,21 +1,29 @@
-"""A tracker's export as a subject: losses, and speed where a column or the time stamps tell it."""
+"""What a tracker has kept, or its export, as a subject: losses, and speed where a column or the time stamps tell it.
+
+Values of TensorBoard's are float32, as its files have them; those of the others are what the run wrote.
+"""
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from foretrain.analysis.log_analysis import of_tracked
 from foretrain.analysis.measured_step import steady_times
 from foretrain.base.errors import UserError
 from foretrain.comparison import settings
-from foretrain.comparison.sources.given import Given
-from foretrain.comparison.sources.predicted import bytes_per_token, with_forecast, with_vocabulary
-from foretrain.comparison.sources.table_file import Table, Value, read_table
+from foretrain.comparison.sources.given import Given, card_named
+from foretrain.comparison.sources.plans import bytes_per_token, with_forecast, with_vocabulary
+from foretrain.comparison.sources.table_file import Table, Value, read_table, wide
 from foretrain.comparison.subject import Curve, Subject, curve, exact
 from foretrain.predict.plan import Note
-from foretrain.runs.columns import LOSSES, NAMES, column_of
+from foretrain.runs import trackers
+from foretrain.runs.columns import LOSSES, NAMES, column_of, counts_of
+from foretrain.runs.record import folder_of, source_of
+from foretrain.runs.trackers.tracker import Row, Tracked, without_undone
 
 
 def claims(path: Path, head: bytes) -> bool:
@@ -132,3 +140,37 @@ def _curve(losses: dict[int, float], seconds: dict[int, float]) -> Curve:
 def _notes(roles: dict[str, dict[int, float]]) -> tuple[Note, ...]:
     lost = [step for role in LOSSES for step, loss in roles.get(role, {}).items() if not math.isfinite(loss)]
     return (Note(id="not_finite", values={"count": len(lost), "first": min(lost)}),) if lost else ()
+
+
+def is_tracked(path: Path, head: bytes) -> bool:
+    """What a tracker has written; a run's own directory says more. Raises UserError for damage."""
+    return source_of(folder_of(path)) is None and trackers.keeper_of(path) is not None
+
+
+def load_tracked(given: Given) -> Subject:
+    """The run. Raises UserError where it is damaged, or its library is missing."""
+    path = Path(given.path)
+    kept = trackers.read(path, given.own.get("run"))
+    step = column_of("step", counts_of(kept.rows), given.columns)
+    rows = [_with_one_step(row, step) for row in without_undone(kept.rows, step)] if step else kept.rows
+    roles = by_step(wide(rows, path), path, given.columns)
+    if not any(roles.get(role) for role in LOSSES):
+        raise UserError("data.table_no_losses", path=given.path)
+    given = given if given.label else replace(given, label=kept.name)
+    return _with_config(subject_of(given, roles), given, kept)
+
+
+def _with_one_step(row: Row, step: str) -> Row:
+    """The row with this step alone: a tracker counts its calls beside the run's own steps."""
+    return {"step": row[step]} | {name: value for name, value in row.items() if name not in NAMES["step"]}
+
+
+def _with_config(subject: Subject, given: Given, kept: Tracked) -> Subject:
+    """With what the tracker knows of its config, where the user gave none."""
+    config = of_tracked(kept) if given.resolved is None else None
+    if config is None:
+        return subject
+    gpu = given.card or card_named(kept.config.get("gpu") and str(kept.config["gpu"]))
+    tokens = given.number("tokens_per_step", 1, 10**13)
+    subject = replace(subject, gpu=gpu, tokens_per_step=int(tokens) if tokens else config.tokens_per_step)
+    return with_forecast(subject, config, gpu, "foretrain" if kept.is_ours else "nanogpt")

@@ -1,6 +1,6 @@
 """Pictures of what happened over time: losses over what was spent, speed and the card over the hours."""
 
-from foretrain.analysis.telemetry import Sign, VitalSigns
+from foretrain.analysis.run_pace import Sign, VitalSigns
 from foretrain.base.messages import listed
 from foretrain.comparison.loss_axes import AxisName, LossCurve, LossCurves
 from foretrain.predict.energy import JOULES_PER_KWH

@@ -3,12 +3,14 @@
 LLaMA-Factory's trainer_log.jsonl: `{"current_steps": 10, "total_steps": 300, "loss": 2.28, "lr": 9.75e-05, …,
 "elapsed_time": "0:00:31"}`. ms-swift's logging.jsonl: `{"loss": 1.49, …, "global_step/max_steps": "5/100",
 "elapsed_time": "0m 15s", "memory(GiB)": 21.3, "train_speed(iter/s)": 0.333}`; its console has Python's quotes.
+A run that a tracker has kept comes from columns.py in such lines, too, each with its marker.
 """
 
+import json
 import math
 import re
 
-from foretrain.runs.formats.log_format import LogFormat, PatternReader, Reading, memory_of, number, pattern
+from foretrain.runs.formats.log_format import LineReader, LogFormat, PatternReader, Reading, memory_of, number, pattern
 
 _RECORD = re.compile(r"\{[^{}]{10,6000}\}")
 _PAIR = re.compile(r"[\"']([^\"']{1,80})[\"']:\s*[\"']?([^\"',}]{1,60})[\"']?")
@@ -64,7 +66,52 @@ def _format(name: str, title: str, word: str) -> LogFormat:
     )  # fmt: skip
 
 
+OURS, OTHERS = "foretrain in a tracker", "a tracker's run"
+_NUMBERS = ("loss", "step_s", "tokens_per_s", "learning_rate")
+
+
+class _Lines(LineReader):
+    """Reads the lines of one format, and what the first of them says of the whole run."""
+
+    def __init__(self, format: LogFormat) -> None:
+        super().__init__(format)
+        self.known: dict[str, float] = {}
+
+    def read(self, line: str) -> list[Reading]:
+        """The step or the evaluation of a line."""
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError):
+            return []
+        if not isinstance(found, dict) or found.get("tracked") != self.format.name:
+            return []
+        self.known |= found.get("run") or {}
+        if "val_loss" in found:
+            return [Reading(0, found["step"], evaluated=True, val_loss=_finite(found["val_loss"]))]
+        if "step" not in found:
+            return []
+        loss, step_s, tokens_per_s, rate = (_finite(found[key]) if key in found else None for key in _NUMBERS)
+        return [Reading(0, found["step"], loss, step_s, tokens_per_s, rate)]
+
+    def header(self) -> dict[str, float]:
+        """Fields of LogHeader."""
+        return self.known
+
+
+def _finite(value: float) -> float:
+    return value if math.isfinite(value) else math.nan
+
+
+def _kept_format(name: str, **more: object) -> LogFormat:
+    return LogFormat(
+        name=name, words=(f'"{name}"',), reader=_Lines, mean_times=True, own_evaluations=True, printed=False,
+        **more,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
 FORMATS = (
     _format("llama-factory", "LLaMA-Factory's trainer_log.jsonl", '"current_steps"'),
     _format("ms-swift", "ms-swift", "global_step/max_steps"),
+    _kept_format(OURS, has_config=True),
+    _kept_format(OTHERS, step_time="stamps", times_evaluation=True, counts_to_total=True),
 )

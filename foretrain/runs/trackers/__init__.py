@@ -19,7 +19,7 @@ HEAD_BYTES = 64
 
 def _found() -> Iterator[type[Tracker]]:
     for file in pkgutil.iter_modules(__path__):
-        if file.name != "child":
+        if file.name != "report":
             yield from getattr(import_module(f"{__name__}.{file.name}"), "TRACKERS", ())
 
 

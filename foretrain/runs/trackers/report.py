@@ -2,23 +2,32 @@
 
 A line is put into a queue that a thread empties. Where the tracker is so slow that the queue is full, lines are left
 out and counted. Whatever fails is told once; metrics.jsonl and run.json have everything all the same.
+
+That process runs `main`. It is handed the job first, then lines of metrics, then the end. It answers once the run is
+begun, once it is over, and where it cannot go on. Frames end with the training, also where that was killed. A stop of
+the training is none of its business: it is told of it, and reports what is left.
 """
 
 import contextlib
+import os
 import queue
+import signal
+import sys
 import threading
 import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from foretrain.base.process_memory import system
-from foretrain.base.processes import Child
-from foretrain.runs.trackers.tracker import Job, Namer, Tracker
+from foretrain.base.processes import Child, Parent
+from foretrain.runs.trackers import TRACKERS
+from foretrain.runs.trackers.tracker import Job, Namer, Tracker, short
 
 MOST_WAITING = 10_000
-CHILD = "foretrain.runs.trackers.child"
+CHILD = "foretrain.runs.trackers.report"
 FINISH_S = 40.0  # how long the end of a run waits; a tracker that sends gives up by itself before
 SOON_S, LATER_S, STARTING_S = 0.25, 5.0, 20.0  # how often its process is looked at: while it starts, and after that
 LAST_S = 10.0
@@ -172,3 +181,51 @@ class Report:
     def _fail(self, reason: str) -> None:
         self._failed = True
         self._say("tracker_failed", reason=reason, check=self.tracker.check)
+
+
+TRIES_S = 1.0, 4.0  # the waits before what has failed is tried again
+FLUSH_S = 5.0
+
+
+def main(parent: Parent, name: str) -> None:
+    """Serve the training."""
+    for number in ("SIGTERM", "SIGHUP"):
+        with contextlib.suppress(AttributeError, ValueError):  # Windows has not all of them
+            signal.signal(getattr(signal, number), signal.SIG_IGN)
+    with contextlib.suppress(AttributeError, OSError):
+        os.nice(10)  # the training's threads go first
+    parent.gone = lambda: None
+    try:
+        _report(name, parent)
+    except Exception as error:
+        traceback.print_exc()
+        parent.send({"failed": short(error)})
+        sys.exit(1)
+
+
+def _report(name: str, parent: Parent) -> None:
+    asked = parent.receive()
+    if asked is None:
+        return
+    tracker = TRACKERS[name]()
+    started = tracker.start(Job(**{**asked.value, "folder": Path(asked.value["folder"])}))
+    parent.send({"id": started.id, "look": started.look, "offline": started.offline, "send": started.send})
+    flushed_s = time.monotonic()
+    while (frame := parent.receive()) is not None and "status" not in (line := frame.value):
+        _tried(lambda line=line: tracker.log(line["step"], line["values"], line["at_s"]))
+        if not parent.has_frames or time.monotonic() - flushed_s > FLUSH_S:
+            _tried(tracker.flush)
+            flushed_s = time.monotonic()
+    tracker.finish(frame.value["status"] if frame else "killed")
+    parent.send({"done": True})
+
+
+def _tried(act: Callable[[], None]) -> None:
+    """Do it, and where it fails a few times more. Raises what it raised at last."""
+    for wait_s in TRIES_S:
+        try:
+            return act()
+        except Exception:
+            traceback.print_exc()
+            time.sleep(wait_s)
+    return act()

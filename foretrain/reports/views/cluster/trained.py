@@ -1,6 +1,6 @@
 """The ranks of a run: who they are, what each measured beside the forecast, who is slow."""
 
-from foretrain.analysis.forecast import RankPart, RanksExplained
+from foretrain.analysis.forecast_check import RankPart, RanksExplained
 from foretrain.base.messages import listed
 from foretrain.config.sharing import STRATEGIES
 from foretrain.reports.document import Block, Cell, Message, Paragraph, Quantity, Section, Table

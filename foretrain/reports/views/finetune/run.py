@@ -1,8 +1,7 @@
 """A Trainer's run with ForetrainCallback: its forecast before the first step, and both beside each other afterwards."""
 
 from foretrain.advice.record import Advice
-from foretrain.analysis.run import OutOfMemory, Piece, TimePiece
-from foretrain.analysis.trainer_run import TrainerRunExplanation
+from foretrain.analysis.run import OutOfMemory, Piece, TimePiece, TrainerRunExplanation
 from foretrain.comparison.loss_axes import LossCurves
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.memory import PhaseMemory

@@ -1,1 +1,0 @@
-"""Logs as users give them: which reader takes one, and the figures of its report."""

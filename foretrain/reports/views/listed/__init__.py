@@ -1,1 +1,0 @@
-"""Lists of runs as Documents."""

@@ -10,7 +10,7 @@ from foretrain.app.generation.plan import plan_inference
 from foretrain.config.inference.formats import CACHES, FORMATS
 from foretrain.predict.inference import speed
 from foretrain.reports import text
-from foretrain.reports.views.generation import plan as view
+from foretrain.reports.views import generation as view
 
 WIDTH = 90
 WHAT = {"generated": "generated", "read": "of a prompt"}

@@ -130,7 +130,7 @@ def run(page: Page) -> None:
     """A run, what its user says of it, and its curves, the loss smoothed."""
     runs(page)
     page.locator("th", has_text="out-baby").locator("a").first.click()
-    page.wait_for_selector(".picture canvas")
+    page.wait_for_selector(".picture .drawing")
     page.locator(".smooth input").first.evaluate("one => { one.value = 0.6; one.dispatchEvent(new Event('input')); }")
 
 
@@ -140,7 +140,7 @@ def compare(page: Page) -> None:
     for name in RUNS:
         page.locator(f'.pick input[aria-label*="{name}"]').check()
     page.locator("#compare-runs").click()
-    page.wait_for_selector(".comparison[aria-busy=false] canvas")
+    page.wait_for_selector(".comparison[aria-busy=false] .drawing")
 
 
 def narrow(page: Page) -> None:
@@ -166,7 +166,7 @@ def reports(browser: Browser, work: Path, wanted: list[str]) -> None:
         assert foretrain(work, "report", "out-baby", "--lang", language, "--out", str(out), "--quiet").wait() == 0
         name = "report" + (f"-{language}" if language != names[0] else "") + ("-dark" if dark else "")
         with opened(browser, out.as_uri(), language, dark, 1000, 1500) as page:
-            page.wait_for_selector("canvas")
+            page.wait_for_selector(".drawing")
             keep(page, name)
 
 

@@ -23,7 +23,7 @@ ROOT = HERE.parent
 PACKAGE = ROOT / "foretrain"
 # What no answer of the page needs: commands, training, runs, other people's files, and the page's own files.
 ROOMS_LEFT_OUT = {"cli", "training", "comparison", "prepare"}
-LEFT_OUT = {*ROOMS_LEFT_OUT, "vendor", "static", "__pycache__"}
+LEFT_OUT = {*ROOMS_LEFT_OUT, "static", "__pycache__"}
 # Scripts, data and workers from the site's own host only, WebAssembly allowed, no text can become markup. The worker
 # begins as a blob, so that this policy holds for it too: a worker loaded by its address has its host's, or none.
 POLICY = (
@@ -36,8 +36,7 @@ NOTICE = """The planner of foretrain as a static site. Apache-2.0, the text belo
 Pyodide {pyodide}, MPL-2.0: CPython 3.14 (PSF licence) and its libraries as WebAssembly.
   Sources, unchanged here, and texts of the licences: https://github.com/pyodide/pyodide/tree/{pyodide}
   https://github.com/python/cpython/blob/3.14/LICENSE
-Chart.js, MIT; pydantic, pydantic-core, annotated-types, typing-inspection, PyYAML, MIT; typing-extensions, PSF: texts
-below.
+pydantic, pydantic-core, annotated-types, typing-inspection, PyYAML, MIT; typing-extensions, PSF: texts below.
 """
 
 
@@ -73,8 +72,8 @@ def _page(out: Path) -> None:
     """The page's own files, with the transport that needs no server."""
     for path in sorted((PACKAGE / "web" / "static").iterdir()):
         shutil.copyfile(path, out / path.name)
-    shutil.copyfile(PACKAGE / "reports" / "draw.js", out / "draw.js")
-    shutil.copyfile(PACKAGE / "reports" / "vendor" / "chart.umd.min.js", out / "chart.js")
+    for name in ("chart.js", "chart.css"):
+        shutil.copyfile(PACKAGE / "reports" / name, out / name)
     for name in ("transport.js", "worker.js", "python.js"):
         shutil.copyfile(HERE / name, out / name)
     page = (out / "index.html").read_text("utf-8")
@@ -128,7 +127,6 @@ def _compile(runtime: Path, sources: Path, out: Path) -> None:
 
 def _notice(packages: list[Path]) -> str:
     parts = [NOTICE.format(pyodide=PYODIDE), "== foretrain\n\n" + (ROOT / "LICENSE").read_text("utf-8")]
-    parts.append("== Chart.js\n\n" + (PACKAGE / "reports" / "vendor" / "chart.LICENSE.md").read_text("utf-8"))
     parts += [f"== {wheel.name}\n\n{licences(wheel)}" for wheel in packages]
     return "\n\n".join(parts)
 

@@ -22,7 +22,7 @@ from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.ops import MicroBatchRun, step
 from foretrain.predict.speed.time import step_time
 from foretrain.reports.document import Message, Table
-from foretrain.reports.views import calibration as calibration_view
+from foretrain.reports.views import agreement as calibration_view
 from foretrain.training import starting
 from foretrain.training.device import keep_memory, place
 from tests.kit.calibrations import hasty  # noqa: F401

@@ -37,7 +37,7 @@ from foretrain.measure import verify_record as verification
 from foretrain.predict.plan import Plan, plan
 from foretrain.predict.pretraining import of_plan
 from foretrain.predict.within import within
-from foretrain.reports import as_json, html, text
+from foretrain.reports import html, text
 from foretrain.reports.document import (
     Document,
     Figures,
@@ -51,12 +51,12 @@ from foretrain.reports.document import (
 )
 from foretrain.reports.numbers import behind
 from foretrain.reports.views import advice as advice_view
+from foretrain.reports.views import agreement as verify_view
 from foretrain.reports.views import cards as cards_view
 from foretrain.reports.views import explain as explain_view
 from foretrain.reports.views import limits as limits_view
 from foretrain.reports.views import log as log_view
 from foretrain.reports.views import plan as plan_view
-from foretrain.reports.views import verify as verify_view
 from foretrain.runs.training_log import read_log
 from foretrain.web import planner
 from tests.kit import translations
@@ -405,7 +405,7 @@ def verified() -> Document:
     ]
     busy = found.outcomes[len(ends)].model_copy(update={"busy": True})
     outcomes = (*changed, busy, *found.outcomes[len(ends) + 1 :])
-    return verify_view.document(found.model_copy(update={"outcomes": outcomes}), "r.json")
+    return verify_view.verify_document(found.model_copy(update={"outcomes": outcomes}), "r.json")
 
 
 VIEWS: dict[str, Callable[[], Document]] = {
@@ -429,7 +429,7 @@ def forms(document: Document) -> dict[str, str]:
     """A document in each of its forms."""
     console = Console(file=io.StringIO(), width=200, color_system=None, highlight=False)
     text.render(document, console)
-    page = json.dumps(as_json.document_json(document), ensure_ascii=False)
+    page = json.dumps(html.document_json(document), ensure_ascii=False)
     return {"terminal": console.file.getvalue(), "html": html.render(document), "page": page}  # type: ignore[attr-defined]
 
 

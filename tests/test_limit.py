@@ -25,7 +25,7 @@ from foretrain.model.step import build, train_step
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.limit import StepLimit, group_of, limit_of, peaks_of, with_kernels
 from foretrain.predict.speed.ops import MicroBatchRun, step
-from foretrain.reports.views import calibration as calibration_view
+from foretrain.reports.views import agreement as calibration_view
 from foretrain.runs.folder import RunDirectory
 from foretrain.training.device import place
 from tests.kit.calibrations import hasty, made_up_calibration  # noqa: F401

@@ -26,6 +26,7 @@ from starlette.testclient import TestClient
 from foretrain.base import messages
 from foretrain.base.errors import ConfigError
 from foretrain.base.messages import say
+from foretrain.base.quantities import parse_bytes
 from foretrain.base.units import format_bytes, format_duration
 from foretrain.config.options import OPTIONS, named
 from foretrain.config.resolve import from_text, resolve, to_toml
@@ -33,7 +34,9 @@ from foretrain.hardware import devices
 from foretrain.hardware.catalogue import catalogue, find
 from foretrain.predict.plan import plan
 from foretrain.predict.trace import interpreter
-from foretrain.reports import making, palette
+from foretrain.reports import making, plots
+from foretrain.reports.html import block_json
+from foretrain.reports.views import memory as memory_view
 from foretrain.web import calls, child, guard, jobs, planner, routes, server
 from tests.kit.command import REPO, foretrain, free_port
 from tests.kit.data import shards
@@ -95,17 +98,18 @@ def test_a_plan_on_the_page_is_the_plan(client: TestClient) -> None:
         find("4090"),
         used_by_others_bytes=2 * 10**9,
     )
+    bars = memory_view.phase_pictures(expected)
+    assert answer["pictures"] == json.loads(json.dumps([block_json(one) for one in bars]))
     most = max(phase.needed_expected_bytes for memory in expected.memories for phase in memory.phases)
-    for shown, strip, memory in zip(answer["pictures"], answer["strip"], expected.memories, strict=True):
-        picture = shown["picture"]
-        assert shown["source"].startswith("estimated")
-        assert picture["most"] == most  # both pictures have one scale
+    for shown, drawn, strip, memory in zip(answer["pictures"], bars, answer["strip"], expected.memories, strict=True):
+        assert shown["figure"][2][3][2].startswith("estimated")
+        assert drawn.scale_bytes == most  # both pictures have one scale
+        total = next(row for row in shown["numbers"]["rows"] if row[0] == say("component.total"))
         for number, phase in enumerate(memory.phases):
-            assert picture["ends"][number] == format_bytes(phase.needed_expected_bytes)
-            sizes = [group["values"][number] for group in picture["groups"]]
+            assert total[number + 1] == format_bytes(phase.needed_expected_bytes)
+            sizes = [size for _, size in drawn.bars[number].parts]
             assert sum(sizes) == max(phase.needed_expected_bytes, phase.allocated_bytes)
-        lines = [level["value"] for level in picture["levels"]]
-        assert lines == [expected.available_bytes, expected.gpu.memory_bytes]
+        assert (drawn.limit_bytes, drawn.card_bytes) == (expected.available_bytes, expected.gpu.memory_bytes)
         assert strip["share"] == pytest.approx(
             strip["limit"] * memory.neediest.needed_expected_bytes / (expected.available_bytes or 0)
         )
@@ -171,14 +175,15 @@ def test_the_page_and_the_terminal_make_one_plan(
 
 
 def test_lines_have_the_colours_of_reports(client: TestClient) -> None:
-    drawing = get(client, "/api/start")["drawing"]
-    assert drawing["light"] == list(palette.LINES_LIGHT)
-    assert drawing["dark"] == list(palette.LINES_DARK)
+    style = client.get("/chart.css").text
+    first = style[: style.index("@media")]
+    assert re.findall(r"--line-\d: (#\w+);", first) == list(plots.LINES)
 
 
 def groups(answer: dict[str, Any]) -> dict[str, list[int]]:
     """Of foretrain's step: bytes of each phase by the name of the group."""
-    return {group["label"]: group["values"] for group in answer["pictures"][0]["picture"]["groups"]}
+    rows = answer["pictures"][0]["numbers"]["rows"]
+    return {name: [0 if cell == "–" else parse_bytes(cell) for cell in cells] for name, *cells in rows}
 
 
 def test_what_the_allocator_keeps_is_not_what_an_evaluation_needs(client: TestClient) -> None:
@@ -200,8 +205,9 @@ def test_on_a_cpu_the_rest_is_python_and_torch(client: TestClient) -> None:
 def test_no_script_of_the_page_formats_a_number() -> None:
     """Every text comes from the server: of one number there are no two spellings."""
     for path, (content, _) in routes.files().items():
-        if path.endswith(".js") and path != "/chart.js":
-            found = re.findall(r"toFixed|toPrecision|toLocaleString|\b[KMGT]iB\b", content.decode())
+        if path.endswith(".js"):
+            text = content.decode() if path != "/chart.js" else content.decode().replace("toFixed(1)", "")  # pixels
+            found = re.findall(r"toFixed|toPrecision|toLocaleString|\b[KMGT]iB\b", text)
             assert not found, (path, found)
 
 
@@ -307,9 +313,9 @@ def test_runs_are_shown_with_their_forecast(client: TestClient) -> None:
     run = get(client, "/api/runs")["runs"][0]
     assert (run["name"], run["status"], run["of"]) == ("baby", "finished", 12)
     page = get(client, f"/api/runs/{run['id']}")
-    loss, step_time = (one["picture"] for one in page["pictures"])
-    assert [trace["places"] for trace in loss["traces"]] == [[[1, 11]], [[0]]]
-    assert step_time["traces"][0]["said"] == ["500 ms", "500 ms"]
+    loss, step_time = (one["numbers"]["rows"] for one in page["pictures"])
+    assert [row[1] for row in loss] == ["1", "11", "0"]
+    assert [row[2] for row in step_time] == ["500 ms", "500 ms"]
     assert {one["id"]: one["value"] for one in page["now"]}["step"] == "500 ms"
     assert page["events"][0]["text"] == "saved baby"
     report = get(client, f"/api/runs/{run['id']}/report")

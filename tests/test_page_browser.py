@@ -16,7 +16,7 @@ pytest.importorskip("playwright")
 from playwright.sync_api import Browser, expect
 
 from foretrain.config.resolve import resolve
-from foretrain.reports.palette import LINES_LIGHT
+from foretrain.reports.plots import LINES
 from foretrain.runs.folder import RunDirectory
 from tests.kit.browser import answered, browser, needs, opened, pytestmark, tab, usable
 from tests.kit.command import free_port
@@ -46,7 +46,7 @@ def test_opens_with_an_answer_and_hides_the_token(browser: Browser, served: tupl
         assert "fits" in page.locator(".verdict").inner_text()
         assert page.locator(".figures > div").count() >= 7
         assert page.evaluate("document.cookie") == ""
-        assert page.locator("canvas").first.bounding_box()["width"] > 300  # type: ignore[index]
+        assert page.locator(".drawing").first.bounding_box()["width"] > 300  # type: ignore[index]
 
 
 def test_without_the_token_there_is_a_sentence(browser: Browser, served: tuple[str, Path]) -> None:
@@ -154,9 +154,10 @@ def test_losses_have_the_colours_of_the_report(browser: Browser, served: tuple[s
         answered(page)
         page.get_by_role("link", name="Runs").click()
         page.get_by_role("link", name="live", exact=True).first.click()
-        page.wait_for_selector("figure canvas")
-        script = "Chart.getChart(document.querySelector('figure canvas')).data.datasets.map(one => one.borderColor)"
-        assert page.evaluate(script) == list(LINES_LIGHT[:2])  # training, validation
+        page.wait_for_selector("figure .drawing")
+        script = "[...document.querySelectorAll('.wide path[data-series]:not([fill])')].slice(0, 2).map(one => getComputedStyle(one).stroke)"
+        wanted = [f"rgb({', '.join(str(int(colour[i : i + 2], 16)) for i in (1, 3, 5))})" for colour in LINES[:2]]
+        assert page.evaluate(script) == wanted  # training, validation
 
 
 def test_a_running_run_is_followed(browser: Browser, served: tuple[str, Path]) -> None:

@@ -15,7 +15,7 @@ pytest.importorskip("playwright")
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from foretrain.base import messages
-from tests.kit.browser import blank_pictures, browser, opened, pytestmark, serious, serving_here, settled
+from tests.kit.browser import SHOWN_DRAWING, blank_pictures, browser, opened, pytestmark, serious, serving_here, settled
 from tests.kit.language import ARABIC, BRACKETS, SAME, unsaid
 from tests.kit.page import EVIL_NAME, write_curve
 
@@ -87,7 +87,7 @@ def test_runs_are_ticked_and_compared(browser: Browser, served: tuple[str, Path]
             expect(page.get_by_role("heading", name=title, exact=True)).to_be_visible()
         expect(page.locator(".comparison")).to_contain_text("weight_decay")
         assert blank_pictures(page) == []
-        assert page.locator("canvas").count() == page.locator(".behind table").count() >= 3
+        assert page.locator(".drawing").count() == page.locator(".behind table").count() >= 3
         page.get_by_role("link", name="Make baseline: slow").click()
         expect(page.get_by_role("heading", level=1)).to_have_text("Comparison: slow, quick")
         page.go_back()
@@ -159,20 +159,19 @@ def test_by_keys_alone(browser: Browser, served: tuple[str, Path]) -> None:
         assert page.evaluate("document.activeElement.id") == "main"  # where the new part begins
         tab_to(".switch input")
         page.keyboard.press("ArrowRight")
-        chart = "Chart.getChart(document.querySelector('.comparison canvas'))"
-        assert page.evaluate(f"{chart}.options.scales.x.title.text") == "hours"
-        tab_to("canvas")
+        expect(page.locator(".comparison .view:visible").first).to_contain_text("hours")
+        tab_to(".drawing")
         page.keyboard.press("End")
-        expect(page.locator(".canvas + p").first).to_contain_text(re.compile("(quick|slow), (training|validation)"))
+        expect(page.locator(".said").first).to_contain_text(re.compile("(quick|slow), (training|validation)"))
         page.keyboard.press("Escape")
-        expect(page.locator(".canvas + p").first).to_be_empty()
+        expect(page.locator(".said").first).to_be_empty()
         tab_to(".behind summary")
         page.keyboard.press("Enter")
         expect(page.locator(".behind table").first).to_contain_text("validation")
 
 
 def test_colours_and_width_are_followed(browser: Browser, served: tuple[str, Path]) -> None:
-    ink = "Chart.getChart(document.querySelector('.comparison canvas')).data.datasets[0].borderColor"
+    ink = "getComputedStyle(document.querySelector('.comparison path[data-series]')).stroke"
     with opened(browser, served[0], color_scheme="light") as page:
         beside(page, "slow", "quick")
         light = page.evaluate(ink)
@@ -180,7 +179,7 @@ def test_colours_and_width_are_followed(browser: Browser, served: tuple[str, Pat
         page.wait_for_function(f"before => {ink} !== before", arg=light)
         assert blank_pictures(page) == []
         page.set_viewport_size({"width": 400, "height": 800})
-        page.wait_for_function("[...document.querySelectorAll('.comparison canvas')].every(c => c.clientWidth < 400)")
+        page.wait_for_function("[...document.querySelectorAll('.comparison .drawing')].every(c => c.clientWidth < 400)")
         assert page.evaluate("document.documentElement.scrollWidth") <= 400
 
 
@@ -191,18 +190,13 @@ def test_from_the_right_the_comparison_is_mirrored(browser: Browser, served: tup
         assert title is not None
         assert back is not None
         assert back["x"] > 640  # buttons begin on the right
-        found = page.evaluate(
-            "[...document.querySelectorAll('.comparison canvas')].map(c => Chart.getChart(c)).map(c =>"
-            " [c.config.type, !!c.options.scales.x.reverse, c.options.plugins.legend.rtl])"
-        )
-        assert {tuple(one) for one in found} >= {("bar", True, True), ("line", False, True)}
+        left = f"{SHOWN_DRAWING}.map(([svg]) => [!!svg.querySelector('rect[data-series]'), svg.dataset.plot.split(' ')[0] < 30])"
+        assert {tuple(one) for one in page.evaluate(left)} == {(True, True), (False, False)}  # bars from the right
+        assert page.locator(".legend").first.evaluate("one => getComputedStyle(one).direction") == "rtl"
         page.locator("#language").select_option("en")  # and back, where it stands
         compared(page)
         expect(page.get_by_role("heading", level=1)).to_have_text("Comparison: slow, quick")
-        assert (
-            page.evaluate("Chart.getChart(document.querySelector('.comparison canvas')).options.plugins.legend.rtl")
-            is False
-        )
+        assert page.locator(".comparison svg[direction=ltr]").count() >= 3
 
 
 def test_nothing_is_said_but_by_id(browser: Browser, served: tuple[str, Path]) -> None:

@@ -30,7 +30,8 @@ from foretrain.config.presets import models
 from foretrain.hardware.catalogue import catalogue
 from foretrain.predict.timing import PRICES
 from foretrain.reports.document import cell_text
-from foretrain.reports.views.finetune import cards as cards_view
+from foretrain.reports.html import block_json
+from foretrain.reports.views.finetune import limits as cards_view
 from foretrain.reports.views.finetune import screen as screen_view
 from foretrain.reports.views.finetune import whole as whole_view
 from foretrain.reports.views.shared import card_memory
@@ -111,10 +112,10 @@ def test_a_plan_on_the_page_is_the_terminals(client: TestClient) -> None:
     figures = {figure["id"]: figure for figure in answer["figures"]}
     assert {"memory_needed", "available", "step", "speed", "mfu", "wall", "energy", "cost"} == set(figures)
     assert {figure["source"] for figure in figures.values()} == {"estimated", "RTX 4090"}
-    picture = answer["pictures"][0]["picture"]
-    for number, phase in enumerate(plan.memory.phases):
-        sizes = [group["values"][number] for group in picture["groups"]]
-        assert sum(sizes) == max(phase.needed_expected_bytes, phase.allocated_bytes)
+    drawn = whole_view.bars(plan)
+    assert answer["pictures"] == json.loads(json.dumps([block_json(drawn)]))
+    for bar, phase in zip(drawn.bars, plan.memory.phases, strict=True):
+        assert sum(size for _, size in bar.parts) == max(phase.needed_expected_bytes, phase.allocated_bytes)
     tune = FineTune(**{**values, "seq_len": 512, "max_steps": 10}).model_dump(mode="json")
     assert answer["config"] == {**tune, **PRICES.model_dump()}
 
@@ -140,9 +141,10 @@ def test_the_command_line_is_the_same_plan(client: TestClient) -> None:
         assert words[:2] == ["foretrain", "plan"]
         told = json.loads(foretrain(*words[1:], "--json").stdout)
         assert told["schema"] == "foretrain.finetune/1"  # gpt2 is a preset to pretrain from, too
-        assert answer["pictures"][0]["picture"]["ends"][-1] == messages.format_value(
-            told["memory"]["phases"][-1]["needed_expected_bytes"], "bytes"
+        total = next(
+            row for row in answer["pictures"][0]["numbers"]["rows"] if row[0] == messages.say("component.total")
         )
+        assert total[-1] == messages.format_value(told["memory"]["phases"][-1]["needed_expected_bytes"], "bytes")
 
 
 def test_a_pasted_config_is_the_model(client: TestClient) -> None:
@@ -300,7 +302,7 @@ def test_cards_beside_each_other_are_the_terminals(client: TestClient) -> None:
     answer = post(client, "/api/finetune/cards", asked)
     found = question(SMALL, ["--method=lora", "--seq_len=256"])
     plans = [plan_question(found, name) for name in ("RTX 4090", CARD)]
-    table, *_ = cards_view.document(plans, compared(plans)).sections[0].blocks
+    table, *_ = cards_view.cards_document(plans, compared(plans)).sections[0].blocks
     assert answer["sections"][0]["blocks"][0]["rows"] == [[cell_text(cell) for cell in row] for row in table.rows]  # type: ignore[union-attr]
 
 

@@ -56,7 +56,7 @@ def test_the_part_is_loaded_when_it_is_looked_at(browser: Browser, served: str) 
         assert "finetune.js" in fetched
         assert page.get_by_role("link", name="Fine-tuning").get_attribute("aria-current") == "page"
         assert "Fits." in page.locator(".verdict").inner_text()
-        assert page.locator("canvas").count() == 1
+        assert page.locator(".drawing").count() == 1
 
 
 def test_type_and_choose(browser: Browser, served: str) -> None:

@@ -15,7 +15,7 @@ from foretrain.app.ranks.plan import plan_cluster
 from foretrain.base import messages
 from foretrain.base.messages import say
 from foretrain.base.units import format_bytes
-from foretrain.reports.views.cluster import words
+from foretrain.reports.views.cluster import screen
 from foretrain.web import calls, planner
 from tests.kit.command import foretrain
 from tests.kit.page import GOOD, POSTED, client, post  # noqa: F401
@@ -36,10 +36,10 @@ def test_several_cards_are_the_plan_of_the_command_line(client: TestClient) -> N
     assert len(rows) == len({rank.strategy for rank in made.ranks})
     best = made.best
     assert best is not None
-    line = rows[words.strategy(best).text()]
+    line = rows[screen.strategy(best).text()]
     assert line[1] == "fits"
     assert format_bytes(best.memory.needed_bytes).removesuffix(" GiB") in " ".join(line)
-    pays = words.pays(made)
+    pays = screen.pays(made)
     assert pays is not None
     assert pays.text() in [text for _, text in answer["rows"]]
     assert len(answer["strip"]) == len(rows)

@@ -1,6 +1,7 @@
 """`foretrain.plan` and `plan_finetune` for Python: what is given decides, and the command line says the same."""
 
 import json
+import re
 from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
@@ -88,6 +89,7 @@ def test_curves_without_values_are_no_picture() -> None:
         )
 
     assert drawn() == ""
-    points = next(e for e in ElementTree.fromstring(drawn(4.0, 2.0, 3.0)).iter() if e.tag.endswith("polyline"))
-    heights = [float(place.partition(",")[2]) for place in points.attrib["points"].split()]
+    drawing = ElementTree.fromstring(drawn(4.0, 2.0, 3.0))
+    dots = next(each.attrib["d"] for each in drawing.iter() if "data-series" in each.attrib and "fill" in each.attrib)
+    heights = [float(y) for y in re.findall(r"M[\d.]+ ([\d.]+)", dots)]
     assert heights[0] < heights[2] < heights[1]  # down the page

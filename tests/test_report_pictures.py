@@ -31,22 +31,25 @@ from foretrain.predict.speed.limit import roofline
 from foretrain.predict.step_moments import step_moments
 from foretrain.reports import charts, html, making, numbers
 from foretrain.reports.document import (
+    Curves,
     Document,
     Figures,
     Message,
     Only,
     Paragraph,
+    Picture,
     Ranks,
     Scatter,
     Section,
     StackedBars,
     Verbatim,
+    cell_text,
 )
 from foretrain.reports.html import script_json
+from foretrain.reports.plots import markup
 from foretrain.reports.views import agreement as agreement_view
 from foretrain.reports.views import compare as compare_view
 from foretrain.reports.views import curves as curves_view
-from foretrain.reports.views import figures
 from foretrain.reports.views import memory as memory_view
 from foretrain.reports.views import outlook as outlook_view
 from foretrain.reports.views import plan as plan_view
@@ -58,6 +61,11 @@ from tests.kit.reports import CARD, HOSTILE, Tags, gpu_lines, write_long_run
 
 def made(*words: str, gpu: str = CARD, others: int = 0) -> Plan:
     return plan(resolve(list(words)).config, find(gpu), name="p", used_by_others_bytes=others)
+
+
+def drawn(picture: Picture) -> str:
+    """Its widest drawing."""
+    return markup(charts.chart(picture).views[0].draw(920).svg())
 
 
 # -- engines -------------------------------------------------------------------------------------------------
@@ -218,9 +226,10 @@ def test_throttling_is_marked_where_it_was() -> None:
     blocks = curves_view.signs(found)
     assert isinstance(blocks[0], Paragraph)
     assert "heat" in blocks[0].message.text()
-    drawn = charts.chart(blocks[1])  # type: ignore[arg-type]
-    assert len(drawn["spans"]) == 2
-    assert len(drawn["traces"][0]["values"]) <= vital_signs.MOST
+    picture = blocks[1]
+    assert isinstance(picture, Curves)
+    assert drawn(picture).count('opacity=".16"') == len(picture.spans) == 2
+    assert len(picture.traces[0].values) <= vital_signs.MOST
 
 
 def test_a_processor_says_plainly_that_it_has_no_sensors() -> None:
@@ -243,13 +252,14 @@ def test_agreement_has_the_line_the_band_and_the_stated_ranges() -> None:
     assert isinstance(picture, Scatter)
     assert picture.source is not None
     assert "estimated, calibrated" in picture.source.text()
-    drawn = charts.chart(picture)
-    dot = drawn["clouds"][0]["dots"][0]
-    assert (dot["x"], dot["y"], dot["low"], dot["high"], dot["said"][-1]) == (1, 1.1, 0.9, 1.5, "+10.0 %")
-    assert all(
-        low == pytest.approx(0.9 * x) and high == pytest.approx(1.1 * x) for x, low, high in drawn["band"]["places"]
-    )
-    assert all(x == y for x, y in drawn["lines"][0]["places"])
+    dot = picture.clouds[0].dots[0]
+    assert (dot.x, dot.y, dot.low, dot.high, cell_text(dot.note)) == (1, 1.1, 0.9, 1.5, "+10.0 %")
+    said = charts.pointed(charts.chart(picture))["words"]
+    assert [text.partition(": ")[2] for text in said[1:3]] == ["1 s", "1.1 s (900 ms – 1.5 s)"]
+    assert said[3] == "+10.0 %"
+    assert picture.band is not None
+    assert all(low == pytest.approx(0.9 * x) and high == pytest.approx(1.1 * x) for x, low, high in picture.band[1])
+    assert all(x == y for x, y in picture.lines[0][1])
 
 
 # -- the file ------------------------------------------------------------------------------------------------
@@ -270,8 +280,9 @@ def test_a_plan_has_every_picture_with_its_numbers() -> None:
     tags.feed(page)
     assert not tags.open
     pictures = data_of(page)["pictures"]
-    assert [p["kind"] for p in pictures] == ["stacked", "stacked", "stacked", "moments", "scatter", "scatter", "ranks"]
-    assert tags.seen.count("canvas") == tags.seen.count("details") == len(pictures)
+    assert [p["mode"] for p in pictures] == ["rows", "rows", "rows", "along", "near", "near", "rows"]
+    assert tags.seen.count("figure") == tags.seen.count("details") == len(pictures)
+    assert page.count('<svg viewBox="0 0 360') == len(pictures)
     assert 'lang="en" dir="ltr"' in page
     assert "connect-src" not in page
     assert "default-src 'none'" in page
@@ -313,7 +324,7 @@ def test_a_picture_is_for_the_page_and_what_it_replaces_for_the_terminal() -> No
 
 def test_figures_of_a_plan_have_their_ranges() -> None:
     p = made("gpt2-124m")
-    shown = {one.label.id: one for one in figures.of_plan(p).items}
+    shown = {one.label.id: one for one in plan_view.of_plan(p).items}
     worst, timing = p.memory_of("foretrain").worst, p.timing_of("foretrain")
     assert timing is not None
     assert shown["figure.memory_needed"].range == Message(
@@ -321,7 +332,7 @@ def test_figures_of_a_plan_have_their_ranges() -> None:
         {"low": format_value(worst.needed_low_bytes, "bytes"), "high": format_value(worst.needed_high_bytes, "bytes")},
     )
     page = html.render(Document(Message("report.more"), Message("report.more"), [
-        Section(Message("report.more"), (figures.of_plan(p),))
+        Section(Message("report.more"), (plan_view.of_plan(p),))
     ]))  # fmt: skip
     for low, high in ((timing.total_s.low_s, timing.total_s.high_s), (timing.step_s.low_s, timing.step_s.high_s)):
         assert f"<span>{format_value(low, 'duration')} – {format_value(high, 'duration')}</span>" in page
@@ -329,8 +340,10 @@ def test_figures_of_a_plan_have_their_ranges() -> None:
 
 def test_what_the_allocator_only_keeps_is_hatched() -> None:
     p = made("gpt2-124m")
-    picture = charts.chart(memory_view.phase_bars(p, p.memory_of("foretrain")))
-    assert [group["label"] for group in picture["groups"] if group["hatched"]] == [say("group.kept")]
+    picture = memory_view.phase_bars(p, p.memory_of("foretrain"))
+    assert [label for label, key in charts.chart(picture).series if key[2][0] == "path"] == [say("group.kept")]
+    kept = [dict(bar.parts).get("kept", 0) for bar in picture.bars]
+    assert drawn(picture).count(f'stroke="{charts.COLOURS["overhead"]}"') == 2 * sum(map(bool, kept))
 
 
 def memory(size: int) -> Memory:
@@ -345,26 +358,29 @@ def test_a_comparison_has_one_colour_for_each_run() -> None:
     ]  # fmt: skip
     losses = LossCurves(curves=tuple(curves), axes=("step",), energy_source="none", predicted_hours=(), currency="EUR")
     (picture,) = curves_view.losses(losses, order=("a", "b"))
-    traces = charts.chart(picture)["traces"]  # type: ignore[arg-type]
-    assert [(trace["label"], trace["colour"], trace["dashed"]) for trace in traces] == [
+    assert isinstance(picture, Curves)
+    assert [(cell_text(trace.label), trace.colour, trace.dashed) for trace in picture.traces] == [
         ("b, training", 1, False), ("b, validation", 1, True), ("a, validation", 0, True),
     ]  # fmt: skip
+    svg = drawn(picture)
+    assert re.findall(r'<path [^>]*stroke="var\(--line-(\d)[^>]*data-series', svg) == ["1", "1", "0"]
+    assert re.findall(r'fill="var[^>]* data-series="(\d)"', svg) == ["1", "2"]
     runs = [
         subject(label=label, path=label, step_s=exact(seconds), memory=measured, settings={"batch_size": seconds})
         for label, seconds, measured in (("a", 36.0, memory(2)), ("b", 18.0, memory(3)))
     ]
     document = compare_view.report(compare(runs), losses, {"a": "fits", "b": "does_not_fit"})
-    ranks = [charts.chart(b) for _, blocks in document.on("page") for b in blocks if isinstance(b, Ranks)]
+    ranks = [b for _, blocks in document.on("page") for b in blocks if isinstance(b, Ranks)]
     assert ranks
-    assert all([row["colour"] for row in one["rows"]] == [0, 1] for one in ranks)
+    assert all(re.findall(r'fill="var\(--line-(\d)', drawn(one)) == ["0", "1"] for one in ranks)
 
 
 def test_bars_show_the_card_and_what_is_free_of_it() -> None:
     p = made("gpt2-124m", others=2 * 2**30)
     shown = plan_view.document(p).on("page")
     bars = next(b for _, blocks in shown for b in blocks if isinstance(b, StackedBars))
-    drawn = charts.chart(bars)
-    assert [level["value"] for level in drawn["levels"]] == [p.available_bytes, p.gpu.memory_bytes]
+    assert (bars.limit_bytes, bars.card_bytes) == (p.available_bytes, p.gpu.memory_bytes)
+    assert drawn(bars).count("stroke-dasharray") == 2
     for bar, phase in zip(bars.bars, p.memory_of("foretrain").phases, strict=True):
         assert sum(size for _, size in bar.parts) == phase.needed_expected_bytes
     assert "11.56 GiB" in str([cell.text() for row in numbers.behind(bars).rows for cell in row if not isinstance(cell, str)])  # fmt: skip
@@ -374,10 +390,10 @@ def test_a_long_run_stays_small_and_keeps_its_throttling(tmp_path: Path) -> None
     page = html.render(making.run(write_long_run(tmp_path / "long", 6000)))
     assert len(page.encode()) < 500_000
     pictures = data_of(page)["pictures"]
-    assert sum(p["kind"] == "curves" for p in pictures) == 1 + len(vital_signs.SIGNS)
-    assert pictures[0]["axes"][1]["ticks"][0][-1][1].endswith(" h")
-    assert len(pictures[0]["axes"]) == 5
-    assert max(len(t["values"]) for p in pictures if p["kind"] == "curves" for t in p["traces"]) <= 400
+    assert sum(p["mode"] == "along" for p in pictures) == 2 + len(vital_signs.SIGNS)  # and one step
+    assert re.search(r"<text [^>]*>[\d.]+ h</text>", page)
+    assert len(pictures[0]["stops"]) == 5
+    assert max(len(stops) for p in pictures for stops in p["stops"]) <= 400
     assert re.search(r"throttled for [^<]*: heat", page)
 
 
@@ -393,7 +409,7 @@ def test_hostile_names_notes_and_samples_stay_text(tmp_path: Path) -> None:
     tags = Tags()
     tags.feed(page)
     assert "img" not in tags.seen
-    assert tags.seen.count("script") == 3
+    assert tags.seen.count("script") == 2
     assert not tags.open
     assert "\x1b" not in page
     assert not set("<>&") & set(page.split('id="data">')[1].split("</script>")[0])

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shutil
 import subprocess
 from typing import Any
@@ -11,22 +12,17 @@ import pytest
 from foretrain.reports import html
 from foretrain.reports.charts import chart
 from foretrain.reports.document import Axis, Curves, Document, Message, Section, Trace
+from foretrain.reports.plots import markup
 from tests.kit.command import REPO
 
 NODE = shutil.which("node")
 in_node = pytest.mark.skipif(NODE is None, reason="no node here")
-DRAW = REPO / "foretrain" / "reports" / "draw.js"
-# What a browser gives to a script that draws, as far as curves need it.
-BROWSER = """
-globalThis.document = { documentElement: { dir: "ltr" } };
-globalThis.getComputedStyle = () => ({ getPropertyValue: () => "light" });
-globalThis.matchMedia = () => ({ matches: false });
-"""
+SCRIPT = REPO / "foretrain" / "reports" / "chart.js"
 
 
 def in_javascript(expression: str) -> Any:
-    """The value of an expression behind draw.js."""
-    code = BROWSER + DRAW.read_text("utf-8").rsplit("export", 1)[0] + f"\nconsole.log(JSON.stringify({expression}));"
+    """The value of an expression behind chart.js."""
+    code = SCRIPT.read_text("utf-8").rsplit("export", 1)[0] + f"\nconsole.log(JSON.stringify({expression}));"
     assert NODE is not None
     done = subprocess.run([NODE, "-e", code], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
@@ -56,26 +52,21 @@ def test_smoothing_weighs_values_as_their_closed_form_says() -> None:
     assert in_javascript("smoothed([5, 5, 5], 0.9)") == pytest.approx([5, 5, 5])
 
 
+def test_only_what_was_measured_is_smoothed() -> None:
+    """An evaluation is a mean already, and has markers."""
+    svg = markup(chart(picture(smooth=True)).views[0].draw(920).svg())
+    assert re.findall(r'data-series="(\d)"( data-smooth="")?', svg) == [("0", ' data-smooth=""'), ("1", ""), ("1", "")]
+    assert "data-smooth" not in markup(chart(picture()).views[0].draw(920).svg())
+
+
 @in_node
-def test_what_was_measured_stays_faint_behind_and_says_the_words() -> None:
-    made = json.dumps(chart(picture(smooth=True)))
-    asked = (
-        "(p => { const plain = kinds.curves(p, 800).config, soft = kinds.curves({ ...p, weight: 0.9 }, 800).config,"
-        " of = one => one.data.datasets.map(d => [d.label, d.order, d.borderColor, d.data.map(at => at.y)]),"
-        " shown = [0, 1, 2].map(datasetIndex => !soft.options.plugins.tooltip.filter || soft.options.plugins.tooltip.filter({ datasetIndex }));"
-        " return [of(plain), of(soft), shown, kinds.curves({ ...p, smooth: false, weight: 0.9 }, 800).config.data.datasets.length]; })"
-    )
-    plain, soft, shown, off = in_javascript(f"{asked}({made})")
-    assert [label for label, *_ in plain] == ["train", "val"]
-    assert [label for label, *_ in soft] == ["train", "val", "train"]
-    assert soft[2][3] == plain[0][3]  # as it was measured
-    assert soft[1] == plain[1]  # an evaluation is a mean already
-    assert soft[0][3][0] == pytest.approx(plain[0][3][0])
-    assert max(soft[0][3]) - min(soft[0][3][5:]) < max(plain[0][3]) - min(plain[0][3])
-    assert soft[2][1] > soft[0][1]  # behind
-    assert soft[2][2] != soft[0][2]
-    assert shown == [True, True, False]
-    assert off == 2
+def test_a_path_is_read_as_it_was_drawn() -> None:
+    shown = picture(smooth=True)
+    plot = chart(shown).views[0].draw(920)
+    path = next(part[1]["d"] for part in plot.parts if "data-smooth" in part[1])
+    found = in_javascript(f"placesOf({json.dumps(path)})")
+    wanted = [(plot.px(x), plot.py(y)) for x, y in zip(shown.traces[0].places[0], shown.traces[0].values, strict=True)]
+    assert [at for each in found for at in each] == pytest.approx([at for each in wanted for at in each], abs=0.051)
 
 
 def test_a_report_has_a_slider_for_losses_only() -> None:
@@ -83,5 +74,5 @@ def test_a_report_has_a_slider_for_losses_only() -> None:
         section = Section(Message("report.learning"), (picture(smooth=smooth),))
         return html.render(Document(Message("report.learning"), Message("report.learning"), [section]))
 
-    assert 'type="range" name="picture-0-smooth" min="0" max="0.99"' in page(True)
+    assert 'type="range" min="0" max="0.99"' in page(True)
     assert 'class="smooth"' not in page(False)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrain.base.quantities import parse_bytes, parse_duration
-from foretrain.reports.charts import MOST, ticks
+from foretrain.reports.axes import MOST, ticks
 
 ends = st.floats(1e-6, 1e15)
 

@@ -12,12 +12,7 @@ from foretrain.predict.allocator.replay import replay
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.allocator.simulator import Allocator, Block
 from foretrain.predict.estimate.simulated_run import symbols_of
-from foretrain.predict.memory import (
-    Context,
-    PhaseMemory,
-    gathered,
-    predict,
-)
+from foretrain.predict.memory import Context, PhaseMemory, gathered, predict
 from foretrain.predict.plan import Plan
 from foretrain.predict.spec import StepName
 from foretrain.predict.trace.memory import component_id

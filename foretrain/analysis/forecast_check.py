@@ -231,12 +231,7 @@ def _time(plan: Plan, run: TrainedRun) -> list[Row]:
     rows = _row("time.step", "seconds", step.expected_s, run.step_s, step.low_s, step.high_s)
     if evaluation is not None:
         rows += _row(
-            "time.evaluation",
-            "seconds",
-            evaluation.expected_s,
-            run.evaluation_s,
-            evaluation.low_s,
-            evaluation.high_s,
+            "time.evaluation", "seconds", evaluation.expected_s, run.evaluation_s, evaluation.low_s, evaluation.high_s
         )
     if run.status == "finished" and not run.resumed_from:
         rows += _row("time.run", "seconds", total.expected_s, run.wall_s, total.low_s, total.high_s)

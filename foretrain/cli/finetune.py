@@ -31,8 +31,6 @@ from foretrain.predict.memory import FAILING
 from foretrain.predict.trace import interpreter
 from foretrain.predict.within import Within
 from foretrain.reports import text
-from foretrain.reports.views.finetune import cards as cards_view
-from foretrain.reports.views.finetune import explain as explain_view
 from foretrain.reports.views.finetune import limits as limits_view
 from foretrain.reports.views.finetune import screen as screen_view
 from foretrain.reports.views.finetune import whole as whole_view
@@ -145,7 +143,7 @@ def explain_command(plan: FineTunePlan, found: FineTuneQuestion, depth: Depth, p
     if as_json:
         print_json(explanation.to_json(schema=EXPLANATION_SCHEMA))
     else:
-        text.render(explain_view.document(plan, explanation), OUT)
+        text.render(whole_view.explain_document(plan, explanation), OUT)
 
 
 def print_one(plan: FineTunePlan, form: Form) -> None:
@@ -184,9 +182,9 @@ def print_cards(plans: list[FineTunePlan], found: FineTuneCards, form: Form) -> 
         for plan in plans:
             line(screen_view.line(plan, version("foretrain")))
     elif form.full:
-        document(cards_view.document(plans, found))
+        document(limits_view.cards_document(plans, found))
     else:
-        screen(cards_view.screen(plans, found, form.asked))
+        screen(limits_view.cards_screen(plans, found, form.asked))
 
 
 def print_within(found: Within, form: Form, searched: Largest | None = None) -> None:

@@ -22,16 +22,7 @@ if TYPE_CHECKING:
     from foretrain.config.resolve import ResolvedConfig
     from foretrain.data.dataset import DatasetInfo
 
-_SKIPPED = {
-    "test",
-    "tests",
-    "idle_test",
-    "site-packages",
-    "dist-packages",
-    "__pycache__",
-    "encodings",
-    "pydoc_data",
-}
+_SKIPPED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "encodings", "pydoc_data"}
 _VAL_SHARE = 20  # one file in twenty
 
 

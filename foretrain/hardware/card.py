@@ -58,10 +58,7 @@ def identity(properties: Any) -> dict[str, str]:
     uuid = getattr(properties, "uuid", "")
     address = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
     known = all(isinstance(number, int) for number in address)
-    return {
-        "uuid": f"GPU-{uuid}" if uuid else "",
-        "bus_id": "{:08x}:{:02x}:{:02x}.0".format(*address) if known else "",
-    }
+    return {"uuid": f"GPU-{uuid}" if uuid else "", "bus_id": "{:08x}:{:02x}:{:02x}.0".format(*address) if known else ""}
 
 
 # What NVML says of this machine's cards: what they are, memory by process, energy, clocks, what slows them. No

@@ -171,11 +171,7 @@ class LowBitAdamW(Uncompiled):
         if not is_quantised(numel):
             return {"step": (), "exp_avg": shape, "exp_avg_sq": shape}
         codes = shape if self.form.bits == 8 else (self.form.n_bytes(numel),)
-        return {
-            "step": (),
-            **dict.fromkeys(CODES, codes),
-            **dict.fromkeys(SCALES, (self.form.n_blocks(numel),)),
-        }
+        return {"step": (), **dict.fromkeys(CODES, codes), **dict.fromkeys(SCALES, (self.form.n_blocks(numel),))}
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]

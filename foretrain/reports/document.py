@@ -65,8 +65,6 @@ class Table:
 
 @dataclass(frozen=True)
 class Bar:
-    """One stacked bar: (component id, bytes) from the bottom, and its label."""
-
     label: Cell
     parts: tuple[tuple[str, int], ...]
 
@@ -85,8 +83,6 @@ class StackedBars:
 
 @dataclass(frozen=True)
 class Verbatim:
-    """Text as it is, such as a sample of a model."""
-
     text: str
 
 
@@ -146,8 +142,6 @@ class Trace:
 
 @dataclass(frozen=True)
 class Curves:
-    """Curves over one axis, or over several that the reader switches between."""
-
     title: Message
     axes: tuple[Axis, ...]
     y: Axis
@@ -170,8 +164,6 @@ class Moment:
 
 @dataclass(frozen=True)
 class Moments:
-    """What is alive from moment to moment, stacked, against what there is room for."""
-
     title: Message
     moments: tuple[Moment, ...]
     levels: tuple[Level, ...] = ()
@@ -194,8 +186,6 @@ class Dot:
 
 @dataclass(frozen=True)
 class Cloud:
-    """Points that belong together."""
-
     label: Cell
     dots: tuple[Dot, ...]
     colour: int = 0
@@ -284,7 +274,6 @@ class Document:
     sections: Sequence[Section]
 
     def on(self, place: Place) -> list[tuple[Message, tuple[Block, ...]]]:
-        """Title and blocks of each section that has something to show there."""
         shown = ((section.title, section.on(place)) for section in self.sections)
         return [(title, blocks) for title, blocks in shown if blocks]
 

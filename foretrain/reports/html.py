@@ -1,6 +1,7 @@
-"""A Document as one self-contained HTML file: it opens offline, prints, and follows dark mode.
+"""A Document as one self-contained HTML file, which opens offline, prints and follows dark mode; and as the JSON of the
+page.
 
-Pictures are drawn by Chart.js, which is put into the file; the numbers of every picture stand in a table beneath.
+Pictures are SVG, and a script says what is pointed to; the numbers of each stand in a table beneath.
 Every text goes through `escape`, and what the script reads is JSON without a way out of its tag.
 """
 
@@ -12,38 +13,35 @@ from string import Template
 from typing import Any
 
 from foretrain.base.messages import current, printable, say
-from foretrain.reports.charts import chart
+from foretrain.reports import charts
 from foretrain.reports.document import (
     Block,
     Cell,
     Curves,
     Document,
+    Figure,
     Figures,
     Message,
     Paragraph,
     Picture,
+    Place,
     Quantity,
     Table,
     Verbatim,
     cell_text,
 )
 from foretrain.reports.numbers import behind
-from foretrain.reports.palette import LINES_DARK, LINES_LIGHT
+from foretrain.reports.plots import markup
 
 SIGNS = {"good": "✓", "warn": "!", "bad": "✗"}
-SCRIPT_TEXTS = ("report.light", "report.dark", "report.by_keys")
 
 
 def render(document: Document) -> str:
-    """The page as text, in the language that is spoken."""
     files, language = resources.files("foretrain") / "reports", current()
     page = _Page()
     sections = document.on("page")
     body = [page.section(number, title, blocks) for number, (title, blocks) in enumerate(sections)]
-    data = {
-        "pictures": page.pictures, "light": LINES_LIGHT, "dark": LINES_DARK,
-        "texts": {id.rpartition(".")[2]: say(id) for id in SCRIPT_TEXTS},
-    }  # fmt: skip
+    texts = {name: say(f"report.{name}") for name in ("light", "dark")}
     return Template((files / "page.html").read_text("utf-8")).substitute(
         lang=escape(language.id, quote=True),
         direction=escape(language.direction, quote=True),
@@ -52,20 +50,18 @@ def render(document: Document) -> str:
         contents=page.contents([title for title, _ in sections]),
         body="\n".join(body),
         footer=escape(say("report.footer")),
-        no_script=escape(say("report.no_script")),
         theme=escape(say("report.dark")),
-        style=(files / "report.css").read_text("utf-8"),
-        library=(files / "vendor" / "chart.umd.min.js").read_text("utf-8"),
+        style="".join((files / name).read_text("utf-8") for name in ("report.css", "chart.css")),
         script=script(),
-        data=script_json(data),
+        data=script_json({"pictures": page.pictures, "texts": texts}),
     )
 
 
 def script() -> str:
-    """What draws, then what makes it draw here; a script in a page exports nothing."""
+    """What pictures do, then what makes them do it here; a script in a page exports nothing."""
     files = resources.files("foretrain") / "reports"
-    draws = (files / "draw.js").read_text("utf-8").partition("\nexport ")[0]
-    return f"{draws}\n{(files / 'report.js').read_text('utf-8')}"
+    chart = (files / "chart.js").read_text("utf-8").partition("\nexport ")[0]
+    return f"{chart}\n{(files / 'report.js').read_text('utf-8')}"
 
 
 def script_json(value: Any) -> str:
@@ -120,7 +116,6 @@ class _Page:
                 return self.picture(block)
 
     def table(self, table: Table, name: str) -> str:
-        """A table in a frame of its own that scrolls, by keys too."""
         head = _row(table, table.columns, "plain", head=True) if table.columns else ""
         tones = table.tones or ("plain",) * len(table.rows)
         body = "".join(_row(table, cells, tone) for cells, tone in zip(table.rows, tones, strict=True))
@@ -131,39 +126,12 @@ class _Page:
         )
 
     def picture(self, picture: Picture) -> str:
-        id, title = f"picture-{len(self.pictures)}", picture.title.text()
-        self.pictures.append({"id": id, **chart(picture)})
-        source = getattr(picture, "source", None)
-        said = f'<p class="source">{_text(source.text())}</p>' if source else ""
-        switch = _switches(id, picture) if isinstance(picture, Curves) else ""
-        return (
-            f'<figure class="picture"><figcaption><h3>{_text(title)}</h3>{said}</figcaption>{switch}'
-            f'<div class="canvas"><canvas id="{id}" role="img" tabindex="0" aria-label="{_text(title)}"></canvas></div>'
-            f'<p class="said" id="{id}-said" aria-live="polite"></p>'
-            f"<details><summary>{escape(say('report.numbers'))}</summary>{self.table(behind(picture), title)}</details>"
-            "</figure>"
-        )
-
-
-def _switches(id: str, picture: Curves) -> str:
-    """What the reader may choose: the axis, and how smooth the curves are."""
-    axis = _switch(id, picture) if len(picture.axes) > 1 else ""
-    if not picture.smooth:
-        return axis
-    return (
-        f'{axis}<label class="smooth">{escape(say("report.smoothing"))} <input type="range" name="{id}-smooth" min="0"'
-        f' max="0.99" step="0.01" value="0" autocomplete="off"><output>0</output></label>'
-    )
-
-
-def _switch(id: str, picture: Curves) -> str:
-    """Which axis the curves are laid over: radio buttons, so that keys work as everywhere."""
-    buttons = "".join(
-        f'<label><input type="radio" name="{id}-axis" value="{i}"{" checked" if i == 0 else ""}>'
-        f"<span>{_text(axis.label.text())}</span></label>"
-        for i, axis in enumerate(picture.axes)
-    )
-    return f'<fieldset class="switch"><legend>{escape(say("report.over"))}</legend>{buttons}</fieldset>'
+        made, title = charts.chart(picture), picture.title.text()
+        drawn = charts.figure(picture, made, f"picture-{len(self.pictures)}")
+        self.pictures.append(charts.pointed(made))
+        table = self.table(behind(picture), title)
+        numbers = f"<details><summary>{escape(say('report.numbers'))}</summary>{table}</details>"
+        return markup(drawn).removesuffix("</figure>") + numbers + "</figure>"
 
 
 def _figures(figures: Figures) -> str:
@@ -177,7 +145,6 @@ def _figures(figures: Figures) -> str:
 
 
 def _row(table: Table, cells: tuple[Cell, ...], tone: str, *, head: bool = False) -> str:
-    """Heads of columns, and of rows where the first column is their name; an empty head is a plain cell."""
     inner = []
     for i, cell in enumerate(cells):
         text = _text(cell_text(cell))
@@ -189,3 +156,42 @@ def _row(table: Table, cells: tuple[Cell, ...], tone: str, *, head: bool = False
         else:
             inner.append(f"<td{number or (' class=value' if isinstance(cell, Quantity) else '')}>{text}</td>")
     return f'<tr class="{tone}">{"".join(inner)}</tr>'
+
+
+def document_json(document: Document, place: Place = "page") -> dict[str, Any]:
+    return {
+        "title": printable(document.title.text()), "subtitle": printable(document.subtitle.text()),
+        "sections": [
+            {"title": title.text(), "blocks": [block_json(block) for block in blocks]}
+            for title, blocks in document.on(place)
+        ],
+    }  # fmt: skip
+
+
+def block_json(block: Block) -> dict[str, Any]:
+    match block:
+        case Paragraph(message=message, tone=tone):
+            return {"kind": "paragraph", "text": printable(message.text()), "tone": tone}
+        case Verbatim(text=text):
+            return {"kind": "verbatim", "text": printable(text)}
+        case Table():
+            rows = [[printable(cell_text(cell)) for cell in row] for row in block.rows]
+            columns = [cell_text(cell) for cell in block.columns]
+            tones = list(block.tones) or ["plain"] * len(rows)
+            return {"kind": "table", "columns": columns, "rows": rows, "numeric": sorted(block.numeric), "tones": tones}
+        case Figures():
+            return {"kind": "figures", "items": [_figure_json(one) for one in block.items]}
+        case _:
+            made = charts.chart(block)
+            return {
+                "kind": "chart", "title": printable(block.title.text()), "small": made.small,
+                "figure": charts.figure(block, made, "picture"), "picture": charts.pointed(made),
+                "numbers": block_json(behind(block)),
+            }  # fmt: skip
+
+
+def _figure_json(figure: Figure) -> dict[str, str]:
+    label, shown = figure.label, (figure.value, figure.range, figure.source)
+    value, ends, source = (printable(cell_text(cell)) for cell in shown)
+    id = label.id.rpartition(".")[2]
+    return {"id": id, "label": label.text(), "value": value, "range": ends, "source": source}

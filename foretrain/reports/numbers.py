@@ -1,5 +1,8 @@
 """The numbers behind a picture as a table: nobody needs to see a picture to know what it says."""
 
+from collections.abc import Callable
+from typing import Any
+
 from foretrain.reports.document import (
     Axis,
     Cell,
@@ -22,20 +25,15 @@ Rows = list[tuple[Cell, ...]]
 
 
 def behind(picture: Picture | Figures) -> Table:
-    match picture:
-        case StackedBars():
-            return _stacked(picture)
-        case Curves():
-            return _curves(picture)
-        case Moments():
-            return _moments(picture)
-        case Scatter():
-            return _scatter(picture)
-        case Ranks():
-            return _ranks(picture)
-        case Figures():
-            rows = tuple((item.label, item.value, item.range, item.source) for item in picture.items)
-            return Table((), rows, frozenset({1, 2}))
+    make: dict[type, Callable[[Any], Table]] = {
+        StackedBars: _stacked, Curves: _curves, Moments: _moments, Scatter: _scatter, Ranks: _ranks, Figures: _figures,
+    }  # fmt: skip
+    return make[type(picture)](picture)
+
+
+def _figures(figures: Figures) -> Table:
+    rows = tuple((item.label, item.value, item.range, item.source) for item in figures.items)
+    return Table((), rows, frozenset({1, 2}))
 
 
 def value_cell(value: float | None, format: str) -> Cell:
@@ -66,7 +64,6 @@ def _stacked(bars: StackedBars) -> Table:
 
 
 def _curves(curves: Curves) -> Table:
-    """Each curve's rows one after the other: its places on every axis, and its value."""
     rows: Rows = []
     per_curve = max(12, MOST_ROWS // max(1, len(curves.traces)))
     for trace in curves.traces:
@@ -80,7 +77,6 @@ def _curves(curves: Curves) -> Table:
 
 
 def _moments(moments: Moments) -> Table:
-    """The highest moment of each stretch in which the same is done."""
     rows: Rows = []
     groups = list(dict.fromkeys(group for moment in moments.moments for group, _ in moment.parts))
     highest: list[tuple[int, int]] = []  # (place, bytes)
@@ -127,7 +123,6 @@ def _scatter(scatter: Scatter) -> Table:
 
 
 def range_text(low: float | None, high: float | None, axis: Axis) -> str:
-    """'1.2 – 1.4 s' of two ends, one of equal ones, '–' of none."""
     if low is None or high is None:
         return "–"
     ends = [cell_text(value_cell(end, axis.format)) for end in (low, high)]
@@ -156,5 +151,4 @@ def _ranks(ranks: Ranks) -> Table:
 
 
 def level_text(level: Level, axis: Axis) -> str:
-    """A line's label with its value."""
     return f"{level.label.text()} {cell_text(value_cell(level.value, axis.format))}"

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from foretrain.base.messages import FSI, LRI, PDI, RLI, printable, runs_rightwards, say
 from foretrain.base.units import format_bytes
+from foretrain.reports.charts import COLOURS
 from foretrain.reports.document import (
     Bar,
     Block,
@@ -36,7 +37,6 @@ from foretrain.reports.document import (
     cell_text,
 )
 from foretrain.reports.numbers import behind, value_cell
-from foretrain.reports.palette import COLOURS
 
 # The terminal in a language that runs from right to left: lines end on the right, tables begin there.
 #
@@ -64,7 +64,6 @@ class Rightward:
 
 
 def _left_open(before: str, line: str) -> str:
-    """The marks that are still open at the end of a line."""
     for sign in line:
         if sign in LRI + RLI + FSI:
             before += sign
@@ -74,7 +73,6 @@ def _left_open(before: str, line: str) -> str:
 
 
 def facing(text: Text) -> RenderableType:
-    """A paragraph as the language that is spoken begins its lines."""
     return Rightward(text) if runs_rightwards() else text
 
 
@@ -166,7 +164,6 @@ def render_screen(screen: Screen, console: Console) -> None:
 
 
 def _rows(rows: list[Row], width: int) -> RichTable:
-    """Labels and what they say; a command stands on lines of its own, which can be copied."""
     rich = RichTable(box=None, show_header=False, padding=(0, GAP, 0, 0), pad_edge=False)
     labels = [printable(row.label.text()) for row in rows]
     rich.add_column(style="dim", no_wrap=True)
@@ -181,7 +178,6 @@ def _rows(rows: list[Row], width: int) -> RichTable:
 
 
 def _command(words: tuple[str, ...], width: int) -> str:
-    """A command as a shell takes it, with a backslash where a line ends before it does."""
     lines: list[str] = []
     for word in map(shlex.quote, map(printable, words)):
         if lines and cell_len(lines[-1]) + 1 + cell_len(word) <= width - 2:
@@ -196,7 +192,6 @@ def _print(console: Console, renderable: RenderableType, width: int | None = Non
 
 
 def _text(text: str, style: str = "") -> Text:
-    """Text for the terminal; what names and samples could smuggle in is taken out."""
     return Text(printable(text), style=style)
 
 
@@ -216,7 +211,6 @@ def _block(block: Block, console: Console) -> RenderableType:
 
 
 def _numbers(block: Figures | Picture, width: int) -> RenderableType:
-    """A picture as its numbers, where they are few; curves by their ends, one step by its highest moment."""
     if isinstance(block, Curves):
         return _curves(block)
     table = behind(block)
@@ -243,7 +237,6 @@ def _curves(curves: Curves) -> Text:
 
 
 def _least_width(table: Table, column: int) -> int:
-    """How narrow a column may become and still be read: numbers stay whole, text breaks once or so."""
     cells = [cell_text(row[column]) for row in table.rows if column < len(row)]
     longest = max(map(len, cells), default=0)
     if column not in table.numeric:
@@ -253,7 +246,6 @@ def _least_width(table: Table, column: int) -> int:
 
 
 def _fitting(table: Table, width: int) -> list[int]:
-    """The columns that are shown: optional ones go, one by one, while the table is too wide to be read."""
     count = len(table.columns) or max((len(row) for row in table.rows), default=0)
     kept = list(range(count))
     least = [GAP + _least_width(table, column) for column in kept]
@@ -264,7 +256,6 @@ def _fitting(table: Table, width: int) -> list[int]:
 
 
 def _head(table: Table, column: int, narrow: bool) -> str:
-    """A column's head; above numbers it breaks into lines where the table is too wide, as they do not."""
     head = printable(cell_text(table.columns[column])) if table.columns else ""
     if not narrow or column not in table.numeric or runs_rightwards():
         return head
@@ -272,7 +263,6 @@ def _head(table: Table, column: int, narrow: bool) -> str:
 
 
 def _widths(natural: list[int], least: list[int], width: int) -> list[int] | None:
-    """The widths of the columns of a table that is too wide, each giving of what it can spare; None: as rich has it."""
     excess, spare = sum(natural) + GAP * len(natural) - width, sum(natural) - sum(least)
     if excess <= 0 or excess > spare:
         return None
@@ -304,7 +294,6 @@ def _table(table: Table, width: int) -> RichTable:
 
 
 def _bars(bars: StackedBars, console: Console) -> RenderableType:
-    """Bars to one scale, with a mark at the limit; letters stand for colours where there are none."""
     scale = max([sum(size for _, size in bar.parts) for bar in bars.bars] + [bars.limit_bytes or 0]) or 1
     colours = console.color_system is not None
     width = max(20, min(_BAR_WIDTH, console.width - 28))
@@ -320,7 +309,6 @@ def _bars(bars: StackedBars, console: Console) -> RenderableType:
 
 
 def _legend(bars: StackedBars, colours: bool, width: int) -> list[Text]:
-    """What the colours or letters of bars mean; no entry is broken."""
     entries = []
     for group in dict.fromkeys(group for bar in bars.bars for group, _ in bar.parts):
         sign = ("█ ", COLOURS[group]) if colours else f"{GROUP_LETTERS[group]} = "
@@ -337,7 +325,6 @@ def _legend(bars: StackedBars, colours: bool, width: int) -> list[Text]:
 
 
 def _cells(bar: Bar, bytes_per_cell: float, mark: int | None, colours: bool) -> list[tuple[str, str]]:
-    """One (character, style) for each column of a bar; the limit's mark stands on top of it."""
     cells: list[tuple[str, str]] = []
     edge = 0.0
     for group, size in bar.parts:

@@ -65,8 +65,7 @@ _HEADERS = (
     Header("num decayed", _tensors("decay")),
     Header("num non-decayed", _tensors("undecay")),
     Header(
-        "vocab_size",
-        pattern(r"(?:found vocab_size = |defaulting to vocab_size of GPT-2 to )(?P<vocab_size>\d{1,9})"),
+        "vocab_size", pattern(r"(?:found vocab_size = |defaulting to vocab_size of GPT-2 to )(?P<vocab_size>\d{1,9})")
     ),
     Header(
         "peak flops",

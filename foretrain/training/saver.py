@@ -41,12 +41,7 @@ class Saver:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        keep: int,
-        note: Callable[..., None],
-        limit_bytes: int | None = None,
-        peers: Peers = ALONE,
+        self, folder: Path, keep: int, note: Callable[..., None], limit_bytes: int | None = None, peers: Peers = ALONE
     ) -> None:
         self.folder, self.keep, self.note, self.limit_bytes = folder, keep, note, limit_bytes
         self.peers = peers

@@ -8,7 +8,7 @@ from foretrain.advice.rules.base import Goal
 from foretrain.app.advise import advices
 from foretrain.base.errors import UserError
 from foretrain.predict.spec import StepName
-from foretrain.reports.as_json import document_json
+from foretrain.reports.html import document_json
 from foretrain.reports.views import advice as advice_view
 from foretrain.web import planner
 from foretrain.web.answers import SCHEMA

@@ -12,13 +12,12 @@ from foretrain.base.records import Record
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.predict.memory import Phased
 from foretrain.predict.plan import Plan
-from foretrain.reports.as_json import block_json, document_json, drawing
 from foretrain.reports.document import Message
-from foretrain.reports.views import figures
+from foretrain.reports.html import block_json, document_json
 from foretrain.reports.views import memory as memory_view
 from foretrain.reports.views import plan as plan_view
 
-__all__ = ["SCHEMA", "document_json", "drawing", "error_json", "plan_json", "strip"]
+__all__ = ["SCHEMA", "document_json", "error_json", "plan_json", "strip"]
 
 SCHEMA = "foretrain.page/1"
 
@@ -36,7 +35,7 @@ def plan_json(plan: Plan, found: ResolvedConfig) -> dict[str, Any]:
     verdict, *rest = document_json(document, "terminal")["sections"]  # pictures and figures stand above
     return {
         "schema": SCHEMA, "title": printable(document.title.text()), "subtitle": document.subtitle.text(),
-        "verdict": verdict["blocks"], "figures": block_json(figures.of_plan(plan))["items"],
+        "verdict": verdict["blocks"], "figures": block_json(plan_view.of_plan(plan))["items"],
         "pictures": [block_json(picture) for picture in memory_view.phase_pictures(plan)], "strip": _strip(plan),
         "sections": rest, "exact": bool(plan.exact), "config": plan.config.model_dump(mode="json"),
         "sources": found.sources, "notes": [printable(str(note)) for note in found.notes],

@@ -19,7 +19,7 @@ def start(no_exact: str, no_runs: str = "") -> dict[str, Any]:
     """What the page needs once: the form, texts, devices, presets. `no_…`: why one has no such thing here, else ""."""
     return {
         "schema": answers.SCHEMA, **spoken(), "fields": fields(), "devices": devices.listed(),
-        "presets": planner.presets(), "drawing": answers.drawing(), "no_exact": no_exact, "no_runs": no_runs,
+        "presets": planner.presets(), "no_exact": no_exact, "no_runs": no_runs,
     }  # fmt: skip
 
 

@@ -25,7 +25,6 @@ _GRACE_S = 3.0
 
 
 def start(work: str) -> processes.Child:
-    """A process for one of WORK."""
     return processes.Child("foretrain.web.child", work)
 
 
@@ -56,7 +55,6 @@ class Child:
 
     @property
     def failure(self) -> str:
-        """Why a finished one has no answer, '' where it has one."""
         return "stopped" if self.stopped else self._error
 
     def stop(self) -> None:
@@ -80,7 +78,6 @@ def done(work: str, job: dict[str, Any], listen: Callable[[str], None]) -> dict[
 
 
 def main(parent: processes.Parent, work: str) -> None:
-    """The process: do one job."""
     if hasattr(os, "nice"):
         os.nice(10)  # sliders, and a training that runs here, go first
     parent.gone = lambda: os.kill(os.getpid(), signal.SIGTERM)  # a trace then ends its own processes

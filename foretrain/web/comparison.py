@@ -20,7 +20,7 @@ from foretrain.comparison.loss_axes import gather
 from foretrain.comparison.sources import runs as source
 from foretrain.comparison.sources.given import Given
 from foretrain.comparison.subject import Subject
-from foretrain.reports.as_json import document_json
+from foretrain.reports.html import document_json
 from foretrain.reports.views import compare as compare_view
 from foretrain.runs.record import RunRecord, TrainedRun, TrainerRun
 from foretrain.web import child
@@ -58,7 +58,6 @@ def of_paths(asked: list[tuple[str, str | None]]) -> dict[str, Any]:
 
 
 def _read(id: str, run: ObservedRun | None) -> tuple[dict[str, Any], Subject | None]:
-    """How a run is, with what is to be said of it, and the run as far as it goes."""
     if run is None:
         return {"id": id, "name": "", "path": "", "notes": [], "problem": say("page.beside.gone")}, None
     state = {"id": id, **said_of(run, run.id), "notes": [], "problem": ""}
@@ -130,13 +129,11 @@ class Comparer:
             return 200, working.answer
 
     def stop(self) -> None:
-        """End what is being compared in a process, if anything is."""
         if self._child is not None:
             self._child.stop()
 
 
 def _size(run: ObservedRun) -> int:
-    """Bytes of its metrics."""
     try:
         return (run.path / "metrics.jsonl").stat().st_size
     except OSError:

@@ -48,7 +48,6 @@ class Refused(Exception):
 
 
 def hosts_of(port: int) -> frozenset[str]:
-    """What a browser on this machine calls a server on this port."""
     names = ("127.0.0.1", "localhost", "[::1]")
     return frozenset(f"{name}:{port}" for name in names) | (frozenset(names) if port == 80 else frozenset())
 
@@ -175,7 +174,6 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 
 async def _answer(id: str, send: Send) -> None:
-    """A refusal, as the command line's errors are written in JSON."""
     text = json.dumps({"schema": "foretrain.error/1", "id": f"refused.{id}", "message": say(f"refused.{id}")}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(text)).encode())]
     if id in ("too_large", "too_slow"):

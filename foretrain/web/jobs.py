@@ -27,12 +27,10 @@ class Job:
 
     @property
     def progress(self) -> str:
-        """How far the trace is, in a few words."""
         return self._child.progress
 
     @property
     def state(self) -> str:
-        """working, done, failed or stopped."""
         if self._child.stopped:
             return "stopped"
         if not self._child.finished():
@@ -41,15 +39,12 @@ class Job:
 
     @property
     def reason(self) -> str:
-        """Why it failed, '' where it did not."""
         return self._child.failure if self.state == "failed" else ""
 
     def begun(self) -> dict[str, Any]:
-        """What is answered when it begins: by what one asks again."""
         return {"schema": answers.SCHEMA, "job": self.id}
 
     def told(self) -> dict[str, Any]:
-        """How far it is, and its plan at the end."""
         done = self._show(self._child.answer) if self.state == "done" else None
         return {
             "schema": answers.SCHEMA, "state": self.state, "progress": self.progress, "reason": self.reason,
@@ -151,6 +146,5 @@ class Adviser:
         return newest if newest is not None and newest.id == id else None
 
     def stop(self) -> None:
-        """End what is being worked on, if anything is."""
         if self._newest is not None:
             self._newest.stop()

@@ -33,7 +33,6 @@ class Speaking:
 
 
 def asked(scope: Scope, language: str | None) -> str:
-    """The id of the language of a request."""
     given = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
     switched = messages.matching(given.get(HEADER.encode(), "")[:40])
     return switched or language or messages.preferred(given.get(b"accept-language", "")) or messages.ENGLISH

@@ -73,7 +73,6 @@ def size_of(path: Path) -> int:
 
 
 def newest(path: Path) -> dict[str, Any] | None:
-    """The last step that metrics.jsonl tells of."""
     steps = [shown for line in newest_lines(path) if (shown := _shown(line)) and line["kind"] == "step"]
     return steps[-1] if steps else None
 
@@ -101,7 +100,6 @@ def _parsed(lines: list[bytes]) -> list[dict[str, Any]]:
 
 
 def _shown(line: Any) -> dict[str, Any]:
-    """The figures of a step or an evaluation; none of another line."""
     if not isinstance(line, dict) or line.get("kind") not in ("step", "evaluation"):
         return {}
     plain = {key: line[key] for key in _SHOWN if _is_plain(line.get(key))}
@@ -121,7 +119,6 @@ Lines = Sequence[dict[str, Any]]  # of metrics.jsonl
 
 
 def pictures(lines: Lines) -> list[Curves]:
-    """The loss, a step's time, and the memory where the run measures it."""
     steps, evaluations = _of_kind(lines, "step"), _of_kind(lines, "evaluation")
     loss = [
         _trace(Message("axis.train"), steps, "loss", 1, colour=0),
@@ -183,5 +180,4 @@ def _quantity(value: Any, format: str) -> Quantity | None:
 
 
 def progress(done: int, of: int) -> str:
-    """'120 of 5,000 steps', in words."""
     return say("page.steps_of", done=format_value(done, "number"), of=format_value(of, "number"))

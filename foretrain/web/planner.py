@@ -45,14 +45,11 @@ class Asked(Record):
 
 
 class Pasted(Record):
-    """A config that was pasted or dropped, with the name of its file."""
-
     name: Text = ""
     text: Annotated[StrictStr, Field(max_length=200_000)]
 
 
 def presets() -> list[str]:
-    """The names that a form can begin with."""
     return list(PRESETS)
 
 
@@ -114,20 +111,17 @@ def made(found: ResolvedConfig, gpu: str, others: str) -> Plan:
 
 
 def _find(name: str) -> dataset.DatasetInfo | None:
-    """The dataset of this name, of those that lie under data/."""
     path = _datasets().get(name)
     return None if path is None else _info(path, max(one.stat().st_mtime for one in path.iterdir()))
 
 
 def _built_in_tokens() -> int:
-    """Of the training split. In a browser Python's library has no sources: there, those of what built the site."""
     if not devices.NO_MACHINE:
         return corpus.size_bytes("train")
     return json.loads((resources.files("foretrain.web") / "corpus.json").read_text("utf-8"))["train_bytes"]
 
 
 def _datasets() -> dict[str, Path]:
-    """The datasets of this folder by name; links are none of them."""
     try:
         folders = [path for path in dataset.DATA_DIR.iterdir() if path.is_dir() and not path.is_symlink()]
     except OSError:
@@ -137,7 +131,6 @@ def _datasets() -> dict[str, Path]:
 
 @lru_cache(maxsize=32)
 def _info(path: Path, changed_at: float) -> dataset.DatasetInfo:
-    """Read once, and again when one of its files has changed."""
     return dataset.read_info(path)
 
 

@@ -30,10 +30,9 @@ _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".
 def files() -> dict[str, tuple[bytes, str]]:
     """The page's own files by path: their bytes and type. Nothing else is ever served from disk."""
     package = resources.files("foretrain")
-    report = package / "reports"
     found = {
-        "/chart.js": (report / "vendor" / "chart.umd.min.js", "text/javascript"),
-        "/draw.js": (report / "draw.js", "text/javascript"),
+        "/chart.js": (package / "reports" / "chart.js", "text/javascript"),
+        "/chart.css": (package / "reports" / "chart.css", "text/css"),
     }
     for file in (package / "web" / "static").iterdir():
         kind = _TYPES.get(Path(file.name).suffix)
@@ -107,7 +106,6 @@ def _refusal(id: str, status: int) -> Response:
 
 
 async def _answer(work: Callable[[], Made]) -> Response:
-    """Do the work beside the event loop; what a user can mend comes back as its sentences."""
     status, value = await run_in_threadpool(sentences, work)
     return JSONResponse(value, status)
 
@@ -136,15 +134,12 @@ class Telling:
 
 
 class _Handlers:
-    """What answers; holds the runs' folders and the exact jobs."""
-
     def __init__(self, known: runs.Runs) -> None:
         self._runs, self.jobs, self.comparer = known, jobs.Jobs(), comparison.Comparer(known)
         self.adviser = jobs.Adviser()
         self._posted = {**calls.POSTED, "/api/advice": self.adviser.answer, **self.jobs.posted}
 
     async def start(self, request: Request) -> Response:
-        """Everything that the page needs once: the form, texts, devices, presets."""
         found = await _answer(lambda: (200, calls.start(jobs.why_not())))
         if not _takes_gzip(request):
             return found
@@ -152,11 +147,9 @@ class _Handlers:
         return Response(packed, found.status_code, headers=_PACKED, media_type=found.media_type)
 
     async def posted(self, request: Request) -> Response:
-        """What the ledger answers (calls.py)."""
         return await self._with(request, self._posted[request.url.path])
 
     async def advice_state(self, request: Request) -> Response:
-        """Advice that took long, or that it still does."""
         job = self.adviser.get(request.path_params["id"])
         return _refusal("missing", 404) if job is None else await _answer(job.state)
 
@@ -165,12 +158,10 @@ class _Handlers:
         return await _answer(lambda: work(body))
 
     async def exact_state(self, request: Request) -> Response:
-        """How far a trace is, and its answer at the end."""
         job = self.jobs.get(request.path_params["id"])
         return _refusal("missing", 404) if job is None else await _answer(lambda: (200, job.told()))
 
     async def exact_stop(self, request: Request) -> Response:
-        """Stop a trace."""
         job = self.jobs.get(request.path_params["id"])
         if job is None:
             return _refusal("missing", 404)
@@ -178,11 +169,9 @@ class _Handlers:
         return JSONResponse(job.told())
 
     async def runs(self, request: Request) -> Response:
-        """All runs."""
         return await _answer(lambda: (200, self._runs.listed()))
 
     async def run(self, request: Request) -> Response:
-        """One run."""
         return await self._of_run(request, lambda id, run: runs.page(id, run, self._runs.curve(id, run)))
 
     async def live(self, request: Request) -> Response:
@@ -202,9 +191,7 @@ class _Handlers:
         return _refusal("missing", 404) if run is None else await _answer(lambda: (200, work(id, run)))
 
     async def compare(self, request: Request) -> Response:
-        """Some runs beside each other."""
         return await self._with(request, lambda body: answered(body, comparison.Asked, self.comparer.answer))
 
     async def comparisons(self, request: Request) -> Response:
-        """Predicted against measured, of all runs."""
         return await _answer(lambda: (200, runs.comparisons(self._runs)))

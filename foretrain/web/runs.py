@@ -10,8 +10,8 @@ from foretrain.analysis.run import explain_directory
 from foretrain.base.errors import UserError
 from foretrain.base.messages import format_value, has, isolated, printable, say
 from foretrain.reports import making
-from foretrain.reports.as_json import block_json, document_json
 from foretrain.reports.document import Message
+from foretrain.reports.html import block_json, document_json
 from foretrain.reports.views import run as run_view
 from foretrain.runs.folder import find_runs
 from foretrain.runs.record import RunRecord, TrainedRun, source_of
@@ -54,7 +54,6 @@ class Runs:
         return self.all().get(id)
 
     def listed(self) -> dict[str, Any]:
-        """Every run in a row, the newest first; what cannot be read is said."""
         rows, unreadable = [], []
         for id, run in self.all().items():
             try:
@@ -152,7 +151,6 @@ def _as_steps(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _events(run: ObservedRun) -> list[dict[str, str]]:
-    """What happened, in words; of an event that this version has no words for, its id."""
     found = []
     for line in run.read_lines("events")[-MAX_EVENTS:]:
         id, values = str(line.get("id", ""))[:80], line.get("values")

@@ -40,8 +40,6 @@ def protocol(token: str) -> type[H11Protocol]:
     unproven: dict[Any, None] = {}  # the oldest first
 
     class Connection(H11Protocol):
-        """One connection, with a clock for the head of its next request."""
-
         def connection_made(self, transport: asyncio.Transport) -> None:
             """Start the clock, and cut off the oldest of too many that have not shown the token."""
             super().connection_made(transport)
@@ -52,7 +50,6 @@ def protocol(token: str) -> type[H11Protocol]:
                 next(iter(unproven)).cut_off()
 
         def cut_off(self) -> None:
-            """Close it without waiting for what it does not read."""
             unproven.pop(self, None)
             self.transport.abort()
 
@@ -87,8 +84,6 @@ HOST, DEFAULT_PORT = "127.0.0.1", 8765
 
 @dataclass(frozen=True)
 class Served:
-    """A server that listens but does not answer yet."""
-
     server: uvicorn.Server
     listening: socket.socket
     port: int

@@ -36,7 +36,7 @@ SETTLED = """() => new Promise(done => {
   let before = "", same = 0;
   const look = () => {
     const now = [root.scrollWidth, root.scrollHeight, document.querySelectorAll("*").length,
-      ...[...document.querySelectorAll("canvas")].map(canvas => canvas.clientHeight)].join();
+      ...[...document.querySelectorAll(".drawing")].map(one => one.clientHeight)].join();
     same = now === before ? same + 1 : 0;
     before = now;
     if (same >= 5) done(); else requestAnimationFrame(look);
@@ -158,11 +158,14 @@ def serving_here(runs: Path) -> Iterator[str]:
         thread.join()
 
 
+SHOWN_DRAWING = "[...document.querySelectorAll('.drawing')].map(one => [...one.querySelectorAll('.view:not([hidden]) > svg')].filter(svg => svg.getBoundingClientRect().width))"
+
+
 def blank_pictures(page: Page) -> list[str]:
-    """Ids of canvases on which hardly anything is drawn."""
+    """Names of pictures of which not just one drawing is shown, or one in which hardly anything is drawn."""
     return page.evaluate(
-        """() => [...document.querySelectorAll("canvas")].filter(canvas => {
-             const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
-             let inked = 0; for (let i = 3; i < data.length; i += 4) inked += data[i] > 0;
-             return inked < 500; }).map(canvas => canvas.id)"""
+        f"""() => {SHOWN_DRAWING}.map((shown, i) => [shown, document.querySelectorAll('.drawing')[i]])
+            .filter(([, one]) => one.clientWidth).filter(([shown]) => shown.length !== 1 ||
+              shown[0].querySelectorAll("text").length < 3 || !shown[0].querySelector("[data-series]"))
+            .map(([, one]) => one.getAttribute("aria-label"))"""
     )

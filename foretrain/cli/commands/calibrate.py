@@ -14,7 +14,7 @@ from foretrain.cli.common import ERR, OUT, need_one_of, print_json
 from foretrain.hardware.calibration import SCHEMA, load
 from foretrain.hardware.catalogue import Dtype
 from foretrain.reports import text
-from foretrain.reports.views import calibration as calibration_view
+from foretrain.reports.views import agreement as calibration_view
 
 EPILOG = """Examples:
 

@@ -12,7 +12,7 @@ from foretrain.cli.command import argument, command, flag, json_option, option, 
 from foretrain.cli.commands.sample import warn_of_skipped
 from foretrain.cli.common import ERR, OUT, LiveLine, noted, print_json, print_said, rewrites_lines
 from foretrain.reports import text
-from foretrain.reports.views.evaluation import scores
+from foretrain.reports.views import scores
 
 EPILOG = """Examples:
 

@@ -19,8 +19,8 @@ from foretrain.measure import verify_record, verify_session
 from foretrain.measure.verify_record import Outcome, Verification
 from foretrain.measure.verify_session import FILLING, ON_A_CARD, Target, about_s
 from foretrain.reports import text
-from foretrain.reports.views import verify as verify_view
-from foretrain.reports.views.verify import errors_of, why
+from foretrain.reports.views import agreement as verify_view
+from foretrain.reports.views.agreement import errors_of, why
 
 EPILOG = """Examples:
 
@@ -142,7 +142,7 @@ def _print(found: Verification, path: Path, *, as_json: bool, contribute: bool) 
         print_json(found.as_json())
         return
 
-    text.render(verify_view.document(found, str(path) if contribute else ""), OUT)
+    text.render(verify_view.verify_document(found, str(path) if contribute else ""), OUT)
 
 
 class Progress:

@@ -19,7 +19,7 @@ from foretrain.hardware.catalogue import stated_bytes
 from foretrain.hardware.cluster import is_counted
 from foretrain.predict.inference.plan import SCHEMA, InferencePlan
 from foretrain.predict.memory import FAILING
-from foretrain.reports.views.generation import plan as view
+from foretrain.reports.views import generation as view
 
 PLANS_SCHEMA = "foretrain.inferences/1"
 # Options of `plan` that go with --inference; every other one is about training.

@@ -18,11 +18,7 @@ except ImportError:  # Windows
 
 
 def start(
-    module: str,
-    *words: str,
-    stdin: int | None = subprocess.PIPE,
-    one_thread: bool = True,
-    most_waiting: int = 0,
+    module: str, *words: str, stdin: int | None = subprocess.PIPE, one_thread: bool = True, most_waiting: int = 0
 ) -> Child:
     """A child that runs `foretrain.data.prepare.<module>`."""
     # Arrow and glibc reserve address space by thread and pool; the limit of `limit_memory` is on that.

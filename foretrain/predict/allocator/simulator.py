@@ -38,12 +38,7 @@ class OutOfMemory(MemoryError):
     """
 
     def __init__(
-        self,
-        requested_bytes: int,
-        allocated_bytes: int,
-        reserved_bytes: int,
-        limit_bytes: int,
-        segment_bytes: int = 0,
+        self, requested_bytes: int, allocated_bytes: int, reserved_bytes: int, limit_bytes: int, segment_bytes: int = 0
     ) -> None:
         super().__init__(
             f"{requested_bytes} bytes asked for, which takes a segment of {segment_bytes}; "

@@ -12,17 +12,7 @@ from foretrain.predict.abstract.autograd import Grads, Parameter, record, wants
 from foretrain.predict.abstract.modules import DEVICE
 from foretrain.predict.abstract.tensors import DType, Tensor, bool_, contiguous_strides, float32, int64
 from foretrain.predict.abstract.views import joined, product, reduced, result_of
-from foretrain.predict.compiled.graph import (
-    EXTERN,
-    GATHER,
-    POINTWISE,
-    RANDOM,
-    REDUCTION,
-    Traced,
-    emit,
-    item,
-    node_of,
-)
+from foretrain.predict.compiled.graph import EXTERN, GATHER, POINTWISE, RANDOM, REDUCTION, Traced, emit, item, node_of
 
 
 def point(name: str, shape: Sequence[int], dtype: DType, *inputs: Any) -> Traced:

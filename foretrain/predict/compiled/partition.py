@@ -8,17 +8,7 @@ never recomputed. The cut is the one nearest to the backward pass (networkx.mini
 import heapq
 from collections.abc import Sequence
 
-from foretrain.predict.compiled.graph import (
-    FUSIBLE,
-    INPUT,
-    ITEM,
-    PIECE,
-    RECOMPUTABLE,
-    TANGENT,
-    VIEW,
-    Graph,
-    Node,
-)
+from foretrain.predict.compiled.graph import FUSIBLE, INPUT, ITEM, PIECE, RECOMPUTABLE, TANGENT, VIEW, Graph, Node
 
 INFINITE = 1 << 62
 FAR = 1 << 30

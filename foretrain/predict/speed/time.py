@@ -29,9 +29,7 @@ from foretrain.predict.speed.ops import (
     optimizer,
     optimizer_launches,
 )
-from foretrain.predict.speed.ops import (
-    step as step_operations,
-)
+from foretrain.predict.speed.ops import step as step_operations
 from foretrain.predict.speed.rates import (
     GAP_S,
     HOST_BYTES_PER_S,

@@ -15,13 +15,7 @@ from foretrain.predict.abstract.modules import KINDS
 from foretrain.predict.allocator.replay import Death, Replay, Tried, replay, smallest_limit_bytes
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.estimate.simulated_run import EARLY_GRADIENTS
-from foretrain.predict.memory import (
-    PHASES,
-    Component,
-    PhaseMemory,
-    StepMemory,
-    judged,
-)
+from foretrain.predict.memory import PHASES, Component, PhaseMemory, StepMemory, judged
 from foretrain.predict.trace.record import Allocation, Trace, moment_id
 from foretrain.predict.trace.repeats import with_all_micro_batches
 

@@ -226,12 +226,7 @@ class Recorder(Lifetimes):
         """Name the kernel that made it; the first one stays."""
         self.names.setdefault(id, name)
 
-    def finish(
-        self,
-        *,
-        logits: Head | None = None,
-        weight_shapes: frozenset[tuple[int, ...]] = frozenset(),
-    ) -> Trace:
+    def finish(self, *, logits: Head | None = None, weight_shapes: frozenset[tuple[int, ...]] = frozenset()) -> Trace:
         """Return the trace, every allocation with a category: its tag, or what its shape and the moment of its birth
         say.
 

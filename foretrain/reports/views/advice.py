@@ -76,7 +76,6 @@ def _now(plan: Plan, found: Advices) -> tuple[Block, ...]:
 
 
 def _uneven(plan: Plan, found: Advices) -> tuple[Block, ...]:
-    """Why a larger micro-batch needs less, where a change is to the micro-batch alone."""
     alone = {"batch_size", "gradient_accumulation_steps"}
     changes = [
         ({setting.option: setting.after for setting in advice.settings}, advice.effect.needed_bytes)
@@ -96,7 +95,6 @@ def short(plan: Plan, advice: Advice) -> str:
 
 
 def _short(plan: Plan, advice: Advice, rule: str) -> Message:
-    """One of the rules of a change, with its values."""
     if not has(f"rule.{rule}.short"):
         return Message("rule.untold.short", {"rule": rule})
     part = rule == "free_others" and advice.used_by_others_bytes  # not all that they use is needed
@@ -104,7 +102,6 @@ def _short(plan: Plan, advice: Advice, rule: str) -> Message:
 
 
 def _named(rule: str) -> str:
-    """A rule without values: its name, or the option that it sets."""
     return Message(f"rule_name.{rule}").text() if has(f"rule_name.{rule}") else rule
 
 
@@ -118,7 +115,6 @@ def _values(plan: Plan, advice: Advice) -> dict[str, Any]:
 
 
 def _table(plan: Plan, found: Advices, listed: tuple[Advice, ...], *, partial: bool = False) -> Table:
-    """One row a change. Speed has no column of what is needed, quality has its estimate."""
     by_memory = found.goal == "fit" or partial
     traced = any(advice.confirmation for advice in listed)
     names = ["change"] if partial else ["number", "change"]
@@ -154,14 +150,12 @@ def _cells(plan: Plan, found: Advices, advice: Advice, number: int) -> dict[str,
 
 
 def _saved(found: Advices, advice: Advice) -> int | None:
-    """How much less than now; None where the change gives more room instead."""
     saved = found.now.needed_bytes - advice.effect.needed_bytes
     same = advice.gpu == found.gpu and advice.used_by_others_bytes == found.used_by_others_bytes
     return saved if same or saved > 0 else None
 
 
 def _useless(plan: Plan, idle: tuple[Idle, ...]) -> list[Block]:
-    """A sentence for each reason, or for each rule where the numbers are its own."""
     blocks: list[Block] = []
     together: dict[str, list[str]] = {}
     for each in idle:
@@ -250,7 +244,6 @@ def _effects(found: Advices, advice: Advice) -> tuple[tuple[Cell, ...], ...]:
 
 
 def _time(effect: Effect) -> Message:
-    """Of a step and of the whole run; what rounds to nothing is said to be the same."""
     if effect.slower is None or effect.longer is None:
         return Message("advice.time_unknown")
     step, run = rounds_to_zero(effect.slower), rounds_to_zero(effect.longer)

@@ -81,7 +81,6 @@ def _row(plan: Plan, number: str, advice: Advice, last: str) -> tuple[Cell, ...]
 
 
 def _next(plan: Plan, found: Advices, asked: Asked) -> list[Row]:
-    """The command that runs the first change; where it is more than options, the one that shows it."""
     if not found.advised:
         return []
     first = found.advised[0]

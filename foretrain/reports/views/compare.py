@@ -6,9 +6,10 @@ from typing import Any
 from foretrain.analysis.forecast_check import Row, Sources
 from foretrain.base.messages import listed
 from foretrain.comparison.ablations import Ablation
-from foretrain.comparison.compare import Comparison, Side
+from foretrain.comparison.compare import Comparison, Scaling, Side
 from foretrain.comparison.loss_axes import LossCurves
 from foretrain.comparison.questions import LEARNING, Pair, Verdict
+from foretrain.comparison.repeats import Scatter
 from foretrain.comparison.settings import GROUPS, Setting
 from foretrain.reports.document import (
     Axis,
@@ -25,7 +26,7 @@ from foretrain.reports.document import (
 )
 from foretrain.reports.views import agreement as agreement_view
 from foretrain.reports.views import curves as curves_view
-from foretrain.reports.views.comparison import paragraphs, scores
+from foretrain.reports.views import scores
 
 WIDE = 4  # subjects that stand side by side; more of them stand one below the other
 _LABEL = 18
@@ -40,7 +41,7 @@ def document(found: Comparison) -> Document:
         Section(Message("side.verdicts"), tuple(_verdicts(found))),
         Section(Message("side.settings"), _settings(found, labels)),
         Section(Message("side.figures"), _figures(found.sides)),
-        *scores.sections(found.scores, labels),
+        *scores.compared_sections(found.scores, labels),
         *_settle(found),
     ]
     title = Message("side.title_many", {"count": len(labels)})
@@ -120,7 +121,6 @@ def _table_of(able: list[Setting], labels: list[str]) -> Table:
 
 
 def _lists_of(able: list[Setting], labels: list[str]) -> Table:
-    """For many subjects: each value with those that have it."""
     rows: Rows = []
     for setting in able:
         groups: dict[str, list[str]] = {}
@@ -246,9 +246,9 @@ def _verdicts(found: Comparison) -> list[Block]:
     blocks: list[Block] = [Table((), tuple(rows), tones=tuple(tones))]
     if len(found.sides) > 2:
         blocks += [_against_first(verdict) for verdict in found.verdicts if verdict.others]
-    blocks += [paragraphs.scaling(scaling) for scaling in found.scalings]
+    blocks += [_scaled(scaling) for scaling in found.scalings]
     blocks.append(Paragraph(Message("side.noise")))
-    blocks += [paragraphs.learned(scatter) for scatter in found.scatters]
+    blocks += [_learned(scatter) for scatter in found.scatters]
     return blocks
 
 
@@ -316,7 +316,6 @@ def _because(verdict: Verdict) -> Cell:
 
 
 def _unlike(verdict: Verdict) -> str:
-    """That the models differ, where the question is then one of their size."""
     names = _and(list(verdict.unlike_models))
     return _text(Message("side_because.models", {"names": names})) if names else ""
 
@@ -400,13 +399,12 @@ def report(
     agreement = agreement_view.pictures(checks, sources) if checks and sources else ()
     if agreement:
         sections.append(Section(Message("report.check"), agreement))
-    sections += scores.sections(found.scores, list(order))
+    sections += scores.compared_sections(found.scores, list(order))
     sections += _settle(found)
     return Document(Message("report.compare_title", {"labels": ", ".join(order)}), Message("side.subtitle"), sections)
 
 
 def _answers(found: Comparison) -> tuple[Block, ...]:
-    """The questions that have an answer beyond noise, in a sentence each; or that none has."""
     said = [
         Paragraph(
             brief(verdict, verdict.pair),
@@ -442,7 +440,6 @@ def _measured(side: Side) -> bool:
 
 
 def _rates(side: Side) -> tuple[float | None, float | None]:
-    """The range of tokens/s that the range of step times is."""
     if not (side.step_s and side.tokens_per_s and side.step_low_s and side.step_high_s):
         return None, None
     return side.tokens_per_s * side.step_s / side.step_high_s, side.tokens_per_s * side.step_s / side.step_low_s
@@ -468,3 +465,19 @@ def _memory(sides: tuple[Side, ...], verdicts: dict[str, str | None]) -> tuple[B
     axis = Axis(Message("axis.memory_bytes"), "bytes")
     title = Message("picture.compared_memory")
     return (Ranks(title, axis, tuple(ranks), Message("column.source"), source=_ranges()),)
+
+
+def _scaled(found: Scaling) -> Paragraph:
+    id = found.why or ("forecast" if found.predicted else "measured")
+    said = Message(f"scaling.{id}", found.model_dump()).text()
+    tokens = Message("scaling.same_tokens" if found.same_tokens else "scaling.other_tokens")
+    return Paragraph(Message("first.two", {"one": said, "other": tokens}), "warn" if found.why else "plain")
+
+
+def _learned(scatter: Scatter) -> Paragraph:
+    values = {
+        "runs": "; ".join(listed(labels) for labels in scatter.runs),
+        "device": scatter.device,
+        **{name: getattr(scatter, name) * 100 for name in ("seen", "assumed", "counted")},
+    }
+    return Paragraph(Message("side.learned", values))

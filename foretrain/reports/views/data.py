@@ -86,7 +86,6 @@ def _about(summary: DatasetSummary) -> Table:
 
 
 def _lengths(summary: DatasetSummary) -> Table | None:
-    """Both splits side by side; bins that no document is in are left out at both ends."""
     found = {name: split.length_histogram for name, split in summary.splits.items() if split.length_histogram}
     used = [b for counts in found.values() for b, count in enumerate(counts) if count]
     if not used:
@@ -116,7 +115,6 @@ def _parts(info: DatasetInfo, tokens: int | None) -> Table:
 
 
 def preparation_document(plan: "PreparePlan", out: str) -> Document:
-    """One row for each thing that is read, written, held or waited for."""
     unknown = Message("prepare.unknown")
     kinds = listed(f"{count} {suffix}" for suffix, count in list(plan.left_out.items())[:4])
     files: Cell = unknown

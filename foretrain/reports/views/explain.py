@@ -17,7 +17,6 @@ CONTEXT_DOUBTS = {"too_little", "too_much", "below"}
 
 
 def document(plan: Plan, explanation: Explanation) -> Document:
-    """Why the run needs what it needs."""
     worst = explanation.phase
     mode = "compiled" if explanation.compiled else "eager"
     values = {
@@ -35,7 +34,7 @@ def document(plan: Plan, explanation: Explanation) -> Document:
                 *assumed(plan),
                 sums_table(explanation.sums),
             ),
-        ),
+        )
     ]
     if explanation.tensors:
         sections.append(Section(Message("explain.alive"), (_tensors(explanation),)))
@@ -89,17 +88,14 @@ def _tensors(explanation: Explanation) -> Table:
 
 
 def _name(group: TensorGroup) -> Cell:
-    """The module or parameter; what the tensor is where none has a name, and for the loss, whose tensors have many."""
     return group.where if group.where and group.component != "logits" else Message(f"tensor.{group.role}")
 
 
 def _short(op: str) -> str:
-    """A kernel's name can list every op that was fused into it."""
     return op if len(op) <= 36 else op[:35] + "…"
 
 
 def _smi(explanation: Explanation) -> tuple[Block, ...]:
-    """With what the other mode, eager or compiled, would need."""
     other = "eager" if explanation.compiled else "compiled"
     values = {"mode": Message(f"mode.{other}"), "other": explanation.other_mode_bytes}
     observed = (line for line in explanation.lines if line.id == "process" and line.source == "observed")
@@ -133,14 +129,12 @@ def _range(line: Line) -> Cell:
 
 
 def _uneven(found: Largest) -> tuple[Paragraph, ...]:
-    """Why a larger micro-batch needs less; the estimate's own sentence says it anyway."""
     if found.option != "batch_size" or found.source == "estimated":
         return ()
     return uneven((probe.value, probe.needed_expected_bytes) for probe in found.probes)
 
 
 def largest(plan: Plan, found: Largest) -> Document:
-    """The largest value that fits, with what was traced on the way."""
     values = {
         "option": found.option, "value": found.value or 0, "step": Message(f"step.{plan.step}"), "gpu": plan.gpu.name,
         "available": found.available_bytes,

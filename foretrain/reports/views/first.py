@@ -38,7 +38,6 @@ LARGEST = 2  # groups of memory that are named
 
 
 def screen(plan: Plan, answer: FirstAnswer, asked: Asked) -> Screen:
-    """One plan."""
     rows = [*_batch(plan), *_takes_of(plan, answer), *_limits(plan, answer, plan.step)]
     rows += _next(plan, answer, asked)
     rows += [*assumed_rows(plan, plan.step), *_more(plan, asked)]
@@ -93,17 +92,13 @@ def best(plan: Plan, found: Best, asked: Asked) -> Screen:
     )
     rows = _takes(plan.model_copy(update={"config": c}), winner.timing, steps=winner.steps)
     rows += [Row(Message("first.label.limits"), listed(Message(f"first.bind.{bind}").text() for bind in found.binds))]
-    rows += [
-        Row(Message("first.label.batch"), Message("first.split", values), optional=2),
-        _written(asked),
-    ]
+    rows += [Row(Message("first.label.batch"), Message("first.split", values), optional=2), _written(asked)]
     rows += assumed_rows(plan, plan.step, *(["no_repeats"] if found.dataset_tokens is None else []))
     rows += _all(asked)
     return Screen(Message("best.title", values), lead, None, tuple(rows))
 
 
 def cards(plans: list[Plan], choice: Choice, asked: Asked) -> Screen:
-    """Several cards: one row for each, then the best."""
     names = ("gpu", "verdict", "needs_of_free", "hours", "money_of")
     heads = tuple(Message(f"column.{name}", {"currency": plans[0].config.currency}) for name in names)
     shown = plans[:MOST_CARDS]
@@ -155,7 +150,6 @@ def line(plan: Plan, step: StepName, version: str, timing: Timing | None = None,
 
 
 def best_line(plan: Plan, found: Best, version: str) -> Message:
-    """The same of --best: the model, what it needs, its estimated loss."""
     winner = found.candidates[0]
     c = winner.config
     values = {
@@ -182,7 +176,6 @@ def _titled(plan: Plan, sources: Message) -> Message:
 
 
 def sources_of(plan: Plan, step: StepName) -> Message:
-    """Where memory and time of a step are from."""
     return _sources(plan, step, plan.timing_of(step))
 
 
@@ -207,7 +200,6 @@ def room(plan: Plan, how: str = "room") -> Message:
 
 
 def lead_of(plan: Plan, asked: Asked, *, others: bool = True) -> list[Paragraph]:
-    """The verdict, and what the other way to run the step would give where that is another answer."""
     verdict, memory = plan.verdict_of(plan.step), plan.memory_of(plan.step)
     phase, id = memory.neediest, verdict_id(verdict, memory.needed_bytes, plan.available_bytes)
     values: dict[str, Any] = {
@@ -236,7 +228,6 @@ def lead_of(plan: Plan, asked: Asked, *, others: bool = True) -> list[Paragraph]
 
 
 def _untraced(plan: Plan) -> list[Paragraph]:
-    """Why --exact has no trace to show: whoever asks for one must not take the estimate for it."""
     why = next((note for note in plan.notes if note.id == "trace_unavailable"), None)
     return [] if why is None else [Paragraph(Message("note.trace_unavailable", why.values), "warn")]
 
@@ -256,13 +247,11 @@ def _other_step(plan: Plan, asked: Asked) -> list[Paragraph]:
 
 
 def _batch(plan: Plan) -> list[Row]:
-    """The micro-batch that batch_size = auto has found."""
     note = next((note for note in plan.notes if note.id.startswith("auto_")), None)
     return [] if note is None else [Row(Message("first.label.batch"), Message(f"first.{note.id}", note.values))]
 
 
 def _takes_of(plan: Plan, answer: FirstAnswer) -> list[Row]:
-    """Hours and money; of a run that does not fit those of the suggested command, else what it would take."""
     timing = plan.timing_of(plan.step)
     if plan.verdict not in REFUSED or timing is None:
         return _takes(plan, timing)
@@ -284,14 +273,12 @@ def _takes_of(plan: Plan, answer: FirstAnswer) -> list[Row]:
 
 
 def _changed_timing(plan: Plan, answer: FirstAnswer) -> Timing | None:
-    """The suggested run's time, where the screen shows that because the run as given does not fit."""
     if plan.verdict not in REFUSED or plan.timing_of(plan.step) is None or answer.next != "change":
         return None
     return answer.changed.timing if answer.changed else None
 
 
 def _takes(plan: Plan, timing: Timing | None, steps: int | None = None) -> list[Row]:
-    """Hours and money."""
     if timing is None:
         unknown = Row(Message("first.label.cost"), Message("first.cost_unknown"))
         id = "first.no_time_of_recipe" if plan.of_untimed_recipe else "first.no_time"
@@ -311,7 +298,6 @@ def _takes(plan: Plan, timing: Timing | None, steps: int | None = None) -> list[
 
 
 def _limits(plan: Plan, answer: FirstAnswer, step: StepName) -> list[Row]:
-    """What takes the memory where that is short, else what takes the time."""
     timing, found = plan.timing_of(step), answer.bottleneck
     label = Message("first.label.limits")
     if plan.verdict_of(step) in (None, "fits") and timing is not None and found is not None:
@@ -323,7 +309,6 @@ def _limits(plan: Plan, answer: FirstAnswer, step: StepName) -> list[Row]:
 
 
 def _next(plan: Plan, answer: FirstAnswer, asked: Asked) -> list[Row]:
-    """The change that helps, and the command."""
     if asked.quiet:
         return []
     label, advice = Message("first.label.next"), answer.advice
@@ -396,7 +381,6 @@ def _all(asked: Asked) -> list[Row]:
 
 
 def _more(plan: Plan, asked: Asked) -> list[Row]:
-    """Where the rest is; how many notes are behind it."""
     if asked.quiet:
         return []
     hidden = [n for n in plan.notes if not n.id.startswith("auto_") and not has(f"first.assumed.{n.id}")]

@@ -8,7 +8,7 @@ from foretrain.predict.plan import Plan
 from foretrain.predict.scaling import PRACTICE, SMALLEST_FITTED, SMALLEST_VOCABULARY
 from foretrain.predict.within import Within
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
-from foretrain.reports.views.plan_time import spending_rows
+from foretrain.reports.views.plan import spending_rows
 from foretrain.reports.views.shared import TONES, assumed, uncalibrated
 
 
@@ -49,7 +49,6 @@ def within(plan: Plan, answer: Within) -> Document:
 
 
 def warmup(asked: RunConfig, fitting: RunConfig) -> Message:
-    """The warm-up as a share of both runs."""
     values = {
         "warmup": fitting.warmup_iters, "steps": fitting.max_iters, "share": fitting.warmup_iters / fitting.max_iters,
         "asked": asked.warmup_iters, "asked_steps": asked.max_iters,
@@ -158,7 +157,6 @@ def _candidates(answer: Best) -> Table:
 
 
 def _settings(asked: RunConfig, chosen: RunConfig) -> Table:
-    """Every knob that differs from the config that was given."""
     rows: tuple[tuple[Cell, ...], ...] = tuple(
         (name, str(getattr(asked, name)), str(getattr(chosen, name)))
         for name in RunConfig.model_fields
@@ -187,7 +185,6 @@ def _practice(winner: Candidate) -> Table:
 
 
 def _notes(plan: Plan, answer: Best) -> tuple[Block, ...]:
-    """What the estimate is worth, and those notes of the plan that hold for any model on this card."""
     winner = answer.candidates[0]
     blocks: list[Block] = [Paragraph(Message("best.explained"), "warn")]
     if winner.n_params < SMALLEST_FITTED:

@@ -26,8 +26,8 @@ from foretrain.reports.document import (
     Table,
 )
 from foretrain.reports.views import curves as curves_view
-from foretrain.reports.views import figures
 from foretrain.reports.views import outlook as outlook_view
+from foretrain.reports.views import plan as plan_view
 from foretrain.reports.views.curves import loss_unit
 from foretrain.reports.views.finetune.run import change_blocks
 from foretrain.reports.views.memory import phase_bars, verdicts
@@ -53,7 +53,6 @@ def document(explained: LogExplanation, facts: LogFacts | None = None) -> Docume
 
 
 def _first(explained: LogExplanation) -> Section:
-    """What a page says first; a terminal has the same, told at length, beneath."""
     row = _figures(explained)
     blocks = (*_verdict(explained), *([row] if row.items else []))
     return Section(Message("report.figures"), tuple(Only("page", block) for block in blocks))
@@ -70,7 +69,6 @@ def _curves(facts: LogFacts, *, watched: bool) -> list[Section]:
 
 
 def _ran_out(explained: LogExplanation) -> list[Section]:
-    """How memory ran out. A log that cannot be the config's run gets no advice, and that is said first."""
     if not explained.out_of_memory:
         return []
     doubts = tuple(Paragraph(Message(f"oom_doubt.{doubt.id}", doubt.values), "bad") for doubt in explained.doubts)
@@ -86,7 +84,6 @@ def _ran_out(explained: LogExplanation) -> list[Section]:
 
 
 def _surroundings(facts: LogFacts, *, read: bool) -> list[Section]:
-    """What the plan of the log's config says, or that a config would tell more."""
     if facts.plan is not None and facts.outlook is not None:
         memory = facts.plan.memory_of("nanogpt")
         blocks = (phase_bars(facts.plan, memory), *verdicts(facts.plan, memory))
@@ -125,7 +122,7 @@ def _figures(explained: LogExplanation) -> Figures:
             ("memory", Quantity(held, "bytes") if held else None, measured),
             ("energy", Quantity(joules, "energy") if joules else None, measured),
         ]
-    return figures.row(items)
+    return plan_view.row(items)
 
 
 Rows = list[tuple[Cell, ...]]

@@ -38,7 +38,6 @@ def _mode(memory: StepMemory) -> str:
 
 
 def sentences(plan: Plan) -> tuple[Block, ...]:
-    """Whether each way to run the step fits."""
     blocks: list[Block] = []
     for memory in plan.memories:
         verdict = plan.verdict_of(memory.step)
@@ -75,7 +74,6 @@ def _verdict_values(plan: Plan, memory: StepMemory, phase: PhaseMemory) -> dict[
 
 
 def _exact_verdict(plan: Plan, exact: Exact, verdict: str | None) -> Message:
-    """What it takes where there is room, from how much on it lives, and where it dies under what there is."""
     memory, death = exact.memory, exact.death
     values = _verdict_values(plan, memory, memory.neediest)
     values |= {
@@ -93,7 +91,6 @@ def _exact_verdict(plan: Plan, exact: Exact, verdict: str | None) -> Message:
 
 
 def _needs(phase: PhaseMemory, exact: bool, reached: bool) -> tuple[Cell, ...]:
-    """Allocated, with a trace also reserved, needed, the range of that, the verdict."""
     reserved = (Quantity(phase.reserved_bytes, "bytes"),) if exact else ()
     low, expected, high = phase.needed_span
     return (
@@ -106,7 +103,6 @@ def _needs(phase: PhaseMemory, exact: bool, reached: bool) -> tuple[Cell, ...]:
 
 
 def tables(plan: Plan) -> tuple[Block, ...]:
-    """What each phase needs, of both ways to run the step."""
     reserved = ("reserved",) if plan.exact else ()
     names = ("phase", "allocated", *reserved, "needed", "range", "verdict")
     heads = tuple(Message(f"column.{name}") for name in names)
@@ -132,7 +128,6 @@ def tables(plan: Plan) -> tuple[Block, ...]:
 
 
 def every_byte(plan: Plan) -> tuple[Block, ...]:
-    """Both bars, then the rows of the phase that needs most of the step that is meant, each with its formula."""
     memory = plan.memory_of(plan.step)
     phase = memory.neediest
     rows: list[tuple[Cell, ...]] = [
@@ -183,7 +178,6 @@ def phase_parts(plan: Plan, memory: StepMemory, phase: PhaseMemory) -> tuple[tup
 
 
 def memory_bars(plan: Plan) -> StackedBars:
-    """One bar for each way to run the step, at the phase that needs most, up to what it is expected to need."""
     bars = tuple(
         Bar(Message(f"step.{each.step}"), phase_parts(plan, each, each.neediest))
         for each in sorted(plan.memories, key=plan.memory.index)
@@ -216,7 +210,6 @@ def _measured(memory: "MeasuredMemory", allocated: int, top: int) -> Parts:
 
 
 def phase_pictures(plan: Plan) -> tuple[StackedBars, ...]:
-    """A bar for each phase, of both ways to run the step and to one scale."""
     most = max(phase.needed_expected_bytes for memory in plan.memories for phase in memory.phases)
     return tuple(
         replace(phase_bars(plan, memory), title=Message("report.bars_of", {"of": step_mode(memory)}), scale_bytes=most)
@@ -230,7 +223,6 @@ def step_mode(memory: StepMemory) -> Message:
 
 
 def verdicts(plan: Plan, memory: StepMemory) -> tuple[Block, ...]:
-    """Where a phase does not fit, in words."""
     if plan.available_bytes is None:
         return ()
     return tuple(
@@ -250,7 +242,6 @@ def verdicts(plan: Plan, memory: StepMemory) -> tuple[Block, ...]:
 
 
 def moments_picture(plan: Plan, moments: StepMoments) -> tuple[Block, ...]:
-    """The step, and in words where it is highest."""
     memory = plan.memory_of(moments.step)
     steady = next((phase for phase in memory.phases if phase.phase == "steady_step"), None)
     levels: tuple[Level, ...] = ()

@@ -31,7 +31,6 @@ NAMED_SHARE = 0.04  # of the step's time: operations that are named in the pictu
 
 
 def sections(plan: Plan, found: Outlook) -> list[Section]:
-    """One step, where its time goes, what other ways and other cards would give."""
     made: list[Section] = []
     if found.moments is not None:
         made.append(Section(Message("report.one_step"), moments_picture(plan, found.moments)))
@@ -120,7 +119,6 @@ def _way(point: FrontierPoint) -> Dot:
 
 
 def _trade(found: Frontier) -> tuple[Block, ...]:
-    """The fastest that fits, beside the config's own."""
     fits = [p for p in found.points if p.verdict in ("fits", None)]
     own = next((p for p in found.points if p.given), None)
     if own is None or not fits:

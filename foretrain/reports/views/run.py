@@ -20,8 +20,8 @@ from foretrain.reports.document import (
 )
 from foretrain.reports.views import agreement as agreement_view
 from foretrain.reports.views import curves as curves_view
-from foretrain.reports.views import figures, run_explain
 from foretrain.reports.views import outlook as outlook_view
+from foretrain.reports.views import plan, run_explain
 from foretrain.reports.views.cluster import trained
 from foretrain.reports.views.memory import phase_bars
 from foretrain.runs.folder import RunDirectory
@@ -59,7 +59,6 @@ def comparison_document(comparison: ForecastCheck) -> Document:
 
 
 def comparison_sections(comparison: ForecastCheck) -> list[Section]:
-    """Memory and time, each a table with signed errors."""
     sources = {"predicted": comparison.predicted_source, "measured": comparison.measured_source}
     notes = tuple(Paragraph(Message(f"run_note.{note.id}", note.values), "warn") for note in comparison.notes)
     several = comparison.ranks is not None and comparison.ranks.world > 1
@@ -152,7 +151,6 @@ def changed_knobs(record: TrainedRun) -> Table:
 
 
 def report(facts: RunFacts) -> Document:
-    """The whole report: what it did, its loss, its machine, its forecast, what surrounds it."""
     record = facts.record
     sections = [Section(Message("report.summary"), (*_said_of(facts), *_verdict(facts), _figures(facts)))]
     sections += run_explain.endings(facts.explanation)
@@ -176,21 +174,16 @@ def report(facts: RunFacts) -> Document:
 
 
 # The rows that a forecast is judged by in a sentence; the first that there is.
-_SAID_OF = {
-    "memory_said": ("process.reserved", "process.resident", "phase.steady_step"),
-    "time_said": ("time.step",),
-}
+_SAID_OF = {"memory_said": ("process.reserved", "process.resident", "phase.steady_step"), "time_said": ("time.step",)}
 
 
 def _said_of(facts: RunFacts) -> tuple[Block, ...]:
-    """The note and the tags that its user gave it."""
     note, tags = facts.label.note, facts.label.tags
     found = [Paragraph(Message("report.note", {"note": note}))] if note else []
     return (*found, *([Paragraph(Message("report.tags", {"tags": list(tags)}))] if tags else []))
 
 
 def _verdict(facts: RunFacts) -> tuple[Block, ...]:
-    """How it ended, how far the forecast was off, what it learned."""
     blocks = list(summary(facts.record, facts.unigram))
     rows = {row.id: row for row in facts.check.rows}
     said: list[Block] = []
@@ -219,11 +212,10 @@ def _figures(facts: RunFacts) -> Figures:
         ("data_wait", Quantity(record.data_wait_s, "duration") if record.data_wait_s else None, measured),
         *_spent(facts),
     ]  # fmt: skip
-    return figures.row(found)
+    return plan.row(found)
 
 
 def _spent(facts: RunFacts) -> list[tuple[str, Cell | None, Cell]]:
-    """Energy and money: by the card's own readings where there are some, else by the last point of the curves."""
     last = {
         name: max(curve.axes[name][-1] for curve in facts.losses.curves)
         for name in ("kwh", "cost")
@@ -253,6 +245,5 @@ def _learning(facts: RunFacts) -> tuple[Block, ...]:
 
 
 def _every(found: Evaluations) -> Evaluations:
-    """Two dozen at most, evenly, the last one among them."""
     stride = max(1, -(-len(found) // 24))
     return found[(len(found) - 1) % stride :: stride] if found else ()

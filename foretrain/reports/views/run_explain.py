@@ -6,18 +6,9 @@ from foretrain.analysis.forecast_check import Row
 from foretrain.analysis.run import OutOfMemory, Piece, RunExplanation, TimePiece
 from foretrain.analysis.run_pace import RunLimit, RunPace, Slower, much_is_lost
 from foretrain.base.units import rounds_to_zero
-from foretrain.reports.document import (
-    Block,
-    Cell,
-    Document,
-    Message,
-    Paragraph,
-    Quantity,
-    Section,
-    Table,
-)
+from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
+from foretrain.reports.views import scores
 from foretrain.reports.views.cluster import trained
-from foretrain.reports.views.evaluation import scores
 from foretrain.runs.record import MachineLoad
 
 Rows = list[tuple[Cell, ...]]
@@ -37,7 +28,6 @@ def document(found: RunExplanation, *, limit: bool = False) -> Document:
 
 
 def endings(found: RunExplanation) -> list[Section]:
-    """Why it ended before its time: out of memory, or killed."""
     sections = out_of_memory(found.failures, remedy_blocks(found.remedies)) if found.failures else []
     if not found.failures and found.reason.startswith("memory."):
         blocks = (Paragraph(Message("run_explain.no_record"), "warn"), *remedy_blocks(found.remedies))
@@ -49,7 +39,6 @@ def endings(found: RunExplanation) -> list[Section]:
 
 
 def rank_sections(found: RunExplanation) -> list[Section]:
-    """The ranks that trained it, where they were several."""
     return trained.sections(found.ranks, found.predicted_source)
 
 
@@ -59,7 +48,6 @@ def score_sections(found: RunExplanation) -> list[Section]:
 
 
 def time_sections(found: RunExplanation) -> list[Section]:
-    """Where its time went, and which steps were slower than they could be."""
     sections = [Section(Message("run_explain.time"), _time(found))]
     if found.pace is not None:
         notes = (Paragraph(Message(f"run_note.{note.id}", note.values), "warn") for note in found.notes)
@@ -110,7 +98,6 @@ def _error(predicted: float | None, measured: float | None) -> Cell:
 
 
 def _farthest(pieces: tuple[Piece, ...]) -> tuple[Paragraph, ...]:
-    """The part that the forecast got most wrong, where that matters for the whole."""
     peak = next((p for p in pieces if p.id == "peak"), None)
     known = [
         (p.measured_bytes - p.predicted_bytes, p)
@@ -131,7 +118,6 @@ def _farthest(pieces: tuple[Piece, ...]) -> tuple[Paragraph, ...]:
 
 
 def _process(row: Row | None) -> tuple[Paragraph, ...]:
-    """Why the process has another error than its tensors: it is more than they are."""
     if row is None:
         return ()
     values = {"measured": row.measured, "predicted": row.predicted, "low": row.low, "high": row.high}
@@ -191,7 +177,6 @@ def _slower(pace: RunPace) -> tuple[Block, ...]:
 
 
 def _level(step: Row | None, source: str | None) -> tuple[Block, ...]:
-    """Steps that are even can still all be off the forecast."""
     if step is None or step.in_range is not False:
         return ()
     ids = ("above_calibrated", "below_calibrated") if source == "calibrated" else ("above_forecast", "below_forecast")
@@ -227,7 +212,6 @@ _EXPECTED = ("compilation", "first_steps")
 
 
 def load_paragraphs(machine: MachineLoad | None) -> tuple[Paragraph, ...]:
-    """What other programs used of the processor, where that is why a run was slow."""
     if machine is None or not machine.busy:
         return ()
     found = [Message("compare.machine_busy", {"others": machine.others_share, "own": machine.own_share})]
@@ -240,7 +224,6 @@ def load_paragraphs(machine: MachineLoad | None) -> tuple[Paragraph, ...]:
 
 
 def _limit_line(found: RunExplanation) -> tuple[Block, ...]:
-    """The share; or the command that makes it known."""
     if found.limit is not None:
         values = {"share": found.limit.share, "limit": found.limit.step.limit_s, "step": found.limit.step_s}
         if found.limit.share > 1:
@@ -252,7 +235,6 @@ def _limit_line(found: RunExplanation) -> tuple[Block, ...]:
 
 
 def _limit_section(found: RunLimit) -> Section:
-    """Each group of operations at the limit, and as its kernels were calibrated."""
     rows: list[tuple[Cell, ...]] = [
         (Message(f"run_limit.{each.group}"), _duration(each.limit_s), _duration(each.kernels_s))
         for each in found.step.groups
@@ -284,7 +266,6 @@ _ROWS = (
 def out_of_memory(
     failures: tuple[OutOfMemory, ...], saved: tuple[Block, ...], fragmented: str = "oom.fragmented"
 ) -> list[Section]:
-    """The last failure in full, how many there were, and, where it ended the run, what would have saved it."""
     last = failures[-1]
     tone = "bad" if last.fatal else "warn"
     blocks: list[Block] = [Paragraph(_where(last), tone)]
@@ -326,7 +307,6 @@ def _where(failure: OutOfMemory) -> Message:
 
 
 def remedy_blocks(remedies: tuple[Remedy, ...], exact: str = "oom.exact") -> tuple[Block, ...]:
-    """Changes that fit, as a table; or that none does."""
     if not remedies:
         return (Paragraph(Message("oom.no_remedy")),)
     columns = tuple(Message(f"remedy_column.{name}") for name in ("change", "saves", "needs", "slower"))
@@ -341,7 +321,6 @@ def remedy_blocks(remedies: tuple[Remedy, ...], exact: str = "oom.exact") -> tup
 
 
 def _change(remedy: Remedy, *, of_nanogpt: bool) -> Cell:
-    """The words of the program that takes them: nanoGPT reads True, and its allocator from the environment."""
     changes = dict(remedy.changes)
     if remedy.step == "nanogpt":
         settings = changes.pop("allocator_settings", None)

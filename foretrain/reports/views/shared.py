@@ -42,7 +42,6 @@ def verdict_word(verdict: str | None) -> Cell:
 
 
 def card_memory(gpu: Gpu) -> tuple[Block, ...]:
-    """What CUDA gives of the label on the box."""
     if gpu.memory_bytes == gpu.label_bytes or gpu.memory_bytes is None:
         return ()
     values = {"gpu": gpu.name, "given": gpu.memory_bytes, "label": gpu.label_bytes or 0}
@@ -69,7 +68,6 @@ def assumed(plan: Plan) -> tuple[Block, ...]:
 
 
 def uncalibrated(plan: Plan) -> Message:
-    """The sentence for a time that nobody measured on this device: of a CPU, or of the catalogue and a torch."""
     if plan.gpu.kind == "cpu":
         return Message("source.cpu")
     return Message("source.catalogue", {"torch": str(software.of(plan.config.torch_version))})
@@ -86,7 +84,6 @@ def uneven(points: Iterable[tuple[int, int | None]]) -> tuple[Paragraph, ...]:
 
 
 def cost_of(prices: RunConfig | Prices, spent: Spending, gpu: Gpu) -> Message:
-    """What a run costs, and where that is from: rent, electricity, or why nobody can say."""
     p, money = prices, spent.money()
     values = {
         "money": (*money, p.currency) if money else (0.0, 0.0, 0.0, p.currency), "price_hour": p.price_per_hour,
@@ -108,7 +105,6 @@ def taken_bytes(needed_bytes: int, verdict: Verdict | None, available_bytes: int
 
 
 def needs_of_free(needed_bytes: int, verdict: Verdict | None, available_bytes: int | None) -> Message:
-    """'7.56 of 24.00 GiB'."""
     taken = taken_bytes(needed_bytes, verdict, available_bytes)
     return Message("value.of_free", {"needed": taken, "available": available_bytes or 0})
 
@@ -131,7 +127,6 @@ def best_cards(choice: Choice) -> Cell:
 
 
 def grouped(components: tuple[Component, ...]) -> tuple[tuple[str, int], ...]:
-    """(group, bytes) in the order of GROUP_ORDER."""
     sums: dict[str, int] = dict.fromkeys(GROUP_ORDER, 0)
     for component in components:
         sums[GROUPS[component.id]] += component.size_bytes
@@ -139,7 +134,6 @@ def grouped(components: tuple[Component, ...]) -> tuple[tuple[str, int], ...]:
 
 
 def within_answer(found: Within) -> Message:
-    """The steps that fit in a limit, and how sure that is."""
     values = {
         "text": found.limit.text,
         "steps": found.steps,

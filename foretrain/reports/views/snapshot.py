@@ -7,7 +7,6 @@ GROUP_ROWS = 12
 
 
 def document(found: SnapshotAnalysis) -> Document:
-    """The whole answer: a failure first, then the peak, the end, and what would help."""
     sections: list[Section] = []
     if found.failures:
         sections.append(Section(Message("snapshot.failure"), _failures(found)))
@@ -64,7 +63,6 @@ def _total(moment: Moment) -> int:
 
 
 def _groups(moment: Moment) -> Table:
-    """The largest groups; the rest is what the kinds add up to besides."""
     columns = tuple(Message(f"column.{name}") for name in ("bytes", "count", "where", "made_by", "component"))
     rows: list[tuple[Cell, ...]] = [
         (

@@ -13,7 +13,6 @@ BUSY = 0.25  # share of the machine that others used, from which on it is said
 
 
 def difference(knobs: Mapping[str, object], accumulation: int, given: Mapping[str, object]) -> str:
-    """A setting in few words: what of it is another than in the config as given, its micro-batch always."""
     parts = [f"{knobs['batch_size']} × {accumulation}"]
     for knob, value in knobs.items():
         if knob == "batch_size" or value == given[knob]:
@@ -98,7 +97,6 @@ def _trials(found: Tuning) -> Table:
 
 
 def _frontier(found: Tuning) -> tuple[Block, ...]:
-    """Who does the most in how little, where that is more than one setting; and why trials failed."""
     blocks: list[Block] = []
     front = [trial for trial in found.trials if trial.pareto]
     if len(front) > 1:

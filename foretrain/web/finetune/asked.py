@@ -53,7 +53,6 @@ def _model(asked: Asked) -> ModelSource:
 
 
 def _values(asked: Asked) -> tuple[dict[str, Any], dict[str, str]]:
-    """The options of how it is trained, and those about prices."""
     values: dict[str, Any] = {}
     costs: dict[str, str] = {}
     problems: list[UserError] = []
@@ -73,7 +72,6 @@ def _values(asked: Asked) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def words_of(asked: Asked) -> list[str]:
-    """The options as they are typed in a terminal."""
     return [
         f"--{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in asked.values.items()
     ]

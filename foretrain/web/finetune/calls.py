@@ -18,9 +18,9 @@ from foretrain.config.finetune import pasted
 from foretrain.config.finetune.options import OPTION_OF, FineTune
 from foretrain.config.finetune.together import idle
 from foretrain.predict.finetune.plan import FineTunePlan
-from foretrain.reports.as_json import document_json
 from foretrain.reports.document import Message
-from foretrain.reports.views.finetune import cards as cards_view
+from foretrain.reports.html import document_json
+from foretrain.reports.views.finetune import limits as cards_view
 from foretrain.web import devices
 from foretrain.web.answers import SCHEMA, Made, answered
 from foretrain.web.finetune import asked as ask
@@ -30,8 +30,6 @@ from foretrain.web.planner import Text
 
 
 class Pasted(Record):
-    """A text that was pasted or dropped, with the name of its file."""
-
     name: Text = ""
     text: Annotated[StrictStr, Field(max_length=200_000)]
 
@@ -76,7 +74,6 @@ class Search:
         self._steps: Iterator[tuple[Advice, ...]] = searched(plan)
 
     def go_on(self) -> None:
-        """Plan one change more, and others while the moment lasts."""
         with self._turn:
             end = time.monotonic() + MOMENT_S
             while not self.done:
@@ -88,8 +85,6 @@ class Search:
 
 
 class Searches:
-    """The newest searches by what was asked."""
-
     def __init__(self) -> None:
         self._turn = threading.Lock()
         self._kept: OrderedDict[str, Search] = OrderedDict()
@@ -137,7 +132,7 @@ def cards(asked: ask.Asked) -> Made:
         asked.model_copy(update={"gpu": name, "others": asked.others if name == asked.gpu else ""}) for name in names
     ]
     plans = [ask.made(question, ask.target(form)) for form in forms]
-    return 200, {"schema": SCHEMA, **document_json(cards_view.document(plans, compared(plans)))}
+    return 200, {"schema": SCHEMA, **document_json(cards_view.cards_document(plans, compared(plans)))}
 
 
 def changes(asked: ask.Asked) -> Made:

@@ -52,7 +52,6 @@ def _field(option: FineTuneOption) -> dict[str, Any]:
 
 
 def _limits(name: str) -> str:
-    """'≥ 1, ≤ 4,096', in the signs that every language has."""
     rules = FineTune.model_fields[name].metadata
     signs = (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))
     return ", ".join(f"{sign} {getattr(rule, at):,}" for at, sign in signs for rule in rules if hasattr(rule, at))

@@ -6,10 +6,9 @@ from foretrain.advice.record import Advice
 from foretrain.app.finetuning.question import FineTuneQuestion
 from foretrain.base.messages import printable
 from foretrain.predict.finetune.plan import FineTunePlan
-from foretrain.reports.as_json import block_json, document_json
 from foretrain.reports.document import cell_text
-from foretrain.reports.views import figures
-from foretrain.reports.views.finetune import page as page_view
+from foretrain.reports.html import block_json, document_json
+from foretrain.reports.views import plan as plan_view
 from foretrain.reports.views.finetune import screen as screen_view
 from foretrain.reports.views.finetune import whole as whole_view
 from foretrain.reports.views.shared import TONES
@@ -21,13 +20,13 @@ def plan_json(plan: FineTunePlan, question: FineTuneQuestion) -> dict[str, Any]:
     document. Options are shown as they were asked, `auto` among them."""
     document = document_json(whole_view.document(plan, ()), "terminal")  # the picture stands above
     verdict, *rest = document["sections"]
-    rows = [[row.label.text(), printable(cell_text(row.text))] for row in page_view.lines(plan)]
+    rows = [[row.label.text(), printable(cell_text(row.text))] for row in whole_view.lines(plan)]
     return {
         "schema": answers.SCHEMA, "title": document["title"], "subtitle": document["subtitle"],
-        "model": printable(page_view.sizes(plan).text()), "verdict": verdict["blocks"],
-        "figures": block_json(figures.of_finetune(plan))["items"], "rows": rows,
-        "pictures": [block_json(page_view.bars(plan))],
-        "strip": answers.strip([(page_view.name(plan), plan.memory, plan.verdict)], plan.available_bytes),
+        "model": printable(whole_view.sizes(plan).text()), "verdict": verdict["blocks"],
+        "figures": block_json(plan_view.of_finetune(plan))["items"], "rows": rows,
+        "pictures": [block_json(whole_view.bars(plan))],
+        "strip": answers.strip([(whole_view.name(plan), plan.memory, plan.verdict)], plan.available_bytes),
         "sections": rest, "changes": plan.verdict != "fits",
         "config": {**question.tune.model_dump(mode="json"), **question.prices.model_dump(mode="json")},
     }  # fmt: skip

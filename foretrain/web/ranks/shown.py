@@ -11,12 +11,11 @@ from foretrain.base.messages import printable
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.hardware.cluster import cluster
 from foretrain.predict.ranks.record import ClusterPlan
-from foretrain.reports.as_json import block_json, document_json
 from foretrain.reports.document import cell_text
+from foretrain.reports.html import block_json, document_json
 from foretrain.reports.views.cluster import advice as view
 from foretrain.reports.views.cluster import screen as screen_view
 from foretrain.reports.views.cluster import whole as whole_view
-from foretrain.reports.views.cluster import words
 from foretrain.web import answers, devices, planner
 
 
@@ -33,7 +32,7 @@ def plan_json(asked: planner.Asked, found: ResolvedConfig) -> dict[str, Any]:
     plan = made(asked, found)
     document = document_json(whole_view.document(plan), "terminal")
     screen = screen_view.screen(plan, Typed(quiet=True))
-    ranks = [(words.strategy(rank), rank.memory, rank.verdict) for rank in screen_view.shown(plan)]
+    ranks = [(screen_view.strategy(rank), rank.memory, rank.verdict) for rank in screen_view.shown(plan)]
     return {
         "schema": answers.SCHEMA, "title": document["title"], "subtitle": document["subtitle"],
         "verdict": document["sections"][0]["blocks"][:1], "figures": [], "pictures": [],

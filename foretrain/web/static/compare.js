@@ -1,7 +1,7 @@
 // Two to four runs beside each other: what `foretrain report A B` shows, as far as each run goes.
 import { post } from "./api.js";
 import { apart } from "./language.js";
-import { blocks, freeGone } from "./pictures.js";
+import { blocks } from "./pictures.js";
 import { MOST, compareHash } from "./state.js";
 import { announce, h, t } from "./ui.js";
 
@@ -49,7 +49,6 @@ export class ComparePage {
       found.problem ? h("p", { class: "bad box", role: "alert" }, found.problem) : "",
       found.document ? h("p", { class: "help" }, found.document.subtitle) : "", ...sections,
       found.command ? h("section", {}, h("h2", {}, t("page.beside.file")), h("pre", { tabindex: 0 }, found.command)) : "");
-    freeGone();
     announce(found.problem || title);
   }
 

@@ -1,7 +1,7 @@
 // The planner of fine-tuning: a model by name or by its config.json, how it is trained, a card; what to change comes by itself.
 import { post } from "./api.js";
 import { Form } from "./form.js";
-import { Picture, figures, freeGone, section } from "./pictures.js";
+import { Picture, figures, section } from "./pictures.js";
 import { Plans } from "./plans.js";
 import { announce, h, t } from "./ui.js";
 
@@ -85,7 +85,6 @@ export class FineTune extends Plans {
     answer.pictures.forEach(picture => this.picture.show(picture));
     const open = new Set([...this.more.querySelectorAll("details[open] > summary")].map(summary => summary.textContent));
     this.more.replaceChildren(...answer.sections.map(found => section(found, open.has(found.title))));
-    freeGone();
     this.changes.replaceChildren();
     this.looked.textContent = answer.changes ? t("page.finetune.looking") : t("page.finetune.fits");
     if (answer.changes) this.quiet = setTimeout(() => this.look(), QUIET_MS);

@@ -1,8 +1,6 @@
 // Where the page begins: the token, the texts, and which part is shown.
 import { Failed, get, takeToken } from "./api.js";
-import { prepare } from "./draw.js";
 import { choose, speak } from "./language.js";
-import { freeGone } from "./pictures.js";
 import { Planner } from "./planner.js";
 import { comparedIn } from "./state.js";
 import { announce, h, setTexts, t } from "./ui.js";
@@ -44,7 +42,6 @@ async function route(focus) {
   if (mine !== turn) return;  // somebody went on meanwhile
   shown = made;
   main.replaceChildren(shown.element);
-  freeGone();
   shown.enter();
   if (focus) main.focus({ preventScroll: true });
 }
@@ -60,7 +57,6 @@ async function learn() {
   }
   speak(start);
   setTexts(start.texts);
-  prepare(start.drawing);
   document.getElementById("skip").textContent = t("page.skip");
   const links = [["plan", t("page.planner")], ["finetune", t("page.finetune.title")]];
   document.getElementById("elsewhere")?.remove();

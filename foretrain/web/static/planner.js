@@ -2,7 +2,7 @@
 import { Advice } from "./advice.js";
 import { post } from "./api.js";
 import { Form } from "./form.js";
-import { Picture, figures, freeGone, section } from "./pictures.js";
+import { Picture, figures, section } from "./pictures.js";
 import { Plans } from "./plans.js";
 import { h, t, table } from "./ui.js";
 
@@ -63,7 +63,6 @@ export class Planner extends Plans {
     const open = new Set([...this.more.querySelectorAll("details[open] > summary")].map(summary => summary.textContent));
     const notes = answer.notes.length ? [{ title: t("page.config_notes"), blocks: answer.notes.map(text => ({ kind: "paragraph", text, tone: "plain" })) }] : [];
     this.more.replaceChildren(...[...notes, ...answer.sections].map(found => section(found, open.has(found.title))));
-    freeGone();
   }
 
   async download() {

@@ -1,7 +1,7 @@
 // The list of runs, and one run with its live progress. Both only ask; a run never notices.
 import { get } from "./api.js";
 import { apart } from "./language.js";
-import { Picture, figures, freeGone, section } from "./pictures.js";
+import { Picture, figures, section } from "./pictures.js";
 import { MOST, compareHash } from "./state.js";
 import { h, t } from "./ui.js";
 
@@ -165,7 +165,6 @@ export class RunPage extends Polled {
       this.pictures = found.pictures.map(one => new Picture(one));
       const [first, ...rest] = this.pictures.map(picture => picture.element);
       this.shown.replaceChildren(first, h("div", { class: "grid" }, rest));
-      freeGone();
     } else found.pictures.forEach((one, i) => this.pictures[i].show(one));
   }
 }

@@ -135,12 +135,7 @@ class FineTuneTrace(Record):
 
 
 def answered(
-    trace: Trace,
-    gpu: Gpu,
-    versions: dict[str, str],
-    *,
-    available_bytes: int | None,
-    settings: Settings | None = None,
+    trace: Trace, gpu: Gpu, versions: dict[str, str], *, available_bytes: int | None, settings: Settings | None = None
 ) -> FineTuneTrace:
     """Answer from a trace. `available_bytes`: what the process may take, context included; None: nobody knows."""
     context, run = Context.of(gpu), replay(trace, settings)

@@ -12,7 +12,7 @@ from foretrain.hardware.links import find_link
 from foretrain.predict.memory import FAILING
 from foretrain.predict.ranks.record import ClusterPlan
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Row, Screen, Section, Table
-from foretrain.reports.views.cluster import words
+from foretrain.reports.views.cluster import screen as screen_view
 from foretrain.reports.views.shared import TONES, taken_bytes, verdict_word
 
 LINES = 17
@@ -26,7 +26,7 @@ def screen(plan: ClusterPlan, found: Advices, asked: Asked, count: int | None = 
     partial = found.partial[: max(0, 2 - len(advised))]
     sources = Message("first.source", {"source": found.now.source})
     values = {"name": found.name, "gpu": plan.cluster.text, "goal": Message(f"goal.{found.goal}"), "sources": sources}
-    lead = [Paragraph(Message("first.said", {"text": words.verdict(plan)}), TONES[plan.verdict]), *_alone(found)]
+    lead = [Paragraph(Message("first.said", {"text": screen_view.verdict(plan)}), TONES[plan.verdict]), *_alone(found)]
     lead += _nothing(found, advised)
     rows = [Row(Message("cluster_advice.label.counts"), _counts(found))]
     if not asked.quiet:
@@ -45,7 +45,7 @@ def document(plan: ClusterPlan, found: Advices, hidden: int = 0) -> Document:
     if hidden:
         listed_blocks.append(Paragraph(Message("advice.more", {"count": hidden, "all": hidden + len(found.advised)})))
     sections = [
-        Section(Message("advice.now"), (Paragraph(words.verdict(plan), TONES[plan.verdict]),)),
+        Section(Message("advice.now"), (Paragraph(screen_view.verdict(plan), TONES[plan.verdict]),)),
         Section(Message("cluster_advice.section.counts"), (*_alone(found), _count_table(found))),
         Section(Message("advice.list"), tuple(listed_blocks)),
     ]
@@ -61,8 +61,7 @@ def document(plan: ClusterPlan, found: Advices, hidden: int = 0) -> Document:
 
 
 def way_name(way: Way) -> Message:
-    """'FSDP2, held'."""
-    return words.way(way.strategy, held=way.holds_gradients)
+    return screen_view.way(way.strategy, held=way.holds_gradients)
 
 
 def short(plan: ClusterPlan, found: Advices, change: Advice) -> str:
@@ -91,7 +90,7 @@ def _short(plan: ClusterPlan, change: Advice, rule: str) -> Message:
 
 def _link(name: str) -> str:
     found = find_link(name)
-    return words.link(found) if found else name
+    return screen_view.link(found) if found else name
 
 
 def _named(rule: str) -> str:
@@ -123,7 +122,6 @@ def _counts(found: Advices) -> str:
 
 
 def _count(each: CardCount) -> str:
-    """'4: 33 h, 3.8 times one card'."""
     values: dict[str, Any] = {"cards": each.cards}
     if each.effect is None:
         return Message("cluster_advice.count.indivisible", values).text()

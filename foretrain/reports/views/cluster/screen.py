@@ -4,11 +4,13 @@ from collections.abc import Sequence
 
 from foretrain.advice.asked import Asked
 from foretrain.base.messages import has, listed
-from foretrain.predict.memory import REFUSED
-from foretrain.predict.ranks.record import ClusterPlan, RankPlan
+from foretrain.config.sharing import StrategyName, of_one_strategy
+from foretrain.hardware.cluster import Cluster
+from foretrain.hardware.links import Link
+from foretrain.predict.memory import REFUSED, PhaseMemory
+from foretrain.predict.ranks.record import Change, ClusterPlan, Factor, RankPlan
 from foretrain.predict.within import Within
 from foretrain.reports.document import Cell, Message, Paragraph, Quantity, Row, Screen, Table
-from foretrain.reports.views.cluster import words
 from foretrain.reports.views.shared import TONES, cost_of, needs_of_free, verdict_id, verdict_word, within_answer
 
 MOST_LINES = 17
@@ -16,13 +18,13 @@ MOST_LINES = 17
 
 def screen(plan: ClusterPlan, asked: Asked, within: Within | None = None) -> Screen:
     """`within`: what fits in a limit, which the plan is of."""
-    lead = [Paragraph(Message("first.said", {"text": words.verdict(plan)}), TONES[plan.verdict])]
+    lead = [Paragraph(Message("first.said", {"text": verdict(plan)}), TONES[plan.verdict])]
     changed: tuple[str, ...] = ()
     if within is not None:
         lead.insert(1 if plan.verdict in REFUSED else 0, Paragraph(within_answer(within), "good"))
         changed = () if asked.wrote else tuple(f"--{name}={getattr(plan.config, name)}" for name in within.changed)
-    rows = [*_pays(plan), *_takes(plan), Row(Message("cluster.label.link"), words.links(plan))]
-    rows += [Row(Message("first.label.note"), each) for each in words.refused(plan)]
+    rows = [*_pays(plan), *_takes(plan), Row(Message("cluster.label.link"), links(plan))]
+    rows += [Row(Message("first.label.note"), each) for each in refused(plan)]
     rows += [*_next(plan, asked, changed), *_assumed(plan)]
     if not asked.quiet:
         rows.append(Row(Message("first.label.more"), Message("cluster.more"), optional=3))
@@ -30,7 +32,6 @@ def screen(plan: ClusterPlan, asked: Asked, within: Within | None = None) -> Scr
 
 
 def line(plan: ClusterPlan, version: str) -> Message:
-    """The whole answer in one line, to be pasted."""
     best = plan.best
     rank = best or plan.least
     needed, available = rank.memory.needed_bytes, plan.one_card.available_bytes
@@ -38,7 +39,7 @@ def line(plan: ClusterPlan, version: str) -> Message:
         f"first.line_memory.{verdict_id(rank.verdict, needed, available)}",
         {"needed": needed, "available": available or 0},
     )
-    parts = [words.strategy(rank).text(), memory.text()]
+    parts = [strategy(rank).text(), memory.text()]
     if best is not None and best.timing is not None and best.speed_up is not None:
         total, money = best.timing.length_s, best.timing.money()
         parts.append(Quantity((total.low_s, total.expected_s, total.high_s), "rough_duration_span").text())
@@ -92,7 +93,7 @@ def _tone(rank: RankPlan) -> str:
 
 def _row(plan: ClusterPlan, rank: RankPlan) -> tuple[Cell, ...]:
     needs = needs_of_free(rank.memory.needed_bytes, rank.verdict, plan.one_card.available_bytes)
-    first = words.strategy(rank), verdict_word(rank.verdict), needs
+    first = strategy(rank), verdict_word(rank.verdict), needs
     if rank.time is None or rank.timing is None:
         return *first, "–", "–", "–", "–"
     total, money = rank.timing.length_s, rank.timing.money()
@@ -102,14 +103,13 @@ def _row(plan: ClusterPlan, rank: RankPlan) -> tuple[Cell, ...]:
 
 
 def _pays(plan: ClusterPlan) -> list[Row]:
-    said = words.pays(plan)
+    said = pays(plan)
     rows = [] if said is None else [Row(Message("cluster.label.pays"), said)]
-    helps = [Row(Message("cluster.label.helps"), words.change(plan, made)) for made in plan.pays.changes]
+    helps = [Row(Message("cluster.label.helps"), change(plan, made)) for made in plan.pays.changes]
     return rows + helps
 
 
 def _takes(plan: ClusterPlan) -> list[Row]:
-    """Hours and money of all cards, with the strategy that is meant; else of the one that needs least, if it fitted."""
     rank = plan.best or plan.least
     timing = rank.timing
     if timing is None:
@@ -157,8 +157,7 @@ def _next(plan: ClusterPlan, asked: Asked, changed: Sequence[str]) -> list[Row]:
 
 
 def _assumed(plan: ClusterPlan) -> list[Row]:
-    """What was taken without knowing it: of the cluster, and what the plan of one card takes."""
-    said = [message.text() for message in words.assumptions(plan)]
+    said = [message.text() for message in assumptions(plan)]
     notes = [*plan.one_card.assumptions, *plan.one_card.notes]
     brief = list(said)
     for note in notes:
@@ -167,3 +166,133 @@ def _assumed(plan: ClusterPlan) -> list[Row]:
             short = f"first.assumed_short.{note.id}"
             brief.append(Message(short if has(short) else f"first.assumed.{note.id}", note.values).text())
     return [Row(Message("first.label.assumed"), listed(said), short=listed(brief))]
+
+
+GB = 1e9
+
+
+def strategy(rank: RankPlan) -> Message:
+    return way(rank.strategy, held=not rank.syncs_each)
+
+
+def way(strategy: StrategyName, *, held: bool) -> Message:
+    name = Message(f"cluster.strategy.{strategy}")
+    return Message("cluster.held", {"strategy": name}) if held else name
+
+
+def refused(plan: ClusterPlan) -> list[Message]:
+    return [*(Message(f"error.{note.id}", note.values) for note in plan.refused), *untraced(plan)]
+
+
+def untraced(plan: ClusterPlan) -> list[Message]:
+    reasons: dict[str, dict[str, None]] = {}
+    for rank in plan.ranks:
+        if rank.untraced:
+            name = Message(f"cluster.strategy.{rank.strategy}").text()
+            reasons.setdefault(rank.untraced, {})[name] = None
+    return [Message("cluster.untraced", {"strategies": [*names], "reason": why}) for why, names in reasons.items()]
+
+
+def times(factor: Factor) -> Message:
+    return Message("cluster.times", factor.model_dump())
+
+
+def where(phase: PhaseMemory) -> Message:
+    part = phase.moment.partition(".")[0]
+    return Message(f"first.where.{'evaluation' if phase.phase.startswith('evaluate') else part}")
+
+
+def verdict(plan: ClusterPlan) -> Message:
+    best = plan.best
+    rank = best or plan.least
+    phase, available = rank.memory.neediest, plan.one_card.available_bytes
+    values = {
+        "strategy": strategy(rank), "peak": phase.needed_span, "where": where(phase),
+        "available": available or 0, "count": len(plan.ranks), "others": "",
+    }  # fmt: skip
+    if best is None:
+        return Message("cluster.verdict.none", values)
+    said = Message(f"cluster.verdict.{verdict_id(best.verdict, rank.memory.needed_bytes, available)}", values).text()
+    return Message("first.two", {"one": said, "other": _why(plan, best)})
+
+
+def _why(plan: ClusterPlan, best: RankPlan) -> Message:
+    if of_one_strategy(plan.ways):
+        return Message("cluster.why.asked")
+    fitting = [rank for rank in plan.ranks if rank.verdict == best.verdict and rank.time]
+    if len({rank.strategy for rank in fitting}) < 2:
+        others = any(rank.verdict != best.verdict for rank in plan.ranks)
+        return Message("cluster.why.only" if others else "cluster.why.one")
+    quickest = min(fitting, key=lambda rank: rank.time.step_s.expected_s if rank.time else 0.0)
+    if quickest.id == best.id:
+        return Message("cluster.why.fastest")
+    return Message("cluster.why.plainest", {"other": strategy(quickest)})
+
+
+def pays(plan: ClusterPlan) -> Message | None:
+    best, found = plan.best, plan.pays
+    if found.word == "unknown" or best is None:
+        return None
+    values = {"count": plan.cluster.world, "gpu": plan.cluster.gpu.name, "saved": "", "money": ""}
+    if best.speed_up is None or found.saved_s is None:
+        return Message("cluster.pays.needed", values)
+    values |= {"times": times(best.speed_up), "saved": _saved(found.saved_s), "money": _money(plan)}
+    return Message(f"cluster.{'pays_two' if plan.cluster.world == 2 else 'pays'}.{found.word}", values)
+
+
+def _saved(seconds: float) -> Message:
+    return Message("cluster.sooner" if seconds >= 0 else "cluster.later", {"seconds": abs(seconds)})
+
+
+def _money(plan: ClusterPlan) -> Message:
+    more = plan.pays.more_money
+    if more is None:
+        return Message("cluster.no_money")
+    values = {"amount": abs(more), "currency": plan.config.currency}
+    return Message("cluster.dearer" if more >= 0 else "cluster.cheaper", values)
+
+
+def change(plan: ClusterPlan, made: Change) -> Message:
+    values = {**made.model_dump(), "times": times(made.speed_up), "before": plan.config.tokens_per_step}
+    return Message(f"cluster.change.{made.what}", values)
+
+
+def link(found: Link) -> str:
+    return found.aliases[0] if found.aliases else found.name
+
+
+def links(plan: ClusterPlan) -> Message:
+    cluster, best = plan.cluster, plan.best or plan.least
+    waits = best.time.waiting_share if best.time else 0.0
+    values = {"waits": waits, "inside": _inside(cluster), "between": _between(cluster)}
+    return Message("cluster.links" if cluster.nodes == 1 else "cluster.links_between", values)
+
+
+def _inside(cluster: Cluster) -> Cell:
+    if cluster.per_node == 1:
+        return Message("cluster.alone_in_node")
+    found = cluster.link
+    values = {"link": link(found), "rate": found.bytes_per_s / GB, "least": found.least_bytes_per_s / GB}
+    how = "host" if found.through_host else "direct"
+    return Message(f"cluster.{'link' if found.least_share else 'link_alike'}.{how}", values)
+
+
+def _between(cluster: Cluster) -> Cell:
+    if cluster.network is None:
+        return ""
+    rate = cluster.network.bytes_per_s * cluster.nics_per_node / GB
+    return Message("cluster.network", {"network": link(cluster.network), "nics": cluster.nics_per_node, "rate": rate})
+
+
+def assumptions(plan: ClusterPlan) -> list[Message]:
+    cluster = plan.cluster
+    others = [name for name in cluster.choices if name != cluster.gpu.name]
+    values = {
+        "link": link(cluster.link), "network": link(cluster.network) if cluster.network else "",
+        "meant": cluster.meant, "gpu": cluster.gpu.name, "choices": others, "nodes": cluster.nodes,
+        "per_node": cluster.per_node,
+    }  # fmt: skip
+    found = [Message(f"cluster.assumed.{id}", values) for id in cluster.assumed]
+    nccl = (plan.best or plan.least).nccl
+    found.append(Message("cluster.assumed.nccl", {"sizes": (nccl.low_bytes, nccl.high_bytes)}))
+    return found

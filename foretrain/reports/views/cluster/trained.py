@@ -24,7 +24,6 @@ def sections(found: RanksExplained | None, source: str) -> list[Section]:
 
 
 def headline(found: RanksExplained) -> tuple[Paragraph, ...]:
-    """How many share the steps, in which way, how fast; and where a resume changed their number."""
     said: list[Paragraph] = []
     if found.world > 1:
         values = {

@@ -5,8 +5,8 @@ from foretrain.predict.ranks.record import ClusterPlan, RankPlan
 from foretrain.predict.speed.time import Range
 from foretrain.predict.within import Within
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
-from foretrain.reports.views.cluster import words
-from foretrain.reports.views.plan_time import duration
+from foretrain.reports.views.cluster import screen
+from foretrain.reports.views.plan import duration
 from foretrain.reports.views.shared import TONES, uncalibrated, verdict_word, within_answer
 
 
@@ -20,7 +20,7 @@ def document(plan: ClusterPlan, within: Within | None = None) -> Document:
     sections = [
         *answer,
         Section(Message("plan.verdict"), tuple(_verdict(plan))),
-        Section(Message("cluster.section.strategies"), (_strategies(plan), *map(Paragraph, words.refused(plan)))),
+        Section(Message("cluster.section.strategies"), (_strategies(plan), *map(Paragraph, screen.refused(plan)))),
         Section(Message("plan.memory"), tuple(_phases(plan))),
         Section(Message("cluster.section.communication"), tuple(_communication(plan))),
         Section(Message("plan.time"), tuple(_time(plan))),
@@ -30,11 +30,11 @@ def document(plan: ClusterPlan, within: Within | None = None) -> Document:
 
 
 def _verdict(plan: ClusterPlan) -> list[Block]:
-    blocks: list[Block] = [Paragraph(words.verdict(plan), TONES[plan.verdict])]
-    said = words.pays(plan)
+    blocks: list[Block] = [Paragraph(screen.verdict(plan), TONES[plan.verdict])]
+    said = screen.pays(plan)
     if said is not None:
         blocks.append(Paragraph(said))
-    blocks += [Paragraph(Message("cluster.helps", {"change": words.change(plan, one)})) for one in plan.pays.changes]
+    blocks += [Paragraph(Message("cluster.helps", {"change": screen.change(plan, one)})) for one in plan.pays.changes]
     return blocks
 
 
@@ -49,7 +49,7 @@ def _strategies(plan: ClusterPlan) -> Table:
 def _strategy(rank: RankPlan) -> tuple[Cell, ...]:
     low, expected, high = rank.memory.neediest.needed_span
     first = (
-        words.strategy(rank),
+        screen.strategy(rank),
         verdict_word(rank.verdict),
         Quantity(expected, "bytes"),
         Quantity((low, high), "bytes_range"),
@@ -69,7 +69,6 @@ def _strategy(rank: RankPlan) -> tuple[Cell, ...]:
 
 
 def _phases(plan: ClusterPlan) -> list[Block]:
-    """What a rank allocates and needs in each phase, with each strategy."""
     names = ("strategy", "phase", "allocated", "needed", "range", "verdict")
     heads = tuple(Message(f"column.{name}") for name in names)
     rows: list[tuple[Cell, ...]] = []
@@ -77,7 +76,7 @@ def _phases(plan: ClusterPlan) -> list[Block]:
         for i, phase in enumerate(rank.memory.phases):
             low, expected, high = phase.needed_span
             rows.append((
-                words.strategy(rank) if i == 0 else "", Message(f"phase.{phase.phase}"),
+                screen.strategy(rank) if i == 0 else "", Message(f"phase.{phase.phase}"),
                 Quantity(phase.allocated_bytes, "bytes"), Quantity(expected, "bytes"),
                 Quantity((low, high), "bytes_range"), verdict_word(phase.verdict),
             ))  # fmt: skip
@@ -95,19 +94,18 @@ def _nccl(plan: ClusterPlan) -> dict[str, object]:
 
 
 def _communication(plan: ClusterPlan) -> list[Block]:
-    """What each strategy sends in a step, how long that takes, and what of it a step waits for."""
     names = ("strategy", "sent", "collective", "calls", "bytes", "took", "waits_for")
     heads = tuple(Message(f"column.{name}") for name in names)
     rows: list[tuple[Cell, ...]] = []
     for rank in plan.ranks:
         for i, sent in enumerate(rank.time.communication if rank.time else ()):
             rows.append((
-                words.strategy(rank) if i == 0 else "", Message(f"cluster.sent.{sent.what}"),
+                screen.strategy(rank) if i == 0 else "", Message(f"cluster.sent.{sent.what}"),
                 sent.collective.replace("_", "-"), f"{sent.calls:,}", Quantity(sent.size_bytes, "bytes"),
                 Quantity(sent.busy_s, "duration"),
                 Quantity(rank.time.waits_s.expected_s, "duration") if i == 0 and rank.time else "",
             ))  # fmt: skip
-    said: list[Block] = [Paragraph(words.links(plan)), Paragraph(Message("cluster.communication_source"))]
+    said: list[Block] = [Paragraph(screen.links(plan)), Paragraph(Message("cluster.communication_source"))]
     return [Table(heads, tuple(rows), frozenset({3, 4, 5, 6}), optional=(3,)), *said] if rows else said
 
 
@@ -149,6 +147,5 @@ def _span(found: Range) -> tuple[float, float, float]:
 
 
 def _notes(plan: ClusterPlan) -> list[Block]:
-    """What was taken without knowing it, and the notes of one card's plan."""
-    taken = [Paragraph(Message("cluster.taken", {"what": message})) for message in words.assumptions(plan)]
+    taken = [Paragraph(Message("cluster.taken", {"what": message})) for message in screen.assumptions(plan)]
     return [*taken, *(Paragraph(Message(f"note.{note.id}", note.values)) for note in notes_of_ranks(plan.one_card))]

@@ -17,7 +17,6 @@ TOLD = ("finetune_unplanned", "callback_not_traced")  # notes that matter in a s
 
 
 def before(plan: FineTunePlan | None, problem: str, cards: int) -> Document:
-    """What the callback says before the first step."""
     said: list[Block] = []
     if plan is None:
         said.append(Paragraph(Message("callback.no_forecast", {"reason": problem}), "warn"))
@@ -65,7 +64,6 @@ def _speed(plan: FineTunePlan) -> Message:
 
 
 def document(found: TrainerRunExplanation, curves: LossCurves | None = None) -> Document:
-    """The run, explained: memory that ran out first, then each phase, the step, and where the time went."""
     record = found.record
     sections = _out_of_memory(found)
     sections.append(Section(Message("callback.memory"), _memory(found)))
@@ -102,13 +100,11 @@ def _out_of_memory(found: TrainerRunExplanation) -> list[Section]:
 
 
 def ran_out(found: TrainerRunExplanation) -> Document:
-    """What the callback says when memory runs out."""
     sections = [*_out_of_memory(found), Section(Message("callback.memory"), _memory(found))]
     return Document(Message("callback.run_title", {"name": found.record.name}), subtitle(found.record), sections)
 
 
 def _forecast_said(found: TrainerRunExplanation, last: OutOfMemory) -> tuple[Block, ...]:
-    """What the forecast had said of the phase that memory ran out in."""
     plan = found.forecast
     if plan is None:
         return ()
@@ -165,7 +161,6 @@ def _error(predicted: float | None, measured: float | None) -> Cell:
 
 
 def _step(found: TrainerRunExplanation) -> tuple[Block, ...]:
-    """One step and tokens a second, forecast and measured."""
     record, step = found.record, found.step
     if step is None:
         return (Paragraph(Message("callback.no_steps")),)

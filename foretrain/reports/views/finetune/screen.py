@@ -59,27 +59,23 @@ def line(plan: FineTunePlan, version: str, steps: int | None = None) -> Message:
 
 
 def _sure_bytes(plan: FineTunePlan) -> int:
-    """What the run needs; of a bound, the end of the range that it holds for."""
     low, expected, high = plan.memory.neediest.needed_span
     return {"at_least": low, "at_most": high}.get(plan.bound, expected)
 
 
 def _verdict_id(plan: FineTunePlan, exact: str, bounded: str) -> str:
-    """The verdict, or what is known where something is not planned."""
     if plan.bound != "exact":
         return f"first.{bounded}.{plan.bound}.{plan.verdict or 'unknown'}"
     return f"first.{exact}.{verdict_id(plan.verdict, plan.needed_bytes, plan.available_bytes)}"
 
 
 def title(plan: FineTunePlan) -> Message:
-    """The model, how it is trained, the card, and where the figures are from."""
     return Message("finetune.title", {
         "name": plan.name, "method": method_of(plan), "gpu": plan.gpu.name, "source": plan.memory.source,
     })  # fmt: skip
 
 
 def method_of(plan: FineTunePlan) -> Message:
-    """How the model is trained; what for, where that is not SFT."""
     method = Message(f"finetune.method.{plan.tune.method}", {"rank": plan.tune.lora_r})
     if plan.tune.training == "sft":
         return method
@@ -89,32 +85,27 @@ def method_of(plan: FineTunePlan) -> Message:
 
 
 def read_rows(plan: FineTunePlan) -> list[Row]:
-    """Whose file it was read as."""
     read = [note.values for note in plan.notes if note.id == "finetune_read_as"]
     shown = [{**values, "where": Path(str(values["where"])).name} for values in read]
     return [Row(Message("finetune.label.read_as"), Message("finetune.read_as", values)) for values in shown]
 
 
 def bound_rows(plan: FineTunePlan) -> list[Row]:
-    """What the figures of several cards are, where something is not planned."""
     if plan.bound == "exact":
         return []
     return [Row(Message("first.label.note"), Message(f"finetune.bound.{plan.bound}", {"keys": plan.bounded_by}))]
 
 
 def time_unknown(plan: FineTunePlan) -> Message:
-    """Why there is no time."""
     return Message("first.no_time" if plan.bound == "exact" else "finetune.no_time", {"gpu": plan.gpu.name})
 
 
 def title_of_cards(plan: FineTunePlan, count: int) -> Message:
-    """The same of several cards."""
     values = {"name": plan.name, "method": method_of(plan), "count": count, "source": plan.memory.source}
     return Message("finetune.title_cards", values)
 
 
 def verdict_of(plan: FineTunePlan) -> Paragraph:
-    """Whether it fits, what it needs of what there is, and when most."""
     phase, verdict = plan.memory.neediest, plan.verdict
     room = {"available": plan.available_bytes or 0}
     kind = "free" if plan.used_by_others_bytes else "card"
@@ -134,7 +125,6 @@ def _where(phase: PhaseMemory) -> Message:
 
 
 def batch_rows(plan: FineTunePlan) -> list[Row]:
-    """Micro-batch, sequence and accumulation, and a sequence that is longer than those of the model."""
     t = plan.tune
     values = {"batch": t.batch_size, "seq_len": t.seq_len, "accum": t.grad_accum, "tokens": t.tokens_per_step}
     id = "finetune.batch" if t.grad_accum == 1 else "finetune.batch_accum"
@@ -150,7 +140,6 @@ def _trained(plan: FineTunePlan) -> Row:
 
 
 def trained_text(plan: FineTunePlan, *, brief: bool = False) -> Message:
-    """How many parameters are trained, with which optimizer."""
     c, t = plan.counts, plan.tune
     share = c.n_trained / c.n_params
     values: dict[str, Any] = {
@@ -162,7 +151,6 @@ def trained_text(plan: FineTunePlan, *, brief: bool = False) -> Message:
 
 
 def time_rows(plan: FineTunePlan) -> list[Row]:
-    """Hours and money, or the speed alone where the length of the run is not known."""
     timing = plan.timing
     if timing is None:
         return [Row(Message("first.label.time"), time_unknown(plan))]
@@ -186,7 +174,6 @@ def time_rows(plan: FineTunePlan) -> list[Row]:
 
 
 def _shares(plan: FineTunePlan, timing: Timing) -> list[str]:
-    """MFU, and HFU where blocks are recomputed; nothing where the card's peak is not known."""
     shares = {"mfu": timing.mfu, **({"hfu": timing.hfu} if plan.tune.gradient_checkpointing else {})}
     return [Message(f"finetune.{name}", {"share": share}).text() for name, share in shares.items() if share is not None]
 
@@ -223,7 +210,6 @@ def next_row(plan: FineTunePlan, change: Advice, asked: Asked) -> Row:
 def command_of(
     name: str, asked: Asked, changed: Mapping[str, bool | int | str] | None = None, without: Collection[str] = ()
 ) -> tuple[str, ...]:
-    """A command about the same run and card, with some options of the run changed and others left out."""
     model, *words = asked.words
     return ("foretrain", name, model, *changed_words(words, changed or {}, without), *asked.card_options())
 
@@ -263,26 +249,22 @@ def change_text(change: Advice) -> str:
 
 
 def _time_of(longer: float) -> str:
-    """How much longer a token takes, or less long; of much longer how many times."""
     if longer > MUCH_LONGER:
         return Message("finetune.slower", {"factor": 1 + longer}).text()
     return Message("finetune.more_time" if longer > 0 else "finetune.less_time", {"share": abs(longer)}).text()
 
 
 def component(plan: FineTunePlan, id: str) -> Message:
-    """The name of a component; gradients have the dtypes of what is trained."""
     if id == "gradients":
         return Message("finetune.gradients", {"dtypes": listed(plan.counts.gradient_dtypes)})
     return Message(f"component.{id}")
 
 
 def more_rows(asked: Asked) -> list[Row]:
-    """Where the rest is."""
     return [] if asked.quiet else [Row(Message("first.label.more"), Message("finetune.more"), optional=3)]
 
 
 def assumed_rows(plan: FineTunePlan) -> list[Row]:
-    """What was taken without knowing it, in one line: what the answer is of first; how many more --full has."""
     known = {note.id: note.values for note in plan.notes if note.id in ASSUMED or has(f"first.assumed_short.{note.id}")}
     said = [Message(f"first.assumed_short.{id}", values).text() for id, values in known.items() if id not in ASSUMED]
     if plan.timing is not None and plan.timing.source == "estimated":

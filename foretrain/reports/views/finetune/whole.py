@@ -1,25 +1,43 @@
 """The whole fine-tuning plan: each phase, where the memory goes, what to change, notes."""
 
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from foretrain.advice.asked import Asked
 from foretrain.advice.record import Advice
-from foretrain.base.messages import has
+from foretrain.analysis.finetune_memory import ExplainedPhase, FineTuneExplanation, LargeTensor
+from foretrain.base.messages import has, listed
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.memory import PhaseMemory
+from foretrain.predict.timing import Timing
 from foretrain.reports.document import (
     Bar,
+    Block,
     Cell,
     Document,
     Message,
     Only,
     Paragraph,
     Quantity,
+    Row,
     Section,
     StackedBars,
     Table,
 )
-from foretrain.reports.views.finetune import takes
-from foretrain.reports.views.finetune.screen import change_text, component, title, verdict_of
+from foretrain.reports.views.explain import nvidia_smi, sums_table
+from foretrain.reports.views.finetune.screen import (
+    batch_rows,
+    change_text,
+    component,
+    method_of,
+    screen,
+    time_unknown,
+    title,
+    trained_text,
+    verdict_of,
+)
+from foretrain.reports.views.plan import duration, spending_rows
 from foretrain.reports.views.shared import TONES, card_memory, grouped, taken_bytes, verdict_word
 
 
@@ -47,7 +65,7 @@ def sections(
     )
     names = tuple(Message(f"column.{name}") for name in ("finetune_component", "finetune_bytes", "finetune_formula"))
     where = Message("finetune.components", {"phase": Message(f"finetune.phase.{plan.memory.neediest.phase}")})
-    sections = [takes.section(plan, *more), phases, Section(where, (Table(names, parts, frozenset({1})),))]
+    sections = [section(plan, *more), phases, Section(where, (Table(names, parts, frozenset({1})),))]
     if changes:
         listed_changes = tuple(Paragraph(Message("first.said", {"text": change_text(each)})) for each in changes)
         sections.append(Section(Message("finetune.changes"), listed_changes))
@@ -60,7 +78,6 @@ def sections(
 
 
 def phase_bars(plan: FineTunePlan) -> StackedBars:
-    """A bar for each phase up to what the process is expected to need."""
     bars = tuple(
         Bar(
             Message(f"finetune.phase.{phase.phase}"),
@@ -78,3 +95,102 @@ def _phase(phase: PhaseMemory, available_bytes: int | None) -> tuple[Any, ...]:
         Quantity(phase.reserved_bytes, "bytes"), Quantity(needed, "bytes"),
         verdict_word(phase.verdict),
     )  # fmt: skip
+
+
+def name(plan: FineTunePlan) -> Message:
+    return method_of(plan)
+
+
+def lines(plan: FineTunePlan) -> tuple[Row, ...]:
+    return screen(plan, (), Asked(quiet=True)).rows
+
+
+def sizes(plan: FineTunePlan) -> Message:
+    facts = plan.facts
+    values = {
+        "layers": facts.n_layer, "width": facts.n_embd, "heads": facts.n_head, "kv_heads": facts.n_kv_head,
+        "mlp": facts.mlp_width, "vocabulary": facts.vocab_size, "dtype": facts.dtype, "family": facts.model_type,
+    }  # fmt: skip
+    return Message("finetune.sizes", values)
+
+
+def bars(plan: FineTunePlan) -> StackedBars:
+    memory = plan.memory
+    card = plan.gpu.memory_bytes if plan.gpu.memory_bytes != plan.available_bytes else None
+    context = Message(f"context_from.{memory.context.source}")
+    source = Message("report.source_phases", {"source": memory.source, "context": context})
+    return replace(phase_bars(plan), title=Message("picture.phases"), card_bytes=card, source=source)
+
+
+def section(plan: FineTunePlan, *more: tuple[Cell, ...]) -> Section:
+    """All that the first screen has of it, with ranges. `more`: rows that come first."""
+    rows = [*more, *((row.label, row.text) for row in batch_rows(plan))]
+    rows.append((Message("finetune.label.trains"), trained_text(plan)))
+    if plan.timing is None:
+        unknown = Paragraph(Message("first.said", {"text": time_unknown(plan)}))
+        return Section(Message("finetune.takes"), (Table((), tuple(rows)), unknown))
+    rows += _time_rows(plan.timing)
+    if plan.timing.total_s is None:
+        return Section(Message("finetune.takes"), (Table((), tuple(rows)), Paragraph(Message("finetune.no_length"))))
+    rows += spending_rows(plan.timing.prices, plan.gpu, plan.timing)
+    return Section(Message("finetune.takes"), (Table((), tuple(rows)), Paragraph(Message("source.power"))))
+
+
+def _time_rows(timing: Timing) -> list[tuple[Cell, ...]]:
+    step, total = timing.step_s, timing.total_s
+    rows: list[tuple[Cell, ...]] = [
+        (Message("row.step_time"), duration(step.low_s, step.expected_s, step.high_s)),
+        (Message("row.throughput"), Message("value.throughput", {"tokens_per_s": timing.tokens_per_s})),
+        (Message("row.mfu"), _share("finetune.mfu_flops", timing.flops_per_step, timing.mfu)),
+        (Message("row.hfu"), _share("finetune.hfu_flops", timing.hardware_flops_per_step, timing.hfu)),
+    ]
+    if total is not None and timing.steps is not None:
+        heading = Message("row.all_steps", {"steps": timing.steps})
+        rows.append((heading, duration(total.low_s, total.expected_s, total.high_s)))
+    return rows
+
+
+def _share(id: str, counted: int | None, share: float | None) -> str:
+    said = [Message(id, {"flops": counted}).text()]
+    return listed([Quantity(share, "percent").text(), *said] if share is not None else said)
+
+
+MOST_TENSORS = 12
+MOST_NAMES = 3  # of weights of one size
+
+
+def explain_document(plan: FineTunePlan, found: FineTuneExplanation) -> Document:
+    worst = next(phase for phase in found.phases if phase.phase == found.phase)
+    others = [phase for phase in found.phases if phase is not worst]
+    letters = (Paragraph(Message("finetune.letters")),) if found.source == "estimated" else ()
+    sections = [
+        Section(Message("finetune.verdict"), (verdict_of(plan), *letters)),
+        *(_explain_phase(plan, phase) for phase in (worst, *others)),
+    ]
+    if found.lines:
+        sections.append(Section(Message("explain.smi"), nvidia_smi(found.lines, found.conclusion)))
+    return Document(title(plan), Message("finetune.subtitle", {"where": plan.where}), sections)
+
+
+def _explain_phase(plan: FineTunePlan, phase: ExplainedPhase) -> Section:
+    heading = Message("finetune.explained", {
+        "phase": Message(f"finetune.phase.{phase.phase}"), "allocated": phase.allocated_bytes,
+    })  # fmt: skip
+    return Section(heading, (sums_table(phase.sums, partial(component, plan)), *_tensors(plan, phase.tensors)))
+
+
+def _tensors(plan: FineTunePlan, tensors: tuple[LargeTensor, ...]) -> tuple[Block, ...]:
+    if not tensors:
+        return ()
+    columns = tuple(Message(f"column.{name}") for name in ("bytes", "count", "tensor", "where"))
+    rows = tuple(_row(plan, tensor) for tensor in tensors[:MOST_TENSORS])
+    return (Table(columns, rows, frozenset({0, 1})),)
+
+
+def _row(plan: FineTunePlan, tensor: LargeTensor) -> tuple[Cell, ...]:
+    names = tensor.where.split(", ")
+    where: Cell = component(plan, tensor.component)
+    if tensor.where:
+        values = {"names": ", ".join(names[:MOST_NAMES]), "more": len(names) - MOST_NAMES, "component": where}
+        where = Message("finetune.of_weights_more" if len(names) > MOST_NAMES else "finetune.of_weights", values)
+    return Quantity(tensor.size_bytes, "bytes"), f"{tensor.count:,}", tensor.what, where

@@ -11,13 +11,11 @@ SHOWN = 3  # formats of the first screen
 
 
 def title(plan: InferencePlan) -> Message:
-    """The model, how its weights are stored, the card."""
     values = {"name": plan.name, "weights": plan.asked.weights, "engine": plan.engine, "gpu": plan.gpu.name}
     return Message("inference.title", values)
 
 
 def verdict(plan: InferencePlan) -> Paragraph:
-    """Whether it fits, and what it needs of what there is."""
     m = plan.memory
     values = {
         "needed": (m.needed_low_bytes, m.needed_expected_bytes, m.needed_high_bytes),
@@ -45,7 +43,6 @@ def screen(plan: InferencePlan, command: tuple[str, ...] = ()) -> Screen:
 
 
 def _formats(plan: InferencePlan, most: int) -> Table | None:
-    """What each way to store the weights comes to, from the best that fits on; None where one was asked for."""
     names = [each.weights for each in plan.formats]
     first = names.index(plan.asked.weights) if plan.asked.weights in names else 0
 
@@ -61,7 +58,6 @@ def _formats(plan: InferencePlan, most: int) -> Table | None:
 
 
 def line(plan: InferencePlan, version: str) -> Message:
-    """The answer in one line, to be pasted."""
     room = {"needed": plan.needed_bytes, "available": plan.available_bytes or 0}
     parts = [Message(f"first.line_memory.{plan.verdict or 'unknown'}", room).text()]
     if plan.timing:
@@ -135,7 +131,6 @@ def _speed_table(plan: InferencePlan) -> tuple[tuple[Cell, ...], ...]:
 
 
 def _cost(plan: InferencePlan, speed: GenerationTiming) -> list[Message]:
-    """The rent of a million tokens, where there is one."""
     money, prices = speed.money(), speed.prices
     if money is None:
         return []
@@ -161,7 +156,6 @@ def most(plan: InferencePlan) -> list[Message]:
 
 
 def _change(plan: InferencePlan) -> list[Message]:
-    """What would fit; where nothing does, what would be needed."""
     if plan.fitting is not None:
         return [Message("inference.change", {"option": plan.fitting.words, "needed": plan.fitting.needed_bytes})]
     if plan.smallest is None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from foretrain.comparison.compare import Score
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
 from foretrain.runs.scores import Evaluation, Scores, TaskScore, TextScore
 
@@ -26,7 +27,6 @@ def document(found: Evaluation) -> Document:
 
 
 def sections(scores: Sequence[Scores]) -> list[Section]:
-    """What was found of a run's checkpoints, the newest first; nothing where nobody looked."""
     newest_first = sorted(scores, key=lambda each: -each.step)
     texts = [(each.step, score) for each in newest_first for score in each.texts]
     tasks = [(each.step, score) for each in newest_first for score in each.tasks]
@@ -68,17 +68,14 @@ def _tasks(found: Sequence[tuple[int | None, TaskScore]]) -> Table:
 
 
 def metric_name(score: TaskScore) -> str:
-    """The metric, and how answers were picked out of texts where lm-eval has several ways."""
     return score.metric if score.filter in ("", "none") else f"{score.metric} ({score.filter})"
 
 
 def figure(value: float) -> Quantity:
-    """A metric: four decimals, but of large ones, as perplexities may be, four digits."""
     return Quantity(value, "digits4" if abs(value) < LARGE else "number")
 
 
 def plus_minus(error: float | None) -> Cell:
-    """A standard error; a dash where it is not known."""
     return UNKNOWN if error is None else figure(error)
 
 
@@ -91,7 +88,6 @@ def _documents(score: TaskScore) -> str:
 
 
 def _how(found: Sequence[TextScore]) -> list[Block]:
-    """The windows, each kind once; and that a text was scored in part."""
     kinds = dict.fromkeys((score.context_tokens, score.stride_tokens) for score in found)
     blocks: list[Block] = [
         Paragraph(Message("scores.windows", {"context": context, "stride": stride})) for context, stride in kinds
@@ -103,3 +99,37 @@ def _how(found: Sequence[TextScore]) -> list[Block]:
 def _through(found: Sequence[TaskScore]) -> list[Block]:
     kinds = dict.fromkeys((score.harness, score.through) for score in found)
     return [Paragraph(Message(f"scores.through.{through}", {"harness": harness})) for harness, through in kinds]
+
+
+_LABEL = 18
+MOST_ROWS = 20  # tasks of many parts have hundreds; --json has them all
+
+
+def compared_sections(found: Sequence[Score], labels: Sequence[str]) -> list[Section]:
+    if not found:
+        return []
+    heads = tuple(label if len(label) <= _LABEL else label[: _LABEL - 1] + "…" for label in labels)
+    columns = (Message("column.quantity"), *heads, Message("column.best"))
+    table = Table(columns, tuple(map(_row, found[:MOST_ROWS])), frozenset(range(1, len(labels) + 1)))
+    more = [Paragraph(Message("scores.more", {"count": len(found) - MOST_ROWS}))] if len(found) > MOST_ROWS else []
+    return [Section(Message("scores.section"), (table, *more, Paragraph(Message("scores.noise"))))]
+
+
+def _row(score: Score) -> tuple[Cell, ...]:
+    said: Cell = {"difference": score.best or UNKNOWN, "within_noise": Message("scores.within_noise")}.get(
+        score.outcome, score.best or UNKNOWN
+    )
+    return _name(score), *map(_value, score.values, score.standard_errors), said
+
+
+def _name(score: Score) -> Cell:
+    if score.metric == "bits_per_byte" and not score.filter:
+        return Message("scores.bits_of", {"text": score.name})
+    filter = "" if score.filter in ("", "none") else f" ({score.filter})"
+    return f"{score.name} {score.metric}{filter}"
+
+
+def _value(value: float | None, error: float | None) -> Cell:
+    if value is None or error is None:
+        return Quantity(value, "digits4")
+    return Message("scores.plus_minus", {"value": value, "error": error})

@@ -198,7 +198,7 @@ def test_one_run_against_its_forecast_and_its_report_have_the_ranks(
 def test_the_list_of_runs_has_ranks_where_one_has_several(tmp_path: Path) -> None:
     one, two = a_run(tmp_path / "one"), a_run(tmp_path / "two", [figures(0), figures(1)])
     alone, both = (
-        shown(listed_view.document(listed([each.path for each in some]), {})) for some in ([one], [one, two])
+        shown(listed_view.document(listed([each.path for each in some]).runs, {})) for some in ([one], [one, two])
     )
     assert "ranks" not in alone
     assert "ranks" in both

@@ -193,7 +193,7 @@ def test_a_run_whose_first_evaluation_is_too_large_is_not_simulated_on(monkeypat
 @pytest.mark.parametrize("name", ["gpt2-124m", "baby", "llama-124m"])
 def test_the_quickest_micro_batch_is_found_with_fewer_estimates(name: str, card: str) -> None:
     start = start_of(plan(name, card), "foretrain")
-    options = BY_ID["larger_micro_batch"].options(start)
+    options = BY_ID["larger_micro_batch"].changes(start)
     planner, one_by_one = Planner(), Planner()
     for each in (planner, one_by_one):
         now = each.outcome(start)

@@ -425,11 +425,18 @@ VIEWS: dict[str, Callable[[], Document]] = {
 }
 
 
+def without_pictures(page: Any) -> Any:
+    """A page's JSON without the elements of its pictures: where they lie depends on how wide the words are."""
+    if isinstance(page, dict):
+        return {key: without_pictures(value) for key, value in page.items() if key not in ("figure", "picture")}
+    return [without_pictures(each) for each in page] if isinstance(page, list) else page
+
+
 def forms(document: Document) -> dict[str, str]:
     """A document in each of its forms."""
     console = Console(file=io.StringIO(), width=200, color_system=None, highlight=False)
     text.render(document, console)
-    page = json.dumps(html.document_json(document), ensure_ascii=False)
+    page = json.dumps(without_pictures(html.document_json(document)), ensure_ascii=False)
     return {"terminal": console.file.getvalue(), "html": html.render(document), "page": page}  # type: ignore[attr-defined]
 
 

@@ -499,7 +499,7 @@ def test_a_watched_trainer(tmp_path: Path) -> None:
     )
     ended = foretrain("watch", "--json", "--out", str(tmp_path / "w"), "--", sys.executable, "-c", code)
     record = json.loads(ended.stdout)
-    assert (record["log_format"], record["steps"], record["last_step"]) == ("trainer", 6, 60)
+    assert (record["log_format"], record["steps_done"], record["last_step"]) == ("trainer", 6, 60)
     assert record["step_s"] == pytest.approx(0.5)
     lines = [json.loads(line) for line in (tmp_path / "w" / "metrics.jsonl").read_text().splitlines()]
     assert [line["loss"] for line in lines] == pytest.approx([3 - s / 1e3 for s in range(10, 61, 10)], abs=1e-3)

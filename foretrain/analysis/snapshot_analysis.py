@@ -1,6 +1,6 @@
 """What a memory snapshot of any PyTorch program says: how much was held, at the end, at the peak and where it ran out.
 
-The format is that of predict/snapshot/read.py. Bytes at the end are those of the segments and their blocks. The
+The format is that of predict/snapshot.py. Bytes at the end are those of the segments and their blocks. The
 history is counted backwards from them: what it does not show was there before. Live tensors are grouped by the stack
 that made them; their kinds are guesses (stack_frames.py).
 """

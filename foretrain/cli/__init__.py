@@ -96,8 +96,13 @@ def _run() -> int:
     before, cards = messages.current().id, os.environ.get(GPU_FILE_VARIABLE)
     try:
         from_environment()
-        code = app.main(prog_name="foretrain", standalone_mode=False)
+        if completion.VARIABLE in os.environ:
+            app.main(prog_name="foretrain")
+        with app.make_context("foretrain", sys.argv[1:]) as context:  # click's main makes a 1 of a reader that left
+            code = app.invoke(context)
         return code if isinstance(code, int) else int(ExitCode.DONE)
+    except click.exceptions.Exit as end:
+        return end.exit_code
     except click.exceptions.NoArgsIsHelpError as nothing:
         click.echo(nothing.message, color=True)
         return int(ExitCode.USAGE)
@@ -111,7 +116,7 @@ def _run() -> int:
             os._exit(int(error.exit_code))
         return int(error.exit_code)
     except SystemExit as end:
-        if isinstance(end.__context__, BrokenPipeError):  # click and rich make an exit code 1 of it; `main` says it
+        if isinstance(end.__context__, BrokenPipeError):  # rich makes an exit code 1 of it; `main` says it
             raise end.__context__ from None
         _tell_signal(end)
         return end.code if isinstance(end.code, int) else 0

@@ -20,7 +20,7 @@ from foretrain.config.presets import GPT2_SHAPES
 from foretrain.hardware.catalogue import Dtype, Gpu, MatmulMode
 
 SHORT_BLOCK_S = 0.5e-3  # at the card's peak, which kernels reach half of
-# A recorded kernel takes memory outside of PyTorch's (hardware/context.py): at most that of 12 blocks in a step of 40
+# A recorded kernel takes memory outside of PyTorch's (hardware/devices.py): at most that of 12 blocks in a step of 40
 # micro-batches, some 40 MiB.
 MOST_BLOCKS = 480
 UNKNOWN_PEAK = 30e12  # FLOP per second of a card whose data sheet nobody has read

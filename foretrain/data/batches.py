@@ -118,7 +118,7 @@ def _share_of(count: np.ndarray, share: int) -> np.ndarray:
     return (count >> _SHARE_BITS) * share + (((count & low) * share) >> _SHARE_BITS)
 
 
-# Batches of a split's tokens. Which rows a step sees is data/order.py's; this reads them, and makes tensors of them.
+# Batches of a split's tokens. Which rows a step sees is decided above; this reads them, and makes tensors of them.
 #
 # Rows are read as the files have them (2 or 4 bytes a token) by whatever thread asks; tensors are made from them where
 # they are used.

@@ -186,7 +186,7 @@ SMALL_REFERENCE: dict[str, int | float | bool | str] = {
     "gradient_accumulation_steps": 1,
 }  # fmt: skip
 # A card's second ones, of few and of many blocks: so narrow that the card waits for its host, whose time they tell
-# (predict/speed/launching.py).
+# (predict/speed/time.py).
 NARROW_REFERENCE: dict[str, int | float | bool | str] = {
     **REFERENCE, "n_layer": 2, "n_head": 4, "n_embd": 128, "block_size": 64, "vocab_size": 256, "batch_size": 4,
     "gradient_accumulation_steps": 4,

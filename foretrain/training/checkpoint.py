@@ -35,7 +35,7 @@ from foretrain.training.tensor_files import Snapshot, file_name, live
 
 SCHEMA = "foretrain.checkpoint/1"
 MANIFEST = "manifest.json"
-MOST_RANKS = 10_000  # whose manifest can still be read (base/safe_read.py)
+MOST_RANKS = 10_000  # whose manifest can still be read (base/files.py)
 
 
 class Progress(Record):

@@ -172,7 +172,7 @@ def environment(placement: Placement) -> dict[str, str]:
 
 
 def identity_of(device: torch.device) -> dict[str, str]:
-    """What tells NVML which card a device is (hardware/visible.py); empty for what is no card of NVIDIA's."""
+    """What tells NVML which card a device is (hardware/card.py); empty for what is no card of NVIDIA's."""
     return identity(torch.cuda.get_device_properties(device)) if device.type == "cuda" else {}
 
 

@@ -3,7 +3,7 @@
 The limit is for the process as a whole, as nvidia-smi shows it. The allocator's cap therefore is the limit less what
 the process holds beside the allocator: the CUDA context and loaded kernels. That is what `foretrain calibrate` measured
 on this card or what NVML says of this process now, whichever is more, and 64 MiB for kernels that are loaded later;
-where neither is known, what was published of cards like this one (hardware/context.py). On an Apple GPU the allocator
+where neither is known, what was published of cards like this one (hardware/devices.py). On an Apple GPU the allocator
 counts what Metal has given to the process as a whole, so its cap is the limit.
 
 A CPU's allocator has no cap, and an address-space limit would also count what is only reserved: so the process's peak

@@ -282,7 +282,7 @@ class Trainer:
         self._record_anew()
 
     def _record_anew(self) -> None:
-        """Steps are to be one graph, where config/one_graph.py says so and nothing in them is the host's: their first
+        """Steps are to be one graph, where config/checks.py says so and nothing in them is the host's: their first
         ones run as always. What was recorded of other sizes is dropped."""
         self.graphed = None
         if not self.together.several and not (self.config.dropout and self.together.by_number):

@@ -42,7 +42,7 @@ def choose(
 ) -> tuple[ResolvedConfig, Placement]:
     """What the config leaves open: as the run has it already, else measured."""
     given = set(resolved.sources)
-    if world > 1:  # their gradients would be sent in half precision (model/ranks/sharing.py)
+    if world > 1:  # their gradients would be sent in half precision (config/sharing.py)
         given.add("master_weights")
     if resuming:
         chosen = starting.recall(resolved.config, placement, directory.read_record(), given)

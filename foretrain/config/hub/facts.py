@@ -112,7 +112,7 @@ def functions_of(own: Unsloth, model_type: str, groups: tuple[str, ...]) -> tupl
 # What a config.json of Hugging Face says of a model, as far as memory and time go. No torch, no transformers.
 #
 # Field names are ours (nanoGPT's: `n_layer`, `n_embd`, ...). Reading is in read.py; the model's code in
-# model/decoder.py.
+# model/hub/decoder.py.
 
 Norm = Literal["rms", "gemma_rms", "layer"]
 # gelu_tanh is one kernel; gelu_new and gelu_fast are the same function as transformers computes it, by several.

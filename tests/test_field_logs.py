@@ -430,8 +430,8 @@ def test_a_fine_tuning_config_gives_fine_tuning_changes(name: str, text: str, tm
     assert (found.unknown, found.doubts, found.remedies) == ("", (), ())
     assert found.changes
     first = found.changes[0]
-    assert first.needed_bytes <= 23.64 * GIB
-    assert first.saved_bytes > 0
+    assert first.effect.needed_bytes <= 23.64 * GIB
+    assert first.effect.saved_bytes > 0
     small = explained(log, config=[str(config)], gpu="T4")
     assert [doubt.id for doubt in small.doubts] == ["card", "held", "longer"][: len(small.doubts)]
     assert small.changes is None

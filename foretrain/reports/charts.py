@@ -48,7 +48,7 @@ HATCHED = {"stroke": COLOURS["overhead"], "stroke_width": 1.5}  # what is only k
 DASHES = ("", "6 3", "2 3", "9 3 2 3")
 WIDTHS = {920: "wide", 620: "middle", 360: "narrow"}
 NAMED = ("number", "count", "money")  # formats without a unit: the name of the axis stands behind their values
-STOPS = 300  # places of curves that somebody can point to
+STOPS = 250  # places of curves that somebody can point to
 NEAR = 0.015  # of the axis: what is said there of another curve is of a point so near
 
 Stop = list[Any]  # where it is along and across, title, end, and [series, text, along, across] for each line

@@ -163,7 +163,7 @@ def test_what_fits_only_together_is_the_smallest_combination() -> None:
     assert not any(change.fits for change in alone)
     found = changes(plan)
     pairs = {
-        ids for ids in combinations([id for change in alone for id in change.rules if id in SAME], 2)
+        ids for ids in combinations([id for change in alone for id in change.ids if id in SAME], 2)
         if (change := tried(plan, ids)) and change.fits
     }  # fmt: skip
     assert pairs

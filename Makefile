@@ -31,7 +31,7 @@ demo: $(DEMO_STAMP) ## plan, train a small GPT on the built-in corpus, compare, 
 	@trap : INT; $(BIN)/foretrain demo || { code=$$?; [ $$code -eq 75 ] && \
 		echo "Stopped, nothing is lost. Go on with: $(BIN)/foretrain demo --resume auto" || exit $$code; }
 
-test: $(STAMP) ## the test suite on the CPU, but for the longest tests: ten minutes on two cores
+test: $(STAMP) ## the test suite on the CPU, but for the long tests: four minutes on two cores
 	$(BIN)/python -m pytest
 
 cuda-truth: $(STAMP) ## predictions against PyTorch's real CUDA build, without a card (6 GB, 45 minutes; TIER=large for more, TIER=finetuning for Trainer, TIER=ranks for two cards)
@@ -58,7 +58,7 @@ golden: $(STAMP) ## every answer of this tree against those of a commit: BASE=ma
 soak: $(STAMP) ## a run of one hour with a fault every 30 seconds, then the same steps without faults
 	rm -rf soak && $(BIN)/python -m tests.faults.soak --hours 1 --every 30
 
-long: $(STAMP) ## the longest tests of the suite, which CI runs too: twelve minutes on two cores
+long: $(STAMP) ## the long tests of the suite, which CI runs too: half an hour on two cores
 	$(BIN)/python -m pytest -m "long and not slow and not gpu"
 
 slow: $(STAMP) ## the slower proofs: more than an hour

@@ -1,10 +1,10 @@
-"""Which tests are long: those that `long_tests.txt` names take half a second or a minute each, and most of all the time.
+"""Which tests are long: those that `long_tests.txt` names take a third of a second to a minute each, and most of all the time.
 
-`pytest` alone leaves them out and is done in four minutes on two cores; `make long` runs them, and so does CI. The list is made of
-what a run measured:
+`pytest` alone leaves them out and is done in four minutes on two cores; `make long` runs them, and so does CI. Of a test whose every
+case is long, the quickest case stays. The list is made of what a run measured:
 
     python -m pytest -m "not slow and not gpu" --durations=0 --durations-min=0.2 > durations.txt
-    python -m tests.long_tests durations.txt --over 0.5
+    python -m tests.long_tests durations.txt --over 0.3
 
 A new or renamed test counts as short until you make the list again.
 """
@@ -36,7 +36,7 @@ def found(durations: str, over_s: float) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("durations", type=Path, help="what pytest printed")
-    parser.add_argument("--over", type=float, default=0.5, metavar="SECONDS", help="which are long: 0.5 by default")
+    parser.add_argument("--over", type=float, default=0.3, metavar="SECONDS", help="which are long: 0.3 by default")
     args = parser.parse_args()
     names = found(args.durations.read_text("utf-8"), args.over)
     LIST.write_text("".join(f"{name}\n" for name in names), "utf-8")

@@ -142,7 +142,8 @@ import foretrain
 p = foretrain.plan_finetune("smollm2-135m", gpu="RTX 4070", method="lora", seq_len=512, batch_size=2)
 print(p); print(repr(p)); print(json.dumps(p.to_json(), sort_keys=True))
 print(foretrain.plan("gpt2", gpu="4090", method="qlora", within="2h").tune)
-print([(a.ids, a.needed_bytes) for a in foretrain.advise_finetune("pythia-160m", gpu="3060", method="full").advised])
+advised = foretrain.advise_finetune("pythia-160m", gpu="3060", method="full").advised
+print([(a.rules, a.effect.needed_bytes) if hasattr(a, "rules") else (a.ids, a.needed_bytes) for a in advised])
 for words in ({"method": "loro"}, {"lora_r": 8}, {"gpu": "cpu"}, {"nonsense": 1}):
     try:
         foretrain.plan_finetune("gpt2", **{"gpu": "4070", **words})

@@ -1,6 +1,8 @@
 """What kernels and cuDNN take for themselves in a trace, held to PyTorch's CUDA build and to cuDNN's own answers."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from foretrain.base.units import MIB
 from foretrain.predict.trace.kernels.workspaces import NOTE, workspace_bytes
 from foretrain.predict.trace.session import Traced, Tracing, trace
 from tests.cuda_build.convolutions import KEPT, over
+from tests.kit.command import REPO
 from tests.kit.kernel_steps import FLEX, STEPS
 
 MEASURED = json.loads((Path(__file__).parent / "data" / "kernel_steps.json").read_text())
@@ -27,10 +30,19 @@ def test_kernels_take_what_they_take_in_the_cuda_build(name: str) -> None:
     assert found.high is None
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("name", FLEX)
 def test_flex_attention_takes_what_it_takes_in_the_cuda_build(name: str) -> None:
-    """With and without torch.compile; without, a trace with compile=True left out the scores, silently."""
+    """With and without torch.compile; without, a trace with compile=True left out the scores, silently. In a process of
+    its own: after hundreds of other tests in one process Dynamo has been seen not to fuse it, and why is not known."""
+    code = f"from tests.test_trace_kernels import compare_flex; compare_flex({name!r})"
+    made = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], cwd=REPO, capture_output=True, text=True, check=False
+    )
+    assert made.returncode == 0, made.stderr
+
+
+def compare_flex(name: str) -> None:
+    """Assert that the traces of a step with FlexAttention are what the CUDA build measured."""
     for compile in (False, True) if name == "unfused_flex" else (True,):
         found = trace(lambda on: FLEX[name](), compile=compile)
         assert found.peak_allocated_bytes == pytest.approx(MEASURED[name]["allocated_bytes"], rel=1e-5)

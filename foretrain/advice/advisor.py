@@ -243,16 +243,11 @@ def _singles(search: Search, quick: bool) -> tuple[list[Candidate], list[Idle]]:
 
 def _pick(search: Search, rule: Rule, start: State, options: Sequence[Change]) -> Outcome | None:
     """The plan of the option of a rule that serves the goal best."""
-    if start.cluster:
-        if search.goal == "fit" and not search.must_fit:
-            return search.planner.outcome(options[rule.usual(options)].applied(start))
-        pick = search.planner.mildest if search.must_fit else search.planner.quickest_of_rising
+    if (start.cluster or rule.kind == "speed") and search.goal != "fit" and not search.must_fit:
+        pick = search.planner.quickest_of_rising if start.cluster else search.planner.quickest
         best = pick(start, options)
-        return best[1] if best else None
-    if rule.kind == "speed" and search.goal != "fit" and not search.must_fit:
-        best = search.planner.quickest(start, options)
         return best[1] if best else search.planner.outcome(options[0].applied(start))
-    there = search.planner.outcome(start)
+    there = search.base if start.cluster else search.planner.outcome(start)
     if there is None or (search.must_fit and not there.fits):
         best = search.planner.mildest(start, options)
         return best[1] if best else None

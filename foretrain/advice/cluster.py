@@ -29,7 +29,7 @@ def counts(plan: ClusterPlan, search: Search) -> tuple[CardCount, ...]:
     alone = Outcome(replace(search.state, cluster=None), one.memory_of("foretrain"), one.available_bytes)
     found = [_count(plan, search, alone, single)]
     for cluster in sorted([plan.cluster, *counted(plan.cluster)], key=lambda each: each.world):
-        change = moved(search.state, cluster)
+        change = None if cluster is plan.cluster else moved(search.state, cluster)
         outcome = search.planner.outcome(change.applied(search.state)) if change else None
         found.append(_count(plan, search, search.base if cluster is plan.cluster else outcome, cluster))
     return tuple(found)

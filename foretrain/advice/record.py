@@ -74,12 +74,12 @@ class Effect(Record):
     def of(cls, now: Outcome | FineTunePlan, then: Outcome | FineTunePlan, *, for_a_token: bool) -> "Effect":
         """Return what a run takes then; `slower` for a token, or of the step."""
         old, new = now.timing, then.timing
-        money, both = new.money() if new else None, (old, new) if old and new else None
+        money = new.money() if new else None
         slower = longer = None
-        if both:
-            steps = both[1].step_s.expected_s / both[0].step_s.expected_s
-            slower = (both[0].tokens_per_s / both[1].tokens_per_s if for_a_token else steps) - 1
-            longer = both[1].length_s.expected_s / both[0].length_s.expected_s - 1
+        if old and new:
+            steps = new.step_s.expected_s / old.step_s.expected_s
+            slower = (old.tokens_per_s / new.tokens_per_s if for_a_token else steps) - 1
+            longer = new.length_s.expected_s / old.length_s.expected_s - 1
         return cls(
             needed_bytes=then.needed_bytes, saved_bytes=now.needed_bytes - then.needed_bytes,
             allocated_bytes=then.memory.worst.allocated_bytes, available_bytes=then.available_bytes,
@@ -158,7 +158,7 @@ class Cards(Record):
 class Advice(Record):
     """One change, or a few together.
 
-    `rules`: in the order in which they are applied. `settings`: the knobs that differ. `step`, `gpu`,
+    `rules`: in the order in which they are applied. `settings`: the options that differ. `step`, `gpu`,
     `used_by_others_bytes`: whose step runs then, on which card, beside how much. `price`: what it is ranked by
     (docs/advice.md). `shared`: of several cards, what they are then, and `effect.slower` is of the time
     for a token.

@@ -35,7 +35,7 @@ def _of_nodes(now: Cluster, nodes: int) -> Cluster:
 
 
 def moved(state: State, cluster: Cluster) -> Change | None:
-    """The same run on other cards, shared in the way that is asked for: the same tokens a step, in smaller
+    """The same run on other cards, shared in the way that is asked for: the same tokens per step, in smaller
     micro-batches where they have to be. None where its sequences cannot be divided."""
     config = state.config
     if config.gradient_accumulation_steps % cluster.world:
@@ -58,7 +58,7 @@ def _cluster(state: State) -> Cluster:
 
 
 def accumulation(state: State) -> Sequence[Change]:
-    """Twice, four times, … as many micro-batches, and so tokens a step: gradients are summed as much less often."""
+    """Twice, four times, … as many micro-batches, and so tokens per step: gradients are summed as much less often."""
     return [Change({**more}) for more in accumulations(state.config, MOST_TIMES)]
 
 

@@ -637,3 +637,6 @@ def test_long_tests_are_there() -> None:
 def test_a_list_of_long_tests_is_read_from_what_pytest_prints() -> None:
     printed = "1.20s setup    tests/a.py::b[c d]\n0.60s call     tests/a.py::b[c d]\n1.50s call     tests/a.py::e\n"
     assert long_tests.found(printed, 1.6) == ["tests/a.py::b[c d]"]
+    printed = "2.00s call     tests/a.py::b[c]\n3.00s call     tests/a.py::b[d]\n"
+    assert long_tests.found(printed, 1.6) == ["tests/a.py::b[d]"]
+    assert len(long_tests.found(printed, 0.4)) == 2

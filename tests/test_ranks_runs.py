@@ -26,7 +26,6 @@ from foretrain.predict.ranks.plan import of_run
 from foretrain.reports import html, text
 from foretrain.reports.document import Document
 from foretrain.reports.views import compare as compare_view
-from foretrain.reports.views import listed as listed_view
 from foretrain.reports.views import plan as plan_view
 from foretrain.reports.views import run as run_view
 from foretrain.reports.views import run_explain

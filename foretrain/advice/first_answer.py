@@ -19,7 +19,7 @@ from foretrain.config.microbatches import ACCUMULATION, BATCH
 from foretrain.config.options import OPTIONS, RunConfig
 from foretrain.config.resolve import NANOGPT_DEFAULTS, key_of, split
 from foretrain.hardware.catalogue import find
-from foretrain.predict.memory import REFUSED, StepMemory
+from foretrain.predict.memory import REFUSED, RunMemory
 from foretrain.predict.plan import Plan, Timing
 from foretrain.predict.spec import StepName
 from foretrain.predict.speed.limit import Bottleneck, bottleneck
@@ -39,7 +39,7 @@ class Changed(Record):
     """What planning the changed run says: its config, memory and time."""
 
     config: RunConfig
-    memory: StepMemory
+    memory: RunMemory
     timing: Timing | None
     available_bytes: int | None
 

@@ -10,7 +10,7 @@ from foretrain.advice.record import Advice, Advices, CardCount, Cards, Idle, Way
 from foretrain.base.messages import has, listed
 from foretrain.hardware.links import find_link
 from foretrain.predict.memory import FAILING
-from foretrain.predict.ranks.record import ClusterPlan
+from foretrain.predict.ranks import ClusterPlan
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Row, Screen, Section, Table
 from foretrain.reports.views.cluster import screen as screen_view
 from foretrain.reports.views.shared import TONES, taken_bytes, verdict_word

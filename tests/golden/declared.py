@@ -24,9 +24,14 @@ PRICE = "plan --inference takes --price; its speed is a Timing"
 ADVICE = "one record of advice for one card and for several, whose own are in `shared`, `cluster`, `way` and `counts`"
 RECORD = "one record of a run, run.json, whoever trained it: a watched run of an older tree is none, and lists are one"
 PICTURES = "pictures are drawn in Python: the page gets their elements and what can be pointed at, not numbers to draw"
+FACTS = (
+    "one description of a model: ModelFacts for generating text, too, which count a latent attention and know a format"
+)
 DECLARED: tuple[Declared, ...] = (
     Declared("^error: finetune", "stderr", ADVICE, new="fit, speed, cost"),
     Declared("^error: data", "stdout", "help is drawn for click's parameters"),
+    Declared("inference", r"stdout.*\.(model|facts)", FACTS),
+    Declared("", r"facts\.(latent|published)$", FACTS, old=r"^\(nothing\)$"),
     Declared("^serve", r"pictures\[\d+\]\.(picture|source|small|figure)", PICTURES),
     Declared("(advise|plan).* finetune|finetune.*(advise|plan)|explain|page", r"(changes|remedies|advised|stdout\.(schema|plan|goal_given|name|"
              r"step|gpu|used_by_others_bytes|tokens_per_step|now|partial|useless|planned|now_confirmation|nothing_fits|cluster|way|"

@@ -31,6 +31,7 @@ DECLARED: tuple[Declared, ...] = (
     Declared("^error: finetune", "stderr", ADVICE, new="fit, speed, cost"),
     Declared("^error: data", "stdout", "help is drawn for click's parameters"),
     Declared("inference", r"stdout.*\.(model|facts)", FACTS),
+    Declared("^python inference", r"stdout:\d+", FACTS, new='"facts": '),
     Declared("", r"facts\.(latent|published)$", FACTS, old=r"^\(nothing\)$"),
     Declared("^serve", r"pictures\[\d+\]\.(picture|source|small|figure)", PICTURES),
     Declared("(advise|plan).* finetune|finetune.*(advise|plan)|explain|page", r"(changes|remedies|advised|stdout\.(schema|plan|goal_given|name|"

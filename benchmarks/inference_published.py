@@ -13,12 +13,11 @@ from typing import Any
 
 from common import arguments, report
 
-from foretrain.config.hub.facts import ModelSource
+from foretrain.config.hub.facts import ModelFacts
 from foretrain.config.hub.source import facts_of, preset_source
 from foretrain.config.inference.formats import CACHES
 from foretrain.config.inference.options import Inference
 from foretrain.hardware.catalogue import find
-from foretrain.predict.inference.model import InferenceModel, model_of_source
 from foretrain.predict.inference.plan import resolved
 from foretrain.predict.inference.speed import decode_parts, prompt_s, read_bytes
 
@@ -33,13 +32,12 @@ LLAMA_2_70B: dict[str, Any] = {
 }  # fmt: skip
 
 
-def model_named(name: str) -> InferenceModel:
+def model_named(name: str) -> ModelFacts:
     """The model of a row."""
-    if name == "llama-2-70b":
-        return model_of_source(ModelSource(name=name, where=name, config=LLAMA_2_70B, facts=facts_of(LLAMA_2_70B)))
     source = preset_source(name)
-    assert source is not None, name
-    return model_of_source(source)
+    facts = source.facts if source else facts_of(LLAMA_2_70B)
+    assert facts is not None, name
+    return facts
 
 
 def predicted(row: dict[str, str]) -> float:
@@ -50,7 +48,7 @@ def predicted(row: dict[str, str]) -> float:
         context=prompt + generated, prompt=max(1, prompt), batch=int(row["batch"]), weights=row["weights"],
         engine=row["engine"],  # type: ignore[arg-type]
     )  # fmt: skip
-    asked, engine = resolved(model, asked, gpu)
+    asked, engine = resolved(row["model"], model, asked, gpu)
     read = read_bytes(model, asked, head=row["head"] == "yes")
     tokens = model.cached_tokens(prompt + generated // 2)
     texts = asked.batch if row["head"] == "yes" else 1  # else one text, so many of its tokens at a time
@@ -62,7 +60,7 @@ def predicted_prompt(row: dict[str, str]) -> float:
     """Tokens per second of reading a prompt of a row's length."""
     model, gpu, tokens = model_named(row["model"]), find(row["gpu"]), int(row["read"])
     asked = Inference(context=tokens, prompt=tokens, weights=row["weights"], engine=row["engine"])  # type: ignore[arg-type]
-    asked, engine = resolved(model, asked, gpu)
+    asked, engine = resolved(row["model"], model, asked, gpu)
     return tokens / prompt_s(model, asked, engine, gpu)
 
 

@@ -19,10 +19,10 @@ from foretrain.app.generation.run_writer import TextStream
 from foretrain.app.sample import opened
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.cli.generation import chat
+from foretrain.config.shape import facts_of_run
 from foretrain.data.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer
 from foretrain.model.generation.options import Sampling
 from foretrain.model.language_model import make_model
-from foretrain.predict.inference.model import model_of_config
 from foretrain.predict.memory import MARGIN_BYTES
 from tests.kit.command import foretrain
 from tests.kit.tiny import tiny
@@ -221,7 +221,7 @@ def test_at_a_terminal_it_prompts(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 
 def test_what_does_not_fit_gives_way_with_a_sentence(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = model_of_config(tiny(block_size=8192, n_embd=64, n_layer=4), "x")
+    model = facts_of_run(tiny(block_size=8192, n_embd=64, n_layer=4))
     whole = Fitted(model, None, half=True)
     made = make_model(tiny(block_size=8192, n_embd=64, n_layer=4))
     assert whole.memory.bytes_of("weights") == sum(p.nbytes for p in made.parameters())

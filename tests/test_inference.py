@@ -15,13 +15,14 @@ from foretrain.app.generation.plan import model_named_by, model_of_words
 from foretrain.app.plan import resolved_of
 from foretrain.base.errors import UserError
 from foretrain.base.units import GIB, MIB
-from foretrain.config.hub.facts import ModelSource
-from foretrain.config.hub.source import preset_source
+from foretrain.config.hub.facts import ModelFacts, ModelSource
+from foretrain.config.hub.parameters import counts_of, parameter_count
+from foretrain.config.hub.source import facts_to_generate, preset_source
 from foretrain.config.inference.formats import FORMATS
 from foretrain.config.inference.words import parse_inference
 from foretrain.config.presets import PRESETS, models
+from foretrain.config.shape import ModelShape, facts_of_run
 from foretrain.hardware.catalogue import catalogue, find
-from foretrain.predict.inference.model import InferenceModel, model_of_config, model_of_source
 from foretrain.predict.inference.plan import InferencePlan
 from foretrain.predict.inference.speed import weights_bytes
 from tests.kit.command import REPO, first_screen, foretrain
@@ -38,10 +39,10 @@ DEEPSEEK: dict[str, Any] = {
 }  # fmt: skip
 
 
-def published(name: str) -> InferenceModel:
+def published(name: str) -> ModelFacts:
     source = preset_source(name)
     assert source is not None
-    return model_of_source(source)
+    return facts_to_generate(source)
 
 
 def planned(name: str = "llama-3.1-8b", gpu: str = "RTX 4070", **options: Any) -> InferencePlan:
@@ -54,20 +55,25 @@ def planned(name: str = "llama-3.1-8b", gpu: str = "RTX 4070", **options: Any) -
 @pytest.mark.parametrize("name", models())
 def test_parameters_are_the_published_ones(name: str) -> None:
     """Of models that also see, without what sees."""
-    preset, model = models()[name], published(name)
+    preset, counts = models()[name], counts_of(published(name))
     if name in ("gemma-3-4b", "gemma-3-12b"):
-        assert model.n_params < preset.parameters
+        assert counts.total < preset.parameters
     else:
-        assert model.n_params == preset.parameters
+        assert counts.total == preset.parameters
+
+
+LLAMA: dict[str, Any] = {"recipe": "llama", "n_kv_head": 1, "mlp_width": 96}
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_presets_of_ours_are_counted_as_they_train(name: str) -> None:
-    config = resolved_of(name).config
-    model = model_of_config(config, name)
-    from foretrain.config.shape import ModelShape
-
-    assert model.n_params == ModelShape.of(config).n_params
+@pytest.mark.parametrize("more", [
+    {}, {"bias": False}, {"recipe": "modern"}, {"recipe": "nanochat"}, LLAMA, {**LLAMA, "qk_norm": True},
+    {**LLAMA, "tied_embeddings": True, "head_dim": 32},
+], ids=str)  # fmt: skip
+def test_presets_of_ours_are_counted_as_they_train(name: str, more: dict[str, Any]) -> None:
+    config = resolved_of({**PRESETS[name], "dropout": 0.0, **more}).config
+    facts = facts_of_run(config)
+    assert parameter_count(facts) == counts_of(facts).total == ModelShape.of(config).n_params
 
 
 def test_llama_3_8b_takes_what_llama_cpps_log_says() -> None:
@@ -76,24 +82,24 @@ def test_llama_3_8b_takes_what_llama_cpps_log_says() -> None:
     assert plan.memory.neediest.bytes_of("weights") / MIB == pytest.approx(4155.99, abs=0.5)
     assert plan.memory.neediest.bytes_of("kv_cache") == 1024 * MIB
     assert plan.memory.neediest.bytes_of("prompt") / MIB == pytest.approx(258.5, abs=0.01)
-    model = plan.model
+    facts, counts = plan.facts, counts_of(plan.facts)
     bits = {"q4_k_m": 4.8944, "q4_k_s": 4.6672, "q5_k_m": 5.7036, "q6_k": 6.5633, "q8_0": 8.5008, "iq4_xs": 4.4597,
             "q3_k_l": 4.2979, "iq3_m": 3.7628, "q3_k_s": 3.6429, "iq3_xxs": 3.2548, "q2_k": 3.1593, "iq2_m": 2.9294}  # fmt: skip
     for name, expected in bits.items():
-        stored = weights_bytes(model, name, "llama.cpp") + model.embedding_params * FORMATS[name].embedding / 8
-        assert 8 * stored / model.n_params == pytest.approx(expected, rel=2e-3), name
+        stored = weights_bytes(facts, name, "llama.cpp") + counts.embedding * FORMATS[name].embedding / 8
+        assert 8 * stored / counts.total == pytest.approx(expected, rel=2e-3), name
 
 
 @pytest.mark.parametrize(("name", "size_gb"), [("llama-2-7b", 6.62), ("llama-3.1-8b", 7.52)])
 def test_int8_is_as_large_as_torchao_says(name: str, size_gb: float) -> None:
     """torchao's README counts what quantized layers hold: all but the embedding."""
     model = published(name)
-    without = weights_bytes(model, "int8", "pytorch") - 2 * model.embedding_params
+    without = weights_bytes(model, "int8", "pytorch") - 2 * counts_of(model).embedding
     assert without / 1e9 == pytest.approx(size_gb, rel=0.01)
 
 
 @pytest.mark.parametrize(
-    "recipe", [{}, {"recipe": "llama", "n_head": 4, "n_embd": 64, "n_kv_head": 2, "mlp_width": 96}]
+    "recipe", [{}, {"recipe": "llama", "n_head": 4, "n_embd": 64, "n_kv_head": 1, "mlp_width": 96}]
 )
 def test_the_cache_of_our_models_is_as_large_as_planned(recipe: dict[str, Any]) -> None:
     from foretrain.model.generation.writer import Reader
@@ -115,14 +121,14 @@ def test_latent_attention_is_counted_as_transformers_has_it(changes: dict[str, A
     with torch.device("meta"):
         model = transformers.DeepseekV3ForCausalLM(config)
     source = ModelSource(name="x", where="x", config={**DEEPSEEK, **changes, "model_type": "deepseek_v3"}, facts=None)
-    found = model_of_source(source)
-    assert found.n_params == sum(p.numel() for p in model.parameters())
+    found = facts_to_generate(source)
+    assert parameter_count(found) == sum(p.numel() for p in model.parameters())
     assert found.kv_numbers == 16 + 8
 
 
 def test_a_window_caps_what_its_layers_keep() -> None:
     model = published("gemma-3-4b")
-    assert (model.n_layer, model.sliding_layers, model.sliding_window) == (34, 29, 1024)
+    assert (model.n_layer, len(model.sliding_layers), model.sliding_window) == (34, 29, 1024)
     assert model.cached_tokens(1000) == 34 * 1000
     assert model.cached_tokens(5000) == 5 * 5000 + 29 * 1024
 
@@ -132,7 +138,7 @@ def changed(plan: InferencePlan, **options: Any) -> InferencePlan:
     assert plan.fitting
     words = plan.fitting.words.split()
     proposed = dict(zip([word.removeprefix("--") for word in words[::2]], words[1::2], strict=True))
-    return library.plan_inference(plan.model.name, plan.gpu.name, **{**options, **proposed})
+    return library.plan_inference(plan.name, plan.gpu.name, **{**options, **proposed})
 
 
 # -- answers -----------------------------------------------------------------------------------------------------
@@ -152,7 +158,7 @@ def test_the_largest_that_fits_is_the_largest(name: str, weights: str, context: 
     again = {"weights": weights, "gpu": gpu}
     if plan.longest_context:
         assert planned(name, context=plan.longest_context, batch=batch, **again).verdict == "fits"
-        if plan.longest_context < max(context, plan.model.max_positions):
+        if plan.longest_context < max(context, plan.facts.max_positions):
             beyond = planned(name, context=plan.longest_context + 1, batch=batch, **again)
             assert beyond.verdict != "fits"
     if plan.largest_batch:
@@ -303,8 +309,8 @@ def test_held_out_published_speeds_are_met() -> None:
 def test_words_and_models() -> None:
     asked, left = parse_inference(["my.toml", "--context=32k", "--n_layer=2", "--weights", "Q4-K-M", "--batch", "1_0"])
     assert (asked.context, asked.weights, asked.batch, left) == (32_768, "Q4-K-M", 10, ["my.toml", "--n_layer=2"])
-    assert model_of_words(["gpt2-124m", "--n_layer=2"]).n_layer == 2
-    assert model_named_by({"n_layer": 3}).n_layer == 3
+    assert facts_to_generate(model_of_words(["gpt2-124m", "--n_layer=2"])).n_layer == 2
+    assert facts_to_generate(model_named_by({"n_layer": 3})).n_layer == 3
     assert planned(weights="fp16").asked.weights == "f16"
     assert planned(gpu="V100 SXM2 32GB").asked.weights == "f16"  # the published bf16, which this card has not
     assert planned("gpt2", context=4096).notes[0].id == "inference_beyond"
@@ -361,7 +367,7 @@ def test_a_folder_and_a_run_are_models_too(own_directory: Path) -> None:
 def test_unknown_families_and_cards() -> None:
     source = ModelSource(name="x", where="x", config={"model_type": "mamba"}, facts=None)
     with pytest.raises(UserError, match="mamba"):
-        model_of_source(source)
+        facts_to_generate(source)
     assert planned(gpu="Apple M1 Max").timing is None
     with pytest.raises(UserError, match="contex"):
         planned(contex=3)

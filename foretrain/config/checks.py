@@ -151,14 +151,14 @@ def _field_problems(values: dict[str, Any], source_of: Callable[[str], str]) -> 
     return []
 
 
-def bad_value(knob: Option, value: Any, text: str, source: str) -> UserError:
-    near, expects = _meant(knob, value), Expected(knob)
+def bad_value(knob: Option, value: Any, text: str, source: str, key: str = "") -> UserError:
+    """Return what is wrong with a value; `key`: how the option is called there."""
+    near, given = _meant(knob, value), {"key": key or knob.name, "value": text, "source": source}
     if near is None:
-        return UserError("config.bad_value", key=knob.name, value=text, expects=expects, source=source)
-    return UserError("config.bad_value_near", key=knob.name, value=text, expects=expects, source=source, near=near)
+        return UserError("config.bad_value", **given, expects=Expected(knob))
+    return UserError("config.bad_value_near", **given, expects=Expected(knob), near=near)
 
 
-_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
 _RANGE = re.compile(r"≥ (\S+), ≤ (\S+)")
 
 
@@ -168,7 +168,7 @@ def _meant(knob: Option, value: Any) -> str | None:
         return None
     if knob.type == "choice":
         choices = knob.limits.removeprefix("one of ").split(", ")
-        near = _DTYPES.get(value.lower(), "") if knob.name == "dtype" else ""
+        near = knob.choice_names.get(value.lower(), "")
         return next(iter([near] if near in choices else difflib.get_close_matches(value.lower(), choices, n=1)), None)
     if knob.type == "int" and re.fullmatch(r"\d{1,3}([,_]\d{3})+", value):
         return re.sub("[,_]", "", value)
@@ -188,7 +188,7 @@ class Expected:
             return say("expects.one_of", choices=listed(limits.removeprefix("one of ").split(", ")))
         if knob.type not in ("int", "float"):  # a text is told by the knob's help, which says what it takes
             return (
-                option_help(knob.name, limits)
+                option_help(knob.name, limits, knob.texts)
                 if limits
                 else say("expects.bool" if knob.type == "bool" else "expects.str")
             )

@@ -1,14 +1,18 @@
 """What an option of a run is: its value's type and limits, and all else that is known of it. No torch.
 
-Every option is defined once, in config/options.py, with `option(…)`. Other modules ask for the names of those with an
-attribute (`named`, in config/options.py) and keep no list of their own.
+Every option is defined once with `option(…)`: those of pretraining in config/options.py, of fine-tuning in
+config/finetune/options.py, of generating text in config/inference/options.py. Other modules ask for the names of those
+with an attribute (`named`, in config/options.py) and keep no list of their own.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from pydantic import Field
 from pydantic.fields import FieldInfo
+
+from foretrain.base.records import Record
 
 Group = Literal["model", "data", "batch", "optimizer", "evaluation", "run", "system", "cost"]
 GROUPS: tuple[Group, ...] = get_args(Group)
@@ -24,6 +28,7 @@ OnResume = Literal["free", "rounding", "evaluation", "refuses"]
 # has: an option of nanoGPT's own. lacks: nanoGPT has none, but what it says holds for nanoGPT's step too. cannot:
 # foretrain's own way to carry a step out; nanoGPT's step does without.
 InNanogpt = Literal["has", "lacks", "cannot"]
+DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
 Stops = Literal["each", "by64", "doubling", "halves", "decades", "cents", "dimes", "fifties"]
 
 
@@ -65,6 +70,11 @@ class Attributes:
     refused: tuple[tuple[str, str], ...] = ()  # (kind of device; why it must not be set there)
     compared: bool = True  # not, where it stands for others, or says nothing of the training
     bare: str = ""  # what it is where it is typed without a value
+    choice_names: Mapping[str, str] = field(default_factory=dict[str, str])  # what others call its choices
+    # Words of their own that stand for a choice: (word, its choice, the choice where it is off, or "" for none).
+    switches: tuple[tuple[str, str, str], ...] = ()
+    thousand: int = 0  # what k stands for in a value; 0: it is not taken
+    texts: str = "knob"  # where the translations of its help stand
     # Two values that come to the same on a device share an estimate and a trace: these are kept by what it comes to.
     by_effect: bool = False
     # How a timed step must agree to be a reference for a plan: by this value, within a factor of two, or as
@@ -105,7 +115,7 @@ def option(default: Any, help: str, *, pattern: str | None = None, **attributes:
 
 @dataclass(frozen=True, kw_only=True)
 class Option(Attributes):
-    """An option of RunConfig with all that is known of it, for help texts, docs, pages, and every rule that asks."""
+    """An option with all that is known of it, for help texts, docs, pages, and every rule that asks."""
 
     name: str
     default: Any
@@ -124,10 +134,20 @@ class Option(Attributes):
             limits=_limits(known, choices, help, any(hasattr(rule, "pattern") for rule in field.metadata)),
         )  # fmt: skip
 
+    @classmethod
+    def all_of(cls, record: type[Record]) -> Mapping[str, "Option"]:
+        """Return the options that are declared in a record, by name."""
+        return {name: cls.of(name, field) for name, field in record.model_fields.items()}
+
     @property
     def is_switch(self) -> bool:
         """Whether it may be typed without a value and with "no-" before it, and a file may say true or false."""
         return self.type == "bool" or bool(self.bare)
+
+    def allows(self, value: float) -> bool:
+        """Return whether a number is within the limits."""
+        low = (self.least is None or value >= self.least) and (self.above is None or value > self.above)
+        return low and (self.most is None or value <= self.most) and (self.below is None or value < self.below)
 
     def idle_on(self, *conditions: Any) -> str:
         """Why it does nothing on this kind of device or in this dtype; empty where it does something."""

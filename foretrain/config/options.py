@@ -13,7 +13,7 @@ from pydantic import field_validator
 
 from foretrain.base.quantities import parse_bytes
 from foretrain.base.records import Record
-from foretrain.config.option import COST, EVERYTHING, LEARNING, NOTHING, Option, Tuned, option
+from foretrain.config.option import COST, DTYPE_NAMES, EVERYTHING, LEARNING, NOTHING, Option, Tuned, option
 
 _A_PATH = r"^[^\x00-\x1f\x7f]{1,1000}$"  # not empty, and nothing that could command a terminal
 _INIT_FROM = (
@@ -325,7 +325,7 @@ class RunConfig(Record):
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto", "precision of the matmuls; auto: bfloat16 if the card has it, else float16; on a CPU the "
-        "faster one", group="system",
+        "faster one", group="system", choice_names=DTYPE_NAMES,
         affects=EVERYTHING, on_resume="refuses", by_effect=True, reference="other", chosen_on_cpu="auto",
         tuned=Tuned(spread=0.30, paired=True), basic=9,
     )
@@ -535,7 +535,7 @@ class RunConfig(Record):
         return parse_bytes(self.memory_limit) if self.memory_limit else None
 
 
-OPTIONS = {name: Option.of(name, field) for name, field in RunConfig.model_fields.items()}
+OPTIONS = Option.all_of(RunConfig)
 
 
 def named(wanted: Callable[[Option], Any]) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from foretrain.config.families import family_of
+from foretrain.config.hub.facts import ModelFacts
 from foretrain.config.options import RunConfig, named
 
 NS_STEPS = 4  # Newton-Schulz iterations of Muon (model/muon.py), here because they are FLOPs to predict
@@ -166,6 +167,23 @@ class ModelShape:
     @property
     def _causal_attention_flops(self) -> int:
         return 6 * self.n_layer * self.attention_width * self.block_size
+
+
+def facts_of_run(config: RunConfig) -> ModelFacts:
+    """Return the model of a config of ours, described as those of Hugging Face are."""
+    shape, gpt2, llama = ModelShape.of(config), config.recipe == "nanogpt", config.recipe == "llama"
+    return ModelFacts(
+        model_type="gpt2" if gpt2 else config.recipe, n_layer=config.n_layer, n_embd=config.n_embd,
+        n_head=config.n_head, n_kv_head=shape.n_kv_head, head_dim=shape.head_dim,
+        mlp_width=config.mlp_inner if llama else 4 * config.n_embd, vocab_size=config.vocab_size,
+        max_positions=config.block_size, norm="layer" if gpt2 else "rms", norm_bias=config.bias,
+        norm_affine=config.recipe != "nanochat", mlp="gated" if llama else "plain",
+        activation="silu" if llama else "gelu" if gpt2 else "relu2", positions="learned" if gpt2 else "rotary",
+        qkv_bias=config.bias, out_bias=config.bias, mlp_bias=config.bias,
+        tied=gpt2 or (llama and config.tied_embeddings), fused_qkv=gpt2,
+        qk_norm="head" if llama and config.qk_norm else "",
+        dtype="bfloat16" if config.dtype == "auto" else config.dtype,
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=256)

@@ -6,10 +6,11 @@ from typing import Any
 
 from foretrain.base.errors import UserError
 from foretrain.base.quantities import Limit
+from foretrain.config.hub.facts import ModelSource
+from foretrain.config.hub.source import facts_to_generate
 from foretrain.config.inference.options import MOST_BATCH, MOST_CONTEXT, Inference
 from foretrain.predict.energy import Prices
 from foretrain.predict.forecast import Forecast, Placement, Probe, Range
-from foretrain.predict.inference.model import InferenceModel
 from foretrain.predict.inference.plan import InferencePlan, Search, plan
 from foretrain.predict.plan import Reading
 from foretrain.predict.timing import PRICES
@@ -20,7 +21,7 @@ class Generation:
     """A model and how it generates. A step is one token of each text."""
 
     kind = "generation"
-    model: InferenceModel
+    source: ModelSource
     asked: Inference
     prices: Prices = PRICES
     steps = None
@@ -28,7 +29,7 @@ class Generation:
 
     @property
     def name(self) -> str:
-        return self.model.name
+        return self.source.name
 
     @property
     def tokens_per_step(self) -> int:
@@ -36,7 +37,7 @@ class Generation:
 
     @property
     def ranges(self) -> Mapping[str, Range]:
-        most = min(max(self.model.max_positions, self.asked.context), MOST_CONTEXT)
+        most = min(max(facts_to_generate(self.source).max_positions, self.asked.context), MOST_CONTEXT)
         return {"batch": Range(1, MOST_BATCH), "context": Range(1, most)}
 
     def but(self, **options: Any) -> "Generation":
@@ -46,7 +47,7 @@ class Generation:
         if where.cluster is not None:
             raise UserError("usage.inference_one_card", value=where.cluster.text, one=where.card.name)
         made = plan(
-            self.model, self.asked, where.card, used_by_others_bytes=where.used_by_others_bytes, prices=self.prices
+            self.source, self.asked, where.card, used_by_others_bytes=where.used_by_others_bytes, prices=self.prices
         )
         return Forecast(self, where, made)
 
@@ -66,7 +67,7 @@ class Generation:
     def probe(self, found: Forecast, option: str, value: int) -> Probe:
         made = found.plan
         assert isinstance(made, InferencePlan)
-        search = Search(self.model, made.asked, self.asked.prompt, made.gpu, made.available_bytes)
+        search = Search(made.facts, made.asked, self.asked.prompt, made.gpu, made.available_bytes)
         memory = search.memory({option: value})
         return Probe(value=value, verdict=memory.verdict, needed_expected_bytes=memory.needed_bytes)
 

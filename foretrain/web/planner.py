@@ -3,9 +3,11 @@
 import json
 import math
 import shlex
+from collections.abc import Mapping
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr
@@ -138,19 +140,21 @@ _STEPS = {"each": 1, "by64": 64, "cents": 0.02, "dimes": 0.1, "fifties": 50}
 _GROWTH = {"doubling": (1.0,), "halves": (1.0, 1.5)}
 
 
-def fields() -> list[dict[str, Any]]:
-    """Every option that has an effect, as JSON: the basic ones first, then by group."""
-    shown = [option for option in OPTIONS.values() if not option.inert]
+def fields(
+    options: Mapping[str, Option] = OPTIONS, defaults: Mapping[str, Any] = MappingProxyType({})
+) -> list[dict[str, Any]]:
+    """Every option that has an effect, as JSON: the basic ones first, then by group. `defaults`: of a form's own."""
+    shown = [option for option in options.values() if not option.inert]
     shown.sort(key=lambda option: (not option.basic, option.basic, GROUPS.index(option.group)))
-    return [_field(knob) for knob in shown]
+    return [_field(knob, defaults.get(knob.name, knob.default)) for knob in shown]
 
 
-def _field(option: Option) -> dict[str, Any]:
+def _field(option: Option, default: Any) -> dict[str, Any]:
     ends = {"least": option.least, "most": option.most}  # both allowed; an open end is left to the server
     return {
-        "name": option.name, "group": option.group, "help": option_help(option.name, option.help),
+        "name": option.name, "group": option.group, "help": option_help(option.name, option.help, option.texts),
         "unit": option_unit(option.unit), "type": option.type,
-        "default": option.default, "limits": option.limits if option.limits != option.help else "",
+        "default": default, "limits": option.limits if option.limits != option.help else "",
         "choices": list(option.choices), "basic": option.basic > 0, "stops": stops(option),
         **{end: value for end, value in ends.items() if value is not None},
     }  # fmt: skip
@@ -159,11 +163,9 @@ def _field(option: Option) -> dict[str, Any]:
 def stops(option: Option) -> list[float]:
     """The values that a slider of this option stops at; none where it has no slider. The number beside it takes the
     option's whole range."""
-    return [] if option.slider is None else stops_of(*option.slider, whole=option.type == "int")
-
-
-def stops_of(low: float, high: float, kind: str, *, whole: bool) -> list[float]:
-    """Where a slider between two ends stops; `kind`: how its stops are apart, `whole`: only at whole numbers."""
+    if option.slider is None:
+        return []
+    (low, high, kind), whole = option.slider, option.type == "int"
     if kind in _STEPS:
         step = _STEPS[kind]
         return [round(low + i * step, 6) for i in range(round((high - low) / step) + 1)]

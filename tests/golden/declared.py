@@ -5,6 +5,9 @@ from .compare import Declared
 PLAN = "one schema of a plan for every kind of run, foretrain.plan/1, with its kind, verdict and needed_bytes; its memory is phases"
 ADVICE = "a fine-tuning plan has its changes as `advice`, as every plan has"
 LINE = "one line of a plan for every kind of run: of generating text, batch and context are parts of it"
+FACTS = (
+    "one description of a model: ModelFacts for generating text, too, which count a latent attention and know a format"
+)
 CHECK = "--check has one sentence for every kind of run, and exit code 2 where there is no verdict"
 DECLARED: tuple[Declared, ...] = (
     Declared(
@@ -15,6 +18,9 @@ DECLARED: tuple[Declared, ...] = (
     ),
     Declared("finetune|inference|cluster", r"schema$", PLAN),
     Declared("inference", r"memory", PLAN),
+    Declared("inference", r"stdout.*\.(model|facts)", FACTS),
+    Declared("^python inference", r"stdout:\d+", FACTS),
+    Declared("", r"facts\.(latent|published)$", FACTS, old=r"^\(nothing\)$"),
     Declared("finetune", r"(advice|changes|largest)", ADVICE),
     Declared("inference", "stdout", LINE, new="tokens"),
     Declared("check", "stderr", CHECK),

@@ -7,14 +7,15 @@ import torch
 from foretrain.app.generation.run_writer import RunWriter
 from foretrain.base.errors import UserError
 from foretrain.base.records import Note
+from foretrain.config.hub.facts import ModelFacts
 from foretrain.config.inference.options import Inference
+from foretrain.config.shape import ModelShape, facts_of_run
 from foretrain.data.tokenizer import tokenizer_of
 from foretrain.hardware import accelerator
 from foretrain.hardware.catalogue import Gpu
 from foretrain.hardware.cpu import available_memory_bytes
 from foretrain.model.generation.writer import Writer
 from foretrain.model.language_model import make_model
-from foretrain.predict.inference.model import InferenceModel, model_of_config
 from foretrain.predict.inference.speed import memory_of
 from foretrain.predict.memory import MARGIN_BYTES, PhaseMemory
 from foretrain.runs.folder import RunDirectory
@@ -27,10 +28,10 @@ _DEVICE = Gpu(name="this device", kind="cpu")  # its context is taken already, w
 class Fitted:
     """How a model is run in the memory that is free, what it needs there, and what had to give way."""
 
-    def __init__(self, model: InferenceModel, room_bytes: int | None, *, half: bool) -> None:
-        self.dtype, self.context = "f32", model.max_positions
+    def __init__(self, facts: ModelFacts, room_bytes: int | None, *, half: bool) -> None:
+        self.dtype, self.context = "f32", facts.max_positions
         self.notes: tuple[Note, ...] = ()
-        whole = self._memory(model, self.dtype, self.context)
+        whole = self._memory(facts, self.dtype, self.context)
         if room_bytes is None or _needed(whole) <= room_bytes:
             self.memory = whole
             return
@@ -38,20 +39,20 @@ class Fitted:
         if half:
             self.dtype = "bf16"
             self.notes += (Note(id="sample_half", values=values),)
-        if _needed(self._memory(model, self.dtype, self.context)) > room_bytes:
-            self.context = self._longest(model, room_bytes)
+        if _needed(self._memory(facts, self.dtype, self.context)) > room_bytes:
+            self.context = self._longest(facts, room_bytes)
             self.notes += (Note(id="sample_context", values={**values, "context": self.context}),)
-        if self.context < min(_LEAST_CONTEXT, model.max_positions):
+        if self.context < min(_LEAST_CONTEXT, facts.max_positions):
             raise UserError("memory.sample", **values)
-        self.memory = self._memory(model, self.dtype, self.context)
+        self.memory = self._memory(facts, self.dtype, self.context)
 
-    def _memory(self, model: InferenceModel, dtype: str, context: int) -> PhaseMemory:
+    def _memory(self, facts: ModelFacts, dtype: str, context: int) -> PhaseMemory:
         asked = Inference(context=context, prompt=context, weights=dtype, kv=dtype)
-        return memory_of(model, asked, "pytorch", _DEVICE).neediest
+        return memory_of(facts, asked, "pytorch", _DEVICE).neediest
 
-    def _longest(self, model: InferenceModel, room_bytes: int) -> int:
+    def _longest(self, facts: ModelFacts, room_bytes: int) -> int:
         context = self.context
-        while context and _needed(self._memory(model, self.dtype, context)) > room_bytes:
+        while context and _needed(self._memory(facts, self.dtype, context)) > room_bytes:
             context //= 2
         return context
 
@@ -76,9 +77,9 @@ class Opened:
             raise UserError("data.no_tokenizer", path=data.path)
         self._path, self._words = path, words
         self.device = device_for(record.gpu)
-        self.model = model_of_config(self._config, Path(run).name)
+        self.n_params = ModelShape.of(self._config).n_params
         half = accelerator.accelerator_of(self.device).dtype == "bfloat16"
-        self.fitted = Fitted(self.model, room_bytes(self.device), half=half)
+        self.fitted = Fitted(facts_of_run(self._config), room_bytes(self.device), half=half)
 
     @property
     def checkpoint(self) -> str:

@@ -8,14 +8,16 @@ from foretrain.app.limits import Limits, priced, prices_of
 from foretrain.app.plan import Config, resolved_of
 from foretrain.base.errors import ConfigError, UserError
 from foretrain.config.finetune.asked import is_asked
+from foretrain.config.hub.facts import ModelSource
 from foretrain.config.hub.source import find_source, model_named, unknown_model
 from foretrain.config.inference.options import Inference
 from foretrain.config.inference.words import asked_with
+from foretrain.config.options import RunConfig
 from foretrain.config.resolve import ResolvedConfig, resolve
+from foretrain.config.shape import facts_of_run
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import Gpu, stated_bytes
 from foretrain.predict.energy import Prices
-from foretrain.predict.inference.model import InferenceModel, model_of_config, model_of_source
 from foretrain.predict.inference.plan import InferencePlan, plan
 from foretrain.predict.timing import PRICES
 from foretrain.runs.folder import RunDirectory
@@ -38,13 +40,13 @@ def plan_inference(
     return planned(model_named_by(source), asked_with(options), target)
 
 
-def planned(model: InferenceModel, asked: Inference, target: devices.Target, prices: Prices = PRICES) -> InferencePlan:
+def planned(model: ModelSource, asked: Inference, target: devices.Target, prices: Prices = PRICES) -> InferencePlan:
     """The forecast on a target. Raises UserError."""
     return plan(model, asked, target.gpu, used_by_others_bytes=target.used_by_others_bytes, prices=prices)
 
 
 def plans(
-    model: InferenceModel, asked: Inference, targets: Sequence[devices.Target], price: str | None
+    model: ModelSource, asked: Inference, targets: Sequence[devices.Target], price: str | None
 ) -> list[InferencePlan]:
     """The forecast on each target, with its own rent where one is given for it. Raises UserError."""
     limits = Limits(price=price)
@@ -54,23 +56,23 @@ def plans(
     return [planned(model, asked, target, each) for target, each in zip(targets, prices, strict=True)]
 
 
-def model_named_by(source: Config) -> InferenceModel:
+def model_named_by(source: Config) -> ModelSource:
     """The model that somebody names. A name that is a preset of ours, too, is the published model. Raises UserError."""
     if isinstance(source, str | Path):
         return model_of_words([str(source)])
     resolved = resolved_of(source)
-    return model_of_config(resolved.config, resolved.name)
+    return _source_of_run(resolved.config, resolved.name)
 
 
-def model_of_words(words: Sequence[str]) -> InferenceModel:
+def model_of_words(words: Sequence[str]) -> ModelSource:
     """That of words of the command line. Raises UserError; ConfigError names every problem of a config."""
     first = words[0] if words else ""
     if first and source_of(Path(first)) == "trained":
-        return model_of_config(RunDirectory(Path(first)).read_record().config, first)
+        return _source_of_run(RunDirectory(Path(first)).read_record().config, first)
     if first and (is_asked([first]) or model_named(first)):
         if len(words) > 1:
             raise UserError("usage.inference_unknown_word", word=words[1][:40])
-        return model_of_source(find_source(first))
+        return find_source(first)
     try:
         resolved: ResolvedConfig = resolved_of(list(words))
     except ConfigError as error:
@@ -79,4 +81,8 @@ def model_of_words(words: Sequence[str]) -> InferenceModel:
         if named and published.id == "config.hub_unknown_near":
             raise published from None
         raise
-    return model_of_config(resolved.config, resolved.name)
+    return _source_of_run(resolved.config, resolved.name)
+
+
+def _source_of_run(config: RunConfig, name: str) -> ModelSource:
+    return ModelSource(name=name, where=name, config={}, facts=facts_of_run(config))

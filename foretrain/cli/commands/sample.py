@@ -126,7 +126,7 @@ def say_needs(found: "Opened", *, quiet: bool) -> None:
         return
     fitted = found.fitted
     values = {
-        "checkpoint": found.checkpoint, "params": found.model.n_params, "context": fitted.context,
+        "checkpoint": found.checkpoint, "params": found.n_params, "context": fitted.context,
         "weights": fitted.memory.bytes_of("weights"), "cache": fitted.memory.bytes_of("kv_cache"),
         "needed": fitted.memory.needed_expected_bytes, "device": found.device.type,
     }  # fmt: skip

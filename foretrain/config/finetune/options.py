@@ -6,14 +6,12 @@ that is asked about without a trainer's file they are what people run on one car
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
-
-from pydantic import Field
+from functools import partial
+from typing import Any, Literal
 
 from foretrain.base.records import Record
 from foretrain.config.hub.facts import ModelFacts
-from foretrain.config.option import Group, Stops
+from foretrain.config.option import COST, DTYPE_NAMES, Option, option
 
 Bound = Literal["exact", "at_least", "at_most", "unknown"]
 Training = Literal[
@@ -64,30 +62,8 @@ NAMES_OF_OPTIM: dict[str, Optim] = {
     "adamw_apex_fused": "adamw_torch_fused", "adamw": "adamw_torch",
 }  # fmt: skip
 
-
-@dataclass(frozen=True, kw_only=True)
-class Attributes:
-    """What is known of an option beside its name, type, default, limits and help, as of RunConfig's (config/option.py).
-
-    `aliases`: other spellings; `basic`: it stands first in a form; `slider`: its ends and how its stops are apart.
-    """
-
-    group: Group
-    aliases: tuple[str, ...] = ()
-    basic: bool = False
-    unit: str = ""
-    slider: tuple[int, int, Stops] | None = None
-
-    def __call__(self, schema: dict[str, Any]) -> None:
-        """Add to a JSON schema what a reader of it wants to know."""
-        schema["aliases"] = list(self.aliases)
-
-
-def _option(default: Any, help: str, *aliases: str, group: Group, **more: Any) -> Any:
-    """A field. `more`: other attributes, and pydantic's limits."""
-    attributes = {name: more.pop(name) for name in ("basic", "unit", "slider") if name in more}
-    known = Attributes(group=group, aliases=aliases, **attributes)
-    return Field(default, description=help, json_schema_extra=known, **more)
+# Foretrain carries out no such run, so nothing is resumed: an option affects what is forecast.
+_option = partial(option, affects=COST, on_resume="free", texts="finetune_knob")
 
 
 class FineTune(Record):
@@ -95,90 +71,105 @@ class FineTune(Record):
 
     # fmt: off
     training: Training = _option(
-        "sft", "what is trained for; kinds beside the first two are named and bounded, not planned", "stage",
-        "rlhf_type", group="model",
+        "sft", "what is trained for; kinds beside the first two are named and bounded, not planned", group="model",
+        aliases=("stage", "rlhf_type"), choice_names=NAMES_OF_TRAINING,
     )
     method: Method = _option(
-        "full", "full: all weights; lora, dora: adapters; qlora: adapters over 4-bit weights", "finetuning_type",
-        group="model", basic=True,
+        "full", "full: all weights; lora, dora: adapters; qlora: adapters over 4-bit weights", group="model",
+        aliases=("finetuning_type",), basic=1,
+        switches=(("load_in_4bit", "qlora", ""), ("qlora", "qlora", ""), ("use_dora", "dora", "")),
     )
     lora_r: int = _option(
-        16, "rank of the adapters", "lora_rank", "r", group="model", basic=True, slider=(1, 1024, "doubling"), ge=1,
-        le=4096,
+        16, "rank of the adapters", group="model", aliases=("lora_rank", "r"), least=1, most=4096, basic=2,
+        slider=(1, 1024, "doubling"),
     )
     lora_targets: str = _option(
         "all-linear", "modules that get an adapter: all-linear, or names parted by commas, such as q_proj,v_proj",
-        "target_modules", "lora_target", "lora_target_modules", group="model", basic=True,
+        group="model", aliases=("target_modules", "lora_target", "lora_target_modules"), basic=3,
     )
-    lora_dropout: float = _option(0.0, "dropout before an adapter", group="model", ge=0, lt=1)
+    lora_dropout: float = _option(0.0, "dropout before an adapter", group="model", least=0, below=1)
     lora_saved: str = _option(
-        "", "modules that are trained whole beside the adapters, such as embed_tokens,lm_head", "modules_to_save",
-        "lora_modules_to_save", "additional_target", group="model",
+        "", "modules that are trained whole beside the adapters, such as embed_tokens,lm_head", group="model",
+        aliases=("modules_to_save", "lora_modules_to_save", "additional_target"),
     )
     load_in_8bit: bool = _option(False, "lora, dora: over weights in 8 bits (LLM.int8)", group="model")
-    double_quant: bool = _option(True, "qlora: also quantize the scales", "bnb_4bit_use_double_quant", group="model")
+    double_quant: bool = _option(
+        True, "qlora: also quantize the scales", group="model", aliases=("bnb_4bit_use_double_quant",),
+    )
     seq_len: int = _option(
-        1024, "tokens of a sequence", "max_seq_length", "max_length", "sequence_len", "cutoff_len", "max_seq_len",
-        "model_max_length", group="batch", basic=True, unit="tokens", slider=(128, 131_072, "halves"), ge=1,
-        le=16_777_216,
+        1024, "tokens of a sequence", group="batch",
+        aliases=("max_seq_length", "max_length", "sequence_len", "cutoff_len", "max_seq_len", "model_max_length"),
+        least=1, most=16_777_216, unit="tokens", basic=4, slider=(128, 131_072, "halves"),
     )
     batch_size: int = _option(
-        8, "micro-batch: sequences in one forward pass", "per_device_train_batch_size", "micro_batch_size",
-        group="batch", basic=True, unit="sequences", slider=(1, 256, "halves"), ge=1, le=1_000_000,
+        8, "micro-batch: sequences in one forward pass", group="batch",
+        aliases=("per_device_train_batch_size", "micro_batch_size"), least=1, most=1_000_000, unit="sequences", basic=5,
+        slider=(1, 256, "halves"),
     )
     grad_accum: int = _option(
-        1, "micro-batches of a step", "gradient_accumulation_steps", group="batch", basic=True, unit="micro-batches",
-        slider=(1, 256, "halves"), ge=1, le=1_000_000,
+        1, "micro-batches of a step", group="batch", aliases=("gradient_accumulation_steps",), least=1, most=1_000_000,
+        unit="micro-batches", basic=6, slider=(1, 256, "halves"),
     )
     gradient_checkpointing: bool = _option(
-        False, "recompute each block's activations in backward", "enable_activation_checkpointing", group="batch",
-        basic=True,
+        False, "recompute each block's activations in backward", group="batch",
+        aliases=("enable_activation_checkpointing",), basic=7,
     )
-    reentrant: bool = _option(False, "the older way to checkpoint", "use_reentrant", group="batch")
+    reentrant: bool = _option(False, "the older way to checkpoint", group="batch", aliases=("use_reentrant",))
     optim: Optim = _option(
-        "adamw_torch_fused", "the optimizer, as TrainingArguments names it", "optimizer", group="optimizer",
-        basic=True,
+        "adamw_torch_fused", "the optimizer, as TrainingArguments names it", group="optimizer", aliases=("optimizer",),
+        basic=8, choice_names=NAMES_OF_OPTIM,
     )
-    max_grad_norm: float = _option(1.0, "clip gradients to this norm; 0: not", group="optimizer", ge=0)
-    attn: Attn = _option("sdpa", "the attention implementation", "attn_implementation", group="batch", basic=True)
+    max_grad_norm: float = _option(1.0, "clip gradients to this norm; 0: not", group="optimizer", least=0)
+    attn: Attn = _option(
+        "sdpa", "the attention implementation", group="batch", aliases=("attn_implementation",), basic=9,
+        switches=(("flash_attention", "flash_attention_2", "sdpa"),),
+    )
     packing: bool = _option(
-        False, "join samples, so that each sequence is full and none is padded", "sample_packing", group="batch",
-        basic=True,
+        False, "join samples, so that each sequence is full and none is padded", group="batch",
+        aliases=("sample_packing",), basic=10,
     )
     padded: bool = _option(
         False, "plan for batches with padding, whose mask rules out flash attention in sdpa", group="batch",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = _option(
-        "auto", "of the weights; auto: as they are published", "torch_dtype", group="batch", basic=True,
+        "auto", "of the weights; auto: as they are published", group="batch", aliases=("torch_dtype",), basic=11,
+        choice_names=DTYPE_NAMES,
     )
     amp: Literal["auto", "no", "bf16", "fp16"] = _option(
         "auto", "autocast: TrainingArguments' bf16 or fp16; auto: for QLoRA in 16 bits, else none", group="batch",
+        switches=(("bf16", "bf16", "no"), ("fp16", "fp16", "no")),
     )
-    compile: bool = _option(False, "torch.compile the model", "torch_compile", group="system")
-    liger: bool = _option(False, "Liger's kernels", "use_liger_kernel", "liger_plugin", group="system")
+    compile: bool = _option(False, "torch.compile the model", group="system", aliases=("torch_compile",))
+    liger: bool = _option(False, "Liger's kernels", group="system", aliases=("use_liger_kernel", "liger_plugin"))
     cut_cross_entropy: bool = _option(False, "axolotl's CutCrossEntropy plugin", group="system")
-    unsloth: bool = _option(False, "unsloth's functions, and how it loads a model", "use_unsloth", group="system")
+    unsloth: bool = _option(
+        False, "unsloth's functions, and how it loads a model", group="system", aliases=("use_unsloth",),
+    )
     offload_checkpoints: bool = _option(
         False, "with unsloth: checkpoints go to the computer's memory (gradient_checkpointing: unsloth)", group="batch",
     )
-    evaluate: bool = _option(False, "evaluate between steps", "do_eval", group="evaluation")
+    evaluate: bool = _option(False, "evaluate between steps", group="evaluation", aliases=("do_eval",))
     eval_batch_size: int = _option(
-        8, "sequences of an evaluation batch", "per_device_eval_batch_size", group="evaluation", unit="sequences",
-        slider=(1, 256, "halves"), ge=1,
+        8, "sequences of an evaluation batch", group="evaluation", aliases=("per_device_eval_batch_size",), least=1,
+        unit="sequences", slider=(1, 256, "halves"),
     )
-    eval_batches: int = _option(8, "batches of an evaluation", group="evaluation", ge=1, le=1_000_000)
+    eval_batches: int = _option(8, "batches of an evaluation", group="evaluation", least=1, most=1_000_000)
     eval_accumulation_steps: int = _option(
-        0, "evaluation batches whose logits stay on the card; 0: all of them", group="evaluation", ge=0,
+        0, "evaluation batches whose logits stay on the card; 0: all of them", group="evaluation", least=0,
     )
     keeps_logits: bool = _option(
-        False, "the evaluation collects logits, as with compute_metrics", "compute_metrics", group="evaluation",
+        False, "the evaluation collects logits, as with compute_metrics", group="evaluation",
+        aliases=("compute_metrics",),
     )
     dataset_tokens: int = _option(
-        0, "tokens of the training data; 0: not known", group="data", unit="tokens", ge=0, le=10**16,
+        0, "tokens of the training data; 0: not known", group="data", least=0, most=10**16, unit="tokens",
+        thousand=1000,
     )
-    epochs: float = _option(3.0, "passes over the data", "num_train_epochs", "num_epochs", group="data", ge=0)
+    epochs: float = _option(
+        3.0, "passes over the data", group="data", aliases=("num_train_epochs", "num_epochs"), least=0,
+    )
     max_steps: int = _option(
-        0, "optimizer steps; 0: as many as the epochs need", group="data", unit="steps", ge=0, le=10**9,
+        0, "optimizer steps; 0: as many as the epochs need", group="data", least=0, most=10**9, unit="steps",
     )
     loop: Loop = _option("trainer", "whose training loop: it decides what is cast and kept", group="system")
     # fmt: on
@@ -250,27 +241,7 @@ def asked(facts: ModelFacts | None, values: Mapping[str, Any]) -> FineTune:
     return FineTune.model_validate({**ASKED, "seq_len": min(ASKED["seq_len"], longest), **values})
 
 
-@dataclass(frozen=True, kw_only=True)
-class FineTuneOption(Attributes):
-    """An option of `FineTune` with what is known of it."""
-
-    name: str
-    default: Any
-    help: str
-    type: str
-    choices: tuple[Any, ...]
-
-
-def _of(name: str, field: Any) -> FineTuneOption:
-    choices = get_args(field.annotation)
-    kind = "choice" if choices else field.annotation.__name__
-    known = vars(field.json_schema_extra)
-    return FineTuneOption(**known, name=name, default=field.default, help=field.description, type=kind, choices=choices)
-
-
-FINETUNE_OPTIONS: Mapping[str, FineTuneOption] = {
-    name: _of(name, field) for name, field in FineTune.model_fields.items()
-}
+FINETUNE_OPTIONS = Option.all_of(FineTune)
 OPTION_OF: Mapping[str, str] = {  # an option's name, or another spelling of it -> its name
     spelling: option.name for option in FINETUNE_OPTIONS.values() for spelling in (option.name, *option.aliases)
 }

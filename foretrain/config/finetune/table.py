@@ -11,7 +11,7 @@ from typing import Any
 
 from foretrain.base.errors import UserError
 from foretrain.config.checks import value_as_written
-from foretrain.config.finetune.options import Bound
+from foretrain.config.finetune.options import FINETUNE_OPTIONS, Bound
 from foretrain.config.finetune.values import NotPlanned, converted, flag
 
 _SHORT = re.compile(r"[\w./, -]{1,40}")  # what is shown as it stands; the rest as Python writes it
@@ -99,7 +99,7 @@ class Table:
     def give(self, option: str, value: Any, key: str) -> bool:
         """Give an option this value, which comes from this key; whether foretrain plans it."""
         try:
-            self.found.values[option] = converted(option, value, self.name(key), self.found.source)
+            self.found.values[option] = converted(FINETUNE_OPTIONS[option], value, self.name(key), self.found.source)
         except NotPlanned as other:
             self.unplanned(key, value, str(other), "at_most" if str(other) else "unknown")
             if not str(other):

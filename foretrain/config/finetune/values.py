@@ -6,20 +6,11 @@ Trainers take many spellings: 2e-5 is a text in YAML 1.1, 1.0 a number of epochs
 import re
 from typing import Any
 
-from foretrain.base.errors import UserError
-from foretrain.base.messages import listed, say
 from foretrain.base.quantities import parse_count
-from foretrain.config.checks import value_as_written
-from foretrain.config.finetune.options import (
-    FINETUNE_OPTIONS,
-    NAMES_OF_OPTIM,
-    NAMES_OF_TRAINING,
-    FineTune,
-    FineTuneOption,
-)
+from foretrain.config.checks import bad_value, value_as_written
+from foretrain.config.option import Option
 
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0", "none", "null")
-_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
 # torchao's optimizers, whose states have at most as many bytes as those of what is planned instead.
 _NEAR = dict.fromkeys(
     (f"{name}_{kind}" for name in ("adamw_torch", "ao_adamw") for kind in ("8bit", "4bit", "fp8")), "adamw_torch"
@@ -29,44 +20,6 @@ _PLAIN_NAMES = re.compile(r"[\w.-]*")
 
 class NotPlanned(Exception):
     """A value that a trainer knows, and that foretrain does not plan; its text is what is planned instead."""
-
-
-class Expected:
-    """What an option takes, said in the language of who reads it."""
-
-    def __init__(self, option: FineTuneOption) -> None:
-        self.option = option
-
-    def __format__(self, spec: str) -> str:
-        return format(str(self), spec)
-
-    def __str__(self) -> str:
-        option = self.option
-        low, high = limits(option.name)
-        if option.type == "choice":
-            return say("expects.one_of", choices=listed(option.choices))
-        if option.type in ("bool", "str"):
-            return say(f"expects.{option.type}")
-        whole = option.type == "int"
-        if high is None:
-            text = "" if low is None else say("expects.at_least", low=f"{low:g}")
-            return say("expects.whole" if whole else "expects.number", limits=text).rstrip()
-        return say("expects.whole_range" if whole else "expects.number_range", low=f"{low:g}", high=f"{high:,}")
-
-
-def limits(name: str) -> tuple[float | None, float | None]:
-    """The least and the most that an option may be; None where it has no such limit."""
-    found = FineTune.model_fields[name].metadata
-    low = next((each.ge for each in found if hasattr(each, "ge")), None)
-    high = next((getattr(each, "le", getattr(each, "lt", None)) for each in found
-                 if hasattr(each, "le") or hasattr(each, "lt")), None)  # fmt: skip
-    return low, high
-
-
-def bad_value(name: str, value: Any, key: str, source: str) -> UserError:
-    """An option that cannot have this value."""
-    expects = Expected(FINETUNE_OPTIONS[name])
-    return UserError("config.bad_value", key=key, value=value_as_written(value), expects=expects, source=source)
 
 
 def flag(value: Any) -> bool | None:
@@ -89,57 +42,42 @@ def number(value: Any) -> float | None:
     return value if -1e300 < value < 1e300 else None
 
 
-def converted(name: str, value: Any, key: str, source: str) -> Any:
+def converted(option: Option, value: Any, key: str, source: str) -> Any:
     """The value of this option. Raises UserError, and NotPlanned for a choice that a trainer may well know."""
-    option = FINETUNE_OPTIONS[name]
+    found: Any
     if option.type == "choice":
-        return _choice(option, value, key, source)
-    found: Any = None
-    if option.type == "bool":
+        found = _choice(option, value)
+    elif option.type == "bool":
         found = flag(value)
     elif option.type == "str":
         found = _names(value)
     else:
-        found = _count(value) if name == "dataset_tokens" else number(value)
-        if option.type == "int" and found is not None:
-            found = int(found) if found == int(found) else None
-    low, high = (None, None) if found is None or option.type in ("bool", "str") else limits(name)
-    if found is None or (low is not None and found < low) or (high is not None and found > high):
-        raise bad_value(name, value, key, source)
-    if option.type == "float" and high == found and not _may_equal(name):
-        raise bad_value(name, value, key, source)
+        found = number(value)
+        if found is None and option.thousand and isinstance(value, str):
+            found = _count(value)
+        whole = option.type == "int"
+        if found is None or (whole and found != int(found)) or not option.allows(found):
+            found = None
+        elif whole:
+            found = int(found)
+    if found is None:
+        raise bad_value(option, value, value_as_written(value), source, key)
     return found
 
 
-def _count(value: Any) -> float | None:
+def _count(text: str) -> float | None:
     """A number of tokens, which may be written as 10M or 3.68B."""
-    found = number(value)
-    if found is None and isinstance(value, str):
-        try:
-            return parse_count(value)
-        except ValueError:
-            return None
-    return found
+    try:
+        return parse_count(text)
+    except ValueError:
+        return None
 
 
-def _may_equal(name: str) -> bool:
-    """Whether an option may be as large as its upper limit."""
-    return not any(hasattr(each, "lt") for each in FineTune.model_fields[name].metadata)
-
-
-def _choice(option: FineTuneOption, value: Any, key: str, source: str) -> str:
+def _choice(option: Option, value: Any) -> str | None:
     if not isinstance(value, str):
-        if isinstance(value, bool) and not value:
-            value = "no"
-        else:
-            raise bad_value(option.name, value, key, source)
+        return None if value or not isinstance(value, bool) else _choice(option, "no")
     word = value.strip().removeprefix("torch.")
-    if option.name == "optim":
-        word = NAMES_OF_OPTIM.get(word.lower(), word.lower())
-    elif option.name == "training":
-        word = NAMES_OF_TRAINING.get(word.lower(), word.lower())
-    elif option.name == "dtype":
-        word = _DTYPES.get(word.lower(), word.lower())
+    word = option.choice_names.get(word.lower(), word.lower() if option.choice_names else word)
     if word in option.choices:
         return word
     raise NotPlanned(_NEAR.get(word, ""))

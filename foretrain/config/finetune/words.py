@@ -5,9 +5,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from foretrain.base.errors import UserError
+from foretrain.config.checks import bad_value, value_as_written
 from foretrain.config.finetune.formats.format import known_keys
 from foretrain.config.finetune.options import FINETUNE_OPTIONS, OPTION_OF
-from foretrain.config.finetune.values import NotPlanned, bad_value, converted, flag
+from foretrain.config.finetune.values import NotPlanned, converted, flag
 from foretrain.config.options import OPTIONS
 
 # What trainers call a choice of these options, as a word of its own, and what is chosen where it is off.
@@ -39,9 +40,9 @@ def parse_words(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, str], d
             off[name] = said.off
             continue
         try:
-            value = converted(option, value, key, said.words[0] if equals else name)
+            value = converted(FINETUNE_OPTIONS[option], value, key, said.words[0] if equals else name)
         except NotPlanned:
-            raise bad_value(option, value, key, name) from None
+            raise bad_value(FINETUNE_OPTIONS[option], value, value_as_written(value), name, key) from None
         values[option] = _agreed(option, value, name, values, origins)
         origins[option] = name
     _switch_off(off, values, origins)

@@ -138,6 +138,16 @@ class VisionFacts(Record):
     n_channel: int = 3
 
 
+class LatentAttention(Record):
+    """Attention whose keys and values are made of one vector (MLA, DeepSeek's models, arXiv:2405.04434)."""
+
+    query_rank: int  # 0: queries are made of the stream itself
+    rank: int  # of that vector, which a layer keeps for each token, with a rotated key for all heads
+    rotary_dim: int
+    key_dim: int  # of a head's keys, what is not rotated
+    value_dim: int
+
+
 class ModelFacts(Record):
     """A decoder as its config.json describes it: sizes, and which parts a block is made of."""
 
@@ -189,11 +199,23 @@ class ModelFacts(Record):
     residual_dropout: float = 0.0
     dtype: WeightDtype = "float32"  # that the published weights are in
     quantization: str = ""  # how they are already quantized, if so: bitsandbytes, gptq, awq, fp8, mxfp4, ...
+    published: str = ""  # and in which format of config/inference/formats.py, where that is known here
     vision: VisionFacts | None = None
+    latent: LatentAttention | None = None
 
     @property
     def groups(self) -> int:
         return self.n_head // self.n_kv_head
+
+    @property
+    def kv_numbers(self) -> int:
+        """Numbers of one token in one layer of a KV cache."""
+        return self.head_dim if self.latent else 2 * self.n_kv_head * self.head_dim
+
+    def cached_tokens(self, context: int) -> int:
+        """Return the tokens that all layers keep together of so long a text."""
+        sliding = len(self.sliding_layers)
+        return (self.n_layer - sliding) * context + sliding * min(context, self.sliding_window)
 
     def liger_kernels(self, loop: str) -> Liger | None:
         return liger_of(self.model_type, loop)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from foretrain.base.errors import UserError
-from foretrain.config.hub.facts import VisionFacts
+from foretrain.config.hub.facts import LatentAttention, VisionFacts
 from foretrain.config.hub.keys import MOST_POSITIONS, MOST_TOKENS, Keys, Unknown
 
 Parts = dict[str, Any]  # fields of ModelFacts
@@ -410,3 +410,34 @@ FAMILIES: dict[str, Callable[[Keys], Parts]] = {
     "stablelm": _stablelm, "starcoder2": _starcoder2, "granite": _granite, "mixtral": _mixtral,
     "qwen3_moe": _qwen3_moe, "qwen2_moe": _qwen2_moe, "olmoe": _olmoe, "falcon": _falcon,
 }  # fmt: skip
+
+
+def _deepseek(keys: Keys) -> Parts:
+    rank, rotated = keys.whole("kv_lora_rank"), keys.whole("qk_rope_head_dim")
+    n_layer, n_expert = keys.layers("num_hidden_layers"), keys.whole("n_routed_experts", default=0, least=0)
+    width, dense = (
+        keys.whole("moe_intermediate_size", default=1),
+        keys.whole("first_k_dense_replace", default=0, least=0),
+    )
+    latent = LatentAttention(
+        query_rank=keys.whole("q_lora_rank", default=0, least=0),
+        rank=rank,
+        rotary_dim=rotated,
+        key_dim=keys.whole("qk_nope_head_dim"),
+        value_dim=keys.whole("v_head_dim"),
+    )
+    return {
+        "n_layer": n_layer, "n_embd": keys.whole("hidden_size"), "n_head": keys.whole("num_attention_heads"),
+        "n_kv_head": 1, "head_dim": rank + rotated, "latent": latent, "mlp_width": keys.whole("intermediate_size"),
+        "vocab_size": keys.whole("vocab_size", most=MOST_TOKENS), "tied": keys.flag("tie_word_embeddings", False),
+        "max_positions": keys.whole("max_position_embeddings", default=4096, most=MOST_POSITIONS),
+        "n_expert": n_expert, "experts_per_token": keys.whole("num_experts_per_tok", default=1),
+        "expert_width": width, "shared_expert_width": width * keys.whole("n_shared_experts", default=0, least=0),
+        "dense_layers": tuple(range(min(n_layer, dense))),
+    }  # fmt: skip
+
+
+# Families that can be asked about generating text alone: model/hub/decoder.py has no such attention.
+LATENT_FAMILIES: dict[str, Callable[[Keys], Parts]] = dict.fromkeys(
+    ("deepseek_v2", "deepseek_v3", "kimi_k2"), _deepseek
+)

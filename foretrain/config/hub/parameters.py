@@ -1,14 +1,18 @@
 """Every parameter of a model, from its facts: names, shapes and order as transformers' `named_parameters()` has them.
 
-A tied head is not listed twice. Layouts are those of transformers 5.23, models/NAME/modeling_NAME.py.
+Of `recipe = modern`, which transformers has not, sizes alone are so. A tied head is not listed twice.
+Layouts are those of transformers 5.23, models/NAME/modeling_NAME.py.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from foretrain.config.hub.facts import ModelFacts, VisionFacts
+from foretrain.config.hub.facts import LatentAttention, ModelFacts, VisionFacts
+from foretrain.config.hub.families import LATENT_FAMILIES
 
 # linear: a matrix of nn.Linear or Conv1D that is not the head, which peft's "all-linear" gives an adapter.
 Role = Literal["embedding", "position", "norm", "linear", "bias", "router", "expert", "head", "vision"]
@@ -55,6 +59,15 @@ _SHARED = (
     ("mlp.shared_expert.down_proj", "shared_down"), ("mlp.shared_expert_gate", "shared_router"),
 )  # fmt: skip
 _O = (("self_attn.o_proj", "o"),)
+_FC = (("mlp.fc1", "fc_in"), ("mlp.fc2", "fc_out"))
+_LATENT = tuple(
+    (f"self_attn.{module}", part)
+    for module, part in zip(
+        ("q_proj", "q_a_proj", "q_a_layernorm", "q_b_proj", "kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj"),
+        ("q", "q_a", "q_a_norm", "q_b", "kv_a", "kv_a_norm", "kv_b"),
+        strict=True,
+    )
+)
 
 
 def _modern(*block: tuple[str, str], model: str = "model", norm: str = "norm") -> _Layout:
@@ -84,6 +97,10 @@ _OTHERS = {
         (*_BEFORE, ("attention.query_key_value", "qkv"), ("attention.dense", "o"), ("mlp.dense_h_to_4h", "fc_in"),
          ("mlp.dense_4h_to_h", "fc_out")), "gpt_neox.final_layer_norm"),
     "gpt2": _GPT2, "gpt_bigcode": _GPT2,
+    # Its norms have no weights; smear is as wide as one.
+    "modern": _Layout("embedding", "blocks", (("skip", "scale"), *_ATTENTION, *_O, *_FC), "smear"),
+    "nanochat": _modern(*_ATTENTION, *_O, *_FC),
+    **dict.fromkeys(LATENT_FAMILIES, _modern(*_LATENT, *_O, *_GATED, *_ROUTER, *_EXPERTS, *_SHARED[:-1], *_BEFORE)),
     "falcon": _Layout(
         "transformer.word_embeddings", "transformer.h",
         (("self_attention.query_key_value", "qkv"), ("self_attention.dense", "o"), ("mlp.dense_h_to_4h", "fc_in"),
@@ -98,19 +115,35 @@ _MLP_PARTS = {"gate", "down", "gate_up", "fc_in", "fc_out"}
 def _matrices(facts: ModelFacts) -> dict[str, tuple[int, int, bool]]:
     width, mlp, shared = facts.n_embd, facts.mlp_width, facts.shared_expert_width
     queries, keys = facts.n_head * facts.head_dim, facts.n_kv_head * facts.head_dim
+    latent = _latent_matrices(facts, facts.latent) if facts.latent else {}
     return {
         "q": (queries, width, facts.qkv_bias), "k": (keys, width, facts.qkv_bias), "v": (keys, width, facts.qkv_bias),
         "qkv": (queries + 2 * keys, width, facts.qkv_bias), "o": (width, queries, facts.out_bias),
         "gate": (mlp, width, facts.mlp_bias), "down": (width, mlp, facts.mlp_bias),
         "gate_up": (2 * mlp, width, facts.mlp_bias), "fc_in": (mlp, width, facts.mlp_bias),
         "fc_out": (width, mlp, facts.mlp_bias), "shared_gate": (shared, width, False),
-        "shared_down": (width, shared, False), "shared_router": (1, width, False),
+        "shared_down": (width, shared, False), "shared_router": (1, width, False), **latent,
+    }  # fmt: skip
+
+
+def _latent_matrices(facts: ModelFacts, latent: LatentAttention) -> dict[str, tuple[int, int, bool]]:
+    heads, rank = facts.n_head, latent.query_rank
+    queries = heads * (latent.key_dim + latent.rotary_dim)
+    return {
+        "q": (0 if rank else queries, facts.n_embd, False), "q_a": (rank, facts.n_embd, False),
+        "q_b": (queries, rank, False), "kv_a": (facts.head_dim, facts.n_embd, False),
+        "kv_b": (heads * (latent.key_dim + latent.value_dim), latent.rank, False),
+        "o": (facts.n_embd, heads * latent.value_dim, False),
     }  # fmt: skip
 
 
 def _norm_width(facts: ModelFacts, part: str) -> int:
     if part == "norm":
         return facts.n_embd if facts.norm_affine else 0
+    if part == "scale":
+        return 1
+    if facts.latent:
+        return facts.latent.query_rank if part == "q_a_norm" else facts.latent.rank
     heads = facts.n_head if part == "q_norm" else facts.n_kv_head
     return {"": 0, "head": facts.head_dim, "whole": heads * facts.head_dim}[facts.qk_norm]
 
@@ -129,6 +162,8 @@ def _part(
 ) -> Iterator[Parameter]:
     if part in matrices:
         out, into, bias = matrices[part]
+        if not out * into:
+            return
         yield Parameter(f"{name}.weight", (into, out) if facts.conv1d else (out, into), layer, "linear")
         if bias:
             yield Parameter(f"{name}.bias", (out,), layer, "bias")
@@ -192,3 +227,37 @@ def parameters_of(facts: ModelFacts) -> list[Parameter]:
 
 def parameter_count(facts: ModelFacts) -> int:
     return sum(each.elements for each in _all(facts))
+
+
+class ParameterCounts(NamedTuple):
+    """Parameters by how they are read when text is generated, a tower that reads pictures not among them.
+
+    `blocks`: matrices in all blocks but the experts'; `head`: 0 where it is the embedding; `others`: norms, biases,
+    positions.
+    """
+
+    blocks: int
+    experts: int
+    embedding: int
+    head: int
+    others: int
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+
+def counts_of(facts: ModelFacts) -> ParameterCounts:
+    return _counts(facts)  # type: ignore[arg-type] # a frozen record is hashable
+
+
+@lru_cache(maxsize=64)
+def _counts(facts: ModelFacts) -> ParameterCounts:
+    counts: Counter[Role] = Counter()
+    for each in _all(facts):
+        if each.role != "vision" and "vision_tower" not in each.name:
+            counts["bias" if each.name.endswith(".bias") else each.role] += each.elements
+    others = counts["norm"] + counts["bias"] + counts["position"]
+    return ParameterCounts(
+        counts["linear"] + counts["router"], counts["expert"], counts["embedding"], counts["head"], others
+    )

@@ -7,15 +7,16 @@ import difflib
 import importlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from foretrain.base.errors import UserError
 from foretrain.base.files import read_bytes
 from foretrain.config.hub.facts import ModelFacts, ModelSource
-from foretrain.config.hub.families import FAMILIES
+from foretrain.config.hub.families import FAMILIES, LATENT_FAMILIES, Parts
 from foretrain.config.hub.keys import Keys, Unknown
+from foretrain.config.inference.formats import published_in
 from foretrain.config.presets import ModelPreset, model_named, models
 
 MAX_BYTES = 10 * 2**20  # most have some kilobytes, those with many labels some megabytes
@@ -23,7 +24,11 @@ FOUR_BITS = "bitsandbytes"
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
-def facts_of(config: Mapping[str, Any], where: str = "config.json") -> ModelFacts | None:
+def facts_of(
+    config: Mapping[str, Any],
+    where: str = "config.json",
+    families: Mapping[str, Callable[[Keys], Parts]] = FAMILIES,
+) -> ModelFacts | None:
     """Return a model's facts; None of a family, or a part, that foretrain has no facts of.
 
     Raises UserError 'config.hub_…' for a size that is missing or that no model can have; `where` is named in it.
@@ -34,15 +39,30 @@ def facts_of(config: Mapping[str, Any], where: str = "config.json") -> ModelFact
     if not isinstance(model_type, str) or not model_type:
         raise UserError("config.hub_no_model_type", where=where)
     keys = Keys(config, where, model_type[:40])
-    if model_type not in FAMILIES:
+    if model_type not in families:
         return None
     try:
-        parts = FAMILIES[model_type](keys)
+        parts = families[model_type](keys)
     except Unknown:
         return None
+    published = keys.table("quantization_config").config
     return ModelFacts(
-        model_type=model_type, **parts, dtype=_dtype(keys), quantization=_quantization(keys)
+        model_type=model_type, **parts, dtype=_dtype(keys), quantization=_quantization(keys),
+        published=published_in(published) if published else "",
     )  # fmt: skip
+
+
+def facts_to_generate(source: ModelSource) -> ModelFacts:
+    """Return a model's facts where it is to generate text: also of families that are not planned for training.
+
+    Raises UserError for a family whose parts foretrain does not know.
+    """
+    facts = source.facts or facts_of(source.config, source.where, LATENT_FAMILIES)
+    if facts is None:
+        raise UserError(
+            "usage.inference_family_unknown", model=str(source.config.get("model_type"))[:40], source=source.where
+        )
+    return facts
 
 
 def _dtype(keys: Keys) -> Any:

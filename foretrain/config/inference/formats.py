@@ -45,6 +45,7 @@ FORMATS: dict[str, Format] = {
 PUBLISHED = ("w8", "w4_g128", "w4_g64", "w4_g32", "nf4", "nf4_dq")
 SPELLINGS = {"float32": "f32", "fp32": "f32", "float16": "f16", "fp16": "f16", "half": "f16", "bfloat16": "bf16",
              "q8": "q8_0", "q4": "q4_k_m", "q5": "q5_k_m", "q6": "q6_k"}  # fmt: skip
+STORED = {"float32": "bf16", "bfloat16": "bf16", "float16": "f16"}  # of published weights, by their dtype
 CACHES: dict[str, float] = {"f32": 32, "f16": 16, "bf16": 16, "fp8": 8, "q8_0": 8.5, "q4_0": 4.5}
 
 

@@ -6,11 +6,12 @@ from typing import Literal
 from foretrain.base.errors import UserError
 from foretrain.base.messages import listed
 from foretrain.base.records import Note, Record
-from foretrain.config.inference.formats import CACHES, FORMATS, PUBLISHED, Engine, named
+from foretrain.config.hub.facts import ModelFacts, ModelSource
+from foretrain.config.hub.source import facts_to_generate
+from foretrain.config.inference.formats import CACHES, FORMATS, PUBLISHED, STORED, Engine, named
 from foretrain.config.inference.options import MOST_BATCH, MOST_CONTEXT, USUAL_CONTEXT, USUAL_PROMPT, Inference
 from foretrain.hardware.catalogue import Gpu, catalogue
 from foretrain.predict.energy import Prices
-from foretrain.predict.inference.model import InferenceModel
 from foretrain.predict.inference.speed import GenerationTiming, memory_of, speed_of
 from foretrain.predict.memory import FAILING, RunMemory
 from foretrain.predict.plan import PlanRecord
@@ -55,7 +56,7 @@ class InferencePlan(PlanRecord):
     kind: Literal["generation"] = "generation"
     name: str
     where: str
-    model: InferenceModel
+    facts: ModelFacts
     asked: Inference
     engine: Engine
     gpu: Gpu
@@ -76,47 +77,48 @@ class InferencePlan(PlanRecord):
 
 
 def plan(
-    model: InferenceModel, asked: Inference, gpu: Gpu, *, used_by_others_bytes: int = 0, prices: Prices = PRICES
+    source: ModelSource, asked: Inference, gpu: Gpu, *, used_by_others_bytes: int = 0, prices: Prices = PRICES
 ) -> InferencePlan:
     """The forecast. Where nobody says how weights are stored, they are as published if that fits, else in the most bits
     that do. Raises UserError for what cannot be asked."""
-    found = _plan(model, asked, gpu, used_by_others_bytes, prices)
-    if asked.weights or model.published or found.available_bytes is None:
+    facts = facts_to_generate(source)
+    found = _plan(source, facts, asked, gpu, used_by_others_bytes, prices)
+    if asked.weights or facts.published or found.available_bytes is None:
         return found
-    search = Search(model, found.asked, asked.prompt, gpu, found.available_bytes)
+    search = Search(facts, found.asked, asked.prompt, gpu, found.available_bytes)
     formats = search.formats()
     best = next((each.weights for each in formats if each.longest_context >= found.asked.context), "")
     if best and best != found.asked.weights:
-        found = _plan(model, asked.model_copy(update={"weights": best}), gpu, used_by_others_bytes, prices)
+        found = _plan(source, facts, asked.model_copy(update={"weights": best}), gpu, used_by_others_bytes, prices)
     return found.model_copy(update={"formats": formats})
 
 
 def _plan(
-    model: InferenceModel, asked: Inference, gpu: Gpu, used_by_others_bytes: int, prices: Prices
+    source: ModelSource, facts: ModelFacts, asked: Inference, gpu: Gpu, used_by_others_bytes: int, prices: Prices
 ) -> InferencePlan:
     prompt, as_published = asked.prompt, not asked.weights
-    asked, engine = resolved(model, asked, gpu)
+    asked, engine = resolved(source.name, facts, asked, gpu)
     room = None if gpu.memory_bytes is None else max(0, gpu.memory_bytes - used_by_others_bytes)
-    memory = memory_of(model, asked, engine, gpu, room)
-    search = Search(model, asked, prompt, gpu, room)
+    memory = memory_of(facts, asked, engine, gpu, room)
+    search = Search(facts, asked, prompt, gpu, room)
     fitting = search.fitting() if memory.verdict in FAILING else None
     smallest = search.smallest() if memory.verdict in FAILING and fitting is None else None
     return InferencePlan(
-        name=model.name, where=model.where, model=model, asked=asked, engine=engine, gpu=gpu, available_bytes=room,
+        name=source.name, where=source.where, facts=facts, asked=asked, engine=engine, gpu=gpu, available_bytes=room,
         used_by_others_bytes=used_by_others_bytes, memory=memory,
         longest_context=None if room is None else search.longest_context(),
         largest_batch=None if room is None else bisect(lambda size: search.fits(batch=size), 0, MOST_BATCH + 1),
-        timing=speed_of(model, asked, engine, gpu, prices),
+        timing=speed_of(facts, asked, engine, gpu, prices),
         fitting=fitting, smallest=smallest,
-        notes=_notes(model, asked, engine, gpu, as_published=as_published),
+        notes=_notes(facts, asked, engine, gpu, as_published=as_published),
     )  # fmt: skip
 
 
-def resolved(model: InferenceModel, asked: Inference, gpu: Gpu) -> tuple[Inference, Engine]:
+def resolved(name: str, facts: ModelFacts, asked: Inference, gpu: Gpu) -> tuple[Inference, Engine]:
     """All that was left out, and who generates. Raises UserError for a format that nobody knows or the engine lacks."""
-    if model.quantization and not model.published and not asked.weights:
-        raise UserError("usage.inference_published", model=model.name, quantization=model.quantization)
-    weights, kv = named(asked.weights) or model.published or model.dtype, named(asked.kv)
+    if facts.quantization and not facts.published and not asked.weights:
+        raise UserError("usage.inference_published", model=name, quantization=facts.quantization)
+    weights, kv = named(asked.weights) or facts.published or STORED[facts.dtype], named(asked.kv)
     if weights == "bf16" and not asked.weights and not gpu.supports_bf16:
         weights = "f16"
     for option, value, known in (("--weights", weights, FORMATS), ("--kv", kv, CACHES)):
@@ -126,7 +128,7 @@ def resolved(model: InferenceModel, asked: Inference, gpu: Gpu) -> tuple[Inferen
     own = FORMATS[weights].engine
     if engine != own and FORMATS[weights].quantized:
         raise UserError("usage.inference_engine", weights=weights, engine=engine, own=own)
-    context = asked.context or min(model.max_positions, USUAL_CONTEXT)
+    context = asked.context or min(facts.max_positions, USUAL_CONTEXT)
     if asked.prompt > context:
         raise UserError("usage.inference_prompt", prompt=asked.prompt, context=context)
     if asked.prompt == 0:
@@ -134,23 +136,21 @@ def resolved(model: InferenceModel, asked: Inference, gpu: Gpu) -> tuple[Inferen
     return asked.model_copy(update={"weights": weights, "kv": kv, "context": context}), engine
 
 
-def _notes(
-    model: InferenceModel, asked: Inference, engine: Engine, gpu: Gpu, *, as_published: bool
-) -> tuple[Note, ...]:
+def _notes(facts: ModelFacts, asked: Inference, engine: Engine, gpu: Gpu, *, as_published: bool) -> tuple[Note, ...]:
     found = gpu.notes
     if gpu.kind not in ("cuda", "cpu"):
         found.append(Note(id="inference_unchecked", values={"gpu": gpu.name}))
     if gpu.memory_bytes is None:
         found.append(Note(id="inference_no_size", values={"gpu": gpu.name, "example": gpu.sized_name}))
-    if as_published and model.quantization:
-        values = {"quantization": model.quantization, "weights": asked.weights}
+    if as_published and facts.quantization:
+        values = {"quantization": facts.quantization, "weights": asked.weights}
         found.append(Note(id="inference_quantized", values=values))
-    if asked.context > model.max_positions:
-        found.append(Note(id="inference_beyond", values={"context": asked.context, "most": model.max_positions}))
-    if model.latent:
-        found.append(Note(id="inference_latent", values={"numbers": model.kv_numbers}))
-    if model.sliding_layers:
-        values = {"layers": model.sliding_layers, "of": model.n_layer, "window": model.sliding_window}
+    if asked.context > facts.max_positions:
+        found.append(Note(id="inference_beyond", values={"context": asked.context, "most": facts.max_positions}))
+    if facts.latent:
+        found.append(Note(id="inference_latent", values={"numbers": facts.kv_numbers}))
+    if facts.sliding_layers:
+        values = {"layers": len(facts.sliding_layers), "of": facts.n_layer, "window": facts.sliding_window}
         found.append(Note(id="inference_window", values=values))
     if engine == "llama.cpp" and gpu.kind == "cuda" and not gpu.is_geforce:
         found.append(Note(id="inference_datacentre", values={"gpu": gpu.name}))
@@ -163,10 +163,8 @@ _STEP = 256  # tokens; a proposed context is a multiple of it where that leaves 
 class Search:
     """One model, one way to run it and a device: what fits there. `prompt`: as given, 0 for the usual one."""
 
-    def __init__(
-        self, model: InferenceModel, asked: Inference, prompt: int, gpu: Gpu, available_bytes: int | None
-    ) -> None:
-        self._model, self._asked, self._prompt, self._gpu = model, asked, prompt, gpu
+    def __init__(self, facts: ModelFacts, asked: Inference, prompt: int, gpu: Gpu, available_bytes: int | None) -> None:
+        self._facts, self._asked, self._prompt, self._gpu = facts, asked, prompt, gpu
         self._available_bytes = available_bytes
         own = FORMATS[asked.weights]
         bits = [
@@ -180,7 +178,7 @@ class Search:
 
     def longest_context(self, **changes: int | str) -> int:
         """Tokens of a text that fit with these changes, at most what the model can have or was asked for."""
-        most = min(max(self._model.max_positions, self._asked.context), MOST_CONTEXT)
+        most = min(max(self._facts.max_positions, self._asked.context), MOST_CONTEXT)
         return bisect(lambda size: self.fits(context=size, **changes), 0, most + 1)
 
     def formats(self) -> tuple[FormatFit, ...]:
@@ -191,7 +189,7 @@ class Search:
                 continue
             longest = self.longest_context(weights=name)
             asked = self._asked.model_copy(update={"weights": name})
-            speed = speed_of(self._model, asked, asked.engine or FORMATS[name].engine, self._gpu)
+            speed = speed_of(self._facts, asked, asked.engine or FORMATS[name].engine, self._gpu)
             needed = self.memory({"weights": name}).needed_bytes
             rate = speed.tokens_per_s if speed else None
             found.append(FormatFit(weights=name, needed_bytes=needed, longest_context=longest, tokens_per_s=rate))
@@ -250,4 +248,4 @@ class Search:
         asked = self._asked.model_copy(update=changes)
         asked = asked.model_copy(update={"prompt": min(self._prompt or USUAL_PROMPT, asked.context)})
         engine: Engine = asked.engine or FORMATS[asked.weights].engine
-        return memory_of(self._model, asked, engine, gpu or self._gpu, room)
+        return memory_of(self._facts, asked, engine, gpu or self._gpu, room)

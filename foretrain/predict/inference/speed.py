@@ -14,12 +14,13 @@ out stands in docs/inference.md.
 
 from typing import Any
 
+from foretrain.config.hub.facts import ModelFacts
+from foretrain.config.hub.parameters import counts_of
 from foretrain.config.inference.formats import CACHES, FORMATS, PUBLISHED, Engine
 from foretrain.config.inference.options import Inference
 from foretrain.hardware.catalogue import Gpu
 from foretrain.hardware.devices import Context
 from foretrain.predict.energy import Prices
-from foretrain.predict.inference.model import InferenceModel
 from foretrain.predict.memory import Component, PhaseMemory, RunMemory, on_cpu
 from foretrain.predict.speed.time import Range
 from foretrain.predict.timing import PRICES, READINGS, Timing
@@ -60,18 +61,18 @@ class GenerationTiming(Timing):
 
 
 def speed_of(
-    model: InferenceModel, asked: Inference, engine: Engine, gpu: Gpu, prices: Prices = PRICES
+    facts: ModelFacts, asked: Inference, engine: Engine, gpu: Gpu, prices: Prices = PRICES
 ) -> GenerationTiming | None:
     """With the context that it has in the middle of an answer; None where a card's figures are not known."""
     bandwidth, peak = memory_bytes_per_s(gpu), gpu.peak_flop_per_s("bfloat16" if gpu.supports_bf16 else "float16")
     if gpu.kind != "cuda" or not bandwidth or not peak or not gpu.sm_count or not gpu.boost_clock_ghz:
         return None
-    read = read_bytes(model, asked)
+    read = read_bytes(facts, asked)
     middle = round(asked.prompt + max(0, asked.context - asked.prompt) / 2)
-    cache = cache_bytes(model, asked.model_copy(update={"context": middle}))
-    parts = decode_parts(model, asked, engine, gpu, read, cache)
+    cache = cache_bytes(facts, asked.model_copy(update={"context": middle}))
+    parts = decode_parts(facts, asked, engine, gpu, read, cache)
     token_s = sum(parts.values())
-    first_s = prompt_s(model, asked, engine, gpu)
+    first_s = prompt_s(facts, asked, engine, gpu)
     rate = asked.batch / token_s
     slow, quick = token_s / (1 - DECODE_RANGE), token_s / (1 + DECODE_RANGE)
     step_s = Range(low_s=quick, expected_s=token_s, high_s=slow)
@@ -106,23 +107,32 @@ def memory_bytes_per_s(gpu: Gpu) -> float | None:
     return stated * (HBM_SHARE if has_hbm(gpu) else 1.0)
 
 
-def read_bytes(model: InferenceModel, asked: Inference, *, head: bool = True) -> int:
+def read_bytes(facts: ModelFacts, asked: Inference, *, head: bool = True) -> int:
     """Weights that one step of all texts reads: of experts those that somebody asks for, of the embedding a row."""
-    bits = FORMATS[asked.weights]
-    blocks = model.block_params + model.expert_params * model.read_experts(asked.batch)
-    logits = model.vocab_size * model.n_embd * bits.head if head else 0.0
-    return round((blocks * bits.block + logits + model.other_params * (32 if bits.quantized else bits.block)) / 8)
+    bits, counts = FORMATS[asked.weights], counts_of(facts)
+    unread = (1 - facts.experts_per_token / facts.n_expert) ** asked.batch if facts.n_expert else 1.0
+    blocks = counts.blocks + counts.experts * (1 - unread)  # where each token's experts are drawn evenly
+    logits = facts.vocab_size * facts.n_embd * bits.head if head else 0.0
+    return round((blocks * bits.block + logits + counts.others * (32 if bits.quantized else bits.block)) / 8)
+
+
+def _token_params(facts: ModelFacts) -> float:
+    """Parameters of all blocks that one token is multiplied by: of experts its own."""
+    counts = counts_of(facts)
+    return counts.blocks + (counts.experts * (facts.experts_per_token / facts.n_expert) if facts.n_expert else 0.0)
 
 
 def decode_parts(
-    model: InferenceModel, asked: Inference, engine: Engine, gpu: Gpu, read: int, cache: int
+    facts: ModelFacts, asked: Inference, engine: Engine, gpu: Gpu, read: int, cache: int
 ) -> dict[str, float]:
     """Seconds of one step of all texts, by what takes them: weights, unpacking or products; cache; layers."""
     bandwidth = memory_bytes_per_s(gpu) or 1.0
     share = BANDWIDTH_SHARE * (KERNEL_SHARE.get(asked.weights, 1.0) if engine == "pytorch" else 1.0)
     bits = FORMATS[asked.weights]
     ways = {"weights": read / (share * bandwidth), "products": 0.0}
-    products_s = 2 * model.token_params / (BATCH_SHARE * product_flop_per_s(gpu, engine))
+    products_s = (
+        2 * (_token_params(facts) + facts.vocab_size * facts.n_embd) / (BATCH_SHARE * product_flop_per_s(gpu, engine))
+    )
     if bits.quantized and engine == "llama.cpp":
         numbers = 8 * read / bits.block
         unpacking = numbers / (UNPACKED_PER_CLOCK * clocks_per_s(gpu)) * (1 + UNPACKED_MORE * (asked.batch - 1))
@@ -134,8 +144,8 @@ def decode_parts(
     elif asked.batch > 1:
         ways["products"] = products_s * asked.batch
     longest = max(ways, key=lambda name: ways[name])
-    layer_s = LAYER_S + (EXPERTS_S if model.n_expert else 0.0)
-    return {longest: ways[longest], "cache": cache / (CACHE_SHARE * bandwidth), "layers": model.n_layer * layer_s}
+    layer_s = LAYER_S + (EXPERTS_S if facts.n_expert else 0.0)
+    return {longest: ways[longest], "cache": cache / (CACHE_SHARE * bandwidth), "layers": facts.n_layer * layer_s}
 
 
 def has_hbm(gpu: Gpu) -> bool:
@@ -156,16 +166,16 @@ def clocks_per_s(gpu: Gpu) -> float:
     return (gpu.sm_count or 1) * (gpu.boost_clock_ghz or 1.0) * 1e9
 
 
-def prompt_s(model: InferenceModel, asked: Inference, engine: Engine, gpu: Gpu) -> float:
+def prompt_s(facts: ModelFacts, asked: Inference, engine: Engine, gpu: Gpu) -> float:
     """Seconds that all prompts take: products of every token but the head's, causal attention, the weights once."""
     reached = product_flop_per_s(gpu, engine)
     tokens = asked.prompt * asked.batch
-    head = model.vocab_size * model.n_embd
-    products = 2 * (model.token_params - head) * tokens + 2 * head * asked.batch
-    attention = 2 * model.n_layer * model.n_head * model.head_dim * asked.prompt * tokens
+    head = facts.vocab_size * facts.n_embd
+    products = 2 * _token_params(facts) * tokens + 2 * head * asked.batch
+    attention = 2 * facts.n_layer * facts.n_head * facts.head_dim * asked.prompt * tokens
     computing_s = (products / PROMPT_SHARE + attention / ATTENTION_SHARE) / reached
-    weights_s = read_bytes(model, asked) / (BANDWIDTH_SHARE * (memory_bytes_per_s(gpu) or 1.0))
-    return max(computing_s, weights_s) + model.n_layer * LAYER_S
+    weights_s = read_bytes(facts, asked) / (BANDWIDTH_SHARE * (memory_bytes_per_s(gpu) or 1.0))
+    return max(computing_s, weights_s) + facts.n_layer * LAYER_S
 
 
 # What generation needs on a card: weights, KV cache, what a prompt is computed in, CUDA context.
@@ -180,45 +190,46 @@ OTHERS_BYTES = 4  # norms and biases stay in fp32
 ACTIVATIONS_HIGH = 2.0  # what kernels and the allocator add to the widest layer; an allowance, not measured
 
 
-def weights_bytes(model: InferenceModel, weights: str, engine: Engine) -> int:
+def weights_bytes(facts: ModelFacts, weights: str, engine: Engine) -> int:
     """Parameters as they are stored on the card. llama.cpp leaves the embedding on the host and has a tied head for
     itself; PyTorch has all of them, a tied head once."""
-    bits = FORMATS[weights]
-    blocks = (model.block_params + model.expert_params) * bits.block
-    others = model.other_params * (8 * OTHERS_BYTES if bits.quantized else bits.block)
-    head = model.vocab_size * model.n_embd * bits.head
+    bits, counts = FORMATS[weights], counts_of(facts)
+    blocks = (counts.blocks + counts.experts) * bits.block
+    others = counts.others * (8 * OTHERS_BYTES if bits.quantized else bits.block)
+    head = facts.vocab_size * facts.n_embd * bits.head
     if engine == "llama.cpp":
         return round((blocks + head + others) / 8)
-    embedding = model.embedding_params * bits.embedding
-    return round((blocks + embedding + (0 if model.tied else head) + others) / 8)
+    embedding = counts.embedding * bits.embedding
+    return round((blocks + embedding + (0 if facts.tied else head) + others) / 8)
 
 
-def cache_bytes(model: InferenceModel, asked: Inference) -> int:
+def cache_bytes(facts: ModelFacts, asked: Inference) -> int:
     """Keys and values of all texts at their full length."""
-    return round(asked.batch * model.cached_tokens(asked.context) * model.kv_numbers * CACHES[asked.kv] / 8)
+    return round(asked.batch * facts.cached_tokens(asked.context) * facts.kv_numbers * CACHES[asked.kv] / 8)
 
 
-def _activations_bytes(model: InferenceModel, asked: Inference, engine: Engine) -> int:
+def _activations_bytes(facts: ModelFacts, asked: Inference, engine: Engine) -> int:
     if engine == "llama.cpp":
-        return 4 * min(PROMPT_AT_ONCE, asked.context * asked.batch) * (model.vocab_size + model.n_embd)
+        return 4 * min(PROMPT_AT_ONCE, asked.context * asked.batch) * (facts.vocab_size + facts.n_embd)
     size = 4 if asked.weights == "f32" else 2
-    queries, keys = model.n_head * model.head_dim, 2 * model.n_kv_head * model.head_dim
-    widest = max(2 * model.mlp_width, queries + keys if not model.latent else 2 * model.n_embd)
-    return asked.batch * (asked.prompt * size * (3 * model.n_embd + widest) + 4 * model.vocab_size)
+    queries, keys = facts.n_head * facts.head_dim, 2 * facts.n_kv_head * facts.head_dim
+    mlp = facts.expert_width * facts.experts_per_token if facts.n_expert and not facts.latent else facts.mlp_width
+    widest = max(2 * mlp, 2 * facts.n_embd if facts.latent else queries + keys)
+    return asked.batch * (asked.prompt * size * (3 * facts.n_embd + widest) + 4 * facts.vocab_size)
 
 
 def memory_of(
-    model: InferenceModel, asked: Inference, engine: Engine, gpu: Gpu, available_bytes: int | None = None
+    facts: ModelFacts, asked: Inference, engine: Engine, gpu: Gpu, available_bytes: int | None = None
 ) -> RunMemory:
     """Return what an `asked` with all its values needs, with its verdict where the memory to fit in is known."""
     card, context = gpu.kind != "cpu", Context.of(gpu)
-    activations = _activations_bytes(model, asked, engine)
+    activations = _activations_bytes(facts, asked, engine)
     parts = (
         Component(
-            id="weights", size_bytes=weights_bytes(model, asked.weights, engine),
-            formula=_weights_formula(model, asked, engine),
+            id="weights", size_bytes=weights_bytes(facts, asked.weights, engine),
+            formula=_weights_formula(facts, asked, engine),
         ),
-        Component(id="kv_cache", size_bytes=cache_bytes(model, asked), formula=_cache_formula(model, asked)),
+        Component(id="kv_cache", size_bytes=cache_bytes(facts, asked), formula=_cache_formula(facts, asked)),
         Component(id="prompt", size_bytes=activations, formula=_prompt_formula(asked, engine)),
     )  # fmt: skip
     size = sum(part.size_bytes for part in parts)
@@ -233,20 +244,20 @@ def memory_of(
     return RunMemory(phases=(on_cpu(phase, available_bytes),), context=context)
 
 
-def _weights_formula(model: InferenceModel, asked: Inference, engine: Engine) -> str:
-    alone = engine == "llama.cpp" and not model.tied
-    count = model.n_params - (model.embedding_params if alone else 0)
-    return f"{count:,} · {8 * weights_bytes(model, asked.weights, engine) / count:.2f} / 8"
+def _weights_formula(facts: ModelFacts, asked: Inference, engine: Engine) -> str:
+    alone = engine == "llama.cpp" and not facts.tied
+    count = counts_of(facts).total - (counts_of(facts).embedding if alone else 0)
+    return f"{count:,} · {8 * weights_bytes(facts, asked.weights, engine) / count:.2f} / 8"
 
 
-def _cache_formula(model: InferenceModel, asked: Inference) -> str:
+def _cache_formula(facts: ModelFacts, asked: Inference) -> str:
     bits = f"{CACHES[asked.kv]:g} / 8"
-    if model.sliding_layers:
-        full, short = model.n_layer - model.sliding_layers, min(asked.context, model.sliding_window)
-        layers = f"({full} · {asked.context:,} + {model.sliding_layers} · {short:,})"
+    if sliding := len(facts.sliding_layers):
+        short = min(asked.context, facts.sliding_window)
+        layers = f"({facts.n_layer - sliding} · {asked.context:,} + {sliding} · {short:,})"
     else:
-        layers = f"{model.n_layer} · {asked.context:,}"
-    numbers = f"{model.kv_numbers}" if model.latent else f"2 · {model.n_kv_head} · {model.head_dim}"
+        layers = f"{facts.n_layer} · {asked.context:,}"
+    numbers = f"{facts.kv_numbers}" if facts.latent else f"2 · {facts.n_kv_head} · {facts.head_dim}"
     return f"{asked.batch} · {layers} · {numbers} · {bits}"
 
 

@@ -158,7 +158,7 @@ def most(plan: InferencePlan) -> list[Message]:
         "context": plan.longest_context, "batch": plan.asked.batch, "batches": plan.largest_batch,
         "asked": plan.asked.context,
     }  # fmt: skip
-    whole = plan.longest_context >= plan.model.max_positions
+    whole = plan.longest_context >= plan.facts.max_positions
     return [Message("inference.most_whole" if whole else "inference.most", values)]
 
 

@@ -99,7 +99,7 @@ def subject_of(given: Given, roles: dict[str, dict[int, float]]) -> Subject:
 
 
 def seconds_of(roles: dict[str, dict[int, float]]) -> dict[int, float]:
-    """Since the first record; MLflow counts milliseconds."""
+    """Return the seconds since the first record; some programs stamp in milliseconds."""
     if roles.get("seconds"):
         return roles["seconds"]
     stamps = {step: s for step, s in roles.get("timestamp", {}).items() if math.isfinite(s)}

@@ -36,7 +36,7 @@ class Table:
 
 
 def read_table(path: Path, run: str | None = None) -> Table:
-    """The table in a file. `run`: which one of several. Raises UserError."""
+    """Read the table in a file. `run`: which one of several. Raises UserError."""
     text = _text(path)
     try:
         if path.suffix in (".json", ".jsonl", ".ndjson") or text.lstrip()[:1] in ("[", "{"):
@@ -63,7 +63,7 @@ def _text(path: Path) -> str:
 
 
 def _csv_rows(text: str, path: Path) -> list[dict[str, Any]]:
-    """Rows by the names in the first line that is no comment."""
+    """Read rows by the names in the first line that is no comment."""
     while text.startswith("#"):
         text = text.partition("\n")[2]
     lines = csv.reader(io.StringIO(text, newline=""), delimiter="\t" if path.suffix == ".tsv" else ",")
@@ -119,7 +119,7 @@ def _json_rows(text: str, path: Path) -> list[dict[str, Any]]:
 
 
 def _record(line: str) -> Any:
-    """One line of JSON lines; a last line that was cut off is left out."""
+    """Read one line of JSON lines; a last line that was cut off is left out."""
     try:
         return json.loads(line)
     except (ValueError, RecursionError):
@@ -127,7 +127,7 @@ def _record(line: str) -> Any:
 
 
 def number(value: Any) -> Value:
-    """A finite number or NaN of what a cell holds; ISO times as seconds; None for what is neither."""
+    """Return a finite number or NaN of what a cell holds; ISO times as seconds; None for what is neither."""
     if isinstance(value, bool) or value is None:
         return None
     if isinstance(value, int | float):
@@ -145,7 +145,7 @@ def number(value: Any) -> Value:
 
 
 def wide(rows: list[dict[str, Any]], path: Path) -> Table:
-    """The table of rows that each say some columns. Raises UserError where it is too large."""
+    """Make a table of rows that each say some columns. Raises UserError where it is too large."""
     names = dict.fromkeys(str(name) for row in rows for name in row if name is not None)
     if len(names) > MAX_COLUMNS:
         names = dict.fromkeys(list(names)[:MAX_COLUMNS])
@@ -156,7 +156,7 @@ def wide(rows: list[dict[str, Any]], path: Path) -> Table:
 
 
 def _choose(table: Table, path: Path, run: str | None) -> Table:
-    """Of a chart of several runs, the columns of one; wandb's bounds beside each column go."""
+    """Choose the columns of one run in a chart of several; wandb's bounds beside each column go."""
     columns = {
         name: values for name, values in table.columns.items()
         if not name.endswith(("__MIN", "__MAX")) or name.rsplit("__", 1)[0] not in table.columns

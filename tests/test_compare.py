@@ -582,13 +582,6 @@ EXPORTS: dict[str, Callable[[], str]] = {
         ["Wall time", "Step", "Value"], [[1.7e9 + i * 0.5, i, 5 - i / 200] for i in STEPS]
     ),
     "run-a-tag-loss.json": lambda: json.dumps([[1.7e9 + i * 0.5, i, 5 - i / 200] for i in STEPS]),
-    "mlflow.csv": lambda: csv_text(
-        ["run_id", "key", "value", "step", "timestamp"],
-        [["abc", "train/loss", 5 - i / 200, i, int((1.7e9 + i * 0.5) * 1000)] for i in STEPS],
-    ),
-    "mlflow.json": lambda: json.dumps(
-        {"metrics": [{"key": "loss", "value": 5 - i / 200, "step": i, "timestamp": int((1.7e9 + i * 0.5) * 1000)} for i in STEPS]}
-    ),
     "trackio.csv": lambda: csv_text(
         ["step", "timestamp", "loss"],
         [[i, f"2026-01-01T00:{i // 120:02d}:{i / 2 % 60:06.3f}+00:00", 5 - i / 200] for i in STEPS],

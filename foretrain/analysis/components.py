@@ -23,8 +23,6 @@ BECAUSE = {"logits", "activations", "optimizer"}  # components of which there is
 
 
 class Sum(Record):
-    """A component's bytes at the peak, its formula, and the formula with the config's numbers in it."""
-
     id: str
     size_bytes: int
     formula: str
@@ -32,10 +30,8 @@ class Sum(Record):
 
 
 class TensorGroup(Record):
-    """Tensors of one kind that are alive at the peak; layers are counted together.
-
-    `where`: module or parameter, '' for a compiled kernel's; `role`: what it is, a text `tensor.ROLE`.
-    """
+    """Tensors of one kind that are alive at the peak; layers are counted together. `where`: module or parameter, '' for
+    a compiled kernel's; `role`: what it is, a text `tensor.ROLE`."""
 
     component: str
     where: str
@@ -71,8 +67,6 @@ class Point(Record):
 
 
 class Explanation(Record):
-    """The answer to "why so much?" for one way to write the step."""
-
     step: StepName
     compiled: bool
     source: str
@@ -119,14 +113,14 @@ def explain(
 
 
 def _sizes(plan: Plan, phase: PhaseMemory) -> tuple[int, int]:
-    """(sequences, context) of the phase's micro-batch."""
+    """Return (sequences, context) of the phase's micro-batch."""
     c = plan.config
     evaluation = phase.phase.startswith("evaluate")
     return (c.eval_batch, c.eval_block) if evaluation else (c.batch_size, c.block_size)
 
 
 def sums(plan: Plan, phase: PhaseMemory) -> tuple[Sum, ...]:
-    """Each component with its formula and the formula with numbers."""
+    """Return each component with its formula and the formula with numbers."""
     symbols = symbols_of(plan.spec(), *_sizes(plan, phase))
     found = []
     for component in phase.components:
@@ -137,7 +131,7 @@ def sums(plan: Plan, phase: PhaseMemory) -> tuple[Sum, ...]:
 
 
 def because(plan: Plan, phase: PhaseMemory) -> Note | None:
-    """What the largest component follows from."""
+    """Say what the largest component follows from."""
     sizes: Counter[str] = Counter()
     for component in phase.components:
         sizes[component.id.partition(".")[0]] += component.size_bytes
@@ -153,7 +147,7 @@ def because(plan: Plan, phase: PhaseMemory) -> Note | None:
 
 
 def with_numbers(formula: str, symbols: dict[str, int]) -> str:
-    """'12 × 8·B·T·C' -> '12 × 8 × 16 × 512 × 384'. Symbols that are not known stay."""
+    """Turn '12 × 8·B·T·C' into '12 × 8 × 16 × 512 × 384'. Unknown symbols stay."""
     numbered = re.sub(r"[A-Za-z]+", lambda m: f"{symbols[m[0]]:,}" if m[0] in symbols else m[0], formula)
     return numbered.replace("·", " × ")
 
@@ -165,7 +159,7 @@ Kind = tuple[str, str, str, str, str, str]
 
 
 def tensors(trace: Trace, phase: str, n_embd: int, settings: Settings | None = None) -> tuple[TensorGroup, ...]:
-    """What is alive at the phase's peak, layers counted together, largest first."""
+    """Group what is alive at the phase's peak, layers counted together, largest first."""
     peak = next(p for p in replay(trace, settings).phases if p.phase == phase)
     groups: Counter[Kind] = Counter()
     sizes: Counter[Kind] = Counter()
@@ -204,10 +198,10 @@ class Shown:
 
 
 def reconcile(shown: Shown, observed_bytes: int | None, process_bytes: int | None) -> tuple[tuple[Line, ...], str]:
-    """(lines from what the program allocates to what the card shows, id of the conclusion).
+    """Return (lines from what the program allocates to what the card shows, id of the conclusion).
 
-    Without an observation they end in what nvidia-smi is expected to show. With one, whatever no line explains is
-    left over: for the process beside what the allocator reserves, for the card what others hold.
+    Without an observation they end in what nvidia-smi is expected to show. With one, whatever no line explains is left
+    over: for the process beside what the allocator reserves, for the card what others hold.
     """
     phase, context, source = shown.phase, shown.context, shown.source
     allocated = phase.allocated_bytes
@@ -249,7 +243,7 @@ def reconcile(shown: Shown, observed_bytes: int | None, process_bytes: int | Non
 
 
 def _judge(low: int, high: int, context: Context) -> str:
-    """Does what is left beside the allocator look like a CUDA context?"""
+    """Say whether what is left beside the allocator looks like a CUDA context."""
     if high < context.low_bytes - 64 * MIB:
         return "too_little"
     if low > context.high_bytes + 64 * MIB:
@@ -261,7 +255,7 @@ def _judge(low: int, high: int, context: Context) -> str:
 
 
 def timeline(trace: Trace, settings: Settings | None = None, points: int = TIMELINE_POINTS) -> tuple[Point, ...]:
-    """The run's memory over its events: of each stretch of events the highest moment, about `points` in all."""
+    """Return the highest moment of each stretch of the run's events, about `points` in all."""
     stretch = max(1, -(-len(trace.events) // points))
     ids = [component_id(a) for a in trace.allocations]
     alive: Counter[str] = Counter()

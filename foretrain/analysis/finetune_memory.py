@@ -33,8 +33,6 @@ class LargeTensor(Record):
 
 
 class ExplainedPhase(Record):
-    """A phase at its highest moment."""
-
     phase: str
     moment: str
     allocated_bytes: int
@@ -44,7 +42,7 @@ class ExplainedPhase(Record):
 
 
 class FineTuneExplanation(Record):
-    """The answer to "why so much?". `phase`: the one that needs most, which `lines` are of."""
+    """`phase`: the one that needs most, which `lines` are of."""
 
     source: Literal["estimated", "traced"]
     phase: str
@@ -99,7 +97,6 @@ def _phase(phase: PhaseMemory, symbols: dict[str, int], found: Sequence[LargeTen
 
 
 def _estimated(ledger: FineTuneLedger, phase: str, symbols: dict[str, int]) -> list[LargeTensor]:
-    """What the estimate has alive at the peak, largest first."""
     found = [
         LargeTensor(
             component=kind.component,
@@ -120,12 +117,12 @@ def _said(formula: str) -> str:
 
 
 def _letters(formula: str) -> str:
-    """The formula without its bytes an element: 'F·C' of '2·F·C', and of 'F·C/2', in 4 bits."""
+    """Return the formula without its bytes an element: 'F·C' of '2·F·C', and of 'F·C/2', in 4 bits."""
     return re.sub(r"^[\d.]+·|/2$", "", formula)
 
 
 def _where(ledger: FineTuneLedger, component: str, formula: str) -> str:
-    """The weights of this size that a component has a tensor for, layers together: 'mlp.gate_proj, mlp.up_proj'."""
+    """Name the weights of this size that a component has a tensor for, layers together."""
     if component not in ("weights", "adapters", *TRAINED):
         return ""
     sizes = {name: weight.shape for name, weight in ledger.weights.items() if _has(component, name, weight)}
@@ -137,17 +134,14 @@ def _where(ledger: FineTuneLedger, component: str, formula: str) -> str:
 
 
 def _has(component: str, name: str, weight: Parameter) -> bool:
-    """Whether a component has a tensor for this weight."""
     return weight.requires_grad if component in TRAINED else (component == "adapters") == (".lora_" in name)
 
 
 def _module(name: str) -> str:
-    """A weight's module, the same for each layer."""
     return re.sub(r"^layers\.\d+\.|(\.base_layer)?(\.weight)?$", "", name)
 
 
 def _traced(trace: Trace, phase: PhaseMemory, plan: FineTunePlan, settings: Settings | None) -> list[LargeTensor]:
-    """What the trace has alive at the peak, largest first."""
     return [
         LargeTensor(
             component=group.component,

@@ -1,6 +1,6 @@
 """Predicted against measured: a plan made before a run beside what the run's own meters say.
 
-Errors are signed: +2 % means that the prediction was 2 % too high. Where one side has no figure there is no row.
+Errors are signed: +2% means that the prediction was 2% too high. Where one side has no figure there is no row.
 """
 
 from pathlib import Path
@@ -24,7 +24,7 @@ SCHEMA = "foretrain.comparison/1"
 
 
 def plan_of(run: Path, record: TrainedRun) -> Plan:
-    """The plan beside a run's record, or one made now: where there is none, or it is of another number of ranks. Raises
+    """Read the plan beside a run's record, or make one where there is none, or it is of another number of ranks. Raises
     UserError 'data.bad_plan' for a damaged one."""
     path = run / "plan.json"
     if path.is_file():
@@ -38,14 +38,14 @@ def plan_of(run: Path, record: TrainedRun) -> Plan:
 
 
 def plan_now(record: TrainedRun) -> Plan:
-    """The plan of a run as it trained in the end, made now."""
+    """Plan a run as it trained in the end."""
     config = record.config.model_copy(update={"compile": record.compiled, "dtype": record.dtype})
     made = plan(config, record.gpu, name=record.name, dataset_tokens=record.dataset.train_tokens)
     return with_ranks(made, record.world, record.per_node) if record.world > 1 else made
 
 
 def highest(plan: Plan) -> tuple[int, int, int]:
-    """(low, expected, high) of what a run measures at its highest: on a GPU the allocator's own, so without the
+    """Return (low, expected, high) of what a run measures at its highest: on a GPU the allocator's own, so without the
     context, which the forecast has in it; on a CPU the process."""
     memory = plan.memory_of("foretrain")
     low, expected, high = memory.neediest.needed_span
@@ -59,7 +59,7 @@ class RankPart(Record):
     """One rank. `highest_bytes`: what its allocator reserved on a card, its process on a CPU.
 
     `evaluates_tokens_per_s`: of its part of an evaluation, in which it does not wait for other ranks but with FSDP;
-    `behind`: by what share it is slower there than the median, where all wait for it.
+    `behind`: by what share it is slower there than the median.
     """
 
     rank: int
@@ -83,8 +83,8 @@ class Stretch(Record):
 class RanksExplained(Record):
     """A run on several ranks. `devices`: cards; ranks on a CPU share their machine's. Speeds are of the last stretch.
 
-    The forecast is of the rank with the most to hold; `low_bytes` to `high_bytes`: of `highest_bytes`, which is
-    `what`. `most`: the rank that measured most. `told`: whether evaluations took long enough to tell who is slow.
+    The forecast is of the rank with the most to hold; `low_bytes` to `high_bytes`: of `highest_bytes`, which is `what`.
+    `most`: the rank that measured most. `told`: whether evaluations took long enough to tell who is slow.
     """
 
     world: int
@@ -106,12 +106,12 @@ class RanksExplained(Record):
 
     @property
     def card_tokens_per_s(self) -> float | None:
-        """Of each card; None on a CPU, which ranks share."""
+        """Return the speed of each card; None on a CPU, which ranks share."""
         return self.tokens_per_s / self.devices if self.tokens_per_s and self.devices == self.world else None
 
 
 def ranks_of(record: TrainedRun, plan: Plan, step_s: float | None) -> RanksExplained | None:
-    """What is known of the ranks of a run; None of a run that one rank has always trained. `step_s`: steady."""
+    """Return what is known of a run's ranks; None where one rank has always trained. `step_s`: steady."""
     if record.world == 1 and not record.worlds:
         return None
     behind = {figures.rank: share for figures, share in slow(record.ranks)}
@@ -140,10 +140,8 @@ def _part(figures: RankFigures, record: TrainedRun, behind: float | None) -> Ran
 
 
 class Row(Record):
-    """One quantity. `low` and `high` bound the prediction where it came as a range.
-
-    `busy`: measured while other programs used the processor, so that it cannot tell whether the forecast is right.
-    """
+    """One quantity. `low` and `high` bound the prediction where it came as a range. `busy`: measured while other
+    programs used the processor, so that it cannot tell whether the forecast is right."""
 
     id: str
     kind: Literal["bytes", "seconds"]
@@ -155,12 +153,12 @@ class Row(Record):
 
     @property
     def error(self) -> float:
-        """(predicted - measured) / measured."""
+        """Return (predicted - measured) / measured."""
         return self.predicted / self.measured - 1
 
     @property
     def in_range(self) -> bool | None:
-        """Whether the measured figure is inside the stated range; None where none was stated, or it cannot tell."""
+        """Return whether the measured figure is in the stated range; None where it cannot tell."""
         return None if self.busy or self.low is None or self.high is None else self.low <= self.measured <= self.high
 
 
@@ -168,10 +166,8 @@ Sources = dict[Literal["bytes", "seconds"], tuple[str, ...]]  # of each kind of 
 
 
 class ForecastCheck(Record):
-    """Of one run. `predicted_source` (memory), `time_source`, `measured_source` (memory): where figures are from.
-
-    `ranks`: of several; tensors are then the first one's, what is reserved that of the one with most.
-    """
+    """One run. `predicted_source` (memory), `time_source`, `measured_source` (memory): where figures are from. `ranks`:
+    of several; tensors are then the first one's, what is reserved that of the one with most."""
 
     run_id: str
     predicted_source: str
@@ -185,7 +181,7 @@ class ForecastCheck(Record):
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """All rows, memory (bytes) before time (seconds)."""
+        """Return all rows, memory (bytes) before time (seconds)."""
         return self.memory + self.time
 
     @property
@@ -240,7 +236,7 @@ def _time(plan: Plan, run: TrainedRun) -> list[Row]:
 
 
 def of_directory(directory: RunDirectory) -> tuple[TrainedRun, Plan, ForecastCheck]:
-    """(record, plan, both beside each other) of a run; the time of its step is that of every command. Raises UserError.
+    """Return (record, plan, both beside each other) of a run, with the step's time of every command. Raises UserError.
 
     The plan is the one that was made before the run, else the same plan made now.
     """
@@ -253,13 +249,12 @@ def of_directory(directory: RunDirectory) -> tuple[TrainedRun, Plan, ForecastChe
 
 
 def in_the_end(record: TrainedRun, made: Plan) -> Plan:
-    """The plan of a run, of the micro-batch that it trained with in the end: `made` was of one that did not last."""
+    """Return the plan of the micro-batch that a run trained with in the end: `made` was of one that did not last."""
     return made if record.shrunk_from is None else plan_now(record)
 
 
 def check_forecast(plan: Plan, run: TrainedRun) -> ForecastCheck:
-    """How far a plan was off: each figure of it beside what the run measured; what it did not measure has no row.
-    Memory is in bytes, time in seconds."""
+    """Compare each figure of a plan with what the run measured. Memory is in bytes, time in seconds."""
     source = plan.memory_of("foretrain").source
     return ForecastCheck(
         run_id=run.id,

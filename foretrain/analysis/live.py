@@ -3,6 +3,7 @@
 Files are read and nothing else.
 """
 
+import contextlib
 import json
 import os
 import socket
@@ -18,11 +19,10 @@ from foretrain.analysis.forecast_check import highest, plan_of
 from foretrain.analysis.measured_step import with_measured_step
 from foretrain.analysis.run import forecast_in
 from foretrain.base.errors import UserError
-from foretrain.base.process_memory import TreeSample, sample_tree
+from foretrain.base.process_memory import sample_tree
 from foretrain.base.records import Record
 from foretrain.hardware.card import Cards, CardSample
 from foretrain.runs import state
-from foretrain.runs import state as label
 from foretrain.runs.folder import RunDirectory, find_runs
 from foretrain.runs.record import PLAN, RECORD, RunRecord, TrainedRun, WatchedRun
 from foretrain.runs.state import UNSAID, Label
@@ -41,7 +41,7 @@ LOCKS = Path("/proc/locks")
 
 class ObservedRun(RunDirectory):
     def is_locked(self) -> bool:
-        """Whether a living process trains here, as far as can be seen without touching the lock."""
+        """Return whether a living process trains here, as far as can be seen without touching the lock."""
         said = state.read_now(self.path)
         lives = state.lives(said) if said else None
         if lives is not None:
@@ -50,18 +50,21 @@ class ObservedRun(RunDirectory):
         return held or age_s(self.path / "metrics.jsonl") < FRESH_S or age_s(self.path / RECORD) < FRESH_S
 
     def is_plain(self) -> bool:
-        """Whether the folder and the files in it are neither links nor pipes, and of a sensible size."""
-        if self.path.is_symlink() or not self.path.is_dir():
-            return False
+        """Return whether the folder and its files are neither links nor pipes, and of a sensible size."""
         files = [self.path / name for name in FILES]
-        if any(file.is_symlink() or (file.exists() and not file.is_file()) for file in files):
+        try:
+            if self.path.is_symlink() or not self.path.is_dir():
+                return False
+            if any(file.is_symlink() or (file.exists() and not file.is_file()) for file in files):
+                return False
+            small = [self.path / name for name in _SMALL]
+            return all(file.stat().st_size <= MAX_RECORD_BYTES for file in small if file.exists())
+        except OSError:  # it went away, or is not ours to see
             return False
-        small = [self.path / name for name in _SMALL]
-        return all(file.stat().st_size <= MAX_RECORD_BYTES for file in small if file.exists())
 
 
 def age_s(path: Path) -> float:
-    """Seconds since a file changed; infinite where there is none."""
+    """Return the seconds since a file changed; infinite where there is none."""
     try:
         return time.time() - path.stat().st_mtime
     except OSError:
@@ -69,7 +72,7 @@ def age_s(path: Path) -> float:
 
 
 def lock_is_held(path: Path, listing: Path = LOCKS) -> bool:
-    """Whether somebody holds a lock on this file, by the kernel's list of locks; False where there is no list."""
+    """Return whether somebody holds a lock on this file, by the kernel's list of locks, where there is one."""
     try:
         status = path.stat()
     except OSError:
@@ -79,7 +82,6 @@ def lock_is_held(path: Path, listing: Path = LOCKS) -> bool:
 
 
 def _locks(listing: Path) -> list[list[str]]:
-    """The words of each line of the kernel's list."""
     try:
         return [line.split() for line in listing.read_text("ascii", "replace").splitlines()]
     except OSError:
@@ -87,25 +89,18 @@ def _locks(listing: Path) -> list[list[str]]:
 
 
 def held_here(listing: Path = LOCKS, processes: Path = Path("/proc")) -> list[Path]:
-    """Folders of the runs whose lock some process of this machine holds, as far as we may look at its files."""
-    found: set[Path] = set()
+    """Return the folders of runs whose lock a process of this machine holds, as far as we may look at its files."""
+    folders: set[Path] = set()
     for words in _locks(listing):
         if len(words) > 4 and words[1] == "FLOCK" and words[4].isdigit():
-            found |= {path.parent for path in _open_files(processes / words[4] / "fd") if path.name == LOCK}
-    return sorted(found)
-
-
-def _open_files(folder: Path) -> Iterator[Path]:
-    """What a process has open; nothing of another user's."""
-    try:
-        for link in folder.iterdir():
-            yield link.readlink()
-    except OSError:  # it ended meanwhile, or is not ours to see
-        return
+            with contextlib.suppress(OSError):  # it ended meanwhile, or is not ours to see
+                files = map(Path.readlink, (processes / words[4] / "fd").iterdir())
+                folders |= {path.parent for path in files if path.name == LOCK}
+    return sorted(folders)
 
 
 def newest_lines(file: Path) -> list[dict[str, Any]]:
-    """The last whole lines of a file of JSON lines; those that a crash or a hand has spoilt are left out."""
+    """Return the last whole lines of a file of JSON lines, without those that a crash or a hand has spoilt."""
     try:
         with file.open("rb") as opened:
             start = max(0, file.stat().st_size - _LAST_BYTES)
@@ -113,13 +108,11 @@ def newest_lines(file: Path) -> list[dict[str, Any]]:
             lines = opened.read().split(b"\n")[1 if start else 0 : -1]
     except OSError:
         return []
-    found = []
+    values = []
     for line in lines:
-        try:
-            found.append(json.loads(line))
-        except (ValueError, RecursionError):
-            continue
-    return [line for line in found if isinstance(line, dict)]
+        with contextlib.suppress(ValueError, RecursionError):
+            values.append(json.loads(line))
+    return [value for value in values if isinstance(value, dict)]
 
 
 @dataclass(frozen=True)
@@ -162,10 +155,9 @@ _KINDS = {"trained": "run", "watched": "watched", "trainer": "trainer"}
 class LiveRun(Record):
     """One run at one moment; None where nothing says it.
 
-    `where`: the process that does it is on this machine; on another one, or in another container; it has ended.
-    `status`: the record's. `memory_bytes`: of a run on a card what PyTorch has reserved there, on a CPU what its
-    processes hold; `planned_bytes`: the highest that the plan expects of the same, at most `planned_high_bytes`.
-    `problem`: why a run cannot be read.
+    `where`: its process is on this machine; on another one, or in another container; has ended. `memory_bytes`: of a
+    run on a card what PyTorch has reserved there, on a CPU what its processes hold; the plan expects `planned_bytes`
+    of it, at most `planned_high_bytes`. `problem`: why a run cannot be read.
     """
 
     path: str
@@ -194,7 +186,7 @@ class LiveRun(Record):
 
 
 class LiveCard(CardSample):
-    """One card at one moment; `ours_bytes`: what the runs here hold."""
+    """`ours_bytes`: what the runs here hold."""
 
     name: str
     driver: str = ""
@@ -202,8 +194,7 @@ class LiveCard(CardSample):
 
 
 class Top(Record):
-    """Everything at one moment. `runs`: those that are alive first, each kind the newest first; `more_runs`: how many
-    older ones there are. `no_cards`: why NVML shows no card."""
+    """`runs`: those alive first, each kind the newest first. `more_runs`: older ones. `no_cards`: why there is none."""
 
     at: str
     host: str
@@ -214,12 +205,15 @@ class Top(Record):
 
 
 def look(cards: Cards, folders: Sequence[Path] = (), locks: Path = LOCKS) -> Top:
-    """What there is now. `folders`: where runs are looked for; none: here, and all that are alive on this machine."""
+    """Look at this machine's cards, and at the runs in `folders`; of none, at those here and those alive."""
     found = found_in(folders or [Path()], None if folders else locks)
     runs = [of_folder(run) for run in found[:MOST_RUNS]]
-    trees = {run.path: [tree for pid in run.pids if (tree := sample_tree(pid))] for run in runs}
-    pids = [pid for processes in trees.values() for tree in processes for pid in tree.pids]
-    shown = [_with_memory(run, trees[run.path]) for run in runs]
+    pids: list[int] = []
+    for number, run in enumerate(runs):
+        trees = [tree for pid in run.pids if (tree := sample_tree(pid))]
+        pids += [pid for tree in trees for pid in tree.pids]
+        if trees and run.device.startswith("CPU"):
+            runs[number] = run.model_copy(update={"memory_bytes": sum(tree.rss_bytes for tree in trees)})
     return Top(
         at=datetime.now().astimezone().isoformat(timespec="seconds"), host=socket.gethostname(),
         cards=tuple(
@@ -227,45 +221,34 @@ def look(cards: Cards, folders: Sequence[Path] = (), locks: Path = LOCKS) -> Top
             for facts, sample in zip(cards.facts, cards.sample(pids), strict=False)
         ),
         no_cards="" if cards.facts else cards.problem,
-        runs=tuple(sorted(shown, key=lambda run: _ORDER.index(run.where))),
+        runs=tuple(sorted(runs, key=lambda run: _ORDER.index(run.where))),
         more_runs=max(0, len(found) - MOST_RUNS),
     )  # fmt: skip
 
 
-def _with_memory(run: LiveRun, trees: list[TreeSample]) -> LiveRun:
-    """The run with what its processes hold where it trains on a CPU."""
-    held = sum(tree.rss_bytes for tree in trees)
-    return run.model_copy(update={"memory_bytes": held}) if held and run.device.startswith("CPU") else run
-
-
 def found_in(roots: Sequence[Path], locks: Path | None = LOCKS) -> list[ObservedRun]:
-    """Every run in these folders and the two levels below them, and those whose lock a process of `locks` holds: those
-    that may be alive first, then the newest first. A folder or file that is a link is not followed."""
+    """Find every run in these folders and two levels below them, and those whose lock a process of `locks` holds.
+
+    Those that may be alive come first, then the newest. A folder or file that is a link is not followed.
+    """
     paths = {
         file.parent for root in roots for depth in _DEPTHS for name in RECORDS for file in root.glob(f"{depth}{name}")
     }
     seen = {path.resolve() for path in paths}
     held = (path for path in (held_here(locks) if locks else ()) if path.resolve() not in seen)
     paths |= {path for path in held if any((path / name).is_file() for name in RECORDS)}
-    return sorted(filter(_is_plain, map(ObservedRun, paths)), key=_newness, reverse=True)
-
-
-def _is_plain(run: ObservedRun) -> bool:
-    try:
-        return run.is_plain()
-    except OSError:  # it went away, or is not ours to see
-        return False
+    return sorted(filter(ObservedRun.is_plain, map(ObservedRun, paths)), key=_newness, reverse=True)
 
 
 def _newness(run: ObservedRun) -> tuple[bool, float]:
-    ages = [age_s(run.path / name) for name in (*RECORDS, "metrics.jsonl")]
-    return (run.path / state.NOW_FILE).is_file(), -min(ages)
+    youngest_s = min(age_s(run.path / name) for name in (*RECORDS, "metrics.jsonl"))
+    return (run.path / state.NOW_FILE).is_file(), -youngest_s
 
 
 def of_folder(run: ObservedRun) -> LiveRun:
-    """The run in a folder as it is now; one that cannot be read says why."""
+    """Read the run in a folder as it is now; one that cannot be read says why."""
     path, said = run.path, state.read_now(run.path)
-    values: Values = {"path": str(path), "kind": "run", "name": path.resolve().name, "label": label.read_label(path)}
+    values: Values = {"path": str(path), "kind": "run", "name": path.resolve().name, "label": state.read_label(path)}
     try:
         if (path / RECORD).is_file() or said is None:
             record = run.any_record()
@@ -289,7 +272,7 @@ def of_folder(run: ObservedRun) -> LiveRun:
 
 
 def _processes(path: Path, said: state.Now) -> Iterator[int]:
-    """The process of a run, and those of its other ranks here."""
+    """Yield the process of a run, and those of its other ranks here."""
     yield said.pid
     for file in sorted(path.glob(f".ranks/*/{state.NOW_FILE}")):
         rank = state.read_now(file.parent)
@@ -311,7 +294,8 @@ def _figures(run: ObservedRun, record: RunRecord) -> Values:
         "loss": (None if alive else record.last_loss) or _number(last.get("loss")) or record.last_loss,
         "val_loss": _number(evaluation.get("val_loss")) if alive else record.val_loss,
         "tokens_per_s": record.tokens_per_s, "mfu": getattr(record, "mfu", None),
-        "eta_s": _left(eta_s, run.path), **_planned(run, record),
+        "eta_s": None if eta_s is None else max(0.0, eta_s - age_s(run.path / "metrics.jsonl")),
+        **_planned(run, record),
     }  # fmt: skip
     if isinstance(record, WatchedRun):
         found["name"] = record.name
@@ -334,14 +318,13 @@ def _step(record: RunRecord, last: int | None, *, alive: bool) -> int | None:
 
 
 def _sampled(path: Path) -> int | None:
-    """Return what a watched command's processes hold: on the cards, or without one in the computer's memory."""
+    """Return what a watched command's processes hold: on the cards, else in the computer's memory."""
     sample = next(reversed(newest_lines(path / "samples.jsonl")), {})
     cards = [card for card in sample.get("cards") or () if isinstance(card, dict)]
     return sum(_whole(card.get("ours_bytes")) or 0 for card in cards) or _whole(sample.get("rss_bytes"))
 
 
 def _planned(run: ObservedRun, record: RunRecord) -> Values:
-    """Return what the plan beside a run expects; nothing where it says nothing."""
     if not (run.path / PLAN).is_file():
         return {}
     try:
@@ -354,16 +337,9 @@ def _planned(run: ObservedRun, record: RunRecord) -> Values:
         return {}
 
 
-def _left(eta_s: float | None, path: Path) -> float | None:
-    """What is left since the line that said it."""
-    return None if eta_s is None else max(0.0, eta_s - age_s(path / "metrics.jsonl"))
-
-
 def _tail(path: Path) -> tuple[Values, Values, list[float]]:
-    """The last step and the last evaluation of metrics.jsonl, and the seconds of the newest steps."""
-    step: Values = {}
-    evaluation: Values = {}
-    recent_s: list[float] = []
+    """Return the last step and the last evaluation of metrics.jsonl, and the seconds of the newest steps."""
+    step, evaluation, recent_s = Values(), Values(), list[float]()
     for line in newest_lines(path / "metrics.jsonl"):
         if line.get("kind") == "evaluation":
             evaluation = line
@@ -375,12 +351,10 @@ def _tail(path: Path) -> tuple[Values, Values, list[float]]:
 
 
 def _number(value: Any) -> float | None:
-    """A finite number; None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if abs(value) < _MOST else None
+    """Return a finite number; None for anything else."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and abs(value) < _MOST else None
 
 
 def _whole(value: Any) -> int | None:
-    """A number of steps or bytes; None for anything else."""
     return value if isinstance(value, int) and _number(value) is not None else None

@@ -53,8 +53,8 @@ class Losses(Record):
 
 
 class LoggedMemory(Record):
-    """The highest figures that the log has, None where it has none: held by tensors (allocated), in use at one moment
-    (active), kept by the allocator (reserved), in use on the card by everybody (device)."""
+    """The highest figures that the log has: held by tensors (allocated), in use at one moment (active), kept by the
+    allocator (reserved), in use on the card by everybody (device)."""
 
     allocated_bytes: int | None
     active_bytes: int | None
@@ -63,7 +63,7 @@ class LoggedMemory(Record):
 
 
 class Remaining(Spending):
-    """From the last line to the end of the run, with what it takes by the same power model as a plan."""
+    """From the last line to the end of the run, by the same power model as a plan."""
 
     steps: int
     total_steps: int
@@ -77,8 +77,7 @@ class LogAnalysis(Record):
     where the log has no times. `step_time` says where they are from; `mean_step_s`: of the whole run, as its end says.
 
     `tokens_source` says where `tokens_per_step` is from: config, log, or rate (printed tokens/s times printed time).
-    `tokens_per_s` is by these, else as printed; `tokens_per_gpu_s`, where one card's are printed. `learning_rate`: the
-    last one.
+    `tokens_per_s` is by these, else as printed; `tokens_per_gpu_s`, where one card's are printed.
     """
 
     name: str
@@ -120,7 +119,7 @@ class LogAnalysis(Record):
 def analyse(
     log: TrainingLog, *, name: str = "log", config: RunConfig | None = None, gpu: Gpu | None = None
 ) -> LogAnalysis:
-    """What the log says; with a config also MFU, the checks, the forecast; with a card also shares of its peak."""
+    """Analyse a log; with a config also MFU, the checks, the forecast; with a card also shares of its peak."""
     steps = log.steps
     interval = log_interval(log)
     own = config if log.program.has_config else None
@@ -149,8 +148,8 @@ def analyse(
 
 
 def pace_of(log: TrainingLog, config: RunConfig | None) -> Pace | None:
-    """The steady step; None where the log has no times, or those of first steps alone. Raises UserError where those
-    that it prints cannot be."""
+    """Find the steady step; None where the log has no times, or those of first steps alone. Raises UserError where the
+    times cannot be."""
     return steady(log, config) if log.times and not has_only_first_steps(log) else None
 
 
@@ -164,13 +163,13 @@ def _pace(pace: Pace | None) -> dict[str, Any]:
 
 
 def mean_step_s(log: TrainingLog) -> float | None:
-    """The mean step of the whole run, with its evaluations and saves, as the end of the log says it."""
+    """Return the mean step of the whole run, evaluations and saves included, as the end of the log says it."""
     header = log.header
     return header.run_s / header.run_steps if header.run_s and header.run_steps else None
 
 
 def _rate(log: TrainingLog) -> float | None:
-    """The usual one of the printed tokens per second, where they can be believed."""
+    """Return the usual printed tokens per second, where they can be believed."""
     rates = [rate for rate in log.steps.tokens_per_s if math.isfinite(rate)]
     return median(rates) if rates and not has_constant_rate(log) and not has_only_first_steps(log) else None
 
@@ -183,7 +182,7 @@ def _tokens_per_s(log: TrainingLog, tokens: int | None, pace: Pace | None) -> fl
 
 
 def memory_of(header: LogHeader) -> LoggedMemory | None:
-    """The highest figures of memory that the log has; None without one."""
+    """Return the highest figures of memory that the log has; None without one."""
     found = LoggedMemory(
         allocated_bytes=header.allocated_peak_bytes, active_bytes=header.active_peak_bytes,
         reserved_bytes=header.reserved_peak_bytes, device_bytes=header.device_peak_bytes,
@@ -192,7 +191,7 @@ def memory_of(header: LogHeader) -> LoggedMemory | None:
 
 
 def log_interval(log: TrainingLog) -> int:
-    """The usual distance of two printed steps."""
+    """Return the usual distance of two printed steps."""
     counts: dict[int, int] = {}
     for segment in log.steps.segments():
         for i in segment[1:]:
@@ -202,7 +201,7 @@ def log_interval(log: TrainingLog) -> int:
 
 
 def tokens_of_step(log: TrainingLog, config: RunConfig | None) -> tuple[int | None, TokensSource]:
-    """The log's own figure first: it is what ran. A printed rate is rounded, or a running mean; the config is not."""
+    """Prefer the log's own figure: it is what ran. A printed rate is rounded, or a running mean; the config is not."""
     if log.header.tokens_per_step:
         return log.header.tokens_per_step, "log"
     printed = rate_tokens(log)
@@ -212,7 +211,7 @@ def tokens_of_step(log: TrainingLog, config: RunConfig | None) -> tuple[int | No
 
 
 def _nanochat_mfu(log: TrainingLog, mfu: float | None, gpu: Gpu | None) -> float | None:
-    """nanochat's own count of FLOPs as a share of this card's dense bfloat16 peak."""
+    """Return nanochat's own count of FLOPs as a share of this card's dense bfloat16 peak."""
     peak = gpu.peak_flop_per_s("bfloat16") if gpu else None
     if not log.program.h100_mfu or mfu is None or peak is None:
         return None
@@ -220,7 +219,7 @@ def _nanochat_mfu(log: TrainingLog, mfu: float | None, gpu: Gpu | None) -> float
 
 
 def _predicted(config: RunConfig | None, gpu: Gpu | None) -> Range | None:
-    """nanoGPT's step as `foretrain plan` predicts it, without having seen the log."""
+    """Return nanoGPT's step as `foretrain plan` predicts it, without having seen the log."""
     timing = plan(config, gpu).nanogpt_timing if config and gpu else None
     return timing.step_s if timing else None
 
@@ -240,7 +239,7 @@ def _remaining(
     log: TrainingLog, pace: Pace, slower: tuple[Disturbance, ...], config: RunConfig | None, gpu: Gpu | None,
     mfu: float | None,
 ) -> Remaining | None:  # fmt: skip
-    """At the pace of the last steps; at best as fast as the steady ones, at worst as disturbed as so far."""
+    """Estimate the rest at the pace of the last steps; at best as the steady ones, at worst as disturbed as so far."""
     recent_s, steady_s = pace.recent_s, pace.median_s
     total = log.header.total_steps or (config.max_iters if config else None)
     if total is None:
@@ -264,7 +263,7 @@ def _remaining(
 
 
 def _evaluation_interval(log: TrainingLog, config: RunConfig | None) -> int | None:
-    """Steps between evaluations: as the log has it, else the config."""
+    """Return the steps between evaluations: as the log has it, else the config."""
     distances = sorted(b - a for a, b in pairwise(sorted({e.step for e in log.evaluations})))
     if distances:
         return distances[len(distances) // 2]
@@ -275,7 +274,7 @@ def _whole_run(
     log: TrainingLog, pace: Pace | None, slower: tuple[Disturbance, ...], remaining: Remaining | None,
     config: RunConfig | None, gpu: Gpu | None, mfu: float | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """What the log shows so far and the time left, so that both are of the same evaluations and the same pace."""
+    """Add up what the log shows so far and the time left, both of the same evaluations and the same pace."""
     if remaining is None or pace is None:
         return {"whole_run_s": None, "whole_run_energy_j": None, "whole_run_cost": None}
     so_far_s, left = _so_far_s(log, pace.median_s, slower), remaining.time_s
@@ -289,7 +288,7 @@ def _whole_run(
 
 
 def _so_far_s(log: TrainingLog, steady_s: float, slower: tuple[Disturbance, ...]) -> float:
-    """The printed times, the steady time for each step that was not printed, and the evaluations that such steps had.
+    """Add up the printed times, the steady time for each other step, and the evaluations that such steps had.
 
     Steps that a resume did again count once more, as they took their time.
     """
@@ -312,9 +311,9 @@ _SHAPE = set(named(lambda each: each.from_weights and each.nanogpt == "has"))
 def config_of(
     resolved: ResolvedConfig | None, log: TrainingLog | None, find: Callable[[str], DatasetInfo | None] | None = None
 ) -> RunConfig | None:
-    """The config with what the log printed over it; a vocabulary that neither sets is the dataset's. None without one.
+    """Return the config with what the log printed over it; a vocabulary that neither sets is the dataset's.
 
-    `find`: how a dataset is looked for, as `lm.config_data.of_config` has it.
+    `find`: how a dataset is looked for, as `data.corpus.data_of_config` has it.
     """
     if resolved is None:
         return None
@@ -324,7 +323,7 @@ def config_of(
 
 
 def as_printed(resolved: ResolvedConfig, log: TrainingLog) -> ResolvedConfig:
-    """The config with the log's own settings in it, where the user did not type others."""
+    """Return the config with the log's own settings in it, where the user did not type others."""
     typed = {key for key, source in resolved.sources.items() if source.startswith("--")}
     found = {key: value for key, value in printed(log).items() if key not in typed}
     model = found.get("init_from")
@@ -338,7 +337,7 @@ def as_printed(resolved: ResolvedConfig, log: TrainingLog) -> ResolvedConfig:
 
 
 def of_watched(config: RunConfig | None, log: TrainingLog | None) -> RunConfig | None:
-    """The config of a watched command, with what its log says: nanoGPT takes the vocabulary of its data alone."""
+    """Return a watched command's config as its log says: nanoGPT takes the vocabulary of its data alone."""
     if config is None or log is None:
         return config
     said = {"vocab_size": log.header.vocab_size} if log.header.vocab_size else {}
@@ -346,7 +345,7 @@ def of_watched(config: RunConfig | None, log: TrainingLog | None) -> RunConfig |
 
 
 def of_tracked(tracked: Tracked) -> RunConfig | None:
-    """The config of a run that a tracker has kept: ours, or nanoGPT's own; None of any other program's."""
+    """Return the config of a run that a tracker has kept: ours, or nanoGPT's own; None of any other program's."""
     known = {key: value for key, value in tracked.config.items() if key in OPTIONS}
     if not tracked.is_ours and _SHAPE - known.keys():
         return None
@@ -354,12 +353,12 @@ def of_tracked(tracked: Tracked) -> RunConfig | None:
 
 
 def printed(log: TrainingLog) -> dict[str, Any]:
-    """{option: value} of what the log says ran."""
+    """Return {option: value} of what the log says ran."""
     return {key: value for key, value in log.header.settings.items() if key in OPTIONS and not OPTIONS[key].inert}
 
 
 def laid_over(config: RunConfig, values: dict[str, Any]) -> RunConfig:
-    """The config with these values; one that no such option can have is left out, as it says nothing that is known."""
+    """Return the config with these values, without any that no such option can have."""
     try:
         return RunConfig.model_validate({**config.model_dump(), **values})
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Does the config belong to the log? Every figure that both state is held against the other; and what the log hides."""
+"""Does the config belong to the log? Every figure that both state is compared; and what the log hides."""
 
 import math
 from statistics import median
@@ -19,9 +19,7 @@ CLOCK_HEADROOM = 1.1  # a cool card clocks above the boost clock that its peak i
 
 class Utilization(Record):
     """One speed on one card. Shares of one; None where no source states the peak, or nothing is recomputed.
-
-    `peak_flop_per_s` is dense, with fp32 accumulation. `clock_` figures refer to the peak at `clock_ghz`.
-    """
+    `peak_flop_per_s` is dense, with fp32 accumulation. `clock_` figures refer to the peak at `clock_ghz`."""
 
     gpu_name: str
     dtype: Dtype
@@ -45,18 +43,18 @@ class Utilization(Record):
 
     @property
     def impossible(self) -> bool:
-        """More than the card can do, even where masked attention is not counted and the clock is what it was."""
+        """Return whether it is more than the card can do, even without masked attention and at the run's own clock."""
         peak = self.clock_peak_flop_per_s or self.peak_flop_per_s
         return peak is not None and self.tokens_per_s * self.causal_flops_per_token > CLOCK_HEADROOM * peak
 
 
 def recomputed_flops_per_token(config: RunConfig) -> int:
-    """What activation checkpointing computes a second time: the forward pass of checkpointed blocks."""
+    """Return what activation checkpointing computes a second time: the forward pass of checkpointed blocks."""
     return config.checkpointed * ModelShape.of(config).block_forward_flops_per_token
 
 
 def peak_at_clock(gpu: Gpu, dtype: Dtype, clock_ghz: float) -> float | None:
-    """SM × FLOP per clock and SM × clock; None where the catalogue lacks one of them."""
+    """Return SM × FLOP per clock and SM × clock; None where the catalogue lacks one of them."""
     peak = gpu.peak_flop_per_s(dtype)
     if peak is None:
         return None
@@ -70,7 +68,7 @@ def peak_at_clock(gpu: Gpu, dtype: Dtype, clock_ghz: float) -> float | None:
 def utilization(
     config: RunConfig, gpu: Gpu, step_s: float, *, tokens_per_step: int | None = None, clock_ghz: float | None = None
 ) -> Utilization:
-    """The shares of the card that a step time of this config is. `clock_ghz`: the mean SM clock of the run.
+    """Return the shares of the card that a step time of this config is. `clock_ghz`: the mean SM clock of the run.
 
     `tokens_per_step`: where the run is known to have had others than the config says.
     """
@@ -118,7 +116,7 @@ def findings(
     log: TrainingLog, own: RunConfig | None, given: RunConfig | None, used: Utilization | None, steady_s: float | None,
     interval: int,
 ) -> tuple[Finding, ...]:  # fmt: skip
-    """All findings, mismatches of the config first. `own` is the config where it can describe this log's model."""
+    """Return all findings, mismatches of the config first. `own`: the config where it can describe this log's model."""
     found: list[Finding] = []
     if own is not None:
         mismatches, mfu = _mismatches(log, own), _mfu(log, own)
@@ -139,7 +137,7 @@ def findings(
 
 
 def rate_tokens(log: TrainingLog) -> float | None:
-    """Tokens a step by the printed tokens/s and time; None where none is printed, or for one card only."""
+    """Return tokens per step by the printed tokens/s and time; None where none is printed, or for one card only."""
     steps = log.steps
     if log.program.rate_per_gpu or log.program.step_time != "printed" or has_constant_rate(log):
         return None
@@ -148,7 +146,7 @@ def rate_tokens(log: TrainingLog) -> float | None:
 
 
 def has_constant_rate(log: TrainingLog) -> bool:
-    """Whether tokens/s stay the same to the last digit while the times vary: then they are no rate."""
+    """Return whether tokens/s stay the same to the last digit while the times vary: then they are no rate."""
     later = [i for segment in log.steps.segments() for i in segment[1:]]
     pairs = [(r, t) for i in later if math.isfinite((r := log.steps.tokens_per_s[i]) * (t := log.steps.time_s[i]))]
     rates, times = {rate for rate, _ in pairs}, sorted(time_s for _, time_s in pairs)
@@ -159,12 +157,12 @@ def has_constant_rate(log: TrainingLog) -> bool:
 
 
 def rate_fits(printed: float, config: RunConfig) -> bool:
-    """Whether a config can have had so many tokens a step."""
+    """Return whether a config can have had so many tokens per step."""
     return abs(printed / config.tokens_per_step - 1) <= _RATE_TOLERANCE
 
 
 def _pairs(log: TrainingLog, config: RunConfig) -> list[tuple[str, float, float]]:
-    """(what, the log's figure, the config's figure) for everything that the log states."""
+    """Return (what, the log's figure, the config's figure) for everything that the log states."""
     header, shape = log.header, ModelShape.of(config)
     groups = shape.optimizer_groups()
     pairs = [
@@ -200,7 +198,7 @@ def _mismatches(log: TrainingLog, config: RunConfig) -> list[Finding]:
 
 
 def _mfu(log: TrainingLog, config: RunConfig) -> list[Finding]:
-    """nanoGPT's printed mfu says how many FLOPs its config takes a step: the printed times are known."""
+    """Hold nanoGPT's printed mfu, which says how many FLOPs its config takes a step, against the config."""
     printed, flops = _printed_flops(log) if log.format == "nanogpt" else (0.0, [])
     if not flops:
         return []
@@ -216,7 +214,7 @@ def _mfu(log: TrainingLog, config: RunConfig) -> list[Finding]:
 
 
 def _printed_flops(log: TrainingLog) -> tuple[float, list[float]]:
-    """(the last mfu, FLOPs a step by each printed one). The mean that nanoGPT runs is run along with it."""
+    """Return (the last mfu, FLOPs a step by each printed one). The mean that nanoGPT runs is run along with it."""
     rate, printed = math.nan, 0.0
     flops = []
     for time_s, mfu in zip(log.steps.time_s, log.steps.logged_mfu, strict=True):

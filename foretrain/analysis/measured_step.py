@@ -1,8 +1,7 @@
 """How long a step of a run took: one definition, for `runs`, `compare`, `explain`, `report` and the page.
 
-It is the median of the run's steady steps as metrics.jsonl has them: without the first steps of each start, without
-slow-downs that last, and without single slow steps. Of a run that was stopped and resumed, every start counts that had
-as many ranks as the last one.
+It is the median of the run's steady steps as metrics.jsonl has them: without the first steps of each start, slow-downs
+that last, and single slow steps. Of a resumed run, every start counts that had as many ranks as the last one.
 """
 
 import math
@@ -33,9 +32,7 @@ Kind = Literal["compilation", "evaluation", "evaluation_and_saving", "saving", "
 
 class Disturbance(Record):
     """Steps that took longer for one reason. `lost_s`: beyond the steady step, all together; `each_s`: the median.
-
-    `slower_factor`: the median of them over the steady step, 1.1 for 10 % slower.
-    """
+    `slower_factor`: the median of them over the steady step, 1.1 for 10% slower."""
 
     kind: Kind
     count: int
@@ -60,7 +57,7 @@ class Pace:
 
 
 def steady(log: TrainingLog, config: RunConfig | None) -> Pace:
-    """The steady step: what is left without first steps, evaluations, saves, slow-downs and spikes.
+    """Find the steady step: without first steps, evaluations, saves, slow-downs and spikes.
 
     Raises UserError where no step has a time.
     """
@@ -88,7 +85,7 @@ def steady(log: TrainingLog, config: RunConfig | None) -> Pace:
 
 
 def has_only_first_steps(log: TrainingLog) -> bool:
-    """Whether every time is of a first step, which compiles, and in nanoGPT evaluates: a log that ends right there."""
+    """Return whether every time is of a first step, which compiles, and in nanoGPT evaluates."""
     firsts = {segment[0] for segment in log.steps.segments()}
     timed = [i for i, time_s in enumerate(log.steps.time_s) if math.isfinite(time_s)]
     means = log.program.mean_times and any(log.steps.number[i] >= FIRST_STEPS for i in timed)
@@ -96,7 +93,7 @@ def has_only_first_steps(log: TrainingLog) -> bool:
 
 
 def log_of(numbers: Sequence[int], times_s: Sequence[float], starts: list[int]) -> TrainingLog:
-    """Step times from elsewhere as a log for `steady`, nothing else within them. `starts`: index of each segment's."""
+    """Make a log of step times from elsewhere, nothing else within them. `starts`: index of each segment's."""
     unknown = array("d", [math.nan] * len(numbers))
     steps = Steps(
         number=array("q", numbers), time_s=array("d", times_s), loss=unknown, logged_mfu=unknown, tokens_per_s=unknown,
@@ -106,7 +103,7 @@ def log_of(numbers: Sequence[int], times_s: Sequence[float], starts: list[int]) 
 
 
 def _evaluates(log: TrainingLog, config: RunConfig | None, i: int) -> int:
-    """What happened within the step. Where a log has lost its evaluation lines, the config says when they were."""
+    """Count what happened within the step. Where a log lacks its evaluation lines, the config says when they were."""
     happened = log.steps.happened[i]
     if config is not None and log.program.times_evaluation and log.steps.number[i] % config.eval_interval == 0:
         return happened or (0 if log.evaluations else EVALUATED)
@@ -114,7 +111,7 @@ def _evaluates(log: TrainingLog, config: RunConfig | None, i: int) -> int:
 
 
 def _ordinary(log: TrainingLog, config: RunConfig | None) -> list[int]:
-    """Steps with a time, without evaluation or save, and without the head of each segment."""
+    """Return the steps with a time, without evaluation or save, and without the head of each segment."""
     times = log.steps.time_s
     timed = [i for i in range(len(times)) if math.isfinite(times[i])]
     quiet = [i for i in timed if not _evaluates(log, config, i)]
@@ -128,7 +125,7 @@ def _ordinary(log: TrainingLog, config: RunConfig | None) -> list[int]:
 
 
 def _windows(indices: list[int]) -> list[list[int]]:
-    """Neighbouring steps in windows of 5 to 50, a twentieth of the run each; the rest joins the last."""
+    """Cut neighbouring steps into windows of 5 to 50, a twentieth of the run each; the rest joins the last."""
     size = min(50, max(5, len(indices) // 20))
     windows = [indices[i : i + size] for i in range(0, len(indices), size)]
     if len(windows) > 1 and len(windows[-1]) < size:
@@ -138,13 +135,13 @@ def _windows(indices: list[int]) -> list[list[int]]:
 
 
 def _noise(times: Sequence[float], windows: list[list[int]], middles: list[float]) -> float:
-    """The usual deviation of a step from its neighbours, as a standard deviation (1.4826 x the median deviation)."""
+    """Return the usual deviation of a step from its neighbours, as a standard deviation."""
     deviations = [abs(times[i] - middle) for window, middle in zip(windows, middles, strict=True) for i in window]
     return 1.4826 * median(deviations)
 
 
 def _slow_windows(windows: list[list[int]], slow: list[bool]) -> tuple[tuple[int, ...], ...]:
-    """Runs of at least two slow windows: what lasts. One alone is a handful of spikes."""
+    """Return runs of at least two slow windows: what lasts. One alone is a handful of spikes."""
     found = []
     for is_slow, group in groupby(zip(windows, slow, strict=True), key=lambda pair: pair[1]):
         run = [window for window, _ in group]
@@ -156,7 +153,7 @@ def _slow_windows(windows: list[list[int]], slow: list[bool]) -> tuple[tuple[int
 def _to_the_step(
     indices: tuple[int, ...], ordinary: list[int], times: Sequence[float], level_s: float
 ) -> tuple[int, ...]:
-    """The slow-down with its ends where the steps cross half-way, not where a window happened to end."""
+    """Move the ends of a slow-down to where the steps cross half-way, not where a window happened to end."""
     half_s = (level_s + median(times[i] for i in indices)) / 2
     start, end = bisect_left(ordinary, indices[0]), bisect_left(ordinary, indices[-1])
     while start < end and times[ordinary[start]] < half_s:
@@ -171,13 +168,13 @@ def _to_the_step(
 
 
 def _quantile(values: list[float], share: float) -> float:
-    """Of sorted values, the nearest rank."""
+    """Return the nearest rank of sorted values."""
     return values[round(share * (len(values) - 1))]
 
 
 def disturbances(log: TrainingLog, pace: Pace, config: RunConfig | None, interval: int) -> tuple[Disturbance, ...]:
-    """What took longer, by reason. A slow-down is taken to have lasted between the printed steps as well; of others,
-    only what a mean over those steps shows."""
+    """Return what took longer, by reason. A slow-down is taken to have lasted between the printed steps as well; of
+    others, only what a mean over those steps shows."""
     times = log.steps.time_s
     groups: dict[Kind, list[int]] = {"compilation": _compiling(log, pace)}
     taken = {i for indices in (groups["compilation"], *pace.slow) for i in indices}
@@ -197,7 +194,7 @@ def disturbances(log: TrainingLog, pace: Pace, config: RunConfig | None, interva
 
 
 def _compiling(log: TrainingLog, pace: Pace) -> list[int]:
-    """The slow steps at the head of each segment, one after the other."""
+    """Return the slow steps at the head of each segment, one after the other."""
     found = []
     for segment in log.steps.segments():
         for i in segment[:FIRST_STEPS]:
@@ -210,7 +207,7 @@ def _compiling(log: TrainingLog, pace: Pace) -> list[int]:
 
 
 def spans(log: TrainingLog, interval: int) -> list[int]:
-    """How many steps each printed time stands for: one, or all since the line before where it is their mean."""
+    """Return how many steps each printed time stands for: one, or all since the line before where it is their mean."""
     numbers = log.steps.number
     found = [1] * len(numbers)
     for segment in log.steps.segments() if log.program.mean_times else ():
@@ -254,14 +251,12 @@ class Start(Record):
 
 
 class MeasuredStep(Record):
-    """The time of a step, and of each start by itself."""
-
     step_s: float
     starts: tuple[Start, ...]
 
     @property
     def note(self) -> Note | None:
-        """That the speed changed when the run was resumed, with the slowest and the fastest start."""
+        """Say that the speed changed when the run was resumed, with the slowest and the fastest start."""
         slow = max(self.starts, key=lambda start: start.step_s)
         fast = min(self.starts, key=lambda start: start.step_s)
         if slow.step_s < CHANGED * fast.step_s:
@@ -274,12 +269,11 @@ class MeasuredStep(Record):
 
 
 def step_lines(metrics: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl that have the time of a step."""
     return [line for line in metrics if line.get("kind") == "step" and 0 < line.get("step_s", 0) < 1e9]
 
 
 def starts_of(lines: Sequence[dict[str, Any]], resumed_from: tuple[int, ...]) -> list[int]:
-    """The lines with which the run began, and began again."""
+    """Return the lines with which the run began, and began again."""
     return [
         i
         for i, line in enumerate(lines)
@@ -290,18 +284,15 @@ def starts_of(lines: Sequence[dict[str, Any]], resumed_from: tuple[int, ...]) ->
 
 
 def pace_of_lines(lines: Sequence[dict[str, Any]], starts: list[int]) -> Pace:
-    """The steady steps among these lines. Evaluations are not within their times."""
+    """Return the steady steps among these lines. Evaluations are not within their times."""
     return steady(log_of([line["step"] for line in lines], [line["step_s"] for line in lines], starts), None)
 
 
 def steady_times(
     numbers: Sequence[int], times_s: Sequence[float], starts: list[int] | None = None
 ) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    """Return (the steady ones of these step times, which step since its start each was).
-
-    They are without warm-up, slow-downs and spikes, as `explain` counts them. `starts`: of each start the index; None:
-    by the numbers.
-    """
+    """Return (the steady step times, which step since its start each was). `starts`: the index of each; None: by the
+    numbers."""
     times = [time_s if 0 < time_s < 1e9 else math.nan for time_s in times_s]
     if not any(math.isfinite(time_s) for time_s in times):
         return (), ()
@@ -321,8 +312,8 @@ def since_start(log: TrainingLog, indices: Sequence[int]) -> tuple[int, ...]:
 def measured(
     metrics: Sequence[dict[str, Any]], resumed_from: tuple[int, ...], world_from: int = 0
 ) -> MeasuredStep | None:
-    """The measured step of a run by its metrics; None where no step was logged. `world_from`: the step from which on as
-    many ranks trained as in the end."""
+    """Measure a run's step by its metrics; None where none was logged. `world_from`: the step from which on as many
+    ranks trained as in the end."""
     lines = [line for line in step_lines(metrics) if line["step"] >= world_from]
     if not lines:
         return None
@@ -341,7 +332,7 @@ def measured(
 
 
 def of_run(directory: RunDirectory, record: TrainedRun) -> MeasuredStep | None:
-    """The measured step of a run; its metrics are read once for each state of the file."""
+    """Measure the step of a run; its metrics are read once for each state of the file."""
     path = directory.path / "metrics.jsonl"
     try:
         found = path.stat()
@@ -361,7 +352,7 @@ def _read(
 
 
 def with_measured_step(directory: RunDirectory, record: TrainedRun) -> TrainedRun:
-    """The record with this time of a step, and the speed and MFU that follow; as it is where no step was logged."""
+    """Put this time of a step into the record, with the speed and MFU that follow."""
     found = of_run(directory, record)
     if found is None:
         return record

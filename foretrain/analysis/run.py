@@ -52,9 +52,8 @@ class OutOfMemory(Record):
 
     `over_bytes`: how far the request was beyond what the device, or the limit, had left. `unused_bytes`: reserved by
     PyTorch and not allocated. `context_bytes`: of the run's process besides that. `outside_bytes`: in use besides what
-    PyTorch reserved, where nothing tells its context from other programs. `rest_bytes`: allocated besides weights,
-    gradients and optimizer states: activations, logits, temporaries. `fatal`: it ended the run. `expandable_segments`:
-    whether its PyTorch has them.
+    PyTorch reserved, where nothing tells its context from other programs. `rest_bytes`: activations, logits,
+    temporaries. `fatal`: it ended the run. `expandable_segments`: whether its PyTorch has them.
     """
 
     phase: str
@@ -82,7 +81,7 @@ class OutOfMemory(Record):
 
     @property
     def fragmented(self) -> bool:
-        """Whether what was free in pieces would have been enough as a whole."""
+        """Return whether what was free in pieces would have been enough as a whole."""
         if self.asked_bytes is None or self.unused_bytes is None or self.free_bytes is None:
             return False
         return self.unused_bytes + self.free_bytes >= self.asked_bytes
@@ -94,8 +93,7 @@ class RunExplanation(Record):
     `steps_logged` of `steps_to_log`: what metrics.jsonl still tells of, and what such a run writes. `process`: the
     memory of the whole process, where that was measured; `step`: the steady step. Each has the forecast's. `ranks`: of
     several; `memory` and `phases` are the first one's. `limit`: how near the steady step is to what the device can do;
-    `calibrate_first`: that is not known, as nobody calibrated the device here. `scores`: what `foretrain eval` found of
-    its checkpoints.
+    `calibrate_first`: that is not known, as nobody calibrated the device here. `scores`: of `foretrain eval`.
     """
 
     run_id: str
@@ -161,13 +159,13 @@ def explain_run(
 
 
 def _phase(record: TrainedRun) -> MeasuredPhase | None:
-    """The measured phase of a step, in which weights, moments and what backward keeps were measured too."""
+    """Return the measured phase of a step, in which weights, moments and what backward keeps were measured too."""
     found = (record.memory.phase(name) for name in STEP_PHASES)
     return next((phase for phase in found if phase is not None and phase.allocated_bytes), None)
 
 
 def _memory(plan: Plan, record: TrainedRun, phase: MeasuredPhase | None) -> tuple[Piece, ...]:
-    """Weights, optimizer states and the rest to the peak; then what is reserved, and the process as a whole."""
+    """Return weights, optimizer states and the rest to the peak; then what is reserved, and the whole process."""
     memory, measured = plan.memory_of("foretrain"), record.memory
     predicted = next((p for p in memory.phases if phase is not None and p.phase == phase.phase), memory.worst)
     at_peak = {component.id: component.size_bytes for component in predicted.components}
@@ -198,7 +196,7 @@ def _memory(plan: Plan, record: TrainedRun, phase: MeasuredPhase | None) -> tupl
 
 
 def _process(plan: Plan, piece: Piece) -> Row | None:
-    """The process's memory with the range of its forecast, which is far wider than that of the tensors."""
+    """Compare the process's memory with its forecast, whose range is far wider than that of the tensors."""
     if not piece.predicted_bytes or not piece.measured_bytes:
         return None
     most = plan.memory_of("foretrain").neediest
@@ -231,7 +229,6 @@ def _numbers(lines: Iterable[dict[str, Any]], key: str) -> list[float]:
 
 
 def _asides(metrics: Lines, events: Lines) -> tuple[list[float], list[float]]:
-    """Return the seconds of evaluations and of saves."""
     values = (event.get("values") for event in events if event.get("id") == "saved")
     saves = _numbers((each for each in values if isinstance(each, dict)), "save_s")
     return _numbers((line for line in metrics if line.get("kind") == "evaluation"), "evaluation_s"), saves
@@ -240,7 +237,7 @@ def _asides(metrics: Lines, events: Lines) -> tuple[list[float], list[float]]:
 def _time(
     plan: Plan, record: TrainedRun, metrics: list[dict[str, Any]], events: list[dict[str, Any]], pace: RunPace | None
 ) -> tuple[TimePiece, ...]:
-    """Steps at their steady pace, what was lost beyond it, evaluations, saving, and what is left of the wall time."""
+    """Return steps at their steady pace, what was lost beyond it, evaluations, saving, and the rest of the time."""
     timing, wall = plan.foretrain_timing, record.wall_s
     evaluations, saves = _asides(metrics, events)
     pieces: list[TimePiece] = []
@@ -279,8 +276,7 @@ def _time(
 
 
 def _earlier(metrics: list[dict[str, Any]], world_from: int) -> TimePiece | None:
-    """The steps that another number of ranks made, all together; the lines tell the mean of those since the one
-    before."""
+    """Sum up the steps that another number of ranks made; the lines tell the mean of those since the one before."""
     spent, before = 0.0, -1
     for line in step_lines(metrics):
         if line["step"] < world_from:
@@ -289,7 +285,6 @@ def _earlier(metrics: list[dict[str, Any]], world_from: int) -> TimePiece | None
 
 
 def _notes(record: TrainedRun, metrics: list[dict[str, Any]]) -> tuple[Note, ...]:
-    """That the run changed its speed when it was resumed."""
     found = measured(metrics, record.resumed_from, record.world_from)
     return (found.note,) if found and found.note else ()
 
@@ -309,7 +304,7 @@ def _step(plan: Plan, pace: RunPace | None, machine: MachineLoad | None) -> Row 
 
 
 def failures_of(record: RunRecord, events: Lines) -> tuple[OutOfMemory, ...]:
-    """Every time that memory ran out; the last one ended the run where the record says that memory did."""
+    """Return every time that memory ran out; the last one ended the run where the record says that memory did."""
     found = []
     for event in events:
         values = event.get("values")
@@ -322,7 +317,7 @@ def failures_of(record: RunRecord, events: Lines) -> tuple[OutOfMemory, ...]:
 
 
 def failure_of(values: dict[str, Any]) -> OutOfMemory:
-    """From an event's values, or from what a message says; what is no whole number counts as not known."""
+    """Read an event's values, or what a message says; what is no whole number counts as not known."""
 
     def whole(key: str) -> int | None:
         value = values.get(key)
@@ -350,7 +345,7 @@ def failure_of(values: dict[str, Any]) -> OutOfMemory:
 
 
 def _remedies(record: TrainedRun, failures: tuple[OutOfMemory, ...]) -> tuple[Remedy, ...]:
-    """For a run that memory ended, with what others held of the card then."""
+    """Propose changes to a run that memory ended, with what others held of the card then."""
     if record.status != "failed" or not record.reason.startswith("memory."):
         return ()
     last = failures[-1] if failures else None
@@ -368,10 +363,9 @@ def _remedies(record: TrainedRun, failures: tuple[OutOfMemory, ...]) -> tuple[Re
 class TrainerRunExplanation(Record):
     """The answer for one run of a Trainer.
 
-    `forecast`: the one from before the first step, of the longest sequences that came then.
-
-    `phases`: allocated bytes of each; `reserved`: what the allocator took for them on a card; `step`: one step, without
-    the first ones; `time`: where the wall time went. `changes`: what would have saved a run that memory ended.
+    `forecast`: the one from before the first step, of the longest sequences that came then. `phases`: allocated bytes
+    of each; `reserved`: what the allocator took for them on a card; `step`: without the first ones. `changes`: what
+    would have saved a run that memory ended.
     """
 
     record: TrainerRun
@@ -394,8 +388,7 @@ def explain_directory(directory: RunDirectory) -> TrainerRunExplanation:
 
 
 def forecast_in(path: Path) -> FineTunePlan | None:
-    """The forecast that was made before the first step; None where there was none. Raises UserError for a damaged
-    one."""
+    """Read the forecast that was made before the first step. Raises UserError for a damaged one."""
     file = path / PLAN
     if not file.is_file():
         return None
@@ -411,7 +404,7 @@ def explain_trainer_run(
     metrics: Sequence[dict[str, Any]],
     events: Sequence[dict[str, Any]],
 ) -> TrainerRunExplanation:
-    """From a run's own records and its forecast; where longer sequences came than that was made for, with theirs."""
+    """Explain by a run's own records and its forecast; where longer sequences came than planned, with theirs."""
     first = forecast.tune.seq_len if forecast else None
     if forecast is not None and record.seq_len and record.seq_len > forecast.tune.seq_len and not _traced(forecast):
         forecast = _with_seq_len(forecast, record.seq_len)
@@ -458,7 +451,6 @@ def _trainer_phases(record: TrainerRun, forecast: FineTunePlan | None, *, reserv
 def _trainer_time(
     record: TrainerRun, metrics: Sequence[dict[str, Any]], events: Sequence[dict[str, Any]]
 ) -> tuple[TimePiece, ...]:
-    """Steps at their usual pace, what the first ones lost beyond it, evaluations, saves, and the rest."""
     steps = _numbers((line for line in metrics if line["kind"] == "step"), "step_s")
     evaluations, saves = _asides(metrics, events)
     found = []

@@ -48,10 +48,8 @@ class Slower(Record):
 
 
 class RunPace(Record):
-    """The steady step, nine of ten of which are from `low_s` to `high_s`, and all that was slower.
-
-    `counted_steps` are those of the lines; `data_wait_s` the sum that they say, None where they do not say.
-    """
+    """The steady step, nine of ten of which are from `low_s` to `high_s`, and all that was slower. `counted_steps` are
+    those of the lines; `data_wait_s` the sum that they say, None where they do not say."""
 
     steady_s: float
     low_s: float
@@ -62,7 +60,7 @@ class RunPace(Record):
 
     @property
     def lost_s(self) -> float:
-        """Seconds beyond steady steps, of all causes together."""
+        """Return seconds beyond steady steps, of all causes together."""
         return sum(one.lost_s for one in self.slower)
 
 
@@ -91,8 +89,8 @@ class _Line:
 def pace_of(
     metrics: list[dict[str, Any]], resumed_from: tuple[int, ...], *, compiled: bool, world_from: int = 0, world: int = 1
 ) -> RunPace | None:
-    """The pace of a run by its metrics; None where no step was logged. `world_from`: the step from which on `world`
-    ranks trained."""
+    """Find the pace of a run by its metrics; None where no step was logged. `world_from`: the step from which on
+    `world` ranks trained."""
     found = [line for line in step_lines(metrics) if line["step"] >= world_from]
     if not found:
         return None
@@ -125,7 +123,7 @@ def _lines(found: list[dict[str, Any]], starts: list[int], first_step: int) -> l
 
 
 def _heads(lines: list[_Line], pace: Pace) -> set[int]:
-    """The slow lines at the head of each start, one after the other."""
+    """Return the slow lines at the head of each start, one after the other."""
     found: set[int] = set()
     limit_s = pace.median_s * (1 + FIRST_SLOWER) + 6 * pace.noise_s
     for start in (i for i, line in enumerate(lines) if line.head):
@@ -142,7 +140,7 @@ def _usual(usual: list[_Line], of: Callable[[_Line], float | None]) -> float | N
 
 
 def _cause(line: _Line, usual: list[_Line], steady_s: float, world: int) -> str:
-    """What a figure of the line shows, the first of: data, heat, clock, others on the card, others on the processor."""
+    """Name what a figure shows, the first of: data, heat, clock, others on the card, others on the processor."""
     wait, usual_wait = line.data_wait_s, _usual(usual, lambda one: one.data_wait_s) or 0.0
     if wait is not None and wait - usual_wait >= 0.5 * (line.step_s - steady_s):
         return "data_wait"
@@ -192,7 +190,7 @@ def _slower(cause: str, group: list[_Line], usual: list[_Line], steady_s: float)
 
 
 def logged_steps(record: TrainedRun, metrics: Sequence[dict[str, Any]]) -> tuple[int, int]:
-    """(steps that metrics.jsonl tells of, those that a run of as many steps logs)."""
+    """Return (steps that metrics.jsonl tells of, those that a run of as many steps logs)."""
     done, interval = record.steps_done, record.config.log_interval
     expected = -(-done // interval)
     if done == record.config.max_iters and (done - 1) % interval:
@@ -201,13 +199,13 @@ def logged_steps(record: TrainedRun, metrics: Sequence[dict[str, Any]]) -> tuple
 
 
 def much_is_lost(there: int, expected: int) -> bool:
-    """Whether it is more than the few steps that are skipped for not being finite, or that a crash cut off."""
+    """Return whether it is more than the few steps that are skipped for not being finite, or that a crash cut off."""
     return expected - there > max(2, 0.1 * expected)
 
 
 class RunLimit(Record):
-    """A run's steady step beside its limit on the device that it ran on. `rest_s`: what its kernels do not account for:
-    launching, Python, fresh pages, caches; None where they were not calibrated."""
+    """A run's steady step beside its limit on its device. `rest_s`: what its kernels do not account for: launching,
+    Python, fresh pages, caches; None where they were not calibrated."""
 
     step_s: float
     share: float
@@ -217,14 +215,14 @@ class RunLimit(Record):
 
 
 def calibration_here(gpu: Gpu) -> Calibration | None:
-    """The calibration of a run's device, if that is this machine's."""
+    """Return the calibration of a run's device, if that is this machine's."""
     here = devices.device_named(devices.CPU) if gpu.kind == "cpu" else devices.find_device(devices.HERE)
     return here.calibration if here and here.name == gpu.name else None
 
 
 def limit_of_run(record: TrainedRun, step_s: float, calibration: Calibration) -> RunLimit | None:
-    """The share of its limit that a run of this steady step reaches; None where a peak for it was not measured, or
-    where several ranks shared the step."""
+    """Return the share of its limit that a run reaches; None where a peak for it was not measured, or several ranks
+    shared the step."""
     if record.world > 1:
         return None
     gpu = record.gpu.model_copy(update={"calibration": calibration})
@@ -264,7 +262,7 @@ class Throttled(Record):
 
 
 class VitalSigns(Record):
-    """What there is. `on_card`: whether a card was there to be asked; a CPU has no such figures."""
+    """`on_card`: whether a card was there to be asked; a CPU has no such figures."""
 
     signs: tuple[Sign, ...]
     throttled: tuple[Throttled, ...]
@@ -275,7 +273,7 @@ class VitalSigns(Record):
 
 
 def of_lines(lines: Sequence[dict[str, Any]], *, on_card: bool) -> VitalSigns:
-    """From lines with `elapsed_s` and any of the signs, `clock_reasons` among them; others are passed over."""
+    """Read lines with `elapsed_s` and any of the signs, `clock_reasons` among them; others are passed over."""
     points: dict[SignName, list[tuple[float, float]]] = {name: [] for name in SIGNS}
     reasons: list[tuple[float, list[str]]] = []
     last_hours = -1.0
@@ -295,7 +293,7 @@ def of_lines(lines: Sequence[dict[str, Any]], *, on_card: bool) -> VitalSigns:
 
 
 def of_samples(samples: Sequence[dict[str, Any]], card: int) -> list[dict[str, Any]]:
-    """The samples of `foretrain watch` as lines for `of_lines`: one card's figures."""
+    """Turn the samples of `foretrain watch` into lines for `of_lines`: one card's figures."""
     lines = []
     for sample in samples:
         cards = sample.get("cards")
@@ -312,7 +310,6 @@ def of_samples(samples: Sequence[dict[str, Any]], card: int) -> list[dict[str, A
 
 
 def _number(value: Any) -> float | None:
-    """A finite number; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return float(value)
@@ -324,7 +321,7 @@ def _sign(name: SignName, found: list[tuple[float, float]]) -> Sign:
 
 
 def _spans(reasons: list[tuple[float, list[str]]]) -> tuple[Throttled, ...]:
-    """Readings one after the other with the same reason are one span; of very many the longest are kept."""
+    """Join readings with the same reason to one span; of very many the longest are kept."""
     spans: list[Throttled] = []
     for reason in SLOWING:
         start, before = None, 0.0

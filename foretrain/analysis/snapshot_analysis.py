@@ -1,8 +1,8 @@
 """What a memory snapshot of any PyTorch program says: how much was held, at the end, at the peak and where it ran out.
 
-The format is that of predict/snapshot.py. Bytes at the end are those of the segments and their blocks. The
-history is counted backwards from them: what it does not show was there before. Live tensors are grouped by the stack
-that made them; their kinds are guesses (stack_frames.py).
+The format is that of predict/snapshot.py. Bytes at the end are those of the segments and their blocks. The history is
+counted backwards from them: what it does not show was there before. Live tensors are grouped by the stack that made
+them; their kinds are guesses.
 """
 
 import re
@@ -69,7 +69,7 @@ class Place(NamedTuple):
 
 
 def place_of(frames: Any, category: str = "") -> Place:
-    """From a list of frames, and the category that a snapshot may state; whatever is malformed counts as nothing."""
+    """Find the place in a list of frames; a snapshot may state a category. Malformed parts count as nothing."""
     found: list[tuple[str, str, int]] = []
     for frame in frames[:MAX_FRAMES] if isinstance(frames, list) else ():
         if isinstance(frame, dict):
@@ -87,7 +87,7 @@ def place_of(frames: Any, category: str = "") -> Place:
 
 
 def _of_profile(name: str, file: str, line: int) -> tuple[str, str, int]:
-    """A profile's frames have all of it in the name, as 'model.py(88): forward', and no file."""
+    """Take apart a profile's frame, which has all of it in the name, as 'model.py(88): forward', and no file."""
     match = _PROFILED.fullmatch(name) if file == "none" else None
     if match is not None:
         return match[3], match[1], int(match[2])
@@ -133,10 +133,8 @@ class LiveGroup(Record):
 
 
 class Moment(Record):
-    """Memory at one moment. `before_bytes`: of allocated, what was there before the history begins.
-
-    Of the peak and of failures `allocated_bytes` is what was asked for; at the end it is with the allocator's rounding.
-    """
+    """Memory at one moment. `before_bytes`: of allocated, what was there before the history begins. Of the peak and of
+    failures `allocated_bytes` is what was asked for; at the end it is with the allocator's rounding."""
 
     position: int
     allocated_bytes: int
@@ -150,7 +148,7 @@ class Failure(Record):
     """A request that the card could not meet, as the history tells it.
 
     `unused_bytes`: reserved and not allocated then. `fits_expandable`: whether the simulator, asked for the same in the
-    same order with expandable segments and as much of the card, meets it; None where the history is too short for that.
+    same order with expandable segments and as much of the card, meets it; None where the history is too short.
     """
 
     position: int
@@ -175,7 +173,7 @@ class EmptySegment(Record):
 
 
 class StreamShare(Record):
-    """What one stream has: `free_bytes` are reserved for it and in no use, and no other stream can take them."""
+    """`free_bytes` are reserved for one stream and in no use, and no other stream can take them."""
 
     stream: int
     reserved_bytes: int
@@ -185,8 +183,7 @@ class StreamShare(Record):
 class SnapshotAnalysis(Record):
     """One device of one snapshot. `split_bytes`: free parts of segments in use, which only tensors that fit can take;
     `cached_bytes`: segments that are wholly free, which empty_cache gives back. `from_profile`: made of a profile by
-    torch/cuda/_memory_viz.py; it knows no segments, so nothing of what was reserved. `streams` are those with most
-    reserved, where there are several."""
+    torch/cuda/_memory_viz.py, which knows no segments. `streams`: those with most reserved, where there are several."""
 
     name: str
     device: int
@@ -238,7 +235,7 @@ class _Places:
 
 
 def _groups(alive: list[tuple[Place, int]]) -> tuple[tuple[LiveGroup, ...], dict[str, int]]:
-    """(the largest groups, bytes by kind of all)."""
+    """Return (the largest groups, bytes by kind of all)."""
     sizes: Counter[Place] = Counter()
     counts: Counter[Place] = Counter()
     largest: dict[Place, int] = {}
@@ -343,7 +340,7 @@ class _History:
         return entry.nbytes if entry.action == "alloc" else -entry.nbytes if entry.action in self.frees else 0
 
     def walk(self) -> tuple[int, int, list[tuple[int, int, int]]]:
-        """(position of the peak, peak of reserved, [(position, allocated, reserved)] of the failures)."""
+        """Return (position of the peak, peak of reserved, [(position, allocated, reserved)] of the failures)."""
         allocated, reserved = self.before_allocated, self.before_reserved
         peak, peak_at, peak_reserved = allocated, -1, reserved
         failures = []
@@ -358,7 +355,7 @@ class _History:
         return peak_at, peak_reserved, failures
 
     def moment(self, position: int, places: _Places) -> Moment:
-        """Everything after the entry at this position, -1 for the beginning."""
+        """Return the memory after the entry at this position, -1 for the beginning."""
         alive: dict[int, int] = {}
         allocated, reserved, before = self.before_allocated, self.before_reserved, self.before_allocated
         for i in range(position + 1):
@@ -392,7 +389,7 @@ def _fits_expandable(recording: Recording, failure: tuple[int, int, int], asked:
 
 
 def analyse(snapshot: Any, name: str, device: int | None = None) -> SnapshotAnalysis:
-    """What a snapshot says of one device, by default the one that holds most. Raises ValueError with a sentence."""
+    """Analyse one device, by default the one that holds most. Raises ValueError with a sentence."""
     if isinstance(snapshot, dict) and not isinstance(snapshot.get("device_traces"), list):
         snapshot = {**snapshot, "device_traces": [[]] * _devices(snapshot)}  # a state without a history is one too
     if isinstance(snapshot, dict) and not isinstance(snapshot.get("segments"), list):
@@ -437,7 +434,7 @@ def _devices(snapshot: dict[str, Any]) -> int:
 
 
 def _busiest(snapshot: Any) -> int:
-    """The device with most reserved; else that with most history."""
+    """Return the device with most reserved; else that with most history."""
     sizes: Counter[int] = Counter()
     for segment in snapshot.get("segments", []) if isinstance(snapshot, dict) else []:
         if isinstance(segment, dict) and type(segment.get("device", 0)) is int:
@@ -460,7 +457,7 @@ def _failure(recording: Recording, trace: list[Any], found: tuple[int, int, int]
 
 
 def _advice(a: SnapshotAnalysis) -> tuple[Advice, ...]:
-    """What would help, what helps most first: rules on shares of what was alive when it mattered."""
+    """Say what would help, the most first: rules on shares of what was alive when it mattered."""
     found: list[Advice] = []
     moment = a.at_failure or a.peak or a.end
     total = max(1, moment.allocated_bytes)

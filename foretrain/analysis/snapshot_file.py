@@ -1,6 +1,6 @@
 """A memory snapshot in a file, read and analysed in a process of its own with a cap on memory and time.
 
-    python -P -m foretrain.analysis.snapshot_file FILE NAME DEVICE     (-1: the device that holds most)
+python -P -m foretrain.analysis.snapshot_file FILE NAME DEVICE (-1: the device that holds most)
 
 A snapshot comes from anybody. Its pickle is read by an unpickler that knows plain values only, but even those can ask
 for any amount of memory; the cap follows from the file's size.
@@ -26,7 +26,7 @@ _PICKLE = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
 
 
 def looks_like_one(path: Path) -> bool:
-    """Whether a file begins as a pickle does, or is called one."""
+    """Return whether a file begins as a pickle does, or is called one."""
     try:
         if path.suffix in (".pickle", ".pkl"):
             return path.exists() and not path.is_dir()  # of a device that is called one, `read` says what it is
@@ -36,7 +36,7 @@ def looks_like_one(path: Path) -> bool:
 
 
 def read(path: Path, device: int | None = None) -> SnapshotAnalysis:
-    """The analysis of a file. Raises UserError 'data.snapshot…' with a sentence for what is none."""
+    """Analyse a file. Raises UserError 'data.snapshot…' with a sentence for what is none."""
     try:
         with open_stream(path):
             size = path.stat().st_size
@@ -64,7 +64,7 @@ def _cap_bytes(file_bytes: int) -> int:
 
 
 def answer_of(path: str, name: str, device: int) -> dict[str, Any]:
-    """What a snapshot's file shows, as JSON, or the problem with it."""
+    """Return what a snapshot's file shows, as JSON, or the problem with it."""
     try:
         data = read_bytes(Path(path), MAX_FILE_BYTES)
         return analyse(unpickled(data, name), name, None if device < 0 else device).to_json()

@@ -27,8 +27,8 @@ MOST_RUNS = 8
 class Ablation(Record):
     """One run to make, which differs from `base` in one setting. `answers`: the effects that it would explain.
 
-    `changes`: options of the config of `base`; empty where no option does it. None: not known.
-    `impossible`: why this cannot be changed alone; "" where it can. `scaled`: the time stands on a measured step.
+    `changes`: options of the config of `base`; empty where no option does it. `impossible`: why this cannot be changed
+    alone; "" where it can. `scaled`: the time stands on a measured step.
     """
 
     base: str
@@ -54,7 +54,8 @@ _WHY_NOT = {"program": "program", "parameters": "shape", settings.CONTENTS: "con
 def ablation_runs(
     base: Subject, other: Subject, differing: Sequence[Setting], place: int, compared_tokens: float | None
 ) -> tuple[Ablation, ...]:
-    """A run for each setting that differs and can change anything. `place`: the position of `other` in the values.
+    """Return a run for each setting that differs and can change anything. `place`: the position of `other` in the
+    values.
 
     None where one setting differs: the two runs are that comparison already.
     """
@@ -93,7 +94,7 @@ def _run(base: Subject, other: Subject, setting: Setting, value: Any, compared_t
 
 
 def _checked(base: Subject, config: RunConfig, knobs: dict[str, Any]) -> RunConfig:
-    """The base's config with these knobs. Raises UserError where they do not go together."""
+    """Return the base's config with these options. Raises UserError where they do not go together."""
     defaults = RunConfig().model_dump()
     values = {k: v for k, v in config.model_dump().items() if v != defaults[k] and k != "total_batch_size"}
     sources = dict.fromkeys(values, base.label) | dict.fromkeys(knobs, "compare")
@@ -122,7 +123,6 @@ def _priced(base: Subject, changed: RunConfig, gpu: Gpu, steps: int, common: dic
 
 
 def _measured_factor(base: Subject) -> float | None:
-    """What the base measured over what is predicted of it."""
     if not base.measured or base.step_s is None or base.config is None or base.gpu is None:
         return None
     predicted = step_time(StepSpec.of(base.config, base.gpu, base.step))

@@ -1,5 +1,4 @@
-"""`compare`: subjects side by side. First what differs between them, then what each did, then what follows and what
-does not, and which runs would tell the rest."""
+"""`compare`: what differs between subjects, what each did, what follows, and which runs would tell the rest."""
 
 import math
 from collections.abc import Sequence
@@ -42,7 +41,7 @@ class Scaling(Record):
 
 
 def scalings(subjects: Sequence[Subject]) -> tuple[Scaling, ...]:
-    """Of each other subject with the first, where both say how many ranks they have, and not as many."""
+    """Compare each other subject with the first, where both say how many ranks they have, and not as many."""
     first, *others = subjects
     pairs = ((first, other) for other in others if first.world and other.world and first.world != other.world)
     return tuple(_scaling(one, other) for one, other in pairs)
@@ -62,7 +61,7 @@ def _scaling(one: Subject, other: Subject) -> Scaling:
 
 
 def _why(more: Subject, fewer: Subject) -> Why:
-    """Why the two say nothing of how training scales; empty where they do."""
+    """Say why the two tell nothing of how training scales; empty where they do."""
     if more.gpu is None or fewer.gpu is None or more.gpu.name != fewer.gpu.name:
         return "other_cards"
     if more.devices == fewer.devices:
@@ -99,7 +98,7 @@ class Score(Record):
 
 
 def scores_of(subjects: Sequence[Subject]) -> tuple[Score, ...]:
-    """Every measurement that two or more of them share; where they share none, all that there are."""
+    """Return every measurement that two or more of them share; where they share none, all that there are."""
     own = [_newest(subject.scores) for subject in subjects]
     keys = list(dict.fromkeys(key for found in own for key in found))
     shared = [key for key in keys if sum(key in found for found in own) > 1]
@@ -111,7 +110,7 @@ _Found = tuple[int, TextScore | TaskScore]
 
 
 def _newest(scores: Sequence[Scores]) -> dict[tuple[Any, ...], _Found]:
-    """The measurements of the newest checkpoint that has them, by what makes two of them comparable."""
+    """Return the measurements of the newest checkpoint that has them, by what makes two of them comparable."""
     found: dict[tuple[Any, ...], _Found] = {}
     for each in sorted(scores, key=lambda each: each.step):
         found |= {_key(score): (each.step, score) for score in (*each.texts, *each.tasks)}
@@ -119,7 +118,7 @@ def _newest(scores: Sequence[Scores]) -> dict[tuple[Any, ...], _Found]:
 
 
 def _key(score: TextScore | TaskScore) -> tuple[Any, ...]:
-    """Bits per byte of a whole text can be compared whatever the tokenizer and the context."""
+    """Return what makes two scores comparable: of a whole text neither the tokenizer nor the context."""
     if isinstance(score, TaskScore):
         return ("task", *score.key)
     return ("text", score.sha256, None if score.whole else score.tokens)
@@ -150,7 +149,7 @@ def _value(score: TextScore | TaskScore) -> float:
 def _ahead(
     values: Sequence[float | None], errors: Sequence[float | None], higher: bool | None
 ) -> tuple[int | None, Outcome]:
-    """(the place of the best, whether it is ahead of the next one by more than chance)."""
+    """Return (the place of the best, whether it is ahead of the next one by more than chance)."""
     sign = -1 if higher else 1
     order = sorted((sign * value, place) for place, value in enumerate(values) if value is not None)
     if higher is None or len(order) < 2:
@@ -232,12 +231,12 @@ class Comparison(Record):
     scores: tuple[Score, ...] = ()
 
     def verdict(self, question: Question) -> Verdict:
-        """The verdict on this question. Raises StopIteration where it was not asked."""
+        """Raises StopIteration where the question was not asked."""
         return next(verdict for verdict in self.verdicts if verdict.question == question)
 
 
 def compare(subjects: Sequence[Subject]) -> Comparison:
-    """Two subjects or more. Raises UserError where they are the same, or nothing of them can be compared."""
+    """Compare two subjects or more. Raises UserError where they are the same, or nothing of them can be compared."""
     if not 2 <= len(subjects) <= MOST:
         raise UserError("usage.compare_count", count=len(subjects), most=MOST)
     subjects = _told_apart(subjects)
@@ -259,7 +258,7 @@ def compare(subjects: Sequence[Subject]) -> Comparison:
 
 
 def _told_apart(subjects: Sequence[Subject]) -> list[Subject]:
-    """Labels that are each their own. Raises UserError for the same run twice."""
+    """Give each a label of its own. Raises UserError for the same run twice."""
     named: list[Subject] = []
     for subject in subjects:
         for before in named:
@@ -273,7 +272,7 @@ def _told_apart(subjects: Sequence[Subject]) -> list[Subject]:
 
 
 def _same(one: Subject, other: Subject) -> bool:
-    """Whether two measurements are one: every step time and every loss the same; where few are, path and settings."""
+    """Return whether two measurements are one: every step time and loss the same; where few are, path and settings."""
     if len(one.step_times_s) + len(one.train) + len(one.val) < 5:
         return one.path == other.path and one.settings == other.settings and one.step_s == other.step_s
     return one.step_times_s == other.step_times_s and one.train == other.train and one.val == other.val
@@ -282,7 +281,7 @@ def _same(one: Subject, other: Subject) -> bool:
 def _ablations(
     subjects: Sequence[Subject], differing: Sequence[Setting], verdicts: Sequence[Verdict]
 ) -> tuple[Ablation, ...]:
-    """From the first subject towards each other one; the same run is named once."""
+    """Return those from the first subject towards each other one; the same run is named once."""
     runs: list[Ablation] = []
     pairs: tuple[Pair, ...] = next(verdict.others for verdict in verdicts if verdict.question == "tokens")
     compared = {pair.one: pair.at for pair in pairs if pair.axis == "tokens"}
@@ -340,6 +339,6 @@ def _spread(subject: Subject) -> tuple[float | None, float | None]:
 
 
 def _nanogpt_mfu(subject: Subject) -> float | None:
-    """What nanoGPT would print, in units of an A100."""
+    """Return what nanoGPT would print, in units of an A100."""
     rate, flops = subject.tokens_per_s, subject.flops_per_token
     return rate * flops / subject.devices / NANOGPT_PEAK_FLOP_PER_S if rate and flops else None

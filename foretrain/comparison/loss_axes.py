@@ -1,4 +1,4 @@
-"""Loss curves over what a run spends: steps, tokens, hours, energy, money. One curve, several ways to lay it out.
+"""Loss curves over what a run spends: steps, tokens, hours, energy, money.
 
 Energy is measured where the run wrote down its card's power, else hours times the power that plans expect of it.
 """
@@ -36,7 +36,7 @@ class EnergyMeter(Record):
     energy_j: tuple[float, ...]
 
     def until_j(self, elapsed_s: float) -> float:
-        """Joules until then, between two readings in proportion; after the last one at the mean power."""
+        """Return the joules until then, between two readings in proportion; after the last one at the mean power."""
         place = bisect_right(self.at_s, elapsed_s)
         if place >= len(self.at_s):
             return self.energy_j[-1] * elapsed_s / self.at_s[-1]
@@ -46,7 +46,7 @@ class EnergyMeter(Record):
 
 
 class LossCurve(Record):
-    """One curve. `axes`: for each name as many values as there are losses; what nothing is known of is missing."""
+    """`axes`: for each name as many values as there are losses; what nothing is known of is missing."""
 
     label: str
     kind: Literal["train", "val"]
@@ -57,9 +57,7 @@ class LossCurve(Record):
 
 class LossCurves(Record):
     """All curves of a report. `axes`: those that every curve has. `energy_source`: where energy and money are from.
-
-    `predicted_hours`: labels of those whose hours are steps times a step's time, as nobody wrote them down.
-    """
+    `predicted_hours`: labels of those whose hours are steps times a step's time, as nobody wrote them down."""
 
     curves: tuple[LossCurve, ...]
     axes: tuple[AxisName, ...]
@@ -69,7 +67,7 @@ class LossCurves(Record):
 
 
 def meter_of(lines: Sequence[dict[str, Any]]) -> EnergyMeter | None:
-    """From lines with `elapsed_s` and `power_w`; each power holds from the line before it to its own."""
+    """Read lines with `elapsed_s` and `power_w`; each power holds from the line before it to its own."""
     at_s, energy_j, total_j, before_s = [], [], 0.0, 0.0
     for line in lines:
         elapsed_s, power_w = line.get("elapsed_s"), line.get("power_w")
@@ -83,7 +81,7 @@ def meter_of(lines: Sequence[dict[str, Any]]) -> EnergyMeter | None:
 
 
 def loss_curves(subjects: Sequence[Subject], meters: Sequence[EnergyMeter | None] = ()) -> LossCurves:
-    """Of each subject its training and its validation losses. `meters`: one for each subject, or none at all."""
+    """Return each subject's training and validation losses. `meters`: one for each subject, or none at all."""
     known = list(meters) or [None] * len(subjects)
     curves: list[LossCurve] = []
     for subject, meter in zip(subjects, known, strict=True):
@@ -138,14 +136,14 @@ def _axes(subject: Subject, curve: Curve, meter: EnergyMeter | None) -> dict[Axi
 
 
 def _seconds(subject: Subject, curve: Curve) -> tuple[float, ...]:
-    """As measured; else the steps times the step that is known or predicted."""
+    """Return the seconds as measured; else the steps times the step that is known or predicted."""
     if curve.seconds_s or subject.step_s is None:
         return curve.seconds_s
     return tuple(step * subject.step_s.expected_s for step in curve.steps)
 
 
 def _rises(values: list[float]) -> bool:
-    """Whether it is an axis at all: nowhere backwards, and not all the same where there are several."""
+    """Return whether it is an axis at all: nowhere backwards, and not all the same where there are several."""
     return all(a <= b for a, b in pairwise(values)) and (len(values) < 2 or values[-1] > values[0])
 
 
@@ -163,8 +161,8 @@ Opened = Callable[[Path], RunDirectory]
 
 
 def gather(subjects: Sequence[Subject], found: Comparison, opened: Opened = RunDirectory) -> CompareFacts:
-    """`found`: the comparison of these subjects, in the same order; it has told their labels apart. `opened`: how the
-    directories of runs are read."""
+    """Gather them. `found`: the comparison of these subjects, in the same order; it has told their labels apart.
+    `opened`: how the directories of runs are read."""
     named = [replace(s, label=side.label) for s, side in zip(subjects, found.sides, strict=True)]
     checks: list[tuple[str, tuple[Row, ...]]] = []
     sources: Sources = {"bytes": (), "seconds": ()}
@@ -191,7 +189,7 @@ def _meter(subject: Subject, opened: Opened) -> EnergyMeter | None:
 
 
 def _checked(subject: Subject, opened: Opened) -> ForecastCheck | None:
-    """A run against its own forecast; a damaged forecast spoils no comparison."""
+    """Check a run against its own forecast; a damaged forecast spoils no comparison."""
     if subject.kind != "run":
         return None
     path = _directory(subject)
@@ -202,7 +200,6 @@ def _checked(subject: Subject, opened: Opened) -> ForecastCheck | None:
 
 
 def _verdict(subject: Subject) -> Verdict | None:
-    """As the ledger sees the subject's step on its card."""
     config, gpu = subject.config, subject.gpu
     if config is None or gpu is None:
         return None

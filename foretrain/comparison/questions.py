@@ -42,10 +42,8 @@ Axis = Literal["tokens", "steps", "flops", "hours", "money"]
 class Pair(Record):
     """Two figures of a question. `stretch_s`: of runs of unlike lengths, the seconds from their starts that count.
 
-    `share`: how much better the first is, with its bounds; None where none is known.
-
-    `at`: the place on the `axis` where losses were read; `split` and `unit`: which loss. `predicted_times`: whose hours
-    are by a predicted step.
+    `share`: how much better the first is, with its bounds; None where none is known. `at`: the place on the `axis`
+    where losses were read; `split` and `unit`: which loss. `predicted_times`: whose hours are by a predicted step.
     """
 
     one: str
@@ -93,7 +91,7 @@ def _outcome(interval: Interval | None) -> Outcome:
 
 
 def _by_rate(one: Subject, other: Subject, value: Callable[[Subject], float | None]) -> Pair | str:
-    """Two figures that grow with the speed; which is ahead is left to the caller."""
+    """Compare two figures that grow with the speed; which is ahead is left to the caller."""
     first, second = value(one), value(other)
     if first is None or second is None:
         return "no_speed"
@@ -124,7 +122,8 @@ def _beyond(low: float, high: float) -> Outcome:
 
 
 def _bounds(share: float, one: Subject, other: Subject) -> tuple[float, float]:
-    """Of a ratio of two speeds: both step times at the ends of their ranges, less where the same error is in both."""
+    """Return the bounds of a ratio of two speeds: both step times at the ends of their ranges, less where the same
+    error is in both."""
     assert one.step_s
     assert other.step_s
     if _alike(one, other):
@@ -134,25 +133,23 @@ def _bounds(share: float, one: Subject, other: Subject) -> tuple[float, float]:
 
 
 def _alike(one: Subject, other: Subject) -> bool:
-    """Whether two predictions are of one kind: device, program, compiled or not, arithmetic."""
+    """Return whether two predictions are of one kind: device, program, compiled or not, arithmetic."""
     if one.measured or other.measured or one.step_source != other.step_source or one.gpu != other.gpu:
         return False
     return all(one.settings.get(name) == other.settings.get(name) for name in ("program", "compile", "dtype", "matmul"))
 
 
 def speed(one: Subject, other: Subject) -> Pair | str:
-    """Tokens a second."""
     return _by_rate(one, other, lambda subject: subject.tokens_per_s)
 
 
 def mfu(one: Subject, other: Subject) -> Pair | str:
-    """Share of the card's peak."""
     found = _by_rate(one, other, lambda subject: subject.used.mfu if subject.used else None)
     return "no_mfu" if isinstance(found, str) else found
 
 
 def memory(one: Subject, other: Subject) -> Pair | str:
-    """Bytes at the highest moment; less is better, so the share is how much less the first takes."""
+    """Compare bytes at the highest moment; the share is how much less the first takes."""
     a, b = one.memory, other.memory
     if a is None or b is None:
         return "no_memory"
@@ -175,7 +172,7 @@ def memory(one: Subject, other: Subject) -> Pair | str:
 
 
 def learning(axis: Axis) -> Compare:
-    """Loss at equal tokens, FLOPs, hours or money; less is better."""
+    """Compare losses at equal tokens, FLOPs, hours or money; less is better."""
 
     def compare(one: Subject, other: Subject) -> Pair | str:
         first, second, basis, _ = brought_together(one, other)
@@ -199,7 +196,7 @@ def learning(axis: Axis) -> Compare:
 
 
 def _predicted_times(subjects: Sequence[Subject], axis: Axis, split: str) -> tuple[str, ...]:
-    """Whose place on an axis of time is by the forecast's step time."""
+    """Return whose place on an axis of time is by the forecast's step time."""
     if axis not in ("hours", "money"):
         return ()
     curves = [(s, s.train if split == "training" else s.val) for s in subjects]
@@ -207,7 +204,7 @@ def _predicted_times(subjects: Sequence[Subject], axis: Axis, split: str) -> tup
 
 
 def _lacks(one: Subject, other: Subject, axis: Axis) -> str:
-    """What keeps them from meeting on an axis; empty where they may."""
+    """Say what keeps them from meeting on an axis; empty where they may."""
     if axis == "tokens" and one.tokens_per_step is None and other.tokens_per_step is None:
         axis = "steps"
     if _lacking("no_loss", (one, other)):
@@ -227,7 +224,7 @@ COMPARE: dict[Question, Compare] = {
 
 
 def answer(question: Question, subjects: Sequence[Subject], found: Sequence[Setting]) -> Verdict:
-    """The best of the subjects against the next best; in `others` each other one against the first."""
+    """Compare the best of the subjects with the next best; in `others` each other one with the first."""
     compare = COMPARE[question]
     against_first = [_both_ways(compare, other, subjects[0]) for other in subjects[1:]]
     pairs = tuple(pair for pair in against_first if isinstance(pair, Pair))
@@ -265,14 +262,14 @@ def _attribution(pair: Pair, count: int, unknown: int) -> Attribution:
 
 
 def _both_ways(compare: Compare, one: Subject, other: Subject) -> Pair | str:
-    """Two subjects compared; why not, where they can only be from one side, as runs that hardly overlap can."""
+    """Compare two subjects; say why not, where they can only be from one side, as runs that hardly overlap can."""
     back = compare(other, one)
     return compare(one, other) if isinstance(back, Pair) else back
 
 
 def _best(compare: Compare, subjects: Sequence[Subject], found: Sequence[Setting]) -> tuple[Pair, Subject, Subject]:
-    """(the pair, the best, the next best); whoever cannot be compared with the best so far is passed over, and so are
-    repeats of the best where there is anybody else."""
+    """Return (the pair, the best, the next best); whoever cannot be compared with the best so far is passed over, and
+    so are repeats of the best where there is anybody else."""
     best = subjects[0]
     for other in subjects[1:]:
         pair = compare(best, other)
@@ -293,7 +290,6 @@ def _best(compare: Compare, subjects: Sequence[Subject], found: Sequence[Setting
 
 
 def _reason_values(reason: str, subjects: Sequence[Subject]) -> dict[str, Any]:
-    """What the sentence about a missing answer names."""
     if reason == "other_tokens":
         _, _, _, different = brought_together(subjects[0], subjects[1])
         lacks = [s.label for s in subjects[:2] if s.bytes_per_token is None and s.val_unit != "bits a byte"]
@@ -302,7 +298,6 @@ def _reason_values(reason: str, subjects: Sequence[Subject]) -> dict[str, Any]:
 
 
 def _lacking(reason: str, subjects: Sequence[Subject]) -> list[str]:
-    """The labels of those who do not tell what a reason is about."""
     lacks: dict[str, Callable[[Subject], bool]] = {
         "no_loss": lambda s: not len(s.train) and not len(s.val),
         "no_speed": lambda s: s.tokens_per_s is None,
@@ -332,10 +327,8 @@ Points = tuple[list[float], list[float]]
 
 @dataclass(frozen=True)
 class Meeting:
-    """Two losses at the same place. `at`: tokens, steps, FLOPs, hours or money.
-
-    `interval`: by which share of the other loss the one is lower.
-    """
+    """Two losses at the same place. `at`: tokens, steps, FLOPs, hours or money. `interval`: by which share of the other
+    loss the one is lower."""
 
     axis: Axis
     split: Literal["validation", "training"]
@@ -346,7 +339,7 @@ class Meeting:
 
 
 def positions(subject: Subject, curve: Curve, axis: Axis) -> Points | None:
-    """(places, losses) of a curve on an axis, beyond zero; None where the subject does not tell enough."""
+    """Return (places, losses) of a curve on an axis, beyond zero; None where the subject does not tell enough."""
     if not len(curve):
         return None
     seconds = _seconds(subject, curve)
@@ -370,14 +363,14 @@ def positions(subject: Subject, curve: Curve, axis: Axis) -> Points | None:
 
 
 def _seconds(subject: Subject, curve: Curve) -> list[float] | None:
-    """As measured, else by the step time, measured or predicted."""
+    """Return the seconds as measured, else by the step time, measured or predicted."""
     if curve.seconds_s:
         return list(curve.seconds_s)
     return [step * subject.step_s.expected_s for step in curve.steps] if subject.step_s else None
 
 
 def meet(one: Subject, other: Subject, axis: Axis) -> Meeting | None:
-    """Where the two can be compared on this axis; None where nothing is common.
+    """Find where the two can be compared on this axis; None where nothing is common.
 
     Tokens are steps where nobody says how many tokens a step has.
     """
@@ -396,7 +389,7 @@ def meet(one: Subject, other: Subject, axis: Axis) -> Meeting | None:
 
 
 def _floor(one: Subject, other: Subject) -> float:
-    """What no curve shows: another seed, and another sample of the validation text."""
+    """Return what no curve shows: another seed, and another sample of the validation text."""
     seeds = 2 * SEED_TO_SEED**2
     if _same_evaluation(one, other):
         return math.sqrt(seeds)
@@ -404,14 +397,13 @@ def _floor(one: Subject, other: Subject) -> float:
 
 
 def _same_evaluation(one: Subject, other: Subject) -> bool:
-    """foretrain draws its evaluation from the seed alone, so that runs of one seed are evaluated on the same text."""
+    """Return whether both are evaluated on the same text, which foretrain draws from the seed alone."""
     names = ("seed", "dataset contents", "eval_sequences", "eval_block_size", "block_size")
     mine, theirs = ([s.settings.get(name) for name in names] for s in (one, other))
     return one.kind == other.kind == "run" and None not in mine and mine == theirs
 
 
 def evaluated_tokens(subject: Subject) -> float:
-    """Tokens of one evaluation."""
     config = subject.config
     return config.eval_rows * config.eval_block if config else EVALUATED_TOKENS
 
@@ -459,7 +451,7 @@ def _by_validation(axis: Axis, one: Points, other: Points, floor: float) -> Meet
 
 
 def _at(points: Points, x: float) -> float:
-    """The loss at a place, straight in the logarithm between neighbours."""
+    """Return the loss at a place, straight in the logarithm between neighbours."""
     xs, losses = points
     i = bisect_left(xs, x * (1 - 1e-9))
     if i >= len(xs):

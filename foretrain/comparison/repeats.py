@@ -2,7 +2,7 @@
 
 Repeats are runs on one device in which no setting differs that could change the speed. What is left of their distance
 after the noise within each is the scatter between starts. Few repeats tell little of a deviation, so the assumption
-(noise.py) counts as ASSUMED_AS further degrees of freedom, the way empirical Bayes shrinks variances (Smyth 2004,
+counts as ASSUMED_AS further degrees of freedom, the way empirical Bayes shrinks variances (Smyth 2004,
 doi:10.2202/1544-6115.1027), with Student's t; repeats that agree better than assumed never widen an interval.
 """
 
@@ -31,10 +31,8 @@ _Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
 
 
 class Interval(Record):
-    """A relative difference (0.03: 3 %) and the bounds of its 99 % interval. `count`: values of the shorter series.
-
-    `beyond`: the interval leaves out zero.
-    """
+    """A relative difference (0.03: 3%) and the bounds of its 99% interval. `count`: values of the shorter series.
+    `beyond`: the interval leaves out zero."""
 
     share: float
     low: float
@@ -47,7 +45,7 @@ class Interval(Record):
 
 
 def reduced(values: Sequence[float], middle: Callable[[Sequence[float]], float], most: int = POINTS) -> list[float]:
-    """At most `most` middles of groups of neighbours."""
+    """Return at most `most` middles of groups of neighbours."""
     if len(values) <= most:
         return list(values)
     edges = [round(i * len(values) / most) for i in range(most + 1)]
@@ -55,7 +53,7 @@ def reduced(values: Sequence[float], middle: Callable[[Sequence[float]], float],
 
 
 def block_length(values: Sequence[float]) -> int:
-    """Three times the integrated autocorrelation, at least the cube root of the count, at most a fifth of it."""
+    """Return three times the integrated autocorrelation, at least the cube root of the count, at most a fifth of it."""
     count = len(values)
     mean = fmean(values)
     centred = [value - mean for value in values]
@@ -72,7 +70,7 @@ def block_length(values: Sequence[float]) -> int:
 def bootstrap(
     values: Sequence[float], middle: Callable[[Sequence[float]], float] = median, seed: int = 20
 ) -> tuple[float, float, float]:
-    """(middle, its standard error, degrees of freedom) by a circular moving-block bootstrap.
+    """Return (middle, its standard error, degrees of freedom) by a circular moving-block bootstrap.
 
     With fewer than FEWEST values the error is NaN: they cannot tell.
     """
@@ -98,7 +96,7 @@ def bootstrap(
 
 
 def of_times(one_s: Sequence[float], other_s: Sequence[float], run_to_run: float = RUN_TO_RUN) -> Interval | None:
-    """How much longer the steps of `other_s` take than those of `one_s`; None where a series is too short to tell.
+    """Return how much longer the steps of `other_s` take; None where a series is too short to tell.
 
     `run_to_run`: the deviation between starts of the same run, as a share.
     """
@@ -114,7 +112,7 @@ def of_times(one_s: Sequence[float], other_s: Sequence[float], run_to_run: float
 
 
 def of_differences(differences: Sequence[float], level: float, floor: float) -> Interval:
-    """Paired differences of two losses as a share of `level`. `floor`: the deviation that no series shows.
+    """Return paired differences of two losses as a share of `level`. `floor`: the deviation that no series shows.
 
     Fewer than FEWEST differences add nothing to the floor.
     """
@@ -125,7 +123,7 @@ def of_differences(differences: Sequence[float], level: float, floor: float) -> 
 
 
 def _half(error_a: float, df_a: float, error_b: float, df_b: float, floor: float) -> float:
-    """Half of the interval: Welch's degrees of freedom for what was measured, the normal for the floor."""
+    """Return half of the interval: Welch's degrees of freedom for what was measured, the normal for the floor."""
     error = math.hypot(error_a, error_b)
     parts = sum(e**4 / df for e, df in ((error_a, df_a), (error_b, df_b)) if e and df)
     df = error**4 / parts if parts else math.inf
@@ -148,21 +146,19 @@ WARM_UP = 0.01
 @dataclass(frozen=True)
 class Stretch:
     """Steady steps of each run, in their order. `seconds_s`: how long the stretch is; None where all is compared.
-
-    `floor`: the deviation that comes on top where runs of unlike lengths have too few steps in common.
-    """
+    `floor`: the deviation that comes on top where runs of unlike lengths have too few steps in common."""
 
     times_s: tuple[tuple[float, ...], ...]
     seconds_s: float | None = None
     floor: float = 0.0
 
     def slower(self, number: int, all_s: float) -> float:
-        """How many times as long as `all_s` a step of this stretch takes."""
+        """Return how many times as long as `all_s` a step of this stretch takes."""
         return median(self.times_s[number]) / all_s if self.seconds_s is not None else 1.0
 
 
 def shared(subjects: Sequence[Subject]) -> Stretch:
-    """The stretch of measured runs. Where nobody says which step a time is of, everything."""
+    """Return the stretch of measured runs. Where nobody says which step a time is of, everything."""
     whole = Stretch(tuple(subject.step_times_s for subject in subjects))
     if not all(subject.step_times_s and subject.steps_since_start for subject in subjects):
         return whole
@@ -200,10 +196,8 @@ FEWEST_DEGREES = 2  # degrees of freedom: three runs of the same settings, or tw
 
 
 class Scatter(Record):
-    """From start to start on one device, as shares of a step. `runs`: labels of the repeats, by settings.
-
-    `assumed`: without repeats; `seen`: of the repeats, as a standard deviation; `counted`: what intervals are made of.
-    """
+    """From start to start on one device, as shares of a step. `runs`: labels of the repeats, by settings. `assumed`:
+    without repeats; `seen`: of the repeats, as a standard deviation; `counted`: what intervals are made of."""
 
     device: str
     runs: tuple[tuple[str, ...], ...]
@@ -213,12 +207,12 @@ class Scatter(Record):
 
 
 def assumed(subject: Subject) -> float:
-    """The deviation between starts where no repeats tell."""
+    """Return the deviation between starts where no repeats tell."""
     return RUN_TO_RUN_CPU if subject.gpu and subject.gpu.kind == "cpu" else RUN_TO_RUN
 
 
 def are_repeats(found: Sequence[Setting], subjects: Sequence[Subject], one: int, other: int) -> bool:
-    """Whether two runs are known to be of the same speed but for noise."""
+    """Return whether two runs are known to be of the same speed but for noise."""
     a, b = subjects[one], subjects[other]
     known = a.measured and b.measured and None not in (a.config, b.config, a.gpu, b.gpu)
     return known and a.gpu == b.gpu and not any(
@@ -227,7 +221,7 @@ def are_repeats(found: Sequence[Setting], subjects: Sequence[Subject], one: int,
 
 
 def learned(subjects: Sequence[Subject], found: Sequence[Setting]) -> tuple[list[Subject], tuple[Scatter, ...]]:
-    """The subjects with the scatter of their device, and what was learned, by device."""
+    """Return the subjects with the scatter of their device, and what was learned, by device."""
     by_device: dict[str, list[list[Subject]]] = defaultdict(list)
     for group in _groups(subjects, found):
         by_device[_device(group[0])].append(group)

@@ -1,7 +1,8 @@
 """Which settings differ between subjects, in what group, and what each of them can change: speed, memory, learning.
 
-A setting is a knob, or one decision that several knobs carry out: the micro-batch and its accumulation at equal tokens
-per step, the learning rate and the end of its decay. What one side does not say is unknown, which is not a difference.
+A setting is an option, or one decision that several options carry out: the micro-batch and its accumulation at equal
+tokens per step, the learning rate and the end of its decay. What one side does not say is unknown, which is not a
+difference.
 """
 
 import math
@@ -48,7 +49,7 @@ BATCH, RATE, CONTENTS, RANKS = "batch_size x accumulation", "learning_rate", "da
 
 
 class Setting(Record):
-    """One setting; `values` are in the order of the subjects, None where a subject does not say."""
+    """`values` are in the order of the subjects, None where a subject does not say."""
 
     name: str
     group: Group
@@ -57,37 +58,35 @@ class Setting(Record):
 
     @property
     def known(self) -> list[Any]:
-        """The values of the subjects that say one."""
         return [value for value in self.values if value is not None]
 
     @property
     def matters(self) -> bool:
-        """Whether it can change speed, memory or learning at all."""
+        """Return whether it can change speed, memory or learning at all."""
         return bool(self.affects)
 
     @property
     def differs(self) -> bool:
-        """Whether two subjects say unlike values."""
         return any(value != self.known[0] for value in self.known)
 
     def differs_between(self, one: int, other: int) -> bool:
-        """Whether both of two subjects, by their numbers, say a value, and unlike ones."""
+        """Return whether two subjects, by their numbers, both say a value, and unlike ones."""
         a, b = self.values[one], self.values[other]
         return a is not None and b is not None and a != b
 
     def unknown_between(self, one: int, other: int) -> bool:
-        """Whether one of the two does not say it and the other does."""
+        """Return whether one of the two says it and the other does not."""
         return (self.values[one] is None) != (self.values[other] is None)
 
 
 def is_compared(name: str) -> bool:
-    """Whether this is an option that says something of the training: not where its files go, nor what a kWh costs."""
+    """Return whether an option says something of the training: not where its files go, nor what a kWh costs."""
     option = OPTIONS.get(name)
     return option is not None and option.compared and not option.inert and option.group in GROUP_OF_OPTIONS
 
 
 def of_config(config: RunConfig, gpu: Gpu | None, step: StepName) -> dict[str, Any]:
-    """What a config settles. Automatic choices are those that the card decides, where it is known."""
+    """Return what a config settles. Automatic choices are those that the card decides, where it is known."""
     known: dict[str, Any] = {
         name: getattr(config, name) for name in OPTIONS if is_compared(name)
     }  # fmt: skip
@@ -113,12 +112,11 @@ def of_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def of_gpu(gpu: Gpu | None) -> dict[str, Any]:
-    """The card as a setting."""
     return {"gpu": gpu.name, "gpu_kind": gpu.kind} if gpu else {}
 
 
 def between(subjects: Sequence[Subject]) -> tuple[Setting, ...]:
-    """Every setting that differs, or that some of the subjects say and others do not; groups in their order."""
+    """Return every setting that differs, or that only some of the subjects say; groups in their order."""
     sides = [_decisions(subject.settings) for subject in subjects]
     _join_rates(sides)
     idle = {name for subject in subjects for name in _idle(subject.settings)}
@@ -138,7 +136,7 @@ def between(subjects: Sequence[Subject]) -> tuple[Setting, ...]:
 
 
 def _idle(settings: Mapping[str, Any]) -> Iterator[str]:
-    """What another option, the device or the dtype makes idle, which is no difference."""
+    """Yield what another option, the device or the dtype makes idle, which is no difference."""
     yield from (name for name, _, _ in unread(settings))
     here = settings.get("gpu_kind"), settings.get("dtype")
     yield from (name for name, option in OPTIONS.items() if option.idle_on(*here))
@@ -147,12 +145,12 @@ def _idle(settings: Mapping[str, Any]) -> Iterator[str]:
 
 
 def kind_of(name: str) -> tuple[Group, tuple[Effect, ...]]:
-    """The group that a setting stands in, and what it affects."""
+    """Return the group that a setting stands in, and what it affects."""
     return _OTHERS[name] if name in _OTHERS else (GROUP_OF_OPTIONS[OPTIONS[name].group], OPTIONS[name].affects)
 
 
 def _decisions(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What is compared of the settings; the split of a step as one decision."""
+    """Return what is compared of the settings; the split of a step as one decision."""
     found = {name: value for name, value in settings.items() if is_compared(name)}
     found |= {name: settings[name] for name in _OTHERS if settings.get(name) is not None}
     micro, accumulation = settings.get("batch_size"), settings.get("gradient_accumulation_steps")
@@ -162,7 +160,7 @@ def _decisions(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _join_rates(sides: list[dict[str, Any]]) -> None:
-    """The end of the decay belongs to the learning rate where that differs, and is a setting of its own elsewhere.
+    """Count the end of the decay as part of the learning rate where that differs, else as a setting of its own.
 
     Of the split, only the micro-batch counts: its accumulation follows from the tokens of a step.
     """
@@ -182,14 +180,14 @@ def _join_rates(sides: list[dict[str, Any]]) -> None:
 
 
 def differing(settings: Iterable[Setting], one: int, other: int, effect: Effect | None = None) -> tuple[Setting, ...]:
-    """The settings that differ between two subjects, with this effect."""
+    """Return the settings that differ between two subjects, with this effect."""
     return tuple(
         s for s in settings if s.differs_between(one, other) and (effect is None or effect in s.affects)
     )  # fmt: skip
 
 
 def changes(setting: Setting, config: RunConfig, value: Any) -> dict[str, Any] | None:
-    """The knobs that bring this setting to `value` in a config; None where no knob of it can."""
+    """Return the options that bring this setting to `value` in a config; None where none of it can."""
     if setting.name == RATE and isinstance(value, tuple | list):
         rate, end = value
         return {"learning_rate": rate} | ({"min_lr": end} if end is not None else {})
@@ -211,7 +209,8 @@ _GPT2 = {50257, 50304}
 
 
 def reasons(one: Subject, other: Subject) -> tuple[str, ...]:
-    """What the two are known to have different of: vocab_size, tokenizer, dataset, unit. Unknown is not different."""
+    """Return what the two are known to have different of: vocab_size, tokenizer, dataset, unit. Unknown is not
+    different."""
     found = []
     a, b = one.settings, other.settings
     sizes = {a.get("vocab_size"), b.get("vocab_size")} - {None}
@@ -228,7 +227,7 @@ def reasons(one: Subject, other: Subject) -> tuple[str, ...]:
 
 
 def _other_text(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """By the contents where both know them, else by names."""
+    """Compare by the contents where both know them, else by names."""
     for name in (CONTENTS, "dataset"):
         if one.get(name) is not None and other.get(name) is not None:
             return one[name] != other[name]
@@ -236,9 +235,9 @@ def _other_text(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def brought_together(one: Subject, other: Subject) -> tuple[Subject, Subject, Basis, tuple[str, ...]]:
-    """The two with losses that may be compared, in what unit, and what is different of them.
+    """Return the two with losses that may be compared, in what unit, and what is different of them.
 
-    Basis "not": bytes a token are not known of both, so nothing can be compared.
+    Basis "not": bytes per token are not known of both, so nothing can be compared.
     """
     different = reasons(one, other)
     if not different:
@@ -250,7 +249,7 @@ def brought_together(one: Subject, other: Subject) -> tuple[Subject, Subject, Ba
 
 
 def in_bits(subject: Subject) -> Subject | None:
-    """Losses in bits a byte of text; None where it is not known how many bytes a token has."""
+    """Return the losses in bits per byte of text; None where it is not known how many bytes a token has."""
     per_token = subject.bytes_per_token
     if subject.val_unit not in ("nats a token", "bits a byte"):
         return None

@@ -24,10 +24,8 @@ Source = Literal["measured", "measured (log)", "estimated", "traced", "calibrate
 
 
 class Curve(Record):
-    """Losses by optimizer step, in nats a token or bits a byte; `seconds_s` since the start, empty if unknown.
-
-    Only finite losses, steps ascending.
-    """
+    """Losses by optimizer step, in nats per token or bits per byte; `seconds_s` since the start, empty if unknown. Only
+    finite losses, steps ascending."""
 
     steps: tuple[int, ...] = ()
     losses: tuple[float, ...] = ()
@@ -54,12 +52,10 @@ class Memory(Record):
 class Subject:
     """One side of a comparison. `step_times_s`: steady steps as measured; `step_s`: the step, measured or predicted.
 
-    `steps_since_start`: which step after the start of its process each of them was, empty if unknown. `start_scatter`:
-    deviation of its speed from start to start, as learned from repeats.
-
-    `settings`: knob -> value, with gpu, program and tokens_per_step beside the knobs. `val_unit`: of `val`. `scores`:
-    what `foretrain eval` found of its checkpoints. `world`: ranks that share a step; `devices`: the cards that they
-    have. Figures of memory are of one rank, all others of all.
+    `steps_since_start`: which step after the start of its process each was, empty if unknown. `start_scatter`:
+    deviation of its speed from start to start, as learned from repeats. `settings`: option -> value, with gpu, program
+    and tokens_per_step. `val_unit`: of `val`. `world`: ranks that share a step; `devices`: their cards. Figures of
+    memory are of one rank, all others of all.
     """
 
     label: str
@@ -94,7 +90,6 @@ class Subject:
 
     @property
     def measured(self) -> bool:
-        """Whether its speed was measured."""
         return self.step_source is not None and self.step_source.startswith("measured")
 
     @property
@@ -106,8 +101,7 @@ class Subject:
         return self.used.flops_per_token if self.used else None
 
     def cost_per_hour(self) -> float | None:
-        """The rent of an hour of all cards, else its electricity by the power model of plans; None where neither is
-        known."""
+        """Return the rent of an hour of all cards, else its electricity by the power model of plans."""
         if self.gpu is None:
             return None
         config = self.config or RunConfig()
@@ -120,7 +114,7 @@ class Subject:
         return self.devices * drawn.expected_w * 3600 / JOULES_PER_KWH * config.price_per_kwh
 
     def with_speed(self, step_s: Range, source: Source) -> "Subject":
-        """The same with this step time, and the MFU that follows from it."""
+        """Return the same with this step time, and the MFU that follows from it."""
         used = None
         if self.config is not None and self.gpu is not None:
             each_s = step_s.expected_s * self.devices  # as one card would take that is as quick as each of them
@@ -130,10 +124,8 @@ class Subject:
 
 
 def curve(points: Sequence[tuple[int, float, float | None]]) -> Curve:
-    """The curve of (step, loss, seconds or None). A step that comes again, as after a resume, replaces the later ones.
-
-    Losses that are not finite are left out.
-    """
+    """Make the curve of (step, loss, seconds or None). A step that comes again, as after a resume, replaces the later
+    ones. Losses that are not finite are left out."""
     kept: list[tuple[int, float, float | None]] = []
     for point in points:
         while kept and kept[-1][0] >= point[0]:
@@ -148,5 +140,4 @@ def curve(points: Sequence[tuple[int, float, float | None]]) -> Curve:
 
 
 def exact(seconds: float) -> Range:
-    """A measured time as a range of no width."""
     return Range(low_s=seconds, expected_s=seconds, high_s=seconds)

@@ -1,10 +1,9 @@
 """`foretrain calibrate`: the present device measured, kernel by kernel, and in a few whole steps.
 
-Each kernel runs until it has run for some tens of milliseconds, three times at least; the quicker runs count, as what
-else the machine does can only slow one down. Whole steps then say by how much a step is slower than its kernels.
-
-A card's steps of one size share their weights, which its host takes seconds to draw, and only the first dtype's are
-compiled: on an H100 the three dtypes' corrections were within 5 % of each other, compiled ones 0.98 to 1.03.
+Each kernel runs for some tens of milliseconds, at least three times; the faster runs count, as other work on the
+machine can only slow one down. Whole steps then say by how much a step is slower than its kernels. A card's steps of
+one size share their weights, which its host takes seconds to draw. Only the first dtype's steps are compiled: on an
+H100 the corrections of three dtypes were within 5% of each other, compiled ones 0.98 to 1.03.
 """
 
 import datetime
@@ -40,8 +39,6 @@ ROWS = 256  # of the embedding: few, as filling its gradient with zeros is an op
 
 
 class Kernel(NamedTuple):
-    """Something to time. `run` is called again and again; what it returns is thrown away."""
-
     kind: str
     dtype: str
     shape: tuple[int, ...]
@@ -49,7 +46,7 @@ class Kernel(NamedTuple):
 
 
 def product_shapes(*, large: bool) -> list[tuple[int, int, int]]:
-    """(rows, out, in) of linear layers as GPTs have them: rows x width x {1, 3, 4} width, the way back, and heads."""
+    """Return (rows, out, in) of a GPT's linear layers: rows x width x {1, 3, 4} width, the way back, and heads."""
     widths = (768, 1536) if large else (128, 384, 768)
     heads = [(50304, 768)] if large else [(8192, 384), (50304, 256)]
     pairs = [(w * times, w) for w in widths for times in (1, 3, 4)] + [(w, 4 * w) for w in widths] + heads
@@ -59,19 +56,18 @@ def product_shapes(*, large: bool) -> list[tuple[int, int, int]]:
 
 
 def numbers(shape: tuple[int, ...], device: torch.device, dtype: str) -> torch.Tensor:
-    """Random numbers, the same few again and again: to draw them all takes longer than the kernel does."""
+    """Return the same few random numbers again and again: to draw them all takes longer than the kernel does."""
     few, count = torch.randn(FEW, device=device, dtype=TORCH_DTYPES[dtype]), math.prod(shape)
     return few.repeat(-(-count // FEW))[:count].view(shape)
 
 
 def products(device: torch.device, dtype: str, *, large: bool) -> Iterator[Kernel]:
-    """Each linear layer's product forward and both of its backward pass."""
     for m, wide, narrow in product_shapes(large=large):
         yield from product(device, dtype, m, wide, narrow)
 
 
 def product(device: torch.device, dtype: str, m: int, wide: int, narrow: int) -> Iterator[Kernel]:
-    """A linear layer's matmul forward, the gradient of its input and that of its weight."""
+    """Yield a linear layer's matmul forward, the gradient of its input and that of its weight."""
     x, weight, dy = (numbers(shape, device, dtype) for shape in ((m, narrow), (wide, narrow), (m, wide)))
     yield Kernel("matmul", dtype, (m, wide, narrow), lambda: F.linear(x, weight))
     yield Kernel("matmul_input", dtype, (m, narrow, wide), lambda: dy @ weight)
@@ -79,7 +75,7 @@ def product(device: torch.device, dtype: str, m: int, wide: int, narrow: int) ->
 
 
 def attention(device: torch.device, dtype: str, *, large: bool) -> Iterator[Kernel]:
-    """Causal attention, forward alone and both passes (backward is their difference, taken by the caller)."""
+    """Yield causal attention, forward alone and both passes; the caller takes their difference."""
     shapes = ((16, 12, 1024, 64), (4, 12, 2048, 128)) if large else CPU_ATTENTION
     for shape in shapes:
         q, k, v = (torch.randn(*shape, device=device, dtype=TORCH_DTYPES[dtype], requires_grad=True) for _ in range(3))
@@ -101,7 +97,7 @@ def attention(device: torch.device, dtype: str, *, large: bool) -> Iterator[Kern
 
 
 def _products_attention(dtype: str, shape: tuple[int, int, int, int]) -> Iterator[Kernel]:
-    """The same as batched products (`attention = bmm`), from q, k and v side by side to the result and back."""
+    """Yield attention as batched matmuls (`attention = bmm`), from q, k and v side by side to the result and back."""
     batch, heads, tokens, width = shape
     qkv = numbers((batch, tokens, 3 * heads * width), torch.device("cpu"), dtype).requires_grad_()
     grad = numbers((batch, tokens, heads * width), torch.device("cpu"), dtype)
@@ -114,7 +110,7 @@ def _products_attention(dtype: str, shape: tuple[int, int, int, int]) -> Iterato
 
 
 def rows_kernels(device: torch.device, dtype: str, elements: int) -> Iterator[Kernel]:
-    """Kernels over rows of a matrix: norms (fp32 always), cross-entropy, embedding. Shape is the bytes they move."""
+    """Yield kernels over rows of a matrix: norms (fp32), cross-entropy, embedding. Shape is the bytes they move."""
     n = max(1, elements // WIDTH)
     f32: dict[str, Any] = {"device": device}
     if dtype == "float32":
@@ -145,7 +141,7 @@ def rows_kernels(device: torch.device, dtype: str, elements: int) -> Iterator[Ke
 
 
 def element_kernels(device: torch.device, dtype: str, elements: int) -> Iterator[Kernel]:
-    """Kernels over elements, in `dtype` or from and to it."""
+    """Yield kernels over elements, in `dtype` or from and to it."""
     low, E = (4 if dtype == "float32" else 2), elements
     x, y = (torch.randn(E, device=device, dtype=TORCH_DTYPES[dtype]) for _ in range(2))
     full = torch.randn(E, device=device)
@@ -199,7 +195,7 @@ BUILDING, COMPILING = 0.5, 5  # what building the steps takes of all, and a comp
 
 
 def usual_dtypes(device: torch.device, *, quick: bool) -> list[str]:
-    """fp32 on a CPU, and bf16 where it has instructions for it; on a card the dtype that `auto` means first."""
+    """Return fp32 on a CPU, and bf16 where it has instructions for it; on a card the dtype of `auto` first."""
     if device.type == "cuda":
         half = "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
         return [half, "float32"]  # as half of a half-precision step's kernels are fp32
@@ -208,17 +204,16 @@ def usual_dtypes(device: torch.device, *, quick: bool) -> list[str]:
 
 
 def modes_for(placement: Placement) -> list[bool]:
-    """Eager, and compiled where torch.compile can work."""
     return [False] if obstacle_to_compile(placement.device) else [False, True]
 
 
 def samples_of(run: Callable[[], Any], timed: Timer, share: float = 1.0) -> list[float]:
-    """Seconds of a call, again and again; `share`: of how often and how long."""
+    """Time a call again and again; `share`: of how often and how long."""
     return repeated(run, timed, Enough(share * ENOUGH_S, FEWEST, round(share * MOST), LONG_S))
 
 
 def quick(samples: list[float]) -> float:
-    """The value that a quarter of the runs stay below."""
+    """Return the value that a quarter of the runs stay below."""
     return sorted(samples)[len(samples) // 4]
 
 
@@ -249,7 +244,7 @@ def sample_kernels(
 
 
 def kernel_times(found: Samples) -> tuple[list[KernelTime], float]:
-    """The times, and their unsteadiness. Attention's backward pass is both passes less the forward one."""
+    """Return the times and their unsteadiness. Attention's backward pass is both passes less the forward one."""
     times, slower = list[KernelTime](), list[float]()
     for (kind, dtype, shape), samples in found.items():
         time_s = quick(samples)
@@ -263,7 +258,7 @@ def kernel_times(found: Samples) -> tuple[list[KernelTime], float]:
 
 
 def launch_time(device: torch.device) -> float:
-    """What an operation costs besides its kernel: a tiny one with gradients, forward and backward, per operation."""
+    """Measure what an operation costs besides its kernel: a tiny one with gradients, forward and backward."""
     x = torch.ones(8, device=device, requires_grad=True)
 
     def chain() -> None:
@@ -277,8 +272,6 @@ def launch_time(device: torch.device) -> float:
 
 @dataclass
 class Reference:
-    """A step that corrects others, and what it took."""
-
     options: dict[str, int | float | bool | str]
     stepper: Stepper
     built_s: float  # with its first two steps
@@ -301,18 +294,18 @@ class Reference:
 
     @property
     def drift(self) -> float:
-        """By what share the slowest round was slower than the quickest."""
+        """Return by what share the slowest round was slower than the fastest."""
         return max(self.rounds) / min(self.rounds) - 1
 
     @property
     def start_s(self) -> float:
-        """What the first two steps and the model itself took beyond two steady steps."""
+        """Return what the first two steps and the model itself took beyond two steady steps."""
         return max(0.0, self.built_s - 2 * quick(self.times))
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A reference to be measured; `small`: of small models, which on a CPU `train` runs in one of several `ways`."""
+    """`small`: of small models, which on a CPU `train` runs in one of several `ways`."""
 
     dtype: str
     compiled: bool
@@ -325,9 +318,11 @@ class Wanted:
 
 
 def references_for(device: torch.device, dtypes: list[str], modes: list[bool]) -> list[Wanted]:
-    """What corrects other steps on a device. Compiling a second size or way would take longer than all the rest, but
-    for a narrow model of two blocks, without which nothing tells what a compiled step costs a card's host. Nor is a
-    second dtype compiled on a card: its compiled steps are corrected by the first one's (predict/speed/time.py)."""
+    """Choose what corrects other steps on a device.
+
+    A second compiled size or dtype would take longer than all the rest. Only a narrow model of two blocks is compiled
+    besides, without which nothing tells what a compiled step costs a card's host.
+    """
     found = list[Wanted]()
     for dtype in dtypes:
         if device.type == "cpu":
@@ -345,7 +340,7 @@ def references_for(device: torch.device, dtypes: list[str], modes: list[bool]) -
 
 
 def _reference(placement: Placement, wanted: Wanted, built: dict[str, TrainState]) -> Reference:
-    """`built`: what was built on this card so far, by its options."""
+    """Measure one. `built`: what was built on this card so far, by its options."""
     small, dtype, compiled = wanted.small, wanted.dtype, wanted.compiled
     card = placement.device.type == "cuda"
     sizes = (NARROW_REFERENCE if card else SMALL_REFERENCE) if small else (LARGE_REFERENCE if card else REFERENCE)
@@ -365,16 +360,16 @@ def _work(wanted: list[Wanted]) -> int:
 
 
 def _drift(references: list[Reference], device: torch.device) -> float:
-    """The middle one of those that tell of the device: a card's narrow ones tell of its host."""
+    """Return the median drift of those that tell of the device: a card's narrow ones tell of its host."""
     width = NARROW_REFERENCE["n_embd"]
     own = [each for each in references if device.type == "cpu" or each.options["n_embd"] != width]
     return statistics.median(each.drift for each in own) if own else 0.0
 
 
 def calibrate(placement: Placement, dtypes: list[str], modes: list[bool], listen: Listen) -> Calibration:
-    """Measure everything for these dtypes; `modes`: which of eager (False) and compiled (True) steps to time.
+    """Measure these dtypes; `modes`: which of eager (False) and compiled (True) steps to time.
 
-    Nothing is written; an exception leaves no trace. Raises torch's own errors where the device vanishes.
+    Nothing is written. Raises torch's own errors where the device vanishes.
     """
     device, started = placement.device, time.perf_counter()
     was, contention = torch.get_rng_state(), Contention(torch.get_num_threads())

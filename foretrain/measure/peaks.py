@@ -1,7 +1,7 @@
-"""Measure what a device reaches in practice: matmuls, bandwidth, fresh pages, launches. Some seconds on a CPU.
+"""What a device reaches in practice: matmuls, bandwidth, fresh pages, launches. Some seconds on a CPU.
 
-Of every shape and every size the quickest run counts: what else a machine does can only slow one down, and a peak that
-is too low would be a limit that a step can beat.
+The fastest run of every shape and size counts: other work on the machine can only slow one down, and a peak that is too
+low would be a limit that a step can beat.
 """
 
 import math
@@ -37,7 +37,7 @@ OTHERS = 0.9  # of a calibration's time: its kernels and steps
 
 
 def measure(device: torch.device, dtypes: list[str], timed: Timer, listen: Listen = lambda what, share: None) -> Peaks:
-    """All peaks of a device. `timed` gives the seconds of a call on it."""
+    """Measure all peaks of a device. `timed` gives the seconds of a call on it."""
     started, most = time.perf_counter(), MOST_ON_CARD if device.type == "cuda" else MOST
     products: list[ProductPeak] = []
     for number, dtype in enumerate(dtypes):
@@ -56,7 +56,7 @@ def measure(device: torch.device, dtypes: list[str], timed: Timer, listen: Liste
 
 
 def calibrated(placement: Placement, dtypes: list[str], modes: list[bool], listen: Listen) -> Calibration:
-    """A whole calibration, with the device's peaks."""
+    """Calibrate a device, its peaks included."""
     found = calibrating.calibrate(placement, dtypes, modes, lambda what, share: listen(what, OTHERS * share))
     timed = timer(placement.device)
     best = measure(placement.device, dtypes, timed, lambda what, share: listen(what, OTHERS + (1 - OTHERS) * share))
@@ -64,7 +64,6 @@ def calibrated(placement: Placement, dtypes: list[str], modes: list[bool], liste
 
 
 def _best_s(run: Callable[[], Any], timed: Timer, most: int) -> float:
-    """Seconds of the quickest run."""
     return min(repeated(run, timed, Enough(ENOUGH_S, FEWEST, most)))
 
 
@@ -84,7 +83,7 @@ def _linear(device: torch.device, dtype: str) -> Iterator[kernels.Kernel]:
 
 
 def batched(device: torch.device, dtype: str) -> Iterator[kernels.Kernel]:
-    """What attention is made of: q times k, probabilities times v, and the same transposed, as backward has it."""
+    """Yield what attention is made of: q times k, probabilities times v, and both transposed, as backward has it."""
     for n, t, d in LARGE_HEADS if device.type == "cuda" else HEADS:
         q, k, p = (kernels.numbers(shape, device, dtype) for shape in ((n, t, d), (n, t, d), (n, t, t)))
         scores, out = torch.empty_like(p), torch.empty_like(q)
@@ -98,7 +97,7 @@ def batched(device: torch.device, dtype: str) -> Iterator[kernels.Kernel]:
 
 
 def accesses(device: torch.device) -> Iterator[tuple[Any, int, Callable[[], Any]]]:
-    """(how, bytes moved, what to run) for every way to go through memory, and every size."""
+    """Yield (how, bytes moved, what to run) for every way to go through memory, and every size."""
     sizes = [SMALLEST_BYTES << doubled for doubled in range(LARGE_SIZES if device.type == "cuda" else SIZES)]
     item = TORCH_DTYPES["float32"].itemsize
     source, target = (torch.ones(sizes[-1] // item, device=device) for _ in range(2))
@@ -116,7 +115,7 @@ def _bandwidth(access: Any, moved_bytes: int, run: Callable[[], Any], timed: Tim
 
 
 def _launches(device: torch.device) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """So many of the smallest operation, and so many with gradients, forward and backward."""
+    """Return calls of many smallest operations: without gradients, and with them forward and backward."""
     x = torch.ones(1, device=device)
     weight = torch.ones(1, device=device, requires_grad=True)
 
@@ -135,7 +134,7 @@ def _launches(device: torch.device) -> tuple[Callable[[], Any], Callable[[], Any
 
 
 def page_time() -> float:
-    """Seconds of the first touch of a fresh page, above that of a page that is there."""
+    """Measure the first touch of a fresh page, above that of a page that is there."""
     found = []
     for _ in range(3):
         with mmap.mmap(-1, PAGES_BYTES) as block:

@@ -1,8 +1,8 @@
-"""The child processes of `foretrain tune`: kept alive while memory allows, ended cleanly, never one too many.
+"""The child processes of `foretrain tune`: kept alive while memory allows, never one too many.
 
 A child holds its model between bursts, so that settings can be timed in turns without building them again. Where the
-next one would not fit beside those that are alive, the ones asked longest ago are ended first. The children's
-temporary files are in a folder that goes with the pool.
+next one would not fit beside those alive, those asked longest ago are ended first. The children's temporary files are
+in a folder that goes with the pool.
 """
 
 import os
@@ -25,12 +25,12 @@ IS_OTHER = "FORETRAIN_TUNE_RANK" in os.environ
 
 
 def main(parent: Parent) -> None:
-    """A child: one setting's training steps, timed in short bursts whenever the parent asks.
+    """Time one setting's training steps in a child, in short bursts whenever the parent asks.
 
-    It hears the job first, then orders; each is answered by one frame. What is timed is foretrain's own step
-    (model/step.py) on random tokens, which are the same for every setting. A step of many micro-batches is cut short:
-    the rest of them take as long as those between the first and the last. Where several ranks share a step, this is
-    the first one (tuning/timed_step.py), or one that the first one started.
+    It hears the job first, then orders; each is answered by one frame. It times foretrain's own step (model/step.py) on
+    random tokens, which are the same for every setting. A step of many micro-batches is cut short: the rest of them
+    take as long as those between the first and the last. Where several ranks share a step, this is the first one, or
+    one that the first one started.
     """
     first = parent.receive()
     if first is None:
@@ -66,8 +66,8 @@ SIDE_BY_SIDE = 0.6  # of the memory that there is; beyond it, children are ended
 
 
 class Burst(Record):
-    """Some steps of one setting. `step_s`: what a quarter of them stayed below. `started_s`: what it took to get the
-    child ready, compilation included; 0 where it was. `elsewhere`: share of the machine that other programs used."""
+    """Some steps of one setting. `step_s`: what a quarter of them stayed below. `started_s`: what getting the child
+    ready took; 0 where it was. `elsewhere`: share of the machine that other programs used."""
 
     step_s: float
     steps: int
@@ -79,10 +79,7 @@ class Burst(Record):
 
 class Pool:
     """Times settings, each in its child. `cap_bytes`: what a process may take; `room_bytes`: what all together may.
-    `world`: how many processes share each step.
-
-    Leaving the `with` ends every child and removes their files, whatever happened.
-    """
+    `world`: how many processes share each step. Leaving the `with` ends every child and removes their files."""
 
     def __init__(
         self, cap_bytes: int | None, room_bytes: int | None, *, cpu_clock: bool = False, world: int = 1
@@ -105,7 +102,7 @@ class Pool:
             shutil.rmtree(self.scratch, ignore_errors=True)
 
     def holds(self, config: RunConfig) -> bool:
-        """Whether its child is alive, so that a burst costs nothing but itself."""
+        """Return whether its child is alive, so that a burst costs nothing but itself."""
         return config.model_dump_json() in self._children
 
     def burst(self, config: RunConfig, seconds: float, limit_s: float, expected_bytes: int | None) -> Burst | Death:
@@ -129,7 +126,7 @@ class Pool:
         )  # fmt: skip
 
     def evaluate(self, config: RunConfig, limit_s: float, expected_bytes: int | None) -> int | Death:
-        """An evaluation beside the training state: the peak of it all in bytes, or why not."""
+        """Evaluate beside the training state; return the peak in bytes, or why there is none."""
         key = config.model_dump_json()
         if key not in self._children:
             self._make_room(max(self._seen.get(key, 0), expected_bytes or 0))
@@ -140,7 +137,6 @@ class Pool:
         return found if isinstance(found, Death) else int(found["peak_bytes"])
 
     def drop(self, config: RunConfig) -> None:
-        """End a setting's child, if there is one: it is not needed any more."""
         self._end(config.model_dump_json())
 
     def _start(self, key: str, config: RunConfig, limit_s: float) -> dict[str, Any] | Death:

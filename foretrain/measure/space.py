@@ -1,8 +1,8 @@
-"""The settings that `foretrain tune` chooses among: other ways to carry out the same training. Pure, no torch.
+"""The settings that `foretrain tune` chooses among: other ways to carry out the same training. No torch.
 
 Every setting has the tokens per step, the model, the optimizer and the arithmetic that the config asks for; what may
-differ is the order of sums, and the rounding of half precision where the config leaves the dtype open. A knob's values
-that are in the space are its *levels*; what the config itself says is always one of them.
+differ is the order of sums, and the rounding of half precision where the config leaves the dtype open. An option's
+values in the space are its *levels*; the config's own is always one of them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,8 +35,7 @@ MASTERS = "bfloat16 with fp32 masters"
 
 @dataclass(frozen=True)
 class Machine:
-    """What of the space a machine can do. `threads`: numbers worth trying on its CPU, its own one first. `world`: the
-    ranks that share each step."""
+    """`threads`: numbers worth trying on its CPU, its own one first. `world`: the ranks that share each step."""
 
     cuda: bool
     can_compile: bool
@@ -46,7 +45,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Setting:
-    """One point of the space: its level of each knob in TUNABLE, and the whole config."""
+    """One point of the space: its level of each option in TUNABLE, and the whole config."""
 
     levels: tuple[Level, ...]
     config: RunConfig
@@ -57,7 +56,7 @@ class Setting:
 
     @property
     def but_batch(self) -> tuple[Level, ...]:
-        """What decides its memory beside the micro-batch; threads take none."""
+        """Return what decides its memory beside the micro-batch; threads take none."""
         return tuple(level for knob, level in self.named.items() if knob not in ("batch_size", "cpu_threads"))
 
 
@@ -72,9 +71,9 @@ def levels_of(config: RunConfig) -> tuple[Level, ...]:
 def options(
     asked: RunConfig, base: RunConfig, given: frozenset[str], wanted: Sequence[str], machine: Machine
 ) -> list[tuple[Level, ...]]:
-    """The levels of each knob in TUNABLE, the base's own first.
+    """Return the levels of each option in TUNABLE, the base's own first.
 
-    `asked`: the config as the user wrote it; `base`: with everything decided that it leaves open. A knob that is not
+    `asked`: the config as the user wrote it; `base`: with everything decided that it leaves open. An option that is not
     in `wanted` keeps its level.
     """
     own = dict(zip(TUNABLE, levels_of(base), strict=True))
@@ -98,7 +97,7 @@ def options(
 
 
 def _dtypes(asked: RunConfig, given: frozenset[str], machine: Machine) -> tuple[str, ...]:
-    """What the config leaves open. On a card 'auto' means one dtype, and other arithmetic was asked for by matmul."""
+    """Return what the config leaves open. On a card 'auto' means one dtype, and matmul asks for other arithmetic."""
     if asked.dtype != "auto" or machine.cuda or asked.matmul != "dtype":
         return ()
     if "master_weights" in given:
@@ -107,8 +106,7 @@ def _dtypes(asked: RunConfig, given: frozenset[str], machine: Machine) -> tuple[
 
 
 def default_knobs(asked: RunConfig, given: frozenset[str], machine: Machine) -> tuple[str, ...]:
-    """What is searched where nobody names knobs: all but the kernels, dtype, threads and strategy that the config
-    sets."""
+    """Return what is searched by default: all but the kernels, dtype, threads and strategy that the config sets."""
     closed = set()
     if asked.attention != "auto":
         closed.add("attention")
@@ -121,7 +119,7 @@ def default_knobs(asked: RunConfig, given: frozenset[str], machine: Machine) -> 
 
 
 def apply(base: RunConfig, levels: Sequence[Level]) -> RunConfig:
-    """The base with other levels. Its tokens per step, and its evaluation's sequences, stay."""
+    """Return the base with other levels. Its tokens per step, and its evaluation's sequences, stay."""
     named: dict[str, Any] = dict(zip(TUNABLE, levels, strict=True))
     blocks, dtype = named["activation_checkpointing"], named["dtype"]
     update = {
@@ -139,8 +137,11 @@ def apply(base: RunConfig, levels: Sequence[Level]) -> RunConfig:
 
 
 def settings(base: RunConfig, choices: Sequence[Sequence[Level]], world: int = 1) -> Iterator[Setting]:
-    """The base, then every other valid combination. A chunk as large as the micro-batch is no chunk, so it is left
-    out, as is what config/checks.py calls a contradiction, and what `world` ranks cannot share."""
+    """Yield the base, then every other valid combination.
+
+    A chunk as large as the micro-batch is no chunk, so it is left out, as is what config/checks.py calls a
+    contradiction, and what `world` ranks cannot share.
+    """
     own = levels_of(base)
     yield Setting(own, base)
     batches, *rest = choices
@@ -157,15 +158,14 @@ def settings(base: RunConfig, choices: Sequence[Sequence[Level]], world: int = 1
 
 
 def _can_share(config: RunConfig, world: int) -> bool:
-    """Whether ranks can share a step as a config says, and nothing that it says is idle."""
+    """Return whether ranks can share a step as a config says, and nothing that it says is idle."""
     sharing = Sharing.of(config, world, world)
     idle = config.hold_gradients and not sharing.way.shards_weights
     return world == 1 or (sharing_problem(config, sharing) is None and not idle)
 
 
 def learning(base: RunConfig, config: RunConfig) -> Learning:
-    """What of the learning differs: nothing but the order of sums, the rounding of half precision, also of weights
-    that are gathered in it, or the draws of dropout, whose expectation stays."""
+    """Return what of the learning differs: the order of sums, the rounding of half precision, or dropout's draws."""
     if (config.dtype, config.master_weights) != (base.dtype, base.master_weights):
         return "rounding"
     if config.dtype != "float32" and _shards(config) != _shards(base):
@@ -186,7 +186,7 @@ def dtype_of(config: RunConfig, fallback: Dtype) -> Dtype:
 
 
 def spec_of(config: RunConfig, gpu: Gpu, fallback: Dtype, world: int = 1) -> StepSpec:
-    """The step of a decided config, or the part of it that one of `world` ranks on this machine carries out."""
+    """Return the step of a decided config, or the part of it that one of `world` ranks on this machine carries out."""
     dtype = dtype_of(config, fallback)
     if world == 1:
         return StepSpec.of(config, gpu, dtype=dtype)
@@ -194,12 +194,11 @@ def spec_of(config: RunConfig, gpu: Gpu, fallback: Dtype, world: int = 1) -> Ste
 
 
 def _cards(gpu: Gpu, world: int) -> Cluster:
-    """So many of these cards in one machine, with the link that they usually have."""
     return cluster(str(world), here=lambda: gpu)
 
 
 def forecast_s(config: RunConfig, gpu: Gpu, dtype: Dtype, world: int = 1) -> float | None:
-    """Seconds of a step by predict/speed/time.py, which knows a CPU with all its threads only, and no ranks on one."""
+    """Forecast a step's seconds. predict/speed/time.py knows a CPU with all its threads only, and no ranks on one."""
     spec = spec_of(config, gpu, dtype, world)
     if spec.sharing is not None:
         shared = rank_time(spec, spec.sharing, _cards(gpu, world)) if gpu.kind == "cuda" else None
@@ -215,7 +214,6 @@ def forecast_s(config: RunConfig, gpu: Gpu, dtype: Dtype, world: int = 1) -> flo
 
 
 def forecast_memory(config: RunConfig, gpu: Gpu, dtype: Dtype, room_bytes: int | None, world: int = 1) -> RunMemory:
-    """The ledger of a setting, of one process."""
     spec = spec_of(config, gpu, dtype, world)
     if spec.sharing is not None and gpu.kind == "cuda":
         return rank_memory(spec, room_bytes, NcclMemory.of(_cards(gpu, world), spec.sharing))
@@ -223,8 +221,8 @@ def forecast_memory(config: RunConfig, gpu: Gpu, dtype: Dtype, room_bytes: int |
 
 
 def fitting(found: Sequence[Setting], gpu: Gpu, dtype: Dtype, room_bytes: int | None, world: int = 1) -> list[Setting]:
-    """Those that are not forecast to fail: in each combination of the other knobs, the micro-batches up to the largest
-    that may fit. The need grows with the micro-batch, so a few looks find it; threads take no memory."""
+    """Return the settings that are not forecast to fail: per combination of the other options, the micro-batches up to
+    the largest that may fit. The need grows with the micro-batch, so a few looks find it; threads take no memory."""
     groups: dict[tuple[Level, ...], list[Setting]] = {}
     for setting in found:
         groups.setdefault(setting.but_batch, []).append(setting)
@@ -245,7 +243,7 @@ def fitting(found: Sequence[Setting], gpu: Gpu, dtype: Dtype, room_bytes: int | 
 
 
 def log_forecasts(found: Sequence[Setting], gpu: Gpu, dtype: Dtype, world: int = 1) -> list[float]:
-    """Logarithms of the forecast step times; zeros where the device's speed is not known."""
+    """Return logarithms of the forecast step times; zeros where the device's speed is not known."""
     times: list[float] = []
     for setting in found:
         seconds = forecast_s(setting.config, gpu, dtype, world)

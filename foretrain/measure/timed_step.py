@@ -49,24 +49,20 @@ Answer = Callable[[dict[str, Any]], None]
 
 
 class Ranks:
-    """This rank among those that time a setting together."""
-
     def __init__(self, rank: int, world: int, port: int = 0) -> None:
         self.rank, self.world = rank, world
         self.store = TCPStore("127.0.0.1", port, world, rank == 0, FOR_EVER, wait_for_workers=False)
         self._words = 0
 
     def part_of(self, config: RunConfig) -> RunConfig:
-        """What this rank carries out of each step, on its own card."""
+        """Return what this rank carries out of each step, on its own card."""
         device = f"cuda:{self.rank}" if config.device.startswith("cuda") else config.device
         return config_of_rank(config, self.world).model_copy(update={"device": device})
 
     def share(self, config: RunConfig) -> Share:
-        """What shares the model among the ranks, for `build`."""
         return Share(Sharing.of(config, self.world, self.world))
 
     def join(self, device: torch.device) -> None:
-        """Make the process group."""
         cards = device.type == "cuda"
         if cards:
             torch.cuda.set_device(device)
@@ -76,7 +72,7 @@ class Ranks:
         )  # fmt: skip
 
     def first_says(self, word: Callable[[], Any]) -> Any:
-        """What the first rank says, on each of them; it has to be JSON."""
+        """Return the first rank's word, on each of them; it has to be JSON."""
         self._words += 1
         key = f"word/{self._words}"
         if self.rank == 0:
@@ -84,7 +80,7 @@ class Ranks:
         return json.loads(self.store.get(key))
 
     def told(self, number: float) -> list[float]:
-        """Every rank's number, as the first one hears them once all have said theirs; the others have their own."""
+        """Return every rank's number to the first one, once all have said theirs; the others have their own."""
         self._words += 1
         key = f"word/{self._words}"
         if self.rank:
@@ -94,7 +90,8 @@ class Ranks:
 
 
 def joined(job: dict[str, Any], answer: Answer) -> Ranks | None:
-    """This process among the ranks of a job, of which the first starts the others; None where there is one only."""
+    """Return this process's place among the ranks of a job, of which the first starts the others; None where it is
+    alone."""
     if job["world"] == 1:
         return None
     if rank := int(os.environ.get(RANK, "0")):
@@ -113,7 +110,7 @@ def _started(job: dict[str, Any], rank: int, port: int) -> Child:
 
 
 def _watch(others: list[Child], answer: Answer) -> None:
-    """Until one of the others has ended; then this one does too, and says why, as far as it is memory."""
+    """Wait until another rank has ended; then end too, and say why, as far as it is memory."""
     while not (codes := [code for child in others if (code := child.process.poll()) is not None]):
         time.sleep(LOOKS_EVERY_S)
     if OUT_OF_MEMORY in codes:
@@ -127,7 +124,7 @@ RATE = 0.0  # the same work with weights that stay, so that every step of a tria
 
 
 def rows_of(config: RunConfig, count: int) -> Any:
-    """The first rows of an optimizer step, count x (block_size + 1) int64: the same ones, however a step is cut."""
+    """Draw the first rows of an optimizer step, count x (block_size + 1) int64: the same however a step is cut."""
     generator = torch.Generator().manual_seed(config.seed)
     return torch.randint(0, config.vocab_size, (count, config.block_size + 1), generator=generator)
 
@@ -171,7 +168,7 @@ class TimedStep:
         return self.clock()
 
     def _batches(self, stamps: list[float]) -> Iterator[Any]:
-        """The micro-batches; where the step is cut short, the time at the beginning of each and after the last."""
+        """Yield the micro-batches; where the step is cut short, stamp the beginning of each and the end of the last."""
         size, short = self.config.batch_size, self.micro_steps < self.whole
         for i in range(self.micro_steps):
             if short:
@@ -182,7 +179,7 @@ class TimedStep:
             stamps.append(self._now())
 
     def step(self) -> tuple[float, float]:
-        """(seconds of a whole step, mean loss of the rows that were computed)."""
+        """Return (seconds of a whole step, mean loss of the rows that were computed)."""
         stamps: list[float] = []
         started = self._now()
         take = self.graphed or partial(train_step, self.state)
@@ -197,9 +194,9 @@ class TimedStep:
         return taken, float(result.loss)
 
     def warm_up(self) -> dict[str, Any]:
-        """Compile, make the moments, find out how much of a step can be timed. Returns what was seen.
+        """Compile, make the moments, find out how much of a step can be timed.
 
-        `loss`: of the drawn weights on all rows of a step; None where a step is cut short.
+        Returns what was seen; `loss`: of the drawn weights on all rows of a step, None where a step is cut short.
         """
         started = time.perf_counter()
         self.step()
@@ -221,7 +218,7 @@ class TimedStep:
         return int(self.ranks.first_says(lambda: number)) if self.ranks else number
 
     def burst(self, seconds: float) -> list[float]:
-        """Seconds of whole steps, again and again for about so long. Ranks agree before how many."""
+        """Time whole steps for about so long. Ranks agree before how many."""
         if self.ranks:
             part_s = max(self.last_s * self.micro_steps / self.whole, 1e-9)
             return [
@@ -234,7 +231,7 @@ class TimedStep:
         return times
 
     def evaluate(self) -> None:
-        """An evaluation batch beside all that training keeps, then a step: what a run's memory has to hold."""
+        """Do an evaluation batch beside all that training keeps, then a step: what a run's memory has to hold."""
         c = self.config.model_copy(update={"block_size": self.config.eval_block})
         ids = rows_of(c, c.eval_batch).to(self.device)
         judge = self.graphed.evaluate if self.graphed else partial(evaluation_loss, self.state)
@@ -243,15 +240,14 @@ class TimedStep:
         self.step()
 
     def peak_bytes(self) -> int:
-        """Of the process on a CPU; on a card what PyTorch reserved, and the context beside it. Of several ranks the
-        one with the most."""
+        """Return the process's peak on a CPU, on a card PyTorch's reserved memory and the context; of ranks the
+        highest."""
         own = peak_bytes(self.placement) + (held_now_bytes(self.placement) if self.device.type == "cuda" else 0)
         return int(max(self.told(own)))
 
 
 def _burst(timed: TimedStep, seconds: float) -> dict[str, Any]:
-    """A burst, and the share of this process's cores that programs other than its ranks used meanwhile (0 where nobody
-    says)."""
+    """Time a burst, and the share of this process's cores that programs other than its ranks used meanwhile."""
     started, own_s, all_s = time.perf_counter(), time.process_time(), cores_busy_s() or 0.0
     times = timed.burst(seconds)
     wall_s = time.perf_counter() - started
@@ -295,7 +291,7 @@ def serve(job: dict[str, Any], next_order: Callable[[], dict[str, Any]], answer:
 
 
 def try_steps(config: RunConfig, cap_bytes: int | None) -> tuple[bool, int]:
-    """(it lived, its peak in bytes): the child's work."""
+    """Do the child's work: (whether it lived, its peak in bytes)."""
     placement = place(config)
     if placement.device.type == "cpu":
         keep_memory()  # as the trainer does

@@ -32,7 +32,7 @@ class Enough(NamedTuple):
     long_s: float = math.inf
 
     def missing(self, samples: list[float]) -> int:
-        """How many runs more, if each takes what the quickest one took."""
+        """Return how many runs more, if each takes what the fastest took."""
         if samples[0] > self.long_s:
             return 0
         left_s = self.seconds - sum(samples)
@@ -41,7 +41,6 @@ class Enough(NamedTuple):
 
 
 def repeated(run: Call, timed: Timer, enough: Enough) -> list[float]:
-    """Seconds of a call, warmed up, again and again."""
     run()
     samples = timed(run, 1)
     while (more := enough.missing(samples)) > 0:
@@ -50,7 +49,7 @@ def repeated(run: Call, timed: Timer, enough: Enough) -> list[float]:
 
 
 def timer(device: torch.device) -> Timer:
-    """What times calls on this device; on CUDA by events, so that launching is not in it."""
+    """Return what times calls on this device; on CUDA by events, so that launching is not in it."""
     return on_card if device.type == "cuda" else on_host
 
 
@@ -64,8 +63,7 @@ def on_host(run: Call, count: int) -> list[float]:
 
 
 def on_card(run: Call, count: int) -> list[float]:
-    """By events of the card. It sleeps until all calls are launched: once for all of them, as to wait for it each time
-    took ten times as long as the kernels do."""
+    """Time calls by events of the card. It sleeps until all are launched: to wait for each took ten times as long."""
     began = time.perf_counter()
     run()
     launched_s = time.perf_counter() - began
@@ -86,7 +84,6 @@ class Stepper:
     def __init__(
         self, config: RunConfig, placement: Placement, dtype: str, *, compiled: bool, like: TrainState | None = None
     ) -> None:
-        """`like`: what was built from the same config, whose weights serve once more."""
         device = placement.device
         self.config, self.dtype, self.compiled = config, dtype, compiled
         if like:
@@ -99,7 +96,6 @@ class Stepper:
         self.times(2)
 
     def times(self, count: int) -> list[float]:
-        """Seconds of so many steps."""
         samples, accumulation = [], self.config.gradient_accumulation_steps
         with self._batches() as batches:
             for _ in range(count):
@@ -110,7 +106,7 @@ class Stepper:
 
     @contextmanager
     def _batches(self) -> Iterator[Iterator[Batch]]:
-        """On a CPU another thread makes them, as in training, where it takes its share of the cores."""
+        """Yield batches; on a CPU another thread makes them, as in training, where it takes its share of the cores."""
         if self.state.device.type != "cpu":
             yield repeat(self.batch)
             return
@@ -121,7 +117,7 @@ class Stepper:
             ahead.close()
 
     def forward_times(self, count: int) -> list[float]:
-        """Seconds of so many micro-batches of an evaluation."""
+        """Time so many micro-batches of an evaluation."""
         samples = []
         for _ in range(count + 1):  # the first one makes kernels of its own
             started = time.perf_counter()

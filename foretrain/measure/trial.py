@@ -1,9 +1,9 @@
 """A child process that trains steps of one config, its memory watched; and a short trial of a run's sizes in one.
 
-The trial's child trains the config's model on random tokens: an evaluation batch, two optimizer steps of at most two
-micro-steps (Adam's states appear after the first, gradients add up from the second micro-step on), and an evaluation
-batch with all of that there. It is capped as the run will be: on CUDA by PyTorch's allocator in the child; on a CPU the
-parent looks at the child's memory fifty times a second, and ends it beyond the cap.
+The child trains on random tokens: an evaluation batch, two optimizer steps of at most two micro-steps (Adam's states
+appear after the first, gradients add up from the second micro-step on), and an evaluation batch with all of that there.
+It is capped as the run will be: on CUDA by PyTorch's allocator; on a CPU the parent looks at the child's memory fifty
+times a second, and ends it beyond the cap.
 """
 
 import math
@@ -20,10 +20,8 @@ LOOK_EVERY_S = 0.02
 
 
 class Trial(Record):
-    """What a trial showed. `peak_bytes`: of the process on a CPU, of PyTorch's reserved memory on CUDA.
-
-    `problem`: why it says nothing about memory, such as a compiler that is missing; '' where it does.
-    """
+    """`peak_bytes`: of the process on a CPU, of PyTorch's reserved memory on CUDA. `problem`: why it says nothing about
+    memory, such as a compiler that is missing; '' where it does."""
 
     batch_size: int
     lived: bool
@@ -32,8 +30,6 @@ class Trial(Record):
 
 
 class Death(Record):
-    """Why a child that trains does not answer."""
-
     reason: Literal["memory", "timeout", "failed"]
     peak_bytes: int = 0
     problem: str = ""
@@ -47,7 +43,6 @@ class StepsChild(processes.Child):
         self.config, self.cap_bytes, self.peak_bytes = config, cap_bytes, 0
 
     def answer(self, limit_s: float = math.inf) -> dict[str, Any] | Death:
-        """Its next answer."""
         end, watched = time.monotonic() + limit_s, config_on_cpu(self.config) and self.cap_bytes is not None
         while (found := self.receive(LOOK_EVERY_S)) is None:
             if watched:
@@ -80,12 +75,12 @@ def run_trial(config: RunConfig, cap_bytes: int | None) -> Trial:
 
 
 def config_on_cpu(config: RunConfig) -> bool:
-    """Whether the process's own memory is what counts; 'auto' is resolved before."""
+    """Return whether the process's own memory is what counts; 'auto' is resolved before."""
     return config.device == "cpu"
 
 
 def problem_of(death: processes.Death) -> str:
-    """Why a child that tries something ended: its last line, its exit code, and the file that has all it printed."""
+    """Say why a child that tries something ended: its last line, exit code, and the file with all it printed."""
     lines = death.printed.strip().splitlines()
     last = printable(lines[-1][:200]) if lines else say("trial.silent")
     path = bugs.write_text_file(death.printed, "trial") if lines else None
@@ -93,7 +88,6 @@ def problem_of(death: processes.Death) -> str:
 
 
 def main(parent: processes.Parent) -> None:
-    """The trial's child: answer one job."""
     if (job := parent.receive()) is None:
         return
     from foretrain.measure.timed_step import try_steps

@@ -36,7 +36,7 @@ SAME_ROOM = 1.1  # room that differs by less is the same where room decided
 
 
 def path_of(base: RunConfig, choices: Sequence[Sequence[Level]], gpu: Gpu, version: str, world: int = 1) -> Path:
-    """Where the answer for this config, these levels, so many of this device and these versions lies."""
+    """Return where the answer for this config, these levels, so many of this device and these versions lies."""
     driver = gpu.calibration.driver if gpu.calibration else ""
     space = [(knob, sorted(map(str, levels))) for knob, levels in zip(TUNABLE, choices, strict=True)]
     threads = os.environ.get("OMP_NUM_THREADS", "")
@@ -45,8 +45,8 @@ def path_of(base: RunConfig, choices: Sequence[Sequence[Level]], gpu: Gpu, versi
 
 
 def recall(path: Path, room_bytes: int | None, budget_s: float, trials: int) -> Tuning | None:
-    """An answer of before that still holds: it had as many trials and as much time, or needed no more, and there is as
-    much memory. None for a damaged file, too."""
+    """Return an earlier answer that still holds: it had as many trials and as much time, or needed no more, and there
+    is as much memory. None for a damaged file, too."""
     found = KEPT.record(path, Tuning)
     if found is None or found.most_trials < trials or (found.stop == "budget" and found.budget_s < budget_s):
         return None
@@ -59,15 +59,15 @@ def recall(path: Path, room_bytes: int | None, budget_s: float, trials: int) -> 
 
 
 def keep(found: Tuning, path: Path) -> None:
-    """For the next time; an interrupted search is not an answer. Without it the next time measures again."""
+    """Keep an answer for the next time; an interrupted search is none."""
     if found.stop != "interrupted":
         KEPT.keep(path, found.model_dump_json(indent=1))
 
 
 def feed(found: Tuning, configs: Sequence[RunConfig], gpu: Gpu, dtype: Dtype, threads: int) -> int:
-    """Keep the timed steps for this device's plans (predict/tuned_steps.py); how many. `configs`: in the trials' order.
+    """Keep the timed steps for this device's plans; return how many. `configs`: in the trials' order.
 
-    Only what is sure: bounds within 5 %, on a machine that did little else. `threads`: PyTorch's own; 0 on cards.
+    Only what is sure: bounds within 5%, on a machine that did little else. `threads`: PyTorch's own; 0 on cards.
     """
     if found.elsewhere > QUIET:
         return 0
@@ -94,7 +94,7 @@ def _is_sure(trial: TuneTrial) -> bool:
 
 
 def answer(tuner: Tuner) -> dict[str, Any]:
-    """The fields of a `Tuning` that a search knows. Raises UserError where nothing that was tried runs."""
+    """Return the fields of a `Tuning` that a search knows. Raises UserError where nothing that was tried runs."""
     living = [trial for trial in tuner.tried.values() if trial.lives]
     if not living:
         raise _nothing(tuner)

@@ -23,7 +23,7 @@ class TuneTrial(Record):
     """One setting that was tried. `options`: its level of each option (`activation_checkpointing`: number of blocks).
 
     `step_s` with its bounds is measured, in turns with the pick's steps; `peak_bytes` is the process's on a CPU, and
-    reserved memory and context on a card. `pareto`: nobody else is faster in less memory.
+    reserved memory and context on a card. `pareto`: none other is faster in less memory.
     """
 
     options: dict[str, bool | int | str]
@@ -46,7 +46,7 @@ class TuneTrial(Record):
 
 class ForecastError(Record):
     """How far the forecast was off, over the trials: `middle` is the median of predicted over measured, `spread` the
-    median deviation from it (what is left once the middle is corrected), `worst` the ratio farthest from one."""
+    median deviation from it, `worst` the ratio farthest from one."""
 
     trials: int
     middle: float
@@ -55,7 +55,7 @@ class ForecastError(Record):
 
     @classmethod
     def of(cls, pairs: Sequence[tuple[float | None, float | None]]) -> "ForecastError | None":
-        """Of (predicted, measured) pairs; None where no pair is whole."""
+        """Sum up (predicted, measured) pairs; None where no pair is whole."""
         logs = [math.log(predicted / measured) for predicted, measured in pairs if predicted and measured]
         if not logs:
             return None
@@ -69,11 +69,10 @@ class Tuning(Record):
     """The answer. `config` is the pick, with everything decided; `trials` has it first, then the others by speed.
 
     `world`: how many of the device share each step; memory is of the one with the most. `gain`: by what share it does
-    more tokens a second than the config as given, with its bounds; None where that did not run. `clock`: what was
-    counted, wall time or the process's CPU time. `elsewhere`: share of the machine that other programs used, in the
-    middle. `first_choice`: by what share the forecast's own first choice is slower than the pick, where it was tried.
-    `least_budget_s`: what a look around needs, where there was too little. `fed`: how many of the trials now correct
-    this device's plans.
+    more tokens/s than the config as given, with its bounds; None where that did not run. `clock`: wall time or the
+    process's CPU time. `elsewhere`: median share of the machine that other programs used. `first_choice`: by what share
+    the forecast's own first choice is slower than the pick, where it was tried. `least_budget_s`: what a look around
+    needs, where there was too little. `fed`: how many of the trials now correct this device's plans.
     """
 
     name: str
@@ -113,7 +112,7 @@ class Tuning(Record):
 
 
 def with_pareto(trials: Sequence[TuneTrial]) -> tuple[TuneTrial, ...]:
-    """The trials with `pareto` set: the frontier of throughput against memory."""
+    """Set `pareto`: the frontier of throughput against memory."""
     marked = []
     for trial in trials:
         mine = (trial.tokens_per_s, trial.peak_bytes)
@@ -163,7 +162,7 @@ class Estimate:
 
 
 def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
-    """The trimmed mean of some values, and its two-sided bounds."""
+    """Return the trimmed mean of some values, and its two-sided bounds."""
     n = len(values)
     ordered = sorted(values)
     cut = int(TRIM * n)
@@ -188,7 +187,7 @@ class Race:
         self.dropped: dict[int, int] = {}  # who fell out, and in which round
 
     def add(self, seconds: dict[int, float]) -> None:
-        """One round's times; who is not in it has died and is out."""
+        """Add one round's times; who is not in it has died and is out."""
         self.rounds.append({number: math.log(s) for number, s in seconds.items()})
         self.alive = [number for number in self.alive if number in seconds]
         if self.looks and self.alive:
@@ -200,18 +199,18 @@ class Race:
 
     @property
     def looks(self) -> bool:
-        """Whether this is a round after which something is decided."""
+        """Return whether this is a round after which something is decided."""
         return len(self.rounds) in LOOKS
 
     @property
     def level(self) -> float:
-        """The confidence of one bound, so that those of all pairs hold together at all looks (Bonferroni)."""
+        """Return the confidence of one bound, so that those of all pairs hold together at all looks (Bonferroni)."""
         pairs = len(self.alive) * (len(self.alive) - 1) / 2
         return 1 - (1 - CONFIDENCE) / (max(1.0, pairs) * len(LOOKS))
 
     @property
     def best(self) -> int:
-        """The fastest one as far as is known, by differences from the middle of those that are in the race."""
+        """Return the fastest one as far as is known, by differences from the median of those in the race."""
         centred: dict[int, list[float]] = {number: [] for number in self.alive}
         for row in self.rounds:
             middle = statistics.fmean(row[number] for number in self.alive)
@@ -220,13 +219,13 @@ class Race:
         return min(self.alive, key=lambda number: estimate(centred[number]).mean)
 
     def against(self, number: int, other: int, confidence: float = CONFIDENCE) -> Estimate:
-        """By how much a setting's steps are longer than another's, in logarithms, over the rounds that have both."""
+        """Return by how much a setting's steps are longer, in logarithms, over the rounds that have both."""
         shared = [row[number] - row[other] for row in self.rounds if number in row and other in row]
         return estimate(shared, confidence) if shared else Estimate(math.nan, math.inf)
 
     @property
     def decided(self) -> bool:
-        """Nobody who is left can be faster than the best by more than `near`."""
+        """Return whether nobody who is left can be faster than the best by more than `near`."""
         if len(self.alive) < 2:
             return True
         if not self.looks:
@@ -245,21 +244,21 @@ TRIALS = 3  # below which a search has not looked around
 
 
 def burst_s(config: RunConfig, step_s: float, seconds: float = EXPLORE_S) -> float:
-    """What a burst takes: FEWEST_STEPS at least, of which long ones are cut short to a few micro-batches."""
+    """Return what a burst takes: at least FEWEST_STEPS, of which long ones are cut short to a few micro-batches."""
     micro_s = step_s / config.gradient_accumulation_steps
     count = min(config.gradient_accumulation_steps, max(2, math.ceil(WHOLE_S / micro_s))) if micro_s else 1
     return max(seconds, FEWEST_STEPS * count * micro_s)
 
 
 def start_s(config: RunConfig, step_s: float) -> float:
-    """What it takes until a child is ready."""
+    """Return what it takes until a child is ready."""
     warm_s = WARM_UP_STEPS / FEWEST_STEPS * burst_s(config, step_s, 0.0)
     return START_S + (COMPILE_S if config.compile else 0.0) + warm_s
 
 
 def first_trial(configs: Sequence[RunConfig], steps_s: Sequence[float], wanted: int, budget_s: float) -> int:
-    """The setting to begin with: the wanted one where its trial takes a part of the budget by the forecast; else the
-    fastest one of which that is so, or whose trial is the shortest."""
+    """Return the setting to begin with: the wanted one if its trial takes a part of the budget by the forecast; else
+    the fastest one of which that is so, or whose trial is the shortest."""
 
     def cost_s(n: int) -> float:
         return start_s(configs[n], steps_s[n]) + burst_s(configs[n], steps_s[n])
@@ -272,14 +271,14 @@ def first_trial(configs: Sequence[RunConfig], steps_s: Sequence[float], wanted: 
 
 
 def looking_around_s(costs_s: Sequence[float], wanted: int | None) -> float:
-    """The wanted setting's trial and the shortest others, TRIALS together."""
+    """Return the cost of the wanted setting's trial and the shortest others, TRIALS together."""
     others = sorted(cost_s for n, cost_s in enumerate(costs_s) if n != wanted)
     own = [costs_s[wanted]] if wanted is not None else []
     return sum((own + others)[:TRIALS])
 
 
 def rounded_up(seconds: float) -> str:
-    """A time as --budget takes it, rounded up: '90s', '4min'."""
+    """Return a time as --budget takes it, rounded up: '90s', '4min'."""
     if seconds <= 120:
         return f"{math.ceil(seconds / 10) * 10}s"
     return f"{math.ceil(seconds / 60)}min"

@@ -1,9 +1,9 @@
 """`foretrain tune`: the setting that trains fastest on this machine, found in few trials, tokens per step unchanged.
 
-The forecast ranks the settings; a model (model.py) says which trial promises most for its time, and every trial
-corrects it. A trial is timed in turns with the config as given, so that drift is in both. The best few then race
-(race.py) until one is ahead, or those left are within a percent. Nothing here knows a process or a clock: `Bench`
-times, the caller says how long it may go on.
+The forecast ranks the settings; a model says which trial promises most for its time, and every trial corrects it. A
+trial is timed in turns with the config as given, so that drift is in both. The best few then race until one is ahead,
+or those left are within a percent. Nothing here knows a process or a clock: `Bench` times, the caller says how long it
+may go on.
 """
 
 import math
@@ -74,7 +74,7 @@ class Model:
         self.noises: list[float] = []
 
     def observe(self, number: int, log_s: float, noise: float) -> None:
-        """A measurement; `noise` is its standard deviation. A later one of the same setting replaces it."""
+        """Take a measurement with its standard deviation. A later one of the same setting replaces it."""
         if number in self.tried:
             at = self.tried.index(number)
             self.values[at], self.noises[at] = log_s, noise
@@ -99,7 +99,7 @@ class Model:
         return self.scale**2 * found + ALL**2
 
     def posterior(self) -> tuple[Array, Array]:
-        """(expected logarithms of seconds, their standard deviations) of all settings."""
+        """Return (expected logarithms of seconds, their standard deviations) of all settings."""
         every = np.arange(len(self.prior))
         alone = sum(s**2 for s in (*SPREAD.values(), BATCH, BATCH_WITH, ALONE))
         alone += PAIR_SPREAD**2 * len(PAIRED) * (len(PAIRED) - 1) / 2
@@ -116,7 +116,7 @@ class Model:
         return mean, np.sqrt(np.maximum(variance, 1e-12))
 
     def improvement(self) -> Array:
-        """Expected improvement on the best setting that was tried, in logarithms; 0 for those that were tried."""
+        """Return the expected improvement on the best tried setting, in logarithms; 0 for those that were tried."""
         mean, deviation = self.posterior()
         best = min(mean[number] for number in self.tried)
         z = (best - mean) / deviation
@@ -132,7 +132,7 @@ def _coded(column: Sequence[object]) -> Array:
 
 
 def _normal(z: Array) -> Array:
-    """The share of a normal distribution below z."""
+    """Return the share of a normal distribution below z."""
     return np.asarray([0.5 * (1 + erf(x / 2**0.5)) for x in z])
 
 
@@ -152,16 +152,16 @@ Listen = Callable[[str, dict[str, Any]], None]
 
 
 class Bench(Protocol):
-    """What times a setting; tuning/pool.py's Pool, or a simulation."""
+    """What times a setting: `Pool`, or a simulation."""
 
     def burst(self, config: RunConfig, seconds: float, limit_s: float, expected_bytes: int | None) -> Burst | Death: ...
 
     def evaluate(self, config: RunConfig, limit_s: float, expected_bytes: int | None) -> int | Death:
-        """An evaluation beside its training state: the peak in bytes."""
+        """Evaluate beside its training state; return the peak in bytes."""
         ...
 
     def holds(self, config: RunConfig) -> bool:
-        """Whether a burst of it costs no start."""
+        """Return whether a burst of it costs no start."""
         ...
 
     def drop(self, config: RunConfig) -> None: ...
@@ -169,8 +169,8 @@ class Bench(Protocol):
 
 @dataclass(frozen=True)
 class Outlook:
-    """Where the settings run, for their forecasts. `room_bytes`: what a process may take there; `world`: how many of
-    them share a step."""
+    """Where the settings run, for their forecasts. `room_bytes`: what a process may take; `world`: how many share a
+    step."""
 
     gpu: Gpu
     dtype: Dtype
@@ -179,7 +179,6 @@ class Outlook:
     world: int = 1
 
     def step_s(self, config: RunConfig) -> float | None:
-        """Seconds of a step; None where nobody knows."""
         return forecast_s(config, self.gpu, self.dtype, self.world)
 
     def memory(self, config: RunConfig) -> RunMemory:
@@ -215,7 +214,7 @@ class Tried:
 
     @property
     def agrees(self) -> bool:
-        """Whether its middle ratios are near each other."""
+        """Return whether its middle ratios are near each other."""
         ordered = sorted(self.ratios)
         cut = (len(ordered) - 1) // 3
         return len(ordered) >= PAIRS and ordered[len(ordered) - 1 - cut] - ordered[cut] <= AGREE
@@ -285,7 +284,7 @@ class Tuner:
             number = self._next()
 
     def _next(self) -> int | None:
-        """The setting to try next; None where it is time to race."""
+        """Return the setting to try next; None where it is time to race."""
         left_s = self._left()
         if any(trial.lives for trial in self.tried.values()):
             self.steps_s = [math.exp(log_s) for log_s in self.model.posterior()[0]]
@@ -312,8 +311,7 @@ class Tuner:
         return self.explore_end - self.clock()
 
     def _cost_s(self, number: int) -> float:
-        """What a trial probably takes: a start, as others took, and its bursts beside those of the reference; of the
-        first few settings one pair has to do."""
+        """Return what a trial probably takes: a start, as others took, and its bursts beside those of the reference."""
         config = self.settings[number].config
         seen = [t.started_s for t in self.tried.values() if t.lives and self._compiles(t.number) == config.compile]
         ready_s = statistics.median(seen) if seen else start_s(config, self.steps_s[number])
@@ -325,8 +323,7 @@ class Tuner:
         return self.settings[number].config.compile
 
     def least_budget_s(self) -> float | None:
-        """The budget for a look around, by what was seen and forecast; None where there was one. It is twice as much
-        as was too little, at least."""
+        """Return the budget for a look around, by what was seen and forecast, at least twice what was too little."""
         if sum(trial.lives for trial in self.tried.values()) >= min(TRIALS, self.most, len(self.settings)):
             return None
         costs_s = [self._cost_s(n) for n in range(len(self.settings))]
@@ -355,7 +352,7 @@ class Tuner:
         self.listen("tried", self._told(trial))
 
     def _compare(self, trial: Tried, burst: Burst) -> None:
-        """The burst beside one of the reference, where that costs no start."""
+        """Time the burst beside one of the reference, where that costs no start."""
         log_s = math.log(burst.step_s)
         if self.reference is None:
             self.origin = log_s  # all logarithms are told against the reference's first burst
@@ -368,7 +365,7 @@ class Tuner:
         trial.ratios.append(log_s - math.log(other.step_s) + self.origin if other else log_s)
 
     def _burst(self, number: int, seconds: float) -> Burst | None:
-        """A burst of a setting; None where it died, which its trial then knows."""
+        """Time a setting; None where it died, which its trial then knows."""
         trial = self.tried[number]
         limit_s = self.end - self.clock()
         if self.reference is None and len(self.tried) == 1 < len(self.settings):  # one trial must not take all the time
@@ -387,7 +384,7 @@ class Tuner:
         return None if trial.changed else found
 
     def _loss_differs(self, trial: Tried) -> bool:
-        """Whether the first step's loss on the same rows is another than the reference's."""
+        """Return whether the first step's loss on the same rows is another than the reference's."""
         losses = [b.loss for b in trial.bursts if b.loss is not None]
         if self.reference is None or not losses or self.base.dropout:
             return False
@@ -399,7 +396,7 @@ class Tuner:
         return abs(losses[0] - known[0]) > tolerance * abs(known[0])
 
     def noise(self, trial: Tried) -> float:
-        """Of the mean of a trial's ratios, from how much they differ."""
+        """Return the noise of the mean of a trial's ratios, from how much they differ."""
         if trial.number == self.reference:
             return FINEST_NOISE
         if not trial.paired or len(trial.ratios) < 2:
@@ -408,8 +405,8 @@ class Tuner:
         return max(FINEST_NOISE, spread)
 
     def _learn_from_death(self, trial: Tried) -> None:
-        """What dies of memory dies with a larger micro-batch, too, and so does what is forecast to take as much; a
-        level that failed twice and never lived is out."""
+        """Rule out what is as large: what runs out of memory does so with a larger micro-batch, and so does what is
+        forecast to take as much; a level that failed twice and never lived is out."""
         mine = self.settings[trial.number]
         levels = mine.levels
         if trial.death is not None and trial.death.reason == "memory":
@@ -435,7 +432,7 @@ class Tuner:
     # -- the race ------------------------------------------------------------------------------------------
 
     def _compete(self) -> None:
-        """Rounds among the best few until it is decided; then the winner has to evaluate, too."""
+        """Race among the best few until it is decided; then the winner has to evaluate, too."""
         entrants = self._finalists()
         for trial in self.tried.values():
             if trial.number not in entrants:
@@ -488,7 +485,7 @@ class Tuner:
         self.stop = "decided"
 
     def _pick(self) -> int | None:
-        """The fastest; or the config as given, where that is as good: then nothing has to change."""
+        """Return the fastest; or the config as given where that is as good: then nothing has to change."""
         if not self.race.alive:
             return None
         best = self.race.best if self.race.rounds else self.race.alive[0]
@@ -497,7 +494,7 @@ class Tuner:
         return best
 
     def slower(self, number: int, other: int) -> Estimate:
-        """By how much a setting is slower than another: from the race where they met often enough, else trials."""
+        """Return by how much a setting is slower: from the race where they met often enough, else trials."""
         if number == other:
             return Estimate(0.0, 0.0)
         shared = sum(number in row and other in row for row in self.race.rounds)
@@ -507,15 +504,13 @@ class Tuner:
         return Estimate(mine.middle - its.middle, math.hypot(self._half(mine), self._half(its)))
 
     def _half(self, trial: Tried) -> float:
-        """Half width of the bounds of a trial's ratios."""
         if trial.number == self.reference:
             return 0.0
         half = estimate(trial.ratios).half if trial.paired else math.inf
         return half if math.isfinite(half) else 3 * UNPAIRED_NOISE
 
     def _evaluates(self, number: int) -> bool:
-        """Whether it holds an evaluation beside its training state; not asked where compiling that would take longer
-        than there is doubt."""
+        """Return whether it holds an evaluation; not asked where compiling that takes longer than there is doubt."""
         trial, config, room = self.tried[number], self.settings[number].config, self.outlook.room_bytes
         if room is None or (config.compile and trial.peak_bytes < room / 2):
             return True

@@ -1,4 +1,4 @@
-"""What was verified on one machine: case by case predicted and measured; the JSON file, read as if a stranger wrote it.
+"""What was verified on one machine: case by case predicted and measured, in a JSON file read as if a stranger wrote it.
 
 No user name, host name or path is in it: only versions, the card, and figures.
 """
@@ -47,19 +47,17 @@ class Case(Record):
 
     @property
     def label(self) -> str:
-        """What tells it from the others: '124M bf16 compiled nanoGPT'."""
+        """Return what tells it from the others: '124M bf16 compiled nanoGPT'."""
         whose = {"foretrain": "foretrain", "nanogpt": "nanoGPT"}[self.step]
         short = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}[self.dtype]
         return f"{self.name} {short} {'compiled' if self.compiled else 'eager'} {whose}"
 
     @property
     def config(self) -> RunConfig:
-        """Raises ConfigError or ValidationError for options that there are not. A case that says nothing of graphs has
-        none, as each was measured so."""
+        """Raises ConfigError or ValidationError for unknown options. A case that says nothing of graphs has none."""
         return launched(self.options)
 
     def spec(self, gpu: Gpu) -> StepSpec:
-        """The step on a device. Raises as `config`."""
         return StepSpec.of(self.config, gpu, self.step, dtype=self.dtype, compiled=self.compiled)
 
 
@@ -75,7 +73,7 @@ class Phase(Record):
 
 class Predicted(Record):
     """Peaks of allocated and reserved memory by `source`, what the process needs with its range, seconds of a step from
-    the catalogue with theirs. `estimate_allocated_bytes`: by the estimate, as `plan` shows without --exact."""
+    the catalogue with theirs. `estimate_allocated_bytes`: as `plan` shows without --exact."""
 
     source: Literal["traced", "estimated"]
     allocated_bytes: Size | None = None
@@ -90,8 +88,8 @@ class Predicted(Record):
 
 
 class Measured(Record):
-    """torch's peaks over the phases that are predicted; the process's memory by NVML at its end (of a CPU: its peak);
-    the median of `steps` steps, each waited for. `context_bytes`: what the process takes beside what is reserved."""
+    """torch's peaks over the predicted phases; the process's memory by NVML at its end (of a CPU: its peak); the median
+    of `steps` steps, each waited for. `context_bytes`: what the process takes beside what is reserved."""
 
     allocated_bytes: Size | None = None
     reserved_bytes: Size | None = None
@@ -123,12 +121,12 @@ class Outcome(Record):
     took_s: Annotated[float, Field(ge=0, le=1e6)] = 0.0
 
     def error(self, quantity: Quantity) -> float | None:
-        """(predicted - measured) / measured; None where one of them is not there."""
+        """Return (predicted - measured) / measured; None where one of them is not there."""
         found = self.pair(quantity)
         return found[0] / found[1] - 1 if found else None
 
     def inside(self, quantity: Quantity) -> bool | None:
-        """Whether the measured figure is in the stated range; None where there is none."""
+        """Return whether the measured figure is in the stated range; None where there is none."""
         p, found = self.predicted, self.pair(quantity)
         if p is None or found is None or quantity not in ("process", "time"):
             return None
@@ -138,7 +136,6 @@ class Outcome(Record):
         return None if low is None or high is None else low <= found[1] <= high
 
     def pair(self, quantity: Quantity) -> tuple[float, float] | None:
-        """(predicted, measured), where both are there."""
         p, m = self.predicted, self.measured
         if p is None or m is None or (quantity == "time" and self.busy):
             return None
@@ -175,8 +172,7 @@ class Versions(Record):
 
 
 class Summary(Record):
-    """Of one quantity over the cases that have it: how far off the prediction was. `worst` is signed. `inside`: how
-    many were in the stated range, of a quantity that has one."""
+    """How far off the prediction of a quantity was. `worst` is signed. `inside`: how many were in the stated range."""
 
     quantity: Quantity
     cases: int
@@ -187,8 +183,7 @@ class Summary(Record):
 
 
 class Verification(Record):
-    """All cases of one machine. `name`: who contributed it, if that was given; `free_bytes`: what the cases were chosen
-    for."""
+    """All cases of one machine. `name`: who contributed it; `free_bytes`: what the cases were chosen for."""
 
     date: Day
     name: Name = ""
@@ -212,7 +207,6 @@ class Verification(Record):
 
     @property
     def by_quantity(self) -> tuple[Summary, ...]:
-        """Each quantity's median and worst error; none where no case has it."""
         return summaries([(outcome.case.label, outcome) for outcome in self.outcomes])
 
     def text(self) -> str:
@@ -223,7 +217,6 @@ class Verification(Record):
 
 
 def summaries(outcomes: Sequence[tuple[str, Outcome]]) -> tuple[Summary, ...]:
-    """Each quantity's median and worst error over labelled outcomes."""
     found = []
     for quantity in QUANTITIES:
         errors = [(label, error) for label, each in outcomes if (error := each.error(quantity)) is not None]
@@ -241,7 +234,7 @@ def summaries(outcomes: Sequence[tuple[str, Outcome]]) -> tuple[Summary, ...]:
 
 
 def read(path: Path) -> Verification:
-    """The verification in a file. Raises UserError 'data.bad_verification' with what is wrong with it."""
+    """Read a file. Raises UserError 'data.bad_verification' with what is wrong with it."""
 
     def bad(reason: str) -> UserError:
         return UserError("data.bad_verification", path=str(path), reason=reason)
@@ -258,7 +251,7 @@ def read(path: Path) -> Verification:
 
 
 def checked(data: dict[str, Any], bad: Callable[[str], UserError]) -> Verification:
-    """The record of JSON values; its configs are valid, too. Raises what `bad` makes of a reason."""
+    """Make the record of JSON values; its configs are valid, too. Raises what `bad` makes of a reason."""
     try:
         found = Verification.model_validate(data)
         for outcome in found.outcomes:

@@ -100,8 +100,8 @@ ON_A_CPU = (
 
 
 def cases_for(gpu: Gpu, free_bytes: int | None) -> tuple[Case, ...]:
-    """The cases of a device with so much free memory. bfloat16 is float16 where the card has none; a micro-batch is
-    halved until the case is expected to fit, or is one sequence."""
+    """Return the cases of a device with so much free memory. bfloat16 is float16 where the card has none; a micro-batch
+    is halved until the case is expected to fit, or is one sequence."""
     if gpu.kind == "cpu":
         return tuple(_fitting(case, gpu, free_bytes) for case in ON_A_CPU)
     return tuple(
@@ -112,7 +112,7 @@ def cases_for(gpu: Gpu, free_bytes: int | None) -> tuple[Case, ...]:
 
 
 def is_ours(case: Case, gpu: Gpu) -> bool:
-    """Whether this version has the case, whatever its micro-batch: a file of results may come from anywhere."""
+    """Return whether this version has the case, whatever its micro-batch: results may come from anywhere."""
 
     def without_batch(each: Case) -> Case:
         kept = {name: value for name, value in each.options.items() if name not in ("batch_size", "eval_batch_size")}
@@ -123,7 +123,6 @@ def is_ours(case: Case, gpu: Gpu) -> bool:
 
 
 def needed_bytes(case: Case, gpu: Gpu) -> int:
-    """What the estimate says that a case's process needs on a device."""
     return estimated(case.spec(gpu)).memory.needed_bytes
 
 
@@ -136,7 +135,7 @@ def _batch(case: Case) -> int:
 
 
 def with_batch(case: Case, size: int) -> Case:
-    """With this micro-batch; an evaluation's own one shrinks with it."""
+    """Set the micro-batch; an evaluation's own one shrinks with it."""
     options = {**case.options, "batch_size": size}
     if own := case.config.eval_batch_size:
         options["eval_batch_size"] = max(1, own * size // _batch(case))
@@ -155,7 +154,7 @@ def _fitting(case: Case, gpu: Gpu, free_bytes: int | None) -> Case:
 
 
 def _filling(case: Case, gpu: Gpu, free_bytes: int | None) -> Case:
-    """With the largest micro-batch that is expected to fit; of one sequence where none is, or nothing is known."""
+    """Set the largest micro-batch that is expected to fit; one sequence where none is, or nothing is known."""
     fits = _room(gpu, free_bytes)
     low, high = 1, 2
     if free_bytes is None:
@@ -172,7 +171,7 @@ Peaks = dict[str, tuple[int, int | None]]  # phase -> allocated and reserved byt
 
 
 def requests(case: Case, gpu: Gpu) -> list[Request]:
-    """The traces that predict a case; none of a CPU."""
+    """Return the traces that predict a case; none of a CPU."""
     if gpu.kind != "cuda":
         return []
     return requests_for(case.spec(gpu))
@@ -185,7 +184,7 @@ def trace_all(cases: Sequence[Case], gpu: Gpu, listen: Callable[[str], None]) ->
 
 
 def predict(case: Case, gpu: Gpu) -> tuple[Predicted, Peaks]:
-    """(figures, peaks by phase): traced where a trace can be made, else estimated."""
+    """Return (figures, peaks by phase): traced where a trace can be made, else estimated."""
     spec = case.spec(gpu)
     ledger = estimated(spec).memory
     peaks, source = _traced(case, gpu), "traced"
@@ -208,7 +207,7 @@ def predict(case: Case, gpu: Gpu) -> tuple[Predicted, Peaks]:
 
 
 def _process(ledger: RunMemory, context: Context, reserved: int | None) -> tuple[int, int, int]:
-    """(expected, low, high) bytes of the process: what is reserved and the context, or as the estimate has it."""
+    """Return (expected, low, high) bytes of the process: reserved and the context, or as the estimate has it."""
     if reserved is not None:
         return tuple(reserved + size for size in (context.expected_bytes, context.low_bytes, context.high_bytes))  # type: ignore[return-value]
     most = max((p for p in ledger.phases if p.phase != "resume"), key=lambda p: p.needed_expected_bytes)
@@ -216,7 +215,7 @@ def _process(ledger: RunMemory, context: Context, reserved: int | None) -> tuple
 
 
 def _traced(case: Case, gpu: Gpu) -> Peaks | None:
-    """Of two traces, which differ in how a vocabulary is padded, the one with more reserved, as in a plan."""
+    """Return of two traces, which pad a vocabulary differently, the one with more reserved, as in a plan."""
     try:
         found = [replay(trace) for trace in service.traces(requests(case, gpu))]
     except TraceUnavailable:
@@ -228,12 +227,12 @@ def _traced(case: Case, gpu: Gpu) -> Peaks | None:
 
 
 def _estimated(ledger: RunMemory) -> Peaks:
-    """Without the phase of resuming, which no case does."""
+    """Return the peaks without the phase of resuming, which no case does."""
     return {p.phase: (p.allocated_bytes, p.reserved_bytes) for p in ledger.phases if p.phase != "resume"}
 
 
 def without_calibration(gpu: Gpu) -> Gpu:
-    """The card as the catalogue has it: what is contributed shows how good that is."""
+    """Return the card as the catalogue has it: what is contributed shows how good that is."""
     return gpu.model_copy(update={"calibration": None})
 
 
@@ -259,7 +258,7 @@ class Target:
     cards: Cards | None = None
 
     def now(self) -> tuple[int | None, int, bool]:
-        """(free bytes, used by other programs, whether these are using it) at this moment."""
+        """Return (free bytes, used by other programs, whether these are using it) at this moment."""
         if self.gpu.kind == "cpu":
             return available_memory_bytes(), 0, False
         sample = self.cards.one(self.index, []) if self.cards else None
@@ -289,7 +288,7 @@ class Ended(Exception):
 
 
 def ask(job: dict[str, Any], limit_s: float) -> dict[str, Any]:
-    """Return the answer of verification/measure.py to a job, within seconds. Raises Timeout, Ended."""
+    """Return the answer of measure/verify_step.py to a job, within seconds. Raises Timeout, Ended."""
     with tempfile.TemporaryDirectory(prefix="foretrain-verify-") as folder:
         child = Child("foretrain.measure.verify_step", without=_NOT_PASSED_ON, cwd=folder)
         try:
@@ -305,7 +304,7 @@ def ask(job: dict[str, Any], limit_s: float) -> dict[str, Any]:
 
 
 def target(device: str) -> Target:
-    """The device of this machine. Raises UserError 'environment.verify_…' where there is none that can be used."""
+    """Find the device of this machine. Raises UserError 'environment.verify_…' where none can be used."""
     try:
         seen = ask({"what": "device", "device": device}, DEVICE_S)
     except (Timeout, Ended):
@@ -335,13 +334,12 @@ def target(device: str) -> Target:
 
 
 def own_version() -> str:
-    """foretrain's version; `source` where it runs from a checkout that is not installed."""
+    """Return foretrain's version; `source` where it runs from a checkout that is not installed."""
     return installed("foretrain") or "source"
 
 
 def _gpu(number: int, ids: dict[str, str], seen: dict[str, Any]) -> Gpu:
-    """The catalogue's card with its true memory; one that the catalogue lacks has no speed, so that no time is
-    predicted."""
+    """Return the catalogue's card with its true memory; one that it lacks has no speed, so no time is predicted."""
     try:
         found = detect(number, **ids)
         if found is not None:
@@ -355,8 +353,8 @@ def _gpu(number: int, ids: dict[str, str], seen: dict[str, Any]) -> Gpu:
 
 
 def begin(path: Path, where: Target, name: str, listen: Listener) -> Verification:
-    """What was done before, or all cases of this device, still to do. What cannot be continued is set aside, never
-    written over. Raises UserError where the file cannot be written."""
+    """Read what was done before, or all cases of this device, still to do. What cannot be continued is set aside.
+    Raises UserError where the file cannot be written."""
     found = None
     if path.exists():
         try:
@@ -400,7 +398,7 @@ def keep(found: Verification, path: Path) -> None:
 
 
 def chosen(found: Verification, only: str) -> list[int]:
-    """The places of the cases whose label has this text. Raises UserError where there is none."""
+    """Return the places of the cases whose label has this text. Raises UserError where there is none."""
     places = [i for i, each in enumerate(found.outcomes) if only.lower() in each.case.label.lower()]
     if not places:
         raise UserError("usage.verify_only", text=only[:40], labels=[each.case.label for each in found.outcomes])
@@ -408,19 +406,18 @@ def chosen(found: Verification, only: str) -> list[int]:
 
 
 def to_do(found: Verification, only: str, *, again: bool) -> list[int]:
-    """The places of the cases that are to be run: those not tried yet; with `again` all that were chosen."""
+    """Return the places of the cases that are to be run: those not tried yet; with `again` all that were chosen."""
     open_ = ("waiting", "skipped")
     return [i for i in chosen(found, only) if again or found.outcomes[i].status in open_]
 
 
 def about_s(cases: Sequence[Case]) -> float:
-    """How long so many cases usually take."""
     return sum(USUAL_COMPILED_S if case.compiled else USUAL_EAGER_S for case in cases)
 
 
 def work(found: Verification, places: Sequence[int], where: Target, path: Path, listen: Listener) -> Verification:
-    """Run these cases and keep the file after each; `listen` hears 'tracing', 'case' and 'done'. What ends this with an
-    exception (a signal, a full disk) loses no more than the case in hand."""
+    """Run these cases and keep the file after each; `listen` hears 'tracing', 'case' and 'done'. An exception (a
+    signal, a full disk) loses no more than the case in hand."""
     cases = [found.outcomes[i].case for i in places]
     trace_all(cases, where.gpu, lambda state: listen("tracing", {"state": state}))
     began = time.monotonic()
@@ -439,7 +436,7 @@ def work(found: Verification, places: Sequence[int], where: Target, path: Path, 
 
 
 def try_case(case: Case, where: Target) -> Outcome:
-    """One case: predicted, then measured, unless it cannot be."""
+    """Predict a case, then measure it, unless it cannot be."""
     began = time.monotonic()
     here: dict[str, Any] = {"case": case}
     if case.compiled and where.no_compile:
@@ -466,7 +463,7 @@ def try_case(case: Case, where: Target) -> Outcome:
 
 
 def _settled(where: Target, needed_bytes: int) -> tuple[int | None, int, bool]:
-    """`where.now()`, asked again for seconds while there is too little, or the card works: the process before may just
+    """Ask `where.now()` again for seconds while there is too little, or the card works: the process before may just
     have ended, and NVML's utilisation is of the last second."""
     end = time.monotonic() + SETTLE_S
     while True:

@@ -1,8 +1,7 @@
 """One case on the real device, in its own process.
 
-It runs by the very code that `plan --exact` traces (predict/trace/drive.py), with its evaluation and saving in their
-place and random tokens. Peaks are torch's own, read at each change of phase; steady steps are timed until there are
-enough of them.
+It runs by the very code that `plan --exact` traces (predict/trace/drive.py), with random tokens. Peaks are torch's own,
+read at each change of phase; steady steps are timed until there are enough of them.
 """
 
 import functools
@@ -57,7 +56,6 @@ class Watch:
         self._since = time.perf_counter()
 
     def close(self) -> None:
-        """The phase that it is in has ended."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         if self.phase == "steady_step":
@@ -73,7 +71,7 @@ class Watch:
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def tag(self, *words: Any) -> None:
-        """The tracer names tensors; nobody asks for names here."""
+        """Ignore the names of tensors, which nobody asks for here."""
 
 
 class RandomJob(drive.Job):
@@ -84,19 +82,18 @@ class RandomJob(drive.Job):
 
 
 def run(case: Case, device: torch.device, watch: Any, *, kind: type[drive.Job] = RandomJob) -> None:
-    """Run a case; `watch` hears of its phases."""
     job = kind(case.config, device, case.dtype, case.compiled, watch, Names(watch))
     drive.RUNS[case.step](job)
 
 
 def prevent_overflow() -> None:
-    """Let gradient scalers of this process begin at 1. At their usual 65,536 the first steps of a small model overflow,
-    and are no steps."""
+    """Let gradient scalers of this process begin at 1: at 65,536 a small model's first steps overflow, and are no
+    steps."""
     torch.amp.GradScaler = functools.partial(torch.amp.GradScaler, init_scale=1.0)
 
 
 def _prepare(case: Case, device: torch.device) -> None:
-    """As a real run has it, and so that it does what was traced: all micro-steps, and steps enough to be timed."""
+    """Set up as a real run does, and so that it does what was traced: all micro-steps, and steps enough to be timed."""
     drive.MICRO_STEPS = 1_000_000
     drive.STEPS = 3 + UNTIMED + MOST_STEPS
     torch.set_float32_matmul_precision("high")  # TF32, as both trainers set it
@@ -113,7 +110,6 @@ def _prepare(case: Case, device: torch.device) -> None:
 
 
 def measured(case: Case, device: torch.device) -> dict[str, Any]:
-    """What a case takes. Raises what the run raises."""
     _prepare(case, device)
     watch, clock = Watch(device, enough=True), Clock()
     since = clock.read()
@@ -139,7 +135,7 @@ def measured(case: Case, device: torch.device) -> dict[str, Any]:
 
 
 def others_share(since: Reading, clock: Clock) -> float | None:
-    """The share of the processor that other programs have used since then; None where the system does not count it."""
+    """Return the share of the processor that other programs used since then; None where the system does not count."""
     now = clock.read()
     if now.busy_s is None or since.busy_s is None:
         return None
@@ -153,7 +149,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def _on_the_card(device: torch.device) -> int | None:
-    """What NVML counts for this process; None where it does not know it, as in some containers."""
+    """Return what NVML counts for this process; None where it does not know it, as in some containers."""
     cards = Cards()
     index = cards.index_of(device.index or 0, **identity(torch.cuda.get_device_properties(device)))
     sample = cards.one(index, [os.getpid()])
@@ -161,14 +157,13 @@ def _on_the_card(device: torch.device) -> int | None:
 
 
 def plain(text: str) -> str:
-    """The first line of what was raised, without the folders of paths, which can hold somebody's name."""
+    """Return the first line of what was raised, without the folders of paths, which can hold somebody's name."""
     line = (text.strip() or "nothing was said").splitlines()[0].replace(str(Path.home()), "/home")
     line = re.sub(r"(?:[A-Za-z]:)?[\w.~+@-]*[\\/](?:[^\s'\"\\/]+[\\/])*(?=[^\s'\"\\/]+)", "…/", line)
     return re.sub(r"[^ -~…]+", " ", line)[:160]
 
 
 def seen(device: torch.device) -> dict[str, Any]:
-    """What torch says of the device and of itself."""
     found: dict[str, Any] = {
         "torch": torch.__version__, "cuda": torch.version.cuda or "", "python": platform.python_version(),
         "triton": installed("triton"),
@@ -190,7 +185,7 @@ def seen(device: torch.device) -> dict[str, Any]:
 
 
 def answer(job: dict[str, Any]) -> dict[str, Any]:
-    """What a job asks for: a case's figures, or what the device is. What a case raises is an answer, too."""
+    """Answer a job: a case's figures, or what the device is. What a case raises is an answer, too."""
     device = torch.device(job["device"])
     if device.type == "cuda" and device.index is None:  # some of torch's functions take no card without its number
         device = torch.device("cuda", 0)
@@ -203,6 +198,5 @@ def answer(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(parent: Parent) -> None:
-    """Answer one job."""
     if (job := parent.receive()) is not None:
         parent.send(answer(job.value))

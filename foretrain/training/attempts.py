@@ -1,14 +1,13 @@
 """Steps and evaluations, tried: what memory or the compiler refuses is taken back and done again another way.
 
-Out of memory. Up to the last backward pass nothing has been changed but gradients and the generator of dropout, so the
-step can be taken back and done again with a smaller micro-batch: the same rows in the same order, cut differently. From
-the optimizer on weights may have changed, so a failure there ends the run. What an exception holds (its frames, and
-with them every activation) has to be gone before memory is freed, so nothing is done inside an `except` block.
+Out of memory. Up to the last backward pass only gradients and the generator of dropout have changed, so the step can be
+done again with a smaller micro-batch: the same rows in the same order, cut differently. From the optimizer on weights
+may have changed, so a failure there ends the run. What an exception holds (its frames, and with them every activation)
+has to be gone before memory is freed, so nothing is done inside an `except` block.
 
-Not compiled. Compilation comes with the first call of each size, and its backward half with the first backward pass, so
-it may fail in the middle of a step or of an evaluation: for want of memory while kernels are tried, of shared memory on
-the card (Triton's OutOfResources), of a compiler that works, of a place on the disk. The model then trains uncompiled:
-slower, and the same to rounding.
+Not compiled. Compilation comes with the first call of each size, its backward half with the first backward pass, so it
+may fail in the middle of a step: for want of memory, of shared memory on the card (Triton's OutOfResources), of a
+compiler that works, of a place on the disk. The model then trains uncompiled: slower, and the same to rounding.
 """
 
 import contextlib
@@ -46,7 +45,7 @@ Failure = Literal["micro_step", "optimizer", "stopped", "sent"]
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that memory ran out, on a card or on the host."""
+    """Return whether memory ran out, on a card or on the host."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _MESSAGES)
@@ -54,15 +53,14 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @dataclass(frozen=True)
 class NotCompiled:
-    """Why there are no compiled kernels. `sent`: what other ranks wait for, or has changed weights, cannot be done
-    again."""
+    """`sent`: what other ranks wait for, or has changed weights, cannot be done again."""
 
     reason: str
     sent: bool = False
 
 
 def not_compiled(error: BaseException) -> NotCompiled | None:
-    """The reason, where an exception is the compiler's or that of a kernel it made; else None."""
+    """Return the reason where an exception is the compiler's or that of a kernel it made."""
     if not any(cls.__module__.startswith(_FROM) for cls in type(error).__mro__):
         return None
     inner = getattr(error, "inner_exception", None) or error
@@ -79,7 +77,7 @@ Sum = tuple[float, float] | None | Failed  # losses and their weights
 
 @dataclass(frozen=True)
 class Generators:
-    """The state of PyTorch's generators on the host and on the run's GPU: what dropout draws from."""
+    """The state of PyTorch's generators, from which dropout draws, on the host and on the run's GPU."""
 
     cpu: torch.Tensor
     own: dict[str, torch.Tensor]  # by the kind of device
@@ -115,7 +113,6 @@ class _Watched:
 
 
 def free_memory(device: torch.device) -> None:
-    """Give back what nothing refers to any more."""
     gc.collect()  # autograd's graphs may be in reference cycles
     if device.type == "cpu":
         give_back()
@@ -128,11 +125,11 @@ def attempt(
     failed: Callable[[BaseException, int], None] = lambda error, begun: None,
     stopping: Callable[[], bool] = lambda: False,
 ) -> StepResult | Failure | NotCompiled:  # fmt: skip
-    """One optimizer step, or why there is none: after all but 'optimizer' and 'sent' everything is as before the step.
+    """Do one optimizer step, or return why there is none: after all but 'optimizer' and 'sent' all is as before it.
 
     'micro_step', 'optimizer': where memory ran out. 'sent': in a micro-step, and other ranks have gradients of it, or
-    wait for what does not come. 'stopped': `stopping` said so between two micro-steps. `failed` is
-    told of a lack of memory: the exception, which it must not keep, and how many micro-steps had begun.
+    wait for what does not come. 'stopped': `stopping` said so between two micro-steps. `failed` is told of a lack of
+    memory: the exception, which it must not keep, and how many micro-steps had begun.
     """
     generators, watched = Generators.now(state.device), _Watched(batches, stopping)
     outcome: Failure | NotCompiled = "micro_step"
@@ -164,7 +161,7 @@ def attempt(
 
 
 def use_split(state: TrainState, config: RunConfig, *, compiled: bool) -> None:
-    """Let a state carry out its steps as `config` says; what was compiled for other sizes is dropped."""
+    """Let a state carry out its steps as `config` says, and drop what was compiled for other sizes."""
     state.config = config
     if compiled:  # each size is compiled for itself, and Dynamo keeps eight of them at most
         torch.compiler.reset()
@@ -172,7 +169,7 @@ def use_split(state: TrainState, config: RunConfig, *, compiled: bool) -> None:
 
 
 def go_eager(state: TrainState) -> None:
-    """From here on a state runs uncompiled, and in the memory of a run that never was compiled."""
+    """Run uncompiled from here on, in the memory of a run that never was compiled."""
     state.model.stay_eager()
     state.call = state.parallel.call if state.parallel else state.model
     remove_frame_hook()
@@ -181,10 +178,8 @@ def go_eager(state: TrainState) -> None:
 def remove_frame_hook() -> None:
     """Take Dynamo's hook out of the interpreter, where a compiler that failed leaves it.
 
-    Dynamo counts who uses its hook, and an exception of the compiler passes by where it would count down again;
-    neither torch._dynamo.reset nor set_eval_frame(None) helps. With a hook (PEP 523) Python inlines no calls: a caller
-    keeps what it passes until the call returns, so that tensors which the callee deletes live on, and a step takes
-    more memory than planned. Nothing is compiled from here on, so nobody misses it.
+    Neither torch._dynamo.reset nor set_eval_frame(None) does. With a hook (PEP 523) Python inlines no calls: a caller
+    keeps what it passes until the call returns, so that a step takes more memory than planned.
     """
     with contextlib.suppress(AttributeError):  # another Python, without this interface
         python = ctypes.pythonapi
@@ -203,8 +198,7 @@ def sum_of_losses(
     stopping: Callable[[], bool],
     failed: Callable[[BaseException, int], None] = lambda error, begun: None,
 ) -> Sum:
-    """(losses in nats a token, summed by their weights; the sum of these); None where a stop was asked for in between;
-    why there is none.
+    """Return (losses in nats per token, summed by their weights; the sum of these), or None with the reason.
 
     `measure` is entered around the first two batches, which a stop does not interrupt. `failed` is as in `attempt`.
     """
@@ -269,14 +263,14 @@ class Ending:
 
 
 def card_is_lost(error: BaseException) -> bool:
-    """Whether an exception says that a card's context cannot be used any more."""
+    """Return whether a card's context cannot be used any more."""
     if is_out_of_memory(error) or not isinstance(error, RuntimeError):
         return False
     return isinstance(error, torch.AcceleratorError) or any(text in str(error) for text in _LOST)
 
 
 def ending_of(error: BaseException, path: Path, step: int, out_of_memory: Callable[[str], UserError]) -> Ending:
-    """Of a run in `path` after `step` steps. `out_of_memory` makes the sentence for an id."""
+    """Explain the end of a run after `step` steps. `out_of_memory` makes the sentence for an id."""
     if isinstance(error, UserError):
         return Ending("diverged" if error.id.startswith("diverged") else "failed", error.id, error)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
@@ -294,12 +288,12 @@ def ending_of(error: BaseException, path: Path, step: int, out_of_memory: Callab
 
 
 def end_process(error: UserError) -> None:
-    """Say why and be gone, from whatever thread: what is half done is not saved, and checkpoints are whole anyway."""
+    """Say why and end, from whatever thread: what is half done is not saved, and checkpoints are whole anyway."""
     with contextlib.suppress(OSError):
         os.write(2, f"\nerror: {error}\n".encode())
     os._exit(int(error.exit_code))
 
 
 def end_quietly(error: UserError) -> None:
-    """As `end_process`, for a rank whose sentence another one says."""
+    """End as `end_process` does, for a rank whose sentence another one says."""
     os._exit(int(error.exit_code))

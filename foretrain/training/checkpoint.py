@@ -3,8 +3,8 @@
 A checkpoint is staged beside its place, synced, and renamed, so that it is there as a whole or not at all. Loading
 verifies every digest first and falls back to the one before. Only complete checkpoints count in retention.
 
-Of several ranks each writes and syncs its rows in files of its own; the first, when it has heard the digests of all,
-writes the manifest and renames. Any number of ranks reads what any other number has written: each reads its rows.
+Each rank writes its rows in files of its own; the first, when it has heard the digests of all, writes the manifest and
+renames. Any number of ranks reads what any other number has written.
 """
 
 import contextlib
@@ -41,10 +41,9 @@ MOST_RANKS = 10_000  # whose manifest can still be read (base/files.py)
 class Progress(Record):
     """Where a run stands. `evaluated`: the evaluation of `step` is already in the metrics.
 
-    `skipped`: steps of late that were passed over as not finite; `overflows`: float16's of late, one after the other.
-    `recent_losses`: of the last steps; `last_spike`: the step whose loss was told to leap (divergence.py).
-    `dropout_by_number`: of the micro-batch (model/ranks/streams.py), as several ranks draw it, and one that goes on
-    from theirs; else dropout draws on from where the generators are.
+    `skipped`: recent steps that were passed over as not finite; `overflows`: float16's in a row. `last_spike`: the step
+    whose loss was reported to leap. `dropout_by_number`: dropout draws by the number of the micro-batch
+    (model/ranks/streams.py), as with several ranks; else it draws on from where the generators are.
     """
 
     step: int
@@ -74,12 +73,12 @@ class Loaded:
 
 
 def path_of(folder: Path, step: int) -> Path:
-    """Where the checkpoint after `step` steps is; names sort as numbers do."""
+    """Return the path of a checkpoint; names sort as numbers do."""
     return folder / f"step-{step:010d}"
 
 
 def steps_in(folder: Path) -> list[int]:
-    """Steps of the committed checkpoints, oldest first."""
+    """Return the steps of the committed checkpoints, oldest first."""
     numbers = (path.name[5:] for path in folder.glob("step-*"))
     return sorted(int(number) for number in numbers if number.isascii() and number.isdigit())
 
@@ -96,8 +95,7 @@ def kept_in(folder: Path) -> str:
 
 
 def check_shared(folder: Path, peers: Peers) -> None:
-    """Raise UserError 'environment.not_shared' on all ranks where one of them does not see the first one's files, and
-    'environment.cannot_write' where there can be none. To be asked before the first step, not hours later."""
+    """Raise UserError on all ranks where one does not see the first one's files, or they cannot be written."""
     mark = folder / f".staging-shared-{os.getpid()}"  # swept, should it be left
 
     def make() -> str:
@@ -135,7 +133,7 @@ def commit(folder: Path, snapshot: Snapshot, progress: Progress, peers: Peers = 
     """Write a checkpoint, whole or not at all. Every rank calls it, and all raise the same.
 
     Raises UserError 'disk.full', 'disk.limit', 'environment.cannot_write', and 'diverged.weights' where a number is not
-    finite; of several ranks also 'environment.not_shared'. RuntimeError, of torch's, where one of them is gone.
+    finite; of several ranks also 'environment.not_shared'. torch's RuntimeError, where one of them is gone.
     """
     final = path_of(folder, progress.step)
     staging = folder / f".staging-{final.name}"
@@ -195,7 +193,6 @@ def _written(path: Path, content: Iterable[memoryview | bytes]) -> dict[str, Any
 
 
 def _finish(staging: Path, final: Path, snapshot: Snapshot, progress: Progress, written: list[Manifest]) -> None:
-    """What one rank writes, the manifest last; then the name."""
     for rank, files in enumerate(written):
         if not all((staging / name).is_file() for name in files):
             raise _not_shared(final.parent, rank, host_name())
@@ -232,8 +229,8 @@ def retain(
 ) -> set[int]:
     """Keep the newest `keep` checkpoints whose digests are right, and the best one; remove what is older.
 
-    A damaged one counts for nothing, so the newest that is right always stays. `verified`: steps known to be right;
-    the others are read, by several ranks together. Returns the steps that are.
+    A damaged one counts for nothing. `verified`: steps known to be right; the others are read, by several ranks
+    together. Returns the steps that are right.
     """
     right: set[int] = set()
     older: list[int] = []
@@ -271,12 +268,11 @@ def sweep(folder: Path) -> None:
 
 
 def problem_of(path: Path, peers: Peers = ALONE) -> str | None:
-    """Why a checkpoint cannot be trusted, or None when every digest is right. Several ranks share the reading."""
+    """Return why a checkpoint cannot be trusted; None where every digest is right. Several ranks share the reading."""
     return next((each for each in peers.agree(lambda: _problem_of(path, peers)) if each), None)
 
 
 def _problem_of(path: Path, peers: Peers) -> str | None:
-    """What this rank finds: it looks at every `world`-th file."""
     try:
         text = read_text(path / MANIFEST)
         manifest = json.loads(text)
@@ -312,7 +308,7 @@ KINDS = ("model", "optimizer")  # of files that each rank writes its own of
 
 
 def ranks_of(path: Path) -> int:
-    """How many ranks have written a checkpoint. Raises ValueError and the like where its manifest cannot be read."""
+    """Return how many ranks wrote a checkpoint. Raises ValueError and the like where its manifest cannot be read."""
     ranks = json.loads(read_text(path / MANIFEST)).get("ranks", 1)
     if type(ranks) is not int or not 1 <= ranks <= MOST_RANKS:
         raise ValueError(f"{str(ranks)[:20]} ranks")
@@ -320,20 +316,20 @@ def ranks_of(path: Path) -> int:
 
 
 def files_of(path: Path, kind: str) -> list[str]:
-    """The names of the files that its weights ('model') or its moments ('optimizer') are in."""
+    """Return the names of the files with its weights ('model') or its moments ('optimizer')."""
     ranks = ranks_of(path)
     return [file_name(kind, rank, ranks) for rank in range(ranks)]
 
 
 @contextlib.contextmanager
 def tensors_in(path: Path, kind: str) -> Iterator[dict[str, Split]]:
-    """Its weights ('model') or its moments ('optimizer') by name, whichever number of ranks has written them."""
+    """Yield its weights ('model') or its moments ('optimizer') by name, whichever number of ranks wrote them."""
     with opened(path / name for name in files_of(path, kind)) as found:
         yield found
 
 
 def read_progress(path: Path) -> Progress:
-    """The state.json of a checkpoint. Raises ValueError and the like where it is none."""
+    """Read state.json. Raises ValueError and the like where it is none."""
     document = json.loads(read_text(path / "state.json"))
     for key in ("scaler", "torch"):
         document.pop(key)
@@ -341,10 +337,10 @@ def read_progress(path: Path) -> Progress:
 
 
 def newest_valid(folder: Path, peers: Peers = ALONE) -> tuple[Path | None, tuple[tuple[str, str], ...]]:
-    """The newest checkpoint whose digests are right, and the newer ones that were passed over.
+    """Return the newest checkpoint whose digests are right, and the newer ones that were passed over.
 
-    Raises UserError when there are checkpoints and none is valid: a run never silently starts over. All ranks see the
-    same ones; raises UserError 'environment.not_shared' where one of them does not.
+    Raises UserError when there are checkpoints and none is valid: a run never silently starts over; and
+    'environment.not_shared' where one rank does not see the same ones.
     """
     skipped: list[tuple[str, str]] = []
     for step in reversed(_seen_by_all(folder, peers)):
@@ -368,14 +364,13 @@ def _seen_by_all(folder: Path, peers: Peers) -> list[int]:
 
 
 def load_model(path: Path, model: torch.nn.Module) -> None:
-    """Weights of a checkpoint into a model of the same shape. Raises UserError where it is another model's."""
+    """Load the weights of a checkpoint. Raises UserError where they are another model's."""
     with tensors_in(path, "model") as tensors:
         put_weights(tensors.items(), model, str(path))
 
 
 def put_weights(tensors: Iterable[tuple[str, Rows]], model: torch.nn.Module, source: str) -> None:
-    """Named weights into a model that has exactly these, one after the other; of a sharded one, the rows that are here.
-    Raises UserError where it has others."""
+    """Put named weights into a model that has exactly these; of a sharded one, its rows. Raises UserError."""
     own = dict(model.named_parameters())
     lacking = set(own)
     for name, tensor in tensors:
@@ -389,7 +384,7 @@ def put_weights(tensors: Iterable[tuple[str, Rows]], model: torch.nn.Module, sou
 
 
 def put_moments(moments: Iterable[tuple[str, dict[str, torch.Tensor]]], state: TrainState) -> None:
-    """AdamW's step counts and moments, by parameter: those of this rank. Raises ValueError for other optimizers."""
+    """Put AdamW's step counts and this rank's moments, by parameter. Raises ValueError for other optimizers."""
     optimizer = states_of(state.optimizer)
     if not isinstance(optimizer, torch.optim.AdamW):
         raise ValueError("its moments are plain AdamW's, which the optimizer of this config has not")
@@ -422,8 +417,8 @@ def load(
 ) -> Loaded | None:
     """Put the newest valid checkpoint into `state`: weights, moments, scaler and RNG. None when there is none.
 
-    `compatible` may raise when the checkpoint belongs to other data or another config. Every rank calls it, and all
-    raise the same.
+    `compatible` may raise where it belongs to other data or another config. Every rank calls it, and all raise the
+    same.
     """
     path, skipped = newest_valid(folder, peers)
     if path is None:
@@ -450,7 +445,6 @@ def _put(path: Path, state: TrainState) -> None:
 
 
 def _load_rest(path: Path, state: TrainState) -> None:
-    """Moments, scaler and RNG."""
     with tensors_in(path, "optimizer") as moments:
         _load_moments(moments, state)
     scaler = json.loads(read_text(path / "state.json"))["scaler"]
@@ -462,7 +456,7 @@ def _load_rest(path: Path, state: TrainState) -> None:
 
 
 def _load_moments(moments: dict[str, Split], state: TrainState) -> None:
-    """Those of this rank's parameters. Raises ValueError where they are not its optimizer's."""
+    """Raise ValueError where they are not the moments of this rank's optimizer."""
     optimizer = states_of(state.optimizer)
     own = _parameters(optimizer)
     # Where an optimizer's states have other shapes than their parameters, it says which.

@@ -1,8 +1,7 @@
 """How much of the processor other programs use while a run trains on it, and what that costs the run.
 
-Busy time of the cores that this process may use (steal by other virtual machines included) less this
-process's own is what others used. Where the system does not count that, its load average is a rough stand-in. The
-clocks are arguments, so that tests bring their own.
+Busy time of the cores that this process may use (steal by other virtual machines included) less its own is what others
+used. Where the system does not count that, its load average is a rough stand-in.
 """
 
 import os
@@ -26,7 +25,7 @@ Told = tuple[str, dict[str, Any]]
 
 
 def cores_busy_s() -> float | None:
-    """Seconds that the cores of this process's affinity have worked, for whomever; None where no one counts."""
+    """Return seconds that the cores of this process's affinity have worked, for whomever; None where no one counts."""
     try:
         cores = system().cpu_times(percpu=True)
     except (system().Error, OSError):
@@ -37,13 +36,14 @@ def cores_busy_s() -> float | None:
 
 
 def _busy_s(core: Any) -> float:
-    """What a core did but idling and waiting for disks. Linux counts a virtual machine's time (guest) as user, too."""
+    """Count what a core did but idling and waiting for disks. Linux counts a virtual machine's time (guest) as user,
+    too."""
     idle = {"idle", "iowait", "guest", "guest_nice"}
     return sum(seconds for name, seconds in core._asdict().items() if name not in idle)
 
 
 def load_average() -> float:
-    """Programs that run or want to, over the last minute; 0 where the system does not say."""
+    """Return how many programs run or want to, over the last minute; 0 where the system does not say."""
     try:
         return os.getloadavg()[0]
     except (OSError, AttributeError):
@@ -51,7 +51,7 @@ def load_average() -> float:
 
 
 def own_s() -> float:
-    """Processor seconds of this process and of those of its children that have ended, compilers for one."""
+    """Return processor seconds of this process and of those of its children that have ended, compilers for one."""
     return sum(os.times()[:4])
 
 
@@ -78,11 +78,11 @@ class Clock:
 
 
 class Contention:
-    """Of one process's run, on as many `threads` as it wants; `since`: from when on to look.
+    """Watches one process's run, on as many `threads` as it wants; `since`: from when on to look.
 
     `gives_way`: others use the cores, so threads that wait for each other sleep (cpu_threads.py). Beside programs that
-    take whole cores, steps are many times shorter that way; beside a little, as on a virtual machine whose neighbours
-    take a tenth, they are longer. So both ways are tried, and the one with the shorter steps is kept.
+    take whole cores, steps are many times shorter that way; beside a little, they are longer. So both are tried, and
+    the one with the shorter steps is kept.
     """
 
     def __init__(self, threads: int, *, clock: Clock | None = None, since: Reading | None = None) -> None:
@@ -98,7 +98,7 @@ class Contention:
         self._told, self._quiet_s, self._told_s = False, 0.0, float("-inf")
 
     def begin(self) -> list[Told]:
-        """Before the first step: what is to be told of the machine as it is, once that was watched for a second."""
+        """Return what to tell of the machine as it is before the first step, watched for a second."""
         self._look()
         if self._window.wall_s < LEAST_S:
             return []
@@ -107,7 +107,7 @@ class Contention:
         return self._busy_now(window) if self.gives_way else []
 
     def step(self, took_s: float) -> list[Told]:
-        """One step is done: what is to be told, as (event id, values)."""
+        """Return what to tell after a step, as (event id, values)."""
         self._window.add_step(took_s, median(self._recent) if len(self._recent) >= LEAST_STEPS else None)
         self._recent = [*self._recent[-RECENT + 1 :], took_s]
         self._steps.append(took_s)
@@ -126,7 +126,7 @@ class Contention:
         return self._busy_now(window)
 
     def take_others(self) -> float | None:
-        """Cores that others used since this was asked last; None where nobody knows."""
+        """Return the cores that others used since this was asked last; None where nobody knows."""
         self._look()
         line, self._line = self._line, Sums()
         return line.others_s / line.wall_s if line.wall_s > 0 else None
@@ -175,7 +175,7 @@ class Contention:
         return [("machine_quiet", window.shares(self.cores))]
 
     def result(self) -> MachineLoad | None:
-        """Over all of it; None where that is too short to say anything."""
+        """Sum up all of it; None where that is too short to say anything."""
         self._look()
         if self._whole.wall_s < LEAST_S:
             return None
@@ -187,7 +187,7 @@ class Contention:
 
 
 class Unwatched:
-    """In place of a `Contention` where nobody looks, as on a card: there is nothing to tell and nothing to wait for."""
+    """Stands in for a `Contention` where nobody looks, as on a card."""
 
     gives_way = False
 
@@ -220,12 +220,12 @@ class Sums:
         self.wall_s, self.own_s, self.others_s = self.wall_s + wall_s, self.own_s + own_s, self.others_s + others_s
 
     def add_step(self, took_s: float, usual_s: float | None) -> None:
-        """One step; it stalled if it took much longer than usual."""
+        """Add a step; it stalled if it took much longer than usual."""
         self.steps, self.steps_s = self.steps + 1, self.steps_s + took_s
         if usual_s is not None and took_s > STALL_FACTOR * usual_s and took_s - usual_s > STALL_S:
             self.stalls, self.stalled_s = self.stalls + 1, self.stalled_s + took_s - usual_s
 
     def shares(self, cores: int) -> dict[str, float]:
-        """Of all of the processor: what others used, and this process."""
+        """Return the shares of the processor that others used, and this process."""
         whole_s = self.wall_s * cores
         return {"others": self.others_s / whole_s, "own": min(1.0, self.own_s / whole_s)}

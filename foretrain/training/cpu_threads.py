@@ -1,13 +1,13 @@
 """The threads that compute a run on a CPU: how many, and how they wait for each other, spinning or asleep.
 
 Sums over another number of threads round differently, so a resumed run takes as many as it had, whatever this process
-would take by itself (OMP_NUM_THREADS, the cores it may run on).
+would take by itself.
 
-Spinning is quickest while each thread has a core of its own. Where other programs use the cores, a thread that spins
-keeps the core that the thread it waits for needs: with two busy programs on two cores the demo's step of 35 ms took
-2.2 s, and 70 ms where its threads slept. GNU OpenMP, with which PyTorch's Linux wheels compute, spins for
-milliseconds, but hardly at all while it has more threads than there are cores (GOMP_SPINCOUNT in its manual). So a few
-threads that compute nothing let a run's threads sleep, and their end lets them spin again.
+Spinning is fastest while each thread has a core of its own. Where other programs use the cores, a thread that spins
+keeps the core that the thread it waits for needs: with two busy programs on two cores the demo's step of 35 ms took 2.2
+s, and 70 ms where its threads slept. GNU OpenMP, with which PyTorch's Linux wheels compute, spins for milliseconds, but
+hardly at all while it has more threads than there are cores (GOMP_SPINCOUNT in its manual). So a few threads that
+compute nothing let a run's threads sleep, and their end lets them spin again.
 """
 
 import math
@@ -26,7 +26,7 @@ ENOUGH = 1 << 18  # elements that PyTorch shares out among its threads
 
 
 def can_sleep() -> bool:
-    """Whether threads here can be made to sleep: GNU OpenMP computes, and nobody chose how it waits."""
+    """Return whether threads can be made to sleep: GNU OpenMP computes, and nobody chose how it waits."""
     if any(name in os.environ for name in DECIDED) or torch.get_num_threads() < 2:
         return False
     try:
@@ -36,12 +36,12 @@ def can_sleep() -> bool:
 
 
 def idle_teams(threads: int, cores: int) -> int:
-    """How many further teams of so many threads it takes until there are more threads than cores."""
+    """Return how many further teams of so many threads make more threads than cores."""
     return math.ceil(max(1, cores - threads + 1) / (threads - 1)) if threads > 1 else 0
 
 
 class Waiting:
-    """Of this process's threads; they spin until told otherwise."""
+    """Makes this process's threads sleep while they wait; they spin until then."""
 
     def __init__(self) -> None:
         self._end = threading.Event()
@@ -62,7 +62,7 @@ class Waiting:
         return bool(self._idle)
 
     def sleep(self) -> bool:
-        """Let threads sleep while they wait; whether they do."""
+        """Let threads sleep while they wait; return whether they do."""
         if self._idle or not self._able:
             return self.asleep
         self._end = threading.Event()
@@ -90,7 +90,7 @@ def _stay(ready: threading.Event, end: threading.Event) -> None:
 
 
 def set_threads(config: RunConfig, before: int | None) -> int:
-    """The number of threads that PyTorch now computes with. `before`: the run's until it stopped; None: it is new.
+    """Set and return the number of threads that PyTorch computes with. `before`: the run's until it stopped.
 
     The config's own number comes first. Where fewer cores are left than there were threads, as many as those: threads
     that wait for a core hold up all others.

@@ -26,7 +26,7 @@ LARGEST = 1 << 30
 
 
 def keep_memory() -> bool:
-    """Ask the C library not to give memory back; whether it agreed. Only glibc is asked; others keep their ways."""
+    """Ask the C library not to give memory back; return whether it agreed. Only glibc is asked."""
     if not sys.platform.startswith("linux"):
         return False
     try:
@@ -40,8 +40,8 @@ def keep_memory() -> bool:
 def give_back() -> None:
     """Give what was freed back to the system, now.
 
-    What came before the training (a calibration, a measurement of what is fastest) frees gigabytes, which `keep_memory`
-    would keep, and which would count as the training's own in the process's peak.
+    A calibration before the training frees gigabytes, which `keep_memory` would keep, and which would count as the
+    training's own in the process's peak.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -65,7 +65,7 @@ class Placement:
 
 
 def place(config: RunConfig) -> Placement:
-    """Decide. Raises UserError 'environment.…' when the wanted device is not there."""
+    """Decide where a run happens. Raises UserError 'environment.…' when the wanted device is not there."""
     device = _device(config.device)
     gpu = _gpu(device)
     dtype = _dtype(config, device)
@@ -129,7 +129,7 @@ def _dtype(config: RunConfig, device: torch.device) -> Dtype:
 
 
 def obstacle_to_compile(device: torch.device) -> str | None:
-    """Why nothing is compiled here, or None."""
+    """Return why nothing is compiled here, or None."""
     if device.type == "mps":  # torch 2.13's Inductor has kernels for it, of which we ran none
         return "foretrain has not tried it on Apple GPUs"
     if device.type == "cuda":
@@ -141,7 +141,7 @@ def obstacle_to_compile(device: torch.device) -> str | None:
 
 
 def environment(placement: Placement) -> dict[str, str]:
-    """What the run's figures depend on besides the config; no paths and no secrets."""
+    """Return what the run's figures depend on besides the config; no paths and no secrets."""
     import numpy
 
     found = {
@@ -172,12 +172,12 @@ def environment(placement: Placement) -> dict[str, str]:
 
 
 def identity_of(device: torch.device) -> dict[str, str]:
-    """What tells NVML which card a device is (hardware/card.py); empty for what is no card of NVIDIA's."""
+    """Return what tells NVML which card a device is; empty for what is no card of NVIDIA's."""
     return identity(torch.cuda.get_device_properties(device)) if device.type == "cuda" else {}
 
 
 def beside_allocator(device: torch.device) -> int | None:
-    """What this process holds on a card beside what PyTorch's allocator reserved; None where NVML does not say."""
+    """Return what this process holds on a card beside PyTorch's reserved memory; None where NVML does not say."""
     if device.type != "cuda":
         return None
     cards = Cards()

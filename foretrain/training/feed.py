@@ -1,8 +1,8 @@
 """Batches that are there when a step asks for them: a thread reads ahead, and the time that a step waits is counted.
 
-The thread reads rows of ids, looks at their digests and makes batches of them, for a card in page-locked memory, from
-where the trainer's own thread sends them on. What is read does not depend on it: the order is a function of (seed,
-step), and when a step is taken back and cut differently, reading begins again at that step.
+The thread reads rows of ids, checks their digests and makes batches, for a card in page-locked memory. What is read
+does not depend on it: the order is a function of (seed, step). When a step is taken back and cut differently, reading
+begins again at that step.
 """
 
 import queue
@@ -29,7 +29,7 @@ Rows = Batch | torch.Tensor  # on the host; for a card page-locked
 
 
 def token_files(config: RunConfig, info: DatasetInfo) -> tuple[TokenFile, TokenFile]:
-    """The training split and the validation split."""
+    """Return the training split and the validation split."""
     train, val = (TokenFile(info, s, config.vocab_size, verify=config.verify_data) for s in ("train", "val"))
     left = HELD
     for reader in (*val.readers, *train.readers):
@@ -52,7 +52,7 @@ class Ahead:
         self._thread.start()
 
     def get(self) -> Rows:
-        """The next item; waits for it. Raises what the iterator raised, and StopIteration at its end."""
+        """Wait for the next item. Raises what the iterator raised, and StopIteration at its end."""
         item, error = self._queue.get()
         if error is not None:
             raise error
@@ -60,7 +60,6 @@ class Ahead:
         return item
 
     def close(self) -> None:
-        """End the thread, wherever it is, and wait for it."""
         self._stop.set()
         while self._thread.is_alive():
             try:
@@ -116,7 +115,7 @@ class Feed:
             ahead.close()
 
     def batches(self, config: RunConfig, step: int) -> Iterator[Batch]:
-        """The micro-batches of a step, as the config cuts it. Raises UserError where they cannot be read."""
+        """Yield the micro-batches of a step, as the config cuts it. Raises UserError where they cannot be read."""
         wanted = (step, config.batch_size, config.gradient_accumulation_steps)
         if self._ahead is None or self._next != wanted:
             self.close()
@@ -133,19 +132,19 @@ class Feed:
             yield from_pinned(rows, self.device) if isinstance(rows, torch.Tensor) else _moved(rows, self.device)
 
     def again(self, config: RunConfig, step: int) -> Iterator[Batch]:
-        """The micro-batches of a step that is over, for a look at it; what is read ahead stays as it is."""
+        """Yield the micro-batches of a step that is over; what is read ahead stays as it is."""
         for rows in islice(self._rows(config, step), config.gradient_accumulation_steps):
             yield to_batch(rows, self.device)
 
     def take_wait_s(self) -> float:
-        """Seconds that a step waited for its data, a mean of the steps since this was asked last."""
+        """Return the mean seconds that a step waited for its data since this was asked last."""
         waited, steps = self._waited_s, self._steps
         self._waited_s, self._steps = 0.0, 0
         return waited / steps if steps else 0.0
 
     @property
     def mean_wait_s(self) -> float | None:
-        """The same of all steps but the first three; None before there are others."""
+        """Return the mean over all steps but the first three; None before there are others."""
         return self._total_s / self._counted if self._counted else None
 
     def _count(self, waited: float) -> None:

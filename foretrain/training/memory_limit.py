@@ -1,16 +1,13 @@
 """`memory_limit` kept: on a GPU PyTorch's allocator refuses what would go beyond it, on a CPU it is watched.
 
-The limit is for the process as a whole, as nvidia-smi shows it. The allocator's cap therefore is the limit less what
-the process holds beside the allocator: the CUDA context and loaded kernels. That is what `foretrain calibrate` measured
-on this card or what NVML says of this process now, whichever is more, and 64 MiB for kernels that are loaded later;
-where neither is known, what was published of cards like this one (hardware/devices.py). On an Apple GPU the allocator
-counts what Metal has given to the process as a whole, so its cap is the limit.
+The limit is for the process as a whole, as nvidia-smi shows it. So the allocator's cap is the limit less the CUDA
+context and loaded kernels: what `foretrain calibrate` measured on this card or what NVML says of this process now,
+whichever is more, and 64 MiB for kernels loaded later; where neither is known, what was published of cards like this
+one. On an Apple GPU the allocator counts what Metal has given to the whole process, so its cap is the limit.
 
 A CPU's allocator has no cap, and an address-space limit would also count what is only reserved: so the process's peak
-(VmHWM) is compared with the limit at each logged step, and the user is told once.
-
-When the machine itself runs out of memory Linux kills a process, ours or another, without a word: `HostGuard` ends a
-run on a CPU shortly before, with its sentence and its record.
+(VmHWM) is compared with the limit at each logged step. When the machine itself runs out of memory Linux kills a process
+without a word: `HostGuard` ends a run on a CPU shortly before, with its sentence and its record.
 """
 
 import threading
@@ -30,7 +27,7 @@ from foretrain.training.meter import Meter
 
 
 def context_bytes(placement: Placement) -> tuple[int, str]:
-    """(bytes that the process holds on the card beside PyTorch's allocator, 'measured' or 'assumed')."""
+    """Return (bytes that the process holds on the card beside PyTorch's allocator, 'measured' or 'assumed')."""
     calibration = placement.gpu.calibration
     now = beside_allocator(placement.device)
     known = [size for size in (now, calibration.context_bytes if calibration else None) if size]
@@ -40,18 +37,18 @@ def context_bytes(placement: Placement) -> tuple[int, str]:
 
 
 def held_now_bytes(placement: Placement) -> int:
-    """The same without an allowance for later kernels, of a process that has run its own."""
+    """Return the same without an allowance for later kernels, of a process that has run its own."""
     return beside_allocator(placement.device) or Context.of(placement.gpu).expected_bytes
 
 
 def peak_bytes(placement: Placement) -> int:
-    """The highest memory so far: what the allocator reserved on a GPU, the process's on a CPU; 0 where nobody says."""
+    """Return the highest memory so far: reserved on a GPU, the process's on a CPU; 0 where nobody says."""
     own = accelerator.accelerator_of(placement.device)
     return (own.peaks()[1] if own.counts else process_memory.peak_bytes()) or 0
 
 
 def cap(placement: Placement, limit_bytes: int) -> dict[str, int | str]:
-    """Cap the allocator of a CUDA device; the values of the note about it. Raises UserError where nothing is left."""
+    """Cap the allocator of a CUDA device; return the note's values. Raises UserError where nothing is left."""
     held, source = context_bytes(placement)
     if limit_bytes <= held:
         raise UserError("usage.limit_below_context", limit=limit_bytes, context=held, source=source)
@@ -64,7 +61,7 @@ def cap(placement: Placement, limit_bytes: int) -> dict[str, int | str]:
 
 
 def kept(placement: Placement, limit_bytes: int | None) -> tuple[str, dict[str, int | str]] | None:
-    """Cap the allocator of a device that has one; (id, values) of the note about it. Raises UserError."""
+    """Cap the allocator of a device that has one; return (id, values) of the note. Raises UserError."""
     if limit_bytes is None or placement.device.type == "cpu":
         return None
     if placement.device.type == "mps":
@@ -73,14 +70,14 @@ def kept(placement: Placement, limit_bytes: int | None) -> tuple[str, dict[str, 
 
 
 class Watch:
-    """The process's peak on a CPU against the limit; says once that it is above."""
+    """Compares the process's peak on a CPU with the limit; says once that it is above."""
 
     def __init__(self, limit_bytes: int | None) -> None:
         self.limit_bytes = limit_bytes
         self.told = False
 
     def exceeded(self, meter: Meter) -> int | None:
-        """The process's peak, the first time that it is seen above the limit; else None."""
+        """Return the process's peak, the first time that it is seen above the limit."""
         if self.told or self.limit_bytes is None:
             return None
         peak = meter.process_peak() if meter.device.type == "cpu" else None
@@ -95,7 +92,7 @@ class HostGuard:
 
     A limit on requests (RLIMIT_DATA) would be simpler, but oneDNN waits for ever where one of its requests fails.
     `ends` is called once, from the thread, with (bytes that this process holds, free, total); it must end the process.
-    A process that holds less than half is not the one to end. The arguments are stand-ins for tests.
+    A process that holds less than half is not the one to end.
     """
 
     SPARE_BYTES, SPARE_SHARE, LARGE_SHARE, EVERY_S = 512 * MIB, 0.03, 0.5, 0.2
@@ -123,7 +120,7 @@ class HostGuard:
                 return
 
     def look(self) -> tuple[int, int, int] | None:
-        """(held, free, total) where memory is about to run out for this process's sake."""
+        """Return (held, free, total) where memory is about to run out for this process's sake."""
         free, total, held = self._free(), self._total(), self._held()
         if free is None or not total or held is None:
             return None

@@ -1,6 +1,5 @@
-"""Measured memory of each phase: PyTorch's allocator on a GPU; on a CPU its allocator as the profiler sees it, and
-the process's peak as the system counts it. Each phase is sampled once, so measuring costs nothing afterwards.
-"""
+"""Measured memory of each phase: PyTorch's allocator on a GPU; on a CPU its allocator as the profiler sees it, and the
+process's peak as the system counts it. Each phase is sampled once, so measuring costs nothing afterwards."""
 
 import gc
 import math
@@ -37,8 +36,7 @@ def _reset_process_peak() -> bool:
 
 
 def allocator_peak(run: Any) -> int:
-    """Highest sum of the CPU allocator's blocks that were made while the profiler ran, from its event tree. `run`: this
-    module's profile, or torch.profiler's."""
+    """Return the highest sum of the CPU allocator's blocks that were made while the profiler ran."""
     events: list[tuple[int, int]] = []
     own: Any = run if isinstance(run, profile) else run.profiler
     stack = list(own.kineto_results.experimental_event_tree())
@@ -57,8 +55,6 @@ def allocator_peak(run: Any) -> int:
 
 
 class Meter:
-    """Samples each phase once and remembers the peaks."""
-
     def __init__(self, device: torch.device, limit_bytes: int | None = None) -> None:
         self.device, self.limit_bytes = device, limit_bytes
         self.accelerator = accelerator.accelerator_of(device)
@@ -138,7 +134,7 @@ class Meter:
         self._hook = state.optimizer.register_step_pre_hook(once)
 
     def weights(self, state: TrainState) -> int:
-        """The model's own, and their fp32 masters where they are not the same."""
+        """Count the model's own, and their fp32 masters where they are not the same."""
         return storage_bytes(chain(state.model.parameters(), state.trained.parameters()))
 
     def optimizer(self, state: TrainState) -> int:
@@ -146,12 +142,12 @@ class Meter:
         return storage_bytes(tensors)
 
     def process_peak(self) -> int | None:
-        """The process's highest memory so far: VmHWM starts again with each measured phase, so theirs count too."""
+        """Return the process's highest memory so far: VmHWM starts again with each phase, so theirs count too."""
         seen = [peak_bytes(), *(phase.process_bytes for phase in self.phases.values())]
         return max((size for size in seen if size is not None), default=None)
 
     def device_bytes(self) -> int | None:
-        """Memory in use now, for the progress line: reserved on a GPU, the process on a CPU."""
+        """Return the memory in use now, for the progress line: reserved on a GPU, the process on a CPU."""
         return self.accelerator.reserved() if self.accelerator.counts else resident_bytes()
 
     def result(self, state: TrainState) -> MeasuredMemory:
@@ -168,7 +164,7 @@ class Meter:
         )
 
     def empty(self) -> MeasuredMemory:
-        """The result before there is anything to measure."""
+        """Return the result before there is anything to measure."""
         return MeasuredMemory(method=self.method, process_base_bytes=self.base_bytes, limit_bytes=self.limit_bytes)
 
 
@@ -186,15 +182,13 @@ class Pace:
         self._last_s, self._last_step, self._paused_s = 0.0, 0, 0.0
 
     def begin(self, at_s: float, step: int) -> None:
-        """The next step to be timed is this one."""
         self._last_s, self._last_step, self._paused_s = at_s, step, 0.0
 
     def pause(self, seconds: float) -> None:
-        """Something that is no step took so long."""
         self._paused_s += seconds
 
     def step_s(self, at_s: float, step: int) -> float:
-        """Seconds of a step that is done, a mean of those since this was asked last."""
+        """Return the mean seconds of the steps done since this was asked last."""
         taken = (at_s - self._last_s - self._paused_s) / (step + 1 - self._last_step)
         self.begin(at_s, step + 1)
         if step >= WARM_STEPS:
@@ -202,10 +196,7 @@ class Pace:
         return taken
 
     def eta_s(self, step: int, step_s: float, max_iters: int, eval_interval: int) -> float:
-        """What the rest of the run takes, its evaluations included.
-
-        The first steps are not like the later ones, so it begins with the forecast, and what is measured replaces that.
-        """
+        """Estimate the rest of the run, its evaluations included: by the forecast first, then by what is measured."""
         remaining = max_iters - step - 1
         recent = self.step_times[-RECENT:]  # one slow step must not frighten
         each_s = median(recent) if recent else step_s

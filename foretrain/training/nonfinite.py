@@ -32,12 +32,9 @@ SCHEMA = "foretrain.nonfinite/1"
 
 
 class Culprit(Record):
-    """The first tensor that is not finite. `kind`: weight, moment, activation, its_loss, gradient, sum.
-
-    Where the step could not be done again: no_memory, failed.
-
-    `not_a_number`, `infinite`: how many of its `numbers` are; `micro`: the micro-step, where it is of one.
-    """
+    """The first tensor that is not finite. `kind`: weight, moment, activation, its_loss, gradient, sum; no_memory or
+    failed where the step could not be done again. `not_a_number`, `infinite`: how many of its `numbers` are; `micro`:
+    the micro-step, where it is of one."""
 
     kind: str
     name: str = ""
@@ -66,8 +63,6 @@ class FailureReport(Record):
 
 
 class _Search:
-    """Remembers the first tensor that is not finite."""
-
     def __init__(self) -> None:
         self.found: Culprit | None = None
         self.micro: int | None = None
@@ -82,7 +77,7 @@ class _Search:
                 )
 
     def watch(self, model: nn.Module) -> list[Any]:
-        """Hooks on the outputs of all modules, and on the gradients of these and of the weights."""
+        """Hook the outputs of all modules, and the gradients of these and of the weights."""
 
         def on_output(name: str) -> Any:
             def hook(_: object, __: object, output: object) -> None:
@@ -161,17 +156,17 @@ LEAST_GAIN, MOST_LOST = 0.5, 0.5  # nats that were gained at all, and the share 
 
 
 def knows_nothing(losses: Sequence[float], vocab_size: int) -> float:
-    """The loss of a guess among all tokens, or that of the run's start where it is higher."""
+    """Return the loss of a guess among all tokens, or that of the run's start where it is higher."""
     return max(math.log(vocab_size), losses[0])
 
 
 def diverging(losses: Sequence[float], vocab_size: int) -> bool:
-    """Whether the last of these training losses is far above that of a model that knows nothing."""
+    """Return whether the last of these losses is far above that of a model that knows nothing."""
     return losses[-1] > FAR_ABOVE * knows_nothing(losses, vocab_size)
 
 
 def at_the_end(losses: Sequence[float], vocab_size: int) -> tuple[str, dict[str, Any]] | None:
-    """(id of the error, its values) of a run that ends with the last of these training losses; None: it went well."""
+    """Return (id of the error, its values) of a run that ends with these training losses; None: it went well."""
     if len(losses) < 2:
         return None
     first, best, last = losses[0], min(losses), losses[-1]
@@ -189,7 +184,7 @@ _SMALLEST = 1e-3  # of the median: the spread of a loss that hardly moves says n
 
 
 def spike_score(recent: tuple[float, ...], loss: float) -> float | None:
-    """By how many standard deviations a loss lies above the recent ones; None where there are too few of them."""
+    """Return by how many standard deviations a loss lies above the recent ones; None where there are too few."""
     if len(recent) < FEWEST:
         return None
     middle = median(recent)
@@ -198,7 +193,7 @@ def spike_score(recent: tuple[float, ...], loss: float) -> float | None:
 
 
 def with_loss(recent: tuple[float, ...], loss: float) -> tuple[float, ...]:
-    """The recent losses with one more, the oldest left out where there are enough."""
+    """Add a loss to the recent ones, without the oldest where there are enough."""
     return (*recent[-(WINDOW - 1) :], loss)
 
 
@@ -225,7 +220,7 @@ class Reading:
         self.asked = False  # once it is read: whether one of several ranks has something to tell the others
 
     def read(self) -> tuple[float, float, bool]:
-        """(loss, norm of the gradient, whether the update was held back)."""
+        """Return (loss, norm of the gradient, whether the update was held back)."""
         if self._done is not None:
             self._done.synchronize()
         loss, norm, held, *asked = self._numbers.tolist()
@@ -234,10 +229,8 @@ class Reading:
 
 
 class Guard:
-    """Judges the steps of a run. `saved`: waits for the save under way, so that it counts as what is safe.
-
-    `ranks`: all judge the same numbers, and the first report that found something is that of all.
-    """
+    """Judges the steps of a run. `saved`: waits for the save under way, so that it counts as what is safe. `ranks`: all
+    judge the same numbers, and the first report that found something is that of all."""
 
     def __init__(
         self, directory: RunDirectory, info: DatasetInfo, note: Callable[..., None],
@@ -248,10 +241,7 @@ class Guard:
         self._before: dict[int, Generators] = {}
 
     def before(self, step: int, state: TrainState) -> None:
-        """Remember what dropout draws from in this step and in the one before, which may not be read yet.
-
-        With on_nonfinite = stop all updates after a bad one are held back.
-        """
+        """Remember what dropout draws from in this step and in the one before, which may not be read yet."""
         if state.config.on_nonfinite == "stop" and state.latch is None:
             state.latch = torch.zeros((), device=next(state.trained.parameters()).device)
         self._before = {n: g for n, g in self._before.items() if n == step - 1}
@@ -261,7 +251,7 @@ class Guard:
         self, state: TrainState, progress: Progress, step: int, numbers: tuple[float, float, bool],
         again: Callable[[int], Iterable[Batch]],
     ) -> tuple[bool, Progress]:  # fmt: skip
-        """(whether the step counts, the progress with it). Raises UserError 'diverged.…'.
+        """Return (whether the step counts, the progress with it). Raises UserError 'diverged.…'.
 
         `again`: the micro-batches of a step, to look into it.
         """
@@ -293,7 +283,7 @@ class Guard:
         raise UserError("diverged.step", **values, first=first)
 
     def _counted(self, progress: Progress, step: int, loss: float) -> Progress:
-        """With a loss more; one that leaps is told, once in a while."""
+        """Add a loss; one that leaps is reported, once in a while."""
         recent, update = progress.recent_losses, {"overflows": 0}
         leaps = loss > max(recent, default=loss) and spike_score(recent, loss)
         if leaps and leaps >= LEAST_SCORE and step - progress.last_spike >= FEWEST:
@@ -307,7 +297,7 @@ class Guard:
         return checkpoint.kept_in(self.directory.checkpoints)
 
     def _agreed(self, report: FailureReport) -> FailureReport:
-        """That of the first rank in whose rows something was found."""
+        """Return the report of the first rank in whose rows something was found."""
         if self.ranks.world == 1:
             return report
 

@@ -1,6 +1,4 @@
-"""Which rank of how many this process is, by the variables of whoever started it: torchrun, Slurm, or foretrain. No
-torch.
-"""
+"""Which rank of how many this process is, by the variables of torchrun, Slurm, or foretrain. No torch."""
 
 import re
 import socket
@@ -21,9 +19,7 @@ _PORTS = 20_000, 20_000  # the first, and how many, from which a Slurm job takes
 @dataclass(frozen=True)
 class Place:
     """A process among those of a run. `local_rank` of `local_world` on its machine; the ranks meet at `address`:`port`.
-
-    `agent`: the one that started it listens there already. `attempt`: how often it has been started again.
-    """
+    `agent`: the one that started it listens there already. `attempt`: how often it has been started again."""
 
     rank: int = 0
     world: int = 1
@@ -37,7 +33,7 @@ class Place:
 
     @property
     def first(self) -> bool:
-        """Whether this is the rank that speaks and writes for all."""
+        """Return whether this is the rank that speaks and writes for all."""
         return self.rank == 0
 
     @property
@@ -60,7 +56,7 @@ class OfRank(UserError):
 
 
 def place_of(environ: Mapping[str, str]) -> Place:
-    """The place of this process; ALONE where nobody says that there are others. Raises UserError."""
+    """Return the place of this process; ALONE where nobody says that there are others. Raises UserError."""
     world = environ.get("WORLD_SIZE", "")
     if "RANK" in environ and world not in ("", "0", "1"):
         return _of_torchrun(environ)
@@ -112,13 +108,13 @@ def _of_slurm(environ: Mapping[str, str], world: int) -> Place:
 
 
 def first_node(nodes: str) -> str:
-    """The first of a list of nodes as Slurm writes it: gpu-03 of 'gpu-[03-05,11],big-1'."""
+    """Return the first of a list of nodes as Slurm writes it: gpu-03 of 'gpu-[03-05,11],big-1'."""
     found = re.match(r"([^,\[]*)(?:\[([^\],-]+)[^\]]*\])?([^,\[]*)", nodes)
     return "".join(part or "" for part in found.groups()) if found else ""
 
 
 def _expanded(counts: str, node: int) -> int:
-    """The number for a node of Slurm's '8(x2),4': 8, 8, 4."""
+    """Return the number for a node of Slurm's '8(x2),4': 8, 8, 4."""
     found: list[int] = []
     for part in counts.split(","):
         if parsed := re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip()):
@@ -142,7 +138,6 @@ def _checked(place: Place) -> Place:
 
 
 def host_name() -> str:
-    """This machine's name among those of a run."""
     return socket.gethostname()[:64]
 
 
@@ -151,7 +146,7 @@ LEAST_S = 0.2  # of an evaluation that says something
 
 
 def slow(figures: Sequence[RankFigures]) -> list[tuple[RankFigures, float]]:
-    """The ranks that compute so much slower than the median that all wait for them, and by which share."""
+    """Return the ranks that compute so much slower than the median that all wait for them, and by which share."""
     times = {f.rank: f.evaluated_s / f.evaluated_tokens for f in figures if f.evaluated_tokens}
     if not times or max(f.evaluated_s for f in figures) < LEAST_S:
         return []

@@ -1,8 +1,8 @@
 """The ranks of a run as one of them sees them: how they meet, agree, hear of one that ended, and part.
 
 What they agree on goes through the store where they meet (torch.distributed's TCPStore), as JSON: each says its word,
-the first decides, all hear it. That needs no collective, so nothing comes between those of a step, and a rank that
-does not answer is known by its name. Every wait has an end: `collective_timeout`, or that one of the others is gone.
+the first decides, all hear it. That needs no collective, so nothing comes between those of a step, and a rank that does
+not answer is known by its name. Every wait has an end: `collective_timeout`, or that one of the others is gone.
 
 A rank that ends with an error leaves its last word in the store. A thread of each rank looks there once a second, as a
 rank that waits in a collective hears nothing; where the rank does not come out by itself, the thread ends it.
@@ -54,7 +54,7 @@ _BROKEN = (
 
 
 class Ranks:
-    """This rank by itself: it is all there are, so it waits for nobody."""
+    """This rank by itself: it waits for nobody."""
 
     def __init__(self, place: Place = ALONE) -> None:
         self.place = place
@@ -71,11 +71,11 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """Whether this one speaks and writes for all."""
+        """Return whether this one speaks and writes for all."""
         return self.place.first
 
     def agree(self, word: Any, decide: Callable[[list[Any]], Any], *, patient: bool = False) -> Any:
-        """What the first rank decides of the words of all, in the order of ranks. All of it has to be JSON.
+        """Return what the first rank decides of the words of all, in the order of ranks. All of it has to be JSON.
 
         `patient`: the wait has no end but that of another rank, as for the first one to read data.
         """
@@ -85,7 +85,7 @@ class Ranks:
         return list(numbers)
 
     def explained(self, error: BaseException) -> BaseException:
-        """The error, or the one of another rank that it comes from."""
+        """Return the error, or the one of another rank that it comes from."""
         return error
 
     def tell(self, error: UserError) -> None:
@@ -118,7 +118,6 @@ class Group(Ranks):
         self._watch.start()
 
     def start(self, device: torch.device) -> None:
-        """Make the process group, when all ranks know that they fit together."""
         cards = device.type == "cuda"
         dist.init_process_group(
             "nccl" if cards else "gloo", store=PrefixStore("group", self._store), rank=self.rank,
@@ -181,7 +180,8 @@ class Group(Ranks):
         return self._broken(error) if broken else error
 
     def _broken(self, error: BaseException) -> UserError:
-        """Why a collective or the store failed: mostly another rank has ended, and said why; that may take a moment."""
+        """Say why a collective or the store failed: mostly another rank has ended, and said why; that may take a
+        moment."""
         try:
             for _ in range(10):
                 self._raise_last()
@@ -204,7 +204,7 @@ class Group(Ranks):
                 raise OfRank(word)
 
     def _silent(self) -> list[int]:
-        """Ranks whose watching thread does not count on, as of a process that was killed."""
+        """Return the ranks whose watching thread does not count on, as of a process that was killed."""
         others = [rank for rank in range(self.world) if rank != self.rank]
         before = [self._store.add(f"beat/{rank}", 0) for rank in others]
         time.sleep(2.5 * LOOKS_EVERY_S)
@@ -220,7 +220,7 @@ class Group(Ranks):
         return {"rank": self.rank, "host": host_name(), "id": error.id, "values": error.values, "said": str(error)}
 
     def _look(self, store: Store) -> None:
-        """In a thread: count, and look for a last word; once there is one, wait a while, then end the process."""
+        """Count, in a thread, and look for a last word; once there is one, wait a while, then end the process."""
         error: UserError | None = None
         while error is None:
             if self._parting.wait(LOOKS_EVERY_S):
@@ -267,7 +267,7 @@ class Group(Ranks):
             pass
 
     def _leave(self) -> None:
-        """The store is the first rank's: it goes last."""
+        """Leave; the store is the first rank's, so it goes last."""
         try:
             if self.first:
                 self._get([f"left/{rank}" for rank in range(1, self.world)], patient=False)
@@ -278,7 +278,7 @@ class Group(Ranks):
 
 
 def meet(place: Place, timeout_s: float) -> Store:
-    """The store where the ranks of a run meet. Raises UserError where it cannot be had."""
+    """Open the store where the ranks of a run meet. Raises UserError where it cannot be had."""
     serves = place.first and not place.agent
     found: queue.Queue[Store | Exception] = queue.Queue()
 
@@ -330,7 +330,7 @@ def _fitting(words: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def placed(config: RunConfig, ranks: Group) -> Placement:
-    """Where this rank runs. All ranks know then that they fit together, and their group is made. Raises UserError."""
+    """Decide where this rank runs, check that all fit together, and make their group. Raises UserError."""
     placement = place(_on_own_card(config, ranks.place))
     if placement.device.type == "cuda":
         torch.cuda.set_device(placement.device)
@@ -343,10 +343,7 @@ def placed(config: RunConfig, ranks: Group) -> Placement:
 
 
 def _on_own_card(config: RunConfig, place: Place) -> RunConfig:
-    """The config for the card of this rank: the one with its number on this machine.
-
-    Slurm may let each task see its own card only, which has the number 0 then.
-    """
+    """Return the config for the card with this rank's number; Slurm may show each task its own card only, as 0."""
     if config.device not in ("auto", "cuda"):
         if config.device != "cpu":
             raise UserError("usage.ranks_one_device", device=config.device, world=place.world)
@@ -386,11 +383,10 @@ class Together:
         return self.ranks.world > 1
 
     def part_of(self, config: RunConfig) -> RunConfig:
-        """What this rank carries out of each step."""
+        """Return what this rank carries out of each step."""
         return config_of_rank(config, self.ranks.world) if self.several else config
 
     def share(self, config: RunConfig) -> "Share | None":
-        """What shares the model among the ranks, for `build`."""
         if not self.several:
             return None
         # FSDP and what it imports take half a second and 50 MB, which a run of one rank has no use for.
@@ -404,7 +400,7 @@ class Together:
             state.parallel.asks = lambda: bool(self.flag.asked) or self.smaller is not None
 
     def confer(self, batch_size: int) -> int:
-        """The micro-batch that all go on with; where one of them was asked to stop, all are. Every rank calls this."""
+        """Return the micro-batch that all go on with; where one was asked to stop, all are. Every rank calls this."""
         word = {"stop": self.flag.asked, "batch_size": self.smaller or batch_size}
         verdict = self.ranks.agree(word, _agreed)
         self.smaller = None
@@ -413,26 +409,25 @@ class Together:
         return int(verdict["batch_size"])
 
     def dealt(self, batches: Iterable[Batch], config: RunConfig, step: int) -> Iterable[Batch]:
-        """The micro-batches of this rank's part of a step, as it carries them out. Dropout draws by their number in the
-        whole step."""
+        """Yield this rank's part of a step's micro-batches. Dropout draws by their number in the whole step."""
         if config.dropout and self.by_number:
             batches = seeded(batches, config.seed, step, self.ranks.rank, self.ranks.world)
         return self._pieces(batches, self.smaller) if self.smaller else batches
 
     def _pieces(self, batches: Iterable[Batch], rows: int) -> Iterator[Batch]:
-        """Each cut into pieces of so many rows, where this rank has no memory for the whole."""
+        """Cut each into pieces of so many rows, where this rank has no memory for the whole."""
         for idx, targets in batches:
             yield from zip(idx.split(rows), targets.split(rows), strict=True)
 
     # -- evaluation ----------------------------------------------------------------------------------------
 
     def part(self, state: TrainState) -> tuple[int, int]:
-        """(which, of how many) of an evaluation's batches this rank does: all, where each needs every rank."""
+        """Return (which, of how many) of an evaluation's batches this rank does: all, where each needs every rank."""
         shards = state.parallel is not None and state.parallel.sharing.way.shards_weights
         return (0, 1) if shards else (self.ranks.rank, self.ranks.world)
 
     def mean(self, own: Sum, device: torch.device) -> Mean:
-        """The mean loss of what all ranks have evaluated; why there is none, where one of them has none."""
+        """Return the mean loss of what all ranks have evaluated, or why there is none."""
         if isinstance(own, tuple):
             total, weight = own
             if not self.several:
@@ -448,11 +443,11 @@ class Together:
         return None if stopped else total / weight
 
     def evaluated(self, seconds: float, tokens: int) -> None:
-        """That this rank's part of an evaluation took so long, without the wait for the others."""
+        """Note how long this rank's part of an evaluation took, without the wait for the others."""
         self._evaluated_s, self._evaluated_tokens = self._evaluated_s + seconds, self._evaluated_tokens + tokens
 
     def gather(self, figures: RankFigures) -> None:
-        """Let the first rank have the figures of all, and tell who is slow. After an evaluation, by every rank."""
+        """Give the figures of all to the first rank, and report who is slow. After an evaluation, by every rank."""
         update: dict[str, Any] = {"evaluated_s": self._evaluated_s, "evaluated_tokens": self._evaluated_tokens}
         update["host"] = host_name()
         self._evaluated_s, self._evaluated_tokens = 0.0, 0
@@ -478,8 +473,7 @@ _OWN = ("out_of_memory", "micro_batch_shrunk", "not_compiled", "memory_exceeded"
 
 
 class FollowerDirectory(RunDirectory):
-    """The directory of a run whose lock another rank has. `rank-N.jsonl` is this rank's own, and so is now.json in
-    its scratch folder."""
+    """The directory of a run whose lock another rank has. `rank-N.jsonl` is this rank's own."""
 
     def __init__(self, path: Path, rank: int) -> None:
         super().__init__(path)
@@ -487,7 +481,7 @@ class FollowerDirectory(RunDirectory):
 
     @property
     def scratch(self) -> Path:
-        """Its own, since the first one sweeps the run's."""
+        """Return its own, since the first one sweeps the run's."""
         folder = self.path / ".ranks" / self.own
         folder.mkdir(parents=True, exist_ok=True)
         return folder

@@ -1,13 +1,11 @@
 """Saving beside the training: the loop copies the state to the host's memory, a thread of its own writes it.
 
-At most one save is under way. The loop hears at its next step what became of it. Where the host has no room for a
-copy, and at the end of a run, the loop writes the state itself and waits.
+At most one save is under way. Where the host has no room for a copy, and at the end of a run, the loop writes the state
+itself and waits. A save that the disk or memory refuses leaves the earlier checkpoints as they are: the run goes on,
+says so, and tries again at the next one. Three of them in a row end the run, and so does one that is a run's last.
 
-A save that the disk or memory refuses leaves the earlier checkpoints as they are: the run goes on, says so, and tries
-again at the next one. Three of them in a row end the run, and so does one that is a run's last.
-
-Of several ranks each copies and writes what is its own to write. Whether a save has failed is the same for all of them,
-and what ends the run ends it in the same call on each: at the next save, as they hear of this one at different steps.
+Each rank copies and writes its own. Whether a save has failed is the same for all, and what ends the run ends it in the
+same call on each: at the next save, as they hear of this one at different steps.
 """
 
 import contextlib
@@ -75,7 +73,6 @@ class Saver:
         self.blocked_s += time.monotonic() - before
 
     def _staged(self, state: TrainState) -> Snapshot | None:
-        """A copy, or None where there is no room for one."""
         needs = live(state).size_bytes * SPARE
         if state.parallel:
             needs *= state.parallel.sharing.per_node  # each of this machine's ranks copies as much
@@ -105,7 +102,7 @@ class Saver:
             self.finish()
 
     def _may_tell(self) -> bool:
-        """Whether what became of a save may be told at any step: of several ranks, where it cannot end the run."""
+        """Return whether a save's end may be reported at any step: of several ranks, where it cannot end the run."""
         return self._error is None or self.peers.world == 1
 
     def finish(self) -> None:

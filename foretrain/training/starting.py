@@ -58,8 +58,6 @@ _SLICE_FLOPS = 8e9  # of one step: 25 to 100 ms on two cores
 
 
 class Way(Record):
-    """How a step can be carried out, and the seconds of one step of the slice in it."""
-
     dtype: Dtype
     attention: str
     master_weights: bool
@@ -68,7 +66,7 @@ class Way(Record):
 
 
 class Choice(Record):
-    """The fastest way first, then the others that were timed, as quick as each got; and of which slice."""
+    """The fastest way first, then the others that were timed, as fast as each got; and of which slice."""
 
     ways: tuple[Way, ...]
     layers: int
@@ -86,7 +84,7 @@ class Chosen:
 
 
 def recall(config: RunConfig, placement: Placement, record: TrainedRun, given: set[str]) -> Chosen:
-    """A resumed run goes on as it was recorded, bit for bit, except for what the user now asks for otherwise."""
+    """Go on as it was recorded, bit for bit, except for what the user now asks for otherwise."""
     old = record.config
     is_open = {key for key in CHOSEN if key not in given or getattr(config, key) == OPTIONS[key].chosen_on_cpu}
     update = {key: getattr(old, key) for key in is_open}
@@ -105,7 +103,7 @@ def recall(config: RunConfig, placement: Placement, record: TrainedRun, given: s
 
 
 def decide(config: RunConfig, placement: Placement, given: set[str]) -> Chosen:
-    """Measure what is open, or look it up. `given`: the knobs that the user set. On a card nothing is open."""
+    """Measure what is open, or look it up. `given`: the options that the user set. On a card nothing is open."""
     if placement.device.type != "cpu":
         return Chosen(config, placement)
     config, placement = _in_chunks(config, placement, given)
@@ -135,7 +133,7 @@ def decide(config: RunConfig, placement: Placement, given: set[str]) -> Chosen:
 
 
 def _in_chunks(config: RunConfig, placement: Placement, given: set[str]) -> tuple[RunConfig, Placement]:
-    """With a chunked loss, where its logits are large and nobody said how it is computed."""
+    """Chunk the loss, where its logits are large and nobody said how it is computed."""
     logits_bytes = 4 * config.vocab_size * config.batch_size * config.block_size
     decided = "loss_chunk_size" in given or config.loss_chunk_size or config.auto_chunker
     if decided or logits_bytes < LARGE_LOGITS_BYTES:
@@ -148,7 +146,7 @@ def _in_chunks(config: RunConfig, placement: Placement, given: set[str]) -> tupl
 
 
 def spared_compiling(chosen: Chosen, given: set[str]) -> Chosen:
-    """Uncompiled, where the run is over on a CPU before compiling pays, and nobody asked for it."""
+    """Run uncompiled, where the run is over on a CPU before compiling pays, and nobody asked for it."""
     config, placement = chosen.config, chosen.placement
     nominal_s = _nominal_s(config, placement)
     if placement.device.type != "cpu" or not placement.compiled or "compile" in given or nominal_s is None:
@@ -168,7 +166,7 @@ def _is_first(way: Way, first: Way) -> bool:
 
 
 def _plain(config: RunConfig, placement: Placement) -> RunConfig:
-    """What is open, without a measurement: as PyTorch does it by itself."""
+    """Choose what is open without a measurement: as PyTorch does it by itself."""
     update: dict[str, Any] = {"dtype": placement.dtype} if config.dtype == "auto" else {}
     if config.attention == "auto":
         update["attention"] = "sdpa"
@@ -183,7 +181,7 @@ def _apply(config: RunConfig, placement: Placement, notes: tuple[tuple[str, dict
 
 
 def candidates(config: RunConfig, given: set[str]) -> list[Way]:
-    """Every way that the config leaves open; the first is what PyTorch does by itself."""
+    """Return every way that the config leaves open; the first is what PyTorch does by itself."""
     if config.matmul != "dtype":  # other arithmetic was asked for, and stays
         given = {*given, "master_weights"}
     dtypes: list[Dtype] = ["float32", "bfloat16"] if config.dtype == "auto" else [config.dtype]
@@ -206,7 +204,7 @@ def _is_short(config: RunConfig, placement: Placement) -> bool:
 
 
 def _nominal_s(config: RunConfig, placement: Placement) -> float | None:
-    """Seconds of the whole run at the device's peak in float32."""
+    """Return seconds of the whole run at the device's peak in float32."""
     peak = placement.gpu.peak_flop_per_s("float32")
     return ModelShape.of(config).flops_per_token * config.tokens_per_step * config.max_iters / peak if peak else None
 
@@ -215,8 +213,7 @@ def _nominal_s(config: RunConfig, placement: Placement) -> float | None:
 
 
 def slice_of(config: RunConfig) -> RunConfig:
-    """A config whose step takes about _SLICE_FLOPS and whose parts have the same shares: layers and vocabulary are cut
-    alike, then rows."""
+    """Return a config whose step takes about _SLICE_FLOPS and whose parts have the same shares."""
     c = config
     step = ModelShape.of(c).flops_per_token * c.batch_size * c.block_size
     layers = max(1, min(c.n_layer, int(c.n_layer * _SLICE_FLOPS / step * 2)))  # two layers before more rows
@@ -249,8 +246,8 @@ class Candidate:
 
 
 def measure(config: RunConfig, ways: list[Way]) -> Choice:
-    """Time the ways in turn, LEAST_ROUNDS and for about BUDGET_S; what falls far behind is dropped. The state of
-    torch's generator and its thread count are as they were."""
+    """Time the ways in turn, LEAST_ROUNDS and for about BUDGET_S; what falls far behind is dropped. torch's generator
+    and thread count are left as they were."""
     sliced, started, threads = slice_of(config), time.perf_counter(), torch.get_num_threads()
     with torch.random.fork_rng(devices=[]):
         torch.set_num_threads(1)
@@ -281,7 +278,7 @@ def measure(config: RunConfig, ways: list[Way]) -> Choice:
 
 
 def _best(timed: list[Candidate]) -> Candidate:
-    """The fastest; an earlier one where the gain is small, as it changes less."""
+    """Return the fastest; an earlier one where the gain is small, as it changes less."""
     best = timed[0]
     for candidate in timed[1:]:
         if candidate.best_s < (1 - LEAST_GAIN) * best.best_s:
@@ -290,7 +287,7 @@ def _best(timed: list[Candidate]) -> Candidate:
 
 
 def _fewer_threads(best: Candidate, config: RunConfig) -> Way | None:
-    """The best way on fewer threads where that is faster: on real cores only, or on one for a small model."""
+    """Return the best way on fewer threads where that is faster: on real cores only, or on one for a small model."""
     now, best.clock = best.way.threads, time.perf_counter
     if config.cpu_threads or "OMP_NUM_THREADS" in os.environ:  # somebody decided
         return None
@@ -322,7 +319,7 @@ class Start:
 
 
 def find(init_from: str) -> WeightsFile | None:
-    """The weights that init_from names, or None where a run starts from none. Raises UserError.
+    """Return the weights that init_from names, or None where a run starts from none. Raises UserError.
 
     GPT-2's published weights come from Hugging Face's cache, else from its hub.
     """
@@ -334,7 +331,7 @@ def find(init_from: str) -> WeightsFile | None:
 
 
 def _published(name: str) -> Path:
-    """model.safetensors of a published GPT-2, with its config.json beside it."""
+    """Return model.safetensors of a published GPT-2, with its config.json beside it."""
     assert name in GPT2_SHAPES
     try:
         import huggingface_hub as hub
@@ -379,7 +376,7 @@ def put(weights: WeightsFile, state: TrainState, scratch: Path) -> Start:
 
 
 def known_digest(events: list[dict[str, Any]]) -> str | None:
-    """The SHA-256 that a run's events say its weights had when it began; None where they say none."""
+    """Return the SHA-256 that a run's events say its weights had when it began; None where they say none."""
     for event in reversed(events):
         values = event.get("values")
         if event.get("id") == "started_from" and isinstance(values, dict) and isinstance(values.get("sha256"), str):
@@ -400,7 +397,7 @@ def _files(weights: WeightsFile, folder: Path, *, wants_moments: bool) -> tuple[
 
 
 def _digest(files: tuple[str, ...]) -> str:
-    """SHA-256 of the one file, or of the digests of several."""
+    """Return the SHA-256 of the one file, or of the digests of several."""
     digests = []
     for name in files:
         with Path(name).open("rb") as file:
@@ -409,21 +406,20 @@ def _digest(files: tuple[str, ...]) -> str:
 
 
 def config_digest(config: RunConfig) -> str:
-    """A hash of every knob that decides what is learned; how a step is cut into micro-batches does not, and neither do
-    options of another recipe, so that a new recipe with options of its own leaves older runs as they were."""
+    """Hash every option that decides what is learned; how a step is cut into micro-batches does not, and neither do
+    options of another recipe, so that a new recipe leaves older runs as they were."""
     values = {key: value for key, value in config.model_dump().items() if decides(key) and _of_recipe(key, config)}
     values["sequences"] = sequences_of(config)
     return hashlib.sha256(repr(sorted(values.items())).encode()).hexdigest()[:16]
 
 
 def _of_recipe(key: str, config: RunConfig) -> bool:
-    """Whether the config's recipe reads this option."""
     other, wanted = OPTIONS[key].needs or ("", None)
     return other != "recipe" or config.recipe == wanted
 
 
 def keep_origin(config: RunConfig, record: TrainedRun, directory: RunDirectory) -> RunConfig:
-    """A run goes on from where it once started, which init_from = resume does not say. Raises UserError."""
+    """Keep where a run once started, which init_from = resume does not say. Raises UserError."""
     keys, before = ("init_from", "init_optimizer"), record.config
     if config.init_from == "resume":
         return config.model_copy(update={key: getattr(before, key) for key in keys})
@@ -446,7 +442,7 @@ def _changes(keys: Iterable[str], old: RunConfig, new: RunConfig) -> list[str]:
 def differences(
     loaded: Loaded, previous: TrainedRun, config: RunConfig, placement: Placement, threads: int | None, world: int = 1
 ) -> list[tuple[str, dict[str, Any]]]:
-    """What the user should hear of a resume, as (event id, values): what was passed over, and what is not as it was."""
+    """Return what the user should hear of a resume, as (event id, values): what was passed over or has changed."""
     found: list[tuple[str, dict[str, Any]]] = [
         ("checkpoint_skipped", {"name": name, "problem": problem}) for name, problem in loaded.skipped
     ]
@@ -475,10 +471,8 @@ def differences(
 
 
 def resumed_split(new: RunConfig, previous: TrainedRun) -> tuple[RunConfig, str, dict[str, Any]]:
-    """(the config with the micro-batch that memory had forced, unless another one is asked for; event id, values).
-
-    The id is '' where nothing is to be told.
-    """
+    """Return (the config with the micro-batch that memory had forced, unless another is asked for; event id, values).
+    The id is '' where there is nothing to report."""
     old = previous.config
     if new.batch_size == old.batch_size and not new.auto_batch_size:
         return new, "", {}
@@ -509,7 +503,7 @@ def check_compatible(progress: Progress, config: RunConfig, info: DatasetInfo, d
 
 
 def worlds(previous: TrainedRun, step: int, world: int) -> tuple[tuple[int, int], ...]:
-    """(from which step, ranks) of a run that goes on at `step` with so many; none where it always had as many."""
+    """Return (from which step, ranks) of a run that resumes at `step`; none where it always had as many."""
     before = previous.worlds or ((0, previous.world),)
     kept = tuple(one for one in before if one[0] < step)
     changed = kept if kept and kept[-1][1] == world else (*kept, (step, world))
@@ -517,10 +511,10 @@ def worlds(previous: TrainedRun, step: int, world: int) -> tuple[tuple[int, int]
 
 
 def with_former(record: TrainedRun, former: TrainedRun | None) -> TrainedRun:
-    """`record`, with what the process before it measured wherever this one has made no step: its speed, its memory.
+    """Fill in what the process before measured wherever this one has made no step: its speed, its memory.
 
-    Only of the same device, dtype, ranks and way to run the step; of another one it would be no measurement. `former`:
-    the record as the resume found it. A phase that both measured is this one's.
+    Only of the same device, dtype, ranks and way to run the step; of another one it would be no measurement. A phase
+    that both measured is this one's. `former`: the record as the resume found it.
     """
     same = ("gpu", "dtype", "compiled", "world")
     if former is None or any(getattr(record, name) != getattr(former, name) for name in same):

@@ -34,7 +34,7 @@ Files = dict[str, dict[str, torch.Tensor]]
 
 
 def tensors_of(state: TrainState) -> Files:
-    """{file name: tensors}. Tied weights appear once; optimizer tensors are named by their parameter."""
+    """Return {file name: tensors}. Tied weights appear once; optimizer tensors are named by their parameter."""
     named = dict(state.trained.named_parameters())
     states = states_of(state.optimizer).state
     optimizer = {}
@@ -51,9 +51,7 @@ def tensors_of(state: TrainState) -> Files:
 @dataclass(frozen=True)
 class Snapshot:
     """What a checkpoint holds. `scaler`: of float16, as JSON. Tensors may be the state's own, or copies on the host.
-
-    `begins`: of files with parts of tensors, the row of the whole one at which each begins.
-    """
+    `begins`: of files with parts of tensors, the row of the whole one at which each begins."""
 
     files: Files
     scaler: dict[str, float] | None
@@ -64,12 +62,12 @@ class Snapshot:
         return sum(t.numel() * t.element_size() for file in self.files.values() for t in file.values())
 
     def contents(self, step: int) -> dict[str, Iterator[bytes | memoryview]]:
-        """The bytes of each file. They raise UserError 'diverged.weights' at a number that is not finite."""
+        """Yield the bytes of each file. They raise UserError 'diverged.weights' at a number that is not finite."""
         return {name: pieces(tensors, step, self.begins.get(name)) for name, tensors in self.files.items()}
 
 
 def live(state: TrainState) -> Snapshot:
-    """The state's own tensors: to be written before the next step changes them."""
+    """Return the state's own tensors: to be written before the next step changes them."""
     scaler = state.scaler.state_dict() if state.scaler.is_enabled() else None
     if state.parallel is None:
         return Snapshot(tensors_of(state), scaler)
@@ -79,12 +77,12 @@ def live(state: TrainState) -> Snapshot:
 
 
 def file_name(kind: str, rank: int = 0, world: int = 1) -> str:
-    """Of the weights ('model') or the moments ('optimizer') that a rank writes; a rank that is alone writes all."""
+    """Name the file of the weights ('model') or the moments ('optimizer') that a rank writes."""
     return f"{kind}.safetensors" if world == 1 else f"{kind}.rank-{rank}.safetensors"
 
 
 def _own(state: TrainState) -> tuple[Files, dict[str, dict[str, int]]]:
-    """What this rank writes, and where it begins. The generators are the first rank's."""
+    """Return what this rank writes, and where it begins. The generators are the first rank's."""
     assert state.parallel is not None
     rank, world = dist.get_rank(), state.parallel.sharing.world
     dealt = state.optimizer is not states_of(state.optimizer)  # each rank has whole states, of its own parameters
@@ -106,7 +104,7 @@ def _own(state: TrainState) -> tuple[Files, dict[str, dict[str, int]]]:
 
 
 def staged(state: TrainState) -> Snapshot:
-    """Copies in the host's memory, made tensor by tensor, so that nothing is needed on a device."""
+    """Copy into the host's memory, tensor by tensor, so that nothing is needed on a device."""
     own = live(state)
     files = {
         file: {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
@@ -118,10 +116,10 @@ def staged(state: TrainState) -> Snapshot:
 def pieces(
     tensors: dict[str, torch.Tensor], step: int, begins: dict[str, int] | None = None
 ) -> Iterator[bytes | memoryview]:
-    """The bytes of a safetensors file: the header's length, the header, the tensors, widest numbers first.
+    """Yield a safetensors file: the header's length, the header, the tensors, widest numbers first.
 
-    `begins`: where they are parts, the row of the whole tensor at which each begins.
-    Raises UserError 'diverged.weights' at a number that is not finite.
+    `begins`: where they are parts, the row of the whole tensor at which each begins. Raises UserError
+    'diverged.weights' at a number that is not finite.
     """
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     header: dict[str, Any] = {}
@@ -149,7 +147,7 @@ def pieces(
 
 
 def _finite(numbers: np.ndarray, dtype: torch.dtype) -> bool:
-    """NumPy, as PyTorch would take as many threads for it as the training has."""
+    """Use NumPy, as PyTorch would take as many threads for it as the training has."""
     unsigned, exponent = _EXPONENTS[dtype]
     mask = unsigned(exponent)
     return not bool(((numbers.view(unsigned) & mask) == mask).any())

@@ -57,8 +57,8 @@ from foretrain.training.vitals import Vitals
 class Trainer:
     """Trains one run in its directory, whose lock the caller holds.
 
-    `expected`: seconds of a step and of an evaluation as they were forecast, for the first times that are left.
-    `contention`: what watches other programs on a CPU. `ranks`: those that train it together, of which this is one.
+    `expected`: seconds of a step and of an evaluation as they were forecast. `contention`: what watches other programs
+    on a CPU. `ranks`: those that train it together, of which this is one.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Trainer:
         self.ranks.ends = self._another_ended
 
     def _take(self, config: RunConfig) -> None:
-        """The run's config; `own` is what this rank carries out of each step."""
+        """Take the run's config; `own` is what this rank carries out of each step."""
         self.config, self.own = config, self.together.part_of(config)
 
     # -- the run -------------------------------------------------------------------------------------------
@@ -156,24 +156,24 @@ class Trainer:
         return self._write_record("finished" if finished else "interrupted", self.flag.signal_name)
 
     def _mend_folder(self) -> None:
-        """Somebody may have removed the run's folder under it; what it began with is written again, and said."""
+        """Write again what the run began with, where somebody removed its folder under it, and say so."""
         if lost := self.directory.restore_removed():
             self._note("files_missing", files=list(lost), path=str(self.directory.path))
 
     def _judge_end(self) -> None:
-        """Raises UserError 'diverged.…' where the run is over and its loss is no result."""
+        """Raise UserError 'diverged.…' where the run is over and its loss is no result."""
         if found := nonfinite.at_the_end(self._training_losses(), self.config.vocab_size):
             id, values = found
             saved = checkpoint.kept_in(self.directory.checkpoints)
             raise UserError(id, step=self.progress.step, saved=saved, **values)
 
     def _training_losses(self) -> list[float]:
-        """Of every evaluation so far, as this run and the processes before it logged them."""
+        """Return those of every evaluation so far, as this run and the processes before it logged them."""
         lines = self.directory.read_lines("metrics")
         return [line["train_loss"] for line in lines if line["kind"] == "evaluation"]
 
     def _machine_is_full(self, held: int, free: int, total: int) -> None:
-        """From another thread, while this one asks for more: there is no way back into the step, only out."""
+        """End from another thread, while this one asks for more: there is no way back into the step, only out."""
         values = {"held": held, "free": free, "total": total, "step": self.progress.step}
         error = UserError("memory.machine_full", **values)
         with contextlib.suppress(Exception):
@@ -183,13 +183,13 @@ class Trainer:
         self.end_process(error)
 
     def _another_ended(self, error: UserError) -> None:
-        """From another thread, while this one waits for a rank that has ended."""
+        """End from another thread, while this one waits for a rank that has ended."""
         with contextlib.suppress(Exception):
             self._write_fault("failed", error.id)
         self.end_process(error)
 
     def _write_fault(self, status: Any, reason: str) -> None:
-        """Unless the run was not gone on with: its record is of the config that it has, not of the one refused."""
+        """Write it unless the resume was refused: the record is of the config that the run has."""
         if self._entered:
             with contextlib.suppress(OSError):  # a full disk takes the record too; the error is what counts
                 self._write_record(status, reason)
@@ -228,7 +228,7 @@ class Trainer:
             precision_check.check_before(self.state, self.train_tokens, self.placement.dtype, self._note)
 
     def _start(self, sha256: str | None = None) -> None:
-        """From the weights that init_from names, if any; `sha256`: what they were when the run began before."""
+        """Start from the weights that init_from names, if any; `sha256`: what they were when the run began before."""
         if (weights := starting.find(self.config.init_from)) is None:
             return
         start = starting.put(weights, self.state, self.directory.scratch)
@@ -282,8 +282,7 @@ class Trainer:
         self._record_anew()
 
     def _record_anew(self) -> None:
-        """Steps are to be one graph, where config/checks.py says so and nothing in them is the host's: their first
-        ones run as always. What was recorded of other sizes is dropped."""
+        """Record steps as one graph again, where config/checks.py says so and nothing in them is the host's."""
         self.graphed = None
         if not self.together.several and not (self.config.dropout and self.together.by_number):
             asked = with_original_micro_batch(self.config, self.shrunk_from)
@@ -302,7 +301,7 @@ class Trainer:
         starting.check_compatible(progress, self.config, self.info, self.directory)
 
     def _loop(self) -> bool:
-        """Steps until max_iters (true) or until a signal asked for a stop (false).
+        """Take steps until max_iters (true) or until a signal asked for a stop (false).
 
         On a card a step's loss is read when the next step is under way, so that it never waits for the host; before
         anything is evaluated or saved, what is open is read.
@@ -355,11 +354,10 @@ class Trainer:
         self._log(step, numbers[0], numbers[1], self.pace.step_s(self.clock(), step))
 
     def _again(self, config: RunConfig, step: int) -> Iterable[Batch]:
-        """The micro-batches of a step that is over, as they were."""
         return self.together.dealt(self.feed.again(config, step), config, step)
 
     def _train_one(self, step: int) -> StepResult | None:
-        """One optimizer step, in as small micro-batches as memory asks for; None where a stop came in its middle."""
+        """Do one optimizer step, in as small micro-batches as memory asks for; None where a stop came in its middle."""
         rate, phase = learning_rate(self.config, step), "first_step" if step == 0 else "steady_step"
 
         def carry_out(batches: Iterable[Batch]) -> StepResult:
@@ -391,8 +389,7 @@ class Trainer:
                 self._shrink(step)
 
     def _smaller_at_resume(self, id: str) -> UserError:
-        """What was to be done cannot be done again. The record gets a smaller micro-batch, for a resume from the last
-        checkpoint."""
+        """Record a smaller micro-batch for a resume from the last checkpoint, where the work cannot be done again."""
         return self._out_of_memory("memory.one_sequence" if self.own.batch_size == 1 else id)
 
     def _take_smaller(self, batch_size: int) -> None:
@@ -409,7 +406,7 @@ class Trainer:
         self._note("not_compiled", reason=failed.reason)
 
     def _shrink(self, step: int) -> None:
-        """A smaller micro-batch for the same rows. Raises UserError where it is one sequence already.
+        """Take a smaller micro-batch for the same rows. Raises UserError where it is one sequence already.
 
         One rank of several cuts its own rows only, as others are in the same step; from the next one on all do.
         """
@@ -435,7 +432,7 @@ class Trainer:
         self._note("micro_batch_shrunk", step=step, old=old, new=batch_size, accumulation=more)
 
     def _confer(self, step: int) -> None:
-        """One of the ranks has something to tell, so all of them are here, after the same step."""
+        """Agree after the same step on all ranks, as one of them has something to tell."""
         batch_size = self.together.confer(self.config.batch_size)
         if batch_size != self.config.batch_size:
             self._shrink_to(step, batch_size)
@@ -468,7 +465,8 @@ class Trainer:
             self._note("memory_exceeded", peak=peak, limit=self.watch.limit_bytes)
 
     def _of_others(self) -> dict[str, float]:
-        """A key for a line of metrics.jsonl, on a CPU: `others_cores`, that other programs used since the last one."""
+        """Return a key for a line of metrics.jsonl, on a CPU: `others_cores`, used by other programs since the last
+        one."""
         others = self.contention.take_others()
         return {} if others is None else {"others_cores": round(others, 2)}
 
@@ -522,7 +520,7 @@ class Trainer:
             self._save(wait=force)
 
     def _shrink_evaluation(self, step: int) -> None:
-        """Smaller batches for the same sequences. Raises UserError where it is one sequence already."""
+        """Take smaller batches for the same sequences. Raises UserError where it is one sequence already."""
         free_memory(self.placement.device)
         old = self.config.eval_batch
         if old == 1:
@@ -532,7 +530,7 @@ class Trainer:
         self._note("evaluation_shrunk", step=step, old=old, new=old // 2)
 
     def _mean_loss(self, split: str, tokens: TokenFile, phase: str) -> Mean:
-        """Each rank does a part of it, and all have the same answer."""
+        """Average over the parts of all ranks; all have the same answer."""
         before = self.clock()
         while isinstance(own := self._own_losses(split, tokens, phase), NotCompiled):
             if not self.together.several:
@@ -560,7 +558,6 @@ class Trainer:
         )  # fmt: skip
 
     def _evaluate(self, batch: Batch) -> Any:
-        """The loss of one batch, a scalar on the device."""
         found = self.graphed.evaluate(batch) if self.graphed else evaluation_loss(self.state, batch)
         self._passed.add("evaluating")
         self._tell("evaluating", self.progress.step)
@@ -589,7 +586,7 @@ class Trainer:
         return self._elapsed_before_s + self.clock() - self._started
 
     def _tell(self, phase: Literal["training", "evaluating", "saving"], step: int) -> None:
-        """What the run does from now on; the first pass of each kind is compiled."""
+        """Report what the run does from now on; the first pass of each kind is compiled."""
         compiles = self.placement.compiled and phase != "saving" and phase not in self._passed
         self.directory.tell("compiling" if compiles else phase, step)
 

@@ -1,6 +1,6 @@
 """`PhaseMeter`: the memory of each phase of somebody else's training in this process.
 
-On CUDA these are the allocator's own peaks, which reading costs nothing; between two phases they are reset, so what
+On CUDA these are the allocator's own peaks; between two phases they are reset, so what
 torch.cuda.max_memory_allocated() says afterwards is of the last phase. On a CPU the allocator counts nothing, so the
 profiler watches it: in the first step, two later ones, one evaluation and one save. What matrix kernels take for
 themselves is left out, as it depends on the processor.
@@ -28,7 +28,7 @@ ORDER = ("load", "first_step", "steady_step", "evaluate", "save")
 
 
 def held_tensors(model: Any, optimizer: Any) -> list[torch.Tensor]:
-    """Weights, gradients, buffers and optimizer states."""
+    """Return weights, gradients, buffers and optimizer states."""
     found = [*model.parameters(), *model.buffers()]
     found += [p.grad for p in model.parameters() if p.grad is not None]
     states = getattr(optimizer, "state", {})
@@ -37,9 +37,9 @@ def held_tensors(model: Any, optimizer: Any) -> list[torch.Tensor]:
 
 
 class PhaseMeter:
-    """Measures phases one after the other; `memory` is what was found. `resets`: whether a card's peaks may be reset;
-    where not, only phases are known that reach higher than all before them. `on_cpu`: whether the profiler may watch a
-    CPU."""
+    """Measures phases one after the other; `memory` has the result. `resets`: whether a card's peaks may be reset;
+    where not, only phases are known that reach higher than all before. `on_cpu`: whether the profiler may watch a CPU.
+    """
 
     def __init__(self, model: Any, device: torch.device, *, resets: bool = True, on_cpu: bool = True) -> None:
         self.model, self.device, self.resets = model, device, resets
@@ -54,11 +54,10 @@ class PhaseMeter:
 
     @property
     def cuda(self) -> bool:
-        """Whether a card is measured."""
         return self.device.type == "cuda"
 
     def memory(self, before: MeasuredMemory) -> MeasuredMemory:
-        """All phases so far; of those that have not come again since a resume, what was measured `before` it."""
+        """Return all phases so far; of those that have not come again since a resume, what was measured `before` it."""
         self.look()
         known = {phase.phase: phase for phase in before.phases} | self.found
         if not known:
@@ -70,7 +69,7 @@ class PhaseMeter:
         )  # fmt: skip
 
     def load(self) -> None:
-        """What is held before the first step: on CUDA with the highest moment of loading."""
+        """Note what is held before the first step: on CUDA with the highest moment of loading."""
         if self.cuda:
             self._take(
                 "load", torch.cuda.max_memory_allocated(self.device), torch.cuda.max_memory_reserved(self.device)
@@ -79,7 +78,7 @@ class PhaseMeter:
             self._take("load", storage_bytes(iter(held_tensors(self.model, None))), None)
 
     def begin(self, phase: str) -> None:
-        """What comes belongs to this phase; the one before ends."""
+        """Begin this phase; the one before ends."""
         self.end()
         self.phase = phase
         if self.cuda:
@@ -94,7 +93,7 @@ class PhaseMeter:
             self._running = running
 
     def done(self) -> None:
-        """The phase's work was done once, such as one step; a CPU that was watched often enough is left alone."""
+        """Note that the phase's work was done once; a CPU that was watched often enough is left alone."""
         self.seen[self.phase] += 1
         if self._running is not None and self.seen[self.phase] >= ON_CPU[self.phase]:
             self.end()
@@ -105,7 +104,6 @@ class PhaseMeter:
             self._look(self.phase)
 
     def end(self) -> None:
-        """The phase ends, and what was seen of it is kept."""
         self.look()
         if self._running is not None:
             running, self._running = self._running, None
@@ -116,7 +114,7 @@ class PhaseMeter:
             self._standing = highest[-1]
 
     def held_bytes(self) -> int | None:
-        """What a card's allocator has given out now; None on a CPU."""
+        """Return what a card's allocator has given out now; None on a CPU."""
         return torch.cuda.memory_allocated(self.device) if self.cuda else None
 
     def _look(self, phase: str) -> None:
@@ -145,21 +143,17 @@ MOST_FRAMES = 40
 
 
 class Listener(Protocol):
-    """Who hears of it. None of these may raise."""
+    """Hears of the parts. None of these may raise."""
 
-    def entered(self, part: str, args: tuple[Any, ...]) -> None:
-        """A part begins: micro_batch, optimizer, evaluate or save."""
-        ...
+    def entered(self, part: str, args: tuple[Any, ...]) -> None: ...
 
     def left(self, part: str) -> None: ...
 
-    def failed(self, part: str, error: BaseException) -> None:
-        """It raised this, which goes on to whoever called; part '' is anywhere else in the program."""
-        ...
+    def failed(self, part: str, error: BaseException) -> None: ...
 
 
 def calling_trainer() -> Any:
-    """The Trainer that is calling, looked for in the frames above; None where there is none."""
+    """Find the Trainer that is calling in the frames above."""
     frame: FrameType | None = inspect.currentframe()
     for _ in range(MOST_FRAMES):
         frame = frame.f_back if frame else None

@@ -1,8 +1,8 @@
 """What a run writes down of its machine besides its steps: the card's clock and who holds it, and how memory ran out.
 
 All of it is for `foretrain explain`, and none of it may cost or break anything: what cannot be had is left out, cards
-are asked once a second at most, and a report of memory that ran out is made of numbers and texts only, while the
-exception still lives, so that it holds nothing.
+are asked once a second at most. A report of memory that ran out is made of numbers and texts only, while the exception
+still lives, so that it holds nothing.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ _MOMENTS = (
 
 
 class Vitals:
-    """Of one run in its directory. `nvml` and `cuda` are stand-ins for tests."""
+    """Watches one run in its directory. `nvml` and `cuda` are stand-ins for tests."""
 
     def __init__(self, directory: RunDirectory, device: torch.device, nvml: Any = None, cuda: Any = None) -> None:
         self.directory, self.device = directory, device
@@ -53,7 +53,7 @@ class Vitals:
         self._odd: list[tuple[str, dict[str, Any]]] = []
 
     def now(self) -> dict[str, Any]:
-        """Keys for a line of metrics.jsonl: `cpu_s` of this process since the line before, and on a card what
+        """Return keys for a line of metrics.jsonl: `cpu_s` of this process since the line before, and on a card what
         PyTorch holds, its clock, power, heat, what lowers the clock, and what other processes hold there."""
         cpu_s, before_s = time.process_time(), self._cpu_s
         self._cpu_s = cpu_s
@@ -92,7 +92,7 @@ class Vitals:
             self._odd.append(("throttled", values))
 
     def odd(self) -> list[tuple[str, dict[str, Any]]]:
-        """What the user should hear of the machine since this was asked last, as (event id, values)."""
+        """Return what to report of the machine since this was asked last, as (event id, values)."""
         found, self._odd = [*self._odd, *self.clocks.look()], []
         return found
 
@@ -108,7 +108,7 @@ class Vitals:
     # -- out of memory -----------------------------------------------------------------------------------------
 
     def watching(self, state: TrainState, phase: str, step: int) -> Callable[[BaseException, int], None]:
-        """What is to be told (the exception, micro-steps begun) where memory runs out in this phase."""
+        """Return what hears (the exception, micro-steps begun) where memory runs out in this phase."""
         return lambda error, micro_step: self.ran_out(error, state, step, phase=phase, micro_step=micro_step)
 
     def ran_out(
@@ -131,7 +131,7 @@ class Vitals:
         return values
 
     def _of_card(self) -> dict[str, int]:
-        """Whole bytes from the driver, where it still answers, instead of the message's two decimals."""
+        """Return whole bytes from the driver, where it still answers, instead of the message's two decimals."""
         found: dict[str, int] = {}
         with contextlib.suppress(Exception):
             found["allocated_bytes"] = self.cuda.memory_allocated(self.device)
@@ -146,7 +146,7 @@ class Vitals:
 
 
 def of_host() -> dict[str, int]:
-    """On a CPU: what the process holds, what the system could still give, and what other programs use of its memory."""
+    """Return what the process holds on a CPU, what is free, and what other programs use of its memory."""
     found: dict[str, int] = {}
     resident = resident_bytes()
     if resident is not None:
@@ -160,7 +160,7 @@ def of_host() -> dict[str, int]:
 
 
 def live(state: TrainState) -> dict[str, int]:
-    """Bytes of what a state holds now, and how it is cut into micro-batches."""
+    """Return the bytes of what a state holds now, and how it is cut into micro-batches."""
     moments = (v for s in state.optimizer.state.values() for v in s.values() if isinstance(v, torch.Tensor))
     config = state.config
     return {
@@ -173,7 +173,7 @@ def live(state: TrainState) -> dict[str, int]:
 
 
 def moment_of(trace: TracebackType | None) -> str:
-    """Where in a step a traceback ends: batch, forward, loss, backward, optimizer, saving, or other."""
+    """Return where in a step a traceback ends: batch, forward, loss, backward, optimizer, saving, or other."""
     files: list[str] = []
     while trace is not None:
         files.append(trace.tb_frame.f_code.co_filename.replace("\\", "/"))
@@ -186,7 +186,7 @@ def moment_of(trace: TracebackType | None) -> str:
 
 
 def _in_backward(files: list[str]) -> bool:
-    """Checkpointed blocks are computed again within backward."""
+    """Return whether it is within backward, where checkpointed blocks are computed again."""
     return any("torch/autograd/" in file or file.endswith("torch/_tensor.py") for file in files)
 
 
@@ -194,7 +194,7 @@ SUSPENDED_S, SET_S = 2.0, 60.0  # less is not told: NTP moves a clock by fractio
 
 
 def _with_suspends() -> float:
-    """Seconds since the start of the machine, those in which it was suspended included; elsewhere without them."""
+    """Return seconds since the start of the machine, on Linux those in which it was suspended included."""
     number = getattr(time, "CLOCK_BOOTTIME", None)
     return time.clock_gettime(number) if number is not None else time.monotonic()
 
@@ -210,12 +210,12 @@ class Clocks:
         self._suspended_s, self._moved_s = self._gaps()
 
     def _gaps(self) -> tuple[float, float]:
-        """How far the clock with suspends is ahead of the one without, and the wall's of the former."""
+        """Return how far the clock with suspends is ahead of the one without, and the wall's of the former."""
         monotonic, boot, wall = (clock() for clock in self._clocks)
         return boot - monotonic, wall - boot
 
     def look(self) -> list[tuple[str, dict[str, Any]]]:
-        """What happened since the last look, as (event id, values)."""
+        """Return what happened since the last look, as (event id, values)."""
         before, (suspended_s, moved_s) = (self._suspended_s, self._moved_s), self._gaps()
         self._suspended_s, self._moved_s = suspended_s, moved_s
         found: list[tuple[str, dict[str, Any]]] = []

@@ -1,8 +1,7 @@
 """`watch`: somebody else's training, measured from outside and not changed. What it leaves is in runs/record.py.
 
-The command's output is passed on by threads of its own (passthrough.py) and read here afterwards: the log as a file,
-its steps by training_log.Reader. Another thread samples NVML and the processes; a driver that hangs keeps back samples,
-not the command.
+The command's output is passed on by threads of its own and read here afterwards. Another thread samples NVML and the
+processes; a driver that hangs keeps back samples, not the command.
 """
 
 import codecs
@@ -87,7 +86,7 @@ class _Stream:
         told.put((self.target, b""))
 
     def _pass_on(self, data: bytes) -> bool:
-        """Write all of it; false where the reader has gone."""
+        """Write all of it; return false where the reader has gone."""
         view = memoryview(data)
         while view:
             try:
@@ -140,7 +139,7 @@ class Passthrough:
     # -- the terminal ------------------------------------------------------------------------------------------
 
     def _targets(self, out: int, err: int) -> list[tuple[int, tuple[int, int]]]:
-        """[(our descriptor, (end to read, end for the command))]; one where both of ours are the same terminal."""
+        """Return [(our descriptor, (end to read, end for the command))]; one where both of ours are one terminal."""
         same = os.isatty(out) and os.isatty(err) and os.path.samestat(os.fstat(out), os.fstat(err))
         return [(target, self._pair(target)) for target in ((out,) if same else (out, err))]
 
@@ -161,7 +160,7 @@ class Passthrough:
                 termios.tcsetwinsize(master, termios.tcgetwinsize(terminal))
 
     def _give_terminal(self) -> None:
-        """Where our input is a terminal that we are in front of, the command is in front of it now."""
+        """Put the command in front of the terminal that we are in front of."""
         with contextlib.suppress(OSError, AttributeError, ValueError):
             if POSIX and os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp():
                 self._terminal = 0
@@ -180,7 +179,7 @@ class Passthrough:
 
     @contextlib.contextmanager
     def _forwarding(self) -> Iterator[None]:
-        """What is sent to us goes to the command's group; the terminal's size too."""
+        """Send signals on to the command's group; the terminal's size too."""
         old: dict[int, Any] = {}
 
         def forward(number: int, frame: Any) -> None:
@@ -212,7 +211,7 @@ class Passthrough:
     # -- running -----------------------------------------------------------------------------------------------
 
     def run(self, sink: Sink, tick: Callable[[], None] = lambda: None) -> Ended:
-        """Pass everything on to the command's end. `sink` is told (our descriptor, bytes) of each piece after it was
+        """Pass everything on to the command's end. `sink` hears (our descriptor, bytes) of each piece after it was
         passed on; `tick` is called a few times a second."""
         told: queue.Queue[tuple[int, bytes]] = queue.Queue(_WAITING)
         ended: Ended | None = None
@@ -235,7 +234,7 @@ class Passthrough:
         return ended
 
     def _look(self) -> Ended | None:
-        """Whether the command has ended; when it was stopped from the terminal, so are we."""
+        """Return how the command ended, if it has; when it was stopped from the terminal, so are we."""
         if not POSIX:
             code = self.child.poll()
             return None if code is None else Ended(code)
@@ -249,7 +248,7 @@ class Passthrough:
         return Ended(self.child.returncode, rusage)
 
     def _stop_too(self) -> None:
-        """The command was stopped, by Ctrl-Z or a signal: our shell has to see us stop. Then both go on."""
+        """Stop with the command, so that our shell sees it. Then both go on."""
         if self._terminal is None:
             return
         self._take_terminal()
@@ -267,8 +266,6 @@ _WAIT_FOR_SAMPLER_S = 2.0
 
 
 class _CardSums:
-    """One card's samples, added up."""
-
     def __init__(self, before: CardSample | None) -> None:
         self.before = before
         self.used_peak = self.ours_peak = self.others_peak = 0
@@ -307,7 +304,7 @@ class _CardSums:
         self.last_s = at_s
 
     def _ours(self, sample: CardSample, used: int) -> int:
-        """By NVML's processes as soon as they have shown ours once, else what is in use beyond the beginning."""
+        """Count by NVML's processes as soon as they have shown ours once, else what is in use beyond the beginning."""
         if sample.ours_bytes and self.by != "processes":
             self.by, self.ours_peak, self.others_peak = "processes", 0, 0
         if self.by == "processes":

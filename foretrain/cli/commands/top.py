@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.control import Control
 
-from foretrain.analysis.live import SCHEMA, Top, look
+from foretrain.analysis.live import SCHEMA, look
 from foretrain.base.errors import UserError
 from foretrain.base.signals import StopFlag
 from foretrain.cli.command import argument, command, flag, json_option, option
@@ -24,7 +24,6 @@ foretrain top ~/experiments --interval 5
 foretrain top --once               (one picture, for a script or a log)
 
 foretrain top --json               (one object, for a program)"""
-_HEARD_S = 0.2  # so soon Ctrl-C is heard
 _HEAD = 12  # lines of a screen that are not for runs, besides the cards'
 
 
@@ -60,15 +59,11 @@ def _go_on(cards: Cards, folders: list[Path], interval_s: float) -> None:
     """Draw until somebody presses Ctrl-C, or a signal ends it; the terminal is then as it was."""
     with StopFlag() as stop, OUT.screen():
         while not stop.stopping:
-            next_s = time.monotonic() + interval_s
-            _draw(look(cards, folders))
+            next_s, top = time.monotonic() + interval_s, look(cards, folders)
+            with OUT.capture() as drawn:  # as one piece, so that nothing flickers
+                OUT.control(Control.clear(), Control.home())
+                text.render(top_document(top, max(1, OUT.height - _HEAD - len(top.cards))), OUT)
+            OUT.file.write(drawn.get())
+            OUT.file.flush()
             while not stop.stopping and time.monotonic() < next_s:
-                time.sleep(_HEARD_S)
-
-
-def _draw(top: Top) -> None:
-    with OUT.capture() as drawn:  # as one piece, so that nothing flickers
-        OUT.control(Control.clear(), Control.home())
-        text.render(top_document(top, max(1, OUT.height - _HEAD - len(top.cards))), OUT)
-    OUT.file.write(drawn.get())
-    OUT.file.flush()
+                time.sleep(0.2)

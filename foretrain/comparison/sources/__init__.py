@@ -17,7 +17,7 @@ from foretrain.hardware.catalogue import Gpu
 
 
 class Loader(NamedTuple):
-    """One kind of source. `load` raises UserError for what is damaged. `takes`: keys that may stand behind a +."""
+    """`load` raises UserError for what is damaged. `takes`: keys that may stand behind a +."""
 
     id: str
     claims: Callable[[Path, bytes], bool]
@@ -37,7 +37,7 @@ LOADERS = (
 
 
 def load(given: Given) -> Subject:
-    """The subject. Raises UserError with one sentence for what cannot be read."""
+    """Raises UserError with one sentence for what cannot be read."""
     path = Path(given.path)
     loader = next(loader for loader in LOADERS if loader.claims(path, given.head))
     for key in given.own:
@@ -56,7 +56,7 @@ def subjects_of(
     used_by_others_bytes: int = 0,
     columns: Mapping[str, str] | None = None,
 ) -> list[Subject]:
-    """The subjects of sources as a user names them, in that order; the rest as in `Given`.
+    """Return the subjects of sources as a user names them, in that order; the rest as in `Given`.
 
     `tell` hears what was skipped in a config, as soon as its source is read. Raises UserError, where there is but one
     source too.

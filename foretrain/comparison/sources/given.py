@@ -22,9 +22,7 @@ OWN_KEYS = ("gpu", "used_by_others", "bytes_per_token", "tokens_per_step", "run"
 @dataclass(frozen=True)
 class Given:
     """One source. `words`: its config as in `plan`; `own`: keys of this command; `tables`: further exports of it.
-
-    `gpu`, `used_by_others_bytes`: for all sources, from the command line; `columns`: role -> column.
-    """
+    `gpu`, `used_by_others_bytes`: for all sources, from the command line; `columns`: role -> column."""
 
     path: str
     label: str = ""
@@ -37,7 +35,7 @@ class Given:
 
     @property
     def name(self) -> str:
-        """What it is called: as the user names it here, as a run's own label has it, or by its folder or file."""
+        """Return its name: as the user names it here, as a run's own label has it, or by its folder or file."""
         path = Path(self.path)
         if self.label or not path.is_dir():
             return self.label or path.stem
@@ -45,28 +43,28 @@ class Given:
 
     @cached_property
     def head(self) -> bytes:
-        """The first bytes of its file; none of a folder's."""
+        """Return the first bytes of its file; none of a folder's."""
         return first_bytes(Path(self.path), 4096)
 
     @cached_property
     def resolved(self) -> ResolvedConfig | None:
-        """The config that belongs to it; None where none was given. Raises ConfigError."""
+        """Return the config that belongs to it; None where none was given. Raises ConfigError."""
         return resolve(self.words) if self.words else None
 
     @property
     def card(self) -> Gpu | None:
-        """Its own card, else the one of --gpu. Raises UserError."""
+        """Return its own card, else the one of --gpu. Raises UserError."""
         return device_named(self.own["gpu"]) if "gpu" in self.own else self.gpu
 
     @property
     def held_bytes(self) -> int:
-        """What other programs use on its card. Raises UserError."""
+        """Return what other programs use on its card. Raises UserError."""
         if "used_by_others" not in self.own:
             return self.used_by_others_bytes
         return stated_bytes(self.own["used_by_others"], "used_by_others")
 
     def number(self, key: str, least: float, most: float) -> float | None:
-        """The number under a key of `own`. Raises UserError for what is none."""
+        """Return the number under a key of `own`. Raises UserError for what is none."""
         if key not in self.own:
             return None
         try:
@@ -79,7 +77,6 @@ class Given:
 
 
 def card_named(name: str | None) -> Gpu | None:
-    """Return the card of this name, if it is in the catalogue."""
     try:
         return device_named(name) if name else None
     except UserError:
@@ -94,7 +91,7 @@ def _exists(path: str) -> bool:
 
 
 def take_apart(word: str) -> Given:
-    """The parts of a source. A path that is there is taken as it is, whatever signs it has. Raises UserError."""
+    """Take a source apart. A path that is there is taken as it is, whatever signs it has. Raises UserError."""
     label, rest = "", word
     if not _exists(word):
         named = _NAMED.fullmatch(word)

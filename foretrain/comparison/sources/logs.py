@@ -1,5 +1,4 @@
-"""A log as a subject: speed, losses and, where it has them, memory as measured; with its config also memory as
-planned."""
+"""A log as a subject: speed, losses and memory as measured; with its config also memory as planned."""
 
 import math
 from dataclasses import replace
@@ -28,19 +27,18 @@ from foretrain.runs.training_log import TrainingLog, read_log
 
 
 def claims(path: Path, head: bytes) -> bool:
-    """Whatever else it could be: the reader says what it is not."""
+    """Claim whatever else it could be: the reader says what it is not."""
     return True
 
 
 def load(given: Given) -> Subject:
-    """The log. Raises UserError for what is none."""
     log = read_log(Path(given.path))
     own = log if log.program.has_config else None
     return of_log(given, log, config_of(given.resolved, own, here) if own else None)
 
 
 def of_log(given: Given, log: TrainingLog, config: RunConfig | None, seen: Gpu | None = None) -> Subject:
-    """A log that is read, with its config where that is known. `seen`: the card, where somebody saw it at work."""
+    """Make a subject of a log, with its config where that is known. `seen`: the card, where somebody saw it at work."""
     pace = pace_of(log, config)
     step_s = pace.median_s if pace else mean_step_s(log)
     tokens, _ = tokens_of_step(log, config)
@@ -66,7 +64,7 @@ def of_log(given: Given, log: TrainingLog, config: RunConfig | None, seen: Gpu |
 
 
 def _memory(log: TrainingLog) -> Memory | None:
-    """The most that the allocator kept, as the log has it. Other figures leave out what the allocator kept besides."""
+    """Return the most that the allocator kept. Other figures leave out what the allocator kept besides."""
     found = memory_of(log.header)
     if found is None or found.reserved_bytes is None:
         return None
@@ -75,7 +73,7 @@ def _memory(log: TrainingLog) -> Memory | None:
 
 
 def _settings(log: TrainingLog, gpu: Gpu | None, config: RunConfig | None) -> dict[str, Any]:
-    """What the log itself says: its options, where no config has them in it already, tokens of a step, vocabulary."""
+    """Return what the log itself says: options, where no config has them already, tokens of a step, vocabulary."""
     found: dict[str, Any] = {"program": log.format}
     if config is None:
         found |= printed(log)
@@ -87,8 +85,8 @@ def _settings(log: TrainingLog, gpu: Gpu | None, config: RunConfig | None) -> di
 
 
 def _curves(log: TrainingLog, steady_s: float | None) -> tuple[Curve, Curve]:
-    """(training, validation) with the time since the start, where the log has times; steps that were not printed took
-    the steady time, or the mean that is printed with the next one."""
+    """Return (training, validation) with the time since the start, where the log has times; steps that were not printed
+    took the steady time, or the mean that is printed with the next one."""
     if steady_s is None:
         at_steps = [(number, loss, None) for number, loss in zip(log.steps.number, log.steps.loss, strict=True)]
         lost = [(one.step, math.nan if one.val_loss is None else one.val_loss, None) for one in log.evaluations]
@@ -125,7 +123,7 @@ def _notes(log: TrainingLog) -> tuple[Note, ...]:
 
 
 def _doubts(log: TrainingLog, subject: Subject, steady_s: float | None) -> tuple[Note, ...]:
-    """Said loudly where the config is not this log's."""
+    """Note where the config is not this log's."""
     found = findings(log, subject.config, subject.config, subject.used, steady_s, log_interval(log))
     doubtful = [finding for finding in found if finding.tone == "bad"]
     return (Note(id="other_config", values={"count": len(doubtful)}),) if doubtful else ()

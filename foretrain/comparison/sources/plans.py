@@ -1,7 +1,4 @@
-"""What is planned as a subject: the file that `foretrain plan --json` wrote, a run's plan.json, a config or a preset.
-
-Of a config alone: its settings, and by the planner its speed and memory.
-"""
+"""What is planned as a subject: a file of `foretrain plan --json`, a run's plan.json, a config or a preset."""
 
 import json
 from dataclasses import replace
@@ -31,12 +28,12 @@ from foretrain.predict.speed.time import is_calibrated, step_time
 
 
 def claims(path: Path, head: bytes) -> bool:
-    """JSON that says it is foretrain's."""
+    """Claim JSON that says it is foretrain's."""
     return b'"schema": "foretrain.' in head[:200] or (path.name == "plan.json" and head.lstrip()[:1] == b"{")
 
 
 def load(given: Given) -> Subject:
-    """The plan, of the step that it means. Raises UserError for other records."""
+    """Load the plan of the step that it means. Raises UserError for other records."""
     if given.words:
         raise UserError("usage.source_has_config", path=given.path)
     made = read(Path(given.path))
@@ -90,12 +87,12 @@ def read(path: Path) -> AnyPlan:
 
 
 def is_config(path: Path, head: bytes) -> bool:
-    """A TOML file, a nanoGPT file, or the name of a preset."""
+    """Claim a TOML file, a nanoGPT file, or the name of a preset."""
     return path.suffix in (".toml", ".py") or preset_named(str(path)) is not None
 
 
 def load_config(given: Given) -> Subject:
-    """The plan of the config on the card. Raises ConfigError, and UserError without a card."""
+    """Plan the config on the card. Raises ConfigError, and UserError without a card."""
     resolved = resolve([given.path, *given.words])
     gpu = given.card
     if gpu is None:
@@ -109,18 +106,18 @@ def load_config(given: Given) -> Subject:
 
 
 def with_vocabulary(resolved: ResolvedConfig, vocab_size: int | None) -> RunConfig:
-    """The config; a vocabulary that it does not set is the log's, else that of its dataset."""
+    """Fill in a vocabulary that the config does not set: the log's, else that of its dataset."""
     return data_of_config(resolved, logged_vocab_size=vocab_size, find=here).config
 
 
 def here(name: str) -> dataset.DatasetInfo | None:
-    """The dataset in a folder of this machine; a comparison asks no other one."""
+    """Return the dataset in a folder of this machine; a comparison asks no other one."""
     path = dataset.find(name)
     return dataset.read_info(path) if path else None
 
 
 def bytes_per_token(given: Given, config: RunConfig | None, tokenizer: str = "") -> float | None:
-    """As given; a token of the byte tokenizer is a byte. `tokenizer`: of the run's dataset, by its record."""
+    """Return it as given; a token of the byte tokenizer is a byte. `tokenizer`: of the run's dataset, by its record."""
     stated = given.number("bytes_per_token", 0.1, 1000)
     if stated is None and config is not None and not tokenizer:
         tokenizer = config.tokenizer if config.dataset == dataset.BUILT_IN else _tokenizer_here(config.dataset)
@@ -128,7 +125,7 @@ def bytes_per_token(given: Given, config: RunConfig | None, tokenizer: str = "")
 
 
 def _tokenizer_here(name: str) -> str:
-    """The tokenizer of a dataset on this machine; "" where it is not here, or cannot be read."""
+    """Name the tokenizer of a dataset on this machine; "" where it is not here, or cannot be read."""
     try:
         found = here(name)
     except UserError:
@@ -137,7 +134,7 @@ def _tokenizer_here(name: str) -> str:
 
 
 def with_forecast(subject: Subject, config: RunConfig, gpu: Gpu | None, step: StepName) -> Subject:
-    """The subject with what its config settles; speed and memory predicted where they were not measured.
+    """Add what the config settles; speed and memory are predicted where they were not measured.
 
     Raises UserError where the card cannot do what the config asks for.
     """
@@ -163,7 +160,7 @@ def with_forecast(subject: Subject, config: RunConfig, gpu: Gpu | None, step: St
 
 
 def needed(config: RunConfig, gpu: Gpu, step: StepName, used_by_others_bytes: int = 0) -> Memory:
-    """What the whole run needs. Raises UserError where others are said to hold more than the card has."""
+    """Return what the whole run needs. Raises UserError where others are said to hold more than the card has."""
     checked(gpu, used_by_others_bytes)
     room, _ = available(config, gpu, used_by_others_bytes)
     memory = predict(StepSpec.of(config, gpu, step), room)

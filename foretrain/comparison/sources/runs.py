@@ -25,22 +25,21 @@ Lines = Sequence[dict[str, Any]]  # of metrics.jsonl
 
 
 def is_watched(path: Path, head: bytes) -> bool:
-    """Whether it is a directory that `foretrain watch` made, or the record in it: a log with more figures."""
+    """Claim a directory that `foretrain watch` made, or the record in it: a log with more figures."""
     return source_of(folder_of(path)) == "watched"
 
 
 def claims(path: Path, head: bytes) -> bool:
-    """A directory, or the record in it."""
     return path.is_dir() or source_of(folder_of(path)) is not None
 
 
 def load(given: Given) -> Subject:
-    """The run. Raises UserError where there is none, its record is damaged, or its output is no training log."""
+    """Raises UserError where there is no run, its record is damaged, or its output is no training log."""
     return of(given, RunDirectory(folder_of(Path(given.path))))
 
 
 def of(given: Given, directory: RunDirectory, metrics: Lines | None = None) -> Subject:
-    """The run in this directory. `metrics`: its lines, where they were read before. Raises UserError as `load`."""
+    """Load the run in this directory. `metrics`: its lines, where they were read before. Raises UserError as `load`."""
     record = directory.any_record()
     if isinstance(record, WatchedRun):
         return _of_output(given, directory.path, record)
@@ -93,7 +92,6 @@ def _of_trainer(given: Given, subject: Subject, record: TrainerRun, metrics: Lin
 
 
 def _of_output(given: Given, path: Path, record: WatchedRun) -> Subject:
-    """What a watched command printed, and what was seen of it."""
     log, config, used = read_log(path / LOG), None, record.busiest
     if log.program.has_config:
         config = config_of(given.resolved, log, here) or of_watched(record.config, log)
@@ -111,7 +109,7 @@ def _times(lines: Lines, starts: list[int] | None = None) -> tuple[tuple[float, 
 
 
 def _curve(lines: Lines, kind: str, key: str) -> Curve:
-    """Losses of one kind of line; a line without a time of its own takes that of the one before it."""
+    """Return the losses of one kind of line; a line without a time of its own takes that of the one before it."""
     points: list[tuple[int, float, float | None]] = []
     elapsed_s = 0.0
     for line in lines:
@@ -122,14 +120,13 @@ def _curve(lines: Lines, kind: str, key: str) -> Curve:
 
 
 def _data(record: TrainedRun) -> dict[str, Any]:
-    """What was trained on."""
     info = record.dataset
     found = {settings.CONTENTS: info.fingerprint[:8]} if info.fingerprint else {}
     return found | ({"tokenizer": info.tokenizer} if info.tokenizer and record.config.dataset != BUILT_IN else {})
 
 
 def _memory(record: RunRecord) -> Memory | None:
-    """The highest moment: what the allocator reserved on a card, the process on a CPU."""
+    """Return the highest moment: what the allocator reserved on a card, the process on a CPU."""
     highest = record.highest_bytes
     if highest is None:
         return None

@@ -2,14 +2,13 @@
 
 The shapes: wandb's chart export ("Step", "NAME - train/loss", "…__MIN", "…__MAX"); wandb's history, a record for each
 step ("_step", "_runtime", …), and trackio's CSV ("step", "timestamp", …); TensorBoard's download ("Wall time,Step,
-Value", or [[wall time, step, value], …]); MLflow's metric history ("run_id,key,value,step,timestamp", or its records).
+Value", or [[wall time, step, value], …]).
 """
 
 import csv
 import io
 import json
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -37,7 +36,7 @@ class Table:
 
 
 def read_table(path: Path, run: str | None = None) -> Table:
-    """The table in a file. `run`: which one of several. Raises UserError."""
+    """Read the table in a file. `run`: which one of several. Raises UserError."""
     text = _text(path)
     try:
         if path.suffix in (".json", ".jsonl", ".ndjson") or text.lstrip()[:1] in ("[", "{"):
@@ -48,9 +47,7 @@ def read_table(path: Path, run: str | None = None) -> Table:
         raise UserError("data.table_bad", path=str(path), reason=str(error)) from None
     if not rows:
         raise UserError("data.table_empty", path=str(path))
-    keys = set(rows[0])
-    long = {"key", "value"} <= keys or {"metric", "value"} <= keys
-    return _choose(_pivot(rows, path, run) if long else wide(rows, path), path, run)
+    return _choose(wide(rows, path), path, run)
 
 
 def _text(path: Path) -> str:
@@ -66,7 +63,7 @@ def _text(path: Path) -> str:
 
 
 def _csv_rows(text: str, path: Path) -> list[dict[str, Any]]:
-    """Rows by the names in the first line that is no comment."""
+    """Read rows by the names in the first line that is no comment."""
     while text.startswith("#"):
         text = text.partition("\n")[2]
     lines = csv.reader(io.StringIO(text, newline=""), delimiter="\t" if path.suffix == ".tsv" else ",")
@@ -90,7 +87,7 @@ def _too_many(path: Path) -> UserError:
 
 
 def _json_rows(text: str, path: Path) -> list[dict[str, Any]]:
-    """A list of records, of [wall time, step, value], MLflow's {"metrics": [...]}, or a record on each line."""
+    """Read a list of records or of [wall time, step, value], or a record on each line."""
     try:
         if len(text) > MAX_JSON_BYTES and "\n" not in text[:MIB]:
             raise UserError(
@@ -108,7 +105,7 @@ def _json_rows(text: str, path: Path) -> list[dict[str, Any]]:
         if text.strip() and not data:
             raise UserError("data.table_bad", path=str(path), reason="it is not JSON, nor is any line") from None
     if isinstance(data, dict):
-        nested = next((data[key] for key in ("metrics", "history", "rows") if isinstance(data.get(key), list)), None)
+        nested = next((data[key] for key in ("history", "rows") if isinstance(data.get(key), list)), None)
         data = nested if nested is not None else [data]
     if not isinstance(data, list):
         return []
@@ -122,7 +119,7 @@ def _json_rows(text: str, path: Path) -> list[dict[str, Any]]:
 
 
 def _record(line: str) -> Any:
-    """One line of JSON lines; a last line that was cut off is left out."""
+    """Read one line of JSON lines; a last line that was cut off is left out."""
     try:
         return json.loads(line)
     except (ValueError, RecursionError):
@@ -130,7 +127,7 @@ def _record(line: str) -> Any:
 
 
 def number(value: Any) -> Value:
-    """A finite number or NaN of what a cell holds; ISO times as seconds; None for what is neither."""
+    """Return a finite number or NaN of what a cell holds; ISO times as seconds; None for what is neither."""
     if isinstance(value, bool) or value is None:
         return None
     if isinstance(value, int | float):
@@ -148,7 +145,7 @@ def number(value: Any) -> Value:
 
 
 def wide(rows: list[dict[str, Any]], path: Path) -> Table:
-    """The table of rows that each say some columns. Raises UserError where it is too large."""
+    """Make a table of rows that each say some columns. Raises UserError where it is too large."""
     names = dict.fromkeys(str(name) for row in rows for name in row if name is not None)
     if len(names) > MAX_COLUMNS:
         names = dict.fromkeys(list(names)[:MAX_COLUMNS])
@@ -158,28 +155,8 @@ def wide(rows: list[dict[str, Any]], path: Path) -> Table:
     return Table({name: values for name, values in columns.items() if any(v is not None for v in values)})
 
 
-def _pivot(rows: Iterable[dict[str, Any]], path: Path, run: str | None) -> Table:
-    """A row for each metric and step, as MLflow writes them: a column for each metric."""
-    rows = list(rows)
-    names = dict.fromkeys(str(row.get("run_id") or row.get("run") or "") for row in rows)
-    if len(names) > 1:
-        if run is None or run not in names:
-            raise UserError("usage.table_runs", path=str(path), runs=list(names)[:8], run=next(iter(names)))
-        rows = [row for row in rows if str(row.get("run_id") or row.get("run") or "") == run]
-    by_step: dict[float, dict[str, Any]] = {}
-    for row in rows:
-        step, key = number(row.get("step")), row.get("key", row.get("metric"))
-        if step is None or not math.isfinite(step) or not isinstance(key, str):
-            continue
-        found = by_step.setdefault(step, {"step": step})
-        found[key] = row.get("value")
-        if number(row.get("timestamp")) is not None:
-            found.setdefault("timestamp", row["timestamp"])
-    return wide([by_step[step] for step in sorted(by_step)], path)
-
-
 def _choose(table: Table, path: Path, run: str | None) -> Table:
-    """Of a chart of several runs, the columns of one; wandb's bounds beside each column go."""
+    """Choose the columns of one run in a chart of several; wandb's bounds beside each column go."""
     columns = {
         name: values for name, values in table.columns.items()
         if not name.endswith(("__MIN", "__MAX")) or name.rsplit("__", 1)[0] not in table.columns

@@ -27,14 +27,14 @@ from foretrain.runs.trackers.tracker import Row, Tracked, without_undone
 
 
 def claims(path: Path, head: bytes) -> bool:
-    """By its name, or JSON that is not foretrain's own; what a fine-tuning program writes is a log."""
+    """Claim it by its name, or JSON that is not foretrain's own; what a fine-tuning program writes is a log."""
     if any(word in head for word in (b'"log_history"', b'"current_steps"', b"global_step/max_steps")):
         return False
     return path.suffix in (".csv", ".tsv", ".json", ".jsonl", ".ndjson") or head.lstrip()[:2] in (b'{"', b"[{", b"[[")
 
 
 def load(given: Given) -> Subject:
-    """The table, or several of one run (TensorBoard downloads each curve by itself). Raises UserError."""
+    """Load the table, or several of one run (TensorBoard downloads each curve by itself). Raises UserError."""
     roles: dict[str, dict[int, float]] = {}
     for path in (Path(given.path), *given.tables):
         table = read_table(path, given.own.get("run"))
@@ -46,7 +46,8 @@ def load(given: Given) -> Subject:
 
 
 def by_step(table: Table, path: Path, chosen: Mapping[str, str]) -> dict[str, dict[int, float]]:
-    """{role: {step: value}}; a role's column is the one that the user named, else the first of NAMES that is there."""
+    """Return {role: {step: value}}; a role's column is the one that the user named, else the first of NAMES that is
+    there."""
     counts = {name: sum(value is not None for value in values) for name, values in table.columns.items()}
     columns = {role: name for role in NAMES if (name := column_of(role, counts, chosen))}
     if "Value" in table.columns and not any(role in columns for role in LOSSES):
@@ -60,7 +61,7 @@ def by_step(table: Table, path: Path, chosen: Mapping[str, str]) -> dict[str, di
 
 
 def _role_of_file(path: Path) -> str | None:
-    """TensorBoard names a download by run and tag: run-NAME-tag-train_loss.csv."""
+    """Read the tag in TensorBoard's name of a download: run-NAME-tag-train_loss.csv."""
     name = path.stem.lower()
     tag = name.rpartition("tag-")[2]
     if "loss" not in tag:
@@ -69,13 +70,13 @@ def _role_of_file(path: Path) -> str | None:
 
 
 def _values(steps: list[Value], values: list[Value]) -> dict[int, float]:
-    """{step: value}; of a step that comes again the last value counts."""
+    """Return {step: value}; of a step that comes again the last value counts."""
     pairs = zip(steps, values, strict=True)
     return {int(step): value for step, value in pairs if step is not None and 0 <= step < 1e15 and value is not None}
 
 
 def subject_of(given: Given, roles: dict[str, dict[int, float]]) -> Subject:
-    """The subject of {role: {step: value}}. Raises UserError."""
+    """Raises UserError."""
     seconds = seconds_of(roles)
     tokens, stated = _tokens_per_step(roles), given.number("tokens_per_step", 1, 10**13)
     times, since = _times(roles, seconds)
@@ -99,7 +100,7 @@ def subject_of(given: Given, roles: dict[str, dict[int, float]]) -> Subject:
 
 
 def seconds_of(roles: dict[str, dict[int, float]]) -> dict[int, float]:
-    """Since the first record; MLflow counts milliseconds."""
+    """Return the seconds since the first record; some programs stamp in milliseconds."""
     if roles.get("seconds"):
         return roles["seconds"]
     stamps = {step: s for step, s in roles.get("timestamp", {}).items() if math.isfinite(s)}
@@ -111,7 +112,7 @@ def seconds_of(roles: dict[str, dict[int, float]]) -> dict[int, float]:
 
 
 def _tokens_per_step(roles: dict[str, dict[int, float]]) -> int | None:
-    """From a column of tokens seen so far."""
+    """Divide a column of tokens seen so far by the steps."""
     seen = sorted(roles.get("tokens", {}).items())
     steps = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(seen) if b[0] > a[0]]
     middle = median(steps) if steps else 0.0
@@ -119,7 +120,7 @@ def _tokens_per_step(roles: dict[str, dict[int, float]]) -> int | None:
 
 
 def _times(roles: dict[str, dict[int, float]], seconds: dict[int, float]) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    """Steady step times, and how many steps after the first each was: as logged, else from tokens a second, else from
+    """Return steady step times, and how many steps after the first each was: as logged, else from tokens/s, else from
     the time stamps of neighbouring records."""
     column = roles.get("step_s") or {step: ms / 1e3 for step, ms in roles.get("step_ms", {}).items()}
     tokens = _tokens_per_step(roles)
@@ -143,12 +144,12 @@ def _notes(roles: dict[str, dict[int, float]]) -> tuple[Note, ...]:
 
 
 def is_tracked(path: Path, head: bytes) -> bool:
-    """What a tracker has written; a run's own directory says more. Raises UserError for damage."""
+    """Claim what a tracker has written; a run's own directory says more. Raises UserError for damage."""
     return source_of(folder_of(path)) is None and trackers.keeper_of(path) is not None
 
 
 def load_tracked(given: Given) -> Subject:
-    """The run. Raises UserError where it is damaged, or its library is missing."""
+    """Raises UserError where the run is damaged, or its library is missing."""
     path = Path(given.path)
     kept = trackers.read(path, given.own.get("run"))
     step = column_of("step", counts_of(kept.rows), given.columns)
@@ -161,12 +162,12 @@ def load_tracked(given: Given) -> Subject:
 
 
 def _with_one_step(row: Row, step: str) -> Row:
-    """The row with this step alone: a tracker counts its calls beside the run's own steps."""
+    """Keep this step alone: a tracker counts its calls beside the run's own steps."""
     return {"step": row[step]} | {name: value for name, value in row.items() if name not in NAMES["step"]}
 
 
 def _with_config(subject: Subject, given: Given, kept: Tracked) -> Subject:
-    """With what the tracker knows of its config, where the user gave none."""
+    """Add what the tracker knows of its config, where the user gave none."""
     config = of_tracked(kept) if given.resolved is None else None
     if config is None:
         return subject

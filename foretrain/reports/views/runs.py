@@ -118,7 +118,7 @@ _ENDINGS = ("finished", "diverged", "failed", "killed", "stopped")
 
 
 def top_document(top: Top, most: int = 60) -> Document:
-    """Cards, then at most so many runs; what is left out is counted."""
+    """Show the cards, then at most so many runs; count those left out."""
     alive = [run for run in top.runs if run.where != "nowhere"]
     here = sum(run.where == "here" for run in alive)
     title = Message("first.said", {"text": f"foretrain top · {printable(top.host)} · {top.at[11:19]}"})
@@ -135,7 +135,6 @@ def _cards(top: Top) -> tuple[Table | Paragraph, ...]:
 
 
 def _memory(card: LiveCard) -> str:
-    """How full a card is, and with how much of this machine's runs."""
     if card.used_bytes is None:
         return "–"
     used = _of("top.used_of", card.used_bytes, card.total_bytes) if card.total_bytes else format_bytes(card.used_bytes)
@@ -143,7 +142,6 @@ def _memory(card: LiveCard) -> str:
 
 
 def _state(card: LiveCard) -> str:
-    """How busy it is, its clock and what lowers it, its temperature and power."""
     slowed = [say(f"throttle.{reason}") for reason in card.reasons if reason in SLOWING]
     said = [
         "" if card.busy is None else say("top.busy", share=card.busy),
@@ -179,15 +177,14 @@ def _name(run: LiveRun) -> str:
 
 
 def _tone(run: LiveRun) -> str:
-    """A run above the upper end of its plan's range is marked."""
+    """Mark a run above the upper end of its plan's range."""
     planned = run.planned_high_bytes or run.planned_bytes
     return "warn" if planned and run.where != "nowhere" and (run.memory_bytes or 0) > planned else "plain"
 
 
 def _row(run: LiveRun) -> tuple[Cell, ...]:
-    steps = "–" if run.step is None else f"{run.step:,}"
-    if run.steps:
-        steps = f"{run.step or 0:,} / {run.steps:,}"
+    done = "–" if run.step is None else f"{run.step:,}"
+    steps = f"{run.step or 0:,} / {run.steps:,}" if run.steps else done
     held = "–" if not run.memory_bytes else format_bytes(run.memory_bytes)
     if run.memory_bytes and run.planned_bytes:
         held = _of("top.memory_of", run.memory_bytes, run.planned_bytes)
@@ -215,5 +212,5 @@ def _phase(run: LiveRun) -> str:
 
 
 def _of(id: str, used: int, total: int) -> str:
-    """'9.80 of 12.00 GiB', with the number in the unit of the whole."""
+    """Return '9.80 of 12.00 GiB', with the number in the unit of the whole."""
     return say(id, used=format_bytes_like(used, total), total=total)

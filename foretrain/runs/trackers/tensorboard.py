@@ -76,8 +76,6 @@ class TensorBoard(Tracker):
             )
             events.Reload()
             rows = _rows(events, path)
-        except (ValueError, KeyError, OSError, RuntimeError) as error:
-            raise damaged(path, cls.name, error) from None
         except Exception as error:  # its loader raises protobuf's own errors, and its DataLossError
             raise damaged(path, cls.name, error) from None
         return Tracked(cls.name, path.name, rows, _config(events))

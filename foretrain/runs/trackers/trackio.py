@@ -9,7 +9,7 @@ import json
 import os
 import secrets
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,54 +20,34 @@ _MAGIC = b"SQLite format 3\x00"
 _MOST_INSTRUCTIONS = 200_000_000  # of a query; a file of others may hold one without end
 
 
-class Base:
-    """A file that is open. Errors of SQLite are let through."""
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self.connection = connection
-
-    def rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
-        found = self.connection.execute(f"{query} LIMIT {MOST_VALUES + 1}", values).fetchall()
-        if len(found) > MOST_VALUES:
-            raise sqlite3.DataError(f"it has more than {MOST_VALUES:,} values")
-        return found
-
-    def columns(self, table: str) -> set[str]:
-        """The columns of a table; none where there is no such table."""
-        kind = self.connection.execute("SELECT type FROM sqlite_master WHERE name = ?", (table,)).fetchone()
-        if kind != ("table",):
-            return set()
-        return {name for _, name, *_ in self.connection.execute(f"PRAGMA table_info({table})")}
-
-
-def _connection(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=5.0)
-    connection.execute("PRAGMA trusted_schema = OFF")
-    count = iter(range(_MOST_INSTRUCTIONS // 1000))
-    connection.set_progress_handler(lambda: next(count, None) is None, 1000)
-    return connection
-
-
 @contextlib.contextmanager
-def opened(path: Path, tracker: str) -> Iterator[Base]:
-    """The file, open to be read. Raises UserError for one that is damaged."""
+def _opened(path: Path) -> Iterator[sqlite3.Connection]:
+    """Open the file to be read. Raises UserError for one that is damaged."""
     connection = None
     try:
-        connection = _connection(path)
-        yield Base(connection)
+        connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=5.0)
+        connection.execute("PRAGMA trusted_schema = OFF")
+        count = iter(range(_MOST_INSTRUCTIONS // 1000))
+        connection.set_progress_handler(lambda: next(count, None) is None, 1000)
+        yield connection
     except (sqlite3.Error, ValueError, TypeError) as error:
-        raise damaged(path, tracker, error) from None
+        raise damaged(path, Trackio.name, error) from None
     finally:
         if connection is not None:
             connection.close()
 
 
-def has(path: Path, head: bytes, table: str, columns: Sequence[str]) -> bool:
-    """Whether this is a SQLite file with a table that has these columns. Raises UserError for one that is damaged."""
-    if not head.startswith(_MAGIC):
-        return False
-    with opened(path, "trackio") as base:
-        return {*columns} <= base.columns(table)
+def _rows(base: sqlite3.Connection, query: str, *values: Any) -> list[tuple[Any, ...]]:
+    rows = base.execute(f"{query} LIMIT {MOST_VALUES + 1}", values).fetchall()
+    if len(rows) > MOST_VALUES:
+        raise sqlite3.DataError(f"it has more than {MOST_VALUES:,} values")
+    return rows
+
+
+def _columns(base: sqlite3.Connection) -> set[str]:
+    """Return the columns of the table of metrics; none where there is no such table."""
+    kind = base.execute("SELECT type FROM sqlite_master WHERE name = 'metrics'").fetchone()
+    return {name for _, name, *_ in base.execute("PRAGMA table_info(metrics)")} if kind == ("table",) else set()
 
 
 class Trackio(Tracker):
@@ -103,20 +83,23 @@ class Trackio(Tracker):
 
     @classmethod
     def claims(cls, path: Path, head: bytes) -> bool:
-        return has(path, head, "metrics", ("run_name", "step", "metrics"))
+        if not head.startswith(_MAGIC):
+            return False
+        with _opened(path) as base:
+            return {"run_name", "step", "metrics"} <= _columns(base)
 
     @classmethod
     def read(cls, path: Path, run: str | None) -> Tracked:
-        with opened(path, cls.name) as base:
-            key = "run_id" if "run_id" in base.columns("metrics") else "run_name"  # which older versions lack
-            found = base.rows(f"SELECT {key}, run_name FROM metrics GROUP BY {key} ORDER BY MAX(id)")
+        with _opened(path) as base:
+            key = "run_id" if "run_id" in _columns(base) else "run_name"  # which older versions lack
+            found = _rows(base, f"SELECT {key}, run_name FROM metrics GROUP BY {key} ORDER BY MAX(id)")
             runs = {str(id): str(name) for id, name in found}
             id = chosen(path, runs, run)
-            lines = base.rows(f"SELECT step, timestamp, metrics FROM metrics WHERE {key} = ? ORDER BY id", id)
+            lines = _rows(base, f"SELECT step, timestamp, metrics FROM metrics WHERE {key} = ? ORDER BY id", id)
             rows = [{**_metrics(text, path), "step": step} for step, _, text in lines]
             if not _in_batches(lines):
                 rows = [{**row, "timestamp": at} for row, (_, at, _) in zip(rows, lines, strict=True)]
-            configs = [_json(text) for (text,) in base.rows(f"SELECT config FROM configs WHERE {key} = ?", id)]
+            configs = [_json(text) for (text,) in _rows(base, f"SELECT config FROM configs WHERE {key} = ?", id)]
         config = configs[-1] if configs else {}
         return Tracked(
             cls.name, runs[id], rows, {key: value for key, value in config.items() if not key.startswith("_")}
@@ -124,7 +107,7 @@ class Trackio(Tracker):
 
 
 def _in_batches(lines: list[tuple[Any, ...]]) -> bool:
-    """Whether steps share their times: trackio stamps what it writes at once, and that tells no step's time."""
+    """Return whether steps share their times: trackio stamps what it writes at once, and that tells no step's time."""
     return any(one[0] != other[0] and one[1] == other[1] for one, other in pairwise(lines))
 
 

@@ -1,6 +1,6 @@
 """The forms that a model can be exported in, and what an export returns. No torch.
 
-A form is a module with the functions of `FormModule`. It is imported when somebody asks for it.
+A form is a module with the functions of `FormModule`, imported when somebody asks for it.
 """
 
 import importlib
@@ -49,7 +49,7 @@ class Exported(Record):
 
 @dataclass(frozen=True)
 class FormOptions:
-    """What a form can be asked for. `card`: makes the model card of a checkpoint's source; None: no card."""
+    """`card`: makes the model card of a checkpoint's source; None: no card."""
 
     gguf_type: GgufType = "f16"
     card: Callable[[Any], str] | None = None
@@ -60,8 +60,7 @@ def gguf_name(gguf_type: str) -> str:
 
 
 def quantize_command(out: Path, options: FormOptions) -> str:
-    """llama.cpp's command that makes a 4-bit file beside the one that is there; empty where that has 8 bits already,
-    of which a smaller type would be made with more loss."""
+    """Return llama.cpp's command that makes a 4-bit file beside this one; empty where this has 8 bits already."""
     if options.gguf_type == "q8_0":
         return ""
     small = "Q4_K_M"
@@ -71,12 +70,10 @@ def quantize_command(out: Path, options: FormOptions) -> str:
 
 class FormModule(Protocol):
     def refusal(self, config: RunConfig) -> UserError | None:
-        """Why this form cannot hold the model of a config; None: it can."""
+        """Return why this form cannot hold the model of a config; None: it can."""
         ...
 
-    def write(self, source: Any, folder: Path, options: FormOptions) -> None:
-        """Write the model of a source (source.py) into an empty folder."""
-        ...
+    def write(self, source: Any, folder: Path, options: FormOptions) -> None: ...
 
 
 def module_of(form: Form) -> FormModule:

@@ -22,13 +22,13 @@ from foretrain.training.exports.source import Source
 
 
 def refusal(config: RunConfig) -> UserError | None:
-    """Families that llama.cpp has no architecture for do not fit."""
+    """Refuse families that llama.cpp has no architecture for."""
     family = family_of(config)
     return None if family.gguf_architecture(config) else UserError("usage.export_gguf_recipe", recipe=family.name)
 
 
 def write(source: Source, folder: Path, options: FormOptions) -> None:
-    """model-TYPE.gguf. Raises UserError where the package `gguf` is missing, or f16 cannot hold a weight."""
+    """Write model-TYPE.gguf. Raises UserError where the package `gguf` is missing, or f16 cannot hold a weight."""
     gguf = need_extra("gguf", "export")
     architecture = source.shape.family.gguf_architecture(source.config)
     writer = gguf.GGUFWriter(folder / gguf_name(options.gguf_type), architecture)
@@ -56,7 +56,7 @@ def _general(gguf: Any, source: Source, options: FormOptions) -> dict[str, Any]:
 
 
 def _tokenizer(source: Source) -> dict[str, Any]:
-    """The tokenizer's keys; without one llama.cpp takes and gives token ids."""
+    """Return the tokenizer's keys; without one llama.cpp takes and gives token ids."""
     words = source.tokenizer()
     found = None if words is None else keys_of(words, source.config.vocab_size, source.separator(words))
     if found is not None:
@@ -66,7 +66,7 @@ def _tokenizer(source: Source) -> dict[str, Any]:
 
 
 def _add_keys(writer: Any, keys: Mapping[str, Any]) -> None:
-    """Each in the type that llama.cpp reads: whole numbers as uint32, others as float32."""
+    """Add each in the type that llama.cpp reads: whole numbers as uint32, others as float32."""
     adders = {bool: "add_bool", int: "add_uint32", float: "add_float32", str: "add_string", list: "add_array"}
     for key, value in keys.items():
         getattr(writer, adders[type(value)])(key, value)
@@ -97,8 +97,7 @@ def _add_tensors(gguf: Any, writer: Any, source: Source, options: FormOptions, a
 
 
 def neighbours(rows: Tensor, heads: int) -> Tensor:
-    """Each head's rows i and i + D/2 side by side: llama.cpp's Llama turns neighbours against each other by the
-    positions, ours halves (model/layers.py)."""
+    """Put each head's rows i and i + D/2 side by side: llama.cpp's Llama rotates neighbours, ours halves."""
     half = rows.shape[0] // heads // 2
     return rows.view(heads, 2, half, -1).transpose(1, 2).reshape(rows.shape)
 

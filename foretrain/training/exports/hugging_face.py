@@ -1,5 +1,4 @@
-"""The form `hf`: what transformers' AutoModelForCausalLM reads, AutoTokenizer where the tokenizer is known, and a
-model card."""
+"""The form `hf`: what transformers' AutoModelForCausalLM and AutoTokenizer read, and a model card."""
 
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,12 @@ _MOST_SUPPRESSED = 1000  # rows beyond the tokenizer that generation_config.json
 
 
 def refusal(config: RunConfig) -> UserError | None:
-    """Families that transformers has no model of do not fit."""
+    """Refuse families that transformers has no model of."""
     family = family_of(config)
     return None if family.hugging_face else UserError("usage.export_recipe", recipe=family.name, form="hf")
 
 
 def write(source: Source, folder: Path, options: FormOptions) -> None:
-    """Weights, their config, the tokenizer's files and README.md."""
     config = source.config
     words = source.tokenizer()
     separator = source.separator(words)

@@ -15,13 +15,12 @@ from foretrain.training.exports.source import Source
 
 
 def refusal(config: RunConfig) -> UserError | None:
-    """Only GPT-2 as nanoGPT builds it fits."""
     name = family_of(config).name
     return None if name == "nanogpt" else UserError("usage.export_recipe", recipe=name, form="nanogpt")
 
 
 def write(source: Source, folder: Path, options: FormOptions) -> None:
-    """ckpt.pt, with the optimizer's state. Raises UserError where nanoGPT has no such optimizer."""
+    """Write ckpt.pt, with the optimizer's state. Raises UserError where nanoGPT has no such optimizer."""
     config, record = source.config, source.record
     with checkpoint.tensors_in(source.path, "optimizer") as held:
         moments = {key: split.whole() for key, split in held.items()}

@@ -1,7 +1,4 @@
-"""The form `onnx`: a graph from token ids to logits in fp32, for ONNX Runtime and what takes its models.
-
-The graph takes any number of rows, of any length up to the context. It has no KV cache.
-"""
+"""The form `onnx`: a graph from token ids to logits in fp32, for any number of rows of any length. No KV cache."""
 
 import logging
 import warnings
@@ -23,13 +20,11 @@ FILE = "model.onnx"
 
 
 def refusal(config: RunConfig) -> UserError | None:
-    """None: every family is a graph."""
     return None
 
 
 def write(source: Source, folder: Path, options: FormOptions) -> None:
-    """model.onnx, its weights beside it in model.onnx.data, and the tokenizer's files. Raises UserError where a package
-    is missing."""
+    """Write model.onnx, model.onnx.data and the tokenizer's files. Raises UserError where a package is missing."""
     for package in ("onnx", "onnxscript"):
         need_extra(package, "onnx")
     model = make_model(source.config).eval()
@@ -53,8 +48,6 @@ def write(source: Source, folder: Path, options: FormOptions) -> None:
 
 
 class _Logits(nn.Module):
-    """Logits of every position, rows x tokens x vocabulary."""
-
     def __init__(self, model: LanguageModel) -> None:
         super().__init__()
         self.model = model

@@ -11,11 +11,9 @@ from foretrain.training.exports.source import Source, write_json
 
 
 def refusal(config: RunConfig) -> UserError | None:
-    """None: every family's weights fit."""
     return None
 
 
 def write(source: Source, folder: Path, options: FormOptions) -> None:
-    """model.safetensors and config.json."""
     save_file(source.weights, folder / "model.safetensors", metadata={"format": "pt"})
     write_json(folder / "config.json", source.config.model_dump())

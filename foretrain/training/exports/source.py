@@ -67,7 +67,7 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def _disk_error(out: Path, error: BaseException) -> UserError | None:
-    """What a failed write means; None where it was not the disk that failed."""
+    """Return what a failed write means; None where it was not the disk that failed."""
     code = _errno(error, out.parent)
     if code == errno.ENOSPC:
         return UserError("disk.full_export", path=str(out))
@@ -77,8 +77,7 @@ def _disk_error(out: Path, error: BaseException) -> UserError | None:
 
 
 def _errno(error: BaseException, folder: Path) -> int | None:
-    """The system's number of an error. safetensors has it in its text; numpy, which counts items, and torch have lost
-    it, and what the disk and the process may do tells."""
+    """Return the system's number of an error, which safetensors has in its text; numpy and torch have lost it."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
     if said := re.search(r"os error (\d+)", str(error).lower()):
@@ -89,7 +88,7 @@ def _errno(error: BaseException, folder: Path) -> int | None:
 
 
 def _limits_files() -> bool:
-    """Whether this process may write files of some size only, as after `ulimit -f`."""
+    """Return whether this process may write files of some size only, as after `ulimit -f`."""
     try:
         limits = import_module("resource")  # Windows has none
     except ImportError:
@@ -98,7 +97,7 @@ def _limits_files() -> bool:
 
 
 def _publish(staging: Path, out: Path, files: list[Path]) -> None:
-    """The folder as a whole where nothing was; else its files, one by one, each as a whole."""
+    """Move the folder as a whole where nothing was; else its files, one by one, each as a whole."""
     if not (out.is_dir() and any(out.iterdir())):
         staging.chmod(0o755)
         if out.is_dir():
@@ -128,14 +127,14 @@ class Source:
                 raise UserError("checkpoint.other_model", path=str(path), tensor=parameter.name, **shapes)
 
     def tokenizer(self) -> Tokenizer | None:
-        """The dataset's tokenizer, where its files are still there and say it."""
+        """Return the dataset's tokenizer, where its files are still there and say it."""
         try:
             return tokenizer_of(self.record.dataset)
         except (UserError, OSError, ValueError):
             return None
 
     def separator(self, words: Tokenizer | None) -> int | None:
-        """The id that ends a document; None where the model has no such token."""
+        """Return the id that ends a document; None where the model has no such token."""
         end = None if words is None else document_end(words)
         return end if end is not None and end < self.config.vocab_size else None
 
@@ -150,7 +149,7 @@ class Located:
 
 
 def locate(path: Path, *, best: bool) -> Located:
-    """The newest intact checkpoint of a run, its best one, or the checkpoint at this path. Raises UserError."""
+    """Find the newest intact checkpoint of a run, its best one, or the one at this path. Raises UserError."""
     if (path / "state.json").is_file() and not (path / "run.json").is_file():
         return _intact(path.resolve())
     run = RunDirectory(path)

@@ -59,7 +59,9 @@ def compared(knobs: dict[str, Any], card: str) -> Iterator[dict[str, Any]]:
     made = plan(config, find(card))
     for memory in made.memory:
         traces = service.traces(
-            requests_for(StepSpec.of(config, made.gpu, memory.step, dtype=made.dtype, compiled=made.compiled))
+            requests_for(
+                StepSpec.of(config, made.gpu, memory.step or made.step, dtype=made.dtype, compiled=made.compiled)
+            )
         )
         for trace in traces[:1]:
             run = replay(trace)

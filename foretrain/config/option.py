@@ -32,6 +32,9 @@ DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32":
 Stops = Literal["each", "by64", "doubling", "halves", "decades", "cents", "dimes", "fifties"]
 
 
+RecordKind = type[Record]
+
+
 @dataclass(frozen=True)
 class Tuned:
     """That `foretrain tune` searches an option.
@@ -135,7 +138,7 @@ class Option(Attributes):
         )  # fmt: skip
 
     @classmethod
-    def all_of(cls, record: type[Record]) -> Mapping[str, "Option"]:
+    def all_of(cls, record: RecordKind) -> Mapping[str, "Option"]:
         """Return the options that are declared in a record, by name."""
         return {name: cls.of(name, field) for name, field in record.model_fields.items()}
 

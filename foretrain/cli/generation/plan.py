@@ -62,6 +62,6 @@ def _largest(plans: list[InferencePlan], value: str) -> None:
 
 def _asked(given: Mapping[str, Any], words: list[str], model: list[str]) -> Asked:
     """What was typed, for the command that comes next."""
-    known = {name: given[name] or "" for name in ("gpu", "others", "price")}
+    card: dict[str, Any] = {"gpu": given["gpu"], "others": given["others"], "price": given["price"] or ""}
     typed = (word for word in words if word not in model)
-    return Asked(words=(*model, "--inference", *typed), quiet=given["quiet"], **known)
+    return Asked(words=(*model, "--inference", *typed), quiet=given["quiet"], **card)

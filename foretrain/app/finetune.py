@@ -58,6 +58,8 @@ def traced(
     cannot be traced."""
     if found.tune.bound != "exact":
         check_exact(found, "--exact")
+    if found.tune.world > 1:
+        raise UserError("usage.finetune_without.exact_cards", option="--exact")
     try:
         exact = exact_finetune(asked.source, found.tune, found.gpu, found.available_bytes, listen, settings)
     except service.TraceUnavailable as error:

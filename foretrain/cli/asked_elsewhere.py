@@ -3,7 +3,9 @@
 Other modules answer, imported where that is asked.
 """
 
+from collections.abc import Mapping
 from importlib import import_module
+from typing import Any
 
 import click
 
@@ -37,7 +39,26 @@ def cluster(context: click.Context, words: list[str]) -> bool:
     if context.params["gpus"]:
         import_module(CLUSTER[context.command.name or ""]).answer_command(context, words)
         return True
-    for name in OWN:
-        if context.params.get(name):
-            raise UserError("usage.needs_gpus", option=f"--{name.replace('_', '-')}")
+    check_cards(context)
     return False
+
+
+def is_typed(context: click.Context, name: str) -> bool:
+    """Whether an option was given on the command line."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def check_cards(context: click.Context) -> None:
+    """Raise UserError for options of several cards without --gpus, and for cards that are named twice."""
+    given = context.params
+    for name in () if given["gpus"] else OWN:
+        if given.get(name):
+            raise UserError("usage.needs_gpus", option=f"--{name.replace('_', '-')}")
+    if given["gpus"] and is_typed(context, "gpu") and (not given["gpus"].strip().isdigit() or "," in given["gpu"]):
+        raise UserError("usage.cluster_two", gpus=given["gpus"][:80], gpu=given["gpu"][:80])
+
+
+def typed_cards(given: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return --gpus and what belongs to it, as they were typed."""
+    return tuple(word for name in ("gpus", "link", "network") if given[name] for word in (f"--{name}", given[name]))

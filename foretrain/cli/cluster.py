@@ -7,6 +7,7 @@ from foretrain.app.limits import Limits, check_limits
 from foretrain.app.ranks.job_files import JOB_KINDS, write_job
 from foretrain.app.ranks.plan import Cards, answer, traced_cluster, within_cluster
 from foretrain.base.errors import UserError
+from foretrain.cli.asked_elsewhere import check_cards, is_typed, typed_cards
 from foretrain.cli.common import need_one_of, print_notes
 from foretrain.cli.planning import printing as plan_print
 from foretrain.cli.planning.exact import print_largest, progress
@@ -16,7 +17,6 @@ from foretrain.config.resolve import resolve
 from foretrain.predict.largest import largest
 from foretrain.predict.pretraining import of_cluster
 
-CARDS = ("gpus", "link", "network")  # options that name them
 # Those that such a plan cannot have.
 ALONE = (
     "step_time", "logged_mfu", "explain", "observed", "process", "snapshot", "alloc_conf", "best",
@@ -64,26 +64,19 @@ def cards_of(context: click.Context) -> Cards:
     return Cards(given["gpus"], given["gpu"], given["link"], given["network"], given["others"])
 
 
-def _is_typed(context: click.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
-
-
 def check_options(context: click.Context, alone: tuple[str, ...]) -> None:
     """Nothing; raises UserError for options that do not go with several cards. `alone`: those of one card."""
     for name in alone:
-        if _is_typed(context, name):
+        if is_typed(context, name):
             raise UserError("usage.cluster_alone", option=f"--{name.replace('_', '-')}")
     if context.params["trainer"] not in ("", "foretrain"):
         raise UserError("usage.cluster_trainer", value=context.params["trainer"][:40])
-    if _is_typed(context, "gpu") and (not context.params["gpus"].strip().isdigit() or "," in context.params["gpu"]):
-        raise UserError("usage.cluster_two", gpus=context.params["gpus"][:80], gpu=context.params["gpu"][:80])
+    check_cards(context)
 
 
 def asked_of(context: click.Context, words: list[str], command: str = "plan") -> Asked:
     given = context.params
-    cards = tuple(word for name in CARDS if given[name] for word in (f"--{name}", given[name]))
     return Asked(
-        command=command, words=tuple(words), gpu=given["gpu"], cards=cards, others=given["others"],
+        command=command, words=tuple(words), gpu=given["gpu"], cards=typed_cards(given), others=given["others"],
         quiet=given["quiet"], price=given["price"] or "",
     )  # fmt: skip

@@ -13,8 +13,10 @@ from foretrain.app.finetuning import explain
 from foretrain.app.finetuning import limits as limits_of
 from foretrain.app.finetuning.question import FineTuneQuestion, question
 from foretrain.app.limits import Limits
+from foretrain.app.plan import targets
 from foretrain.base.errors import UserError
 from foretrain.base.messages import say
+from foretrain.cli.asked_elsewhere import check_cards, is_typed, typed_cards
 from foretrain.cli.common import ERR, OUT, print_json, print_said, working
 from foretrain.cli.planning import printing as plan_print
 from foretrain.cli.planning.exact import (
@@ -28,6 +30,8 @@ from foretrain.cli.planning.exact import (
 )
 from foretrain.cli.show_config import show_finetune
 from foretrain.config.finetune.asked import how_chosen, is_asked
+from foretrain.config.options import RunConfig
+from foretrain.hardware.cluster import cluster
 from foretrain.predict.finetune.plan import FineTunePlan, replanned
 from foretrain.predict.finetuning import of_plan
 from foretrain.predict.largest import Largest, largest
@@ -50,8 +54,7 @@ def read(context: click.Context, words: list[str], refused: Mapping[str, str]) -
     """What is asked, with its notes printed. `refused`: options of the command that a fine-tuning run cannot have, each
     with the id of the sentence that says what to take instead. Raises UserError."""
     for name, id in refused.items():
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
+        if is_typed(context, name):
             raise UserError(f"usage.finetune_without.{id}")
     found = question(words[0], words[1:])
     said = [note for note in found.notes if note.id != "finetune_read_as"]  # which the answer itself says
@@ -59,13 +62,26 @@ def read(context: click.Context, words: list[str], refused: Mapping[str, str]) -
     return found
 
 
+def cards_of(context: click.Context) -> tuple[str, list[str]]:
+    """Return the card of --gpu or --gpus, and how many train together as words of the run. Raises UserError."""
+    given = context.params
+    check_cards(context)
+    if not given["gpus"]:
+        return given["gpu"], []
+    found = cluster(
+        given["gpus"], given["link"], given["network"], lambda: targets(given["gpu"], "", RunConfig())[0].gpu
+    )
+    words = [f"--world={found.world}", *([f"--per-node={found.per_node}"] if found.nodes > 1 else [])]
+    return found.gpu.name, [*words, *(f"--{name}={given[name]}" for name in ("link", "network") if given[name])]
+
+
 def asked_with(given: Mapping[str, Any], words: list[str], command: str = "plan") -> Asked:
     """What was typed, for the command that comes next: it goes on with what was said of the run, its card and money."""
     limits = [word for name in LIMITS if given.get(name) is not None for word in _typed(name, given[name])]
     limits += [word for name in TRACES if given.get(name) for word in _typed(name, given[name])]
     return Asked(
-        command=command, words=tuple(words), gpu=given["gpu"], others=given["others"], quiet=given["quiet"],
-        price=given["price"] or "", exact=given["exact"], limits=tuple(limits),
+        command=command, words=tuple(words), gpu=given["gpu"], cards=typed_cards(given), others=given["others"],
+        quiet=given["quiet"], price=given["price"] or "", exact=given["exact"], limits=tuple(limits),
     )  # fmt: skip
 
 
@@ -154,7 +170,6 @@ def print_largest(plan: FineTunePlan, found: Largest, form: plan_print.Form) -> 
 # Options of `plan` that a fine-tuning plan cannot have, each with a sentence that says what to take instead.
 REFUSED = {
     **{name: name for name in ("trainer", "logged_mfu", "best", "write")},
-    **dict.fromkeys(("gpus", "link", "network"), "cluster"),
 }
 
 
@@ -170,12 +185,13 @@ def _answer(context: click.Context, words: list[str]) -> None:
     """Print the plan, in the form that the options of `plan` ask for. Raises UserError."""
     given = context.params
     data = [f"--dataset-tokens={given['data_tokens']}"] if given["data_tokens"] else []
-    found = read(context, [*words, *data], REFUSED)
+    gpu, cards = cards_of(context)
+    found = read(context, [*words, *data, *cards], REFUSED)
     options = Options.of(given, words)
     if given["show_config"]:
         show_finetune(found, given["as_json"])
         return
-    plans = limits_of.plans(found, given["gpu"], given["others"], options.limits, options.step_s)
+    plans = limits_of.plans(found, gpu, given["others"], options.limits, options.step_s)
     options.checked(plans)
     plans = _answered(plans, found, options)
     if given["check"]:

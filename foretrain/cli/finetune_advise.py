@@ -8,16 +8,14 @@ from foretrain.app.finetuning.limits import plans
 from foretrain.app.limits import Limits
 from foretrain.base.errors import UserError
 from foretrain.cli.common import print_json
-from foretrain.cli.finetune import asked_about, asked_with, read
+from foretrain.cli.finetune import asked_about, asked_with, cards_of, read
 from foretrain.cli.planning.exact import progress
 from foretrain.cli.planning.printing import document, screen
 from foretrain.reports.views.finetune import advice as view
 
 LISTED, TRACED = 10, 3  # changes with --full and --json, and those that --exact traces, where --top does not say
 # Options that say nothing of a fine-tuning run.
-REFUSED = {"trainer": "trainer", "apply": "apply", "write": "apply"} | dict.fromkeys(
-    ("gpus", "link", "network"), "cluster"
-)
+REFUSED = {"trainer": "trainer", "apply": "apply", "write": "apply"}
 
 
 def answered(context: click.Context, words: list[str]) -> bool:
@@ -31,8 +29,9 @@ def answered(context: click.Context, words: list[str]) -> bool:
 def _answer(context: click.Context, words: list[str]) -> None:
     """Print the changes, in the form that the options of `advise` ask for. Raises UserError."""
     given, top = context.params, context.params["top"]
-    found = read(context, words, REFUSED)
-    base = plans(found, given["gpu"], given["others"], Limits(given["price"]))
+    gpu, cards = cards_of(context)
+    found = read(context, [*words, *cards], REFUSED)
+    base = plans(found, gpu, given["others"], Limits(given["price"]))
     if len(base) > 1:
         raise UserError("usage.one_card_advise", count=len(base))
     changes = advice(base[0], given["goal"])

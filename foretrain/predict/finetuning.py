@@ -59,8 +59,6 @@ class FineTuning:
         return replace(self, tune=FineTune.model_validate({**self.tune.model_dump(), **options}))
 
     def on(self, where: Placement) -> Forecast:
-        if where.cluster is not None:
-            raise UserError("usage.finetune_without.cluster")
         others, unplanned = where.used_by_others_bytes, self.unplanned
         made = plan(
             self.source, self.tune, where.card, used_by_others_bytes=others, prices=self.prices, unplanned=unplanned
@@ -71,7 +69,7 @@ class FineTuning:
         timing = found.timing
         assert isinstance(found.plan, FineTunePlan)
         assert isinstance(timing, Timing)
-        timing = with_steps(timing, found.where.card, steps)
+        timing = with_steps(timing, found.where.card, steps, self.tune.world)
         tune = self.tune.model_copy(update={"max_steps": steps})
         return found.plan.model_copy(update={"tune": tune, "timing": timing}), ("max_steps",)
 
@@ -80,7 +78,7 @@ class FineTuning:
         assert isinstance(timing, Timing)
 
         def spent(steps: int) -> float:
-            made = with_steps(timing, found.where.card, steps)
+            made = with_steps(timing, found.where.card, steps, self.tune.world)
             return spent_of(made.total_s or made.step_s, made, limit, reading)
 
         return spent

@@ -171,6 +171,13 @@ class FineTune(Record):
     max_steps: int = _option(
         0, "optimizer steps; 0: as many as the epochs need", group="data", least=0, most=10**9, unit="steps",
     )
+    world: int = _option(
+        1, "cards that train together with DDP, each with micro-batches of its own", group="system",
+        aliases=("num_processes",), least=1, most=16_384, unit="cards",
+    )
+    per_node: int = _option(0, "of them in one machine; 0: all", group="system", least=0, unit="cards")
+    link: str = _option("", "what connects the cards of a machine; empty: what such cards usually have", group="system")
+    network: str = _option("", "what connects the machines; empty: what they usually have", group="system")
     loop: Loop = _option("trainer", "whose training loop: it decides what is cast and kept", group="system")
     # fmt: on
 
@@ -222,8 +229,8 @@ class FineTune(Record):
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens of an optimizer step, with full sequences."""
-        return self.seq_len * self.batch_size * self.grad_accum
+        """Tokens of an optimizer step of all cards, with full sequences."""
+        return self.seq_len * self.batch_size * self.grad_accum * self.world
 
     @property
     def steps(self) -> int | None:

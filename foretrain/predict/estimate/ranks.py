@@ -79,7 +79,7 @@ class Rank:
             self._shard(t, [i for i in range(len(self.parameters)) if i not in inside], "Sr")
             return
         sizes = [4 * p.numel for p in self.parameters]
-        for group in _in_groups(sizes, BROADCAST_BYTES):
+        for group in in_groups(sizes, BROADCAST_BYTES):
             t.free(t.alloc("temporaries", t.size(sum(group))))
         self._bucket = t.alloc(BUCKETS, t.size(4, "P"))
 
@@ -139,7 +139,7 @@ def in_buckets(sizes: Sequence[int], most: int = BUCKET_BYTES) -> list[tuple[int
     return [*found, (len(sizes) - 1, now)] if now else found
 
 
-def _in_groups(sizes: Sequence[int], limit: int) -> list[list[int]]:
+def in_groups(sizes: Sequence[int], limit: int) -> list[list[int]]:
     """As many in a row as reach the limit."""
     groups: list[list[int]] = [[]]
     for size in sizes:

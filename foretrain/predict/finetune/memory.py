@@ -21,6 +21,7 @@ from foretrain.predict.estimate.simulated_run import granule_of
 from foretrain.predict.finetune.optimizers import OPTIMIZERS
 from foretrain.predict.finetune.outside import Collected, Outside, formula_of, numbers
 from foretrain.predict.finetune.program import CompiledProgram, attention_kernel, program_of
+from foretrain.predict.finetune.ranks import Buckets, context_of
 from foretrain.predict.memory import (
     EXACTLY,
     Component,
@@ -47,7 +48,7 @@ class FineTuneLedger:
     """The memory of one way to fine-tune a model, without verdicts; `judged` gives them for a card's free memory."""
 
     def __init__(self, facts: ModelFacts, tune: FineTune, gpu: Gpu) -> None:
-        self.context, self.cuda = Context.of(gpu), gpu.kind == "cuda"
+        self.context, self.cuda = context_of(tune, gpu), gpu.kind == "cuda"
         with collected_later():
             run = SimulatedFineTuning(facts, tune, gpu)
             timeline = run.write()
@@ -171,6 +172,7 @@ class SimulatedFineTuning:
         self.outside = Outside(self.program, self.t)
         self.alloc = self.outside.alloc
         self.trained = list(self.program.trained().values())
+        self.buckets = Buckets(tune, self.trained, self.t)
         self.passages: dict[Any, Passage] = {}
         self.gradients: list[Tensor] = []
         self.outputs: list[Tensor] = []  # of the last micro-batch, which a loop of one's own holds until the next ones
@@ -184,7 +186,13 @@ class SimulatedFineTuning:
         """The whole run."""
         self.outside.load()
         self.outside.prepare()
+        if self.tune.world > 1 and not self.tune.adapters:  # nothing was prepared
+            self.t.phase("first_step")
+        packed = (n_out * n_in for n_out, n_in in self.program.packed.values())
+        weights = [p.numel() * p.dtype.itemsize for p in self.program.weights.values()]
+        self.buckets.wrap([*weights, *(count // (1 if self.tune.load_in_8bit else 2) for count in packed)])
         self.step("first_step")
+        self.buckets.rebuild()
         self.step("steady_step")
         if self.tune.evaluate:
             self.evaluate()

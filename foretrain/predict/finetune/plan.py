@@ -16,11 +16,13 @@ from foretrain.config.hub.facts import LIGER_VERSION, UNKNOWN, WITHOUT, ModelFac
 from foretrain.config.hub.parameters import parameters_of
 from foretrain.config.hub.source import FOUR_BITS
 from foretrain.hardware.catalogue import Gpu
+from foretrain.hardware.devices import Context
 from foretrain.predict.energy import Prices
 from foretrain.predict.finetune import program as unsloth
 from foretrain.predict.finetune.memory import FineTuneLedger, estimated
 from foretrain.predict.finetune.outside import BLOCK
 from foretrain.predict.finetune.program import DTYPES, has_flash_2, is_known, widens
+from foretrain.predict.finetune.ranks import cards_of
 from foretrain.predict.finetune.targets import (
     MOST_NAMED,
     adapted_roles,
@@ -72,6 +74,11 @@ class FineTunePlan(PlanRecord):
     @property
     def needs(self) -> RunMemory:
         return self.memory
+
+    @property
+    def place(self) -> str:
+        cards = cards_of(self.tune, self.gpu)
+        return cards.text if cards else self.gpu.name
 
 
 def plan(
@@ -217,6 +224,10 @@ def notes_of(
 
     if not others_bytes:
         note("others_unknown")
+    if cards := cards_of(tune, gpu):
+        size = ledger.n_trained * max(DTYPES[name].itemsize for name in ledger.gradient_dtypes)
+        nccl = ledger.context.expected_bytes - Context.of(gpu).expected_bytes
+        note("finetune_ddp", world=cards.world, size=size, link=cards.link.name, nccl=nccl)
     found += gpu.notes
     if source.code:
         note("remote_code")

@@ -16,6 +16,7 @@ from foretrain.predict.energy import Prices, spending
 from foretrain.predict.finetune.memory import attention_kernel, symbols_of
 from foretrain.predict.finetune.optimizers import TRAFFIC
 from foretrain.predict.finetune.program import Program, kernels_of
+from foretrain.predict.finetune.ranks import waits_s
 from foretrain.predict.speed.ops import Operation, flops
 from foretrain.predict.speed.rates import Rates, busy_s, rates_of
 from foretrain.predict.speed.time import Range, range_between
@@ -129,12 +130,17 @@ def step_s(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> tuple[Range, int] | N
     host_s = sum(op.runs for op in work.micro) * rates.launch_s(compiled=tune.compile) + rates.python_s
 
     update_s = _optimizer_s(work, rates)
+    backward_s = busy_s([op for op in work.micro if op.part != "forward"], rates)
+    sizes = [p.numel() * p.dtype.itemsize for p in work.program.trained().values()]
 
     def time_s(slower: float, host: float) -> float:
         micro_s = max(slower * work_s, host * host_s)
         return tune.grad_accum * micro_s + slower * (sums_s + TRAINER_S) + update_s(slower, host)
 
-    return range_between(time_s, gpu, as_nanogpt=False), tune.grad_accum * flops(work.micro)
+    alone = range_between(time_s, gpu, as_nanogpt=False)
+    low, expected, high = waits_s(tune, gpu, sizes, backward_s)
+    shared = Range(low_s=alone.low_s + low, expected_s=alone.expected_s + expected, high_s=alone.high_s + high)
+    return shared, tune.world * tune.grad_accum * flops(work.micro)
 
 
 def _optimizer_s(work: StepWork, rates: Rates) -> Callable[[float, float], float]:
@@ -161,7 +167,7 @@ PLAIN: dict[str, Any] = {
     "gradient_checkpointing": False, "offload_checkpoints": False, "liger": False, "unsloth": False, "compile": False,
     "packing": False, "padded": False, "attn": "sdpa", "loop": "trainer", "grad_accum": 1, "optim": "sgd",
     "max_grad_norm": 0.0, "lora_dropout": 0.0, "evaluate": False, "keeps_logits": False, "max_steps": 0, "epochs": 0.0,
-    "dataset_tokens": 0,
+    "dataset_tokens": 0, "world": 1, "per_node": 0, "link": "", "network": "",
 }  # fmt: skip
 MOST_KEPT = 128
 
@@ -170,7 +176,9 @@ def model_flops(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> int:
     """FLOPs of one optimizer step of all its micro-batches, a multiply-add counted as two. A dense model that is
     trained whole needs 6·N + 12·L·H·D·T a token, with the N parameters of its matrices, the head among them."""
     plain = tune.model_copy(update=PLAIN)
-    return tune.grad_accum * _counted(facts.model_dump_json(), plain.model_dump_json(), gpu.model_dump_json())
+    return (
+        tune.world * tune.grad_accum * _counted(facts.model_dump_json(), plain.model_dump_json(), gpu.model_dump_json())
+    )
 
 
 @lru_cache(maxsize=MOST_KEPT)
@@ -196,7 +204,7 @@ def timing(facts: ModelFacts, tune: FineTune, gpu: Gpu, prices: Prices = PRICES)
 def logged(facts: ModelFacts, tune: FineTune, gpu: Gpu, seconds: float, prices: Prices = PRICES) -> Timing:
     """The same from the seconds of a step in a log, on any card."""
     each = Range(low_s=seconds, expected_s=seconds, high_s=seconds)
-    counted = model_flops(facts, tune, gpu), tune.grad_accum * flops(StepWork(facts, tune, gpu).micro)
+    counted = model_flops(facts, tune, gpu), tune.world * tune.grad_accum * flops(StepWork(facts, tune, gpu).micro)
     return _timing(tune, gpu, prices, each, counted, "measured (log)")
 
 
@@ -205,18 +213,18 @@ def _timing(
 ) -> Timing:
     """`counted`: FLOPs of a step, those of the model and all that run."""
     peak = gpu.peak_flop_per_s("bfloat16" if gpu.supports_bf16 else "float16")
-    mfu, hfu = (each_flops / each.expected_s / peak if peak else None for each_flops in counted)
+    mfu, hfu = (each_flops / each.expected_s / (tune.world * peak) if peak else None for each_flops in counted)
     step = Timing(
         flop_per_s=counted[0] / each.expected_s, source=source,
         step_s=each, tokens_per_s=tune.tokens_per_step / each.expected_s,
         flops_per_step=counted[0], hardware_flops_per_step=counted[1], mfu=mfu, hfu=hfu, prices=prices,
     )  # fmt: skip
-    return with_steps(step, gpu, tune.steps)
+    return with_steps(step, gpu, tune.steps, tune.world)
 
 
-def with_steps(found: Timing, gpu: Gpu, steps: int | None) -> Timing:
+def with_steps(found: Timing, gpu: Gpu, steps: int | None, cards: int = 1) -> Timing:
     """The timing of the same run with another number of steps; of None, energy and money are those of one. What is
     recomputed draws power too."""
     total = found.step_s.scaled(steps) if steps else None
-    spent = spending(found.prices, gpu, found.hfu, total or found.step_s)
+    spent = spending(found.prices, gpu, found.hfu, total or found.step_s, cards)
     return found.model_copy(update={"steps": steps, "total_s": total, **dict(spent)})

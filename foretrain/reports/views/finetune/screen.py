@@ -49,7 +49,7 @@ def verdict_id(plan: FineTunePlan, exact: str, bounded: str) -> str:
 
 def title(plan: FineTunePlan) -> Message:
     return Message("finetune.title", {
-        "name": plan.name, "method": method_of(plan), "gpu": plan.gpu.name, "source": plan.memory.source,
+        "name": plan.name, "method": method_of(plan), "gpu": plan.place, "source": plan.memory.source,
     })  # fmt: skip
 
 

@@ -415,12 +415,6 @@ def test_what_makes_no_sense_on_several_cards_is_refused_in_a_sentence(words: li
     assert not result.stdout
 
 
-def test_fine_tuning_is_refused_too() -> None:
-    result = foretrain("plan", "smollm2-135m", "--method", "lora", "--gpus", PAIR)
-    assert result.returncode == 2
-    assert "planned for one card" in " ".join(result.stderr.split())
-
-
 def test_check_exits_with_3_where_no_strategy_fits() -> None:
     words = (
         "gpt2-124m",

@@ -396,7 +396,7 @@ def test_other_forms(form: str) -> None:
     [
         (["--gpus", PAIR, "--best"], "--best answers for one card"),
         (["--gpus", PAIR, "--snapshot", "x.pickle"], "--snapshot answers for one card"),
-        (["--gpus", PAIR, "--step-time", "3"], "--step-time answers for one card"),
+        (["--gpus", PAIR, "--logged-mfu", "30"], "--logged-mfu answers for one card"),
         (["--gpus", PAIR, "--trainer", "nanogpt"], "leave out --trainer"),
         (["--gpus", PAIR, "--gpu", "3090"], "name the card once"),
         (["--gpu", PAIR], "--gpus '2 x RTX 4090'"),
@@ -507,3 +507,20 @@ def test_several_cards_are_not_told_of_a_graph() -> None:
     made = plan(RunConfig(n_embd=128, n_head=4, batch_size=4, gradient_accumulation_steps=2), find("RTX 4090"))
     assert "one_graph" in {note.id for note in made.notes}
     assert "one_graph" not in {note.id for note in of_run(made, 2, 2).notes}
+
+
+def test_several_cards_are_explained_and_take_the_step_of_a_log() -> None:
+    words = ("plan", "gpt2-124m", "--gpus", PAIR)
+    made = json.loads(foretrain(*words, "--json").stdout)
+    found = json.loads(foretrain(*words, "--explain", "--observed", "9GiB", "--json").stdout)
+    assert found["phase"]["needed_expected_bytes"] == made["needed_bytes"]
+    assert sum(each["size_bytes"] for each in found["sums"]) == found["phase"]["allocated_bytes"]
+    assert "buckets" in {each["id"] for each in found["sums"]}
+    assert [line["high_bytes"] for line in found["lines"] if line["id"] == "card"] == [9 << 30]
+    timed = json.loads(foretrain(*words, "--step-time", "2.1", "--json").stdout)
+    assert timed["timing"]["source"] == "measured (log)"
+    assert timed["timing"]["tokens_per_s"] == pytest.approx(timed["one_card"]["work"]["tokens_per_step"] / 2.1)
+    shared = next(rank for rank in timed["ranks"] if rank["strategy"] == "ddp")
+    assert shared["speed_up"]["expected"] == pytest.approx(
+        timed["one_card"]["foretrain_timing"]["step_s"]["expected_s"] / 2.1
+    )

@@ -492,3 +492,16 @@ def test_the_next_command_is_whole() -> None:
     assert words[:4] == ["foretrain", "plan", "qwen3-32b", "--inference"]
     again = json.loads(foretrain(*words[1:], "--json").stdout)
     assert (again["verdict"], again["asked"]["context"]) == ("fits", 8192)
+
+
+def test_what_nvidia_smi_shows_is_explained() -> None:
+    words = ("plan", "qwen3-0.6b", "--inference", "--gpu", "4090")
+    found = json.loads(foretrain(*words, "--explain", "--observed", "3GiB", "--json").stdout)
+    made = json.loads(foretrain(*words, "--json").stdout)
+    (phase,) = found["phases"]
+    assert sum(each["size_bytes"] for each in phase["sums"]) == phase["allocated_bytes"]
+    process = next(line for line in found["lines"] if line["id"] == "process")
+    assert process["low_bytes"] <= made["needed_bytes"] <= process["high_bytes"]
+    assert "KV cache" in foretrain(*words, "--explain").stdout
+    refused = foretrain(*words, "--observed", "3GiB")
+    assert (refused.returncode, "--explain" in refused.stderr) == (2, True)

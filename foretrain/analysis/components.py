@@ -209,7 +209,9 @@ def reconcile(shown: Shown, observed_bytes: int | None, process_bytes: int | Non
     reserved_high = phase.needed_high_bytes - context.high_bytes
     lines = [
         Line(id="allocated", low_bytes=allocated, high_bytes=allocated, source=source),
-        Line(id="slack", low_bytes=reserved_low - allocated, high_bytes=reserved_high - allocated, source=source),
+        Line(
+            id="slack", low_bytes=max(0, reserved_low - allocated), high_bytes=reserved_high - allocated, source=source
+        ),
     ]
     process_source = "observed"
     if process_bytes is None and observed_bytes is not None and shown.others_bytes:

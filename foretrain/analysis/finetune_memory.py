@@ -10,6 +10,7 @@ from foretrain.predict.abstract.autograd import Parameter
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.finetune.memory import FineTuneLedger, estimated, formula_of, symbols_of
 from foretrain.predict.finetune.plan import FineTunePlan
+from foretrain.predict.inference.plan import InferencePlan
 from foretrain.predict.memory import PhaseMemory, gathered
 from foretrain.predict.trace.record import Trace
 
@@ -77,6 +78,23 @@ def explain(
         source="estimated" if trace is None else "traced", phase=neediest.phase, phases=tuple(phases), lines=lines,
         conclusion=conclusion,
     )  # fmt: skip
+
+
+def explain_generation(
+    plan: InferencePlan, observed_bytes: int | None = None, process_bytes: int | None = None
+) -> FineTuneExplanation:
+    """Explain the memory of generating text, as `explain` does that of a fine-tuning run."""
+    phase = plan.memory.neediest
+    shown = Shown(phase, plan.memory.context, "estimated", plan.used_by_others_bytes)
+    lines, conclusion = reconcile(shown, observed_bytes, process_bytes) if plan.gpu.kind == "cuda" else ((), "none")
+    sums = tuple(Sum(**row.model_dump(), numbers="") for row in phase.components)
+    peak = ExplainedPhase(
+        phase=phase.phase, moment=phase.moment, allocated_bytes=phase.allocated_bytes, reserved_bytes=None, sums=sums,
+        tensors=(),
+    )  # fmt: skip
+    return FineTuneExplanation(
+        source="estimated", phase=phase.phase, phases=(peak,), lines=lines, conclusion=conclusion
+    )
 
 
 def _symbols(plan: FineTunePlan, phase: PhaseMemory) -> dict[str, int]:

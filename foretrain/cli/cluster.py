@@ -9,18 +9,18 @@ from foretrain.app.ranks.plan import Cards, answer, traced_cluster, within_clust
 from foretrain.base.errors import UserError
 from foretrain.cli.asked_elsewhere import check_cards, is_typed, typed_cards
 from foretrain.cli.common import need_one_of, print_notes
+from foretrain.cli.planning import exact as plan_exact
 from foretrain.cli.planning import printing as plan_print
-from foretrain.cli.planning.exact import print_largest, progress
+from foretrain.cli.planning.exact import Depth, print_largest, progress
 from foretrain.cli.planning.limits import tell_written, write_steps
 from foretrain.cli.show_config import show_config_of
 from foretrain.config.resolve import resolve
 from foretrain.predict.largest import largest
 from foretrain.predict.pretraining import of_cluster
+from foretrain.predict.ranks import rank_of
 
 # Those that such a plan cannot have.
-ALONE = (
-    "step_time", "logged_mfu", "explain", "observed", "process", "snapshot", "alloc_conf", "best",
-)  # fmt: skip
+ALONE = ("logged_mfu", "snapshot", "alloc_conf", "best")
 
 
 def answer_command(context: click.Context, words: list[str]) -> None:
@@ -39,12 +39,18 @@ def answer_command(context: click.Context, words: list[str]) -> None:
     if given["largest"] and traces:
         raise UserError("usage.finetune_largest_alone", option="--exact")
     check_limits(limits, 1, traces or bool(given["largest"]))
-    plan = answer(resolved, cards_of(context), limits)
+    depth = Depth(False, given["explain"], given["observed"], given["process"], given["largest"], quiet=given["quiet"])
+    plan_exact.check_depth(depth, resolved.files)
+    plan = answer(resolved, cards_of(context), limits, given["step_time"])
+    plan_exact.check_readings(depth, [plan.gpu])
     if traces:
         with progress(given["quiet"]) as listen:
             plan = traced_cluster(plan, listen, given["python"])
     form = plan_print.Form(given["full"], given["oneline"], given["as_json"], asked_of(context, words))
-    if given["largest"]:
+    if depth.explain:
+        form.check(elsewhere="--explain")
+        plan_exact.explain_command(rank_of(plan), "foretrain", depth, as_json=form.as_json)
+    elif given["largest"]:
         print_largest(plan.one_card, largest(of_cluster(plan), given["largest"]), as_json=given["as_json"])
     elif limits.asks:
         found = within_cluster(plan, limits)

@@ -148,6 +148,10 @@ class Plan(PlanRecord):
     def needs(self) -> RunMemory:
         return self.memory_of(self.step)
 
+    @property
+    def place(self) -> str:
+        return f"{self.devices} x {self.gpu.name}" if self.world > 1 else self.gpu.name
+
     @computed_field
     @property
     def timing(self) -> Timing | None:

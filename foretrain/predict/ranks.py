@@ -6,7 +6,7 @@ Instant, as the plan of one card is, from which it begins. A rank's memory is th
 import math
 from collections.abc import Collection, Iterator
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import computed_field
 
@@ -267,6 +267,35 @@ def of_run(plan: Plan, world: int, per_node: int) -> Plan:
     return made.model_copy(
         update={"memory": memories, "foretrain_timing": timing, "notes": (note, *notes_of_ranks(plan))}
     )
+
+
+def rank_of(plan: ClusterPlan) -> Plan:
+    """Return the plan of one rank of the way that is meant, or of the one that needs least."""
+    rank, one = plan.best or plan.least, plan.one_card
+    config = one.config.model_copy(update={"strategy": rank.strategy, "hold_gradients": not rank.syncs_each})
+    memory = rank.memory.model_copy(update={"context": rank.nccl.beside(rank.memory.context)})
+    found: dict[str, Any] = {
+        "config": config, "world": plan.cluster.world, "per_node": plan.cluster.per_node, "exact": (),
+        "memory": tuple(memory if each.step == memory.step else each for each in one.memory),
+        "foretrain_timing": rank.timing, "nanogpt_timing": None,
+    }  # fmt: skip
+    return one.model_copy(update=found)
+
+
+def timed(plan: ClusterPlan, step_s: float) -> ClusterPlan:
+    """Return the plan with the seconds of a step in a log, of the way that is meant."""
+    rank, one = plan.best or plan.least, plan.one_card
+    whole, alone = one.spec("foretrain"), one.foretrain_timing
+    each = Range(low_s=step_s, expected_s=step_s, high_s=step_s)
+    compiling, evaluation = compile_time(whole.compiled), _evaluation(whole, plan.cluster)
+    timing = whole_run(whole, "measured (log)", each, evaluation, compiling, plan.cluster.world)
+    faster = speed_up(alone.step_s, each) if alone else None
+    efficiency = faster.expected / plan.cluster.world if faster else None
+    time = rank.time.model_copy(update={"step_s": each}) if rank.time else None
+    update = {"time": time, "timing": timing, "speed_up": faster, "efficiency": efficiency}
+    measured = rank.model_copy(update=update)
+    ranks = tuple(measured if each.id == rank.id else each for each in plan.ranks)
+    return with_pays(plan.model_copy(update={"ranks": ranks}))
 
 
 def notes_of_ranks(plan: Plan) -> tuple[Note, ...]:

@@ -8,7 +8,7 @@ from foretrain.advice.record import Advices
 from foretrain.advice.rules.base import Goal
 from foretrain.app.exact import Listen, settings_of
 from foretrain.app.limits import Limits, priced, prices_of
-from foretrain.app.plan import Config, make_plan, resolved_of, target_of
+from foretrain.app.plan import Config, check_speed, make_plan, resolved_of, target_of
 from foretrain.base.errors import UserError
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import ResolvedConfig
@@ -17,7 +17,7 @@ from foretrain.hardware import devices
 from foretrain.hardware.catalogue import Gpu, stated_bytes
 from foretrain.hardware.cluster import Cluster, cluster
 from foretrain.predict.pretraining import of_cluster
-from foretrain.predict.ranks import ClusterPlan, share, traced, with_pays
+from foretrain.predict.ranks import ClusterPlan, share, timed, traced, with_pays
 from foretrain.predict.trace import interpreter
 from foretrain.predict.within import Within, within
 
@@ -62,14 +62,17 @@ class Cards:
     others: str = ""
 
 
-def answer(resolved: ResolvedConfig, cards: Cards, limits: Limits) -> ClusterPlan:
-    """The plan that the command line asks for; a rent is that of each card. Raises UserError."""
+def answer(resolved: ResolvedConfig, cards: Cards, limits: Limits, step_s: float | None = None) -> ClusterPlan:
+    """The plan that the command line asks for; a rent is that of each card. `step_s`: seconds of a step in a log.
+    Raises UserError."""
+    check_speed("--step-time", step_s)
     resolved = priced(resolved, limits)
     found = cluster(cards.gpus, cards.link, cards.network, lambda: _card(cards.gpu, resolved.config))
     (rent,) = prices_of(limits, resolved.config, [found.gpu])
     config = resolved.config.model_copy(update={"price_per_hour": rent})
     others = stated_bytes(cards.others, "--used-by-others") if cards.others else 0
-    return make_cluster_plan(replace(resolved, config=config), found, others)
+    made = make_cluster_plan(replace(resolved, config=config), found, others)
+    return made if step_s is None else timed(made, step_s)
 
 
 def make_cluster_plan(resolved: ResolvedConfig, cards: Cluster, used_by_others_bytes: int = 0) -> ClusterPlan:

@@ -7,10 +7,13 @@ from typing import Any
 import click
 
 from foretrain.advice.asked import Asked
+from foretrain.analysis.finetune_memory import explain_generation
 from foretrain.app.generation.plan import model_of_words, plans
 from foretrain.base.errors import UserError
 from foretrain.base.messages import listed
+from foretrain.cli.common import print_json
 from foretrain.cli.planning import printing as plan_print
+from foretrain.cli.planning.exact import EXPLAIN_SCHEMA, Depth, check_depth, check_readings, size_of
 from foretrain.config.inference.words import parse_inference
 from foretrain.config.presets import models
 from foretrain.hardware import devices
@@ -21,7 +24,10 @@ from foretrain.reports.views import generation as view
 from foretrain.reports.views.line import line
 
 # Options of `plan` that go with --inference; every other one is about training.
-WITH = ("largest", "price", "inference", "gpu", "others", "check", "full", "oneline", "as_json", "quiet", "words")
+WITH = (
+    "largest", "explain", "observed", "process", "price", "inference", "gpu", "others", "check", "full", "oneline",
+    "as_json", "quiet", "words",
+)  # fmt: skip
 
 
 def answer_command(context: click.Context, words: list[str]) -> None:
@@ -34,6 +40,8 @@ def answer_command(context: click.Context, words: list[str]) -> None:
     forms = [f"--{name.removeprefix('as_')}" for name in ("full", "oneline", "as_json") if given[name]]
     if len(forms) > 1:
         raise UserError("usage.two_forms", options=forms)
+    depth = Depth(False, given["explain"], given["observed"], given["process"], quiet=given["quiet"])
+    check_depth(depth, ())
     asked, left = parse_inference(words)
     if not left:
         raise UserError("usage.inference_no_model", models=listed(list(models())))
@@ -46,10 +54,26 @@ def answer_command(context: click.Context, words: list[str]) -> None:
     form = plan_print.Form(given["full"], given["oneline"], given["as_json"], _asked(given, words, left))
     if given["largest"] and not given["as_json"]:
         _largest(found, given["largest"])
+    elif depth.explain:
+        form.check(elsewhere="--explain")
+        _explain(found, depth, as_json=given["as_json"])
     else:
         plan_print.plans(found, form)
     if given["check"]:
         plan_print.check(found)
+
+
+def _explain(plans: list[InferencePlan], depth: Depth, *, as_json: bool) -> None:
+    """Print where the memory of one plan goes."""
+    if len(plans) > 1:
+        raise UserError("usage.one_card", count=len(plans))
+    check_readings(depth, [plans[0].gpu])
+    readings = size_of(depth.observed, "--observed"), size_of(depth.process, "--process")
+    found = explain_generation(plans[0], *readings)
+    if as_json:
+        print_json(found.to_json(schema=EXPLAIN_SCHEMA))
+    else:
+        plan_print.document(view.explain_document(plans[0], found))
 
 
 def _largest(plans: list[InferencePlan], value: str) -> None:

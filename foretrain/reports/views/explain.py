@@ -41,7 +41,7 @@ def document(plan: Plan, explanation: Explanation) -> Document:
     if explanation.lines:
         sections.append(Section(Message("explain.smi"), _smi(explanation)))
     title = Message("explain.title", {"name": plan.name})
-    return Document(title, Message("explain.subtitle", {"gpu": plan.gpu.name, "source": explanation.source}), sections)
+    return Document(title, Message("explain.subtitle", {"gpu": plan.place, "source": explanation.source}), sections)
 
 
 def _because(explanation: Explanation) -> tuple[Block, ...]:
@@ -56,7 +56,8 @@ def _component(id: str) -> Message:
 def sums_table(sums: tuple[Sum, ...], named: Callable[[str], Message] = _component) -> Table:
     """Each component with its formula, and the formula with numbers, where there are any; what is too small is one
     row. `named`: the name of a component."""
-    names = ("component", "bytes", "formula", "numbers") if any(row.formula for row in sums) else ("component", "bytes")
+    names = ("component", "bytes", "formula", "numbers")[: 4 if any(row.numbers for row in sums) else 3]
+    names = names if any(row.formula for row in sums) else names[:2]
     columns = tuple(Message(f"column.{name}") for name in names)
     total = sum(row.size_bytes for row in sums)
     rows: list[tuple[Cell, ...]] = [

@@ -3,11 +3,13 @@
 from collections.abc import Iterator, Sequence
 
 from foretrain.advice.asked import Asked
+from foretrain.analysis.finetune_memory import FineTuneExplanation
 from foretrain.base.messages import has, listed
 from foretrain.predict.inference.plan import InferencePlan
 from foretrain.predict.inference.speed import GenerationTiming
 from foretrain.predict.memory import FAILING, Component
 from foretrain.reports.document import Cell, Document, Message, Paragraph, Quantity, Row, Screen, Section, Table
+from foretrain.reports.views.explain import nvidia_smi, sums_table
 from foretrain.reports.views.shared import TONES, card_memory
 
 SHOWN = 3  # formats of the first screen
@@ -88,6 +90,18 @@ def document(plan: InferencePlan) -> Document:
         *([Section(Message("inference.formats"), (formats,))] if formats else []),
     ]
     sections.append(Section(Message("finetune.notes"), tuple(said)))
+    return Document(title(plan), Message("finetune.subtitle", {"where": plan.where}), sections)
+
+
+def explain_document(plan: InferencePlan, found: FineTuneExplanation) -> Document:
+    """Where the memory goes, and what nvidia-smi shows of it."""
+    table = sums_table(found.phases[0].sums, lambda id: Message(f"inference.part.{id}"))
+    smi = [Section(Message("explain.smi"), nvidia_smi(found.lines, found.conclusion))] if found.lines else []
+    sections = [
+        Section(Message("finetune.verdict"), (verdict(plan),)),
+        Section(Message("inference.memory"), (table,)),
+        *smi,
+    ]
     return Document(title(plan), Message("finetune.subtitle", {"where": plan.where}), sections)
 
 

@@ -20,8 +20,8 @@ from foretrain.app.sample import opened
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.cli.generation import chat
 from foretrain.data.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer
-from foretrain.model.generation.options import Sampling
 from foretrain.model.language_model import make_model
+from foretrain.model.sampling import Sampling
 from foretrain.predict.inference.model import model_of_config
 from foretrain.predict.memory import MARGIN_BYTES
 from tests.kit.command import foretrain

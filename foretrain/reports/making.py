@@ -23,7 +23,7 @@ from foretrain.base.errors import UserError
 from foretrain.base.files import first_bytes, not_written, read_text
 from foretrain.comparison.loss_axes import gather, loss_curves
 from foretrain.comparison.sources import plans, runs
-from foretrain.comparison.sources.given import Given, take_apart
+from foretrain.comparison.sources.request import SourceRequest, take_apart
 from foretrain.config.resolve import resolve
 from foretrain.measure.tune_record import SCHEMA as TUNING_SCHEMA
 from foretrain.measure.tune_record import Tuning
@@ -123,7 +123,7 @@ def document(asked: Asked) -> tuple[str, Document]:
     return "log", _log(path, words, one.own.get("gpu", asked.gpu), asked.tell)
 
 
-def _unused(asked: Asked, one: Given, *options: str) -> None:
+def _unused(asked: Asked, one: SourceRequest, *options: str) -> None:
     """Options that such a report has no use for, right or wrong, are refused. Raises UserError."""
     for option in options:
         given = getattr(asked, option)
@@ -132,7 +132,7 @@ def _unused(asked: Asked, one: Given, *options: str) -> None:
             raise UserError("usage.report_unused", option=spelled, path=one.path)
 
 
-def _no_config(asked: Asked, one: Given) -> None:
+def _no_config(asked: Asked, one: SourceRequest) -> None:
     if asked.options or one.words or one.own:
         raise UserError("usage.report_config", path=one.path)
 
@@ -142,7 +142,7 @@ def run(run: Path | RunDirectory, sample: str | None = None) -> Document:
     directory = run if isinstance(run, RunDirectory) else RunDirectory(run)
     if source_of(directory.path) != "trainer":
         return run_view.report(run_report.gather(directory, sample))
-    subject = runs.of(Given(path=str(directory.path)), directory)
+    subject = runs.of(SourceRequest(path=str(directory.path)), directory)
     return trainer_view.document(explain_directory(directory), loss_curves([subject]))
 
 
@@ -152,7 +152,7 @@ def _log(path: Path, words: Sequence[str], gpu: str, tell: Callable[[tuple[UserE
     return log_view.document(explained.explanation, run_report.gather_log(path, explained))
 
 
-def _plan(asked: Asked, one: Given) -> Document:
+def _plan(asked: Asked, one: SourceRequest) -> Document:
     resolved = resolve([one.path, *one.words, *asked.options])
     asked.tell(resolved.notes)
     limits = Limits(price=asked.price, given=frozenset(resolved.sources))

@@ -28,7 +28,7 @@ from common import arguments, report
 
 from foretrain.comparison.compare import compare
 from foretrain.comparison.sources import load
-from foretrain.comparison.sources.given import Given, take_apart
+from foretrain.comparison.sources.request import SourceRequest, take_apart
 from foretrain.comparison.subject import Subject
 from foretrain.runs.training_log import read_log
 
@@ -156,7 +156,7 @@ def outcomes(folder: Path, first: str, second: str) -> dict[str, tuple[str, str]
     for name, text in (("one", first), ("other", second)):
         path = folder / f"{name}.log"
         path.write_text(text, "utf-8")
-        subjects.append(load(Given(path=str(path))))
+        subjects.append(load(SourceRequest(path=str(path))))
     found = compare(subjects)
     return {v.question: (v.outcome, v.pair.one if v.pair else "") for v in found.verdicts}
 

@@ -16,8 +16,8 @@ from foretrain.config.families import family_of
 from foretrain.config.resolve import resolve
 from foretrain.config.shape import ModelShape
 from foretrain.model import foreign
-from foretrain.model.generation.writer import generate
 from foretrain.model.language_model import make_model
+from foretrain.model.writer import generate
 
 PRESETS = ("gpt2-30m",)
 PROMPT, TOKENS, ROUNDS = 384, 96, 3

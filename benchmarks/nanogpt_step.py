@@ -18,8 +18,7 @@ import torch
 from foretrain.config.options import RunConfig
 from foretrain.data.batches import TRAIN, TokenFile, starts, train_batches
 from foretrain.data.dataset import DatasetInfo
-from foretrain.model.optimizer import learning_rate
-from foretrain.model.step import StepResult, build, train_step
+from foretrain.model.step import StepResult, build, learning_rate, train_step
 from foretrain.predict.trace.drive import NanoGPT
 from foretrain.training.device import TORCH_DTYPES
 

@@ -20,9 +20,8 @@ from foretrain.config.options import RunConfig
 from foretrain.data.batches import TokenFile, evaluation_batches, train_batches
 from foretrain.data.builtin import prepare_built_in
 from foretrain.model.low_precision import layers
-from foretrain.model.optimizer import learning_rate
 from foretrain.model.precision_check import compare
-from foretrain.model.step import TrainState, build, evaluation_loss, train_step
+from foretrain.model.step import TrainState, build, evaluation_loss, learning_rate, train_step
 
 CPU = torch.device("cpu")
 STEPS = 200

@@ -44,8 +44,7 @@ from foretrain.config.resolve import from_values
 from foretrain.data.batches import TokenFile, evaluation_batches, train_batches
 from foretrain.data.builtin import prepare_built_in
 from foretrain.data.dataset import DatasetInfo
-from foretrain.model.optimizer import learning_rate
-from foretrain.model.step import build, evaluation_loss, train_step
+from foretrain.model.step import build, evaluation_loss, learning_rate, train_step
 from foretrain.training.device import TORCH_DTYPES, keep_memory
 
 STEPS, SEEDS = 2000, (1, 2, 3)

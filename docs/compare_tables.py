@@ -7,7 +7,7 @@ from results import result
 
 from foretrain.comparison.compare import Comparison, compare
 from foretrain.comparison.sources import load
-from foretrain.comparison.sources.given import take_apart
+from foretrain.comparison.sources.request import take_apart
 from foretrain.hardware.catalogue import find
 
 CASES = Path(__file__).parent.parent / "examples" / "real-cases"

@@ -33,8 +33,7 @@ from foretrain.hardware.catalogue import catalogue, find
 from foretrain.hardware.devices import Target
 from foretrain.measure import timed_step
 from foretrain.measure.trial import config_on_cpu
-from foretrain.model.optimizer import make_optimizer
-from foretrain.model.step import build, evaluation_loss, train_step
+from foretrain.model.step import build, evaluation_loss, make_optimizer, train_step
 from foretrain.model.update import update
 from foretrain.predict.plan import plan
 from foretrain.runs.folder import RunDirectory

@@ -26,7 +26,7 @@ from foretrain.app.finetuning.question import question
 from foretrain.base.errors import UserError
 from foretrain.comparison.compare import compare as compared_subjects
 from foretrain.comparison.sources import load
-from foretrain.comparison.sources.given import Given
+from foretrain.comparison.sources.request import SourceRequest
 from foretrain.comparison.subject import Subject
 from foretrain.config.finetune.live import of_all_layers
 from foretrain.hardware.catalogue import find
@@ -334,7 +334,7 @@ def test_runs_that_hardly_overlap_in_time_are_compared(run: Path, tmp_path: Path
                 elapsed_s, val = elapsed_s + 0.05, 6.9 + 0.01 * chance.random()
                 lines.append({"kind": "evaluation", "step": step, "val_loss": val, "elapsed_s": elapsed_s})
         (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-        return load(Given(path=str(tmp_path), label=name))
+        return load(SourceRequest(path=str(tmp_path), label=name))
 
     for _ in range(40):
         found = compared_subjects([subject("a"), subject("b")]).verdict("hours")

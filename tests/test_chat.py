@@ -21,8 +21,8 @@ from foretrain.base.errors import ExitCode, UserError
 from foretrain.cli.generation import chat
 from foretrain.config.shape import facts_of_run
 from foretrain.data.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer
-from foretrain.model.generation.options import Sampling
 from foretrain.model.language_model import make_model
+from foretrain.model.sampling import Sampling
 from foretrain.predict.memory import MARGIN_BYTES
 from tests.kit.command import foretrain
 from tests.kit.tiny import tiny

@@ -5,7 +5,7 @@ import torch
 
 from foretrain.hardware.catalogue import find
 from foretrain.hardware.links import link_of, pinned_bytes_per_s
-from foretrain.model.host.checkpoints import Inputs
+from foretrain.model.host_memory import Inputs
 from foretrain.model.step import build, train_step
 from foretrain.predict.memory import estimated
 from foretrain.predict.spec import StepSpec

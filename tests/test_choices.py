@@ -13,7 +13,7 @@ from foretrain.hardware.catalogue import Gpu
 from foretrain.runs.record import TrainedRun
 from foretrain.training import starting
 from foretrain.training.device import Placement, place
-from foretrain.training.starting import Chosen, Way
+from foretrain.training.starting import Chosen, StepVariant
 from tests.kit.command import foretrain
 from tests.kit.tiny import TINY, tiny, write_dataset
 
@@ -34,7 +34,7 @@ def steps_take(monkeypatch: pytest.MonkeyPatch, seconds: dict[tuple[str, str, bo
     """Steps that take these seconds and train nothing; the dtype of each that was built."""
     built = []
 
-    def make(self: Any, config: RunConfig, way: Way) -> None:
+    def make(self: Any, config: RunConfig, way: StepVariant) -> None:
         built.append(way.dtype)
         self.way, self.best_s, self.clock = way, float("inf"), None
 
@@ -195,7 +195,7 @@ def test_a_few_slow_moments_do_not_decide(monkeypatch: pytest.MonkeyPatch) -> No
     times = {("bfloat16", "bmm", False): [0.13, 0.12, 0.13, *[0.1] * 99], ("bfloat16", "sdpa", False): [0.115] * 99}
 
     class Scripted:
-        def __init__(self, config: RunConfig, way: starting.Way) -> None:
+        def __init__(self, config: RunConfig, way: starting.StepVariant) -> None:
             self.way, self.best_s, self.clock = way, float("inf"), None
             self.left = iter(times.get((way.dtype, way.attention, way.master_weights), [0.4] * 99))
 

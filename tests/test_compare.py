@@ -26,7 +26,7 @@ from foretrain.comparison import repeats as stretch
 from foretrain.comparison.compare import Comparison, compare
 from foretrain.comparison.questions import SAME_CARD_RATIO, meet
 from foretrain.comparison.sources import LOADERS, load
-from foretrain.comparison.sources.given import Given, take_apart
+from foretrain.comparison.sources.request import SourceRequest, take_apart
 from foretrain.comparison.sources.table_file import number, read_table
 from foretrain.comparison.subject import Curve, Subject, curve, exact
 from foretrain.config.options import OPTIONS
@@ -640,7 +640,7 @@ def test_no_text_breaks_the_reader_of_tables(content: str) -> None:
 def test_no_json_breaks_the_reader_of_tables(value: object) -> None:
     Path("t.json").write_text(json.dumps(value), "utf-8")
     try:
-        assert load(Given(path="t.json"))
+        assert load(SourceRequest(path="t.json"))
     except UserError as error:
         assert str(error)
 

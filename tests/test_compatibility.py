@@ -26,8 +26,7 @@ from foretrain.data.dataset import read_info
 from foretrain.data.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer, Gpt2Tokenizer, Tokenizer
 from foretrain.model import foreign
 from foretrain.model.gpt2 import GPT
-from foretrain.model.optimizer import learning_rate
-from foretrain.model.step import evaluation_loss
+from foretrain.model.step import evaluation_loss, learning_rate
 from foretrain.runs.folder import RunDirectory
 from foretrain.training import checkpoint, starting
 from foretrain.training.exports.source import export

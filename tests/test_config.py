@@ -14,7 +14,7 @@ from foretrain.base.errors import ConfigError, UserError
 from foretrain.config.options import OPTIONS, RunConfig
 from foretrain.config.presets import PRESETS
 from foretrain.config.resolve import from_values, resolve, to_toml
-from foretrain.model.optimizer import learning_rate
+from foretrain.model.step import learning_rate
 from tests.kit.command import foretrain
 
 # karpathy/nanoGPT train.py, as of its last version.

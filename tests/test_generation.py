@@ -11,10 +11,10 @@ from foretrain.config.families import family_of
 from foretrain.config.options import RunConfig
 from foretrain.config.shape import ModelShape
 from foretrain.model import foreign, llama
-from foretrain.model.generation.options import Sampling
-from foretrain.model.generation.writer import Reader, Writer, choose, generate, kept_of
 from foretrain.model.language_model import LanguageModel, make_model
 from foretrain.model.nanogpt import NanoGPT
+from foretrain.model.sampling import Sampling
+from foretrain.model.writer import Reader, Writer, choose, generate, kept_of
 from tests.kit.families import large
 from tests.kit.tiny import tiny
 

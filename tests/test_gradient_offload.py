@@ -12,7 +12,7 @@ from foretrain.config.shape import ModelShape
 from foretrain.hardware.catalogue import find
 from foretrain.hardware.links import pinned_bytes_per_s
 from foretrain.model import master
-from foretrain.model.host.leaving import Leaving
+from foretrain.model.host_memory import Leaving
 from foretrain.model.master import MOST_ON_THE_WAY, Gradients
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.ops import MicroBatchRun, micro_batch

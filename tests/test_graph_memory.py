@@ -10,7 +10,7 @@ import torch
 
 from foretrain.base.units import MIB
 from foretrain.config.options import RunConfig
-from foretrain.model.host.graphed import WARM_STEPS
+from foretrain.model.graphed import WARM_STEPS
 from foretrain.model.step import build, train_step
 from foretrain.predict.allocator.blocks import GRAPH_POOL
 from foretrain.predict.allocator.replay import replay

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from foretrain.config.options import RunConfig
 from foretrain.data.batches import Batch
-from foretrain.model.host.graphed import WARM_STEPS, GraphedStep, OnCard
+from foretrain.model.graphed import WARM_STEPS, GraphedStep, OnCard
 from foretrain.model.step import StepResult, TrainState, build, evaluation_loss, train_step
 from tests.kit.tiny import tiny
 from tests.kit.training import assert_same, final_tensors, stop_at_6, train
@@ -158,7 +158,7 @@ def test_an_evaluation_runs_before_the_step_is_recorded(monkeypatch: pytest.Monk
         seen.append((batch[0].shape, recorder.rooms > 0))
         return evaluation_loss(state, batch)
 
-    monkeypatch.setattr("foretrain.model.host.graphed.evaluation_loss", judged)
+    monkeypatch.setattr("foretrain.model.graphed.evaluation_loss", judged)
     trained(graphed)
     assert seen == [((CONFIG.eval_batch, CONFIG.eval_block), False)]
     before, (batch, _) = recorder.replays, list(batches(100))
@@ -216,7 +216,7 @@ def test_what_is_evaluated_before_a_recording_comes_before_its_batches(monkeypat
     graphed = GraphedStep(state, pytest.fail, OnCpu(state))
     for step in range(WARM_STEPS):
         graphed(batches(step), rate(step))
-    monkeypatch.setattr("foretrain.model.host.graphed.evaluation_loss", _fails)
+    monkeypatch.setattr("foretrain.model.graphed.evaluation_loss", _fails)
     waiting = batches(WARM_STEPS)
     with pytest.raises(RuntimeError, match="not permitted"):
         graphed(waiting, rate(WARM_STEPS))

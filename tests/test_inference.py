@@ -102,8 +102,8 @@ def test_int8_is_as_large_as_torchao_says(name: str, size_gb: float) -> None:
     "recipe", [{}, {"recipe": "llama", "n_head": 4, "n_embd": 64, "n_kv_head": 1, "mlp_width": 96}]
 )
 def test_the_cache_of_our_models_is_as_large_as_planned(recipe: dict[str, Any]) -> None:
-    from foretrain.model.generation.writer import Reader
     from foretrain.model.language_model import make_model
+    from foretrain.model.writer import Reader
 
     config = tiny(**{"dropout": 0.0, "bias": False, **recipe})
     reader = Reader(make_model(config))

@@ -11,7 +11,7 @@ from foretrain.config.shape import ModelShape
 from foretrain.hardware.calibration import Calibration, StepTime
 from foretrain.hardware.catalogue import Gpu, find
 from foretrain.hardware.cpu import nominal_cpu
-from foretrain.measure.calibrate import MANY_BLOCKS, NARROW_REFERENCE, Wanted, references_for
+from foretrain.measure.calibrate import MANY_BLOCKS, NARROW_REFERENCE, ReferenceRequest, references_for
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.ops import FUSED_LAUNCHES, MicroBatchRun, micro_batch, optimizer
 from foretrain.predict.speed.rates import (
@@ -180,13 +180,13 @@ def test_a_card_is_calibrated_with_narrow_steps_and_a_cpu_as_before() -> None:
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
     both = references_for(cuda, ["bfloat16", "float16"], [False, True])
     narrow = [
-        Wanted("bfloat16", False, True),
-        Wanted("bfloat16", True, True),
-        Wanted("bfloat16", False, True, MANY_BLOCKS),
+        ReferenceRequest("bfloat16", False, True),
+        ReferenceRequest("bfloat16", True, True),
+        ReferenceRequest("bfloat16", False, True, MANY_BLOCKS),
     ]
     assert [each for each in both if each.small] == narrow
     assert [each for each in both if not each.small] == [
-        Wanted("bfloat16", False), Wanted("bfloat16", True), Wanted("float16", False)
+        ReferenceRequest("bfloat16", False), ReferenceRequest("bfloat16", True), ReferenceRequest("float16", False)
     ]  # fmt: skip
     eager = references_for(cuda, ["float32"], [False])
     assert [each.compiled for each in eager] == [False, False, False]

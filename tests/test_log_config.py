@@ -9,7 +9,7 @@ from foretrain.analysis.log_analysis import analyse, config_of
 from foretrain.analysis.log_checks import utilization
 from foretrain.comparison.compare import compare
 from foretrain.comparison.sources import load
-from foretrain.comparison.sources.given import take_apart
+from foretrain.comparison.sources.request import take_apart
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import find
 from foretrain.runs.folder import RunDirectory

@@ -19,8 +19,8 @@ from foretrain.config.microbatches import divisors, largest_divisor, sequences_o
 from foretrain.config.resolve import resolve
 from foretrain.data.dataset import read_info
 from foretrain.hardware.catalogue import find
-from foretrain.model.host import graphed
-from foretrain.model.host.graphed import GraphedStep
+from foretrain.model import graphed
+from foretrain.model.graphed import GraphedStep
 from foretrain.model.step import build, train_step
 from foretrain.runs import folder
 from foretrain.runs.folder import RunDirectory

@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from foretrain.model.gpt2 import GPT
-from foretrain.model.optimizer import learning_rate, make_optimizer
-from foretrain.model.step import build, evaluation_loss, train_step
+from foretrain.model.step import build, evaluation_loss, learning_rate, make_optimizer, train_step
 from tests.kit.nanogpt import reference_loss
 from tests.kit.tiny import tiny
 

@@ -17,12 +17,11 @@ from foretrain.config.resolve import from_values, resolve, to_toml
 from foretrain.config.shape import ModelShape
 from foretrain.hardware.catalogue import find
 from foretrain.model import layers, modern
-from foretrain.model.generation.writer import generate
 from foretrain.model.language_model import make_model
 from foretrain.model.layers import norm, squared_relu
 from foretrain.model.modern import ModernGPT
-from foretrain.model.optimizer import learning_rate
-from foretrain.model.step import build, evaluation_loss, train_step
+from foretrain.model.step import build, evaluation_loss, learning_rate, train_step
+from foretrain.model.writer import generate
 from foretrain.predict.plan import plan
 from foretrain.predict.speed.ops import flops, micro_batch
 from foretrain.predict.trace.forecast import traced

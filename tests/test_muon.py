@@ -13,8 +13,7 @@ from foretrain.hardware.cpu import cpu_device
 from foretrain.model import muon
 from foretrain.model.gpt2 import GPT
 from foretrain.model.muon import NS_COEFFICIENTS, MuonAdamW, newton_schulz, update_scale
-from foretrain.model.optimizer import make_optimizer
-from foretrain.model.step import build, train_step
+from foretrain.model.step import build, make_optimizer, train_step
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.ops import MicroBatchRun, flops, optimizer
 from foretrain.training import checkpoint

@@ -18,7 +18,7 @@ from foretrain.base.messages import say
 from foretrain.comparison.compare import compare
 from foretrain.comparison.loss_axes import gather
 from foretrain.comparison.sources import load
-from foretrain.comparison.sources.given import take_apart
+from foretrain.comparison.sources.request import take_apart
 from foretrain.reports.document import Curves, Document, Figures, Paragraph, Table, Verbatim, cell_text
 from foretrain.reports.html import block_json
 from foretrain.reports.views import compare as compare_view

@@ -20,7 +20,7 @@ import pytest
 import foretrain
 from foretrain.base.errors import UserError
 from foretrain.comparison.sources import load
-from foretrain.comparison.sources.given import take_apart
+from foretrain.comparison.sources.request import take_apart
 from foretrain.config.resolve import resolve
 from foretrain.runs import trackers
 from foretrain.runs.folder import EvaluationMetrics, Note, RunDirectory, StepMetrics

@@ -18,7 +18,7 @@ from foretrain.config.checks import effect_of
 from foretrain.config.options import OPTIONS
 from foretrain.config.resolve import from_values, resolve
 from foretrain.data.dataset import read_info
-from foretrain.model.host.graphed import WARM_STEPS
+from foretrain.model.graphed import WARM_STEPS
 from foretrain.model.step import train_step
 from foretrain.runs import folder
 from foretrain.runs.folder import RunDirectory

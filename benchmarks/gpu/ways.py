@@ -152,7 +152,7 @@ class Trainer:
 
         from foretrain.config.options import RunConfig
         from foretrain.data.dataset import read_info
-        from foretrain.model.host.graphed import GraphedStep
+        from foretrain.model.graphed import GraphedStep
 
         config = RunConfig.model_validate(
             {**way.knobs, "device": device, "dataset": str(folder), "compile": way.compiled}

@@ -75,7 +75,7 @@ class Explanation(Record):
     tensors: tuple[TensorGroup, ...]
     lines: tuple[Line, ...]
     conclusion: str  # id of a text
-    other_mode_bytes: int  # what the other mode (eager or compiled) would allocate, by the ledger
+    other_mode_bytes: int  # what the other mode (eager or compiled) would allocate, by the estimate
     timeline: tuple[Point, ...]
     because: Note | None = None  # why the largest component is so large; a text `explain.because.ID`
 

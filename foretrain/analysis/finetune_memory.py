@@ -68,11 +68,11 @@ def explain(
     source: LineSource = "estimated" if trace is None else "traced"
     shown = Shown(neediest, memory.context, source, plan.used_by_others_bytes)
     lines, conclusion = reconcile(shown, observed_bytes, process_bytes)
-    ledger = estimated(plan.facts, plan.tune, plan.gpu)
+    estimate = estimated(plan.facts, plan.tune, plan.gpu)
     phases = []
     for phase in memory.phases:
         symbols = _symbols(plan, phase)
-        found = _estimated(ledger, phase.phase, symbols) if trace is None else _traced(trace, phase, plan, settings)
+        found = _estimated(estimate, phase.phase, symbols) if trace is None else _traced(trace, phase, plan, settings)
         phases.append(_phase(phase, symbols, found))
     return FineTuneExplanation(
         source="estimated" if trace is None else "traced", phase=neediest.phase, phases=tuple(phases), lines=lines,
@@ -114,17 +114,17 @@ def _phase(phase: PhaseMemory, symbols: dict[str, int], found: Sequence[LargeTen
     )  # fmt: skip
 
 
-def _estimated(ledger: FineTuneLedger, phase: str, symbols: dict[str, int]) -> list[LargeTensor]:
+def _estimated(estimate: FineTuneLedger, phase: str, symbols: dict[str, int]) -> list[LargeTensor]:
     found = [
         LargeTensor(
             component=kind.component,
-            where=_where(ledger, kind.component, kind.size.formula),
+            where=_where(estimate, kind.component, kind.size.formula),
             what=_said(kind.size.formula),
             numbers=with_numbers(_said(kind.size.formula), symbols),
             count=count,
             size_bytes=count * kind.size.nbytes,
         )
-        for kind, count in ledger.alive.get(phase, ())
+        for kind, count in estimate.alive.get(phase, ())
         if count
     ]
     return sorted(found, key=lambda tensor: -tensor.size_bytes)
@@ -139,13 +139,13 @@ def _letters(formula: str) -> str:
     return re.sub(r"^[\d.]+·|/2$", "", formula)
 
 
-def _where(ledger: FineTuneLedger, component: str, formula: str) -> str:
+def _where(estimate: FineTuneLedger, component: str, formula: str) -> str:
     """Name the weights of this size that a component has a tensor for, layers together."""
     if component not in ("weights", "adapters", *TRAINED):
         return ""
-    sizes = {name: weight.shape for name, weight in ledger.weights.items() if _has(component, name, weight)}
+    sizes = {name: weight.shape for name, weight in estimate.weights.items() if _has(component, name, weight)}
     if component == "weights":
-        sizes |= ledger.packed
+        sizes |= estimate.packed
     wanted = _letters(formula)
     found = (_module(name) for name, shape in sizes.items() if _letters(formula_of(1, shape)) == wanted)
     return ", ".join(dict.fromkeys(found))

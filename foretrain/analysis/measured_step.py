@@ -67,7 +67,7 @@ def steady(log: TrainingLog, config: RunConfig | None) -> Pace:
     times = log.steps.time_s
     windows = _windows(ordinary)
     middles = [median(times[i] for i in window) for window in windows]
-    # The level of the quicker windows: a card that throttled for most of a run is measured against when it did not.
+    # The level of the faster windows: a card that throttled for most of a run is measured against when it did not.
     level_s = sorted(middles)[(len(middles) - 1) // 4]
     noise_s = _noise(times, windows, middles)
     limit_s = max(level_s * (1 + SLOWER), level_s + 5 * noise_s / math.sqrt(len(windows[0])))

@@ -264,7 +264,7 @@ def _time(
     spent = sum(piece.measured_s or 0.0 for piece in pieces)
     if pieces and wall > spent:
         pieces.append(TimePiece(id="other", predicted_s=None, measured_s=wall - spent))
-    elif pace is not None:  # most steps were a little quicker than their median
+    elif pace is not None:  # most steps were a little faster than their median
         steps_s = pieces[0].measured_s or 0.0
         pieces[0] = pieces[0].model_copy(update={"measured_s": max(0.0, steps_s - (spent - wall))})
     if pace is not None and pace.data_wait_s is not None:
@@ -406,8 +406,9 @@ def explain_trainer_run(
 ) -> TrainerRunExplanation:
     """Explain by a run's own records and its forecast; where longer sequences came than planned, with theirs."""
     first = forecast.tune.seq_len if forecast else None
-    if forecast is not None and record.seq_len and record.seq_len > forecast.tune.seq_len and not _traced(forecast):
-        forecast = _with_seq_len(forecast, record.seq_len)
+    seq_len = record.seq_len or 0
+    if forecast is not None and seq_len > forecast.tune.seq_len and forecast.memory.source != "traced":
+        forecast = _with_seq_len(forecast, seq_len)
     failures = failures_of(record, events)
     timing = forecast.timing if forecast else None
     step = None
@@ -420,10 +421,6 @@ def explain_trainer_run(
         predicted_tokens_per_s=timing.tokens_per_s if timing else None, failures=failures,
         changes=changes(forecast) if forecast and failures and failures[-1].fatal else (),
     )  # fmt: skip
-
-
-def _traced(forecast: FineTunePlan) -> bool:
-    return forecast.memory.source == "traced"
 
 
 def _with_seq_len(forecast: FineTunePlan, seq_len: int) -> FineTunePlan:

@@ -50,7 +50,7 @@ _PROFILED = re.compile(r"(.{1,80}?)\((\d{1,7})\): (.{1,80})", re.ASCII)
 _LIBRARY = re.compile(
     r"site-packages|dist-packages|[/\\]torch[/\\]|^torch|\.(?:cpp|h|cu|cc)$|^\?\?|^<frozen|libc|^$", re.IGNORECASE
 )
-# foretrain's own snapshots say the kind themselves, by the ledger's ids, and those that PyTorch makes of a profile
+# foretrain's own snapshots say the kind themselves, by the estimate's ids, and those that PyTorch makes of a profile
 # (torch/cuda/_memory_viz.py, _profile_to_snapshot) by torch.profiler's categories.
 _CATEGORIES = {
     "weights": "weights", "gradients": "gradients", "optimizer": "optimizer", "batch": "batch", "logits": "logits",

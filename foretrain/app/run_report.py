@@ -15,8 +15,8 @@ from foretrain.analysis.run_pace import VitalSigns, of_lines, of_samples
 from foretrain.app.explain import ExplainedLog, run_of
 from foretrain.comparison.loss_axes import LossCurves, loss_curves, meter_of
 from foretrain.comparison.sources import runs
-from foretrain.comparison.sources.given import Given
 from foretrain.comparison.sources.logs import of_log
+from foretrain.comparison.sources.request import SourceRequest
 from foretrain.config.options import RunConfig
 from foretrain.data.inspection import unigram_entropy
 from foretrain.hardware.catalogue import Gpu
@@ -59,7 +59,7 @@ def gather(run: Path | RunDirectory, sample: str | None = None) -> RunFacts:
     found = run_of(directory)
     record, metrics, path = found.record, found.metrics, directory.path
     meter = meter_of(metrics) if record.devices == 1 else None  # readings are of the first rank's card
-    subject = runs.of(Given(path=str(path)), directory, metrics)
+    subject = runs.of(SourceRequest(path=str(path)), directory, metrics)
     return RunFacts(
         record=record, folder=path.resolve().name, plan=found.plan, check=found.check, explanation=found.explanation,
         losses=loss_curves([subject], [meter]),
@@ -102,7 +102,7 @@ def gather_log(path: Path, explained: ExplainedLog) -> LogFacts:
     lines = _card_lines(watched, samples)
     losses = None
     if log is not None:
-        subject = of_log(Given(path=str(path)), log, config if log.program.has_config else None, gpu)
+        subject = of_log(SourceRequest(path=str(path)), log, config if log.program.has_config else None, gpu)
         losses = loss_curves([subject], [meter_of(lines)])
         lines += _step_lines(subject.train.seconds_s, subject.train.steps, log, found, config, gpu)
         lines.sort(key=lambda line: line.get("elapsed_s") or 0.0)

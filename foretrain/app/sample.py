@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from foretrain.app.train import need_torch
 from foretrain.base.records import Record
-from foretrain.model.generation.options import Sampling
+from foretrain.model.sampling import Sampling
 
 if TYPE_CHECKING:
     from foretrain.app.generation.opened import Opened

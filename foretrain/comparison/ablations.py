@@ -72,33 +72,33 @@ def _run(base: Subject, other: Subject, setting: Setting, value: Any, compared_t
     }  # fmt: skip
     gpu, changed = base.gpu, base.config
     if setting.name == "gpu":
-        gpu, knobs = other.gpu or find(value), {}
+        gpu, options = other.gpu or find(value), {}
     else:
         found = settings.changes(setting, base.config, value)
         if found is None:
             return Ablation(**common, changes={}, impossible=_WHY_NOT.get(setting.name, "tokens"))
-        knobs = found
+        options = found
         try:
-            changed = _checked(base, base.config, knobs)
+            changed = _checked(base, base.config, options)
         except UserError as error:
-            return Ablation(**common, changes=knobs, impossible=str(error).splitlines()[-1].strip())
+            return Ablation(**common, changes=options, impossible=str(error).splitlines()[-1].strip())
     steps = SHORT_STEPS
     if "learning" in setting.affects:
         steps = max(1, round(compared_tokens / changed.tokens_per_step)) if compared_tokens else changed.max_iters
     if gpu is None or (base.world or 1) > 1:  # several ranks are not priced here
-        return Ablation(**common, changes=knobs, steps=steps)
+        return Ablation(**common, changes=options, steps=steps)
     try:
-        return _priced(base, changed, gpu, steps, {**common, "changes": knobs})
+        return _priced(base, changed, gpu, steps, {**common, "changes": options})
     except UserError as error:  # the card cannot do what the setting asks for
-        return Ablation(**common, changes=knobs, impossible=str(error))
+        return Ablation(**common, changes=options, impossible=str(error))
 
 
-def _checked(base: Subject, config: RunConfig, knobs: dict[str, Any]) -> RunConfig:
+def _checked(base: Subject, config: RunConfig, options: dict[str, Any]) -> RunConfig:
     """Return the base's config with these options. Raises UserError where they do not go together."""
     defaults = RunConfig().model_dump()
     values = {k: v for k, v in config.model_dump().items() if v != defaults[k] and k != "total_batch_size"}
-    sources = dict.fromkeys(values, base.label) | dict.fromkeys(knobs, "compare")
-    changed, problems = check(values | knobs, sources)
+    sources = dict.fromkeys(values, base.label) | dict.fromkeys(options, "compare")
+    changed, problems = check(values | options, sources)
     if changed is None:
         raise problems[0]
     return changed

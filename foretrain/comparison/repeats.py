@@ -135,7 +135,7 @@ def _half(error_a: float, df_a: float, error_b: float, df_b: float, floor: float
 #
 # A card slows as it warms up, so the whole of a long run is no match for a short one. Time since the start counts,
 # not
-# the number of steps: it is what warms a card, and a resumed run starts anew.
+# the number of steps: it is what warms a card, and a resumed run starts again.
 
 UNLIKE = 1.25  # runs whose lengths differ by less are taken whole
 LEAST = 10  # steady steps of each in the stretch, at least
@@ -162,7 +162,7 @@ def shared(subjects: Sequence[Subject]) -> Stretch:
     whole = Stretch(tuple(subject.step_times_s for subject in subjects))
     if not all(subject.step_times_s and subject.steps_since_start for subject in subjects):
         return whole
-    lengths = [_length_s(subject) for subject in subjects]
+    lengths = [max(each.steps_since_start) * median(each.step_times_s) for each in subjects]
     end_s = min(lengths)
     if max(lengths) <= UNLIKE * end_s:
         return whole
@@ -170,10 +170,6 @@ def shared(subjects: Sequence[Subject]) -> Stretch:
     if min(map(len, cut.times_s)) < min(LEAST, *map(len, whole.times_s)):
         return Stretch(whole.times_s, floor=WARM_UP)
     return cut
-
-
-def _length_s(subject: Subject) -> float:
-    return max(subject.steps_since_start) * median(subject.step_times_s)
 
 
 def _until(subject: Subject, end_s: float) -> tuple[float, ...]:

@@ -94,7 +94,7 @@ def of_config(config: RunConfig, gpu: Gpu | None, step: StepName) -> dict[str, A
         known["dtype"] = choose_dtype(config, gpu, step)[0] if gpu else None
     if config.attention == "auto":  # on a CPU a measurement decides
         known["attention"] = "sdpa" if gpu and gpu.kind != "cpu" else None
-    if config.dataset != BUILT_IN:  # its own files say how it was cut, not this knob
+    if config.dataset != BUILT_IN:  # its own files say how it was cut, not this option
         known["tokenizer"] = None
     known["batch_size"] = config.batch_size
     known["gradient_accumulation_steps"] = config.gradient_accumulation_steps

@@ -110,10 +110,6 @@ def dealt(rows: np.ndarray, weights: tuple[float, ...]) -> tuple[np.ndarray, np.
 
 
 def _share_of(count: np.ndarray, share: int) -> np.ndarray:
-    """Return floor(count x share
-
-    2^20), in words that cannot overflow.
-    """
     low = (1 << _SHARE_BITS) - 1
     return (count >> _SHARE_BITS) * share + (((count & low) * share) >> _SHARE_BITS)
 
@@ -155,10 +151,8 @@ class TokenFile:
             reader.close()
 
     def rows(self, starts: np.ndarray, length: int) -> np.ndarray:
-        """Return `length` ids from each start: len(starts) x length. Read straight into place.
-
-        Raises UserError 'data.…' where a file is shorter than it was, or not what was written.
-        """
+        """Return `length` ids from each start: len(starts) x length. Raises UserError where a file is not what was
+        written."""
         rows = np.empty((len(starts), length), dtype=self._dtype)
         for row, start in zip(rows, starts.tolist(), strict=True):
             part = bisect_right(self.ends, start)
@@ -239,11 +233,9 @@ def train_starts(
     rank: int = 0,
     world_size: int = 1,
 ) -> Iterator[np.ndarray]:
-    """Yield the first tokens of each micro-batch of one optimizer step. Micro-batches only cut the same rows
-    differently.
+    """Yield the first tokens of each micro-batch of one optimizer step; these only cut the same rows differently.
 
-    `accumulation` is what this process carries out of them: with several, `rank` takes every `world_size`-th
-    micro-batch, and together they see what one process with world_size x accumulation of them would.
+    `accumulation` is what this process carries out of them: with several, `rank` takes every `world_size`-th.
     """
     first = tokens.starts(order, seed, TRAIN, step, batch_size * accumulation * world_size, block)
     for micro in range(rank, accumulation * world_size, world_size):

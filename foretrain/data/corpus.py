@@ -98,8 +98,7 @@ NANOGPT_DATASETS = {
 @dataclass(frozen=True)
 class ConfigData:
     """A config with its dataset's vocabulary, the tokens of the training split, where they are known from, the dataset
-    where it is here, and what was assumed.
-    """
+    where it is here, and what was assumed."""
 
     config: RunConfig
     tokens: int | None

@@ -122,9 +122,9 @@ def _checked(meta: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _fingerprint(layout: Layout) -> str:
-    """Hash a dataset whose index has no fingerprint, as nanoGPT's: sizes, and pieces of each file from end to end.
+    """Hash a dataset without an index, as nanoGPT's: sizes, and pieces of each file from end to end.
 
-    Enough to notice a dataset that was prepared again, without reading gigabytes at each start.
+    Enough to notice that it was prepared again, without reading gigabytes at each start.
     """
     digest = hashlib.sha256()
     for split in SPLITS:

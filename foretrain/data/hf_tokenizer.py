@@ -56,9 +56,7 @@ def byte_characters() -> dict[int, str]:
 
 
 def merges_of(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
-    """Return the merges of a BPE whose tokens are known by rank: each token, cut by the ranks below its own, is two
-    parts.
-    """
+    """Return the merges of a BPE known by rank: each token, cut by the ranks below its own, is two parts."""
     merges = []
     for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
         if len(token) > 1:
@@ -191,7 +189,7 @@ def _words_rule(made: Mapping[str, Any], merges: Sequence[str]) -> str | None:
 
 
 def _sentence_pieces(made: Mapping[str, Any], vocab_size: int) -> dict[str, Any] | None:
-    """A BPE over characters with bytes to fall back on, as Llama 2's.
+    """Return a BPE over characters with bytes to fall back on, as Llama 2's.
 
     llama.cpp joins two neighbours wherever their text is a token, the token with the highest score first. That is the
     same as merges in their order only where every way to make a token is a merge, as in SentencePiece's vocabularies.
@@ -244,7 +242,7 @@ def _begins_with_space(made: Mapping[str, Any]) -> bool | None:
 
 
 def _gguf_characters(ids: Mapping[str, int], vocab_size: int) -> dict[str, Any] | None:
-    """A table of characters, as a vocabulary of llama.cpp's that has no merges and no special tokens: RWKV's.
+    """Return a table of characters as a vocabulary without merges and special tokens, for llama.cpp: RWKV's.
 
     It looks for the longest token, and would look for ever where a text begins as one and does not go on. So all
     characters must be single bytes, and every row one of them.

@@ -124,9 +124,7 @@ def documents_of(info: DatasetInfo, split: str) -> tuple[int, ...]:
 
 
 def ends_documents(reader: TokenReader, separator: int) -> bool:
-    """Return whether a separator is behind its document, as in foretrain's and nanoGPT's sets, or before it, as in
-    llm.c's.
-    """
+    """Return whether a separator is behind its document, as foretrain's and nanoGPT's, or before it, as llm.c's."""
     return reader.ids(0, 1) != [separator]
 
 
@@ -143,10 +141,7 @@ def separators(reader: TokenReader, separator: int, start: int = 0) -> Iterator[
 
 
 def document_at(reader: TokenReader, separator: int, number: int, index_documents: tuple[int, ...] = ()) -> int:
-    """Return where document `number`, counted from 0, begins. `index_documents`: how many end in each segment.
-
-    Raises UserError 'data.no_document'.
-    """
+    """Return where document `number` begins. `index_documents`: how many end in each segment. Raises UserError."""
     before = start = 0
     for count, end in zip(index_documents, reader.ends, strict=False):
         if before + count >= number:
@@ -184,9 +179,7 @@ class Verified:
 
 
 def segments_of(info: DatasetInfo) -> list[tuple[DatasetInfo, Segment]]:
-    """Return every file of a dataset with the dataset that it belongs to. Raises UserError where the index itself is
-    wrong.
-    """
+    """Return every file of a dataset with its dataset. Raises UserError where the index itself is wrong."""
     if info.parts:
         return [pair for part in info.parts for pair in segments_of(part.dataset)]
     folder = Path(info.path)

@@ -113,9 +113,7 @@ def make_mix(name: str, path: str, found: dict[str, tuple[DatasetInfo, float]]) 
 
 
 def _compared(first: DatasetInfo, other: DatasetInfo) -> tuple[str, ...]:
-    """Return what must be the same. The digest decides where both have one: a BPE has another name where it was
-    trained.
-    """
+    """Return what must be the same. The digest decides: a BPE has another name where it was trained."""
     digests = first.tokenizer_sha256, other.tokenizer_sha256
     keys: tuple[str, ...] = ("tokenizer",)
     if None not in digests:

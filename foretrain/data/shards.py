@@ -71,10 +71,8 @@ def _block_digests(value: Any) -> Any:
 
 
 class Shard(Record):
-    """A token file. `documents` is the number of documents that end in it; `blocks` has a digest for each `block_bytes`
-    of the file, the last block being as short as is left. The digests are kept as one string of bytes, since 100 GB of
-    ids have 100,000 of them.
-    """
+    """A token file. `documents` end in it; `blocks` has a digest for each `block_bytes` of the file, as one string of
+    bytes, since 100 GB of ids have 100,000 of them."""
 
     file: str
     tokens: int = Field(gt=0)

@@ -157,7 +157,7 @@ def _raw(path: Path, dtype: str) -> Segment:
 
 
 def _has_llmc_magic(path: Path) -> bool:
-    """Raw ids that begin so by chance are told by their size: the header says how many tokens follow."""
+    """Tell raw ids that begin so by chance by their size: the header says how many tokens follow."""
     head = _head(path, 12)
     if len(head) < 12:
         return False
@@ -183,7 +183,7 @@ def _llmc(path: Path) -> Segment:
 
 
 def _npy(path: Path) -> Segment:
-    """numpy's header is a Python literal, which is read as one; nothing in the file is ever run."""
+    """Read numpy's header, a Python literal, as one; nothing in the file is ever run."""
     size = _size(path)
 
     def bad(reason: str) -> UserError:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from foretrain.data.tokenizer import Tokenizer, document_end
 from foretrain.evaluation.windows import OwnModel, rows_at_once
-from foretrain.model.generation.writer import generate
+from foretrain.model.writer import generate
 
 _api: Any = import_module("lm_eval.api.model")
 _windows: Any = import_module("lm_eval.utils")

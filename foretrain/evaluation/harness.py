@@ -262,11 +262,9 @@ def _not_loaded(name: str, error: Exception) -> UserError:
         each = each.__cause__ or each.__context__
     if isinstance(error, ImportError):
         return UserError("environment.task_package", task=name, reason=first_line(error))
-    unreached = [found for found in chain if any(word in kind for kind in _kinds(found) for word in _NO_NETWORK)]
+    unreached = [
+        found for found in chain if any(word in kind.__name__ for kind in type(found).__mro__ for word in _NO_NETWORK)
+    ]
     if unreached:
         return UserError("environment.task_network", task=name, reason=first_line(unreached[0]))
     return UserError("environment.task_failed", task=name, reason=first_line(error))
-
-
-def _kinds(error: BaseException) -> list[str]:
-    return [kind.__name__ for kind in type(error).__mro__]

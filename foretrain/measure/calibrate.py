@@ -304,7 +304,7 @@ class Reference:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ReferenceRequest:
     """`small`: of small models, which on a CPU `train` runs in one of several `ways`."""
 
     dtype: str
@@ -317,45 +317,45 @@ class Wanted:
         return " ".join(["step", self.dtype, *named, *(["compiled"] if self.compiled else [])])
 
 
-def references_for(device: torch.device, dtypes: list[str], modes: list[bool]) -> list[Wanted]:
+def references_for(device: torch.device, dtypes: list[str], modes: list[bool]) -> list[ReferenceRequest]:
     """Choose what corrects other steps on a device.
 
     A second compiled size or dtype would take longer than all the rest. Only a narrow model of two blocks is compiled
     besides, without which nothing tells what a compiled step costs a card's host.
     """
-    found = list[Wanted]()
+    found = list[ReferenceRequest]()
     for dtype in dtypes:
         if device.type == "cpu":
             masters = (False, True) if dtype != "float32" else (False,)
             ways = [("sdpa", False), *((kind, on) for kind in ("sdpa", "bmm") for on in masters)]
             for kind, on in dict.fromkeys(ways):
                 way = (("attention", kind),) if kind != "sdpa" else ()
-                found.append(Wanted(dtype, False, True, (*way, *((("master_weights", True),) if on else ()))))
+                found.append(ReferenceRequest(dtype, False, True, (*way, *((("master_weights", True),) if on else ()))))
         once = device.type == "cuda" and dtype != dtypes[0] and False in modes
-        found += [Wanted(dtype, compiled) for compiled in ([False] if once else modes)]
+        found += [ReferenceRequest(dtype, compiled) for compiled in ([False] if once else modes)]
     if device.type == "cuda" and dtypes:  # a launch costs the same in every dtype
-        narrow = [Wanted(dtypes[0], compiled, True) for compiled in modes]
-        found += [*narrow, *([Wanted(dtypes[0], False, True, MANY_BLOCKS)] if False in modes else [])]
+        narrow = [ReferenceRequest(dtypes[0], compiled, True) for compiled in modes]
+        found += [*narrow, *([ReferenceRequest(dtypes[0], False, True, MANY_BLOCKS)] if False in modes else [])]
     return found
 
 
-def _reference(placement: Placement, wanted: Wanted, built: dict[str, TrainState]) -> Reference:
+def _reference(placement: Placement, wanted: ReferenceRequest, built: dict[str, TrainState]) -> Reference:
     """Measure one. `built`: what was built on this card so far, by its options."""
     small, dtype, compiled = wanted.small, wanted.dtype, wanted.compiled
     card = placement.device.type == "cuda"
     sizes = (NARROW_REFERENCE if card else SMALL_REFERENCE) if small else (LARGE_REFERENCE if card else REFERENCE)
-    knobs = {**sizes, **dict(wanted.way)}
+    options = {**sizes, **dict(wanted.way)}
     started = time.perf_counter()
-    config, key = RunConfig.model_validate(knobs), str(sorted(knobs.items()))
+    config, key = RunConfig.model_validate(options), str(sorted(options.items()))
     stepper = Stepper(config, placement, dtype, compiled=compiled, like=built.get(key))
     built_s = time.perf_counter() - started
     if card:
         built.setdefault(key, stepper.state)
         stepper.forward_times(0)  # which is compiled for itself
-    return Reference(knobs, stepper, built_s, SMALL_STEPS if small else REFERENCE_STEPS)
+    return Reference(options, stepper, built_s, SMALL_STEPS if small else REFERENCE_STEPS)
 
 
-def _work(wanted: list[Wanted]) -> int:
+def _work(wanted: list[ReferenceRequest]) -> int:
     return sum(COMPILING if each.compiled else 1 for each in wanted)
 
 

@@ -44,7 +44,10 @@ def measure(device: torch.device, dtypes: list[str], timed: Timer, listen: Liste
         listen(f"peak {dtype}", 0.8 * number / len(dtypes))
         products += _best_products(device, dtype, timed, most)
     listen("bandwidth", 0.8)
-    rates = [_bandwidth(*each, timed, most) for each in accesses(device)]
+    rates = [
+        Bandwidth(access=access, moved_bytes=moved_bytes, bytes_per_s=moved_bytes / _best_s(run, timed, most))
+        for access, moved_bytes, run in accesses(device)
+    ]
     listen("launch", 0.95)
     launch_s, autograd_launch_s = (_best_s(run, on_host, most) for run in _launches(device))
     on_cpu = device.type == "cpu"
@@ -108,10 +111,6 @@ def accesses(device: torch.device) -> Iterator[tuple[Any, int, Callable[[], Any]
         yield "read", moved, lambda y=all: y.sum()
         yield "write", moved, lambda y=all: y.fill_(1.0)
         yield "in_place", moved, lambda y=half: y.mul_(1.0)
-
-
-def _bandwidth(access: Any, moved_bytes: int, run: Callable[[], Any], timed: Timer, most: int) -> Bandwidth:
-    return Bandwidth(access=access, moved_bytes=moved_bytes, bytes_per_s=moved_bytes / _best_s(run, timed, most))
 
 
 def _launches(device: torch.device) -> tuple[Callable[[], Any], Callable[[], Any]]:

@@ -57,7 +57,7 @@ class Setting:
     @property
     def but_batch(self) -> tuple[Level, ...]:
         """Return what decides its memory beside the micro-batch; threads take none."""
-        return tuple(level for knob, level in self.named.items() if knob not in ("batch_size", "cpu_threads"))
+        return tuple(level for name, level in self.named.items() if name not in ("batch_size", "cpu_threads"))
 
 
 def levels_of(config: RunConfig) -> tuple[Level, ...]:
@@ -90,9 +90,9 @@ def options(
         "hold_gradients": (False, True) if machine.world > 1 else (),
     }
     found = []
-    for knob in TUNABLE:
-        others = free[knob] if knob in wanted else ()
-        found.append(tuple(dict.fromkeys((own[knob], *others))))
+    for name in TUNABLE:
+        others = free[name] if name in wanted else ()
+        found.append(tuple(dict.fromkeys((own[name], *others))))
     return found
 
 
@@ -115,7 +115,7 @@ def default_knobs(asked: RunConfig, given: frozenset[str], machine: Machine) -> 
     if asked.cpu_threads or machine.cuda:
         closed.add("cpu_threads")
     closed |= given & {"strategy", "hold_gradients"}
-    return tuple(knob for knob in TUNABLE if knob not in closed)
+    return tuple(name for name in TUNABLE if name not in closed)
 
 
 def apply(base: RunConfig, levels: Sequence[Level]) -> RunConfig:

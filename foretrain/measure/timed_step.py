@@ -24,7 +24,7 @@ from foretrain.config.options import RunConfig
 from foretrain.config.sharing import Sharing, config_of_rank
 from foretrain.hardware.cpu import usable_cores
 from foretrain.measure.tune_record import FEWEST_STEPS, WHOLE_S
-from foretrain.model.host.graphed import WARM_STEPS, graphed_step
+from foretrain.model.graphed import WARM_STEPS, graphed_step
 from foretrain.model.low_precision import fp16_accumulation
 from foretrain.model.ranks.parallel import Share
 from foretrain.model.step import build, evaluation_loss, train_step

@@ -26,7 +26,7 @@ from foretrain.measure.tune_record import (
     rounded_up,
     with_pareto,
 )
-from foretrain.measure.tuner import UNPAIRED_NOISE, Tried, Tuner
+from foretrain.measure.tuner import UNPAIRED_NOISE, TriedSetting, Tuner
 from foretrain.predict.tuned_steps import step_of
 
 KEPT = Cache("tuned")
@@ -38,7 +38,7 @@ SAME_ROOM = 1.1  # room that differs by less is the same where room decided
 def path_of(base: RunConfig, choices: Sequence[Sequence[Level]], gpu: Gpu, version: str, world: int = 1) -> Path:
     """Return where the answer for this config, these levels, so many of this device and these versions lies."""
     driver = gpu.calibration.driver if gpu.calibration else ""
-    space = [(knob, sorted(map(str, levels))) for knob, levels in zip(TUNABLE, choices, strict=True)]
+    space = [(name, sorted(map(str, levels))) for name, levels in zip(TUNABLE, choices, strict=True)]
     threads = os.environ.get("OMP_NUM_THREADS", "")
     what = [step_options(base), space, gpu.name, driver, usable_cores(), threads, installed_torch(), version]
     return KEPT.path([*what, world] if world > 1 else what)
@@ -136,7 +136,7 @@ def _nothing(tuner: Tuner) -> UserError:
     return UserError("memory.tune_none_lives", count=len(deaths), peak=peak, cap=tuner.outlook.room_bytes or 0)
 
 
-def _record(tuner: Tuner, trial: Tried, winner: int) -> TuneTrial:
+def _record(tuner: Tuner, trial: TriedSetting, winner: int) -> TuneTrial:
     setting = tuner.settings[trial.number]
     times: dict[str, Any] = {}
     if trial.lives:
@@ -159,7 +159,7 @@ def _record(tuner: Tuner, trial: Tried, winner: int) -> TuneTrial:
     )  # fmt: skip
 
 
-def _verdict(tuner: Tuner, trial: Tried, winner: int) -> Verdict:
+def _verdict(tuner: Tuner, trial: TriedSetting, winner: int) -> Verdict:
     if trial.changed:
         return "changed"
     if trial.death is not None:

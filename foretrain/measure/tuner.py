@@ -41,7 +41,7 @@ from foretrain.predict.memory import RunMemory
 
 # What the settings not tried yet probably take: the forecast, corrected by those that were tried.
 #
-# The logarithm of measured over forecast time is taken to be a sum of what each knob's level does that the forecast
+# The logarithm of measured over forecast time is taken to be a sum of what each option's level does that the forecast
 # does not know, of what pairs of levels do, and of a smooth function of the micro-batch: a Gaussian process, whose
 # deviations say how wrong a forecast may be in each respect. So one trial speaks for all its neighbours, and what is
 # near in the forecast is told apart by a few trials. Rasmussen and Williams 2006, equations 2.25 and 2.26; the next
@@ -54,7 +54,7 @@ SPREAD = {name: option.tuned.spread for name, option in OPTIONS.items() if optio
 PAIRED, PAIR_SPREAD = named(lambda option: option.tuned and option.tuned.paired), 0.08
 TREND = 0.04  # a doubling of the micro-batch
 BATCH, BATCH_LENGTH = 0.12, 2.0  # the length is in doublings
-BATCH_WITH, BATCH_WITH_LENGTH = 0.06, 1.5  # how the micro-batch acts with one combination of the other knobs
+BATCH_WITH, BATCH_WITH_LENGTH = 0.06, 1.5  # how the micro-batch acts with one combination of the other options
 ALL, ALONE = 1.0, 0.02  # all of them together, and each one for itself
 
 
@@ -65,7 +65,7 @@ class Model:
         self.prior = np.asarray(log_forecasts, dtype=float)
         self.scale = 0.5 if calibrated else 1.0
         columns = list(zip(*(setting.levels for setting in settings), strict=True))
-        self.codes = {knob: _coded(column) for knob, column in zip(TUNABLE, columns, strict=True)}
+        self.codes = {name: _coded(column) for name, column in zip(TUNABLE, columns, strict=True)}
         self.batch = np.log2(np.asarray(columns[0], dtype=float))
         self.batch -= self.batch.mean()
         self.others = _coded([setting.levels[1:] for setting in settings])
@@ -87,7 +87,7 @@ class Model:
         def same(codes: Array) -> Array:
             return (codes[left][:, None] == codes[right][None, :]).astype(float)
 
-        found = sum((SPREAD[knob] ** 2 * same(self.codes[knob]) for knob in SPREAD), np.zeros((len(left), len(right))))
+        found = sum((SPREAD[name] ** 2 * same(self.codes[name]) for name in SPREAD), np.zeros((len(left), len(right))))
         for i, one in enumerate(PAIRED):
             for other in PAIRED[i + 1 :]:
                 found += PAIR_SPREAD**2 * same(self.codes[one]) * same(self.codes[other])
@@ -194,7 +194,7 @@ class Limits:
 
 
 @dataclass
-class Tried:
+class TriedSetting:
     """A setting's trial so far. `ratios`: logarithms of its bursts over the reference's beside them."""
 
     number: int
@@ -243,7 +243,7 @@ class Tuner:
         self.most = limits.most_trials or min(24, max(4, self.total // 4))
         self.budget_s, self.end = limits.budget_s, clock() + limits.budget_s
         self.explore_end = clock() + EXPLORING * limits.budget_s
-        self.tried: dict[int, Tried] = {}
+        self.tried: dict[int, TriedSetting] = {}
         self.closed: set[int] = set()  # of no interest any more
         self.reference: int | None = None
         self.race = Race([])
@@ -313,14 +313,12 @@ class Tuner:
     def _cost_s(self, number: int) -> float:
         """Return what a trial probably takes: a start, as others took, and its bursts beside those of the reference."""
         config = self.settings[number].config
-        seen = [t.started_s for t in self.tried.values() if t.lives and self._compiles(t.number) == config.compile]
+        alike = (t for t in self.tried.values() if t.lives and self.settings[t.number].config.compile == config.compile)
+        seen = [t.started_s for t in alike]
         ready_s = statistics.median(seen) if seen else start_s(config, self.steps_s[number])
         both = [number, number if self.reference is None else self.reference]
         pair_s = sum(burst_s(self.settings[n].config, self.steps_s[n], EXPLORE_S) for n in both)
         return ready_s + (PAIRS if len(self.tried) >= TRIALS else 1) * pair_s
-
-    def _compiles(self, number: int) -> bool:
-        return self.settings[number].config.compile
 
     def least_budget_s(self) -> float | None:
         """Return the budget for a look around, by what was seen and forecast, at least twice what was too little."""
@@ -331,7 +329,7 @@ class Tuner:
 
     def _try(self, number: int) -> None:
         setting = self.settings[number]
-        trial = Tried(number, self.outlook.step_s(setting.config), self._needed(number))
+        trial = TriedSetting(number, self.outlook.step_s(setting.config), self._needed(number))
         self.tried[number] = trial
         self.closed.add(number)
         self.listen("trying", {"number": len(self.tried), "most": self.most, "setting": setting})
@@ -351,7 +349,7 @@ class Tuner:
             self._learn_from_death(trial)
         self.listen("tried", self._told(trial))
 
-    def _compare(self, trial: Tried, burst: Burst) -> None:
+    def _compare(self, trial: TriedSetting, burst: Burst) -> None:
         """Time the burst beside one of the reference, where that costs no start."""
         log_s = math.log(burst.step_s)
         if self.reference is None:
@@ -383,7 +381,7 @@ class Tuner:
         trial.changed = trial.changed or self._loss_differs(trial)
         return None if trial.changed else found
 
-    def _loss_differs(self, trial: Tried) -> bool:
+    def _loss_differs(self, trial: TriedSetting) -> bool:
         """Return whether the first step's loss on the same rows is another than the reference's."""
         losses = [b.loss for b in trial.bursts if b.loss is not None]
         if self.reference is None or not losses or self.base.dropout:
@@ -395,7 +393,7 @@ class Tuner:
         tolerance = max(LOSS_TOLERANCE.get(dtype, HALF_TOLERANCE) for dtype in dtypes)
         return abs(losses[0] - known[0]) > tolerance * abs(known[0])
 
-    def noise(self, trial: Tried) -> float:
+    def noise(self, trial: TriedSetting) -> float:
         """Return the noise of the mean of a trial's ratios, from how much they differ."""
         if trial.number == self.reference:
             return FINEST_NOISE
@@ -404,7 +402,7 @@ class Tuner:
         spread = statistics.median(abs(ratio - trial.middle) for ratio in trial.ratios)
         return max(FINEST_NOISE, spread)
 
-    def _learn_from_death(self, trial: Tried) -> None:
+    def _learn_from_death(self, trial: TriedSetting) -> None:
         """Rule out what is as large: what runs out of memory does so with a larger micro-batch, and so does what is
         forecast to take as much; a level that failed twice and never lived is out."""
         mine = self.settings[trial.number]
@@ -421,7 +419,7 @@ class Tuner:
             if len(alike) >= 2 and others and not any(t.lives for t in alike):
                 self.closed |= {n for n, s in enumerate(self.settings) if s.levels[at] == levels[at]}
 
-    def _told(self, trial: Tried) -> dict[str, Any]:
+    def _told(self, trial: TriedSetting) -> dict[str, Any]:
         ratio = trial.middle - self.origin if trial.lives else None
         return {
             "setting": self.settings[trial.number], "death": trial.death, "changed": trial.changed,
@@ -503,7 +501,7 @@ class Tuner:
         mine, its = self.tried[number], self.tried[other]
         return Estimate(mine.middle - its.middle, math.hypot(self._half(mine), self._half(its)))
 
-    def _half(self, trial: Tried) -> float:
+    def _half(self, trial: TriedSetting) -> float:
         if trial.number == self.reference:
             return 0.0
         half = estimate(trial.ratios).half if trial.paired else math.inf

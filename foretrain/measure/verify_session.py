@@ -186,14 +186,14 @@ def trace_all(cases: Sequence[Case], gpu: Gpu, listen: Callable[[str], None]) ->
 def predict(case: Case, gpu: Gpu) -> tuple[Predicted, Peaks]:
     """Return (figures, peaks by phase): traced where a trace can be made, else estimated."""
     spec = case.spec(gpu)
-    ledger = estimated(spec).memory
+    memory = estimated(spec).memory
     peaks, source = _traced(case, gpu), "traced"
     if peaks is None:
-        peaks, source = _estimated(ledger), "estimated"
+        peaks, source = _estimated(memory), "estimated"
     cuda = gpu.kind == "cuda"
     reserved = max((size for _, size in peaks.values() if size is not None), default=None)
-    context = ledger.context
-    need, low, high = _process(ledger, context, reserved if cuda else None)
+    context = memory.context
+    need, low, high = _process(memory, context, reserved if cuda else None)
     found = timing(spec)
     step = None if found is None or spec.config.eval_only else found.step_s
     return Predicted(
@@ -201,16 +201,16 @@ def predict(case: Case, gpu: Gpu) -> tuple[Predicted, Peaks]:
         allocated_bytes=max(size for size, _ in peaks.values()) if cuda else None,
         reserved_bytes=reserved if cuda else None,
         process_bytes=need, process_low_bytes=low, process_high_bytes=high,
-        estimate_allocated_bytes=max(size for size, _ in _estimated(ledger).values()) if cuda else None,
+        estimate_allocated_bytes=max(size for size, _ in _estimated(memory).values()) if cuda else None,
         step_s=step and step.expected_s, step_low_s=step and step.low_s, step_high_s=step and step.high_s,
     ), peaks  # fmt: skip
 
 
-def _process(ledger: RunMemory, context: Context, reserved: int | None) -> tuple[int, int, int]:
+def _process(memory: RunMemory, context: Context, reserved: int | None) -> tuple[int, int, int]:
     """Return (expected, low, high) bytes of the process: reserved and the context, or as the estimate has it."""
     if reserved is not None:
         return tuple(reserved + size for size in (context.expected_bytes, context.low_bytes, context.high_bytes))  # type: ignore[return-value]
-    most = max((p for p in ledger.phases if p.phase != "resume"), key=lambda p: p.needed_expected_bytes)
+    most = max((p for p in memory.phases if p.phase != "resume"), key=lambda p: p.needed_expected_bytes)
     return most.needed_expected_bytes, most.needed_low_bytes, most.needed_high_bytes
 
 
@@ -226,9 +226,9 @@ def _traced(case: Case, gpu: Gpu) -> Peaks | None:
     return {phase.phase: (phase.allocated_bytes, phase.reserved_bytes) for phase in worst.phases}
 
 
-def _estimated(ledger: RunMemory) -> Peaks:
+def _estimated(memory: RunMemory) -> Peaks:
     """Return the peaks without the phase of resuming, which no case does."""
-    return {p.phase: (p.allocated_bytes, p.reserved_bytes) for p in ledger.phases if p.phase != "resume"}
+    return {p.phase: (p.allocated_bytes, p.reserved_bytes) for p in memory.phases if p.phase != "resume"}
 
 
 def without_calibration(gpu: Gpu) -> Gpu:

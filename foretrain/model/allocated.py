@@ -24,18 +24,13 @@ OF_TWO_DTYPES = frozenset(f"aten::{name}" for name in ("add", "add_", "sub", "mu
 
 
 def peaks_of(run: profile, scratch: frozenset[str] = frozenset()) -> tuple[int, int]:
-    """Return (peak of all blocks, peak without what matmul kernels take for themselves and give back).
-
-    `scratch`: more operations of which the latter holds.
-    """
+    """Return (peak of all blocks, peak without what matmul kernels, and `scratch` operations, take and give back)."""
     everything, tensors = sizes(run, scratch)
     return highest(everything), highest(tensors)
 
 
 def sizes(run: profile, more: frozenset[str] = frozenset()) -> tuple[list[int], list[int]]:
-    """Return (bytes of all that was allocated, and below 0 of what was freed, in order; the same without kernels'
-    scratch).
-    """
+    """Return (bytes allocated, and below 0 freed, in order; the same without kernels' scratch)."""
     events: list[tuple[int, int, int, Any]] = []  # time, signed size, address, the op that it happened in
     stack: list[tuple[Any, Any]] = [(n, None) for n in run.profiler.kineto_results.experimental_event_tree()]  # type: ignore[union-attr]
     while stack:
@@ -71,7 +66,5 @@ def storage_bytes(tensors: Iterator[torch.Tensor]) -> int:
 
 
 def own_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor, or the rows of a DTensor that are here. Told by an attribute, as its module takes long to
-    import.
-    """
+    """Return the rows of a DTensor that are here. Told by an attribute, as its module takes long to import."""
     return getattr(tensor, "_local_tensor", tensor)

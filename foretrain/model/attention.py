@@ -41,7 +41,6 @@ def _groups(N: int, T: int, item_bytes: int) -> Iterator[slice]:
 
 
 def _probabilities(q: Tensor, k: Tensor, scale: float, out: Tensor | None = None) -> Tensor:
-    """Return n x R x K of the last R queries over all K keys."""
     R = q.shape[1]
     scores = torch.baddbmm(q.new_empty(()), q, k.transpose(1, 2), beta=0, alpha=scale)
     scores[:, :, -R:].masked_fill_(_future(R), float("-inf"))

@@ -34,9 +34,7 @@ def read_weights(files: Sequence[str], shape: ModelShape, *, conv1d: bool) -> It
 
 
 def read_moments(files: Sequence[str | Path], shape: ModelShape) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Yield (name, AdamW's step count and moments) of each parameter, fitted as its weights are. Raises as
-    `read_weights`.
-    """
+    """Yield (name, AdamW's step count and moments) of each parameter, fitted as its weights are."""
     with opened(files) as held:
         for parameter in shape.parameters():
             own = {kind: held[f"{kind}/{parameter.name}"].whole() for kind in ("step", "exp_avg", "exp_avg_sq")}
@@ -74,9 +72,7 @@ def _checked(name: str, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def with_biases(weights: dict[str, Tensor], shape: ModelShape) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, fp32 tensor) of each parameter, in the order of the model that has biases where its family knows
-    them: zeros for those that are not here.
-    """
+    """Yield (name, fp32 tensor) of each parameter in the model's order, with zeros for biases that are not here."""
     biased = ModelShape.of(shape.config.model_copy(update={"bias": True}))
     for parameter in biased.parameters():
         if parameter.name in weights:
@@ -98,8 +94,7 @@ def to_hugging_face(weights: dict[str, Tensor], shape: ModelShape) -> dict[str, 
 def nanogpt_optimizer(
     weights: dict[str, Tensor], moments: dict[str, Tensor], config: RunConfig, rate: float, *, fused: bool
 ) -> dict[str, Any]:
-    """Return the state dict of nanoGPT's AdamW: its two groups, in its order of parameters (model.py,
-    configure_optimizers).
+    """Return the state dict of nanoGPT's AdamW: its two groups, in its order of parameters (model.py).
 
     `moments` are named kind/parameter, as in a checkpoint. Raises KeyError where one is lacking.
     """

@@ -126,7 +126,6 @@ class GPT(LanguageModel):
 
 
 def _init(module: nn.Module) -> None:
-    """GPT-2's initialisation: normal with standard deviation 0.02, biases zero (karpathy/nanoGPT model.py)."""
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=0.02)
     if isinstance(module, nn.Linear) and module.bias is not None:

@@ -21,8 +21,7 @@ from foretrain.model.update import not_finite
 
 
 class BackwardUpdates:
-    """The updates of a model whose parameters are all AdamW's. Only within `updating` does a backward pass change
-    something.
+    """Updates a model whose parameters are all AdamW's, only within `updating`.
 
     `held`: 1.0 where a part of the last step was held back, else 0.0. `changed`: whether a pass was broken off when it
     had changed something, so that it cannot be done again.

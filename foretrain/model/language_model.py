@@ -75,9 +75,7 @@ class LanguageModel(nn.Module):
             self.chunked_loss.stay_eager()
 
     def forward(self, idx: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean cross-entropy in nats of predicting targets (B x T, -1 is ignored) from idx (B x T); a
-        scalar.
-        """
+        """Return the mean cross-entropy in nats of predicting targets (B x T, -1 is ignored) from idx (B x T)."""
         if self.chunked_loss is not None:
             return self.chunked_loss(self.head_input(idx), self.lm_head.weight, targets.reshape(-1))
         return self.whole_loss(self.hidden(idx), targets)
@@ -95,7 +93,7 @@ class LanguageModel(nn.Module):
 
 
 def make_model(config: RunConfig) -> LanguageModel:
-    """Make model of the config's family as its techniques change it, with weights drawn from the global generator."""
+    """Make the model of a config as its techniques change it, with weights drawn from the global generator."""
     module, name = family_of(config).model
     model: LanguageModel = getattr(importlib.import_module(module), name)(config)
     techniques.change(model, config)

@@ -84,8 +84,6 @@ class _Lookup(torch.autograd.Function):
 
 
 class TokenEmbedding(nn.Embedding):
-    """Map token ids of any shape to that shape x C."""
-
     def forward(self, input: Tensor) -> Tensor:
         half = self.weight.dtype != torch.float32
         if half and self.weight.device.type == "cpu" and not torch.compiler.is_compiling():
@@ -133,9 +131,7 @@ class RotaryModel(LanguageModel):
         raise NotImplementedError
 
     def hidden(self, idx: Tensor) -> Tensor:
-        """Return the normed last hidden states, B x T x C, of token ids idx, B x T; in autocast's dtype where that is
-        on.
-        """
+        """Return the normed last hidden states, B x T x C, of idx, B x T; in autocast's dtype where that is on."""
         T, device = idx.shape[1], idx.device.type
         assert self.block_size >= T, f"context of {T} tokens, the model has {self.block_size} positions"
         x = self.embed(idx)

@@ -142,6 +142,5 @@ class Llama(RotaryModel):
 
 
 def _init(module: nn.Module) -> None:
-    """Normal with standard deviation 0.02, as transformers does."""
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=INIT_STD)

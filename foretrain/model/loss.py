@@ -42,9 +42,7 @@ def softmax_step_(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def _weight_product(grad_logits: Tensor, hidden: Tensor) -> Tensor:
-    """Return V x C in fp32. On CUDA it is summed in fp32 too, which an fp16 sum over many tokens needs; CPUs have no
-    such kernel (aten mm.dtype).
-    """
+    """Return V x C in fp32. On CUDA sums are fp32 too, as fp16 sums over many tokens need; CPUs have no such kernel."""
     if grad_logits.is_cuda and grad_logits.dtype != torch.float32:
         return torch.mm(grad_logits.t(), hidden, out_dtype=torch.float32)
     return (grad_logits.t() @ hidden).float()

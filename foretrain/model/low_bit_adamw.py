@@ -67,7 +67,7 @@ class Tables:
     """`numbers`: the fp32 numbers of each byte, two as one int64 where it has two codes. `codes`: the nearest code of
     each bfloat16, by its bits. `block`: elements of a scale.
 
-    Rounding to bfloat16 first moves a border between two codes by 2⁻⁹ of itself at most, and makes the search one read.
+    Rounding to bfloat16 first moves a border between codes by at most 2⁻⁹ of itself, and makes the search one read.
     """
 
     numbers: Tensor

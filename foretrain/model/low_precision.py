@@ -134,9 +134,7 @@ class Cpu:
     sums_are_exact: bool | None = None
 
     def is_exact(self) -> bool:
-        """Return whether torch._int_mm is right here. Without VNNI, oneDNN adds two products in 16 bits, which
-        overflow.
-        """
+        """Return whether torch._int_mm is right here. Without VNNI, oneDNN adds two in 16 bits and overflows."""
         if self.sums_are_exact is None:
             with _disable_current_modes():  # a trace has no values to compare
                 a = torch.full((32, 64), 127, dtype=torch.int8)
@@ -149,9 +147,7 @@ cpu = Cpu()
 
 
 def _sums_in_fp32(a: Tensor, b: Tensor) -> Tensor:
-    """Return a·b in 32-bit integers, by fp32 matmuls of parts that it holds exactly: right on every processor, and
-    slow.
-    """
+    """Return a·b in 32-bit integers, by fp32 matmuls of parts that it holds exactly: always right, and slow."""
     parts = zip(a.split(EXACT_IN_FP32, 1), b.split(EXACT_IN_FP32, 0), strict=True)
     with torch.autocast(a.device.type, enabled=False):
         return sum((one.float() @ other.float()).to(torch.int32) for one, other in parts)  # type: ignore[return-value]

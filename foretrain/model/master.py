@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from foretrain.model.host.leaving import Leaving, host_place
+from foretrain.model.host_memory import Leaving, host_place
 
 # Gradients that leave the card as soon as the backward pass has made them, and are summed on the host beside it
 # (ZeRO-Offload, Ren et al. 2021, arXiv:2101.06840, section 4).

@@ -5,6 +5,7 @@ traced on fake ones. The optimizer step is fixed by its tokens; micro-batches ar
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,8 +20,7 @@ from foretrain.model.in_backward import BackwardUpdates
 from foretrain.model.language_model import LanguageModel, make_model
 from foretrain.model.low_precision import convert
 from foretrain.model.master import Masters
-from foretrain.model.optimizer import make_optimizer
-from foretrain.model.techniques import TECHNIQUES
+from foretrain.model.techniques import TECHNIQUES, optimizer_of
 from foretrain.model.update import update
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class TrainState:
     unconverted: tuple[str, ...] = ()  # linear layers whose sizes the mode of `matmul` does not take
     parallel: "Parallel | None" = None  # how several ranks share the step; None: there is one
     early: BackwardUpdates | None = None  # what updates each parameter in the backward pass; None: all do at the end
-    aside: torch.cuda.Stream | None = None  # that its steps were recorded on, if any was (model/host/graphed.py)
+    aside: torch.cuda.Stream | None = None  # that its steps were recorded on, if any was (model/graphed.py)
 
     @property
     def trained(self) -> nn.Module:
@@ -61,8 +61,8 @@ class TrainState:
 class StepResult:
     """The mean loss of the micro-batches of an optimizer step, and the gradient's norm before clipping, on the device.
 
-    `held`: 1.0 where the update was not made, because one of the two is not finite. `asked`: of several ranks, above 0
-    where one of them has something to tell the others.
+    `held`: 1.0 where the update was not made, as one of the two is not finite. `asked`: above 0 where a rank has
+    something to tell the others.
     """
 
     loss: Tensor
@@ -111,6 +111,32 @@ def build(
     )
 
 
+def make_optimizer(model: nn.Module, config: RunConfig, device_type: str) -> torch.optim.Optimizer:
+    """Make it fused on CPUs, CUDA and Apple GPUs: that kernel needs no temporaries, so its step is never the peak."""
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    return optimizer_of(config).make(named, config, device_type)
+
+
+def learning_rate(config: RunConfig, step: int) -> float:
+    """Return the rate of a step: linear warm-up, then cosine or linear decay to min_lr, constant after.
+
+    cosine: karpathy/nanoGPT train.py. linear: the full rate until the last `cooldown` share of lr_decay_iters.
+    """
+    c = config
+    if not c.decay_lr:
+        return c.learning_rate
+    if step < c.warmup_iters:
+        return c.learning_rate * (step + 1) / (c.warmup_iters + 1)
+    if step >= c.lr_decay_iters:
+        return c.min_lr
+    if c.lr_schedule == "linear":
+        down = max(1.0, min(c.cooldown * c.lr_decay_iters, c.lr_decay_iters - c.warmup_iters))
+        left = min(1.0, (c.lr_decay_iters - step) / down)
+        return c.min_lr + left * (c.learning_rate - c.min_lr)
+    share = (step - c.warmup_iters) / (c.lr_decay_iters - c.warmup_iters)
+    return c.min_lr + 0.5 * (1 + math.cos(math.pi * share)) * (c.learning_rate - c.min_lr)
+
+
 def run_as(state: TrainState, dtype: torch.dtype, *, compile: bool) -> TrainState:
     """Run the same model and optimizer in another dtype or compiled; where neither changes the weights themselves."""
     config, altered = state.config, (state.masters, state.parallel, state.early)
@@ -131,11 +157,10 @@ def _masters(model: LanguageModel, config: RunConfig, dtype: torch.dtype) -> Mas
 
 
 def _compiled(model: LanguageModel, config: RunConfig, *, blocks: bool) -> Callable[[Tensor, Tensor], Tensor]:
-    """Compile it whole where that is possible, else in parts. Compilation comes with the first call, so the compiler's
-    settings stay.
+    """Compile it whole where that is possible, else in parts. The compiler's settings stay until the first call.
 
-    `blocks`: one by one, as for ranks that share the model, whose gradients are sent block by block. Each size is
-    compiled for itself: after an evaluation at another one, training would else get slower kernels of a symbolic size.
+    `blocks`: one by one, as for ranks, whose gradients are sent block by block. Each size is compiled for itself: after
+    an evaluation at another one, training would else get slower kernels of a symbolic size.
     """
     for technique in TECHNIQUES:
         technique.tell_compiler(config)
@@ -154,9 +179,8 @@ def _compiled(model: LanguageModel, config: RunConfig, *, blocks: bool) -> Calla
 def train_step(state: TrainState, batches: "Iterable[Batch]", learning_rate: float | Tensor) -> StepResult:
     """Run one optimizer step over `gradient_accumulation_steps` micro-batches.
 
-    The loss of each is divided by their number, so the gradient is that of the mean over all tokens. Where loss or
-    gradient are not finite nothing is changed (less is held back in the backward pass, see model/in_backward.py); the
-    result tells.
+    The loss of each is divided by their number. Where loss or gradient are not finite nothing is changed (less is held
+    back in the backward pass, see model/in_backward.py).
     """
     count = state.config.gradient_accumulation_steps
     early = state.early if state.config.optimizer_in_backward and count == 1 else None

@@ -46,9 +46,7 @@ def update(
 
 
 def held_back(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether this update must not be made; waits for the device. For optimizers whose kernels cannot decide
-    that.
-    """
+    """Return whether this update must not be made; waits for the device. For kernels that cannot decide that."""
     found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
     return found_inf is not None and not bool(found_inf == 0)
 

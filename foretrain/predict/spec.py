@@ -142,7 +142,7 @@ class StepSpec:
 
     @property
     def copies_beside(self) -> bool:
-        """Whether copies run on a stream of their own (model/host/leaving.py)."""
+        """Whether copies run on a stream of their own (model/host_memory.py)."""
         c = self.config
         return self.gpu.kind == "cuda" and ((c.optimizer_offload and c.gradient_offload) or c.elements_on_host > 0)
 
@@ -156,7 +156,7 @@ class StepSpec:
 
     @property
     def is_one_graph(self) -> bool:
-        """Whether a step is replayed as one CUDA graph, and an evaluation as another (model/host/graphed.py)."""
+        """Whether a step is replayed as one CUDA graph, and an evaluation as another (model/graphed.py)."""
         return self.sharing is None and is_one_graph(self.config, self.gpu, self.dtype)
 
     @property

@@ -26,7 +26,7 @@ from foretrain.base.errors import UserError
 from foretrain.base.files import first_bytes, not_written, read_text
 from foretrain.comparison.loss_axes import gather, loss_curves
 from foretrain.comparison.sources import plans, runs
-from foretrain.comparison.sources.given import Given, take_apart
+from foretrain.comparison.sources.request import SourceRequest, take_apart
 from foretrain.config.finetune.asked import is_asked
 from foretrain.config.resolve import resolve
 from foretrain.measure.tune_record import SCHEMA as TUNING_SCHEMA
@@ -132,7 +132,7 @@ def document(asked: Asked) -> tuple[str, Document]:
     return "log", _log(path, words, one.own.get("gpu", asked.gpu), asked.tell)
 
 
-def _unused(asked: Asked, one: Given, *options: str) -> None:
+def _unused(asked: Asked, one: SourceRequest, *options: str) -> None:
     """Options that such a report has no use for, right or wrong, are refused. Raises UserError."""
     for option in options:
         given = getattr(asked, option)
@@ -141,7 +141,7 @@ def _unused(asked: Asked, one: Given, *options: str) -> None:
             raise UserError("usage.report_unused", option=spelled, path=one.path)
 
 
-def _no_config(asked: Asked, one: Given) -> None:
+def _no_config(asked: Asked, one: SourceRequest) -> None:
     if asked.options or one.words or one.own:
         raise UserError("usage.report_config", path=one.path)
 
@@ -151,7 +151,7 @@ def run(run: Path | RunDirectory, sample: str | None = None) -> Document:
     directory = run if isinstance(run, RunDirectory) else RunDirectory(run)
     if source_of(directory.path) != "trainer":
         return run_view.report(run_report.gather(directory, sample))
-    subject = runs.of(Given(path=str(directory.path)), directory)
+    subject = runs.of(SourceRequest(path=str(directory.path)), directory)
     return trainer_view.document(explain_directory(directory), loss_curves([subject]))
 
 
@@ -161,7 +161,7 @@ def _log(path: Path, words: Sequence[str], gpu: str, tell: Callable[[tuple[UserE
     return log_view.document(explained.explanation, run_report.gather_log(path, explained))
 
 
-def _plan(asked: Asked, one: Given) -> Document:
+def _plan(asked: Asked, one: SourceRequest) -> Document:
     words = [one.path, *one.words, *asked.options]
     if is_asked(words):
         return _fine_tuning(asked, one, words)
@@ -177,7 +177,7 @@ def _plan(asked: Asked, one: Given) -> Document:
     return _of_plan(make_plans(resolved, found, limits)[0], asked, tuning)
 
 
-def _fine_tuning(asked: Asked, one: Given, words: Sequence[str]) -> Document:
+def _fine_tuning(asked: Asked, one: SourceRequest, words: Sequence[str]) -> Document:
     found = question(words[0], words[1:])
     others = one.own.get("used_by_others", asked.others)
     made = limits_of.plans(found, one.own.get("gpu", asked.gpu), others, Limits(asked.price), None, asked.others_option)

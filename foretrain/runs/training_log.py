@@ -315,7 +315,7 @@ class Reader:
             self._set(found[1], found[2])
 
     def _set(self, key: str, text: str) -> None:
-        if len(self.steps) and not self.restarted:  # a run that was started again says its config anew
+        if len(self.steps) and not self.restarted:  # a run that was started again says its config again
             self.restarted = True
             self.settings.clear()
         if len(self.settings) < _MOST_SETTINGS or key in self.settings:

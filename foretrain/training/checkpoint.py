@@ -43,7 +43,7 @@ class Progress(Record):
 
     `skipped`: recent steps that were passed over as not finite; `overflows`: float16's in a row. `last_spike`: the step
     whose loss was reported to leap. `dropout_by_number`: dropout draws by the number of the micro-batch
-    (model/ranks/streams.py), as with several ranks; else it draws on from where the generators are.
+    (training/ranks.py), as with several ranks; else it draws on from where the generators are.
     """
 
     step: int

@@ -21,7 +21,7 @@ STALL_FACTOR, STALL_S = 4.0, 0.1  # a step so many times the median, and so much
 LEAST_STEPS, RECENT = 5, 50  # steps that the median is of
 SHORTER, TRIED_AGAIN_S = 0.95, 300.0  # a way to wait takes over at this share of a step, and is tried again so late
 
-Told = tuple[str, dict[str, Any]]
+Event = tuple[str, dict[str, Any]]
 
 
 def cores_busy_s() -> float | None:
@@ -97,7 +97,7 @@ class Contention:
         self._took: dict[bool, tuple[float, float]] = {}  # by `gives_way`: a step beside others, and when it was so
         self._told, self._quiet_s, self._told_s = False, 0.0, float("-inf")
 
-    def begin(self) -> list[Told]:
+    def begin(self) -> list[Event]:
         """Return what to tell of the machine as it is before the first step, watched for a second."""
         self._look()
         if self._window.wall_s < LEAST_S:
@@ -106,7 +106,7 @@ class Contention:
         self.gives_way = self._is_crowded(window)
         return self._busy_now(window) if self.gives_way else []
 
-    def step(self, took_s: float) -> list[Told]:
+    def step(self, took_s: float) -> list[Event]:
         """Return what to tell after a step, as (event id, values)."""
         self._window.add_step(took_s, median(self._recent) if len(self._recent) >= LEAST_STEPS else None)
         self._recent = [*self._recent[-RECENT + 1 :], took_s]
@@ -157,14 +157,14 @@ class Contention:
         if other_s < SHORTER * took_s or now - at > TRIED_AGAIN_S:
             self.gives_way = not self.gives_way
 
-    def _busy_now(self, window: "Sums") -> list[Told]:
+    def _busy_now(self, window: "Sums") -> list[Event]:
         self._quiet_s = 0.0
         if self._told or self.clock.wall() - self._told_s < TOLD_EVERY_S:
             return []
         self._told, self._told_s = True, self.clock.wall()
         return [("machine_busy", window.shares(self.cores))]
 
-    def _quiet(self, window: "Sums") -> list[Told]:
+    def _quiet(self, window: "Sums") -> list[Event]:
         self._quiet_s += window.wall_s
         if self._quiet_s < QUIET_S:
             return []
@@ -191,10 +191,10 @@ class Unwatched:
 
     gives_way = False
 
-    def begin(self) -> list[Told]:
+    def begin(self) -> list[Event]:
         return []
 
-    def step(self, took_s: float) -> list[Told]:
+    def step(self, took_s: float) -> list[Event]:
         return []
 
     def take_others(self) -> float | None:

@@ -68,7 +68,7 @@ def place(config: RunConfig) -> Placement:
     """Decide where a run happens. Raises UserError 'environment.…' when the wanted device is not there."""
     device = _device(config.device)
     gpu = _gpu(device)
-    dtype = _dtype(config, device)
+    dtype: Dtype = accelerator.accelerator_of(device).dtype if config.dtype == "auto" else config.dtype
     check_precision(config, gpu, dtype)
     notes: list[tuple[str, dict[str, Any]]] = []
     if device.type == "mps":
@@ -82,7 +82,7 @@ def place(config: RunConfig) -> Placement:
     if config.attention == "bmm" and (device.type != "cpu" or config.obstacle_to_bmm):
         reason = config.obstacle_to_bmm if device.type == "cpu" else "it only runs on CPUs"
         notes.append(("no_bmm", {"reason": reason}))
-    notes += [("no_effect_here", {"option": knob, "reason": reason}) for knob, reason in idle(config, gpu, dtype)]
+    notes += [("no_effect_here", {"option": name, "reason": reason}) for name, reason in idle(config, gpu, dtype)]
     return Placement(device, gpu, dtype, compiled, tuple(notes))
 
 
@@ -122,10 +122,6 @@ def _gpu(device: torch.device) -> Gpu:
         cuda_memory_gib=properties.total_memory / 2**30,
         source="CUDA device properties",
     )
-
-
-def _dtype(config: RunConfig, device: torch.device) -> Dtype:
-    return accelerator.accelerator_of(device).dtype if config.dtype == "auto" else config.dtype
 
 
 def obstacle_to_compile(device: torch.device) -> str | None:

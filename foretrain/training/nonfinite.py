@@ -20,8 +20,7 @@ from foretrain.base.records import Record
 from foretrain.config.options import RunConfig
 from foretrain.data.batches import TRAIN, Batch, starts
 from foretrain.data.dataset import DatasetInfo
-from foretrain.model.optimizer import learning_rate
-from foretrain.model.step import StepResult, TrainState
+from foretrain.model.step import StepResult, TrainState, learning_rate
 from foretrain.runs.folder import RunDirectory
 from foretrain.training import checkpoint
 from foretrain.training.attempts import Generators, is_out_of_memory

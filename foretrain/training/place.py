@@ -63,12 +63,9 @@ def place_of(environ: Mapping[str, str]) -> Place:
     if world not in ("", "0", "1"):
         raise UserError("environment.no_rank", count=world[:20])
     # Within a batch script there are Slurm's variables too, but only `srun` starts a process for each task.
-    tasks = environ.get("SLURM_STEP_NUM_TASKS") or (environ.get("SLURM_NTASKS") if _in_a_step(environ) else None)
+    in_a_step = any(environ.get(name, "").isdigit() for name in ("SLURM_STEP_ID", "SLURM_STEPID"))
+    tasks = environ.get("SLURM_STEP_NUM_TASKS") or (environ.get("SLURM_NTASKS") if in_a_step else None)
     return _of_slurm(environ, _number(tasks, "SLURM_NTASKS")) if tasks not in (None, "", "1") else ALONE
-
-
-def _in_a_step(environ: Mapping[str, str]) -> bool:
-    return any(environ.get(name, "").isdigit() for name in ("SLURM_STEP_ID", "SLURM_STEPID"))
 
 
 def _of_torchrun(environ: Mapping[str, str]) -> Place:

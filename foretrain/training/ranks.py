@@ -29,10 +29,9 @@ from foretrain.base.installation import installed
 from foretrain.base.signals import StopFlag
 from foretrain.config.options import RunConfig
 from foretrain.config.sharing import Sharing, config_of_rank
-from foretrain.data.batches import Batch
+from foretrain.data.batches import Batch, starts
 from foretrain.model.ranks.peers import ALONE as ALONE_PEERS
 from foretrain.model.ranks.peers import Peers
-from foretrain.model.ranks.streams import seeded
 from foretrain.model.step import TrainState
 from foretrain.runs.folder import RunDirectory, now
 from foretrain.runs.record import RankFigures, RunRecord
@@ -510,3 +509,21 @@ class FollowerDirectory(RunDirectory):
 
     def drop_metrics_from(self, step: int, *, keep_evaluation: bool, whole: bool = True) -> None:
         pass
+
+
+_STREAM = 0x44524F50  # 'DROP': apart from those of data/batches.py
+_SEEDS = 1 << 62
+
+
+def seed_of(seed: int, step: int, micro_batch: int) -> int:
+    return int(starts(seed, _STREAM, step, micro_batch + 1, _SEEDS)[-1])
+
+
+def seeded(batches: Iterable[Batch], seed: int, step: int, rank: int = 0, world: int = 1) -> Iterator[Batch]:
+    """Seed this process's generators before each micro-batch of a rank by its number in the whole step.
+
+    Dropout then draws the same masks for the same rows on any number of ranks, `world` apart as data/batches.py deals.
+    """
+    for number, batch in enumerate(batches):
+        torch.manual_seed(seed_of(seed, step, rank + number * world))
+        yield batch

@@ -42,7 +42,7 @@ from foretrain.training.device import TORCH_DTYPES, Placement
 
 SHORT_S = 4.0  # a run of fewer seconds at the CPU's nominal peak is not measured for
 # A run of fewer seconds at that peak is not compiled: compiling takes 5 to 40 s, or 3 s where all is known from before,
-# and 100 MB more; a compiled step is 7 % quicker (docs/speed.md).
+# and 100 MB more; a compiled step is 7% faster (docs/speed.md).
 SHORT_TO_COMPILE_S = 150.0
 BUDGET_S = 2.0
 LEAST_GAIN = 0.05  # what is not faster by this share is not worth other kernels
@@ -57,7 +57,7 @@ SMALL_STEP_S = 0.005  # of a step that one thread may do as fast as several
 _SLICE_FLOPS = 8e9  # of one step: 25 to 100 ms on two cores
 
 
-class Way(Record):
+class StepVariant(Record):
     dtype: Dtype
     attention: str
     master_weights: bool
@@ -68,7 +68,7 @@ class Way(Record):
 class Choice(Record):
     """The fastest way first, then the others that were timed, as fast as each got; and of which slice."""
 
-    ways: tuple[Way, ...]
+    ways: tuple[StepVariant, ...]
     layers: int
     rows: int
     took_s: float
@@ -118,15 +118,13 @@ def decide(config: RunConfig, placement: Placement, given: set[str]) -> Chosen:
     if choice is None or not known:
         choice = measure(config, ways)
         KEPT.keep(path, choice.model_dump_json(indent=1))
-    best, first = choice.ways[0], next(way for way in choice.ways if _is_first(way, ways[0]))
-    update = {
-        "dtype": best.dtype, "attention": best.attention, "master_weights": best.master_weights,
-        "cpu_threads": best.threads,
-    }  # fmt: skip
+    best, first = choice.ways[0], next(w for w in choice.ways if w.model_copy(update={"step_s": 0.0}) == ways[0])
+    update: dict[str, Any] = {"dtype": best.dtype, "attention": best.attention, "cpu_threads": best.threads}
+    update["master_weights"] = best.master_weights
     note = {
-        "dtype": best.dtype, "attention": best.attention, "masters": _masters(best), "threads": best.threads,
-        "step": best.step_s, "plain_step": first.step_s, "plain_dtype": first.dtype, "plain_attention": first.attention,
-        "layers": choice.layers, "rows": choice.rows,
+        "dtype": best.dtype, "attention": best.attention, "masters": ", master weights" * best.master_weights,
+        "threads": best.threads, "step": best.step_s, "plain_step": first.step_s, "plain_dtype": first.dtype,
+        "plain_attention": first.attention, "layers": choice.layers, "rows": choice.rows,
     }  # fmt: skip
     id = "chosen_plain" if best == first else "chosen_known" if known else "chosen"
     return _apply(config.model_copy(update=update), placement, ((id, note),))
@@ -149,20 +147,11 @@ def spared_compiling(chosen: Chosen, given: set[str]) -> Chosen:
     """Run uncompiled, where the run is over on a CPU before compiling pays, and nobody asked for it."""
     config, placement = chosen.config, chosen.placement
     nominal_s = _nominal_s(config, placement)
-    if placement.device.type != "cpu" or not placement.compiled or "compile" in given or nominal_s is None:
-        return chosen
-    if nominal_s >= SHORT_TO_COMPILE_S:
+    is_open = placement.device.type == "cpu" and placement.compiled and "compile" not in given
+    if not is_open or nominal_s is None or nominal_s >= SHORT_TO_COMPILE_S:
         return chosen
     notes = (*placement.notes, ("too_short_to_compile", {}))
     return Chosen(config.model_copy(update={"compile": False}), replace(placement, compiled=False, notes=notes))
-
-
-def _masters(way: Way) -> str:
-    return ", master weights" if way.master_weights else ""
-
-
-def _is_first(way: Way, first: Way) -> bool:
-    return way.model_copy(update={"step_s": 0.0}) == first
 
 
 def _plain(config: RunConfig, placement: Placement) -> RunConfig:
@@ -180,7 +169,7 @@ def _apply(config: RunConfig, placement: Placement, notes: tuple[tuple[str, dict
     return Chosen(config, replace(placement, dtype=dtype, notes=placement.notes + notes))
 
 
-def candidates(config: RunConfig, given: set[str]) -> list[Way]:
+def candidates(config: RunConfig, given: set[str]) -> list[StepVariant]:
     """Return every way that the config leaves open; the first is what PyTorch does by itself."""
     if config.matmul != "dtype":  # other arithmetic was asked for, and stays
         given = {*given, "master_weights"}
@@ -194,7 +183,7 @@ def candidates(config: RunConfig, given: set[str]) -> list[Way]:
         for attention in kinds:
             for master in masters if dtype == "bfloat16" else masters[:1]:
                 threads = config.cpu_threads or torch.get_num_threads()
-                ways.append(Way(dtype=dtype, attention=attention, master_weights=master, threads=threads))
+                ways.append(StepVariant(dtype=dtype, attention=attention, master_weights=master, threads=threads))
     return ways
 
 
@@ -227,7 +216,7 @@ def slice_of(config: RunConfig) -> RunConfig:
 class Candidate:
     """A throw-away model that trains in one way on tokens drawn at random."""
 
-    def __init__(self, config: RunConfig, way: Way) -> None:
+    def __init__(self, config: RunConfig, way: StepVariant) -> None:
         update = {"attention": way.attention, "master_weights": way.master_weights}
         own = config.model_copy(update=update)
         self.way, self.best_s, self.clock = way, float("inf"), time.thread_time
@@ -245,7 +234,7 @@ class Candidate:
         self.best_s = min(self.best_s, self.step())
 
 
-def measure(config: RunConfig, ways: list[Way]) -> Choice:
+def measure(config: RunConfig, ways: list[StepVariant]) -> Choice:
     """Time the ways in turn, LEAST_ROUNDS and for about BUDGET_S; what falls far behind is dropped. torch's generator
     and thread count are left as they were."""
     sliced, started, threads = slice_of(config), time.perf_counter(), torch.get_num_threads()
@@ -286,7 +275,7 @@ def _best(timed: list[Candidate]) -> Candidate:
     return best
 
 
-def _fewer_threads(best: Candidate, config: RunConfig) -> Way | None:
+def _fewer_threads(best: Candidate, config: RunConfig) -> StepVariant | None:
     """Return the best way on fewer threads where that is faster: on real cores only, or on one for a small model."""
     now, best.clock = best.way.threads, time.perf_counter
     if config.cpu_threads or "OMP_NUM_THREADS" in os.environ:  # somebody decided
@@ -300,11 +289,6 @@ def _fewer_threads(best: Candidate, config: RunConfig) -> Way | None:
             found = best.way.model_copy(update={"threads": threads, "step_s": step_s})
     return found.model_copy(update={"step_s": best.best_s}) if found.threads != now else None
 
-
-# What a run starts from: weights that init_from names, or its own last checkpoint.
-#
-# Weights are nanoGPT's, Hugging Face's, or those of another run. A resumed run may change how it is carried out and
-# watched, never what is learned.
 
 STAGING = ".import-"
 
@@ -408,14 +392,11 @@ def _digest(files: tuple[str, ...]) -> str:
 def config_digest(config: RunConfig) -> str:
     """Hash every option that decides what is learned; how a step is cut into micro-batches does not, and neither do
     options of another recipe, so that a new recipe leaves older runs as they were."""
-    values = {key: value for key, value in config.model_dump().items() if decides(key) and _of_recipe(key, config)}
+    needs = {key: option.needs for key, option in OPTIONS.items() if option.needs and option.needs[0] == "recipe"}
+    idle = {key for key, (_, recipe) in needs.items() if recipe != config.recipe}
+    values = {key: value for key, value in config.model_dump().items() if decides(key) and key not in idle}
     values["sequences"] = sequences_of(config)
     return hashlib.sha256(repr(sorted(values.items())).encode()).hexdigest()[:16]
-
-
-def _of_recipe(key: str, config: RunConfig) -> bool:
-    other, wanted = OPTIONS[key].needs or ("", None)
-    return other != "recipe" or config.recipe == wanted
 
 
 def keep_origin(config: RunConfig, record: TrainedRun, directory: RunDirectory) -> RunConfig:

@@ -19,10 +19,9 @@ from foretrain.config.shape import ModelShape
 from foretrain.data.batches import Batch, TokenFile, evaluation_batches
 from foretrain.data.dataset import DatasetInfo
 from foretrain.model import precision_check
-from foretrain.model.host.graphed import GraphedStep, graphed_step
+from foretrain.model.graphed import GraphedStep, graphed_step
 from foretrain.model.low_precision import fp16_accumulation
-from foretrain.model.optimizer import learning_rate
-from foretrain.model.step import StepResult, TrainState, build, evaluation_loss, train_step
+from foretrain.model.step import StepResult, TrainState, build, evaluation_loss, learning_rate, train_step
 from foretrain.runs.folder import EvaluationMetrics, Listener, Note, RunDirectory, StepMetrics, now
 from foretrain.runs.record import RankFigures, TrainedRun
 from foretrain.training import checkpoint, cpu_threads, nonfinite, starting
@@ -41,7 +40,7 @@ from foretrain.training.attempts import (
     use_split,
 )
 from foretrain.training.checkpoint import Progress
-from foretrain.training.contention import Contention, Told, Unwatched
+from foretrain.training.contention import Contention, Event, Unwatched
 from foretrain.training.cpu_threads import Waiting
 from foretrain.training.device import TORCH_DTYPES, Placement
 from foretrain.training.feed import Feed, token_files
@@ -470,7 +469,7 @@ class Trainer:
         others = self.contention.take_others()
         return {} if others is None else {"others_cores": round(others, 2)}
 
-    def _tell_load(self, told: list[Told]) -> None:
+    def _tell_load(self, told: list[Event]) -> None:
         """Say what the machine's other programs do, and wait as their presence asks for."""
         for id, values in told:
             self._note(id, step=self.progress.step, **values)

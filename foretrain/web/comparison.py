@@ -18,7 +18,7 @@ from foretrain.base.records import Record
 from foretrain.comparison.compare import compare
 from foretrain.comparison.loss_axes import gather
 from foretrain.comparison.sources import runs as source
-from foretrain.comparison.sources.given import Given
+from foretrain.comparison.sources.request import SourceRequest
 from foretrain.comparison.subject import Subject
 from foretrain.reports.html import document_json
 from foretrain.reports.views import compare as compare_view
@@ -65,7 +65,7 @@ def _read(id: str, run: ObservedRun | None) -> tuple[dict[str, Any], Subject | N
         record = run.any_record()
         if isinstance(record, TrainerRun):
             state |= said_of(run, record.name)
-        subject = source.of(Given(path=str(run.path), label=state["name"]), run)
+        subject = source.of(SourceRequest(path=str(run.path), label=state["name"]), run)
     except UserError as error:
         return {**state, "problem": printable(str(error))}, None
     except OSError as error:

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from foretrain.config.checks import launched
-from foretrain.model.host.graphed import WARM_STEPS
+from foretrain.model.graphed import WARM_STEPS
 from foretrain.predict.trace import drive
 from foretrain.predict.trace.names import Names
 from tests.cuda_build.branches import Branches

@@ -14,9 +14,9 @@ from foretrain.config.options import RunConfig
 from foretrain.config.resolve import from_values
 from foretrain.config.shape import ModelShape
 from foretrain.hardware.catalogue import find
-from foretrain.model.generation.writer import generate
 from foretrain.model.language_model import make_model
 from foretrain.model.step import build
+from foretrain.model.writer import generate
 from foretrain.predict.plan import plan
 from foretrain.predict.speed.ops import flops, micro_batch
 from foretrain.predict.trace.forecast import traced

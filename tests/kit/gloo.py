@@ -28,10 +28,10 @@ from foretrain.data.dataset import read_info
 from foretrain.model.ranks.parallel import Share
 from foretrain.model.ranks.peers import ALONE, Peers
 from foretrain.model.ranks.rows import reshard, states_of
-from foretrain.model.ranks.streams import seeded
 from foretrain.model.step import TrainState, build, evaluation_loss, train_step
 from foretrain.training import checkpoint
 from foretrain.training.checkpoint import Progress
+from foretrain.training.ranks import seeded
 from foretrain.training.saver import Saver
 
 MICRO_BATCHES = 12  # of a step: 1, 2, 3 and 4 ranks can share them

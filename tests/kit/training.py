@@ -12,7 +12,7 @@ import torch
 
 from foretrain.config.options import RunConfig
 from foretrain.data.dataset import read_info
-from foretrain.model.host.graphed import GraphedStep
+from foretrain.model.graphed import GraphedStep
 from foretrain.model.step import StepResult, TrainState, build, evaluation_loss, train_step
 from foretrain.runs import folder
 from foretrain.runs.record import TrainedRun

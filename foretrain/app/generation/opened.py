@@ -14,8 +14,8 @@ from foretrain.data.tokenizer import tokenizer_of
 from foretrain.hardware import accelerator
 from foretrain.hardware.catalogue import Gpu
 from foretrain.hardware.cpu import available_memory_bytes
-from foretrain.model.generation.writer import Writer
 from foretrain.model.language_model import make_model
+from foretrain.model.writer import Writer
 from foretrain.predict.inference.speed import memory_of
 from foretrain.predict.memory import MARGIN_BYTES, PhaseMemory
 from foretrain.runs.folder import RunDirectory

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from foretrain.data.tokenizer import Tokenizer, document_end
-from foretrain.model.generation.options import Sampling
-from foretrain.model.generation.writer import Writer
+from foretrain.model.sampling import Sampling
+from foretrain.model.writer import Writer
 
 # Text of tokens as they come: what is not a whole character yet waits for the next token.
 #

@@ -13,7 +13,7 @@ from foretrain.cli.command import command, flag, json_option, option, quiet_opti
 from foretrain.cli.commands.runs import run_argument
 from foretrain.cli.common import ERR, noted, print_json, print_said
 from foretrain.cli.generation import chat
-from foretrain.model.generation.options import Sampling
+from foretrain.model.sampling import Sampling
 
 if TYPE_CHECKING:
     from foretrain.app.generation.opened import Opened

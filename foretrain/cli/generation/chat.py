@@ -12,7 +12,7 @@ from foretrain.base.errors import UserError
 from foretrain.base.messages import printable, say
 from foretrain.base.signals import StopFlag
 from foretrain.cli.common import ERR, noted, print_error
-from foretrain.model.generation.options import Sampling
+from foretrain.model.sampling import Sampling
 
 if TYPE_CHECKING:
     from foretrain.app.generation.run_writer import RunWriter

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from foretrain.base.errors import UserError
 from foretrain.comparison.sources import logs, plans, runs, tables
-from foretrain.comparison.sources.given import OWN_KEYS, Given, take_apart
+from foretrain.comparison.sources.request import OWN_KEYS, SourceRequest, take_apart
 from foretrain.comparison.subject import Subject
 from foretrain.hardware.catalogue import Gpu
 
@@ -21,7 +21,7 @@ class Loader(NamedTuple):
 
     id: str
     claims: Callable[[Path, bytes], bool]
-    load: Callable[[Given], Subject]
+    load: Callable[[SourceRequest], Subject]
     takes: tuple[str, ...]
 
 
@@ -36,7 +36,7 @@ LOADERS = (
 )
 
 
-def load(given: Given) -> Subject:
+def load(given: SourceRequest) -> Subject:
     """Raises UserError with one sentence for what cannot be read."""
     path = Path(given.path)
     loader = next(loader for loader in LOADERS if loader.claims(path, given.head))
@@ -56,7 +56,7 @@ def subjects_of(
     used_by_others_bytes: int = 0,
     columns: Mapping[str, str] | None = None,
 ) -> list[Subject]:
-    """Return the subjects of sources as a user names them, in that order; the rest as in `Given`.
+    """Return the subjects of sources as a user names them, in that order; the rest as in `SourceRequest`.
 
     `tell` hears what was skipped in a config, as soon as its source is read. Raises UserError, where there is but one
     source too.

@@ -17,8 +17,8 @@ from foretrain.analysis.log_analysis import (
 from foretrain.analysis.log_checks import findings
 from foretrain.analysis.measured_step import since_start
 from foretrain.comparison import settings
-from foretrain.comparison.sources.given import Given, card_named
 from foretrain.comparison.sources.plans import bytes_per_token, here, with_forecast
+from foretrain.comparison.sources.request import SourceRequest, card_named
 from foretrain.comparison.subject import Curve, Memory, Subject, curve, exact
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Gpu
@@ -31,13 +31,13 @@ def claims(path: Path, head: bytes) -> bool:
     return True
 
 
-def load(given: Given) -> Subject:
+def load(given: SourceRequest) -> Subject:
     log = read_log(Path(given.path))
     own = log if log.program.has_config else None
     return of_log(given, log, config_of(given.resolved, own, here) if own else None)
 
 
-def of_log(given: Given, log: TrainingLog, config: RunConfig | None, seen: Gpu | None = None) -> Subject:
+def of_log(given: SourceRequest, log: TrainingLog, config: RunConfig | None, seen: Gpu | None = None) -> Subject:
     """Make a subject of a log, with its config where that is known. `seen`: the card, where somebody saw it at work."""
     pace = pace_of(log, config)
     step_s = pace.median_s if pace else mean_step_s(log)

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from foretrain.base.errors import UserError
 from foretrain.base.files import read_text
 from foretrain.comparison import settings
-from foretrain.comparison.sources.given import Given
+from foretrain.comparison.sources.request import SourceRequest
 from foretrain.comparison.subject import Memory, Source, Subject
 from foretrain.config.options import RunConfig
 from foretrain.config.presets import preset_named
@@ -32,7 +32,7 @@ def claims(path: Path, head: bytes) -> bool:
     return b'"schema": "foretrain.' in head[:200] or (path.name == "plan.json" and head.lstrip()[:1] == b"{")
 
 
-def load(given: Given) -> Subject:
+def load(given: SourceRequest) -> Subject:
     """Load the plan of the step that it means. Raises UserError for other records."""
     if given.words:
         raise UserError("usage.source_has_config", path=given.path)
@@ -49,7 +49,7 @@ def load(given: Given) -> Subject:
     return subject.with_speed(made.timing.step_s, source)
 
 
-def _with_options(given: Given, subject: Subject, made: AnyPlan) -> Subject:
+def _with_options(given: SourceRequest, subject: Subject, made: AnyPlan) -> Subject:
     """The subject with what the options of its kind of run settle."""
     if isinstance(made, Plan | ClusterPlan):
         one = made.one_card if isinstance(made, ClusterPlan) else made
@@ -91,7 +91,7 @@ def is_config(path: Path, head: bytes) -> bool:
     return path.suffix in (".toml", ".py") or preset_named(str(path)) is not None
 
 
-def load_config(given: Given) -> Subject:
+def load_config(given: SourceRequest) -> Subject:
     """Plan the config on the card. Raises ConfigError, and UserError without a card."""
     resolved = resolve([given.path, *given.words])
     gpu = given.card
@@ -116,7 +116,7 @@ def here(name: str) -> dataset.DatasetInfo | None:
     return dataset.read_info(path) if path else None
 
 
-def bytes_per_token(given: Given, config: RunConfig | None, tokenizer: str = "") -> float | None:
+def bytes_per_token(given: SourceRequest, config: RunConfig | None, tokenizer: str = "") -> float | None:
     """Return it as given; a token of the byte tokenizer is a byte. `tokenizer`: of the run's dataset, by its record."""
     stated = given.number("bytes_per_token", 0.1, 1000)
     if stated is None and config is not None and not tokenizer:

@@ -11,9 +11,9 @@ from foretrain.analysis.measured_step import measured, starts_of, steady_times, 
 from foretrain.analysis.run_pace import logged_steps, much_is_lost
 from foretrain.base.errors import UserError
 from foretrain.comparison import settings
-from foretrain.comparison.sources.given import Given, card_named
 from foretrain.comparison.sources.logs import of_log
 from foretrain.comparison.sources.plans import bytes_per_token, here
+from foretrain.comparison.sources.request import SourceRequest, card_named
 from foretrain.comparison.subject import Curve, Memory, Subject, curve, exact
 from foretrain.data.dataset import BUILT_IN
 from foretrain.predict.plan import Note
@@ -33,12 +33,12 @@ def claims(path: Path, head: bytes) -> bool:
     return path.is_dir() or source_of(folder_of(path)) is not None
 
 
-def load(given: Given) -> Subject:
+def load(given: SourceRequest) -> Subject:
     """Raises UserError where there is no run, its record is damaged, or its output is no training log."""
     return of(given, RunDirectory(folder_of(Path(given.path))))
 
 
-def of(given: Given, directory: RunDirectory, metrics: Lines | None = None) -> Subject:
+def of(given: SourceRequest, directory: RunDirectory, metrics: Lines | None = None) -> Subject:
     """Load the run in this directory. `metrics`: its lines, where they were read before. Raises UserError as `load`."""
     record = directory.any_record()
     if isinstance(record, WatchedRun):
@@ -58,7 +58,7 @@ def of(given: Given, directory: RunDirectory, metrics: Lines | None = None) -> S
     return _of_trainer(given, subject, record, lines) if isinstance(record, TrainerRun) else subject
 
 
-def _with_config(given: Given, subject: Subject, record: TrainedRun, metrics: Lines) -> Subject:
+def _with_config(given: SourceRequest, subject: Subject, record: TrainedRun, metrics: Lines) -> Subject:
     lines = [line for line in step_lines(metrics) if line["step"] >= record.world_from]
     times, since = _times(lines, starts_of(lines, record.resumed_from))
     if not times and record.step_s:
@@ -73,7 +73,7 @@ def _with_config(given: Given, subject: Subject, record: TrainedRun, metrics: Li
     return subject.with_speed(exact(median(times)), "measured") if times else replace(subject, mfu=record.mfu)
 
 
-def _of_trainer(given: Given, subject: Subject, record: TrainerRun, metrics: Lines) -> Subject:
+def _of_trainer(given: SourceRequest, subject: Subject, record: TrainerRun, metrics: Lines) -> Subject:
     lines = [line for line in metrics if line["kind"] == "step" and isinstance(line.get("step_s"), int | float)]
     times, since = _times(lines)
     gpu = card_named(record.device) if record.kind == "cuda" else None  # a CPU may have been another machine's
@@ -91,7 +91,7 @@ def _of_trainer(given: Given, subject: Subject, record: TrainerRun, metrics: Lin
     )  # fmt: skip
 
 
-def _of_output(given: Given, path: Path, record: WatchedRun) -> Subject:
+def _of_output(given: SourceRequest, path: Path, record: WatchedRun) -> Subject:
     log, config, used = read_log(path / LOG), None, record.busiest
     if log.program.has_config:
         config = config_of(given.resolved, log, here) or of_watched(record.config, log)

@@ -15,8 +15,8 @@ from foretrain.analysis.log_analysis import of_tracked
 from foretrain.analysis.measured_step import steady_times
 from foretrain.base.errors import UserError
 from foretrain.comparison import settings
-from foretrain.comparison.sources.given import Given, card_named
 from foretrain.comparison.sources.plans import bytes_per_token, with_forecast, with_vocabulary
+from foretrain.comparison.sources.request import SourceRequest, card_named
 from foretrain.comparison.sources.table_file import Table, Value, read_table, wide
 from foretrain.comparison.subject import Curve, Subject, curve, exact
 from foretrain.predict.plan import Note
@@ -33,7 +33,7 @@ def claims(path: Path, head: bytes) -> bool:
     return path.suffix in (".csv", ".tsv", ".json", ".jsonl", ".ndjson") or head.lstrip()[:2] in (b'{"', b"[{", b"[[")
 
 
-def load(given: Given) -> Subject:
+def load(given: SourceRequest) -> Subject:
     """Load the table, or several of one run (TensorBoard downloads each curve by itself). Raises UserError."""
     roles: dict[str, dict[int, float]] = {}
     for path in (Path(given.path), *given.tables):
@@ -75,7 +75,7 @@ def _values(steps: list[Value], values: list[Value]) -> dict[int, float]:
     return {int(step): value for step, value in pairs if step is not None and 0 <= step < 1e15 and value is not None}
 
 
-def subject_of(given: Given, roles: dict[str, dict[int, float]]) -> Subject:
+def subject_of(given: SourceRequest, roles: dict[str, dict[int, float]]) -> Subject:
     """Raises UserError."""
     seconds = seconds_of(roles)
     tokens, stated = _tokens_per_step(roles), given.number("tokens_per_step", 1, 10**13)
@@ -148,7 +148,7 @@ def is_tracked(path: Path, head: bytes) -> bool:
     return source_of(folder_of(path)) is None and trackers.keeper_of(path) is not None
 
 
-def load_tracked(given: Given) -> Subject:
+def load_tracked(given: SourceRequest) -> Subject:
     """Raises UserError where the run is damaged, or its library is missing."""
     path = Path(given.path)
     kept = trackers.read(path, given.own.get("run"))
@@ -166,7 +166,7 @@ def _with_one_step(row: Row, step: str) -> Row:
     return {"step": row[step]} | {name: value for name, value in row.items() if name not in NAMES["step"]}
 
 
-def _with_config(subject: Subject, given: Given, kept: Tracked) -> Subject:
+def _with_config(subject: Subject, given: SourceRequest, kept: Tracked) -> Subject:
     """Add what the tracker knows of its config, where the user gave none."""
     config = of_tracked(kept) if given.resolved is None else None
     if config is None:

@@ -20,7 +20,7 @@ except ImportError:  # Windows
 def start(
     module: str, *words: str, stdin: int | None = subprocess.PIPE, one_thread: bool = True, most_waiting: int = 0
 ) -> Child:
-    """A child that runs `foretrain.data.prepare.<module>`."""
+    """Start a child that runs `foretrain.data.prepare.<module>`."""
     # Arrow and glibc reserve address space by thread and pool; the limit of `limit_memory` is on that.
     quiet = {"MALLOC_ARENA_MAX": "2", "ARROW_DEFAULT_MEMORY_POOL": "system"}
     if one_thread:
@@ -57,7 +57,7 @@ def telling(parent: Parent, work: Callable[[], None], no_memory: UserError) -> N
 
 
 def limit_memory(more_bytes: int) -> None:
-    """This process may take `more_bytes` more address space than it has; then it gets a MemoryError."""
+    """Let this process take `more_bytes` more address space than it has; then it gets a MemoryError."""
     if now := _address_space_bytes():
         processes.limit(memory_bytes=now + more_bytes)
 
@@ -78,7 +78,7 @@ def limited_memory(more_bytes: int) -> Iterator[None]:
 
 
 def _address_space_bytes() -> int:
-    """Of this process; 0 where the system does not say: the caps on cells, lines and ratios still hold."""
+    """Return this process's; 0 where the system does not say: the caps on cells, lines and ratios still hold."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         return pages * os.sysconf("SC_PAGE_SIZE")

@@ -45,7 +45,7 @@ class Batch:
 
 
 class Reader:
-    """The reader process. `next` gives its frames in order and raises what it met."""
+    """Runs the reader process. `next` gives its frames in order and raises what it met."""
 
     def __init__(self, job: Job) -> None:
         with tempfile.NamedTemporaryFile("w", suffix=".json", prefix="foretrain-", delete=False) as file:
@@ -57,7 +57,7 @@ class Reader:
         self._path = job.files[0].path
 
     def next(self, timeout_s: float) -> Frame | None:
-        """The next frame, or None where there is none within the time. Raises UserError 'data.source_…'."""
+        """Return the next frame, or None where there is none within the time. Raises UserError 'data.source_…'."""
         found = raised(self.child.receive(timeout_s))
         if isinstance(found, Death):
             raise UserError("data.source_reader_died", path=self._path, code=found.code)
@@ -99,7 +99,7 @@ class Encoded:
 
 @contextlib.contextmanager
 def started(count: int) -> Iterator[list[Child]]:
-    """Processes that will be workers: they import while their tokenizer is found, and end with this."""
+    """Start processes that will be workers: they import while their tokenizer is found, and end with this."""
     children = [start("encode") for _ in range(count)]
     try:
         yield children

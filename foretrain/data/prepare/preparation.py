@@ -42,7 +42,7 @@ from foretrain.data.shards import (
 # that for a moment when it grows).
 #
 # A Python set takes about 110 bytes for each. The hashes themselves are also appended to a file, so that a killed
-# preparation has them again without reading the source anew.
+# preparation has them again without reading the source again.
 
 _FULL = 0.7
 _SMALLEST = 1 << 12
@@ -237,7 +237,7 @@ class Preparation:
             return False
         batch = Batch.of(*frame)
         if any(file.kind == "stdin" for file in self.run_.sources.files):
-            self.digest = _chained(self.digest, batch)
+            self.digest = hashlib.sha256(self.digest.encode() + batch.hashes.tobytes()).hexdigest()
         if self.replaying:
             if batch.position == self.at.position:
                 if self.digest != self.at.digest:
@@ -308,9 +308,7 @@ class Preparation:
         return done.position.model_copy(update={**counts, "records": self._lines_before(done) + made.records})
 
     def _append_cut(self, ids: np.ndarray, source_bytes: int) -> int:
-        """Append the one document: its last tokens are for validation, as nanoGPT cuts a text. Returns shards
-        completed.
-        """
+        """Append the one document: its last tokens are for validation. Returns shards completed."""
         val = round(len(ids) * self.options.val_share)
         committed, bytes_left = 0, source_bytes
         for split, part in (("val", ids[len(ids) - val :]), ("train", ids[: len(ids) - val])):
@@ -392,10 +390,6 @@ class Preparation:
         if self.seen_file is not None:
             self.seen_file.close()
             self.seen_file = None
-
-
-def _chained(digest: str, batch: Batch) -> str:
-    return hashlib.sha256(digest.encode() + batch.hashes.tobytes()).hexdigest()
 
 
 def _version() -> str:

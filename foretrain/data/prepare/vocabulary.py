@@ -145,7 +145,7 @@ def _train(options: PrepareOptions, sources: SourceList, staging: Path, plan: bo
 
 
 def main(parent: Parent) -> None:
-    """The training process: a bounded sample of all files, then the merges."""
+    """Train in a process: a bounded sample of all files, then the merges."""
 
     def sample(job: Job) -> Iterator[bytes]:
         total, seen = job.sample_bytes or SAMPLE_BYTES, set[bytes]()

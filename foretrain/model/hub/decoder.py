@@ -126,15 +126,11 @@ class RMSNorm(nn.Module):
 
 
 class OlmoNorm(RMSNorm):
-    """OLMo 2's and 3's, which is fp32 until it was multiplied by the weight."""
-
     def weighted(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         return (self.weight * x).to(dtype)
 
 
 class GemmaNorm(nn.Module):
-    """Gemma's: all of it in fp32, and the weight is what is added to 1."""
-
     def __init__(self, width: int, eps: float = 1e-6) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(width))
@@ -150,8 +146,6 @@ class GemmaNorm(nn.Module):
 
 
 class BareNorm(nn.Module):
-    """LayerNorm without weights (OLMo)."""
-
     def __init__(self, width: int) -> None:
         super().__init__()
         self.shape = (width,)
@@ -195,7 +189,6 @@ def rotate_half(x: Tensor) -> Tensor:
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions (arXiv:2104.09864)."""
     return (x * cos) + (rotate_half(x) * sin)
 
 
@@ -282,7 +275,7 @@ class Attention(nn.Module):
         return (q.transpose(1, 2), k.transpose(1, 2), v) if self.norms_turned else (q, k, v)
 
     def normed_and_turned(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Turn B x T x heads x D as unsloth does: one kernel for all on a card, which trains no norm."""
+        """Norm and turn B x T x heads x D as unsloth does: one kernel for all on a card, which trains no norm."""
         norms: Any = self.q_norm, self.k_norm
         of_q, of_k = (norm.weight for norm in norms)
         if q.is_cuda and not of_q.requires_grad and not of_k.requires_grad:
@@ -558,9 +551,7 @@ class Decoder(nn.Module):
         return F.dropout(x, f.embedding_dropout, self.training) if f.embedding_dropout else x, parts
 
     def states(self, idx: Tensor) -> Tensor:
-        """Return B x T x C before the head. transformers' models hold the positions and what they embedded until here
-        (`position_ids`, `inputs_embeds`, `position_embeds`).
-        """
+        """Return B x T x C before the head. transformers' models hold `position_ids` and embeddings until here."""
         f, T = self.facts, idx.shape[1]
         positions = (torch.arange(T, device=idx.device) + 0)[None]
         x, embedded = self.embedded(idx, positions)
@@ -646,9 +637,8 @@ class Decoder(nn.Module):
         return loss
 
     def watched(self, idx: Tensor, routed: list[Tensor]) -> Tensor:
-        """Return the states, with the logits of each layer's router, which the pass alone leaves, not what is
-        recomputed.
-        """
+        """Return the states, with the logits of each layer's router, which the pass alone leaves, not the
+        recomputation."""
         routers = [block.mlp.gate for block in self.layers if isinstance(block.mlp, Mixture)]
         for router in routers:
             router.seen = routed

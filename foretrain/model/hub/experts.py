@@ -41,8 +41,9 @@ class Router(nn.Module):
 
 
 def balance(logits: list[Tensor], taken: int, mask: Tensor | None) -> Tensor:
-    """Return how unevenly experts are taken, 1 where they are evenly (arXiv:2101.03961; transformers models/mixtral,
-    load_balancing_loss_func). logits: N x X of each layer; mask: of the tokens that count, N; None: all of them.
+    """Return how unevenly experts are taken, 1 where they are evenly (arXiv:2101.03961; transformers models/mixtral).
+
+    logits: N x X of each layer; mask: of the tokens that count, N; None: all of them.
     """
     count = logits[0].shape[-1]
     tokens, chances = (torch.zeros(count, dtype=torch.float32, device=logits[0].device) for _ in range(2))
@@ -65,8 +66,7 @@ def balance(logits: list[Tensor], taken: int, mask: Tensor | None) -> Tensor:
 
 class Folded(nn.Module):
     """A LoRA adapter of a parameter that is no layer (peft tuners/lora/layer.py, ParamWrapper): the matmul of its two
-    matrices is added to the whole parameter before each forward pass, and backward keeps the sum.
-    """
+    matrices is added to the whole parameter before each forward pass, and backward keeps the sum."""
 
     def __init__(self, count: int, n_out: int, n_in: int, adapter: Adapter) -> None:
         super().__init__()
@@ -76,9 +76,8 @@ class Folded(nn.Module):
         self.scaling = 2.0
 
     def factors(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the two matrices of each expert, X x out x r and X x r x in, in the dtype of the parameter. With them
-        the sum is made once before it is used, to see that it fits (torch's register_parametrization).
-        """
+        """Return the two matrices of each expert, X x out x r and X x r x in, in the dtype of the parameter. The sum is
+        made once before, to see that it fits (torch's register_parametrization)."""
         a = self.lora_A.weight.reshape(self.count, self.rank, self.lora_A.weight.shape[-1])
         b = self.lora_B.weight.reshape(self.lora_B.weight.shape[0], self.rank, self.count).permute(2, 0, 1)
         found = b.to(weight.dtype), a.to(weight.dtype)

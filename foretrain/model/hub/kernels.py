@@ -12,10 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 
 def launch(kind: str, written: Tensor | Sequence[Tensor], *read: Tensor, shape: Sequence[int] = ()) -> None:
-    """Do nothing: such a kernel allocates nothing, and of tensors that have sizes alone it changes no value.
+    """Do nothing: such a kernel allocates nothing, and changes no value of tensors without values.
 
-    kind: as in predict/speed/ops.py, with `triton_` before it: no compiler fuses it with others. shape: (m, n, k) of a
-    matmul.
+    kind: as in predict/speed/ops.py, with `triton_` before it: no compiler fuses it. shape: (m, n, k) of a matmul.
     """
 
 
@@ -41,7 +40,5 @@ def column_sums(x: Tensor) -> Tensor:
 
 
 def offloaded(function: Callable[..., Any], *args: Any) -> Any:
-    """Return function(*args), recomputed in backward. In the estimate its first argument lies on the host until then
-    (predict/abstract/autograd.py).
-    """
+    """Return function(*args), recomputed in backward. In the estimate its first argument then lies on the host."""
     return checkpoint(function, *args, use_reentrant=True)

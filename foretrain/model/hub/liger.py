@@ -184,9 +184,7 @@ class _FusedHead(torch.autograd.Function):
 
 
 def _add_product(total: Tensor, grad_logits_t: Tensor, x: Tensor) -> Tensor | None:
-    """Add the weight's gradient of a chunk: in one matmul where the sum is fp32 and the card can, else it is made by
-    itself, and copied to fp32. Returns what stays until the next chunk.
-    """
+    """Add the weight's gradient of a chunk, in one matmul where the sum is fp32 and the card can; return what stays."""
     wide = total.dtype == torch.float32 and grad_logits_t.dtype != torch.float32
     if wide and sums_half_in_fp32(total.device):
         x = x.to(grad_logits_t.dtype)

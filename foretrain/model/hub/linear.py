@@ -107,9 +107,7 @@ class Linear4bit(nn.Module):
         return out.to(dtype)
 
     def dense(self, shared: bool) -> Tensor:
-        """Return the weight as unsloth's kernel makes it, scales and all; `shared`: in one place, which all layers
-        have.
-        """
+        """Return the weight as unsloth's kernel makes it, scales and all; `shared`: in one place for all layers."""
         if not shared:
             return self.weight(self.packed.stored)
         launch("dequantize", self.place)
@@ -117,9 +115,7 @@ class Linear4bit(nn.Module):
 
 
 class _Matmul8Bit(torch.autograd.Function):
-    """x·Wᵀ + b over weights in 8 bits (bitsandbytes MatMul8bitLt): of the rounded input, in 32 bits, then in 16.
-    Outliers are left out.
-    """
+    """x·Wᵀ + b over weights in 8 bits (bitsandbytes MatMul8bitLt), of the rounded input. Outliers are left out."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: "Linear8bit") -> Tensor:
@@ -185,9 +181,8 @@ class Lora(nn.Module):
         return Adapted(dense, self.lora_A.weight, self.lora_B.weight, p)
 
     def turned(self, x: Tensor, result: Tensor, magnitude: Tensor) -> Tensor:
-        """Return what DoRA adds (arXiv:2402.09353, peft tuners/lora/dora.py): the sum of weight and adapter has rows of
-        a learned length. Their own length is no part of the graph, but the adapter's matmul, which it is made of, is.
-        """
+        """Return what DoRA adds (arXiv:2402.09353, peft tuners/lora/dora.py): rows of weight and adapter get a learned
+        length. Their own length is no part of the graph, but the adapter's matmul, which it is made of, is."""
         layer: Any = self.base_layer
         drops = self.lora_dropout is not None and self.training
         if drops:

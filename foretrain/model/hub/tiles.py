@@ -100,9 +100,8 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor, kind: str) -> None:
 
 
 class _LogProbs(torch.autograd.Function):
-    """ChunkedLogProbFunction, with what SFTTrainer asks of it: the log-probability of each label, the entropy, and
-    whether the label is the likeliest word.
-    """
+    """ChunkedLogProbFunction for SFTTrainer: the log-probability of each label, the entropy, whether it is the
+    likeliest."""
 
     @staticmethod
     def forward(
@@ -166,7 +165,6 @@ class _LogProbs(torch.autograd.Function):
 
 
 def _placed(x: Tensor, mask: Tensor) -> Tensor:
-    """Place what is of each token where the token is; 0 for those without a label."""
     if _on_a_card(x):
         return x.new_zeros(mask.shape, dtype=x.dtype).masked_scatter(mask, x)
     return x.view(mask.shape).masked_fill(~mask, 0)

@@ -57,7 +57,6 @@ class _Rotary(Rotary):
 
 
 def _by_token(x: Tensor) -> Tensor:
-    """Make room for B x heads x T x D, as B x T x heads x D."""
     B, heads, T, D = x.shape
     return x.new_empty((B, T, heads, D), dtype=x.dtype)
 

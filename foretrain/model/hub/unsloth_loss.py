@@ -41,9 +41,7 @@ def tile(rows: int, vocabulary: int, small: bool) -> tuple[int, int]:
 
 
 class _HeadPass(NamedTuple):
-    """`learns`, `trains`: the head's input and its weight want gradients; `wide`: logits are fp32 where all else is
-    not.
-    """
+    """`learns`, `trains`: the head's input and its weight want gradients; `wide`: logits alone are fp32."""
 
     learns: bool
     trains: bool
@@ -94,7 +92,6 @@ class _Head(torch.autograd.Function):
 
 
 def _gathered(x: Tensor, rows: int, kept: Tensor, dtype: Any) -> Tensor:
-    """Gather `rows` scattered token states into a new tensor of `dtype`."""
     out = x.new_empty((rows, x.shape[-1]), dtype=x.dtype)
     launch("gather", out, out, kept)
     return out.to(dtype)

@@ -34,9 +34,7 @@ class Share:
 
     @property
     def moves(self) -> bool:
-        """Return whether it brings the model to the device itself, a block at a time, so that it is never there as a
-        whole.
-        """
+        """Return whether it brings the model to the device itself, a block at a time."""
         return self.sharing.way.shards_weights
 
     def __call__(self, model: LanguageModel, device: torch.device, dtype: torch.dtype) -> "Parallel":

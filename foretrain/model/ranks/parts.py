@@ -73,9 +73,7 @@ class Split:
 
 @contextlib.contextmanager
 def opened(files: Iterable[str | Path]) -> Iterator[dict[str, Split]]:
-    """Open the tensors of these files by name. Raises SafetensorError, and ValueError where one of them is not whole or
-    its header is no such header.
-    """
+    """Open the tensors of these files by name. Raises SafetensorError, and ValueError where one is not whole."""
     with contextlib.ExitStack() as stack:
         found: dict[str, Split] = {}
         for path in files:

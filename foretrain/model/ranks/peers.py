@@ -36,9 +36,8 @@ class Peers:
         return self.rank == 0
 
     def agree(self, work: Callable[[], T]) -> list[T]:
-        """Let every rank do this, and return what it gave on each. Where one or more could not, every rank raises the
-        error of the first of them. Results have to be JSON.
-        """
+        """Let every rank do this, and return what it gave on each, as JSON. All raise the error of the first that could
+        not."""
         if self.world == 1:
             return [work()]
         own, word = None, {}

@@ -22,9 +22,7 @@ class Rows(Protocol):
 
 @dataclass(frozen=True)
 class HeldRows:
-    """The rows of a tensor that a rank has: `local`, from row `begin` on. `copies`: how many ranks have the same;
-    `copy`: which of these this one is.
-    """
+    """A rank's rows of a tensor: `local`, from row `begin` on. `copy` of `copies` ranks that have the same."""
 
     local: Tensor
     begin: int

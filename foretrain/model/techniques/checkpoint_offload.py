@@ -1,4 +1,4 @@
-"""What checkpointed blocks begin with, in host memory (model/host/checkpoints.py). No torch."""
+"""What checkpointed blocks begin with, in host memory (model/host_memory.py). No torch."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -34,7 +34,7 @@ class CheckpointOffload(Technique):
 
     def change(self, model: Any, config: RunConfig) -> None:
         if config.checkpoint_offload and config.checkpointed > 1:
-            from foretrain.model.host.checkpoints import Inputs
+            from foretrain.model.host_memory import Inputs
 
             inputs = Inputs(config.checkpointed)
             model.around = {i: partial(inputs.call, i) for i in range(config.checkpointed)}

@@ -25,8 +25,7 @@ def _keep_matmuls(context: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
 def forward_of_block() -> Callable[[Any, Any], Any]:
     """Return the forward pass of GPT-2's block that keeps neither the norms' outputs nor the GELU's.
 
-    In eager mode the second pass of a layer stops as soon as the last tensor that backward needs is there, which is
-    before the matmul.
+    An eager second pass stops as soon as the last tensor that backward needs is there, before the matmul.
     """
     import torch
     from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts

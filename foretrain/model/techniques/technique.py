@@ -19,9 +19,9 @@ Options = Mapping[str, Any]  # options and their values
 class Technique:
     """One technique. A subclass says what differs.
 
-    A test holds each to its word (tests/test_techniques.py): on its reference config the traced peak falls, losses are
-    unchanged where it claims exactness, it works beside every other one that no rule keeps it from, and an estimate
-    agrees with the trace.
+    tests/test_techniques.py holds each to its word: on its reference config the traced peak falls, losses are unchanged
+    where it claims exactness, it works beside every other one that no rule keeps it from, and an estimate agrees with
+    the trace.
     """
 
     id: str
@@ -126,9 +126,7 @@ class Optimizer(Technique):
         return 0
 
     def operations(self, ops: Any, config: RunConfig, dtype: Dtype) -> None:
-        """Add what a step runs for the parameters that it takes to `ops`, an OperationList of predict/speed/ops.py;
-        `dtype`: that of half precision on the device.
-        """
+        """Add what a step runs for its parameters to `ops` (predict/speed/ops.py); `dtype`: of half precision here."""
 
     def takes(self, name: str, shape: tuple[int, ...]) -> bool:
         """Return whether a parameter is none of AdamW's."""

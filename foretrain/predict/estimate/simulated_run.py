@@ -33,7 +33,7 @@ CUDA_GRANULE = 512  # c10/core/AllocatorConfig.h, kMinBlockSize
 SAVED_COMPONENTS = ("activations", "logits", "weight_copies", "batch")
 # A chunked loss makes them in its forward pass; no hook for saved tensors sees them.
 EARLY_GRADIENTS = "activations.head"
-# A step that becomes one CUDA graph runs on a stream of its own, then is recorded into a pool (model/host/graphed.py).
+# A step that becomes one CUDA graph runs on a stream of its own, then is recorded into a pool (model/graphed.py).
 ASIDE, IN_GRAPH = 1, GRAPH_POOL + 1
 LOWS = {"float16": float16, "bfloat16": bfloat16}
 

@@ -43,7 +43,7 @@ CHAIN_LAUNCHES = 2.0
 NARROW = 128  # calibrated steps of models this narrow are bound by launching on any card
 
 
-# Of a step that is one graph (model/host/graphed.py): a micro-batch's two tensors are copied to where it reads them;
+# Of a step that is one graph (model/graphed.py): a micro-batch's two tensors are copied to where it reads them;
 # then the rate, the replay, and the copies of what it has found.
 COPIES, REPLAY = 2, 8
 GAP_S = 1.5e-6  # between a graph's kernels: 1.8 us in 4 x 128 on an H100, with what the host adds

@@ -43,7 +43,7 @@ from foretrain.predict.speed.rates import (
 )
 from foretrain.predict.tuned_steps import tuned_like
 
-# How long a micro-batch waits for what goes between card and host beside its work (model/host/). No torch.
+# How long a micro-batch waits for what goes between card and host beside its work (model/host_memory.py). No torch.
 #
 # The input of a checkpointed block leaves the card while its block runs, and comes back while the block after it is
 # recomputed and goes backward, which takes three times as long. Gradients leave during the backward pass, and a

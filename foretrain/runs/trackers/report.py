@@ -32,7 +32,7 @@ FINISH_S = 40.0  # how long the end of a run waits; a tracker that sends gives u
 SOON_S, LATER_S, STARTING_S = 0.25, 5.0, 20.0  # how often its process is looked at: while it starts, and after that
 LAST_S = 10.0
 TELL_S = 2.0  # after that it is said what is waited for
-Told = tuple[str, dict[str, Any]]
+Event = tuple[str, dict[str, Any]]
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Report:
     processor_s: float = 0.0  # of the tracker's process and what it started
 
     def __post_init__(self) -> None:
-        self.told: queue.SimpleQueue[Told] = queue.SimpleQueue()
+        self.told: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._lines: queue.Queue[dict[str, Any] | None] = queue.Queue(MOST_WAITING)
         self._left_out = 0
         self._status = "killed"

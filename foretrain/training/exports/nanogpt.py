@@ -8,7 +8,7 @@ from foretrain.base.errors import UserError
 from foretrain.config.families import family_of
 from foretrain.config.options import OPTIONS, RunConfig, named
 from foretrain.model import foreign
-from foretrain.model.optimizer import learning_rate
+from foretrain.model.step import learning_rate
 from foretrain.training import checkpoint
 from foretrain.training.exports.forms import FormOptions
 from foretrain.training.exports.source import Source
@@ -30,7 +30,7 @@ def write(source: Source, folder: Path, options: FormOptions) -> None:
     rate = learning_rate(config, source.progress.step)
     fused = record.gpu.kind == "cuda"
     optimizer = foreign.nanogpt_optimizer(source.weights, moments, config, rate, fused=fused)
-    values = {knob.name: getattr(config, knob.name) for knob in OPTIONS.values() if not knob.ours}
+    values = {option.name: getattr(config, option.name) for option in OPTIONS.values() if not option.ours}
     values |= {"device": record.gpu.kind, "dtype": record.dtype, "compile": record.compiled, "init_from": "resume"}
     arguments = (*named(lambda option: option.from_weights and option.nanogpt != "cannot"), "dropout")
     best = source.progress.best_val_loss

@@ -20,7 +20,7 @@ OWN_KEYS = ("gpu", "used_by_others", "bytes_per_token", "tokens_per_step", "run"
 
 
 @dataclass(frozen=True)
-class Given:
+class SourceRequest:
     """One source. `words`: its config as in `plan`; `own`: keys of this command; `tables`: further exports of it.
     `gpu`, `used_by_others_bytes`: for all sources, from the command line; `columns`: role -> column."""
 
@@ -90,7 +90,7 @@ def _exists(path: str) -> bool:
         return False
 
 
-def take_apart(word: str) -> Given:
+def take_apart(word: str) -> SourceRequest:
     """Take a source apart. A path that is there is taken as it is, whatever signs it has. Raises UserError."""
     label, rest = "", word
     if not _exists(word):
@@ -108,7 +108,7 @@ def take_apart(word: str) -> Given:
     raise UserError("data.no_source", path=path[:200])
 
 
-def _with_extras(word: str, path: str, label: str, extras: list[str]) -> Given:
+def _with_extras(word: str, path: str, label: str, extras: list[str]) -> SourceRequest:
     words, own, tables = [], {}, []
     for extra in extras:
         key, equals, value = extra.partition("=")
@@ -123,4 +123,4 @@ def _with_extras(word: str, path: str, label: str, extras: list[str]) -> Given:
             words.append(extra)
         else:
             raise UserError("usage.source_empty_part", word=word[:200])
-    return Given(path=path, label=label, words=tuple(words), own=own, tables=tuple(tables))
+    return SourceRequest(path=path, label=label, words=tuple(words), own=own, tables=tuple(tables))

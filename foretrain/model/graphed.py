@@ -33,8 +33,7 @@ class Recorder(Protocol):
 
     def record(self, work: Callable[[], Made]) -> tuple[Replay, Made]:
         """Record what `work` launches, which runs nothing; return how to run it, and what it returned. Later recordings
-        share the memory of earlier ones. Raises RuntimeError where work asks the device for something.
-        """
+        share the memory of earlier ones. Raises RuntimeError where work asks the device for something."""
         ...
 
     def make_room(self) -> None: ...
@@ -42,9 +41,8 @@ class Recorder(Protocol):
 
 class OnCard:
     def __init__(self, state: TrainState) -> None:
-        """Later recordings of a state have its stream again: each stream keeps memory, which a run that is short of it
-        would take once more with every smaller micro-batch.
-        """
+        """Keep a state's stream for later recordings: each stream keeps memory, which a run short of it would take
+        again."""
         self.device, self.dtype = state.device, state.dtype
         self.stream = state.aside = state.aside or torch.cuda.Stream(state.device)
         self._pool: Any = None
@@ -58,9 +56,7 @@ class OnCard:
         torch.cuda.current_stream().wait_stream(self.stream)
 
     def record(self, work: Callable[[], Made]) -> tuple[Replay, Made]:
-        """Record while another thread may page-lock batches (training/feed.py), which CUDA would refuse it if the whole
-        process were watched.
-        """
+        """Record while another thread may page-lock batches (training/feed.py), which CUDA would else refuse."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self.stream, capture_error_mode="thread_local"):
             made = work()
@@ -80,8 +76,7 @@ class OnCard:
 class GraphedStep:
     """`train_step` and `evaluation_loss` of a state. The first steps run as they always do; the fourth is recorded.
 
-    Where it cannot be recorded, for want of memory or because something in it asks the card, steps go on as they are,
-    and `failed` is told why.
+    Where it cannot be recorded, steps go on as they are, and `failed` is told why.
     """
 
     def __init__(
@@ -108,8 +103,7 @@ class GraphedStep:
     def __call__(self, batches: Iterable[Batch], learning_rate: float) -> StepResult:
         """Run one optimizer step. The result's tensors are this step's own. Raises what `train_step` raises.
 
-        Steps before the recording have the rate as the graph reads it, so that a run which is resumed, and has such
-        steps where it was a graph before, does the same.
+        Steps before the recording have the rate as the graph reads it, so that a resumed run does the same.
         """
         learning_rate = c_float(learning_rate).value
         if self._step is None and (self.done < WARM_STEPS or self.gave_up):
@@ -131,9 +125,7 @@ class GraphedStep:
         return StepResult(result.loss.clone(), result.grad_norm.clone(), result.held.clone())
 
     def evaluate(self, batch: Batch) -> Tensor:
-        """Return the loss of one batch, a scalar of its own; once a step is a graph, from one for each size that was
-        evaluated before.
-        """
+        """Return the loss of one batch; once a step is a graph, from one for each size that was evaluated before."""
         size = batch[0].shape
         if self._step is None:
             self._evaluated.add(size)
@@ -194,10 +186,9 @@ class GraphedStep:
 def graphed_step(
     state: TrainState, gpu: Gpu, failed: Callable[[str], None] = lambda reason: None, asked: RunConfig | None = None
 ) -> GraphedStep | None:
-    """Return the step of a state as one graph, where config/checks.py says so of its config; else None.
+    """Return the step of a state as one graph, where config/checks.py says so of its config.
 
-    `asked`: as the run was asked for. Where memory ran out before its steps were a graph, smaller ones are none either:
-    a graph takes more of it.
+    `asked`: as the run was asked for. Where memory ran out before, smaller steps are no graph: it takes more memory.
     """
     dtype: Any = str(state.dtype).removeprefix("torch.")
     configs = (state.config, asked or state.config)

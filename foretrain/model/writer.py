@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from foretrain.model.generation.options import Sampling
 from foretrain.model.language_model import LanguageModel
 from foretrain.model.layers import RotaryModel
+from foretrain.model.sampling import Sampling
 
 # A KV cache for every family: what a model has read is not computed again.
 #
@@ -54,9 +54,8 @@ class KvCache:
 
 
 class _CachedAttention(TorchFunctionMode):
-    """Attention of a layer's new queries over all keys and values so far. `groups`: heads of queries for each head of
-    keys and values.
-    """
+    """Attends from a layer's new queries to all keys and values so far. `groups`: heads of queries for each head of
+    keys."""
 
     def __init__(self, cache: KvCache, groups: int) -> None:
         super().__init__()
@@ -106,9 +105,7 @@ class Reader:
         return self.model.lm_head(hidden[:, -1])[0]
 
     def _hidden(self, idx: Tensor, start: int, end: int) -> Tensor:
-        """Return the last hidden states of positions start to end. `idx`: their tokens, with the one before where there
-        is.
-        """
+        """Return the last hidden states of positions start to end. `idx`: their tokens, with the one before if any."""
         if isinstance(self.model, RotaryModel):
             return self._rotary(self.model, idx, start, end)
         parts: Any = self.model.transformer

@@ -1,24 +1,38 @@
-"""foretrain's training step against nanoGPT's: same model, same initial weights, same batches, same machine.
+"""foretrain against nanoGPT: a training step of the same model, weights and batches, or whole processes with its own train.py.
 
-    python benchmarks/against_nanogpt.py                       (all three models, half an hour on two cores)
+    python benchmarks/against_nanogpt.py                       (steps of three models, half an hour on two cores)
     python benchmarks/against_nanogpt.py --only 4x128 --threads 1
-    python benchmarks/against_nanogpt.py --device cuda --out gpu_against.json     (under 9 minutes on a card)
+    git clone https://github.com/karpathy/nanoGPT && git -C nanoGPT checkout 3adf61e1
+    python benchmarks/against_nanogpt.py --real nanoGPT        (four runs from a shell, an hour on two cores)
+    python benchmarks/against_nanogpt.py --real nanoGPT --device cuda --out gpu_real.json
 
-On a CPU all contestants stand in one process and train a block of steps in turn; a round's ratio is between blocks that
+Steps: all contestants stand in one process and train a block of steps in turn; a round's ratio is between blocks that
 follow each other. Blocks during which other programs took more than OUTSIDE of the cores are not counted. With
---threads 1 a block is timed by the process's CPU time, which other programs hardly move. On a card each stands alone,
-as a card may not hold two. The losses of all steps are compared with those of nanoGPT.
+--threads 1 a block is timed by the process's CPU time, which other programs hardly move. The losses of all steps are
+compared with those of nanoGPT. For steps on a card see gpu/ways.py.
+
+--real: both read the same prepared folder with the same options: imports, compilation, choosing, evaluation and saving
+are in the wall time. `first start` is foretrain's with empty caches, the others are later ones. Resident memory is the
+highest of the process, as the system counted it. nanoGPT runs without torch.compile on a CPU, as its README says, and
+compiled on a card; there foretrain runs with its step as one CUDA graph and without. With `--caches FOLDER` both sides
+compile there first, all runs side by side, and no first start is told: on a card that is lent by the minute.
 """
 
 import argparse
 import json
 import os
+import pickle
 import platform
+import re
+import shutil
+import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
 from statistics import median
@@ -26,9 +40,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import numpy as np
 import torch
-from common import RESULTS, show, versions
-from nanogpt_step import Contestant, Foretrain, NanoGptTraining
+from common import RESULTS, versions
+from nanogpt_step import Contestant, Foretrain, NanoGptTraining, tokens_like_text
 
 from foretrain.config.options import RunConfig
 from foretrain.config.shape import ModelShape
@@ -45,11 +60,58 @@ RECIPE = {
     "gradient_accumulation_steps": 1, "dataset": "python-stdlib", "learning_rate": 1e-3, "min_lr": 1e-4,
     "warmup_iters": 100, "max_iters": 2000, "lr_decay_iters": 2000, "beta2": 0.99,
 }  # fmt: skip
+SMALL = {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64, "batch_size": 12}
+MIDDLE = {"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 256, "batch_size": 8}
+LARGE = {"block_size": 512, "batch_size": 8}
+
+
+class Load:
+    """Measure what other programs take of the cores between two looks; 0 where the system does not tell."""
+
+    def __init__(self) -> None:
+        self.wall, self.busy, self.own = time.perf_counter(), self._busy_s(), self._own_s()
+
+    @staticmethod
+    def _busy_s() -> float:
+        try:
+            fields = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
+        except OSError:
+            return 0.0
+        return (sum(fields[:8]) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")  # less idle and iowait
+
+    @staticmethod
+    def _own_s() -> float:
+        return sum(os.times()[:4])
+
+    def outside(self) -> float:
+        """Return the share of all cores since the look before."""
+        wall = (time.perf_counter() - self.wall) * (os.cpu_count() or 1)
+        return max(0.0, (self._busy_s() - self.busy) - (self._own_s() - self.own)) / wall
+
+
+def machine(device: str) -> dict[str, Any]:
+    """Return what the figures hold for."""
+    flags = sorted(cpu_flags() & {"avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_tile"})
+    gpu = place(RunConfig(device=device, compile=False)).gpu
+    return {"device": gpu.name, "flags": flags, "cores": usable_cores(), "system": f"{platform.system()} {platform.machine()}",
+            "capability": torch.backends.cpu.get_cpu_capability()}  # fmt: skip
+
+
+def keep(out: Path, found: dict[str, Any], device: str, list_name: str, key: Callable[[Any], Any]) -> None:
+    """Add a result to those of the file, in the place of the one with the same key."""
+    known = json.loads(out.read_text("utf-8")) if out.exists() else {list_name: []}
+    found |= {"date": date.today().isoformat(), "machine": machine(device), "versions": versions()}
+    known[list_name] = [*(each for each in known[list_name] if key(each) != key(found)), found]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps({**known, "what": (__doc__ or "").splitlines()[0]}, indent=1) + "\n", "utf-8")
+
+
+# -- steps in one process ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Model:
-    """One model: knobs, steps in a block, rounds. `losses`: at so many steps the curves are compared."""
+    """One model: options, steps in a block, rounds, and a loss that a run should reach."""
 
     name: str
     knobs: dict[str, Any]
@@ -59,15 +121,9 @@ class Model:
 
 
 MODELS = [
-    Model("4x128", {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64, "batch_size": 12, "vocab_size": 256},
-          20, 10, 2.0),
-    Model("6x384", {"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 256, "batch_size": 8, "vocab_size": 256},
-          2, 11, 3.0),
-    Model("124M", {"block_size": 512, "batch_size": 8, "vocab_size": 50304}, 1, 3, 4.2),
-]  # fmt: skip
-ON_CARD = [
-    Model("124M, micro-batch 12", {"batch_size": 12}, 10, 1, 1.0),
-    Model("40M, micro-batch 16", {"n_head": 12, "n_embd": 384, "batch_size": 16}, 10, 1, 1.0),
+    Model("4x128", {**SMALL, "vocab_size": 256}, 20, 10, 2.0),
+    Model("6x384", {**MIDDLE, "vocab_size": 256}, 2, 11, 3.0),
+    Model("124M", {**LARGE, "vocab_size": 50304}, 1, 3, 4.2),
 ]
 TINY = Model(
     "tiny", {"n_layer": 2, "n_head": 2, "n_embd": 32, "block_size": 32, "batch_size": 4, "vocab_size": 256}, 2, 2, 0
@@ -86,13 +142,15 @@ class Entry:
     losses: list[float] = field(default_factory=list)
     block_s: list[float | None] = field(default_factory=list)
     first_s: float = 0.0
-    peak_bytes: int | None = None
-    error: str = ""
     own: Any = None
 
     @property
     def label(self) -> str:
         return f"{self.name} {'compiled' if self.compiled else 'eager'} {self.dtype}"
+
+    @property
+    def clean_s(self) -> list[float]:
+        return [each for each in self.block_s if each is not None]
 
     def start(self, steps: int) -> None:
         """Build, and take the steps that compile and warm up."""
@@ -106,223 +164,350 @@ class Entry:
             self.losses.append(self.own.step(len(self.losses)))
 
 
-class Load:
-    """What other programs take of the cores between two looks; 0 where the system does not tell."""
-
-    def __init__(self) -> None:
-        self.wall, self.busy, self.own = time.perf_counter(), self._busy_s(), self._own_s()
-
-    @staticmethod
-    def _busy_s() -> float:
-        try:
-            fields = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
-        except OSError:
-            return 0.0
-        return (sum(fields[:8]) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")  # less idle and iowait
-
-    @staticmethod
-    def _own_s() -> float:
-        return sum(os.times()[:4])
-
-    def outside(self) -> float:
-        """Share of all cores since the look before."""
-        wall = (time.perf_counter() - self.wall) * (os.cpu_count() or 1)
-        return max(0.0, (self._busy_s() - self.busy) - (self._own_s() - self.own)) / wall
-
-
-def time_block(entry: Entry, steps: int, threads: int) -> float | None:
-    """Seconds a step; None where the machine was not ours."""
-    load, cpu = Load(), threads == 1
-    clock = time.process_time if cpu else time.perf_counter
-    began = clock()
-    entry.train(steps)
-    took = (clock() - began) / steps
-    return took if cpu or load.outside() <= OUTSIDE else None
-
-
-def entries(
-    config: RunConfig, placement: Placement, info: DatasetInfo, dtypes: list[str], *, patched: bool
-) -> list[Entry]:
-    """nanoGPT eager and compiled, and foretrain as it would train, compiled and not. `patched`: nanoGPT changed to
+def entries(config: RunConfig, placement: Placement, info: DatasetInfo, *, patched: bool) -> list[Entry]:
+    """Return nanoGPT eager and compiled, and foretrain as it would train, compiled and not. `patched`: nanoGPT with
     autocast on a CPU, too, whose losses show what rounding to bfloat16 does to a curve."""
-    device = placement.device
+    device, found = placement.device, list[Entry]()
     modes = [False, True] if placement.compiled else [False]
-    found = []
-    for dtype in dtypes:
-        for compiled in modes if device.type == "cpu" else modes[-1:]:
-            make = lambda d=dtype, c=compiled: NanoGptTraining(config, device, d, info, compiled=c)  # noqa: E731
-            found.append(Entry("nanoGPT", compiled, "float32" if device.type == "cpu" else dtype, make))
-        if device.type == "cpu" and patched:
-            make = lambda: NanoGptTraining(config, device, "bfloat16", info, compiled=False, autocast=True)  # noqa: E731
-            found.append(Entry("nanoGPT with autocast", False, "bfloat16", make))
-        chosen = starting.decide(config, placement, set()) if device.type == "cpu" else None
-        ways = [chosen.config] if chosen else [
-            config.model_copy(update={"dtype": dtype, "master_weights": masters}) for masters in (False, True)
-        ]  # fmt: skip
-        for own in ways:
-            for compiled in modes if device.type == "cpu" else modes[-1:]:
-                make = lambda c=own, m=compiled: Foretrain(c, device, c.dtype, info, compiled=m)  # noqa: E731
-                picked = {key: getattr(own, key) for key in starting.CHOSEN}
-                found.append(Entry("foretrain", compiled, own.dtype, make, picked))
+    for compiled in modes:
+        make = lambda c=compiled: NanoGptTraining(config, device, "float32", info, compiled=c)  # noqa: E731
+        found.append(Entry("nanoGPT", compiled, "float32", make))
+    if patched:
+        make = lambda: NanoGptTraining(config, device, "bfloat16", info, compiled=False, autocast=True)  # noqa: E731
+        found.append(Entry("nanoGPT with autocast", False, "bfloat16", make))
+    own = starting.decide(config, placement, set()).config
+    for compiled in modes:
+        make = lambda c=compiled: Foretrain(own, device, own.dtype, info, compiled=c)  # noqa: E731
+        found.append(Entry("foretrain", compiled, own.dtype, make, {key: getattr(own, key) for key in starting.CHOSEN}))
     return found
 
 
 def alternate(all: list[Entry], model: Model, threads: int, end: float) -> None:
-    """Rounds of one block each, in turn. The order is turned around in every other round."""
+    """Train a block of each in turn, round by round; every other round goes backwards."""
+    clock = time.process_time if threads == 1 else time.perf_counter
     for entry in all:
         entry.start(min(2, model.block))  # a block of one is a large model, whose first step is as the others
     for round in range(model.rounds):
         if time.monotonic() > end and round >= 2:
             break
         for entry in all if round % 2 == 0 else reversed(all):
-            entry.block_s.append(time_block(entry, model.block, threads))
-
-
-def alone(all: list[Entry], model: Model, end: float) -> None:
-    """One after the other, each with its own peak of memory."""
-    for entry in all:
-        if time.monotonic() > end:
-            entry.error = "no time left"
-            continue
-        torch._dynamo.reset()
-        on_card = torch.cuda.is_available()
-        if on_card:
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-        try:
-            entry.start(5)
-            for _ in range(5):
-                began = time.perf_counter()
-                entry.train(model.block)
-                entry.block_s.append((time.perf_counter() - began) / model.block)
-            entry.peak_bytes = torch.cuda.max_memory_allocated() if on_card else None
-        except Exception as error:  # one failing contestant must not cost the others their time on the card
-            entry.error = f"{type(error).__name__}: {str(error)[:300]}"
-        entry.own = None
-
-
-def difference(losses: list[float], reference: list[float]) -> dict[str, float | int]:
-    """Of two curves, relative to the reference, over the steps that both took."""
-    each = [abs(a - b) / b for a, b in zip(losses, reference, strict=False)]
-    return {"steps": len(each), "largest": max(each), "mean": sum(each) / len(each)}
+            load, began = Load(), clock()
+            entry.train(model.block)
+            took = (clock() - began) / model.block
+            entry.block_s.append(took if threads == 1 or load.outside() <= OUTSIDE else None)
 
 
 def results(all: list[Entry], config: RunConfig, placement: Placement) -> list[dict[str, Any]]:
-    """What each entry did, against the better of nanoGPT's."""
-    timed = [e for e in all if any(e.block_s) and not e.error]
-    rivals = [e for e in timed if e.name == "nanoGPT"]
-    rows = []
+    """Return what each entry did, against the better of nanoGPT's."""
+    rivals, rows = [entry for entry in all if entry.name == "nanoGPT" and entry.clean_s], []
     for entry in all:
         row: dict[str, Any] = {
-            "name": entry.name, "label": entry.label, "compiled": entry.compiled, "dtype": entry.dtype, "chosen": entry.chosen,
-            "first_steps_s": entry.first_s, "losses": entry.losses, "peak_bytes": entry.peak_bytes,
-            "blocks_s": entry.block_s, "error": entry.error,
+            "name": entry.name, "label": entry.label, "compiled": entry.compiled, "dtype": entry.dtype,
+            "chosen": entry.chosen, "first_steps_s": entry.first_s, "losses": entry.losses, "blocks_s": entry.block_s,
         }  # fmt: skip
         rows.append(row)
-        same = [e for e in rivals if e.dtype == entry.dtype or placement.device.type == "cpu"]
-        if entry not in timed or not same:
+        if not entry.clean_s or not rivals:
             continue
-        clean = [s for s in entry.block_s if s is not None]
-        base = min(same, key=lambda e: median(s for s in e.block_s if s is not None))
-        row["step_s"], row["lowest_s"], row["highest_s"] = median(clean), min(clean), max(clean)
+        row["step_s"], row["lowest_s"], row["highest_s"] = median(entry.clean_s), min(entry.clean_s), max(entry.clean_s)
         row["tokens_per_s"] = config.tokens_per_step / row["step_s"]
         peak = placement.gpu.peak_flop_per_s(entry.dtype)  # type: ignore[arg-type]
         row["mfu"] = row["tokens_per_s"] * ModelShape.of(config).flops_per_token / peak if peak else None
-        pairs = [(a, b) for a, b in zip(base.block_s, entry.block_s, strict=False) if a is not None and b is not None]
-        ratios = [a / b for a, b in pairs]
+        base = min(rivals, key=lambda rival: median(rival.clean_s))
+        ratios = [a / b for a, b in zip(base.block_s, entry.block_s, strict=False) if a is not None and b is not None]
         if ratios:
             row["ratio"], row["lowest_ratio"], row["highest_ratio"] = median(ratios), min(ratios), max(ratios)
-        row["loss_difference"] = difference(entry.losses, same[0].losses)
+        apart = [abs(a - b) / b for a, b in zip(entry.losses, rivals[0].losses, strict=False)]
+        row["loss_difference"] = {"steps": len(apart), "largest": max(apart), "mean": sum(apart) / len(apart)}
     return rows
 
 
-def lines(rows: list[dict[str, Any]]) -> list[list[str]]:
-    """The table's rows."""
-    found = []
-    for row in rows:
-        masters = ", master weights" if row["chosen"].get("master_weights") else ""
-        kernels = f", {row['chosen']['attention']}" if row["chosen"].get("attention", "auto") != "auto" else ""
-        name = f"{row['label']}{kernels}{masters}"
-        if "step_s" not in row:
-            found.append([name, row["error"][:40] or "disturbed throughout", *[""] * 6])
-            continue
-        loss, memory = row["loss_difference"], row["peak_bytes"]
-        ratio = (
-            f"{row['ratio']:.2f} ({row['lowest_ratio']:.2f} to {row['highest_ratio']:.2f})" if "ratio" in row else "-"
-        )
-        found.append([
-            name, f"{row['step_s'] * 1e3:,.1f} ({row['lowest_s'] * 1e3:,.1f} to {row['highest_s'] * 1e3:,.1f})",
-            f"{row['tokens_per_s']:,.0f}", ratio, f"{row['mfu']:.0%}" if row["mfu"] else "-",
-            f"{loss['largest']:.2%} in {loss['steps']}", f"{row['first_steps_s']:.0f}",
-            f"{memory / 2**30:.2f}" if memory else "-",
-        ])  # fmt: skip
-    return found
-
-
-def one_model(model: Model, args: argparse.Namespace, end: float) -> dict[str, Any]:
-    """Everything about one model."""
-    config = RunConfig.model_validate({**RECIPE, **model.knobs, "device": args.device, "compile": not args.eager})
-    placement = place(config)
-    info = prepare_built_in(config)
-    on_card = placement.device.type == "cuda"
-    dtypes = ["bfloat16", "float16"] if on_card else ["float32"]
-    long = config.model_copy(update={"max_iters": 10**7})  # so that foretrain measures what to choose
-    all = entries(long, placement, info, dtypes, patched=model.name != "124M")
-    all = [entry for entry in all if not any(words in entry.label for words in args.skip)]
-    if on_card or args.alone:
-        alone(all, model, end)
-    else:
-        torch.set_num_threads(args.threads)
+def contest_of_steps(args: argparse.Namespace) -> None:
+    os.environ["FORETRAIN_CACHE"] = tempfile.mkdtemp()  # what foretrain chooses is measured here and now
+    keep_memory()  # as `foretrain train` does; it serves both sides
+    torch.set_num_threads(args.threads)
+    end, clock = time.monotonic() + args.minutes * 60, "CPU time of one thread" if args.threads == 1 else "wall time"
+    for model in [m for m in [*MODELS, TINY] if (m.name in args.only if args.only else m is not TINY)]:
+        config = RunConfig.model_validate({**RECIPE, **model.knobs, "device": "cpu", "compile": not args.eager})
+        placement = place(config)
+        long = config.model_copy(update={"max_iters": 10**7})  # so that foretrain measures what to choose
+        all = entries(long, placement, prepare_built_in(config), patched=model.name != "124M")
+        all = [entry for entry in all if not any(words in entry.label for words in args.skip)]
         alternate(all, model, args.threads, end)
-    rows = results(all, config, placement)
-    columns = ["contestant", "ms a step (range)", "tokens/s", "times nanoGPT (range)", "MFU", "loss differs", "first s",
-               "GiB"]  # fmt: skip
-    clock = "CPU time of one thread" if not on_card and args.threads == 1 else "wall time"
-    show(f"{model.name}: {clock}", columns, lines(rows))
-    return {"model": model.name, "knobs": model.knobs, "target": model.target, "threads": args.threads, "clock": clock,
-            "rounding": ROUNDING, "contestants": rows}  # fmt: skip
+        rows = results(all, config, placement)
+        for row in rows:
+            step = f"{row['step_s'] * 1e3:,.1f} ms" if "step_s" in row else "disturbed throughout"
+            print(f"{model.name}, {row['label']}: {step}, {row.get('ratio', 0):.2f} times nanoGPT", flush=True)
+        found = {"model": model.name, "knobs": model.knobs, "target": model.target, "threads": args.threads, "clock": clock,
+                 "rounding": ROUNDING, "contestants": rows}  # fmt: skip
+        keep(args.out, found, "cpu", "models", lambda each: (each["model"], each["threads"]))
 
 
-def machine(device: str) -> dict[str, Any]:
-    """What the figures hold for."""
-    flags = sorted(cpu_flags() & {"avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_tile"})
-    gpu = place(RunConfig(device=device, compile=False)).gpu
-    return {"device": gpu.name, "flags": flags, "cores": usable_cores(), "system": f"{platform.system()} {platform.machine()}",
-            "capability": torch.backends.cpu.get_cpu_capability()}  # fmt: skip
+# -- whole processes -----------------------------------------------------------------------------------------
+
+PROGRAM = ("train.py", "model.py", "configurator.py")
+LINE = re.compile(r"^iter (\d+): loss ([\d.]+|nan), time ([\d.]+)ms", re.MULTILINE)
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that both do. `characters`: on text by characters, as nanoGPT's README has it; else on 50,304 tokens."""
+
+    name: str
+    options: dict[str, Any]
+    steps: int
+    characters: bool = True
+    most_minutes: float = 15.0
+    ways: dict[str, dict[str, Any]] = field(default_factory=lambda: {"foretrain": {}})  # options of foretrain alone
+
+
+# The options of nanoGPT's README for a CPU, on its config/train_shakespeare_char.py.
+CHARACTERS = {
+    "gradient_accumulation_steps": 1, "learning_rate": 1e-3, "min_lr": 1e-4, "beta2": 0.99, "warmup_iters": 100,
+    "eval_iters": 20, "eval_interval": 250, "log_interval": 1, "dropout": 0.0, "always_save_checkpoint": False,
+}  # fmt: skip
+TOKENS = {
+    **LARGE,
+    "gradient_accumulation_steps": 1,
+    "eval_iters": 1,
+    "eval_interval": 1000,
+    "log_interval": 1,
+    "warmup_iters": 100,
+}
+ON_CPU = [
+    Run("4x128-1000", {**CHARACTERS, **SMALL}, 1000),
+    Run("4x128-2000", {**CHARACTERS, **SMALL}, 2000),
+    Run("6x384-120", {**CHARACTERS, **MIDDLE, "eval_iters": 5}, 120),
+    Run("124M", TOKENS, 8, characters=False),
+]
+GRAPH = {"foretrain": {"cuda_graph": "on"}, "no graph": {"cuda_graph": "off"}}
+ON_CARD = [
+    Run("4x128-2000", {**CHARACTERS, **SMALL}, 2000, ways=GRAPH),
+    Run("6x384-500", {**CHARACTERS, **MIDDLE, "batch_size": 64}, 500, ways=GRAPH),
+    Run("124M", {**TOKENS, "block_size": 1024, "batch_size": 12, "gradient_accumulation_steps": 5, "eval_iters": 5}, 60,
+        characters=False, ways={**GRAPH, "masters": {"master_weights": True}}),
+]  # fmt: skip
+
+
+def prepare(folder: Path) -> None:
+    """Write a text by characters with its meta.pkl, and tokens of 50,304, as nanoGPT's prepare.py leaves them."""
+    sources = sorted(Path(os.__file__).parent.glob("*.py"))
+    text = "".join(path.read_text("utf-8", errors="ignore") for path in sources)[:6_000_000]
+    text = "".join(c for c in text if c.isascii())
+    letters = sorted(set(text))
+    ids = np.array([letters.index(chr(c)) if chr(c) in letters else 0 for c in range(128)], dtype=np.uint16)
+    data = ids[np.frombuffer(text.encode("ascii"), dtype=np.uint8)]
+    for name, tokens in (("characters", data), ("many", tokens_like_text(np.random.default_rng(0), 4_000_000))):
+        place = folder / "data" / name
+        place.mkdir(parents=True)
+        cut = int(len(tokens) * 0.9)
+        tokens[:cut].tofile(place / "train.bin")
+        tokens[cut:].tofile(place / "val.bin")
+    meta = {"vocab_size": len(letters), "stoi": {c: i for i, c in enumerate(letters)}, "itos": dict(enumerate(letters))}
+    (folder / "data" / "characters" / "meta.pkl").write_bytes(pickle.dumps(meta))
+
+
+@dataclass
+class Card:
+    """The highest memory in use on the card while a process runs, asked of the driver ten times a second."""
+
+    on: bool
+    peak_bytes: int = 0
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def watch(self) -> None:
+        import pynvml
+
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        while not self.stop.wait(0.1):
+            self.peak_bytes = max(self.peak_bytes, int(pynvml.nvmlDeviceGetMemoryInfo(handle).used))
+
+    def __enter__(self) -> "Card":
+        if self.on:
+            threading.Thread(target=self.watch, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop.set()
+
+
+@dataclass(frozen=True)
+class Race:
+    """Where processes run: a copy of nanoGPT with data, a folder for what they write, and the compilers' caches."""
+
+    home: Path
+    folder: Path
+    caches: Path
+    device: str
+
+    def ran(self, run: Run, who: str, name: str) -> Row:
+        """Run one side to its end. Its caches are its own."""
+        out, of_nanogpt = self.folder / name, who == "nanogpt"
+        options = {
+            **run.options,
+            "max_iters": run.steps,
+            "lr_decay_iters": run.steps,
+            "device": self.device,
+            "out_dir": str(out),
+        }
+        dataset = "characters" if run.characters else "many"
+        if of_nanogpt:
+            options |= {"dataset": dataset, "compile": self.device != "cpu", "wandb_log": False}
+        else:
+            options |= {"dataset": str(self.home / "data" / dataset), **run.ways[who]}
+        command = [sys.executable, *(["train.py"] if of_nanogpt else ["-m", "foretrain", "train"])]
+        command += [f"--{key}={value}" for key, value in options.items()]
+        caches, log = self.caches / f"{run.name}{'-nanogpt' * of_nanogpt}", out.with_suffix(".log")
+        kept = {"FORETRAIN_CACHE": "foretrain", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+        environment = {**os.environ, **{key: str(caches / name) for key, name in kept.items()}}
+        load, began = Load(), time.perf_counter()
+        with log.open("w") as file, Card(self.device != "cpu") as card:
+            process = subprocess.Popen(command, cwd=self.home, env=environment, stdout=file, stderr=subprocess.STDOUT)
+            killer = threading.Timer(run.most_minutes * 60, process.kill)
+            killer.start()
+            _, status, usage = os.wait4(process.pid, 0)
+            killer.cancel()
+        if code := os.waitstatus_to_exitcode(status):
+            raise RuntimeError(f"{command[1]} ended with {code}: {log.read_text()[-400:]}")
+        found = {
+            "wall_s": time.perf_counter() - began, "resident_bytes": usage.ru_maxrss * 1024, "card_bytes": card.peak_bytes,
+            "outside_share": load.outside(),
+        }  # fmt: skip
+        found |= from_log(log) if of_nanogpt else from_records(out)
+        shutil.rmtree(out, ignore_errors=True)
+        return found
+
+
+def steady(times: list[float]) -> float:
+    """Return the median of the later half: what is compiled, chosen and warmed up is over by then."""
+    return median(times[len(times) // 2 :])
+
+
+def from_log(log: Path) -> Row:
+    lines = LINE.findall(log.read_text())
+    return {"step_s": steady([float(ms) / 1e3 for _, _, ms in lines]), "loss": float(lines[-1][1])}
+
+
+def from_records(out: Path) -> Row:
+    steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    steps = [step for step in steps if step["kind"] == "step"]
+    told = json.loads((out / "run.json").read_text()) if (out / "run.json").exists() else {}
+    return {
+        "step_s": steady([step["step_s"] for step in steps]), "loss": steps[-1]["loss"],
+        "first_step_s": steps[0]["elapsed_s"], "dtype": told.get("dtype"), "compiled": told.get("compiled"),
+        "notes": [note["id"] for note in told.get("notes", [])], "phases": (told.get("memory") or {}).get("phases"),
+    }  # fmt: skip
+
+
+def warm(runs: list[Run], race: Race) -> None:
+    """Take a few steps of every side of every run, side by side: what is compiled is in the caches then."""
+
+    def start(job: tuple[Run, str]) -> None:
+        run, who = job
+        few = replace(run, steps=6, options={**run.options, "eval_iters": 2})
+        try:
+            print(
+                f"{run.name} {who}: compiled in {race.ran(few, who, f'warm-{run.name}-{who}')['wall_s']:.1f} s",
+                flush=True,
+            )
+        except (RuntimeError, OSError, LookupError) as error:  # the run itself will say it again
+            print(f"{run.name} {who}: {error}", flush=True)
+
+    with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 3)) as pool:
+        list(pool.map(start, [(run, who) for run in runs for who in ("nanogpt", *run.ways)]))
+
+
+def contest(run: Run, race: Race, rounds: int, *, warmed: bool) -> dict[str, Any]:
+    """Run foretrain's first start unless all is compiled, then rounds of all in turn."""
+    ways: dict[str, Any] = {"nanogpt": {}, **run.ways}
+    found: dict[str, Any] = {
+        "run": run.name,
+        "steps": run.steps,
+        "options": run.options,
+        "ways": ways,
+        **{who: [] for who in ways},
+    }
+    for turn in range(0 if warmed else -1, rounds):
+        for who in ("foretrain",) if turn < 0 else list(ways)[:: 1 - 2 * (turn % 2)]:
+            try:
+                row = race.ran(run, who, f"{run.name}-{who}-{turn}")
+            except (RuntimeError, OSError, LookupError) as error:
+                if race.device == "cpu":
+                    raise
+                found[who].append({"error": str(error)[-400:]})  # time on a card is dear: the others go on
+                print(f"{run.name} {who}: {error}", flush=True)
+                continue
+            if turn < 0:
+                found["first_start"] = row
+            else:
+                found[who].append(row)
+            noisy = race.device == "cpu" and row["outside_share"] > OUTSIDE
+            others = f", others used {row['outside_share']:.0%}" if noisy else ""
+            print(f"{run.name} {who}: {row['wall_s']:.1f} s, {row['step_s'] * 1e3:.1f} ms a step, {row['resident_bytes'] / 1e6:.0f} MB{others}", flush=True)  # fmt: skip
+    return {**found, **verdict(found)}
+
+
+def verdict(found: dict[str, Any]) -> dict[str, Any]:
+    """Return medians and ratios of a contest; of rounds that others disturbed only where there is no other."""
+
+    def of(who: str, key: str) -> float:
+        ended = [row for row in found[who] if "error" not in row]
+        quiet = [row for row in ended if row["outside_share"] <= OUTSIDE] or ended
+        return median(row[key] for row in quiet) if quiet else float("nan")
+
+    first = found.get("first_start")
+    keys = ("wall_s", "step_s", "resident_bytes", "card_bytes")
+    return {
+        "wall_ratio": of("nanogpt", "wall_s") / of("foretrain", "wall_s"),
+        "first_start_ratio": of("nanogpt", "wall_s") / first["wall_s"] if first else None,
+        "step_ratio": of("nanogpt", "step_s") / of("foretrain", "step_s"),
+        "memory_ratio": of("foretrain", "resident_bytes") / of("nanogpt", "resident_bytes"),
+        "card_memory_ratio": of("foretrain", "card_bytes") / (of("nanogpt", "card_bytes") or 1),
+        **{f"{who}_{key}": of(who, key) for who in ("nanogpt", "foretrain") for key in keys},
+    }
+
+
+def contest_of_processes(args: argparse.Namespace) -> None:
+    runs = [run for run in (ON_CPU if args.device == "cpu" else ON_CARD) if not args.only or run.name in args.only]
+    with tempfile.TemporaryDirectory() as name:
+        race = Race(Path(name) / "nanoGPT", Path(name), args.caches or Path(name) / "caches", args.device)
+        race.home.mkdir()
+        for file in PROGRAM:
+            shutil.copy(args.real / file, race.home)
+        prepare(race.home)
+        if args.caches and not args.caches.exists():
+            warm(runs, race)
+        for run in runs if args.rounds else []:
+            found = contest(run, race, args.rounds, warmed=bool(args.caches))
+            keep(args.out, found, args.device, "runs", lambda each: (each["run"], each["machine"]["device"]))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=RESULTS / "against_nanogpt.json")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--threads", type=int, default=usable_cores())
-    parser.add_argument("--only", help="one model: " + ", ".join(m.name for m in [*MODELS, TINY]))
     parser.add_argument(
+        "--real", type=Path, metavar="NANOGPT", help="whole processes: a clone of karpathy/nanoGPT at 3adf61e1"
+    )
+    parser.add_argument("--only", action="append", default=[], help="a model or run by its name; may be repeated")
+    parser.add_argument("--out", type=Path, help="where to write the JSON")
+    steps = parser.add_argument_group("steps")
+    steps.add_argument("--threads", type=int, default=usable_cores())
+    steps.add_argument(
         "--skip", action="append", default=[], help='contestants to leave out, such as "nanoGPT compiled"'
     )
-    parser.add_argument("--alone", action="store_true", help="one contestant after the other, as on a card")
-    parser.add_argument("--eager", action="store_true", help="nothing compiled")
-    parser.add_argument(
-        "--minutes", type=float, default=30.0, help="start no further round or contestant after this long"
-    )
+    steps.add_argument("--eager", action="store_true", help="nothing compiled")
+    steps.add_argument("--minutes", type=float, default=30.0, help="start no further round after this long")
+    real = parser.add_argument_group("whole processes")
+    real.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    real.add_argument("--rounds", type=int, default=3)
+    real.add_argument("--caches", type=Path, help="compile there first, all runs side by side; --rounds 0: no more")
     args = parser.parse_args()
-    os.environ["FORETRAIN_CACHE"] = tempfile.mkdtemp()  # what foretrain chooses is measured here and now
-    keep_memory()  # as `foretrain train` does; it serves both sides
-    end = time.monotonic() + (args.minutes if args.device == "cpu" else min(args.minutes, 8.0)) * 60
-    models = [
-        m
-        for m in [*(MODELS if args.device == "cpu" else ON_CARD), TINY]
-        if m.name == args.only or (not args.only and m is not TINY)
-    ]
-    known = json.loads(args.out.read_text("utf-8")) if args.out.exists() else {"models": []}
-    for model in models:
-        found = one_model(model, args, end)
-        found |= {"date": date.today().isoformat(), "machine": machine(args.device), "versions": versions()}
-        same = [(m["model"], m["threads"]) != (found["model"], found["threads"]) for m in known["models"]]
-        known["models"] = [m for m, keep in zip(known["models"], same, strict=True) if keep] + [found]
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps({"what": (__doc__ or "").splitlines()[0], **known}, indent=1) + "\n", "utf-8")
-    print(f"wrote {args.out}")
+    args.out = args.out or RESULTS / f"against_{'real_' if args.real else ''}nanogpt.json"
+    if not args.real:
+        return contest_of_steps(args)
+    if missing := [name for name in PROGRAM if not (args.real / name).exists()]:
+        parser.error(f"{args.real} has no {missing[0]}; give the folder of a clone of nanoGPT")
+    return contest_of_processes(args)
 
 
 if __name__ == "__main__":

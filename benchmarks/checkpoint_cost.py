@@ -74,17 +74,9 @@ def main() -> None:
     options = arguments("checkpoint_cost", __doc__ or "")
     keep_memory()
     cases = [case(name, knobs) for name, knobs in CASES.items()]
-    rows = [
-        [c["case"], f"{c['checkpoint_bytes'] / 2**20:,.1f} MiB", f"{c['step_s'] * 1e3:,.1f} ms", f"{c['loop_s'] * 1e3:,.0f} ms",
-         f"{c['background_s'] * 1e3:,.1f} ms", f"{c['beside_s'] * 1e3:,.0f} ms", f"{c['blocked_share'] * 100:.4f} %",
-         f"{c['whole_share'] * 100:.3f} %", f"{c['grown_bytes'] / 2**20:,.0f} MiB"]
-        for c in cases
-    ]  # fmt: skip
-    columns = ["model", "checkpoint", "step", "loop writes", "background blocks", "steps slower by", "blocked", "with that",
-               "process grows"]  # fmt: skip
     data = {"interval_steps": INTERVAL, "threads": torch.get_num_threads(), "rounds": ROUNDS, "cases": cases,
             "worst_blocked_share": max(c["blocked_share"] for c in cases)}  # fmt: skip
-    report(options.out, f"One checkpoint every {INTERVAL:,} steps", columns, rows, data)
+    report(options.out, data)
 
 
 if __name__ == "__main__":

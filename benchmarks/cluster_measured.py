@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from common import arguments, report, show
+from common import arguments, report
 
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import from_values
@@ -112,39 +112,11 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print and write the comparison."""
-    out = arguments("cluster_measured", __doc__ or "").out
-    known = cases()
+    out, known = arguments("cluster_measured", __doc__ or "").out, cases()
     rows = [compare(case) for case in known]
     fitting = {case["id"]: found for case in known if (found := fits(case)) is not None}
-    columns = ["run", "of", "cards", "strategy", "measured", "predicted", "waits", "error"]
-    table = [
-        [
-            row["id"], row["of"], row["cards"], row["strategy"], _shown(row, "measured_value"), _shown(row, "predicted"),
-            f"{row['waiting_share']:.0%}" if row["of"] == "time" else "",
-            f"{row['error']:+.0%}" + (" MISS" if abs(row["error"]) > MISS[row["of"]] else ""),
-        ]
-        for row in rows
-    ]  # fmt: skip
-    totals = summary(rows)
     refused = sorted(id for id, found in fitting.items() if not found)
-    more = {"fits": {"rows": len(fitting), "refused": refused}}
-    report(
-        out, "Plans for several cards, and published runs", columns, table, {"summary": totals, **more, "rows": rows}
-    )
-    lines = [
-        [
-            name, str(one["rows"]), f"{one['median_error']:+.1%}", f"{one['median_abs_error']:.1%}", str(one["misses"]),
-            str(one["in_range"]) if name.startswith("time") else "",
-        ]
-        for name, one in totals.items()
-    ]  # fmt: skip
-    show("Judged", ["rows", "count", "median", "median of sizes", "misses", "in range"], lines)
-    print(f"{len(fitting) - len(refused)} of {len(fitting)} runs that fitted are said to fit; not: {refused}")
-
-
-def _shown(row: dict[str, Any], key: str) -> str:
-    return f"{row[key] * 1e3:.4g} ms" if row["of"] == "time" else f"{row[key] / 2**30:.2f} GiB"
+    report(out, {"summary": summary(rows), "fits": {"rows": len(fitting), "refused": refused}, "rows": rows})
 
 
 if __name__ == "__main__":

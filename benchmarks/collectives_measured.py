@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from common import arguments, report, show
+from common import arguments, report
 
 from foretrain.hardware.links import links
 from foretrain.predict.speed.collectives import Group, bus_factor, collective_time
@@ -87,36 +87,8 @@ def _held(row: dict[str, Any]) -> bool:
 
 
 def main() -> None:
-    """Print and write the comparison."""
-    out = arguments("collectives_measured", __doc__ or "").out
     rows = [compare(case) for case in cases()]
-    columns = ["run", "half", "what", "ranks", "MB", "measured ms", "estimated ms", "GB/s", "GB/s est.", "way", "error"]
-    table = [
-        [
-            row["id"],
-            "not judged" if row["not_judged"] else row["half"],
-            " ".join(
-                [row["collective"].replace("all_reduce", "").replace("_", "-"), row["link"], row["network"]]
-            ).strip(),
-            str(row["ranks"]),
-            f"{row['size_bytes'] / 1e6:.4g}",
-            f"{row['measured_s'] * 1e3:.4g}",
-            f"{row['estimated_s'] * 1e3:.4g}",
-            f"{row['measured_bus_gb_per_s']:.4g}",
-            f"{row['estimated_bus_gb_per_s']:.4g}",
-            row["way"],
-            f"{row['error']:+.0%}" + (" MISS" if abs(row["error"]) > MISS and not row["not_judged"] else ""),
-        ]
-        for row in rows
-    ]
-    totals = summary(rows)
-    lines = [
-        [name, str(one["rows"]), f"{one['median_abs_error']:.1%}", str(one["misses_over_20_percent"])]
-        for name, one in totals.items()
-    ]
-    title = "Collectives: planned against published nccl-tests runs"
-    report(out, title, columns, table, {"summary": totals, "rows": rows})
-    show("Judged", ["rows", "count", "median error", "misses over 20 %"], lines)
+    report(arguments("collectives_measured", __doc__ or "").out, {"summary": summary(rows), "rows": rows})
 
 
 if __name__ == "__main__":

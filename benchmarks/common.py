@@ -1,4 +1,4 @@
-"""What the benchmarks share: a table on the screen, and JSON with machine, versions, date and commit."""
+"""What the benchmarks share: JSON with machine, versions, date and commit, and a table on the screen."""
 
 import argparse
 import json
@@ -56,13 +56,14 @@ def show(title: str, columns: list[str], rows: list[list[str]]) -> None:
     Console(width=130).print(table)
 
 
-def report(out: Path, title: str, columns: list[str], rows: list[list[str]], data: dict[str, Any]) -> None:
-    """Print the table and write the data with the machine."""
-    show(title, columns, rows)
-    gpu = cpu_device()
-    machine = {"cpu": gpu.name, "system": f"{platform.system()} {platform.machine()}"}
+def report(out: Path, data: dict[str, Any]) -> None:
+    """Write the data with machine, versions, date and commit, and print what is short of it; docs/ makes the tables."""
+    machine = {"cpu": cpu_device().name, "system": f"{platform.system()} {platform.machine()}"}
     document = {"date": date.today().isoformat(), "commit": commit(), "machine": machine}
     document |= {"versions": versions(), **data}
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
+    for key, value in data.items():
+        if key != "what" and len(shown := json.dumps(value, indent=1)) < 4000:
+            print(f"{key}: {shown}")
     print(f"wrote {out}")

@@ -34,29 +34,12 @@ from foretrain.runs.training_log import read_log
 
 ROOT = Path(__file__).parent.parent
 PAIRS = 100
-TRAIN = [
-    "--dataset=python-stdlib",
-    "--n_layer=3",
-    "--n_head=4",
-    "--n_embd=96",
-    "--block_size=64",
-    "--vocab_size=256",
-    "--batch_size=16",
-    "--gradient_accumulation_steps=1",
-    "--max_iters=400",
-    "--lr_decay_iters=400",
-    "--warmup_iters=20",
-    "--eval_interval=100",
-    "--eval_iters=50",
-    "--learning_rate=2e-3",
-    "--min_lr=2e-4",
-    "--device=cpu",
-    "--compile=false",
-    "--dtype=float32",
-    "--attention=sdpa",
-    "--cpu_threads=1",
-    "--log_interval=1",
-]
+TRAIN = {
+    "dataset": "python-stdlib", "n_layer": 3, "n_head": 4, "n_embd": 96, "block_size": 64, "vocab_size": 256, "batch_size": 16,
+    "gradient_accumulation_steps": 1, "max_iters": 400, "lr_decay_iters": 400, "warmup_iters": 20, "eval_interval": 100,
+    "eval_iters": 50, "learning_rate": "2e-3", "min_lr": "2e-4", "device": "cpu", "compile": "false", "dtype": "float32",
+    "attention": "sdpa", "cpu_threads": 1, "log_interval": 1,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -213,7 +196,8 @@ def train(folder: Path, seeds: int = 6) -> list[Path]:
     paths = []
     for seed in range(1, seeds + 1):
         out = folder / f"s{seed}"
-        words = [sys.executable, "-m", "foretrain", "train", *TRAIN, f"--seed={seed}", f"--out_dir={out}", "--quiet"]
+        options = [f"--{key}={value}" for key, value in {**TRAIN, "seed": seed, "out_dir": out}.items()]
+        words = [sys.executable, "-m", "foretrain", "train", *options, "--quiet"]
         subprocess.run(words, check=True, cwd=folder, stdout=subprocess.DEVNULL)
         paths.append(out)
     return paths
@@ -280,14 +264,7 @@ def main() -> None:
         with ProcessPoolExecutor(2) as pool:
             wanted = [(name, steps) for name in NOISES for steps in (200, 1000)]
             data["synthetic"] = list(pool.map(row_of, *zip(*wanted, strict=True)))
-    rows = [
-        [row["noise"], f"{row['steps']:,}", f"{PAIRS - row['same']['any']}",
-         *(str(n) for n in (*row["speed_found"].values(), *row["loss_found"].values(), *row["unlike_lengths"].values()))]
-        for row in data["synthetic"]
-    ]  # fmt: skip
-    columns = ["noise", "steps", "same: right", "2 % faster", "3 % faster", "5 % less loss left", "10 % less",
-               "unlike lengths: right", "3 % faster"]  # fmt: skip
-    report(args.out, f"Of {PAIRS} pairs each", columns, rows, data)
+    report(args.out, data)
 
 
 if __name__ == "__main__":

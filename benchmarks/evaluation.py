@@ -119,18 +119,7 @@ def main() -> None:
         rows = [row_of(recipe, tasks) for recipe in RECIPES]
     for row in rows:
         row["bits_apart"], row["tasks_apart"] = apart(row)
-    shown = [
-        [
-            row["recipe"], row["through"], f"{row['bits_per_byte']:.4f}",
-            f"{row['transformers_bits_per_byte']:.4f}" if row["bits_apart"] is not None else "–",
-            f"{row['bits_apart']:.1e}" if row["bits_apart"] is not None else "–",
-            f"{row['tasks']['next_line acc']:.3f}",
-            f"{row['tasks_apart']:.1e}" if row["tasks_apart"] is not None else "–",
-        ]
-        for row in rows
-    ]  # fmt: skip
-    columns = ["recipe", "through", "bits/byte", "transformers", "apart", "next_line acc", "tasks apart"]
-    report(out, "foretrain eval", columns, shown, {"shape": SHAPE, "stride": STRIDE, "rows": rows})
+    report(out, {"shape": SHAPE, "stride": STRIDE, "rows": rows})
 
 
 if __name__ == "__main__":

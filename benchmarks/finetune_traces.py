@@ -14,10 +14,9 @@ import tempfile
 import time
 from typing import Any
 
-from common import arguments, report, show
+from common import arguments, report
 
 from foretrain.app.finetune import exact_finetune
-from foretrain.base.units import GIB
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.presets import models
 from foretrain.hardware.catalogue import find
@@ -79,33 +78,9 @@ def fast(*, quick: bool) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Both tables, and the JSON."""
     options = arguments("finetune_traces", __doc__ or "", quick="two small families and one published model")
     rows, times = right(quick=options.quick), fast(quick=options.quick)
-    show(
-        "traced against the real CPU allocator",
-        ["model", "method", "checkpointing", "traced", "real", "difference", "error"],
-        [
-            [
-                row["model"], row["method"], "yes" if row["checkpointing"] else "no", f"{row['traced_bytes']:,}",
-                f"{row['real_bytes']:,}", f"{row['traced_bytes'] - row['real_bytes']:,}", f"{row['error']:+.3%}",
-            ]
-            for row in rows
-        ],
-    )  # fmt: skip
-    report(
-        options.out,
-        f"at full size on a {CARD}, 2 × 1024 tokens, bf16 autocast, checkpointing",
-        ["model", "method", "seconds", "CPU seconds", "allocated GiB", "reserved GiB", "dies in"],
-        [
-            [
-                row["model"], row["method"], f"{row['seconds']:.1f}", f"{row['cpu_seconds']:.1f}",
-                f"{row['allocated_bytes'] / GIB:.2f}", f"{row['reserved_bytes'] / GIB:.2f}", row["dies_in"] or "",
-            ]
-            for row in times
-        ],
-        {"packages": interpreter.now().versions(), "small": rows, "full_size": times},
-    )  # fmt: skip
+    report(options.out, {"packages": interpreter.now().versions(), "small": rows, "full_size": times})
 
 
 if __name__ == "__main__":

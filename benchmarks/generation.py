@@ -79,14 +79,8 @@ def main() -> None:
     out = arguments("generation", str(__doc__)).out
     torch.set_num_threads(1)  # several wait for one another where other programs run
     found = [measured(name) for name in PRESETS]
-    columns = ["model", "with the cache", "without", "transformers", "same tokens"]
-    rows = [
-        [each["model"], *(f"{each[f'{way}_tokens_per_s']:.1f}" for way in ("cached", "uncached", "transformers")),
-         str(all(each["same_tokens"].values()))]
-        for each in found
-    ]  # fmt: skip
     setting = {"prompt": PROMPT, "tokens": TOKENS, "rounds": ROUNDS, "threads": torch.get_num_threads()}
-    report(out, "Tokens per second of processor time, one core", columns, rows, {**setting, "models": found})
+    report(out, {**setting, "models": found})
 
 
 if __name__ == "__main__":

@@ -100,16 +100,7 @@ def main() -> None:
     with ROWS.open(encoding="utf-8", newline="") as file:
         rows = compared(list(csv.DictReader(file)))
     rows.sort(key=lambda row: USES.index(row["use"]))
-    table = [
-        [row["use"], row["model"], row["weights"], row["gpu"], row["batch"], str(int(row["prompt"]) + int(row["generated"])),
-         f"{row['tokens_per_s']:.1f}", f"{row['predicted_tokens_per_s']:.1f}", f"{row['off']:+.1%}",
-         f"{row['read_off']:+.1%}" if "read_off" in row else ""]
-        for row in rows
-    ]  # fmt: skip
-    columns = ["use", "model", "weights", "card", "batch", "context", "published", "predicted", "off", "prompt off"]
-    report(out, "Generated tokens per second", columns, table, {"rows": rows, "summary": summary(rows)})
-    for name, figures in summary(rows).items():
-        print(name, figures)
+    report(out, {"rows": rows, "summary": summary(rows)})
 
 
 if __name__ == "__main__":

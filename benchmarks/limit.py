@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from against_nanogpt import MODELS, RECIPE, TINY, Entry, Model, alternate, entries, machine, results
-from common import RESULTS, show, versions
+from common import RESULTS, versions
 from step_operations import StepOperations, profiled, show_compiled_kernels
 
 from foretrain.config.options import RunConfig
@@ -86,9 +86,7 @@ def one_model(model: Model, end: float) -> dict[str, Any]:
     tell(f"{model.name}: peaks")
     before = measured_peaks(placement)
     all = [
-        entry
-        for entry in entries(long, placement, info, ["float32"], patched=False)
-        if SKIP.get(model.name, "-") not in entry.label
+        entry for entry in entries(long, placement, info, patched=False) if SKIP.get(model.name, "-") not in entry.label
     ]
     torch.set_num_threads(usable_cores())
     tell(", ".join(entry.label for entry in all))
@@ -148,24 +146,6 @@ def _card_row(row: dict[str, Any], gpu: Any, found: Peaks) -> dict[str, Any]:
     return kept | {"limit_s": limit.limit_s, "share": limit.limit_s / row["step_s"], "groups": groups}
 
 
-def table(found: dict[str, Any]) -> None:
-    """What a model's contestants came to."""
-    columns = ["contestant", "ms a step", "times nanoGPT", "limit ms", "share", "of the machine", *GROUPS, "rest"]
-    rows = []
-    for row in found["contestants"]:
-        if "share" not in row:
-            continue
-        parts = [f"{each['limit_s'] * 1e3:.2f}/{each['measured_s'] * 1e3:.2f}" for each in row["groups"]]
-        rows.append([
-            row["label"], f"{row['step_s'] * 1e3:.1f}", f"{row.get('ratio', 0):.2f}", f"{row['limit_s'] * 1e3:.1f}",
-            f"{row['share']:.0%}", f"{row['share_of_machine']:.0%}", *parts, f"{row['rest_s'] * 1e3:.2f}",
-        ])  # fmt: skip
-    show(f"{found['model']}: ms at the limit / measured", columns, rows)
-    for row in found["contestants"]:
-        if row.get("quicker_than_limit"):
-            print(f"{row['label']}: quicker than the limit: {', '.join(row['quicker_than_limit'])}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=RESULTS / "limit.json")
@@ -183,7 +163,6 @@ def main() -> None:
             found = one_model(model, time.monotonic() + 600)
             found |= {"date": date.today().isoformat(), "machine": machine("cpu"), "versions": versions()}
             known["models"] = [each for each in known["models"] if key(each) != key(found)] + [found]
-            table(found)
             keep(args.out, known)
     keep(args.out, known)
 

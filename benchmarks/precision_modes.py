@@ -51,12 +51,7 @@ def agreement(state: TrainState, tokens: TokenFile) -> dict[str, float] | None:
         tokens, 0, "train", rows=4 * c.batch_size, batch_size=c.batch_size, block=c.block_size, device=CPU
     )  # fmt: skip
     found = compare(state, batches, "bfloat16")
-    return {
-        "loss": found.loss,
-        "plain_loss": found.plain_loss,
-        "cosine": found.cosine,
-        "worst_cosine": found.worst_cosine,
-    }
+    return {key: getattr(found, key) for key in ("loss", "plain_loss", "cosine", "worst_cosine")}
 
 
 def run(name: str, dtype: torch.dtype, knobs: dict[str, Any], all_three: bool) -> dict[str, Any]:
@@ -94,22 +89,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         found = [run(*each) for each in RUNS]
-    plain = next(each for each in found if each["run"] == "bfloat16")
-    rows = []
-    for each in found:
-        cosines = [
-            f"{a['cosine']:.4f}" if (a := each[when]) else "" for when in ("agreement_before", "agreement_after")
-        ]
-        difference = each["val_loss"] - plain["val_loss"]
-        rows.append([each["run"], f"{each['val_loss']:.4f}", f"{difference:+.4f}", *cosines, f"{each['took_s']:.0f} s"])
-    columns = ["run", "val loss", "against bfloat16", "cosine before", "cosine after", "took"]
-    report(
-        options.out,
-        "Precision modes",
-        columns,
-        rows,
-        {"threads": torch.get_num_threads(), "steps": STEPS, "knobs": KNOBS, "runs": found},
-    )
+    report(options.out, {"threads": torch.get_num_threads(), "steps": STEPS, "knobs": KNOBS, "runs": found})
 
 
 if __name__ == "__main__":

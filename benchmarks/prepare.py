@@ -20,6 +20,14 @@ is not ours) is kept with each; a round with more than 5 % of it counts for memo
 
     python benchmarks/prepare.py --size 256MB                one more round of all; rounds are kept and add up
     python benchmarks/prepare.py --size 1GB --only bare foretrain --rounds 2
+    python benchmarks/prepare.py --stream bench --size 1GB   a long source without its disk: a BPE of GPT-2's size
+    python benchmarks/prepare.py --stream byte --size 100GB  bytes as ids stand in for a tokenizer
+
+--stream: a generator stands in the place of files: it writes JSON lines into a pipe, texts of this machine, each with a
+head of its own, so no two are the same. Shards are written to memory (/dev/shm, where it is there) and deleted as soon
+as they are complete, since 100 GB of text are 50 to 200 GB of ids. What is measured is foretrain's: the generator's
+memory and processor time are left out, its waits are not. Sizes add up over calls; the slopes are those of
+log(seconds) and log(peak bytes) over log(size), by least squares.
 """
 
 import argparse
@@ -32,6 +40,7 @@ import statistics
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -43,7 +52,6 @@ import common
 import numpy as np
 
 from foretrain.base.quantities import parse_bytes
-from foretrain.base.units import format_bytes
 
 WAYS = ("bare", "foretrain", "nanogpt", "llm.c", "datatrove")
 MOST_OUTSIDE = 0.05
@@ -223,7 +231,7 @@ def tree_rss_bytes(root: int) -> int:
     return total
 
 
-def processor_s() -> tuple[float, float]:
+def processor_time() -> tuple[float, float]:
     """(seconds that all cores were busy or taken away, seconds of what was started here and has ended)."""
     user, nice, system, _, _, irq, soft, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
     own = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -316,22 +324,12 @@ if __name__ == "__main__":
 
 def measure(way: str, source: Path, work: Path, cores: int, datatrove: str) -> dict[str, Any]:
     """tokens, wall_s, processor_s, peak_bytes, and which share of all cores others had meanwhile."""
-    start, (busy, own) = time.perf_counter(), processor_s()
+    start, (busy, own) = time.perf_counter(), processor_time()
     if way == "foretrain":
         found = foretrain_run(str(source), work, cores)
     else:
-        command = [
-            sys.executable,
-            __file__,
-            "--run",
-            way,
-            "--work",
-            str(work),
-            "--source",
-            str(source),
-            "--cores",
-            str(cores),
-        ]
+        command = [sys.executable, __file__, "--run", way, "--work", str(work), "--source", str(source)]
+        command += ["--cores", str(cores)]
         out = work / "out-datatrove"
         if way == "datatrove":
             parts, tokenizer = source.with_suffix(".parts"), work / "tokenizer" / "tokenizer.json"
@@ -340,7 +338,7 @@ def measure(way: str, source: Path, work: Path, cores: int, datatrove: str) -> d
         output, _, peak = watched(command)
         shutil.rmtree(out, ignore_errors=True)
         found = {**json.loads(output.splitlines()[-1]), "peak_bytes": peak}
-    later_busy, later_own = processor_s()
+    later_busy, later_own = processor_time()
     found.setdefault("processor_s", later_own - own)  # of all its processes, from start to end
     others = later_busy - busy - (later_own - own)
     return {**found, "outside": others / (time.perf_counter() - start) / (os.cpu_count() or 1)}
@@ -405,50 +403,130 @@ def spread_of(values: list[float]) -> list[float] | None:
     return [statistics.median(values), min(values), max(values)] if values else None
 
 
+# -- a long source ------------------------------------------------------------------------------------------
+
+TOKENIZERS = ("bench", "byte")
+
+
+def generate(size: int) -> None:
+    """`size` bytes of JSON lines on stdout."""
+    bodies, held = [], 0
+    for text in originals():
+        bodies.append(json.dumps(text)[1:].encode() + b"}\n")
+        held += len(bodies[-1])
+        if held > 32 * 2**20:
+            break
+    made = copy = 0
+    out = sys.stdout.buffer
+    while made < size:
+        for number, body in enumerate(bodies):
+            made += out.write(b'{"text": "copy %d of %d ' % (copy, number)) + out.write(body)
+            if made >= size:
+                break
+        copy += 1
+    out.flush()
+
+
+def emptied(folder: Path, over: threading.Event) -> None:
+    """Delete shards that are complete."""
+    while not over.wait(0.2):
+        for path in folder.glob("*-*.bin"):
+            path.unlink(missing_ok=True)
+
+
+def measure_stream(size: str, tokenizer: str, work: Path, cores: int) -> dict[str, Any]:
+    """One pass."""
+    place = Path(tempfile.mkdtemp(prefix="bench-prepare-", dir="/dev/shm" if Path("/dev/shm").is_dir() else work))
+    (place / "tokenizer").symlink_to((work / "tokenizer").resolve())
+    source = subprocess.Popen([sys.executable, __file__, "--generate", str(parse_bytes(size))], stdout=subprocess.PIPE)
+    over = threading.Event()
+    thread = threading.Thread(target=emptied, args=(place / "out-foretrain", over))
+    thread.start()
+    start, (busy, own) = time.perf_counter(), processor_time()
+    try:
+        found = foretrain_run("-", place, cores, tokenizer, source.stdout)
+        processor_s = processor_time()[1] - own
+        source.wait()
+        later_busy, later_own = processor_time()
+    finally:
+        over.set()
+        thread.join()
+        source.kill()
+        shutil.rmtree(place)
+    outside = (later_busy - busy - (later_own - own)) / (time.perf_counter() - start) / (os.cpu_count() or 1)
+    return {
+        "size": size,
+        "tokenizer": tokenizer,
+        "cores": cores,
+        **found,
+        "processor_s": processor_s,
+        "outside": outside,
+    }
+
+
+def slopes(passes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of each tokenizer's passes: how seconds and peak bytes grow with size (1: linear, 0: constant)."""
+    made = []
+    for tokenizer in TOKENIZERS:
+        own = [p for p in passes if p["tokenizer"] == tokenizer]
+        sizes = np.log([parse_bytes(p["size"]) for p in own])
+        if len(set(sizes.tolist())) > 1:
+            slope = {key: float(np.polyfit(sizes, np.log([p[key] for p in own]), 1)[0])
+                     for key in ("wall_s", "processor_s", "peak_bytes")}  # fmt: skip
+            made.append({"tokenizer": tokenizer, **slope})
+    return made
+
+
+def kept_lines(kept: Path, line: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+    """Return what was measured so far, with one more."""
+    if line:
+        print(line, flush=True)
+        with kept.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+    return [json.loads(each) for each in kept.read_text("utf-8").splitlines()] if kept.exists() else []
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", default="256MB", help="of the source")
+    parser.add_argument("--stream", choices=TOKENIZERS, help="a generated source, with this tokenizer")
     parser.add_argument("--only", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--rounds", type=int, default=1, help="more of them")
     parser.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--work", type=Path, default=Path("bench-prepare"), help="sources, and what was measured")
-    parser.add_argument("--out", type=Path, default=common.RESULTS / "prepare.json")
+    parser.add_argument("--out", type=Path, help="where to write the JSON")
     parser.add_argument("--datatrove-python", default=sys.executable, help="a Python that has datatrove and orjson")
     parser.add_argument("--run", choices=WAYS, help=argparse.SUPPRESS)
     parser.add_argument("--source", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--generate", type=int, help=argparse.SUPPRESS)
     words = parser.parse_args()
+    if words.generate:
+        return generate(words.generate)
     if words.run:
-        one(words.run, words.source, words.work, words.cores)
-        return
+        return one(words.run, words.source, words.work, words.cores)
     words.work.mkdir(parents=True, exist_ok=True)
-    source = words.work / f"{words.size}.jsonl"
-    if not source.exists():
-        make_source(source, parse_bytes(words.size))
-    if not (words.work / "tokenizer").exists():
-        make_tokenizer(words.work, source)
+    source = words.work / f"{'256MB' if words.stream else words.size}.jsonl"
+    if words.stream != "byte":
+        if not source.exists():
+            make_source(source, parse_bytes(source.stem))
+        if not (words.work / "tokenizer").exists():
+            make_tokenizer(words.work, source)
+    if words.stream:
+        passes = kept_lines(
+            words.work / "stream.jsonl", measure_stream(words.size, words.stream, words.work, words.cores)
+        )
+        passes.sort(key=lambda each: (each["tokenizer"], parse_bytes(each["size"])))
+        out = words.out or common.RESULTS / "prepare_stream.json"
+        return common.report(out, {"passes": passes, "slopes": slopes(passes)})
     make_parts(source, words.cores)
     kept = words.work / f"rounds-{words.cores}.jsonl"
     for _ in range(words.rounds):
-        number = sum(1 for _ in kept.open()) if kept.exists() else 0
+        number = len(kept_lines(kept))
         for way in words.only if number % 2 else reversed(words.only):
             found = measure(way, source, words.work, words.cores, words.datatrove_python)
-            line = {"size": words.size, "way": way, "cores": words.cores, "round": number, **found}
-            with kept.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
-            print(line, flush=True)
-    rounds = [json.loads(line) for line in kept.read_text("utf-8").splitlines()]
-    results = summary(rounds)
-    rows = []
-    for r in results:
-        speed, share = r["tokens_per_s"], r["of_bare"]
-        rows.append([
-            f"{r['size']} {r['way']}", f"{speed[0]:,.0f}" if speed else "–",
-            f"{share[0]:.1%} ({share[1]:.1%} – {share[2]:.1%})" if share else "–",
-            f"{r['quiet_rounds']} of {r['rounds']}", f"{r['of_bare_processor'][0]:.1%}" if r["of_bare_processor"] else "–",
-            format_bytes(r["peak_bytes"]),
-        ])  # fmt: skip
-    columns = ["source, way", "tokens/s", "of bare", "quiet rounds", "of its processor time", "peak of the tree"]
-    common.report(words.out, "Preparing text", columns, rows, {"results": results, "rounds": rounds})
+            kept_lines(kept, {"size": words.size, "way": way, "cores": words.cores, "round": number, **found})
+    rounds = kept_lines(kept)
+    return common.report(words.out or common.RESULTS / "prepare.json", {"results": summary(rounds), "rounds": rounds})
 
 
 if __name__ == "__main__":

@@ -38,20 +38,19 @@ def run(command: str, folder: str) -> tuple[str, float]:
 
 def main() -> None:
     options = arguments("quick_start", __doc__ or "")
-    consoles, rows, seconds = {}, [], {}
+    consoles, seconds = {}, {}
     with tempfile.TemporaryDirectory() as folder:
         for command in COMMANDS:
             shown, took_s = run(command, folder)
             verb = command.split()[1]
             consoles[verb] = f"$ {command}\n{shown}"
             seconds[verb] = took_s
-            rows.append([command, f"{took_s:.1f} s"])
         record = json.loads((Path(folder) / "first" / "run.json").read_text("utf-8"))
     data = {
         "what": (__doc__ or "").splitlines()[0], "consoles": consoles, "seconds": seconds, "load": round(os.getloadavg()[0], 2),
         "run": {key: record[key] for key in ("first_val_loss", "val_loss", "wall_s", "steps_done")},
     }  # fmt: skip
-    report(options.out, "quick start", ["command", "took"], rows, data)
+    report(options.out, data)
     assert not re.search(r"/(tmp|home)/", json.dumps(consoles))
 
 

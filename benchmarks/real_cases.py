@@ -86,24 +86,9 @@ def main() -> None:
     options = arguments("real_cases", __doc__ or "")
     a = case_a()
     cs = [case_c(compiled, others) for compiled in (True, False) for others in (0, DESKTOP_BYTES)]
-    mib = lambda nbytes: f"{nbytes / MIB:,.0f}"  # noqa: E731
-    table = [
-        [
-            "A compiled: reserved + context 300 MiB",
-            mib(a["process_bytes"][1]),
-            f"logged {mib(a['logged_bytes'])}, {a['error']:+.1%}",
-        ]
-    ]
-    table.append(["A eager: tensors alone", mib(a["eager_allocated_bytes"]), "more than was logged: excluded"])
-    for c in cs:
-        middle = c["under_limits"][1]
-        death = middle["death"]
-        where = f"runs out in {death['phase']}, {death['moment']}" if death else "lives"
-        name = f"C {'compiled' if c['compiled'] else 'eager'}, others {mib(c['used_by_others_bytes'])}"
-        table.append([name, mib(c["smallest_limit_bytes"]), f"{where} at {mib(middle['limit_bytes'])}"])
     consoles = {"explain_a": console(*EXPLAIN), "verdict_c": console(*VERDICT).split("\n\nMemory by phase")[0]}
     data = {"what": (__doc__ or "").splitlines()[0], "a": a, "c": cs, "consoles": consoles}
-    report(options.out, "Logged runs, traced (MiB)", ["case", "lives from / takes", "result"], table, data)
+    report(options.out, data)
 
 
 if __name__ == "__main__":

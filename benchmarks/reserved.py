@@ -74,32 +74,27 @@ def compared(knobs: dict[str, Any], card: str) -> Iterator[dict[str, Any]]:
             }  # fmt: skip
 
 
-def table(rows: list[dict[str, Any]]) -> tuple[list[list[str]], list[dict[str, Any]]]:
-    """One line for each step and mode: how far the estimate is from the trace."""
-    lines, summary = [], []
+def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return how far the estimate is from the trace, for each step and mode."""
+    found = []
     for mode in ("eager", "compiled"):
         for step in ("foretrain", "nanogpt"):
-            own = [row for row in rows if (row["mode"], row["step"]) == (mode, step)]
-            if not own:
-                continue
-            errors = sorted(row["estimate_reserved_bytes"] / row["trace_reserved_bytes"] - 1 for row in own)
-            over = sorted(row["trace_reserved_bytes"] / row["trace_allocated_bytes"] for row in own)
-            lives = sorted(row["needed_bytes"] / row["estimate_reserved_bytes"] for row in own)
-            found = {
-                "mode": mode, "step": step, "configs": len(own), "median_abs_error": median(map(abs, errors)),
-                "lowest_error": errors[0], "highest_error": errors[-1], "within_2_percent": sum(abs(e) <= 0.02 for e in errors),
-                "reserved_over_allocated": [over[0], median(over), over[-1]], "needed_over_estimate": [lives[0], median(lives), lives[-1]],
-            }  # fmt: skip
-            summary.append(found)
-            lines.append([
-                f"{mode}, {step}'s step", str(len(own)), f"{over[0]:.2f}–{over[-1]:.2f}", f"{found['median_abs_error']:.1%}",
-                f"{errors[0]:+.1%} to {errors[-1]:+.1%}", f"{found['within_2_percent']}", f"{lives[0]:.2f}–{lives[-1]:.2f}",
-            ])  # fmt: skip
-    return lines, summary
+            if own := [row for row in rows if (row["mode"], row["step"]) == (mode, step)]:
+                errors = sorted(row["estimate_reserved_bytes"] / row["trace_reserved_bytes"] - 1 for row in own)
+                over = sorted(row["trace_reserved_bytes"] / row["trace_allocated_bytes"] for row in own)
+                lives = sorted(row["needed_bytes"] / row["estimate_reserved_bytes"] for row in own)
+                found.append({
+                    "mode": mode, "step": step, "configs": len(own), "median_abs_error": median(map(abs, errors)),
+                    "lowest_error": errors[0], "highest_error": errors[-1],
+                    "within_2_percent": sum(abs(e) <= 0.02 for e in errors),
+                    "reserved_over_allocated": [over[0], median(over), over[-1]],
+                    "needed_over_estimate": [lives[0], median(lives), lives[-1]],
+                })  # fmt: skip
+    return found
 
 
 def main() -> None:
-    """Trace what is missing, print the table, write the JSON."""
+    """Trace what is missing, and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=60)
     parser.add_argument("--out", type=Path, default=RESULTS / "reserved.json")
@@ -115,11 +110,8 @@ def main() -> None:
             rows += [{"seed": seed, **row} for row in compared(knobs, card)]
         except (UserError, service.TraceUnavailable) as error:
             print(f"{seed}: {error}", flush=True)
-        lines, summary = table(rows)
-        columns = ["", "configs", "reserved / allocated", "median error", "errors", "within 2 %", "needed / estimate"]
         if seed % 10 == 9 or seed == options.pairs - 1:
-            values = {"code": code, "summary": summary, "rows": rows}
-            report(options.out, "Reserved: the estimate against traces", columns, lines, values)
+            report(options.out, {"code": code, "summary": summary(rows), "rows": rows})
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 import other_steps
-from common import arguments, report, show
+from common import arguments, report
 
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import resolve
@@ -125,30 +125,8 @@ def main() -> None:
             members[f"{side}, {name}"] = [case for case in members[side] if _generation(case) == name]
     members |= {f"by {origin}": [case for case in cases if case["origin"] == origin] for origin in _origins(cases)}
     groups = [group_of(name, found) for name, found in members.items() if found]
-    show(
-        "Groups of published runs",
-        ["group", "runs", "median |error|", "median error", "worst", "in range"],
-        [
-            [g["group"], str(g["runs"]), f"{g['median_abs_error']:.1%}", f"{g['median_error']:+.1%}",
-             f"{g['worst_abs_error']:.1%}", f"{g['inside']} of {g['runs']}"]
-            for g in groups
-        ],
-    )  # fmt: skip
-    report(
-        options.out,
-        "Time model against published runs",
-        ["card", "run", "mode", "torch", "logged tok/s", "predicted tok/s", "step time", "in range", "MFU of the card"],
-        [
-            [case["gpu"], case["id"] + (" ?" if case["doubtful"] else ""), "compiled" if case["compiled"] else "eager",
-             case["torch"], f"{case['tokens_per_s']:,.0f}", f"{case['tokens_per_s'] / (1 + case['error']):,.0f}",
-             f"{case['error']:+.1%}", "yes" if case["inside"] else "no", f"{case['mfu']:.0%}"]
-            for case in cases
-        ],
-        {
-            "what": (__doc__ or "").splitlines()[0], "looked_at": sorted(LOOKED_AT), "groups": groups,
-            "left_out": DOCUMENT["left_out"], "cases": cases,
-        },
-    )  # fmt: skip
+    data = {"what": (__doc__ or "").splitlines()[0], "looked_at": sorted(LOOKED_AT), "groups": groups}
+    report(options.out, {**data, "left_out": DOCUMENT["left_out"], "cases": cases})
 
 
 def _origins(cases: list[Case]) -> list[str]:

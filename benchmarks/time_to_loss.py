@@ -8,7 +8,7 @@
 4 x 128 is the config of nanoGPT's README for a CPU (context 64, batch 12, 2000 steps), 6 x 384 that of its baby GPT
 (context 256, batch 8). Both train on the built-in corpus in bytes; each loss is over the same 51,200 bytes of the
 validation split. The modern recipe runs a share of the steps, with as many tokens a step and a schedule of its own
-length; once also with a tokenizer of this corpus, whose loss is that of the whole split in nats a byte. Its rates and parts were chosen on another corpus with other seeds (recipe_parts.py).
+length; once also with a tokenizer of this corpus, whose loss is that of the whole split in nats a byte.
 
 Losses and seconds are measured apart, since a loss does not depend on what else the machine does. A run's time is its
 steps times the seconds of one, without evaluations. Seconds are those of nanoGPT's own step (nanogpt_step.py: eager,
@@ -184,9 +184,7 @@ def sweep(out: Path) -> None:
         run = Run(config, "float32", prepare_built_in(config))
         loss = run.finish(every=200)
         records.append({"run": f"{rate:g}", "seed": 1, "step": run.step, "val_loss": loss, "curve": run.curve})
-    rows = [[r["run"], f"{r['val_loss']:.4f}"] for r in records]
-    data = {"what": "nanoGPT's recipe at other learning rates", "steps": SWEEP_STEPS, "runs": records}
-    report(out, f"nanoGPT's recipe, {SWEEP_STEPS} steps, seed 1", ["learning rate", "val loss"], rows, data)
+    report(out, {"what": "nanoGPT's recipe at other learning rates", "steps": SWEEP_STEPS, "runs": records})
 
 
 def fingerprint(config: RunConfig) -> str:
@@ -256,19 +254,8 @@ def seconds(model: str, *, rounds: int, steps: int) -> dict[str, Any]:
 
 
 def _report(out: Path, data: dict[str, Any]) -> None:
-    rows = []
-    for row in table(data):
-        spread = f" ± {row['sd']:.3f}" if "sd" in row else ""
-        rows.append(
-            [row["model"], row["run"], f"{row['steps']:,}", " ".join(f"{loss:.3f}" for loss in row["losses"]),
-             f"{row['mean']:.3f}{spread}", f"{row['steps_share']:.1%}",
-             f"{row['wall_share']:.1%}" if "wall_share" in row else ""]
-        )  # fmt: skip
-    columns = ["model", "recipe", "steps", "loss of each seed", "mean", "of the steps", "of the wall time"]
-    kept = {key: data[key] for key in ("steps_s", "runs")}
-    what = (__doc__ or "").splitlines()[0]
-    title = "Validation loss in nats a byte, and shares of nanoGPT's steps and time"
-    report(out, title, columns, rows, {"what": what, "tuned_learning_rate": TUNED_RATE, "table": table(data), **kept})
+    kept = {"tuned_learning_rate": TUNED_RATE, "table": table(data), "steps_s": data["steps_s"], "runs": data["runs"]}
+    report(out, {"what": (__doc__ or "").splitlines()[0], **kept})
 
 
 def table(data: dict[str, Any]) -> list[dict[str, Any]]:

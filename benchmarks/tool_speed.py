@@ -7,7 +7,7 @@
 Exact plans are cold with an empty cache, and cached right after. A slider is one answer of `foretrain serve` over HTTP,
 from the change to the last byte, over all stops of all sliders. A run beside which other programs used a tenth of the
 cores is done again, once. Bytecode is there, as pip leaves it: without, each process would compile the package first,
-which takes longer than most answers. The static site needs Chromium: its row is that of static_site.py.
+which takes longer than most answers.
 """
 
 import argparse
@@ -146,13 +146,7 @@ def main() -> None:
         if key not in figures and (found := measured(FIGURES[key], until)):
             figures[key] = found
     figures = {key: figures[key] for key in FIGURES if key in figures}
-    rows = [
-        [row["name"], f"{row['asked_s']:g}", f"{row['median_s']:.3g}", f"{row['low_s']:.3g} to {row['high_s']:.3g}",
-         str(row["runs"]), f"{row['others_share']:.0%}", "yes" if row["median_s"] <= row["asked_s"] else "no"]
-        for row in figures.values()
-    ]  # fmt: skip
-    data = {"what": (__doc__ or "").splitlines()[0], "figures": figures}
-    report(options.out, "The tools", ["", "asked s", "median s", "range", "runs", "others", "reached"], rows, data)
+    report(options.out, {"what": (__doc__ or "").splitlines()[0], "figures": figures})
 
 
 if __name__ == "__main__":

@@ -32,9 +32,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "export", "reliability",
     ),
     "Look back": ("explain", "compare", "report"),
-    "How far to trust it": (
-        "trust", "accuracy", "contributed", "memory", "cuda-truth", "time", "growth",
-    ),
+    "How far to trust it": ("trust", "accuracy", "contributed", "memory", "cuda-truth", "time"),
     "Reference": ("python", "commands", "options", "exit-codes", "schemas", "languages"),
     "العربية · हिन्दी": ("ar", "hi"),
     "Take part": ("extend", "contributing", "changelog"),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Union
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel, create_model
-from results import ROOT
+from tables import ROOT
 
 from foretrain.advice import best, cards, remedies
 from foretrain.advice import record as advice

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import command_pages
-from results import ROOT
+from tables import ROOT
 
 from foretrain.base.errors import ExitCode
 from foretrain.cli import app

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from results import ROOT
+from tables import ROOT
 
 from foretrain.config.microbatches import AUTO, BATCH
 from foretrain.config.option import GROUPS

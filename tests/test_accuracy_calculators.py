@@ -10,7 +10,7 @@ from benchmarks.accuracy.calculators import GPT2, LARGE, NIU, Shape
 from benchmarks.common import RESULTS
 
 GIB = 2**30
-# nanoGPT's GPT-2 124M at micro-batch 12, about which the calculators themselves were asked (docs/memory.md).
+# nanoGPT's GPT-2 124M at micro-batch 12, about which the programs themselves were asked.
 ASKED = Shape(12, 768, 12, 3072, 50_304, 1024, 12, linears=2, mixed=True)
 TIED = 50_304 * 768  # weights that are not there twice
 

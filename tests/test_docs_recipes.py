@@ -70,7 +70,7 @@ def test_a_wrong_figure_of_a_gpu_is_found() -> None:
 ASKED_OF_A_NEW_OPTION = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
-import generate
+import product_tables
 from foretrain.cli.completion import config_options
 from foretrain.config.checks import effect_of
 from foretrain.config.options import step_options
@@ -86,7 +86,7 @@ print(json.dumps({
     "read back": from_text(to_toml(resolved.config), "x.toml").config == resolved.config,
     "completion": config_options("--z"),
     "page": next(field for field in fields() if field["name"] == "z_loss"),
-    "docs": next(line for line in generate.option_tables().splitlines() if "`z_loss`" in line),
+    "docs": next(line for line in product_tables.options().splitlines() if "`z_loss`" in line),
     "resume": effect_of("z_loss"),
     "measured by it": "z_loss" in step_options(resolved.config) and "z_loss" in SAME,
 }))

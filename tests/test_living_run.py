@@ -549,11 +549,11 @@ def test_every_part_of_the_catalogue_has_tests() -> None:
     """docs/reliability.md is made of these marks; each says what is seen and what is safe."""
     sys.path.insert(0, str(REPO / "docs"))
     try:
-        import fault_tables
+        import training_tables
     finally:
         sys.path.pop(0)
-    marks = fault_tables.marked()
-    assert {row for row, *_ in marks} == set(fault_tables._GROUPS)
+    marks = training_tables.marked()
+    assert {row for row, *_ in marks} == set(training_tables.FAULT_GROUPS)
     assert len(marks) >= 45
     assert all(text and "|" not in text for mark in marks for text in mark)
     assert len({what for _, what, *_ in marks}) == len(marks) == len({test for *_, test in marks})

@@ -26,7 +26,7 @@ from foretrain.predict.trace.service import TraceUnavailable
 from tests.kit.command import REPO, Terminal, foretrain
 
 sys.path.insert(0, str(REPO / "docs"))
-import contributed_tables
+import product_tables
 
 CARD = find("RTX 4070")
 GIB = 2**30
@@ -586,33 +586,33 @@ def test_worst_and_median_are_shown_before_the_cases() -> None:
 
 
 def test_the_files_that_were_contributed_are_whole_and_of_real_machines() -> None:
-    for name, found in contributed_tables.files():
-        assert contributed_tables.obstacle(found) == "", name
+    for name, found in product_tables.files():
+        assert product_tables.obstacle(found) == "", name
         assert found.versions.foretrain, name
 
 
 def test_a_card_that_computes_nothing_is_not_contributed(tmp_path: Path) -> None:
     found = verify_record.read(FIXTURE)
     assert len(found.outcomes) == 24
-    assert contributed_tables.obstacle(found)
+    assert product_tables.obstacle(found)
     (tmp_path / "a.json").write_text(FIXTURE.read_text("utf-8"), "utf-8")
     with pytest.raises(SystemExit, match="not NVIDIA's"):
-        contributed_tables.contributed(tmp_path)
+        product_tables.contributed(tmp_path)
 
 
 def test_the_page_says_that_there_is_nothing_or_what_there_is(tmp_path: Path) -> None:
-    assert contributed_tables.contributed(tmp_path) == contributed_tables.NONE
+    assert product_tables.contributed(tmp_path) == product_tables.NONE
     hostile = {**small()["machine"], "device": "A | B [x](http://y) <b>"}
     (tmp_path / "a.json").write_text(json.dumps(small(name="octocat")), "utf-8")
     (tmp_path / "b.json").write_text(json.dumps(small(machine=hostile)), "utf-8")
-    page = contributed_tables.contributed(tmp_path)
+    page = product_tables.contributed(tmp_path)
     assert page.count("## ") == 2
     assert "[octocat](https://github.com/octocat)" in page
     assert "A \\| B \\[x\\](http://y) \\<b\\>" in page
     assert "| allocated peak, traced | 1 | 10.0 % | +10.0 % |  | tiny fp32 eager foretrain |" in page
     (tmp_path / "c.json").write_text("{", "utf-8")
     with pytest.raises(UserError):
-        contributed_tables.contributed(tmp_path)
+        product_tables.contributed(tmp_path)
 
 
 def test_traces_on_that_card_are_near_what_its_allocator_counted() -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.accuracy import results
 from benchmarks.accuracy.table import BadTable, Case, Table, read
-from benchmarks.common import RESULTS, show, versions
+from benchmarks.common import RESULTS, versions
 
 
 def say(text: str) -> None:
@@ -156,20 +156,7 @@ def main() -> int:
     if asked.json:
         print(json.dumps(found, indent=1, ensure_ascii=False))
         return 0
-    rows = [
-        line_of(figure)
-        for row in found["cases"]
-        if row["id"] in {case.id for case in cases}
-        for figure in row["figures"]
-    ]
-    show("Measured by others, predicted by foretrain", ["figure", "measured", "predicted", "error"], rows)
-    show(
-        "Memory", ["group", "figures", "median", "90 %", "worst", "within 3 %"],
-        [
-            [g["group"], str(g["figures"]), f"{g['median_abs_error']:.3%}", f"{g['p90_abs_error']:.2%}", f"{g['worst_abs_error']:.2%}", str(g["within_3_percent"])]
-            for g in found["summary"]
-        ],
-    )  # fmt: skip
+    print(json.dumps(found["summary"], indent=1))
     print(f"wrote {asked.out}")
     return 0
 

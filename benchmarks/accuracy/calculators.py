@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from benchmarks.accuracy import results
-from benchmarks.common import RESULTS, show
+from benchmarks.common import RESULTS
 
 OUT = RESULTS / "accuracy_calculators.json"
 
@@ -158,13 +158,7 @@ def main() -> int:
         "summary": summary(found), "rows": found,
     }  # fmt: skip
     results.write(OUT, record)
-    show(
-        "Published formulas", ["calculator", "figures", "median error", "from", "to"],
-        [
-            [s["calculator"], str(s["figures"]), f"{s['median_abs_error']:.2%}", f"{s['lowest_error']:+.0%}", f"{s['highest_error']:+.0%}"]
-            for s in record["summary"]
-        ],
-    )  # fmt: skip
+    print(json.dumps(record["summary"], indent=1))
     return 0
 
 

@@ -115,18 +115,17 @@ def main() -> None:
     here, there = installed_torch().split("+")[0], data["versions"]["torch"].split("+")[0]
     if here != there:
         print(f"note: measured with torch {there}, traced with {here}; memory differs between versions")
-    rows, table = [], []
+    rows = []
     for row in data["rows"]:
-        name = [row["name"], row["step"], "compiled" if row["compiled"] else "eager", row["dtype"]]
         if not row["memory"].get("phases"):
-            table.append([*name, row["memory"].get("error", "not measured")[:40], "", "", "", ""])
+            print(f"{row['name']} {row['step']}: {row['memory'].get('error', 'not measured')}")
             continue
         trace_as_measured(data, row)
         result = compare(row, gpu)
         rows.append({**{key: row[key] for key in ("name", "step", "compiled", "dtype", "knobs", "time")}, **result})
-        errors = [f"{result[f'{what}_error']:+.2%}" for what in ("allocated", "reserved", "process", "ledger")]
         flags = " ".join(word for word in ("under", "refused") if result[word]).upper()
-        table.append([*name, *errors, f"{result['context_bytes'] / MIB:.0f}", flags])
+        errors = (f"{what} {result[f'{what}_error']:+.2%}" for what in ("allocated", "reserved", "process", "ledger"))
+        print(f"{row['name']} {row['step']} {row['dtype']}: {', '.join(errors)} {flags}", flush=True)
     summary = {}
     for kind, chosen in (("eager", False), ("compiled", True)):
         errors = [abs(row["allocated_error"]) for row in rows if row["compiled"] == chosen]
@@ -140,18 +139,12 @@ def main() -> None:
                 summary[f"{what}_to_the_byte{where}"] = f"{exact_ones} of {len(rows)}"
         summary["under_estimates"] = sum(row["under"] for row in rows)
         summary["false_refusals"] = sum(row["refused"] for row in rows)
-    columns = ["case", "step", "mode", "dtype", "allocated", "reserved", "process", "ledger", "context MiB", ""]
-    document = {
-        "what": (__doc__ or "").splitlines()[0],
-        "measured": {**machine, **data["versions"]},
-        "summary": summary,
-    }
-    report(args.out, "Predicted against measured", columns, table, {**document, "rows": rows})
+    what = (__doc__ or "").splitlines()[0]
+    report(args.out, {"what": what, "measured": {**machine, **data["versions"]}, "summary": summary, "rows": rows})
     for row in rows:
         for found in row["differences"][:3]:
             count, place = found["only_on_card"], found["place"]
             print(f"{row['name']} {row['step']}: {count:+d} × {found['size_bytes'] / MIB:.1f} MiB on the card {place}")
-    print(json.dumps(summary, indent=1))
 
 
 if __name__ == "__main__":

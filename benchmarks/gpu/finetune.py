@@ -27,7 +27,6 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
 from at_once import import_compiler, run_all
-from common import show
 
 from tests.cuda_build.finetuning.cases import Case, cases
 
@@ -128,25 +127,11 @@ def main() -> None:
         return
     document = json.loads(args.compare.read_text("utf-8"))
     rows = compare(document)
-    table = [
-        [row["name"], row["error"][:60], "", "", "", ""]
-        if "error" in row
-        else [
-            row["name"],
-            *(
-                text
-                for what in BYTES
-                for text in (
-                    f"{row[what]['real'] / 2**20:,.1f}",
-                    f"{row[what]['trace_error']:+.3%}",
-                    f"{row[what]['estimate_error']:+.2%}",
-                )
-            ),
+    for row in rows:
+        far = [
+            f"{row[what][f'{who}_error']:+.3%}" for what in BYTES for who in ("trace", "estimate") if "error" not in row
         ]
-        for row in rows
-    ]
-    columns = ["run", "allocated MiB", "traced", "estimated", "reserved MiB", "traced", "estimated"]
-    show("Fine-tuning: predicted against measured", columns, table)
+        print(f"{row['name']}: {row.get('error') or ', '.join(far)}")
     kept = {key: value for key, value in document.items() if key != "runs"}
     args.out.write_text(json.dumps({**kept, "rows": rows}, indent=1) + "\n", "utf-8")
 

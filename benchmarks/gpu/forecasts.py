@@ -63,7 +63,7 @@ def main() -> None:
     assert found
     plain = found.model_copy(update={"calibration": None})
     known = plain.model_copy(update={"calibration": Calibration.model_validate(recorded["calibration"])})
-    rows, table = [], []
+    rows = []
     for row in measured():
         config = launched({**row["knobs"], "compile": row["compiled"]})
         for name, gpu in (("catalogue", plain), ("calibrated", known)):
@@ -73,8 +73,6 @@ def main() -> None:
             row[f"{name}_error"] = time.expected_s / row["measured_s"] - 1
             row[f"{name}_within"] = time.low_s <= row["measured_s"] <= time.high_s
         rows.append(row)
-        errors = [f"{row[f'{name}_error']:+.1%}" for name in ("catalogue", "calibrated")]
-        table.append([row["title"], f"{row['measured_s'] * 1e3:,.1f}", *errors])
     summary = {
         name: {
             "median_error": median(abs(row[f"{name}_error"]) for row in rows),
@@ -83,8 +81,7 @@ def main() -> None:
         for name in ("catalogue", "calibrated")
     }
     document = {"what": (__doc__ or "").splitlines()[0], "gpu": found.name, "summary": summary, "rows": rows}
-    report(args.out, "Seconds of a step", ["step", "measured ms", "catalogue", "calibrated"], table, document)
-    print(json.dumps(summary, indent=1))
+    report(args.out, document)
 
 
 if __name__ == "__main__":

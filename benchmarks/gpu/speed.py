@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import torch
 from at_once import error_of, import_compiler, run_all
 from cases import B1, CHARACTERS, GPT2, A, C, Case
-from common import show, versions
+from common import versions
 
 from foretrain.config.checks import launched
 from foretrain.config.options import RunConfig
@@ -63,6 +63,7 @@ REFERENCES = [
     Case("narrow reference", NARROW_REFERENCE, "bfloat16", "foretrain", True),
 ]
 STEPS = 10
+ERRORS = ("catalogue_error", "calibrated_error", "energy_error")
 
 
 def joules(device: torch.device) -> float | None:
@@ -161,31 +162,28 @@ def main() -> None:
     rows: list[dict[str, Any]] = [
         {**case._asdict(), **{source: forecast(case, gpu) for source, gpu in gpus.items()}} for case in cases
     ]
-    table = []
     for case, row in zip(cases, rows, strict=True):
-        row["measured"] = measure(case, placement) if time.monotonic() < end else {"error": "no time left"}
-        name: list[str] = [case.name, case.dtype, "compiled" if case.compiled else "eager"]
-        found: dict[str, Any] = row["measured"]
-        if "error" in found:
-            table.append([*name, found["error"][:40], "", "", ""])
-            continue
-        for source in gpus:
-            row[f"{source}_error"] = row[source]["expected_s"] / found["step_s"] - 1
-        if found["power_w"] and row["catalogue"]["step_j"]:
-            row["energy_error"] = row[list(gpus)[-1]]["step_j"] / (found["power_w"] * found["step_s"]) - 1
-        errors = [
-            f"{row[key]:+.1%}" if key in row else "" for key in ("catalogue_error", "calibrated_error", "energy_error")
-        ]
-        table.append([*name, f"{found['step_s'] * 1e3:,.1f}", *errors])
-        print(" ".join(table[-1]), file=sys.stderr, flush=True)
+        found: dict[str, Any] = {"error": "no time left"}
+        if time.monotonic() < end:
+            found = measure(case, placement)
+        row["measured"] = found
+        told = found.get("error", "")
+        if not told:
+            for source in gpus:
+                row[f"{source}_error"] = row[source]["expected_s"] / found["step_s"] - 1
+            if found["power_w"] and row["catalogue"]["step_j"]:
+                row["energy_error"] = row[list(gpus)[-1]]["step_j"] / (found["power_w"] * found["step_s"]) - 1
+            told = f"{found['step_s'] * 1e3:,.1f} ms, " + ", ".join(
+                f"{key} {row[key]:+.1%}" for key in ERRORS if key in row
+            )
+        print(
+            f"{case.name} {case.dtype} {'compiled' if case.compiled else 'eager'}: {told}", file=sys.stderr, flush=True
+        )
     summary = {}
-    for key in ("catalogue_error", "calibrated_error", "energy_error"):
+    for key in ERRORS:
         errors = [abs(row[key]) for row in rows if key in row]
         if errors:
             summary |= {f"{key}_median": median(errors), f"{key}_worst": max(errors)}
-    show(
-        "A step's time and energy", ["case", "dtype", "mode", "measured ms", "catalogue", "calibrated", "energy"], table
-    )
     detected = detect() if placement.device.type == "cuda" else None
     document = {
         "what": (__doc__ or "").splitlines()[0], "date": date.today().isoformat(), "gpu": placement.gpu.name,

@@ -30,7 +30,6 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import numpy as np
 from at_once import error_of, import_compiler
 from cases import MOVED, SENDS
-from common import show
 
 ROUNDS, WARM = 3, 3
 TRIES, WAIT_S = 20, 4  # where ways that start have taken the card's memory
@@ -354,18 +353,13 @@ def main() -> None:
         "rows": rows,
     }  # fmt: skip
     args.out.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
-    table = [
-        [
-            row["title"], f"{row['step_s'] * 1e3:,.2f}", f"{row['tokens_per_s']:,.0f}",
-            f"{row['ratio']:.2f} ({row['ratio_range'][0]:.2f} to {row['ratio_range'][1]:.2f})" if "ratio" in row else "",
-            f"{row['allocated_bytes'] / 2**30:.2f}", f"{row['reserved_bytes'] / 2**30:.2f}", f"{row['first_steps_s']:.0f}",
-        ]
-        if row["blocks"]
-        else [row["title"], row.get("error", "")[:60], *[""] * 5]
-        for row in rows
-    ]  # fmt: skip
-    columns = ["way", "ms a step", "tokens/s", "times nanoGPT (range)", "GiB", "reserved", "first s"]
-    show("Ways to run a step", columns, table)
+    for row in rows:
+        took = (
+            f"{row['step_s'] * 1e3:,.2f} ms, {row.get('ratio', 0):.2f} times nanoGPT"
+            if row["blocks"]
+            else row.get("error", "")
+        )
+        print(f"{row['title']}: {took}")
 
 
 if __name__ == "__main__":

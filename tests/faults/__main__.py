@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import report
+from benchmarks.common import report, show
 from tests.faults import (
     data_flips,
     experiments,
@@ -92,7 +92,8 @@ def main() -> None:
         print(json.dumps(found))
     else:
         data = {"tier": words.tier, "seed": words.seed, "experiments": found, "ok": ok}
-        report(out, f"Faults, tier {words.tier}", ["fault", "held", "counts"], rows, data)
+        show(f"Faults, tier {words.tier}", ["fault", "held", "counts"], rows)
+        report(out, data)
     raise SystemExit(0 if ok else 1)
 
 

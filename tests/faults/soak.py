@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import RESULTS, report
+from benchmarks.common import RESULTS, report, show
 from tests.faults import soak_faults
 from tests.faults.soak_count import counted
 from tests.faults.soak_watch import SAVE_EVERY, Watch
@@ -130,7 +130,8 @@ def write(work: Path, out: Path, same: dict[str, Any] | None = None) -> dict[str
     with (work / "table.txt").open("w") as file:
         old, sys.stdout = sys.stdout, file
         try:
-            report(out, "Soak", ["what", "count"], rows, found)
+            show("Soak", ["what", "count"], rows)
+            report(out, found)
         finally:
             sys.stdout = old
     return found

@@ -109,7 +109,9 @@ class PlanRecord(Record):
         made: Any = self  # each kind has these, as fields or as what follows from them
         where, room, timing = made.place, made.available_bytes, made.timing
         memory = format_bytes(self.needed_bytes) + (f" of {format_bytes(room)}" if room is not None else "")
-        time = f", {format_duration(timing.total_s.expected_s)}" if timing and timing.total_s else ""
+        time = f", {timing.tokens_per_s:.0f} tokens/s" if timing else ""
+        if timing and timing.total_s:
+            time = f", {format_duration(timing.total_s.expected_s)}"
         return f"<plan of {made.name} on {where}: {self.verdict}, {memory}{time}>"
 
 

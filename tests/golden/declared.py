@@ -22,6 +22,8 @@ DECLARED: tuple[Declared, ...] = (
     Declared("^python inference", r"stdout:\d+", FACTS),
     Declared("", r"facts\.(latent|published)$", FACTS, old=r"^\(nothing\)$"),
     Declared("finetune", r"(advice|changes|largest)", ADVICE),
+    Declared("cluster|inference", r"stdout\.advice$", ADVICE, old=r"^\(nothing\)$"),
+    Declared("^python", r"stdout:\d+", PLAN, new='plan of|"kind"|available_bytes'),
     Declared("inference", "stdout", LINE, new="tokens"),
     Declared("check", "stderr", CHECK),
     Declared("^languages", "stdout", LINE),

@@ -278,9 +278,7 @@ def _whole_run(
     if remaining is None or pace is None:
         return {"whole_run_s": None, "whole_run_energy_j": None, "whole_run_cost": None}
     so_far_s, left = _so_far_s(log, pace.median_s, slower), remaining.time_s
-    times = Range(
-        low_s=so_far_s + left.low_s, expected_s=so_far_s + left.expected_s, high_s=so_far_s + left.high_s
-    )  # fmt: skip
+    times = Range(low_s=so_far_s + left.low_s, expected_s=so_far_s + left.expected_s, high_s=so_far_s + left.high_s)
     spent = spending(config, gpu, mfu, times) if gpu and config else Spending()
     money = spent.money()
     cost = money[1] if money else None

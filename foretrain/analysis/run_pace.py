@@ -153,15 +153,13 @@ def _cause(line: _Line, usual: list[_Line], steady_s: float, world: int) -> str:
         return hot
     if lower:
         return "power_cap" if "power_cap" in reasons else "clock"
-    others, usual_others = (
-        line.number("used_by_others_bytes"),
-        _usual(usual, lambda one: one.number("used_by_others_bytes")),
-    )
-    if others is not None and usual_others is not None and others > usual_others + OTHERS_BYTES:
-        return "others_card"
-    others, usual_others = line.number("others_cores"), _usual(usual, lambda one: one.number("others_cores"))
-    if others is not None and usual_others is not None and others > usual_others + OTHERS_CORES:
-        return "others_cpu"
+    for key, more, cause in (
+        ("used_by_others_bytes", OTHERS_BYTES, "others_card"),
+        ("others_cores", OTHERS_CORES, "others_cpu"),
+    ):
+        others, usual_others = line.number(key), _usual(usual, lambda one, key=key: one.number(key))
+        if others is not None and usual_others is not None and others > usual_others + more:
+            return cause
     cores, usual_cores = line.cores, _usual(usual, lambda one: one.cores)
     # On a card the host waits, and how long says nothing; a process that computes uses the cores that it gets.
     if clock is None and cores is not None and usual_cores is not None and cores < CORES_SHARE * usual_cores:

@@ -246,9 +246,7 @@ def compare(subjects: Sequence[Subject]) -> Comparison:
     differing = tuple(s for s in found if s.differs)
     if all(verdict.outcome == "not_comparable" for verdict in verdicts) and not differing:
         raise UserError("data.nothing_to_compare", one=subjects[0].label, other=subjects[1].label)
-    apart = dict.fromkeys(
-        reason for other in subjects[1:] for reason in brought_together(subjects[0], other)[3]
-    )  # fmt: skip
+    apart = dict.fromkeys(reason for other in subjects[1:] for reason in brought_together(subjects[0], other)[3])
     return Comparison(
         sides=tuple(_side(subject) for subject in subjects), differing=differing,
         unknown=tuple(s for s in found if not s.differs), verdicts=verdicts, losses_apart=tuple(apart),

@@ -281,9 +281,7 @@ def _best(compare: Compare, subjects: Sequence[Subject], found: Sequence[Setting
     if compare in (speed, mfu) and others:
         rest = others
     if not rest:  # the best so far meets nobody: the first pair that can be had
-        rest = [
-            (pair, s) for s in subjects[1:] if isinstance(pair := compare(subjects[0], s), Pair)
-        ]  # fmt: skip
+        rest = [(pair, s) for s in subjects[1:] if isinstance(pair := compare(subjects[0], s), Pair)]
         best = subjects[0]
     pair, other = min(rest, key=lambda item: item[0].share)
     return pair, best, other

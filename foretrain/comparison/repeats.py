@@ -225,7 +225,7 @@ def learned(subjects: Sequence[Subject], found: Sequence[Setting]) -> tuple[list
     told = [
         replace(s, start_scatter=scatters[_device(s)].counted) if s.measured and _device(s) in scatters else s
         for s in subjects
-    ]  # fmt: skip
+    ]
     return told, tuple(scatters.values())
 
 

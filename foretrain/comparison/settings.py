@@ -72,9 +72,7 @@ def is_compared(name: str) -> bool:
 
 def of_config(config: RunConfig, gpu: Gpu | None, step: StepName) -> dict[str, Any]:
     """Return what a config settles. Automatic choices are those that the card decides, where it is known."""
-    known: dict[str, Any] = {
-        name: getattr(config, name) for name in OPTIONS if is_compared(name)
-    }  # fmt: skip
+    known: dict[str, Any] = {name: getattr(config, name) for name in OPTIONS if is_compared(name)}
     if config.dtype == "auto":
         known["dtype"] = choose_dtype(config, gpu, step)[0] if gpu else None
     if config.attention == "auto":  # on a CPU a measurement decides
@@ -160,9 +158,7 @@ def _join_rates(sides: list[dict[str, Any]]) -> None:
 
 def differing(settings: Iterable[Setting], one: int, other: int, effect: Effect | None = None) -> tuple[Setting, ...]:
     """Return the settings that differ between two subjects, with this effect."""
-    return tuple(
-        s for s in settings if s.differs_between(one, other) and (effect is None or effect in s.affects)
-    )  # fmt: skip
+    return tuple(s for s in settings if s.differs_between(one, other) and (effect is None or effect in s.affects))
 
 
 def changes(setting: Setting, config: RunConfig, value: Any) -> dict[str, Any] | None:

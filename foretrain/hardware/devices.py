@@ -86,9 +86,8 @@ def device_named(name: str) -> Gpu:
 
 
 def target(
-    name: str, stated_bytes: int | None = None, *, index: int = 0,
-    detect: Callable[[int], DetectedGpu | None] = detect,
-) -> Target:  # fmt: skip
+    name: str, stated_bytes: int | None = None, *, index: int = 0, detect: Callable[[int], DetectedGpu | None] = detect
+) -> Target:
     """Return the device of this name with what other programs use there: as stated, else measured on this machine.
 
     "auto": card `index` of this machine, which `detect` looks for. Raises UserError where there is none, where the name

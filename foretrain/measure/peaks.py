@@ -23,9 +23,7 @@ Listen = Callable[[str, float], None]
 ENOUGH_S, FEWEST, MOST = 0.04, 3, 100_000
 MOST_ON_CARD = 200  # the smallest kernels would else run thousands of times
 # (rows, out, in) of linear layers: narrow and wide ones, few and many rows, and a head.
-SHAPES = (
-    (768, 512, 128), (2048, 1536, 384), (2048, 384, 384), (512, 384, 384), (2048, 3072, 768), (1024, 8192, 384)
-)  # fmt: skip
+SHAPES = ((768, 512, 128), (2048, 1536, 384), (2048, 384, 384), (512, 384, 384), (2048, 3072, 768), (1024, 8192, 384))
 LARGE_SHAPES = ((16384, 3072, 768), (16384, 6144, 1536), (8192, 8192, 2048), (16384, 50304, 768))
 # (batch x heads, context, width of a head) of attention as matmuls.
 HEADS = ((48, 64, 32), (24, 256, 64), (12, 512, 64), (8, 256, 128), (4, 1024, 64))

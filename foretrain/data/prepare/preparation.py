@@ -177,9 +177,7 @@ class Preparation:
                 self.reader = Ranges(job, self.options.val_share) if self.ranges else Reader(job)
                 if signal := self._read_and_write():
                     self._snapshot()
-                    return Outcome(
-                        None, self.resumed, signal=signal, tokens=self.tokens, elapsed_s=self._elapsed_s()
-                    )  # fmt: skip
+                    return Outcome(None, self.resumed, signal=signal, tokens=self.tokens, elapsed_s=self._elapsed_s())
             return self._finish()
         except UserError:
             self._keep()
@@ -249,9 +247,7 @@ class Preparation:
         return False
 
     def _wait_for(self, future: "Future[Encoded]", position: Position, read_bytes: int) -> None:
-        self.pending.append(
-            _Pending(future, position, read_bytes, self.seen.count, self.duplicates, self.digest)
-        )  # fmt: skip
+        self.pending.append(_Pending(future, position, read_bytes, self.seen.count, self.duplicates, self.digest))
 
     def _keep_of(self, batch: Batch) -> np.ndarray:
         """Return (n) by the document's hash: which split it is of, or 0 for a text that was there before."""

@@ -52,9 +52,7 @@ class _Rows(LineReader):
         step, found = int(said["step"]), []
         if said.get("loss"):
             lr = said.get("lr")
-            found.append(
-                Reading(0, step, number(said["loss"]), learning_rate=number(lr) if lr else None)
-            )  # fmt: skip
+            found.append(Reading(0, step, number(said["loss"]), learning_rate=number(lr) if lr else None))
         if said.get("val"):
             found.append(Reading(1, step, evaluated=True, val_loss=number(said["val"])))
         return found

@@ -56,8 +56,8 @@ def reading_of(values: Mapping[str, float], step: int | None, at: int = 0) -> Re
             memory[kind] = round(value * unit)
     rate = next((values[key] for key in _RATES if values.get(key, 0.0) > 0), None)
     return Reading(
-        at, step, loss, tokens_per_s=rate, learning_rate=values.get("learning_rate"), memory_bytes=memory or None,
-    )  # fmt: skip
+        at, step, loss, tokens_per_s=rate, learning_rate=values.get("learning_rate"), memory_bytes=memory or None
+    )
 
 
 class Tally:

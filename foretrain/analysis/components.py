@@ -109,9 +109,6 @@ def explain(
     )  # fmt: skip
 
 
-# -- sums --------------------------------------------------------------------------------------------------
-
-
 def _sizes(plan: Plan, phase: PhaseMemory) -> tuple[int, int]:
     """Return (sequences, context) of the phase's micro-batch."""
     c = plan.config
@@ -152,9 +149,6 @@ def with_numbers(formula: str, symbols: dict[str, int]) -> str:
     return numbered.replace("·", " × ")
 
 
-# -- tensors -----------------------------------------------------------------------------------------------
-
-
 Kind = tuple[str, str, str, str, str, str]
 
 
@@ -182,9 +176,6 @@ def _kind(a: Allocation) -> tuple[str, str, str, str, str]:
     kernel = re.sub(r"_\d+$", "", a.op)  # Inductor numbers its kernels
     op = "" if a.category in ("weights", "gradients", "optimizer", "batch") else kernel
     return component_id(a), where, op, "×".join(str(side) for side in a.shape), a.dtype
-
-
-# -- nvidia-smi --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -249,9 +240,6 @@ def _judge(low: int, high: int, context: Context) -> str:
     if low > context.high_bytes + 64 * MIB:
         return "too_much"
     return "explained"
-
-
-# -- the timeline ------------------------------------------------------------------------------------------
 
 
 def timeline(trace: Trace, settings: Settings | None = None, points: int = TIMELINE_POINTS) -> tuple[Point, ...]:

@@ -230,14 +230,6 @@ def _disturbance(
     )  # fmt: skip
 
 
-# How long a step of a run took: one definition, for `runs`, `compare`, `explain`, `report` and the page.
-#
-# It is the median of the run's steady steps as metrics.jsonl has them: without the first steps of each start,
-# without
-# slow-downs that last, and without single slow steps. Of a run that was stopped and resumed, every start counts that
-# had
-# as many ranks as the last one.
-
 CHANGED = 1.15  # how far the starts of a run are apart that is said to have changed its speed
 CACHED_RUNS = 512
 

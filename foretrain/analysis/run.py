@@ -156,9 +156,6 @@ def explain_run(
     )  # fmt: skip
 
 
-# -- memory ------------------------------------------------------------------------------------------------
-
-
 def _phase(record: TrainedRun) -> MeasuredPhase | None:
     """Return the measured phase of a step, in which weights, moments and what backward keeps were measured too."""
     found = (record.memory.phase(name) for name in STEP_PHASES)
@@ -219,9 +216,6 @@ def _phases(plan: Plan, record: TrainedRun) -> tuple[Piece, ...]:
         Piece(id=phase.phase, predicted_bytes=predicted.get(phase.phase), measured_bytes=phase.allocated_bytes)
         for phase in record.memory.phases
     )
-
-
-# -- time --------------------------------------------------------------------------------------------------
 
 
 def _numbers(lines: Iterable[dict[str, Any]], key: str) -> list[float]:
@@ -301,9 +295,6 @@ def _step(plan: Plan, pace: RunPace | None, machine: MachineLoad | None) -> Row 
     )  # fmt: skip
 
 
-# -- out of memory -----------------------------------------------------------------------------------------
-
-
 def failures_of(record: RunRecord, events: Lines) -> tuple[OutOfMemory, ...]:
     """Return every time that memory ran out; the last one ended the run where the record says that memory did."""
     found = []
@@ -359,9 +350,6 @@ def _remedies(record: TrainedRun, failures: tuple[OutOfMemory, ...]) -> tuple[Re
 
 
 TRAINER_SCHEMA = "foretrain.explain-trainer/1"
-
-
-# -- a Trainer's run ---------------------------------------------------------------------------------------
 
 
 class TrainerRunExplanation(Record):

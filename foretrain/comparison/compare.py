@@ -162,9 +162,6 @@ def _ahead(
     return (best, "difference") if beyond else (None, "within_noise")
 
 
-# `compare`: subjects side by side. First what differs between them, then what each did, then what follows and what
-# does not, and which runs would tell the rest.
-
 SCHEMA = "foretrain.compare/1"
 MOST = 32
 

@@ -131,10 +131,7 @@ def _half(error_a: float, df_a: float, error_b: float, df_b: float, floor: float
     return math.hypot(t * error, _Z * floor)
 
 
-# Step times of two runs over the stretch that both have been through.
-#
-# A card slows as it warms up, so the whole of a long run is no match for a short one. Time since the start counts,
-# not
+# A card slows as it warms up, so the whole of a long run is no match for a short one. Time since the start counts, not
 # the number of steps: it is what warms a card, and a resumed run starts again.
 
 UNLIKE = 1.25  # runs whose lengths differ by less are taken whole
@@ -177,15 +174,6 @@ def _until(subject: Subject, end_s: float) -> tuple[float, ...]:
     pairs = zip(subject.steps_since_start, subject.step_times_s, strict=True)
     return tuple(time_s for since, time_s in pairs if since * step_s <= end_s * (1 + 1e-9))
 
-
-# How far the speed of one run is from that of the same run started again, learned where such repeats are given.
-#
-# Repeats are runs on one device in which no setting differs that could change the speed. What is left of their
-# distance
-# after the noise within each is the scatter between starts. Few repeats tell little of a deviation, so the
-# assumption
-# (noise.py) counts as ASSUMED_AS further degrees of freedom, the way empirical Bayes shrinks variances (Smyth 2004,
-# doi:10.2202/1544-6115.1027), with Student's t; repeats that agree better than assumed never widen an interval.
 
 ASSUMED_AS = 4
 FEWEST_DEGREES = 2  # degrees of freedom: three runs of the same settings, or two pairs

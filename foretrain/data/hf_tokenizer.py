@@ -107,10 +107,8 @@ def _document(model: Any, before: Any, decoder: Any, special: dict[str, int]) ->
     }  # fmt: skip
 
 
-# A dataset's tokenizer as the keys of GGUF that llama.cpp reads (llama.cpp: src/llama-vocab.cpp, conversion/base.py).
-#
-# llama.cpp knows the rules that cut text into words by name only, each a pattern in its own code. A tokenizer whose
-# pattern it does not have is not written: it would give other ids.
+# llama.cpp (src/llama-vocab.cpp, conversion/base.py) knows the rules that cut text into words by name only, each a
+# pattern in its own code. A tokenizer whose pattern it does not have is not written: it would give other ids.
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)  # llama.cpp's kinds of tokens
 _SPACE = "\u2581"  # what stands for a space in SentencePiece's vocabularies

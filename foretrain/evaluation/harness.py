@@ -109,11 +109,6 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), "")[:200].rstrip(".") or type(error).__name__
 
 
-# lm-eval's tasks: their names, what they need, and their metrics as records.
-#
-# lm-eval and datasets are others' code, loaded late. What a task lacks (a package, its data, a network) becomes one
-# sentence.
-
 PACKAGE = "lm_eval"
 # Resamples for the standard error of a metric that is not a mean. With a thousand it is known to about 2 %; lm-eval's
 # command takes a hundred thousand, which is minutes of a processor for a task of 5,000 documents.

@@ -129,14 +129,10 @@ def with_pareto(trials: Sequence[TuneTrial]) -> tuple[TuneTrial, ...]:
     return tuple(marked)
 
 
-# Which of some settings is the fastest, told from noisy times: paired rounds, bounds, successive elimination.
-#
-# In a round every setting that is still in the race is timed once, so that what drifts (clocks, other programs,
-# heat)
-# is in all of them and goes out of their differences. Differences are of logarithms. Their mean is trimmed, as a
-# round
-# may be hit by something else, and its bounds are those of Yuen and Tukey: Student's t on the winsorized deviation
-# (Tukey and McLaughlin 1963, Sankhya A 25, 331). No torch, no numpy, no clock.
+# In a round every setting that is still in the race is timed once, so that what drifts (clocks, other programs, heat)
+# is in all of them. Differences are of logarithms. Their mean is trimmed, as a round may be hit by something else, and
+# its bounds are those of Yuen and Tukey: Student's t on the winsorized deviation (Tukey and McLaughlin 1963, Sankhya A
+# 25, 331).
 
 NEAR = 0.01  # settings that differ by less are as good as each other
 CONFIDENCE = 0.95  # of all bounds of a race together: its settings, and its looks

@@ -39,13 +39,10 @@ from foretrain.measure.tune_record import (
 )
 from foretrain.predict.memory import StepMemory
 
-# What the settings not tried yet probably take: the forecast, corrected by those that were tried.
-#
 # The logarithm of measured over forecast time is taken to be a sum of what each option's level does that the forecast
-# does not know, of what pairs of levels do, and of a smooth function of the micro-batch: a Gaussian process, whose
-# deviations say how wrong a forecast may be in each respect. So one trial speaks for all its neighbours, and what is
-# near in the forecast is told apart by a few trials. Rasmussen and Williams 2006, equations 2.25 and 2.26; the next
-# trial is that of the highest expected improvement (Jones, Schonlau and Welch 1998) for the time it costs.
+# does not know, of what pairs of levels do, and of a smooth function of the micro-batch: a Gaussian process (Rasmussen
+# and Williams 2006, equations 2.25 and 2.26). So one trial speaks for all its neighbours. The next trial is that of the
+# highest expected improvement (Jones, Schonlau and Welch 1998) for the time it costs.
 
 Array = np.ndarray
 
@@ -272,8 +269,6 @@ class Tuner:
             self.stop = "interrupted"
             self.listen("interrupted", {})
 
-    # -- looking around ------------------------------------------------------------------------------------
-
     def _explore(self) -> None:
         """Try what promises most for its time, until nothing promises enough."""
         self.steps_s = [math.exp(log_s) for log_s in self.model.prior]
@@ -426,8 +421,6 @@ class Tuner:
             "step_s": trial.bursts[-1].step_s if trial.bursts else None, "peak_bytes": trial.peak_bytes,
             "speed": math.exp(-ratio) if ratio is not None else None, "first": trial.number == self.reference,
         }  # fmt: skip
-
-    # -- the race ------------------------------------------------------------------------------------------
 
     def _compete(self) -> None:
         """Race among the best few until it is decided; then the winner has to evaluate, too."""

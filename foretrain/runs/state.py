@@ -16,11 +16,8 @@ from foretrain.base.files import not_written, read_text, replace, replace_text
 from foretrain.base.process_memory import system
 from foretrain.base.records import Record
 
-# `label.json` in a run's folder: the name, the note and the tags that its user gave it.
-#
-# They are the user's words about a run and no part of it: neither a resume nor a comparison of settings reads them.
-# They
-# may be anything, so whoever shows them makes them printable.
+# A label is the user's words about a run and no part of it: neither a resume nor a comparison of settings reads it. It
+# may be anything, so whoever shows it makes it printable.
 
 LABEL_FILE = "label.json"
 LABEL_SCHEMA = "foretrain.label/1"
@@ -101,12 +98,9 @@ def changed(
     )
 
 
-# `now.json` in a run's folder: what the run does at this moment, and which process of which machine does it.
-#
-# It is there for whoever looks (`foretrain top`, the page): nothing of the run depends on it. So it is not synced,
-# what
-# the disk refuses is left out, and it is removed when the run lets go of its folder. A run that was killed leaves it
-# behind; its process then tells that nobody is there any more.
+# now.json is there for whoever looks (`foretrain top`, the page): nothing of the run depends on it. So it is not
+# synced, what the disk refuses is left out, and it is removed when the run lets go of its folder. A run that was killed
+# leaves it behind; its process then tells that nobody is there any more.
 
 NOW_FILE = "now.json"
 NOW_SCHEMA = "foretrain.now/1"

@@ -234,11 +234,8 @@ def _sum(
     return float(total), weight
 
 
-# How a run ends that does not end well: what its record says, and the sentence in place of a traceback.
-#
-# After any error of a card but a lack of memory its context is gone: every further call to it fails or hangs, so
-# none is
-# made, neither here nor on the way out. Only a new process can use the card again.
+# After any error of a card but a lack of memory its context is gone: every further call to it fails or hangs, so none
+# is made. Only a new process can use the card again.
 
 CARD_FAILED = "environment.card_failed"
 SMALLER_AT_RESUME = ("memory.optimizer_step", "memory.others_wait")  # the record has a smaller micro-batch then

@@ -91,9 +91,6 @@ def kept_in(folder: Path) -> str:
     return say("nonfinite.kept", step=steps[-1]) if steps else say("nonfinite.kept_none")
 
 
-# -- saving ------------------------------------------------------------------------------------------------
-
-
 def check_shared(folder: Path, peers: Peers) -> None:
     """Raise UserError on all ranks where one does not see the first one's files, or they cannot be written."""
     mark = folder / f".staging-shared-{os.getpid()}"  # swept, should it be left
@@ -262,9 +259,6 @@ def sweep(folder: Path) -> None:
     for pattern in (".staging-*", ".trash-*"):
         for path in folder.glob(pattern):
             durable.remove_folder(path)
-
-
-# -- loading -----------------------------------------------------------------------------------------------
 
 
 def problem_of(path: Path, peers: Peers = ALONE) -> str | None:

@@ -140,15 +140,11 @@ def _again(state: TrainState, batches: Iterable[Batch], search: _Search) -> None
             return
 
 
-# Losses that show that a run goes wrong although all its numbers stayed finite.
-#
-# It has diverged: training text alone is looked at, as on validation text the loss of a model that overfits rises
-# too. Nothing is stopped for it in the middle of a run, as losses recover; a run that ends so did not finish well.
-#
-# It leaps, which is told and never acted on. A loss is compared with the steps before it by their median and by the
-# spread around it (the median distance, which for a normal distribution is 1 / 1.4826 of a standard deviation), so
-# that neither a leap nor the slope of a young run makes the next leap look small. The losses are part of a
-# checkpoint, so a resumed run tells what the whole one would have.
+# Of divergence training text alone is looked at: on validation text the loss of a model that overfits rises too.
+# Nothing is stopped for it in the middle of a run, as losses recover. A leap is told and never acted on: a loss is
+# compared with the median of the steps before it and the spread around it, so that neither a leap nor the slope of a
+# young run makes the next leap look small. The losses are part of a checkpoint, so a resumed run tells what the whole
+# one would have.
 
 FAR_ABOVE = 1.5  # times the loss of a model that knows nothing: worse than that is no chance
 LEAST_GAIN, MOST_LOST = 0.5, 0.5  # nats that were gained at all, and the share of them that is lost again

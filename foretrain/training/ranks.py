@@ -124,8 +124,6 @@ class Group(Ranks):
         )  # fmt: skip
         self.peers = Peers.joined()
 
-    # -- agreeing ------------------------------------------------------------------------------------------
-
     def agree(self, word: Any, decide: Callable[[list[Any]], Any], *, patient: bool = False) -> Any:
         self._count += 1
         own = f"word/{self._count}"
@@ -169,8 +167,6 @@ class Group(Ranks):
         tensor = torch.tensor(list(numbers), dtype=torch.float64, device=device)
         dist.all_reduce(tensor)
         return tensor.tolist()
-
-    # -- ends ----------------------------------------------------------------------------------------------
 
     def explained(self, error: BaseException) -> BaseException:
         broken = isinstance(error, RuntimeError) and (
@@ -301,9 +297,6 @@ def meet(place: Place, timeout_s: float) -> Store:
     raise UserError("environment.no_meeting", meeting=place.meeting, seconds=timeout_s)
 
 
-# -- do they fit together ----------------------------------------------------------------------------------
-
-
 def greet(ranks: Ranks, word: dict[str, Any]) -> dict[str, Any]:
     """Say what this rank is, and hear what all are. Raises UserError where they do not fit together.
 
@@ -357,11 +350,9 @@ def _on_own_card(config: RunConfig, place: Place) -> RunConfig:
     return config.model_copy(update={"device": f"cuda:{index}"})
 
 
-# What the ranks of a run do alike, for the trainer's loop: stop, take a smaller micro-batch, evaluate, compare.
-#
 # Each step's loss is reduced over the ranks, and with it whether one of them has something to tell (Parallel.mean).
-# Only
-# where one has do they confer, all after the same step; so a run in which nothing happens has no further collective.
+# Only where one has do they confer, all after the same step; so a run in which nothing happens has no further
+# collective.
 
 SLOW_TWICE = 2  # in so many evaluations, one after the other, before it is told
 
@@ -417,8 +408,6 @@ class Together:
         """Cut each into pieces of so many rows, where this rank has no memory for the whole."""
         for idx, targets in batches:
             yield from zip(idx.split(rows), targets.split(rows), strict=True)
-
-    # -- evaluation ----------------------------------------------------------------------------------------
 
     def part(self, state: TrainState) -> tuple[int, int]:
         """Return (which, of how many) of an evaluation's batches this rank does: all, where each needs every rank."""

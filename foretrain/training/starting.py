@@ -198,9 +198,6 @@ def _nominal_s(config: RunConfig, placement: Placement) -> float | None:
     return ModelShape.of(config).flops_per_token * config.tokens_per_step * config.max_iters / peak if peak else None
 
 
-# -- the measurement ---------------------------------------------------------------------------------------
-
-
 def slice_of(config: RunConfig) -> RunConfig:
     """Return a config whose step takes about _SLICE_FLOPS and whose parts have the same shares."""
     c = config

@@ -116,8 +116,6 @@ class Trainer:
         """Take the run's config; `own` is what this rank carries out of each step."""
         self.config, self.own = config, self.together.part_of(config)
 
-    # -- the run -------------------------------------------------------------------------------------------
-
     def run(self, *, resume: bool = False) -> TrainedRun:
         """Train to the end or to a signal; the record is written in every case but a resume that was refused."""
         with self.flag:
@@ -480,8 +478,6 @@ class Trainer:
         if self.waiting.asleep and any(id == "machine_busy" for id, _ in told):
             self._note("threads_sleep")
 
-    # -- evaluation and saving -----------------------------------------------------------------------------
-
     def _evaluate_and_save(self, step: int, *, force: bool) -> None:
         before = self.clock()
         self._tell("evaluating", step)
@@ -578,8 +574,6 @@ class Trainer:
         self.progress = self.progress.model_copy(update=more)
         self._mend_folder()
         self.saver.save(self.state, self.progress, wait=wait)
-
-    # -- the record ----------------------------------------------------------------------------------------
 
     def _elapsed_s(self) -> float:
         return self._elapsed_before_s + self.clock() - self._started

@@ -133,8 +133,6 @@ class PhaseMeter:
         )
 
 
-# `Hooks`: what a Trainer does and tells no callback: its micro-batches, evaluations and saves, and what ends them.
-#
 # A callback hears nothing of an exception. So while a run trains, the Trainer's own methods are called through a
 # wrapper on the instance, which says what begins, what ends and what failed, and changes nothing.
 

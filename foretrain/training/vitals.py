@@ -105,8 +105,6 @@ class Vitals:
             self._index = self._cards.index_of(self.device.index or 0, **more)
         return self._cards.one(self._index, (os.getpid(),))
 
-    # -- out of memory -----------------------------------------------------------------------------------------
-
     def watching(self, state: TrainState, phase: str, step: int) -> Callable[[BaseException, int], None]:
         """Return what hears (the exception, micro-steps begun) where memory runs out in this phase."""
         return lambda error, micro_step: self.ran_out(error, state, step, phase=phase, micro_step=micro_step)

@@ -55,8 +55,6 @@ def left_out_text(left_out: dict[str, int]) -> str:
     return f" (it has {listed})" if listed else ""
 
 
-# Files of a dataset at Hugging Face, read by range: nothing is kept on disk, and a cut connection is taken up again.
-#
 # The revision is pinned when the files are listed, so that a preparation that goes on later reads the same bytes.
 
 CHUNK_BYTES = 4 * 2**20

@@ -93,9 +93,6 @@ def normed_rotary(q: Tensor, k: Tensor, of_q: Tensor, of_k: Tensor, cos: Tensor,
     return q.transpose(1, 2), k.transpose(1, 2)
 
 
-# -- layers with adapters ------------------------------------------------------------------------------------
-
-
 class Adapted(NamedTuple):
     """A frozen layer without a bias and its adapter. `dense(shared)`: the weight, out x in; one in 4 bits is made
     whole, where it is `shared` in the place that all have in common. `a`: r x in; `b`: out x r; `dropout`: p in

@@ -97,8 +97,6 @@ class Report:
         """What the tracker's library prints."""
         return self.job.folder / f"tracker-{self.tracker.name}.log"
 
-    # -- in its threads ----------------------------------------------------------------------------------------
-
     def _work(self) -> None:
         try:
             self._child = child = Child(CHILD, self.tracker.name, log=self._log.open("wb"))

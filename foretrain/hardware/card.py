@@ -61,12 +61,6 @@ def identity(properties: Any) -> dict[str, str]:
     return {"uuid": f"GPU-{uuid}" if uuid else "", "bus_id": "{:08x}:{:02x}:{:02x}.0".format(*address) if known else ""}
 
 
-# What NVML says of this machine's cards: what they are, memory by process, energy, clocks, what slows them. No
-# torch.
-#
-# Every figure is asked for by itself, so that a card, a driver or a container that keeps one back still gives the
-# others, and a driver that breaks in the middle of a run ends nothing but the samples.
-
 # Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h, nvmlClocksEventReason…) -> ids of texts.
 REASONS = {
     0x1: "idle", 0x2: "applications_clocks", 0x4: "power_cap", 0x8: "hardware_slowdown", 0x10: "sync_boost",

@@ -110,14 +110,12 @@ def explain(
 
 
 def _sizes(plan: Plan, phase: PhaseMemory) -> tuple[int, int]:
-    """Return (sequences, context) of the phase's micro-batch."""
     c = plan.config
     evaluation = phase.phase.startswith("evaluate")
     return (c.eval_batch, c.eval_block) if evaluation else (c.batch_size, c.block_size)
 
 
 def sums(plan: Plan, phase: PhaseMemory) -> tuple[Sum, ...]:
-    """Return each component with its formula and the formula with numbers."""
     symbols = symbols_of(plan.spec(), *_sizes(plan, phase))
     found = []
     for component in phase.components:
@@ -128,7 +126,6 @@ def sums(plan: Plan, phase: PhaseMemory) -> tuple[Sum, ...]:
 
 
 def because(plan: Plan, phase: PhaseMemory) -> Note | None:
-    """Say what the largest component follows from."""
     sizes: Counter[str] = Counter()
     for component in phase.components:
         sizes[component.id.partition(".")[0]] += component.size_bytes
@@ -234,7 +231,6 @@ def reconcile(shown: Shown, observed_bytes: int | None, process_bytes: int | Non
 
 
 def _judge(low: int, high: int, context: Context) -> str:
-    """Say whether what is left beside the allocator looks like a CUDA context."""
     if high < context.low_bytes - 64 * MIB:
         return "too_little"
     if low > context.high_bytes + 64 * MIB:

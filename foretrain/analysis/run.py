@@ -224,7 +224,6 @@ def _numbers(lines: Iterable[dict[str, Any]], key: str) -> list[float]:
 
 
 def _asides(metrics: Lines, events: Lines, timing: Timing | None = None) -> list[TimePiece]:
-    """Return evaluations and saves beside their forecast."""
     values = (event.get("values") for event in events if event.get("id") == "saved")
     saves = _numbers((each for each in values if isinstance(each, dict)), "save_s")
     evaluations = _numbers((line for line in metrics if line.get("kind") == "evaluation"), "evaluation_s")
@@ -337,7 +336,6 @@ def failure_of(values: dict[str, Any]) -> OutOfMemory:
 
 
 def _remedies(record: TrainedRun, failures: tuple[OutOfMemory, ...]) -> tuple[Remedy, ...]:
-    """Propose changes to a run that memory ended, with what others held of the card then."""
     if record.status != "failed" or not record.reason.startswith("memory."):
         return ()
     last = failures[-1] if failures else None

@@ -60,7 +60,6 @@ class RunPace(Record):
 
     @property
     def lost_s(self) -> float:
-        """Return seconds beyond steady steps, of all causes together."""
         return sum(one.lost_s for one in self.slower)
 
 
@@ -188,7 +187,6 @@ def _slower(cause: str, group: list[_Line], usual: list[_Line], steady_s: float)
 
 
 def logged_steps(record: TrainedRun, metrics: Sequence[dict[str, Any]]) -> tuple[int, int]:
-    """Return (steps that metrics.jsonl tells of, those that a run of as many steps logs)."""
     done, interval = record.steps_done, record.config.log_interval
     expected = -(-done // interval)
     if done == record.config.max_iters and (done - 1) % interval:
@@ -291,7 +289,6 @@ def of_lines(lines: Sequence[dict[str, Any]], *, on_card: bool) -> VitalSigns:
 
 
 def of_samples(samples: Sequence[dict[str, Any]], card: int) -> list[dict[str, Any]]:
-    """Turn the samples of `foretrain watch` into lines for `of_lines`: one card's figures."""
     lines = []
     for sample in samples:
         cards = sample.get("cards")

@@ -230,7 +230,6 @@ class _Places:
 
 
 def _groups(alive: list[tuple[Place, int]]) -> tuple[tuple[LiveGroup, ...], dict[str, int]]:
-    """Return (the largest groups, bytes by kind of all)."""
     sizes: Counter[Place] = Counter()
     counts: Counter[Place] = Counter()
     largest: dict[Place, int] = {}

@@ -204,7 +204,6 @@ def _predicted_times(subjects: Sequence[Subject], axis: Axis, split: str) -> tup
 
 
 def _lacks(one: Subject, other: Subject, axis: Axis) -> str:
-    """Say what keeps them from meeting on an axis; empty where they may."""
     if axis == "tokens" and one.tokens_per_step is None and other.tokens_per_step is None:
         axis = "steps"
     if _lacking("no_loss", (one, other)):

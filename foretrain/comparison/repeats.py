@@ -45,7 +45,6 @@ class Interval(Record):
 
 
 def reduced(values: Sequence[float], middle: Callable[[Sequence[float]], float], most: int = POINTS) -> list[float]:
-    """Return at most `most` middles of groups of neighbours."""
     if len(values) <= most:
         return list(values)
     edges = [round(i * len(values) / most) for i in range(most + 1)]
@@ -191,12 +190,10 @@ class Scatter(Record):
 
 
 def assumed(subject: Subject) -> float:
-    """Return the deviation between starts where no repeats tell."""
     return RUN_TO_RUN_CPU if subject.gpu and subject.gpu.kind == "cpu" else RUN_TO_RUN
 
 
 def are_repeats(found: Sequence[Setting], subjects: Sequence[Subject], one: int, other: int) -> bool:
-    """Return whether two runs are known to be of the same speed but for noise."""
     a, b = subjects[one], subjects[other]
     known = a.measured and b.measured and None not in (a.config, b.config, a.gpu, b.gpu)
     return known and a.gpu == b.gpu and not any(

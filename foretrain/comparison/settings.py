@@ -47,7 +47,6 @@ class Setting(Record):
 
     @property
     def matters(self) -> bool:
-        """Return whether it can change speed, memory or learning at all."""
         return bool(self.affects)
 
     @property
@@ -60,7 +59,6 @@ class Setting(Record):
         return a is not None and b is not None and a != b
 
     def unknown_between(self, one: int, other: int) -> bool:
-        """Return whether one of the two says it and the other does not."""
         return (self.values[one] is None) != (self.values[other] is None)
 
 
@@ -122,7 +120,6 @@ def _idle(settings: Mapping[str, Any]) -> Iterator[str]:
 
 
 def kind_of(name: str) -> tuple[Group, tuple[Effect, ...]]:
-    """Return the group that a setting stands in, and what it affects."""
     return _OTHERS[name] if name in _OTHERS else (GROUP_OF_OPTIONS[OPTIONS[name].group], OPTIONS[name].affects)
 
 
@@ -157,7 +154,6 @@ def _join_rates(sides: list[dict[str, Any]]) -> None:
 
 
 def differing(settings: Iterable[Setting], one: int, other: int, effect: Effect | None = None) -> tuple[Setting, ...]:
-    """Return the settings that differ between two subjects, with this effect."""
     return tuple(s for s in settings if s.differs_between(one, other) and (effect is None or effect in s.affects))
 
 

@@ -35,7 +35,6 @@ OTHERS = 0.9  # of a calibration's time: its kernels and steps
 
 
 def measure(device: torch.device, dtypes: list[str], timed: Timer, listen: Listen = lambda what, share: None) -> Peaks:
-    """Measure all peaks of a device. `timed` gives the seconds of a call on it."""
     started, most = time.perf_counter(), MOST_ON_CARD if device.type == "cuda" else MOST
     products: list[ProductPeak] = []
     for number, dtype in enumerate(dtypes):
@@ -57,7 +56,6 @@ def measure(device: torch.device, dtypes: list[str], timed: Timer, listen: Liste
 
 
 def calibrated(placement: Placement, dtypes: list[str], modes: list[bool], listen: Listen) -> Calibration:
-    """Calibrate a device, its peaks included."""
     found = calibrating.calibrate(placement, dtypes, modes, lambda what, share: listen(what, OTHERS * share))
     timed = timer(placement.device)
     best = measure(placement.device, dtypes, timed, lambda what, share: listen(what, OTHERS + (1 - OTHERS) * share))

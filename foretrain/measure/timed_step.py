@@ -53,7 +53,6 @@ class Ranks:
         self._words = 0
 
     def part_of(self, config: RunConfig) -> RunConfig:
-        """Return what this rank carries out of each step, on its own card."""
         device = f"cuda:{self.rank}" if config.device.startswith("cuda") else config.device
         return config_of_rank(config, self.world).model_copy(update={"device": device})
 

@@ -55,7 +55,6 @@ class ForecastError(Record):
 
     @classmethod
     def of(cls, pairs: Sequence[tuple[float | None, float | None]]) -> "ForecastError | None":
-        """Sum up (predicted, measured) pairs; None where no pair is whole."""
         logs = [math.log(predicted / measured) for predicted, measured in pairs if predicted and measured]
         if not logs:
             return None
@@ -112,7 +111,6 @@ class Tuning(Record):
 
 
 def with_pareto(trials: Sequence[TuneTrial]) -> tuple[TuneTrial, ...]:
-    """Set `pareto`: the frontier of throughput against memory."""
     marked = []
     for trial in trials:
         mine = (trial.tokens_per_s, trial.peak_bytes)
@@ -158,7 +156,6 @@ class Estimate:
 
 
 def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
-    """Return the trimmed mean of some values, and its two-sided bounds."""
     n = len(values)
     ordered = sorted(values)
     cut = int(TRIM * n)
@@ -175,8 +172,6 @@ def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimat
 
 
 class Race:
-    """Settings by number, their rounds, and who is still in it."""
-
     def __init__(self, entrants: Sequence[int], near: float = NEAR) -> None:
         self.alive, self.near = list(entrants), near
         self.rounds: list[dict[int, float]] = []  # log seconds of each that was timed
@@ -195,7 +190,6 @@ class Race:
 
     @property
     def looks(self) -> bool:
-        """Return whether this is a round after which something is decided."""
         return len(self.rounds) in LOOKS
 
     @property
@@ -221,7 +215,6 @@ class Race:
 
     @property
     def decided(self) -> bool:
-        """Return whether nobody who is left can be faster than the best by more than `near`."""
         if len(self.alive) < 2:
             return True
         if not self.looks:
@@ -247,7 +240,6 @@ def burst_s(config: RunConfig, step_s: float, seconds: float = EXPLORE_S) -> flo
 
 
 def start_s(config: RunConfig, step_s: float) -> float:
-    """Return what it takes until a child is ready."""
     warm_s = WARM_UP_STEPS / FEWEST_STEPS * burst_s(config, step_s, 0.0)
     return START_S + (COMPILE_S if config.compile else 0.0) + warm_s
 

@@ -56,8 +56,6 @@ ALL, ALONE = 1.0, 0.02  # all of them together, and each one for itself
 
 
 class Model:
-    """Expected logarithms of step times for all settings, given those that were measured."""
-
     def __init__(self, settings: Sequence[Setting], log_forecasts: Sequence[float], *, calibrated: bool) -> None:
         self.prior = np.asarray(log_forecasts, dtype=float)
         self.scale = 0.5 if calibrated else 1.0
@@ -149,17 +147,11 @@ Listen = Callable[[str, dict[str, Any]], None]
 
 
 class Bench(Protocol):
-    """What times a setting: `Pool`, or a simulation."""
-
     def burst(self, config: RunConfig, seconds: float, limit_s: float, expected_bytes: int | None) -> Burst | Death: ...
 
-    def evaluate(self, config: RunConfig, limit_s: float, expected_bytes: int | None) -> int | Death:
-        """Evaluate beside its training state; return the peak in bytes."""
-        ...
+    def evaluate(self, config: RunConfig, limit_s: float, expected_bytes: int | None) -> int | Death: ...
 
-    def holds(self, config: RunConfig) -> bool:
-        """Return whether a burst of it costs no start."""
-        ...
+    def holds(self, config: RunConfig) -> bool: ...
 
     def drop(self, config: RunConfig) -> None: ...
 
@@ -211,7 +203,6 @@ class TriedSetting:
 
     @property
     def agrees(self) -> bool:
-        """Return whether its middle ratios are near each other."""
         ordered = sorted(self.ratios)
         cut = (len(ordered) - 1) // 3
         return len(ordered) >= PAIRS and ordered[len(ordered) - 1 - cut] - ordered[cut] <= AGREE
@@ -270,7 +261,6 @@ class Tuner:
             self.listen("interrupted", {})
 
     def _explore(self) -> None:
-        """Try what promises most for its time, until nothing promises enough."""
         self.steps_s = [math.exp(log_s) for log_s in self.model.prior]
         wanted = self.given if self.given is not None else int(self.model.prior.argmin())
         number = first_trial([s.config for s in self.settings], self.steps_s, wanted, self.budget_s)
@@ -279,7 +269,6 @@ class Tuner:
             number = self._next()
 
     def _next(self) -> int | None:
-        """Return the setting to try next; None where it is time to race."""
         left_s = self._left()
         if any(trial.lives for trial in self.tried.values()):
             self.steps_s = [math.exp(log_s) for log_s in self.model.posterior()[0]]
@@ -358,7 +347,6 @@ class Tuner:
         trial.ratios.append(log_s - math.log(other.step_s) + self.origin if other else log_s)
 
     def _burst(self, number: int, seconds: float) -> Burst | None:
-        """Time a setting; None where it died, which its trial then knows."""
         trial = self.tried[number]
         limit_s = self.end - self.clock()
         if self.reference is None and len(self.tried) == 1 < len(self.settings):  # one trial must not take all the time

@@ -436,7 +436,6 @@ def work(found: Verification, places: Sequence[int], where: Target, path: Path, 
 
 
 def try_case(case: Case, where: Target) -> Outcome:
-    """Predict a case, then measure it, unless it cannot be."""
     began = time.monotonic()
     here: dict[str, Any] = {"case": case}
     if case.compiled and where.no_compile:

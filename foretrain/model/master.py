@@ -28,8 +28,6 @@ MOST_ON_THE_WAY = 8  # gradients between card and sum; each takes a place in pin
 
 
 class Gradients:
-    """Sum the gradients of micro-batches in the host's tensors."""
-
     def __init__(self) -> None:
         self._leaving = Leaving()
         self._sums: queue.Queue[tuple[Tensor, Tensor, Any]] = queue.Queue()

@@ -45,7 +45,6 @@ Failure = Literal["micro_step", "optimizer", "stopped", "sent"]
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether memory ran out, on a card or on the host."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _MESSAGES)
@@ -260,7 +259,6 @@ class Ending:
 
 
 def card_is_lost(error: BaseException) -> bool:
-    """Return whether a card's context cannot be used any more."""
     if is_out_of_memory(error) or not isinstance(error, RuntimeError):
         return False
     return isinstance(error, torch.AcceleratorError) or any(text in str(error) for text in _LOST)

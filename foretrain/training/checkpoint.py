@@ -78,7 +78,6 @@ def path_of(folder: Path, step: int) -> Path:
 
 
 def steps_in(folder: Path) -> list[int]:
-    """Return the steps of the committed checkpoints, oldest first."""
     numbers = (path.name[5:] for path in folder.glob("step-*"))
     return sorted(int(number) for number in numbers if number.isascii() and number.isdigit())
 
@@ -310,7 +309,6 @@ def ranks_of(path: Path) -> int:
 
 
 def files_of(path: Path, kind: str) -> list[str]:
-    """Return the names of the files with its weights ('model') or its moments ('optimizer')."""
     ranks = ranks_of(path)
     return [file_name(kind, rank, ranks) for rank in range(ranks)]
 

@@ -76,8 +76,6 @@ class _Search:
                 )
 
     def watch(self, model: nn.Module) -> list[Any]:
-        """Hook the outputs of all modules, and the gradients of these and of the weights."""
-
         def on_output(name: str) -> Any:
             def hook(_: object, __: object, output: object) -> None:
                 for tensor in output if isinstance(output, tuple) else (output,):
@@ -156,7 +154,6 @@ def knows_nothing(losses: Sequence[float], vocab_size: int) -> float:
 
 
 def diverging(losses: Sequence[float], vocab_size: int) -> bool:
-    """Return whether the last of these losses is far above that of a model that knows nothing."""
     return losses[-1] > FAR_ABOVE * knows_nothing(losses, vocab_size)
 
 
@@ -188,7 +185,6 @@ def spike_score(recent: tuple[float, ...], loss: float) -> float | None:
 
 
 def with_loss(recent: tuple[float, ...], loss: float) -> tuple[float, ...]:
-    """Add a loss to the recent ones, without the oldest where there are enough."""
     return (*recent[-(WINDOW - 1) :], loss)
 
 
@@ -292,7 +288,6 @@ class Guard:
         return checkpoint.kept_in(self.directory.checkpoints)
 
     def _agreed(self, report: FailureReport) -> FailureReport:
-        """Return the report of the first rank in whose rows something was found."""
         if self.ranks.world == 1:
             return report
 

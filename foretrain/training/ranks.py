@@ -70,7 +70,6 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """Return whether this one speaks and writes for all."""
         return self.place.first
 
     def agree(self, word: Any, decide: Callable[[list[Any]], Any], *, patient: bool = False) -> Any:
@@ -84,7 +83,6 @@ class Ranks:
         return list(numbers)
 
     def explained(self, error: BaseException) -> BaseException:
-        """Return the error, or the one of another rank that it comes from."""
         return error
 
     def tell(self, error: UserError) -> None:
@@ -373,7 +371,6 @@ class Together:
         return self.ranks.world > 1
 
     def part_of(self, config: RunConfig) -> RunConfig:
-        """Return what this rank carries out of each step."""
         return config_of_rank(config, self.ranks.world) if self.several else config
 
     def share(self, config: RunConfig) -> "Share | None":
@@ -415,7 +412,6 @@ class Together:
         return (0, 1) if shards else (self.ranks.rank, self.ranks.world)
 
     def mean(self, own: Sum, device: torch.device) -> Mean:
-        """Return the mean loss of what all ranks have evaluated, or why there is none."""
         if isinstance(own, tuple):
             total, weight = own
             if not self.several:

@@ -158,7 +158,6 @@ class Trainer:
             self._note("files_missing", files=list(lost), path=str(self.directory.path))
 
     def _judge_end(self) -> None:
-        """Raise UserError 'diverged.…' where the run is over and its loss is no result."""
         if found := nonfinite.at_the_end(self._training_losses(), self.config.vocab_size):
             id, values = found
             saved = checkpoint.kept_in(self.directory.checkpoints)
@@ -468,7 +467,6 @@ class Trainer:
         return {} if others is None else {"others_cores": round(others, 2)}
 
     def _tell_load(self, told: list[Event]) -> None:
-        """Say what the machine's other programs do, and wait as their presence asks for."""
         for id, values in told:
             self._note(id, step=self.progress.step, **values)
             if id == "machine_busy":

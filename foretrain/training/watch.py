@@ -155,7 +155,6 @@ class Passthrough:
                 termios.tcsetwinsize(master, termios.tcgetwinsize(terminal))
 
     def _give_terminal(self) -> None:
-        """Put the command in front of the terminal that we are in front of."""
         with contextlib.suppress(OSError, AttributeError, ValueError):
             if POSIX and os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp():
                 self._terminal = 0
@@ -172,7 +171,6 @@ class Passthrough:
 
     @contextlib.contextmanager
     def _forwarding(self) -> Iterator[None]:
-        """Send signals on to the command's group; the terminal's size too."""
         old: dict[int, Any] = {}
 
         def forward(number: int, frame: Any) -> None:
@@ -325,8 +323,6 @@ class _CardSums:
 
 
 class Sampler(threading.Thread):
-    """Looks at the cards and the processes each interval, from the command's start to its end."""
-
     def __init__(self, directory: RunDirectory, cards: Cards, interval_s: float) -> None:
         super().__init__(daemon=True)
         self.directory, self.cards, self.interval_s = directory, cards, interval_s

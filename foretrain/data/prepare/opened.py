@@ -288,7 +288,6 @@ class _Unpacked(io.RawIOBase):
 
 
 def check_ratio(file: SourceFile, unpacked_bytes: int) -> None:
-    """Raise UserError 'data.source_bomb' when a file unpacks to what no text does."""
     size = file.size_bytes or 0
     if unpacked_bytes > max(BOMB_BYTES, BOMB_RATIO * size) and file.kind != "stdin":
         raise UserError("data.source_bomb", path=file.path, size=size, unpacked=unpacked_bytes, ratio=BOMB_RATIO)

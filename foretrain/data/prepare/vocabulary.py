@@ -142,8 +142,6 @@ def _train(options: PrepareOptions, sources: SourceList, staging: Path, plan: bo
 
 
 def main(parent: Parent) -> None:
-    """Train in a process: a bounded sample of all files, then the merges."""
-
     def sample(job: Job) -> Iterator[bytes]:
         total, seen = job.sample_bytes or SAMPLE_BYTES, set[bytes]()
         chosen = spread(len(job.files), max(1, total // _LEAST_PIECE))

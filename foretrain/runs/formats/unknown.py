@@ -40,8 +40,6 @@ _LABEL = re.compile(r"(?:epoch|train|step|iter)[\w /:.-]{0,60}|", re.IGNORECASE)
 
 
 class _Fields(LineReader):
-    """Reads the fields of each line that has both a step and a loss."""
-
     def __init__(self, format: LogFormat) -> None:
         super().__init__(format)
         self.read_as = ""

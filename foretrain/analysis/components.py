@@ -109,18 +109,13 @@ def explain(
     )  # fmt: skip
 
 
-# -- sums --------------------------------------------------------------------------------------------------
-
-
 def _sizes(plan: Plan, phase: PhaseMemory) -> tuple[int, int]:
-    """Return (sequences, context) of the phase's micro-batch."""
     c = plan.config
     evaluation = phase.phase.startswith("evaluate")
     return (c.eval_batch, c.eval_block) if evaluation else (c.batch_size, c.block_size)
 
 
 def sums(plan: Plan, phase: PhaseMemory) -> tuple[Sum, ...]:
-    """Return each component with its formula and the formula with numbers."""
     symbols = symbols_of(plan.spec(), *_sizes(plan, phase))
     found = []
     for component in phase.components:
@@ -131,7 +126,6 @@ def sums(plan: Plan, phase: PhaseMemory) -> tuple[Sum, ...]:
 
 
 def because(plan: Plan, phase: PhaseMemory) -> Note | None:
-    """Say what the largest component follows from."""
     sizes: Counter[str] = Counter()
     for component in phase.components:
         sizes[component.id.partition(".")[0]] += component.size_bytes
@@ -150,9 +144,6 @@ def with_numbers(formula: str, symbols: dict[str, int]) -> str:
     """Turn '12 × 8·B·T·C' into '12 × 8 × 16 × 512 × 384'. Unknown symbols stay."""
     numbered = re.sub(r"[A-Za-z]+", lambda m: f"{symbols[m[0]]:,}" if m[0] in symbols else m[0], formula)
     return numbered.replace("·", " × ")
-
-
-# -- tensors -----------------------------------------------------------------------------------------------
 
 
 Kind = tuple[str, str, str, str, str, str]
@@ -182,9 +173,6 @@ def _kind(a: Allocation) -> tuple[str, str, str, str, str]:
     kernel = re.sub(r"_\d+$", "", a.op)  # Inductor numbers its kernels
     op = "" if a.category in ("weights", "gradients", "optimizer", "batch") else kernel
     return component_id(a), where, op, "×".join(str(side) for side in a.shape), a.dtype
-
-
-# -- nvidia-smi --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -245,15 +233,11 @@ def reconcile(shown: Shown, observed_bytes: int | None, process_bytes: int | Non
 
 
 def _judge(low: int, high: int, context: Context) -> str:
-    """Say whether what is left beside the allocator looks like a CUDA context."""
     if high < context.low_bytes - 64 * MIB:
         return "too_little"
     if low > context.high_bytes + 64 * MIB:
         return "too_much"
     return "explained"
-
-
-# -- the timeline ------------------------------------------------------------------------------------------
 
 
 def timeline(trace: Trace, settings: Settings | None = None, points: int = TIMELINE_POINTS) -> tuple[Point, ...]:

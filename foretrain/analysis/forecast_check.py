@@ -38,7 +38,6 @@ def plan_of(run: Path, record: TrainedRun) -> Plan:
 
 
 def plan_now(record: TrainedRun) -> Plan:
-    """Plan a run as it trained in the end."""
     config = record.config.model_copy(update={"compile": record.compiled, "dtype": record.dtype})
     made = plan(config, record.gpu, name=record.name, dataset_tokens=record.dataset.train_tokens)
     return with_ranks(made, record.world, record.per_node) if record.world > 1 else made
@@ -153,7 +152,6 @@ class Row(Record):
 
     @property
     def error(self) -> float:
-        """Return (predicted - measured) / measured."""
         return self.predicted / self.measured - 1
 
     @property
@@ -181,7 +179,6 @@ class ForecastCheck(Record):
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """Return all rows, memory (bytes) before time (seconds)."""
         return self.memory + self.time
 
     @property

@@ -272,7 +272,6 @@ def of_folder(run: ObservedRun) -> LiveRun:
 
 
 def _processes(path: Path, said: state.Now) -> Iterator[int]:
-    """Yield the process of a run, and those of its other ranks here."""
     yield said.pid
     for file in sorted(path.glob(f".ranks/*/{state.NOW_FILE}")):
         rank = state.read_now(file.parent)

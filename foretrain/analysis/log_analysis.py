@@ -169,7 +169,6 @@ def mean_step_s(log: TrainingLog) -> float | None:
 
 
 def _rate(log: TrainingLog) -> float | None:
-    """Return the usual printed tokens per second, where they can be believed."""
     rates = [rate for rate in log.steps.tokens_per_s if math.isfinite(rate)]
     return median(rates) if rates and not has_constant_rate(log) and not has_only_first_steps(log) else None
 
@@ -182,7 +181,6 @@ def _tokens_per_s(log: TrainingLog, tokens: int | None, pace: Pace | None) -> fl
 
 
 def memory_of(header: LogHeader) -> LoggedMemory | None:
-    """Return the highest figures of memory that the log has; None without one."""
     found = LoggedMemory(
         allocated_bytes=header.allocated_peak_bytes, active_bytes=header.active_peak_bytes,
         reserved_bytes=header.reserved_peak_bytes, device_bytes=header.device_peak_bytes,
@@ -191,7 +189,6 @@ def memory_of(header: LogHeader) -> LoggedMemory | None:
 
 
 def log_interval(log: TrainingLog) -> int:
-    """Return the usual distance of two printed steps."""
     counts: dict[int, int] = {}
     for segment in log.steps.segments():
         for i in segment[1:]:
@@ -211,7 +208,6 @@ def tokens_of_step(log: TrainingLog, config: RunConfig | None) -> tuple[int | No
 
 
 def _nanochat_mfu(log: TrainingLog, mfu: float | None, gpu: Gpu | None) -> float | None:
-    """Return nanochat's own count of FLOPs as a share of this card's dense bfloat16 peak."""
     peak = gpu.peak_flop_per_s("bfloat16") if gpu else None
     if not log.program.h100_mfu or mfu is None or peak is None:
         return None
@@ -219,7 +215,6 @@ def _nanochat_mfu(log: TrainingLog, mfu: float | None, gpu: Gpu | None) -> float
 
 
 def _predicted(config: RunConfig | None, gpu: Gpu | None) -> Range | None:
-    """Return nanoGPT's step as `foretrain plan` predicts it, without having seen the log."""
     timing = plan(config, gpu).nanogpt_timing if config and gpu else None
     return timing.step_s if timing else None
 
@@ -278,9 +273,7 @@ def _whole_run(
     if remaining is None or pace is None:
         return {"whole_run_s": None, "whole_run_energy_j": None, "whole_run_cost": None}
     so_far_s, left = _so_far_s(log, pace.median_s, slower), remaining.time_s
-    times = Range(
-        low_s=so_far_s + left.low_s, expected_s=so_far_s + left.expected_s, high_s=so_far_s + left.high_s
-    )  # fmt: skip
+    times = Range(low_s=so_far_s + left.low_s, expected_s=so_far_s + left.expected_s, high_s=so_far_s + left.high_s)
     spent = spending(config, gpu, mfu, times) if gpu and config else Spending()
     money = spent.money()
     cost = money[1] if money else None
@@ -353,7 +346,6 @@ def of_tracked(tracked: Tracked) -> RunConfig | None:
 
 
 def printed(log: TrainingLog) -> dict[str, Any]:
-    """Return {option: value} of what the log says ran."""
     return {key: value for key, value in log.header.settings.items() if key in OPTIONS and not OPTIONS[key].inert}
 
 

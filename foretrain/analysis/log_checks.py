@@ -157,12 +157,10 @@ def has_constant_rate(log: TrainingLog) -> bool:
 
 
 def rate_fits(printed: float, config: RunConfig) -> bool:
-    """Return whether a config can have had so many tokens per step."""
     return abs(printed / config.tokens_per_step - 1) <= _RATE_TOLERANCE
 
 
 def _pairs(log: TrainingLog, config: RunConfig) -> list[tuple[str, float, float]]:
-    """Return (what, the log's figure, the config's figure) for everything that the log states."""
     header, shape = log.header, ModelShape.of(config)
     groups = shape.optimizer_groups()
     pairs = [

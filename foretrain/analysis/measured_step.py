@@ -135,7 +135,6 @@ def _windows(indices: list[int]) -> list[list[int]]:
 
 
 def _noise(times: Sequence[float], windows: list[list[int]], middles: list[float]) -> float:
-    """Return the usual deviation of a step from its neighbours, as a standard deviation."""
     deviations = [abs(times[i] - middle) for window, middle in zip(windows, middles, strict=True) for i in window]
     return 1.4826 * median(deviations)
 
@@ -168,7 +167,6 @@ def _to_the_step(
 
 
 def _quantile(values: list[float], share: float) -> float:
-    """Return the nearest rank of sorted values."""
     return values[round(share * (len(values) - 1))]
 
 
@@ -230,14 +228,6 @@ def _disturbance(
     )  # fmt: skip
 
 
-# How long a step of a run took: one definition, for `runs`, `compare`, `explain`, `report` and the page.
-#
-# It is the median of the run's steady steps as metrics.jsonl has them: without the first steps of each start,
-# without
-# slow-downs that last, and without single slow steps. Of a run that was stopped and resumed, every start counts that
-# had
-# as many ranks as the last one.
-
 CHANGED = 1.15  # how far the starts of a run are apart that is said to have changed its speed
 CACHED_RUNS = 512
 
@@ -273,7 +263,6 @@ def step_lines(metrics: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def starts_of(lines: Sequence[dict[str, Any]], resumed_from: tuple[int, ...]) -> list[int]:
-    """Return the lines with which the run began, and began again."""
     return [
         i
         for i, line in enumerate(lines)
@@ -304,7 +293,6 @@ def steady_times(
 
 
 def since_start(log: TrainingLog, indices: Sequence[int]) -> tuple[int, ...]:
-    """Return how many steps after the first one of its segment each of these was."""
     firsts = {i: log.steps.number[segment[0]] for segment in log.steps.segments() for i in segment}
     return tuple(log.steps.number[i] - firsts[i] for i in indices)
 

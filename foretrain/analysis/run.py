@@ -19,6 +19,7 @@ from foretrain.base.files import read_text
 from foretrain.base.records import Note, Record
 from foretrain.predict.finetune.plan import FineTunePlan, replanned
 from foretrain.predict.plan import Plan
+from foretrain.predict.timing import Timing
 from foretrain.runs.folder import RunDirectory
 from foretrain.runs.record import PLAN, MachineLoad, MeasuredPhase, RunRecord, Status, TrainedRun, TrainerRun
 from foretrain.runs.scores import Scores
@@ -155,9 +156,6 @@ def explain_run(
     )  # fmt: skip
 
 
-# -- memory ------------------------------------------------------------------------------------------------
-
-
 def _phase(record: TrainedRun) -> MeasuredPhase | None:
     """Return the measured phase of a step, in which weights, moments and what backward keeps were measured too."""
     found = (record.memory.phase(name) for name in STEP_PHASES)
@@ -220,18 +218,24 @@ def _phases(plan: Plan, record: TrainedRun) -> tuple[Piece, ...]:
     )
 
 
-# -- time --------------------------------------------------------------------------------------------------
-
-
 def _numbers(lines: Iterable[dict[str, Any]], key: str) -> list[float]:
     found = (line.get(key) for line in lines)
     return [float(value) for value in found if isinstance(value, int | float)]
 
 
-def _asides(metrics: Lines, events: Lines) -> tuple[list[float], list[float]]:
+def _asides(metrics: Lines, events: Lines, timing: Timing | None = None) -> list[TimePiece]:
     values = (event.get("values") for event in events if event.get("id") == "saved")
     saves = _numbers((each for each in values if isinstance(each, dict)), "save_s")
-    return _numbers((line for line in metrics if line.get("kind") == "evaluation"), "evaluation_s"), saves
+    evaluations = _numbers((line for line in metrics if line.get("kind") == "evaluation"), "evaluation_s")
+    pieces = []
+    for id, spent, each in (
+        ("evaluation", evaluations, timing and timing.evaluation_s),
+        ("saving", saves, timing and timing.save_s),
+    ):
+        if spent:
+            predicted = each.expected_s * len(spent) if each else None
+            pieces.append(TimePiece(id=id, predicted_s=predicted, measured_s=sum(spent), count=len(spent)))
+    return pieces
 
 
 def _time(
@@ -239,7 +243,6 @@ def _time(
 ) -> tuple[TimePiece, ...]:
     """Return steps at their steady pace, what was lost beyond it, evaluations, saving, and the rest of the time."""
     timing, wall = plan.foretrain_timing, record.wall_s
-    evaluations, saves = _asides(metrics, events)
     pieces: list[TimePiece] = []
     earlier = _earlier(metrics, record.world_from)
     if pace is not None:
@@ -251,16 +254,7 @@ def _time(
                 timing.compile_s.expected_s if timing and timing.compile_s and one.cause == "compilation" else None
             )
             pieces.append(TimePiece(id=one.cause, predicted_s=expected, measured_s=one.lost_s, count=one.steps))
-    pieces += [earlier] if earlier else []
-    if evaluations:
-        each = timing.evaluation_s.expected_s if timing and timing.evaluation_s else None
-        expected = each * len(evaluations) if each is not None else None
-        pieces.append(
-            TimePiece(id="evaluation", predicted_s=expected, measured_s=sum(evaluations), count=len(evaluations))
-        )
-    if saves:
-        expected = timing.save_s.expected_s * len(saves) if timing and timing.save_s else None
-        pieces.append(TimePiece(id="saving", predicted_s=expected, measured_s=sum(saves), count=len(saves)))
+    pieces += [*([earlier] if earlier else []), *_asides(metrics, events, timing)]
     spent = sum(piece.measured_s or 0.0 for piece in pieces)
     if pieces and wall > spent:
         pieces.append(TimePiece(id="other", predicted_s=None, measured_s=wall - spent))
@@ -298,9 +292,6 @@ def _step(plan: Plan, pace: RunPace | None, machine: MachineLoad | None) -> Row 
         id="time.step", kind="seconds", predicted=step.expected_s, measured=pace.steady_s, low=low, high=high,
         busy=machine is not None and machine.busy,
     )  # fmt: skip
-
-
-# -- out of memory -----------------------------------------------------------------------------------------
 
 
 def failures_of(record: RunRecord, events: Lines) -> tuple[OutOfMemory, ...]:
@@ -345,7 +336,6 @@ def failure_of(values: dict[str, Any]) -> OutOfMemory:
 
 
 def _remedies(record: TrainedRun, failures: tuple[OutOfMemory, ...]) -> tuple[Remedy, ...]:
-    """Propose changes to a run that memory ended, with what others held of the card then."""
     if record.status != "failed" or not record.reason.startswith("memory."):
         return ()
     last = failures[-1] if failures else None
@@ -355,9 +345,6 @@ def _remedies(record: TrainedRun, failures: tuple[OutOfMemory, ...]) -> tuple[Re
         used_by_others_bytes=(last.used_by_others_bytes or 0) if last and on_card else 0,
         over_bytes=(last.over_bytes or 0) if last else 0,
     )  # fmt: skip
-
-
-# -- a Trainer's run ---------------------------------------------------------------------------------------
 
 
 class TrainerRunExplanation(Record):
@@ -449,17 +436,13 @@ def _trainer_time(
     record: TrainerRun, metrics: Sequence[dict[str, Any]], events: Sequence[dict[str, Any]]
 ) -> tuple[TimePiece, ...]:
     steps = _numbers((line for line in metrics if line["kind"] == "step"), "step_s")
-    evaluations, saves = _asides(metrics, events)
     found = []
     if steps:
         middle = record.step_s or median(steps)
         usual = sum(min(one, middle) for one in steps)
         found.append(TimePiece(id="steps", predicted_s=None, measured_s=usual, count=len(steps)))
         found.append(TimePiece(id="slower", predicted_s=None, measured_s=sum(steps) - usual))
-    if evaluations:
-        found.append(TimePiece(id="evaluation", predicted_s=None, measured_s=sum(evaluations), count=len(evaluations)))
-    if saves:
-        found.append(TimePiece(id="saving", predicted_s=None, measured_s=sum(saves), count=len(saves)))
+    found += _asides(metrics, events)
     rest = record.wall_s - sum(piece.measured_s or 0.0 for piece in found)
     if found and rest > 0:
         found.append(TimePiece(id="other", predicted_s=None, measured_s=rest))

@@ -60,7 +60,6 @@ class RunPace(Record):
 
     @property
     def lost_s(self) -> float:
-        """Return seconds beyond steady steps, of all causes together."""
         return sum(one.lost_s for one in self.slower)
 
 
@@ -153,15 +152,13 @@ def _cause(line: _Line, usual: list[_Line], steady_s: float, world: int) -> str:
         return hot
     if lower:
         return "power_cap" if "power_cap" in reasons else "clock"
-    others, usual_others = (
-        line.number("used_by_others_bytes"),
-        _usual(usual, lambda one: one.number("used_by_others_bytes")),
-    )
-    if others is not None and usual_others is not None and others > usual_others + OTHERS_BYTES:
-        return "others_card"
-    others, usual_others = line.number("others_cores"), _usual(usual, lambda one: one.number("others_cores"))
-    if others is not None and usual_others is not None and others > usual_others + OTHERS_CORES:
-        return "others_cpu"
+    for key, more, cause in (
+        ("used_by_others_bytes", OTHERS_BYTES, "others_card"),
+        ("others_cores", OTHERS_CORES, "others_cpu"),
+    ):
+        others, usual_others = line.number(key), _usual(usual, lambda one, key=key: one.number(key))
+        if others is not None and usual_others is not None and others > usual_others + more:
+            return cause
     cores, usual_cores = line.cores, _usual(usual, lambda one: one.cores)
     # On a card the host waits, and how long says nothing; a process that computes uses the cores that it gets.
     if clock is None and cores is not None and usual_cores is not None and cores < CORES_SHARE * usual_cores:
@@ -190,7 +187,6 @@ def _slower(cause: str, group: list[_Line], usual: list[_Line], steady_s: float)
 
 
 def logged_steps(record: TrainedRun, metrics: Sequence[dict[str, Any]]) -> tuple[int, int]:
-    """Return (steps that metrics.jsonl tells of, those that a run of as many steps logs)."""
     done, interval = record.steps_done, record.config.log_interval
     expected = -(-done // interval)
     if done == record.config.max_iters and (done - 1) % interval:
@@ -293,7 +289,6 @@ def of_lines(lines: Sequence[dict[str, Any]], *, on_card: bool) -> VitalSigns:
 
 
 def of_samples(samples: Sequence[dict[str, Any]], card: int) -> list[dict[str, Any]]:
-    """Turn the samples of `foretrain watch` into lines for `of_lines`: one card's figures."""
     lines = []
     for sample in samples:
         cards = sample.get("cards")

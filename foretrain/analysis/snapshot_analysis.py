@@ -17,10 +17,8 @@ from foretrain.predict.allocator.replay import replay
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.snapshot import Recording, recording_of, requests_of
 
-# What a stack says of an allocation: what made it, where in the user's code, and what kind of memory it probably is.
-#
-# Frames are those of PyTorch's memory snapshots, innermost first: {"name", "filename", "line"}. The kind is a guess
-# by the names of modules, functions and files, and is told as one. Standard library only.
+# Frames are those of PyTorch's memory snapshots, innermost first: {"name", "filename", "line"}. The kind is a guess by
+# the names of modules, functions and files, and is told as one.
 
 MAX_FRAMES, MAX_NAME = 80, 100
 # The first pattern that any frame matches, tried in this order, as inner frames of several kinds look alike.
@@ -213,9 +211,6 @@ class SnapshotAnalysis(Record):
     advice: tuple[Advice, ...]
 
 
-# -- groups ------------------------------------------------------------------------------------------------
-
-
 class _Places:
     """Places by the identity of their list of frames: a snapshot shares them among thousands of entries."""
 
@@ -235,7 +230,6 @@ class _Places:
 
 
 def _groups(alive: list[tuple[Place, int]]) -> tuple[tuple[LiveGroup, ...], dict[str, int]]:
-    """Return (the largest groups, bytes by kind of all)."""
     sizes: Counter[Place] = Counter()
     counts: Counter[Place] = Counter()
     largest: dict[Place, int] = {}
@@ -253,9 +247,6 @@ def _groups(alive: list[tuple[Place, int]]) -> tuple[tuple[LiveGroup, ...], dict
         for place, size in sizes.most_common(GROUPS)
     )  # fmt: skip
     return groups, {kind: kinds[kind] for kind in KINDS if kinds[kind]}
-
-
-# -- the end: segments -------------------------------------------------------------------------------------
 
 
 class _Segments:
@@ -321,9 +312,6 @@ def _whole(value: Any, otherwise: int) -> int:
     return value if type(value) is int and value >= 0 else otherwise
 
 
-# -- the history -------------------------------------------------------------------------------------------
-
-
 class _History:
     """A walk through a history: allocated (as asked for) and reserved after each entry, counted from its end."""
 
@@ -383,9 +371,6 @@ def _fits_expandable(recording: Recording, failure: tuple[int, int, int], asked:
     if found.unknown_frees or until.reserved_before_bytes:
         return None
     return replay(found.lifetimes, Settings(expandable_segments=True), reserved + free).survives
-
-
-# -- together ----------------------------------------------------------------------------------------------
 
 
 def analyse(snapshot: Any, name: str, device: int | None = None) -> SnapshotAnalysis:

@@ -26,7 +26,6 @@ _PICKLE = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
 
 
 def looks_like_one(path: Path) -> bool:
-    """Return whether a file begins as a pickle does, or is called one."""
     try:
         if path.suffix in (".pickle", ".pkl"):
             return path.exists() and not path.is_dir()  # of a device that is called one, `read` says what it is
@@ -64,7 +63,6 @@ def _cap_bytes(file_bytes: int) -> int:
 
 
 def answer_of(path: str, name: str, device: int) -> dict[str, Any]:
-    """Return what a snapshot's file shows, as JSON, or the problem with it."""
     try:
         data = read_bytes(Path(path), MAX_FILE_BYTES)
         return analyse(unpickled(data, name), name, None if device < 0 else device).to_json()

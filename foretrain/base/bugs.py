@@ -62,9 +62,7 @@ def redacted_message(text: str) -> str:
 
 
 def without_password(address: str) -> str:
-    """Refuse an address that holds a secret, as records and messages name it. Raises UserError
-    'usage.secret_in_address'.
-    """
+    """Refuse an address that holds a secret, as records and messages name it. Raises UserError."""
     shown = redacted((address,))[0]
     user = address.partition("://")[2].partition("@")[0]
     if shown != address and (":" in user or "=" in address or _VALUE.search(user)):

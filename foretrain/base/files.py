@@ -182,8 +182,7 @@ def read_bytes(path: Path, most_bytes: int = RECORD_BYTES, *, last_bytes: int = 
     """Return the bytes of a file, or its `last_bytes`. Raises OSError for a pipe, a device or a file beyond
     `most_bytes`.
 
-    It is opened without waiting: a pipe nobody writes to, or a file of /proc that blocks, would be waited for without
-    end.
+    It is opened without waiting: a pipe nobody writes to, or a file of /proc, would be waited for without end.
     """
     file, found = _opened(path)
     try:
@@ -324,8 +323,8 @@ def printable_name(name: str) -> str:
 def load_pickle(
     data: bytes, allowed: Mapping[tuple[str, str], Any] | None = None, outside: Callable[[Any], Any] | None = None
 ) -> Any:
-    """Load the plain values of a pickle. `allowed`: what a module's name in it stands for; `outside`: what a persistent
-    id.
+    """Load the plain values of a pickle. `allowed`: what a module's name stands for; `outside`: what a persistent id
+    does.
 
     Raises Asks; ValueError for a memo that cannot be; and almost any exception for damaged bytes.
     """

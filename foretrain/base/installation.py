@@ -11,9 +11,7 @@ from foretrain.base.errors import UserError
 
 
 def cache_folder() -> Path:
-    """Return FORETRAIN_CACHE, or the user's cache folder by the XDG rules; without a home, a path that can hold
-    nothing.
-    """
+    """Return FORETRAIN_CACHE, or the user's cache folder by the XDG rules; without a home, one that holds nothing."""
     if own := os.environ.get("FORETRAIN_CACHE"):
         return Path(own)
     if base := os.environ.get("XDG_CACHE_HOME"):

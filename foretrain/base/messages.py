@@ -385,9 +385,7 @@ def printable(text: str) -> str:
 
 
 def say(id: str, lang: str | None = None, /, **values: Any) -> str:
-    """Return the text of `id` with its values, in the language that is spoken, or in `lang`. Raises KeyError for an
-    unknown id or a missing value.
-    """
+    """Return the text of `id` with its values, in `lang` or the language that is spoken. Raises KeyError."""
     if lang is not None:
         with speaking(lang):
             return say(id, **values)

@@ -79,7 +79,7 @@ class Death:
 
     @property
     def is_killed(self) -> bool:
-        """Whether it was killed; of what nobody here has killed, memory ran out."""
+        """Return whether it was killed; of what nobody here has killed, memory ran out."""
         return self.code == -KILL
 
 
@@ -147,7 +147,6 @@ class Child:
         return self._death()
 
     def __iter__(self) -> Iterator[Frame]:
-        """Its frames until it ends."""
         while isinstance(found := self.receive(), Frame):
             yield found
 
@@ -218,7 +217,6 @@ class Parent:
         return not self._frames.empty()
 
     def send(self, value: Any, *parts: bytes | memoryview) -> None:
-        """Send a frame."""
         try:
             write(self._out, value, *parts)
         except OSError:
@@ -226,7 +224,7 @@ class Parent:
 
 
 def main(module: str, *words: str) -> NoReturn:
-    """The child: run what was asked for, and end without anything of a library's own ending."""
+    """Run what was asked for in the child, and end without anything of a library's own ending."""
     code = 1
     try:
         importlib.import_module(module).main(Parent(), *words)
@@ -241,34 +239,34 @@ def main(module: str, *words: str) -> NoReturn:
 
 
 def need_fork(what: str) -> None:
-    """Raises UserError 'environment.no_fork' on Windows, where processes cannot be forked nor grouped."""
+    """Raise UserError 'environment.no_fork' on Windows, where processes cannot be forked nor grouped."""
     if not hasattr(os, "fork"):
         raise UserError("environment.no_fork", what=what)
 
 
 def search_path() -> str:
-    """PYTHONPATH for a process that shall find this foretrain."""
+    """Return PYTHONPATH for a process that shall find this foretrain."""
     return os.pathsep.join(filter(None, (SOURCE, os.environ.get("PYTHONPATH"))))
 
 
 def command(module: str, *words: str) -> list[str]:
-    """Runs a module of this foretrain. -P: what lies in the working directory is not imported, whatever its name."""
+    """Return the command that runs a module. -P: what lies in the working directory is not imported."""
     return [sys.executable, "-P", "-m", module, *words]
 
 
 def variables() -> dict[str, str]:
-    """This process's variables, with which such a process finds this foretrain."""
+    """Return this process's variables, with which such a process finds this foretrain."""
     return {**os.environ, "PYTHONPATH": search_path()}
 
 
 def heeding(reader: int) -> dict[str, Any]:
-    """How a child is started that ends when the other side of this pipe closes, and that a Ctrl-C reaches through us
+    """Return options of a child that ends when the other side of this pipe closes, and that a Ctrl-C reaches through us
     alone. Windows hands no pipes on, so a child there outlives a parent that is killed."""
     return {"pass_fds": (reader,), "start_new_session": True} if os.name == "posix" else {}
 
 
 def finished(module: str, *words: str, most_s: float) -> subprocess.CompletedProcess[bytes]:
-    """What a module prints, which reads a file of others'. Raises subprocess.TimeoutExpired."""
+    """Return what a module prints, which reads a file of others'. Raises subprocess.TimeoutExpired."""
     return subprocess.run(
         command(module, *words), stdin=subprocess.DEVNULL, capture_output=True, timeout=most_s, check=False,
         env=variables(),
@@ -276,7 +274,7 @@ def finished(module: str, *words: str, most_s: float) -> subprocess.CompletedPro
 
 
 def send(process: subprocess.Popen[Any], number: int) -> None:
-    """A signal to a process and all that it started; where there are no groups, the process is ended."""
+    """Signal a process and all that it started; where there are no groups, end the process."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         if hasattr(os, "killpg"):
             os.killpg(process.pid, number)
@@ -285,7 +283,7 @@ def send(process: subprocess.Popen[Any], number: int) -> None:
 
 
 def end(process: subprocess.Popen[Any]) -> int:
-    """Kill a process with all that it started, compilers for one, and wait until it is gone; its exit code."""
+    """Kill a process with all that it started, compilers for one, wait until it is gone, and return its exit code."""
     send(process, KILL)
     process.kill()  # it may lead no group
     code = process.wait()
@@ -297,7 +295,7 @@ def end(process: subprocess.Popen[Any]) -> int:
 
 
 def limit(*, memory_bytes: int | None = None, file_bytes: int | None = None, processor_s: int | None = None) -> None:
-    """From now on this process may take so much address space and time, and write files so large."""
+    """Let this process take no more address space and time, and write no larger files, from now on."""
     if resource is None:
         return
     most = {resource.RLIMIT_AS: memory_bytes, resource.RLIMIT_FSIZE: file_bytes, resource.RLIMIT_CPU: processor_s}

@@ -162,9 +162,6 @@ def _ahead(
     return (best, "difference") if beyond else (None, "within_noise")
 
 
-# `compare`: subjects side by side. First what differs between them, then what each did, then what follows and what
-# does not, and which runs would tell the rest.
-
 SCHEMA = "foretrain.compare/1"
 MOST = 32
 
@@ -246,9 +243,7 @@ def compare(subjects: Sequence[Subject]) -> Comparison:
     differing = tuple(s for s in found if s.differs)
     if all(verdict.outcome == "not_comparable" for verdict in verdicts) and not differing:
         raise UserError("data.nothing_to_compare", one=subjects[0].label, other=subjects[1].label)
-    apart = dict.fromkeys(
-        reason for other in subjects[1:] for reason in brought_together(subjects[0], other)[3]
-    )  # fmt: skip
+    apart = dict.fromkeys(reason for other in subjects[1:] for reason in brought_together(subjects[0], other)[3])
     return Comparison(
         sides=tuple(_side(subject) for subject in subjects), differing=differing,
         unknown=tuple(s for s in found if not s.differs), verdicts=verdicts, losses_apart=tuple(apart),

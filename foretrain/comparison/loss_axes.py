@@ -85,9 +85,7 @@ def loss_curves(subjects: Sequence[Subject], meters: Sequence[EnergyMeter | None
     known = list(meters) or [None] * len(subjects)
     curves: list[LossCurve] = []
     for subject, meter in zip(subjects, known, strict=True):
-        for kind, curve, unit in (
-            ("train", subject.train, subject.train_unit), ("val", subject.val, subject.val_unit),
-        ):  # fmt: skip
+        for kind, curve, unit in (("train", subject.train, subject.train_unit), ("val", subject.val, subject.val_unit)):
             if len(curve):
                 axes = _axes(subject, curve, meter)
                 curves.append(_thinned(subject.label, kind, unit, curve, axes))

@@ -204,7 +204,6 @@ def _predicted_times(subjects: Sequence[Subject], axis: Axis, split: str) -> tup
 
 
 def _lacks(one: Subject, other: Subject, axis: Axis) -> str:
-    """Say what keeps them from meeting on an axis; empty where they may."""
     if axis == "tokens" and one.tokens_per_step is None and other.tokens_per_step is None:
         axis = "steps"
     if _lacking("no_loss", (one, other)):
@@ -281,9 +280,7 @@ def _best(compare: Compare, subjects: Sequence[Subject], found: Sequence[Setting
     if compare in (speed, mfu) and others:
         rest = others
     if not rest:  # the best so far meets nobody: the first pair that can be had
-        rest = [
-            (pair, s) for s in subjects[1:] if isinstance(pair := compare(subjects[0], s), Pair)
-        ]  # fmt: skip
+        rest = [(pair, s) for s in subjects[1:] if isinstance(pair := compare(subjects[0], s), Pair)]
         best = subjects[0]
     pair, other = min(rest, key=lambda item: item[0].share)
     return pair, best, other

@@ -45,7 +45,6 @@ class Interval(Record):
 
 
 def reduced(values: Sequence[float], middle: Callable[[Sequence[float]], float], most: int = POINTS) -> list[float]:
-    """Return at most `most` middles of groups of neighbours."""
     if len(values) <= most:
         return list(values)
     edges = [round(i * len(values) / most) for i in range(most + 1)]
@@ -131,10 +130,7 @@ def _half(error_a: float, df_a: float, error_b: float, df_b: float, floor: float
     return math.hypot(t * error, _Z * floor)
 
 
-# Step times of two runs over the stretch that both have been through.
-#
-# A card slows as it warms up, so the whole of a long run is no match for a short one. Time since the start counts,
-# not
+# A card slows as it warms up, so the whole of a long run is no match for a short one. Time since the start counts, not
 # the number of steps: it is what warms a card, and a resumed run starts again.
 
 UNLIKE = 1.25  # runs whose lengths differ by less are taken whole
@@ -178,15 +174,6 @@ def _until(subject: Subject, end_s: float) -> tuple[float, ...]:
     return tuple(time_s for since, time_s in pairs if since * step_s <= end_s * (1 + 1e-9))
 
 
-# How far the speed of one run is from that of the same run started again, learned where such repeats are given.
-#
-# Repeats are runs on one device in which no setting differs that could change the speed. What is left of their
-# distance
-# after the noise within each is the scatter between starts. Few repeats tell little of a deviation, so the
-# assumption
-# (noise.py) counts as ASSUMED_AS further degrees of freedom, the way empirical Bayes shrinks variances (Smyth 2004,
-# doi:10.2202/1544-6115.1027), with Student's t; repeats that agree better than assumed never widen an interval.
-
 ASSUMED_AS = 4
 FEWEST_DEGREES = 2  # degrees of freedom: three runs of the same settings, or two pairs
 
@@ -203,12 +190,10 @@ class Scatter(Record):
 
 
 def assumed(subject: Subject) -> float:
-    """Return the deviation between starts where no repeats tell."""
     return RUN_TO_RUN_CPU if subject.gpu and subject.gpu.kind == "cpu" else RUN_TO_RUN
 
 
 def are_repeats(found: Sequence[Setting], subjects: Sequence[Subject], one: int, other: int) -> bool:
-    """Return whether two runs are known to be of the same speed but for noise."""
     a, b = subjects[one], subjects[other]
     known = a.measured and b.measured and None not in (a.config, b.config, a.gpu, b.gpu)
     return known and a.gpu == b.gpu and not any(
@@ -225,7 +210,7 @@ def learned(subjects: Sequence[Subject], found: Sequence[Setting]) -> tuple[list
     told = [
         replace(s, start_scatter=scatters[_device(s)].counted) if s.measured and _device(s) in scatters else s
         for s in subjects
-    ]  # fmt: skip
+    ]
     return told, tuple(scatters.values())
 
 

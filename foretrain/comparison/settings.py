@@ -62,7 +62,6 @@ class Setting(Record):
 
     @property
     def matters(self) -> bool:
-        """Return whether it can change speed, memory or learning at all."""
         return bool(self.affects)
 
     @property
@@ -75,7 +74,6 @@ class Setting(Record):
         return a is not None and b is not None and a != b
 
     def unknown_between(self, one: int, other: int) -> bool:
-        """Return whether one of the two says it and the other does not."""
         return (self.values[one] is None) != (self.values[other] is None)
 
 
@@ -87,9 +85,7 @@ def is_compared(name: str) -> bool:
 
 def of_config(config: RunConfig, gpu: Gpu | None, step: StepName) -> dict[str, Any]:
     """Return what a config settles. Automatic choices are those that the card decides, where it is known."""
-    known: dict[str, Any] = {
-        name: getattr(config, name) for name in OPTIONS if is_compared(name)
-    }  # fmt: skip
+    known: dict[str, Any] = {name: getattr(config, name) for name in OPTIONS if is_compared(name)}
     if config.dtype == "auto":
         known["dtype"] = choose_dtype(config, gpu, step)[0] if gpu else None
     if config.attention == "auto":  # on a CPU a measurement decides
@@ -145,7 +141,6 @@ def _idle(settings: Mapping[str, Any]) -> Iterator[str]:
 
 
 def kind_of(name: str) -> tuple[Group, tuple[Effect, ...]]:
-    """Return the group that a setting stands in, and what it affects."""
     return _OTHERS[name] if name in _OTHERS else (GROUP_OF_OPTIONS[OPTIONS[name].group], OPTIONS[name].affects)
 
 
@@ -180,10 +175,7 @@ def _join_rates(sides: list[dict[str, Any]]) -> None:
 
 
 def differing(settings: Iterable[Setting], one: int, other: int, effect: Effect | None = None) -> tuple[Setting, ...]:
-    """Return the settings that differ between two subjects, with this effect."""
-    return tuple(
-        s for s in settings if s.differs_between(one, other) and (effect is None or effect in s.affects)
-    )  # fmt: skip
+    return tuple(s for s in settings if s.differs_between(one, other) and (effect is None or effect in s.affects))
 
 
 def changes(setting: Setting, config: RunConfig, value: Any) -> dict[str, Any] | None:

@@ -114,11 +114,6 @@ def _share_of(count: np.ndarray, share: int) -> np.ndarray:
     return (count >> _SHARE_BITS) * share + (((count & low) * share) >> _SHARE_BITS)
 
 
-# Batches of a split's tokens. Which rows a step sees is decided above; this reads them, and makes tensors of them.
-#
-# Rows are read as the files have them (2 or 4 bytes a token) by whatever thread asks; tensors are made from them where
-# they are used.
-
 Batch = tuple[torch.Tensor, torch.Tensor]  # token ids and the ids that follow them, each B x T, int64
 
 TRAIN, EVAL_TRAIN, EVAL_VAL = 0, 1, 2  # streams of random rows

@@ -72,10 +72,9 @@ def documents(split: str) -> Iterator[bytes]:
             yield (base / file.relative).read_bytes()
 
 
-# What a config leaves to its dataset: the vocabulary and how many tokens there are. The one place for every command.
-#
-# In this order: what the config sets, what the log or the dataset on this machine says, what nanoGPT's own datasets
-# have, nanoGPT's default. What was taken without having seen the data is an assumption, and a plan says so.
+# Vocabulary and tokens come, in this order, from what the config sets, what the log or the dataset on this machine
+# says, what nanoGPT's own datasets have, nanoGPT's default. What was taken without having seen the data is an
+# assumption, and a plan says so.
 
 
 @dataclass(frozen=True)

@@ -62,9 +62,7 @@ def merges_of(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
         if len(token) > 1:
             parts = [bytes([byte]) for byte in token]
             while len(parts) > 2:
-                best = min(
-                    range(len(parts) - 1), key=lambda i: _rank_below(ranks, parts[i] + parts[i + 1], rank)
-                )  # fmt: skip
+                best = min(range(len(parts) - 1), key=lambda i: _rank_below(ranks, parts[i] + parts[i + 1], rank))
                 parts[best : best + 2] = [parts[best] + parts[best + 1]]
             merges.append((parts[0], parts[1]))
     return merges
@@ -109,10 +107,8 @@ def _document(model: Any, before: Any, decoder: Any, special: dict[str, int]) ->
     }  # fmt: skip
 
 
-# A dataset's tokenizer as the keys of GGUF that llama.cpp reads (llama.cpp: src/llama-vocab.cpp, conversion/base.py).
-#
-# llama.cpp knows the rules that cut text into words by name only, each a pattern in its own code. A tokenizer whose
-# pattern it does not have is not written: it would give other ids.
+# llama.cpp (src/llama-vocab.cpp, conversion/base.py) knows the rules that cut text into words by name only, each a
+# pattern in its own code. A tokenizer whose pattern it does not have is not written: it would give other ids.
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)  # llama.cpp's kinds of tokens
 _SPACE = "\u2581"  # what stands for a space in SentencePiece's vocabularies
@@ -120,10 +116,7 @@ _GPT2 = "gpt-2"
 _END = r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+" + _END
 # Patterns of tokenizer.json, and whether whole words are looked up before any merge: llama.cpp's name of the two.
-_PATTERNS = {
-    (_LLAMA3, True): "llama-bpe", (_LLAMA3, False): "dbrx",
-    (_LLAMA3.replace("{1,3}", ""), False): "qwen2",
-}  # fmt: skip
+_PATTERNS = {(_LLAMA3, True): "llama-bpe", (_LLAMA3, False): "dbrx", (_LLAMA3.replace("{1,3}", ""), False): "qwen2"}
 
 
 def keys_of(tokenizer: Tokenizer, vocab_size: int, separator: int | None) -> dict[str, Any] | None:

@@ -158,8 +158,6 @@ def document_at(reader: TokenReader, separator: int, number: int, index_document
     raise UserError("data.no_document", path=path, number=number, count=before)
 
 
-# Is a dataset what was written? Every block of every shard against its digest, on all cores; no numpy.
-#
 # Digests are of foretrain's own index, which has one of itself. What has no index is held against what its headers and
 # its meta file say.
 

@@ -77,8 +77,6 @@ class TokenReader:
         data, item = self.read(position, count), self.item_bytes
         return [int.from_bytes(data[i : i + item], "little") for i in range(0, len(data), item)]
 
-    # -- one file ------------------------------------------------------------------------------------------
-
     def _read(self, number: int, offset: int, view: memoryview) -> None:
         segment, file = self.segments[number], self._file(number)
         if self._left[number]:

@@ -200,9 +200,7 @@ class TiktokenTokenizer:
         return self._encoding._mergeable_ranks
 
     def save(self, folder: Path) -> None:
-        rules = {
-            "name": self.name, "pattern": self._encoding._pat_str, "special": self._encoding._special_tokens,
-        }  # fmt: skip
+        rules = {"name": self.name, "pattern": self._encoding._pat_str, "special": self._encoding._special_tokens}
         lines = [
             base64.b64encode(token) + f" {rank}\n".encode()
             for token, rank in sorted(self.ranks.items(), key=lambda item: item[1])

@@ -41,20 +41,19 @@ class OwnLM(_api.TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        """What begins a text without a context."""
+        """Return the id that begins a text without a context."""
         return self._words.separator
 
     @property
     def tokenizer_name(self) -> str:
-        """For lm-eval's caches of requests, which are not used."""
+        """Name lm-eval's caches of requests, which are not used."""
         return self._words.name
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """The ids of a text, with no special token."""
         return list(self._words.encode(string.encode("utf-8", "replace")))
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
-        """Of whole texts, in windows without an overlap."""
+        """Score whole texts, in windows without an overlap."""
         texts = [self.tok_encode(request.args[0]) for request in requests]
         answers = self._answer([self._rolling([self.prefix_token_id], ids) for ids in texts])
         return [total for total, _ in answers]
@@ -69,12 +68,12 @@ class OwnLM(_api.TemplateLM):
         )
 
     def _rolling(self, context: list[int], ids: list[int]) -> Pieces:
-        """A text that is longer than the model's context, cut as lm-eval cuts it."""
+        """Cut a text that is longer than the model's context as lm-eval does."""
         cut = _windows.get_rolling_token_windows(ids, context[-1], self.max_length, 1)
         return [_windows.make_disjoint_window(pair) for pair in cut]
 
     def _answer(self, requests: Sequence[Pieces]) -> list[tuple[float, bool]]:
-        """(log-likelihood, whether each token was the likeliest) of each request: the sum over its pieces."""
+        """Return (log-likelihood, whether each token was the likeliest) of each request: the sum over its pieces."""
         numbered = [(number, piece) for number, pieces in enumerate(requests) for piece in pieces]
         numbered.sort(key=lambda item: -len(item[1][0]) - len(item[1][1]))
         totals, greedy = [0.0] * len(requests), [True] * len(requests)
@@ -92,7 +91,7 @@ class OwnLM(_api.TemplateLM):
 
     @torch.no_grad()
     def _run(self, pieces: Pieces) -> list[tuple[float, bool]]:
-        """One batch, padded on the right, where a causal model sees nothing of it."""
+        """Run one batch, padded on the right, where a causal model sees nothing of it."""
         rows = [(context + ids)[-(self.max_length + 1) :] for context, ids in pieces]
         padded = torch.zeros(len(rows), max(map(len, rows)) - 1, dtype=torch.long)
         for row, ids in zip(padded, rows, strict=True):
@@ -104,7 +103,7 @@ class OwnLM(_api.TemplateLM):
         ]
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        """Text that follows each context, until a stop sequence or the most tokens."""
+        """Write what follows each context, until a stop sequence or the most tokens."""
         texts = []
         for done, request in enumerate(requests, 1):
             context, said = request.args
@@ -135,7 +134,7 @@ class OwnLM(_api.TemplateLM):
 
 
 def _of_row(logits: Tensor, ids: list[int]) -> tuple[float, bool]:
-    """Of the predictions of these ids: their summed log-probability, and whether each was the likeliest."""
+    """Return (the summed log-probability of these ids, whether each was the likeliest)."""
     targets = torch.tensor(ids, device=logits.device)
     chosen = torch.log_softmax(logits, dim=-1).gather(1, targets[:, None])
     return float(chosen.sum()), bool((logits.argmax(-1) == targets).all())

@@ -34,7 +34,7 @@ _TIMEOUT_S = 5.0  # of the first contact with the Hub
 
 @contextlib.contextmanager
 def quiet(*, bars: bool) -> Iterator[None]:
-    """What lm-eval prints goes to stderr, and of what is logged only errors are told. Without `bars` none are drawn."""
+    """Send what lm-eval prints to stderr, and report only errors of what is logged. Without `bars` none are drawn."""
     before = {name: os.environ.get(name) for name in _VARIABLES}
     os.environ.update(_VARIABLES)
     loggers = [logging.getLogger(name) for name in _LOGGERS]
@@ -56,7 +56,7 @@ def quiet(*, bars: bool) -> Iterator[None]:
 
 
 class _WithoutBars:
-    """A stream that leaves out the bars of tqdm, each of which begins with a carriage return, and what ends them."""
+    """A stream that leaves out tqdm's bars, each of which begins with a carriage return, and what ends them."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream, self._in_bar = stream, False
@@ -76,8 +76,8 @@ class _WithoutBars:
 
 @contextlib.contextmanager
 def offline_without_network() -> Iterator[None]:
-    """Where the Hub cannot be reached, its libraries take what is in their cache at once, and do not try again and
-    again. A proxy is asked by them alone."""
+    """Let the Hub's libraries take what is in their cache at once where the Hub cannot be reached, and not try again
+    and again. A proxy is asked by them alone."""
     if _reached():
         yield
         return
@@ -92,7 +92,7 @@ def offline_without_network() -> Iterator[None]:
 
 
 def _reached() -> bool:
-    """Whether the Hub takes a connection; True where that is not for this process to find out."""
+    """Return whether the Hub takes a connection; True where that is not for this process to find out."""
     if _constants.HF_HUB_OFFLINE or any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY")):
         return True
     address = urlsplit(_constants.ENDPOINT)
@@ -105,14 +105,9 @@ def _reached() -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of a library says, in one line; its kind where it says nothing."""
+    """Return an error of a library in one line; its kind where it says nothing."""
     return next(iter(str(error).strip().splitlines()), "")[:200].rstrip(".") or type(error).__name__
 
-
-# lm-eval's tasks: their names, what they need, and their metrics as records.
-#
-# lm-eval and datasets are others' code, loaded late. What a task lacks (a package, its data, a network) becomes one
-# sentence.
 
 PACKAGE = "lm_eval"
 # Resamples for the standard error of a metric that is not a mean. With a thousand it is known to about 2 %; lm-eval's
@@ -128,7 +123,7 @@ torch: Any = Later("torch")
 
 
 def need_harness() -> None:
-    """Nothing; raises UserError where lm-eval is not installed."""
+    """Raise UserError where lm-eval is not installed."""
     if importlib.util.find_spec(PACKAGE) is None:
         raise UserError("environment.missing_lm_eval")
 
@@ -142,12 +137,12 @@ class Harness:
 
     @property
     def version(self) -> str:
-        """Of lm-eval, as in "lm_eval 0.4.13"."""
+        """Return it as in "lm_eval 0.4.13"."""
         return f"{PACKAGE} {importlib.metadata.version(PACKAGE)}"
 
     def load(self, name: str, shots: int | None) -> Any:
-        """The tasks and groups that a name stands for, with their data, as lm-eval has them. Raises UserError where
-        they cannot be had. A task that is meant for no examples keeps none, whatever `shots`."""
+        """Load the tasks and groups of a name with their data. Raises UserError where they cannot be had. A task that
+        is meant for no examples keeps none, whatever `shots`."""
         _seed()
         try:
             found = self.manager.load([name])
@@ -163,8 +158,8 @@ class Harness:
     def run(
         self, model: Any, name: str, loaded: Any, *, documents: int | None, shared: Mapping[str, Any]
     ) -> tuple[TaskScore, ...]:
-        """The metrics of the tasks of one name, as `load` gave them. `shared`: what the records of all tasks say alike.
-        Raises UserError.
+        """Run the tasks of one name, as `load` gave them. `shared`: what the records of all tasks say alike. Raises
+        UserError.
 
         This is lm-eval's `evaluate`, with what its `simple_evaluate` sets before. That one also asks git and pip about
         the machine for each name, which takes seconds and complains where there is no repository.
@@ -189,14 +184,14 @@ class Harness:
 
 
 def _seed() -> None:
-    """What lm-eval's command sets before it loads tasks: some draw examples or shuffle answers."""
+    """Set what lm-eval's command sets before it loads tasks: some draw examples or shuffle answers."""
     random.seed(_defaults.DEFAULT_RANDOM_SEED)
     np.random.seed(_defaults.DEFAULT_OTHER_SEED)
     torch.manual_seed(_defaults.DEFAULT_OTHER_SEED)
 
 
 def find(names: Sequence[str], include_path: Path | None) -> Harness:
-    """The tasks of these names. Raises UserError for a name that lm-eval does not know, with the nearest ones.
+    """Find the tasks of these names. Raises UserError for a name that lm-eval does not know, with the nearest ones.
 
     lm-eval's own list of thousands of files is read only where the user's own folder does not have them all.
     """
@@ -217,13 +212,13 @@ def find(names: Sequence[str], include_path: Path | None) -> Harness:
 
 
 def hugging_face(folder: Path, device: str, batch_size: int) -> Any:
-    """lm-eval's own model over a Hugging Face folder, in single precision."""
+    """Make lm-eval's own model over a Hugging Face folder, in single precision."""
     made = {"pretrained": str(folder), "dtype": "float32", "batch_size": batch_size, "device": device}
     return _registry.get_model("hf").create_from_arg_obj(made)
 
 
 def scores_of(found: Mapping[str, Any], shared: Mapping[str, Any]) -> tuple[TaskScore, ...]:
-    """The numbers of lm-eval's answer: one record for each task, metric and filter."""
+    """Return one record for each task, metric and filter of lm-eval's answer."""
     scores = []
     for task, metrics in found["results"].items():
         counted = found.get("n-samples", {}).get(task, {})
@@ -254,7 +249,7 @@ _NO_NETWORK = ("Connect", "Timeout", "Offline", "LocalEntryNotFound", "MaxRetry"
 
 
 def _not_loaded(name: str, error: Exception) -> UserError:
-    """Why a task cannot be run: a package that it needs, its data, or itself."""
+    """Say why a task cannot be run: a package that it needs, its data, or itself."""
     chain: list[BaseException] = []
     each: BaseException | None = error
     while each is not None and each not in chain:

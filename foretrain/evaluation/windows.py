@@ -38,7 +38,7 @@ class Predictor(Protocol):
     device: torch.device
 
     def logits(self, idx: Tensor) -> Tensor:
-        """B x T x V, fp32."""
+        """Return B x T x V, fp32."""
         ...
 
 
@@ -52,14 +52,14 @@ class Summed:
 
     @property
     def loss(self) -> float:
-        """Nats a token."""
+        """Return nats per token."""
         return float(self.nats.sum()) / self.tokens
 
     def bits_per_byte(self, size_bytes: int) -> float:
         return float(self.nats.sum()) / math.log(2) / size_bytes
 
     def standard_error(self, size_bytes: int) -> float | None:
-        """Of bits_per_byte: that of a ratio of two sums, with the windows as independent draws. None of one window."""
+        """Return that of a ratio of two sums, with the windows as independent draws; None of one window."""
         count, known = len(self.nats), int(self.byte_counts.sum())
         if count < 2 or not known:
             return None
@@ -69,8 +69,8 @@ class Summed:
 
 
 def windows(count: int, context: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """(begin, end, scored) of each window of `count` ids: it reads ids[begin:end], predicts the ids one further on, and
-    the last `scored` of these count. The first id has nothing before it, so it is never predicted."""
+    """Yield (begin, end, scored) of each window of `count` ids: it reads ids[begin:end], predicts the ids one further
+    on, and the last `scored` of these count. The first id has nothing before it, so it is never predicted."""
     done = begin = 0
     while done < count - 1:
         end = min(begin + context, count - 1)
@@ -79,7 +79,7 @@ def windows(count: int, context: int, stride: int) -> Iterator[tuple[int, int, i
 
 
 def rows_at_once(context: int, vocab_size: int) -> int:
-    """How many windows a batch has, so that its logits are no larger than LOGITS_BYTES."""
+    """Return how many windows a batch has, so that its logits are no larger than LOGITS_BYTES."""
     return max(1, min(MOST_ROWS, LOGITS_BYTES // (4 * context * vocab_size)))
 
 
@@ -93,7 +93,7 @@ def score(
     context: int | None = None,
     tell: Tell = lambda done, total: None,
 ) -> Summed:
-    """The sums over `ids`, whose first one is context only. `byte_counts`: the bytes of each id's text.
+    """Sum over `ids`, whose first one is context only. `byte_counts`: the bytes of each id's text.
 
     `skip`: an id that is never scored, such as what separates documents. `context`: of each window; by default, and at
     most, the model's. Raises UserError 'memory.evaluation' where one window does not fit on the card.
@@ -121,7 +121,7 @@ def score(
 
 
 def _losses(model: Predictor, ids: np.ndarray, batch: list[tuple[int, int, int]]) -> np.ndarray:
-    """Nats of every prediction of windows of one length. Where a GPU's memory runs out, half of them at a time."""
+    """Return nats of every prediction of windows of one length. Where a GPU has no room, half of them at a time."""
     try:
         return _nats(model, ids, batch)
     except RuntimeError as error:
@@ -154,7 +154,7 @@ class OwnModel:
         self.device = next(model.parameters()).device
 
     def logits(self, idx: Tensor) -> Tensor:
-        """B x T x V, fp32."""
+        """Return B x T x V, fp32."""
         return self.model.lm_head(self.model.hidden(idx)).float()
 
 
@@ -174,5 +174,5 @@ class HubModel:
         self.device = device
 
     def logits(self, idx: Tensor) -> Tensor:
-        """B x T x V, fp32."""
+        """Return B x T x V, fp32."""
         return self.model(input_ids=idx, use_cache=False).logits.float()

@@ -52,20 +52,12 @@ def _by_number(word: str, count: int) -> int | None:
 
 
 def identity(properties: Any) -> dict[str, str]:
-    """Return {"uuid", "bus_id"} of a card, as NVML writes them, from torch.cuda.get_device_properties; '' where this
-    torch does not say.
-    """
+    """Return {"uuid", "bus_id"} of torch's device properties, as NVML writes them; '' where this torch does not say."""
     uuid = getattr(properties, "uuid", "")
     address = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
     known = all(isinstance(number, int) for number in address)
     return {"uuid": f"GPU-{uuid}" if uuid else "", "bus_id": "{:08x}:{:02x}:{:02x}.0".format(*address) if known else ""}
 
-
-# What NVML says of this machine's cards: what they are, memory by process, energy, clocks, what slows them. No
-# torch.
-#
-# Every figure is asked for by itself, so that a card, a driver or a container that keeps one back still gives the
-# others, and a driver that breaks in the middle of a run ends nothing but the samples.
 
 # Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h, nvmlClocksEventReason…) -> ids of texts.
 REASONS = {
@@ -240,9 +232,7 @@ class Cards:
         return _number(self._ask("nvmlDeviceGetPowerUsage", handle), lambda v: v / 1e3)
 
     def _ours(self, handle: Any, pids: Collection[int]) -> int | None:
-        """Return the memory of these processes; None where NVML does not tell them apart, as on Windows and in some
-        containers.
-        """
+        """Return the memory of these processes; None where NVML does not tell them apart, as on Windows."""
         processes = self._ask("nvmlDeviceGetComputeRunningProcesses", handle)
         if processes is None:
             return None

@@ -337,8 +337,7 @@ def _named(name: str) -> list[Gpu]:
 
 
 def _with_memory(gpu: Gpu, gib: float) -> Gpu | None:
-    """Return the card where it has so much memory. Of a chip that shares the computer's, how much of it the GPU may
-    use.
+    """Return the card where it has so much memory, or where the GPU may use so much of a computer's shared memory.
 
     Metal recommends 10,922 of 16 GB and 21,845 of 32 (ggml-org/llama.cpp#2011, ise-uiuc/magicoder#19), and 73,728 of 96
     (ggml-org/llama.cpp#3213); AMD lets 96 of 128 be set.

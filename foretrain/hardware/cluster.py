@@ -96,9 +96,7 @@ def parse(text: str) -> Count:
 
 
 def _counted(part: str, text: str) -> tuple[int, str]:
-    """Return (count, name) of '2 x RTX 4090', 'RTX 4090 x 2' and '2'; a card without a count is one of several, or
-    none.
-    """
+    """Return (count, name) of '2 x RTX 4090', 'RTX 4090 x 2' and '2'; a card without a count is one, or none."""
     if part.isascii() and part.isdigit() and len(part) < 4:  # '4090' is a card
         return int(part), ""
     for pattern in (_COUNTED, _BEHIND):
@@ -136,8 +134,7 @@ def _mixed(names: list[str], text: str) -> UserError:
 
 
 def cluster(text: str, link: str = "", network: str = "", here: Callable[[], Gpu] | None = None) -> Cluster:
-    """Return the cards of a text, with links by name or those that such cards usually have. `here`: the card of a count
-    alone.
+    """Return the cards of a text, with links by name or their usual ones. `here`: the card of a count alone.
 
     Raises UserError for what no cluster is: see `parse`, `catalogue.find`, and links that these cards cannot have.
     """

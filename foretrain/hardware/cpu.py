@@ -25,9 +25,7 @@ _FLOP_PER_FMA = 2
 
 
 class Machine(NamedTuple):
-    """What the system says of this machine's CPU. `cpuinfo`: as in /proc/cpuinfo, empty where there is none; `cores`:
-    those that this process may run on.
-    """
+    """What the system says of this CPU. `cpuinfo`: as in /proc/cpuinfo; `cores`: those that this process may run on."""
 
     cpuinfo: str
     architecture: str
@@ -36,9 +34,7 @@ class Machine(NamedTuple):
 
 
 def machine() -> Machine:
-    """Return this machine, or the one in the JSON file that FORETRAIN_TEST_MACHINE names, which only tests set: their
-    results must not depend on where they run.
-    """
+    """Return this machine, or the one in the JSON file that FORETRAIN_TEST_MACHINE names, which only tests set."""
     if made_up := os.environ.get("FORETRAIN_TEST_MACHINE"):
         return Machine(**json.loads(Path(made_up).read_text("utf-8")))
     try:

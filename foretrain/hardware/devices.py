@@ -44,9 +44,7 @@ class Context(Record):
     source: Literal["published", "calibrated"] = "published"
 
     def with_streams(self, graphed_blocks: int = 0) -> "Context":
-        """Add a stream of the run's own, and graphs with so many blocks in all; the low end stays that before any
-        kernel.
-        """
+        """Add a stream of the run's own, and graphs of so many blocks; the low end stays that before any kernel."""
         expected = self.expected_bytes + STREAMS_BYTES + graphed_blocks * GRAPHED_BLOCK_BYTES
         high = self.high_bytes + STREAMS_BYTES + graphed_blocks * GRAPHED_BLOCK_HIGH_BYTES
         return self.model_copy(update={"expected_bytes": expected, "high_bytes": high})
@@ -77,18 +75,15 @@ class Target:
 
 
 def device_named(name: str) -> Gpu:
-    """Return a card of the catalogue, or this machine's CPU. Raises UserError 'gpu.unknown', and 'usage.count_in_gpu'
-    for a count of cards.
-    """
+    """Return a card of the catalogue, or this machine's CPU. Raises UserError for another name or a count."""
     if is_counted(name):
         raise UserError("usage.count_in_gpu", value=name[:80])
     return cpu_device() if name.lower() == CPU else find(name)
 
 
 def target(
-    name: str, stated_bytes: int | None = None, *, index: int = 0,
-    detect: Callable[[int], DetectedGpu | None] = detect,
-) -> Target:  # fmt: skip
+    name: str, stated_bytes: int | None = None, *, index: int = 0, detect: Callable[[int], DetectedGpu | None] = detect
+) -> Target:
     """Return the device of this name with what other programs use there: as stated, else measured on this machine.
 
     "auto": card `index` of this machine, which `detect` looks for. Raises UserError where there is none, where the name
@@ -114,9 +109,7 @@ def checked(gpu: Gpu, used_by_others_bytes: int) -> Target:
 
 
 def used_here_bytes(gpu: Gpu, index: int = 0) -> int:
-    """Return the bytes that other programs use now on this machine's CPU, or on its card of this index; 0 where nobody
-    says.
-    """
+    """Return what other programs use now on this machine's CPU, or on its card of this index; 0 where nobody says."""
     if gpu.kind == "cpu":
         total, free = gpu.memory_bytes, available_memory_bytes()
         return max(0, total - free) if total and free else 0
@@ -130,8 +123,7 @@ def used_here_bytes(gpu: Gpu, index: int = 0) -> int:
 def find_device(
     name: str, seen: Sequence[str] = (), tell: Callable[[UserError], object] = lambda error: None
 ) -> Gpu | None:
-    """Return the card of this name; for "auto" the first one that somebody has `seen` at work, else the one of this
-    machine.
+    """Return the card of this name; for "auto" the first that somebody has `seen` at work, else this machine's.
 
     None where there is none, or where the catalogue lacks it, which `tell` hears. Raises UserError for a name that is
     typed and not known.

@@ -100,16 +100,13 @@ def link_of(card: str) -> CardLink:
 
 
 def pinned_bytes_per_s(card: str) -> float:
-    """Return what copies between this card and pinned host memory reach: a share of its PCIe link; an SXM card's is
-    PCIe too, which links.toml does not list.
-    """
+    """Return what copies between this card and pinned host memory reach, a share of its PCIe link; SXM cards too."""
     own = link_of(card).link
     return PINNED_SHARE * (own if own.kind == "pcie" else links()[WHERE_UNKNOWN]).wire_gb_per_s * 1e9
 
 
 def network_of(card: str) -> CardLink:
-    """Return what connects machines with these cards when nobody says otherwise: of SXM cards what NVIDIA's own boxes
-    have.
+    """Return what usually connects machines with these cards: of SXM cards what NVIDIA's own boxes have.
 
     Others get 10 GbE, and say that this is assumed.
     """

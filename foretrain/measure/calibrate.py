@@ -141,7 +141,6 @@ def rows_kernels(device: torch.device, dtype: str, elements: int) -> Iterator[Ke
 
 
 def element_kernels(device: torch.device, dtype: str, elements: int) -> Iterator[Kernel]:
-    """Yield kernels over elements, in `dtype` or from and to it."""
     low, E = (4 if dtype == "float32" else 2), elements
     x, y = (torch.randn(E, device=device, dtype=TORCH_DTYPES[dtype]) for _ in range(2))
     full = torch.randn(E, device=device)
@@ -233,7 +232,6 @@ Samples = dict[tuple[str, str, tuple[int, ...]], list[float]]  # of (kind, dtype
 def sample_kernels(
     device: torch.device, dtypes: list[str], found: Samples, listen: Callable[[str, float], None]
 ) -> None:
-    """Run all of them once more and add what they took."""
     timed, share = timer(device), CARD_SHARE if device.type == "cuda" else 1.0
     for done, kernel in enumerate(_kernels(device, dtypes)):
         listen(f"{kernel.kind} {kernel.dtype}", min(1.0, done / (100 * len(dtypes))))
@@ -294,7 +292,6 @@ class Reference:
 
     @property
     def drift(self) -> float:
-        """Return by what share the slowest round was slower than the fastest."""
         return max(self.rounds) / min(self.rounds) - 1
 
     @property

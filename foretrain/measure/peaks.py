@@ -23,9 +23,7 @@ Listen = Callable[[str, float], None]
 ENOUGH_S, FEWEST, MOST = 0.04, 3, 100_000
 MOST_ON_CARD = 200  # the smallest kernels would else run thousands of times
 # (rows, out, in) of linear layers: narrow and wide ones, few and many rows, and a head.
-SHAPES = (
-    (768, 512, 128), (2048, 1536, 384), (2048, 384, 384), (512, 384, 384), (2048, 3072, 768), (1024, 8192, 384)
-)  # fmt: skip
+SHAPES = ((768, 512, 128), (2048, 1536, 384), (2048, 384, 384), (512, 384, 384), (2048, 3072, 768), (1024, 8192, 384))
 LARGE_SHAPES = ((16384, 3072, 768), (16384, 6144, 1536), (8192, 8192, 2048), (16384, 50304, 768))
 # (batch x heads, context, width of a head) of attention as matmuls.
 HEADS = ((48, 64, 32), (24, 256, 64), (12, 512, 64), (8, 256, 128), (4, 1024, 64))
@@ -37,7 +35,6 @@ OTHERS = 0.9  # of a calibration's time: its kernels and steps
 
 
 def measure(device: torch.device, dtypes: list[str], timed: Timer, listen: Listen = lambda what, share: None) -> Peaks:
-    """Measure all peaks of a device. `timed` gives the seconds of a call on it."""
     started, most = time.perf_counter(), MOST_ON_CARD if device.type == "cuda" else MOST
     products: list[ProductPeak] = []
     for number, dtype in enumerate(dtypes):
@@ -59,7 +56,6 @@ def measure(device: torch.device, dtypes: list[str], timed: Timer, listen: Liste
 
 
 def calibrated(placement: Placement, dtypes: list[str], modes: list[bool], listen: Listen) -> Calibration:
-    """Calibrate a device, its peaks included."""
     found = calibrating.calibrate(placement, dtypes, modes, lambda what, share: listen(what, OTHERS * share))
     timed = timer(placement.device)
     best = measure(placement.device, dtypes, timed, lambda what, share: listen(what, OTHERS + (1 - OTHERS) * share))

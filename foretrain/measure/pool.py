@@ -102,7 +102,6 @@ class Pool:
             shutil.rmtree(self.scratch, ignore_errors=True)
 
     def holds(self, config: RunConfig) -> bool:
-        """Return whether its child is alive, so that a burst costs nothing but itself."""
         return config.model_dump_json() in self._children
 
     def burst(self, config: RunConfig, seconds: float, limit_s: float, expected_bytes: int | None) -> Burst | Death:
@@ -167,7 +166,6 @@ class Pool:
         return found
 
     def _make_room(self, needed_bytes: int) -> None:
-        """End children until one more of this size fits beside the others."""
         while self._children and self.room_bytes is not None:
             held = sum(child.peak_bytes for child in self._children.values())
             if held + needed_bytes <= SIDE_BY_SIDE * self.room_bytes:

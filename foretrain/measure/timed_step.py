@@ -33,12 +33,10 @@ from foretrain.training.contention import cores_busy_s
 from foretrain.training.device import TORCH_DTYPES, keep_memory, place
 from foretrain.training.memory_limit import cap, held_now_bytes, kept, peak_bytes
 
-# The ranks of one setting of `foretrain tune --gpus`: the first one's child starts the others, and all do the same.
-#
-# What the first one decides goes through the store where they meet, as do the parent's orders: a child that waits
-# while another setting is timed uses neither card nor processor then, as it would in a collective. The others belong
-# to the first one's process group and end with it. One that ends by itself ends them all, since the first one may
-# wait for it in a collective that never comes back.
+# What the first rank decides goes through the store where they meet, as do the parent's orders: a child that waits
+# while another setting is timed uses neither card nor processor then, as it would in a collective. The others belong to
+# the first one's process group. One that ends by itself ends them all, since the first one may wait for it in a
+# collective.
 
 RANK, PORT = "FORETRAIN_TUNE_RANK", "FORETRAIN_TUNE_PORT"
 FOR_EVER = timedelta(days=7)  # until the next order
@@ -55,7 +53,6 @@ class Ranks:
         self._words = 0
 
     def part_of(self, config: RunConfig) -> RunConfig:
-        """Return what this rank carries out of each step, on its own card."""
         device = f"cuda:{self.rank}" if config.device.startswith("cuda") else config.device
         return config_of_rank(config, self.world).model_copy(update={"device": device})
 

@@ -32,7 +32,6 @@ class Enough(NamedTuple):
     long_s: float = math.inf
 
     def missing(self, samples: list[float]) -> int:
-        """Return how many runs more, if each takes what the fastest took."""
         if samples[0] > self.long_s:
             return 0
         left_s = self.seconds - sum(samples)
@@ -117,7 +116,6 @@ class Stepper:
             ahead.close()
 
     def forward_times(self, count: int) -> list[float]:
-        """Time so many micro-batches of an evaluation."""
         samples = []
         for _ in range(count + 1):  # the first one makes kernels of its own
             started = time.perf_counter()

@@ -55,7 +55,6 @@ class ForecastError(Record):
 
     @classmethod
     def of(cls, pairs: Sequence[tuple[float | None, float | None]]) -> "ForecastError | None":
-        """Sum up (predicted, measured) pairs; None where no pair is whole."""
         logs = [math.log(predicted / measured) for predicted, measured in pairs if predicted and measured]
         if not logs:
             return None
@@ -112,7 +111,6 @@ class Tuning(Record):
 
 
 def with_pareto(trials: Sequence[TuneTrial]) -> tuple[TuneTrial, ...]:
-    """Set `pareto`: the frontier of throughput against memory."""
     marked = []
     for trial in trials:
         mine = (trial.tokens_per_s, trial.peak_bytes)
@@ -129,14 +127,10 @@ def with_pareto(trials: Sequence[TuneTrial]) -> tuple[TuneTrial, ...]:
     return tuple(marked)
 
 
-# Which of some settings is the fastest, told from noisy times: paired rounds, bounds, successive elimination.
-#
-# In a round every setting that is still in the race is timed once, so that what drifts (clocks, other programs,
-# heat)
-# is in all of them and goes out of their differences. Differences are of logarithms. Their mean is trimmed, as a
-# round
-# may be hit by something else, and its bounds are those of Yuen and Tukey: Student's t on the winsorized deviation
-# (Tukey and McLaughlin 1963, Sankhya A 25, 331). No torch, no numpy, no clock.
+# In a round every setting that is still in the race is timed once, so that what drifts (clocks, other programs, heat)
+# is in all of them. Differences are of logarithms. Their mean is trimmed, as a round may be hit by something else, and
+# its bounds are those of Yuen and Tukey: Student's t on the winsorized deviation (Tukey and McLaughlin 1963, Sankhya A
+# 25, 331).
 
 NEAR = 0.01  # settings that differ by less are as good as each other
 CONFIDENCE = 0.95  # of all bounds of a race together: its settings, and its looks
@@ -162,7 +156,6 @@ class Estimate:
 
 
 def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
-    """Return the trimmed mean of some values, and its two-sided bounds."""
     n = len(values)
     ordered = sorted(values)
     cut = int(TRIM * n)
@@ -179,8 +172,6 @@ def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimat
 
 
 class Race:
-    """Settings by number, their rounds, and who is still in it."""
-
     def __init__(self, entrants: Sequence[int], near: float = NEAR) -> None:
         self.alive, self.near = list(entrants), near
         self.rounds: list[dict[int, float]] = []  # log seconds of each that was timed
@@ -199,7 +190,6 @@ class Race:
 
     @property
     def looks(self) -> bool:
-        """Return whether this is a round after which something is decided."""
         return len(self.rounds) in LOOKS
 
     @property
@@ -225,7 +215,6 @@ class Race:
 
     @property
     def decided(self) -> bool:
-        """Return whether nobody who is left can be faster than the best by more than `near`."""
         if len(self.alive) < 2:
             return True
         if not self.looks:
@@ -251,7 +240,6 @@ def burst_s(config: RunConfig, step_s: float, seconds: float = EXPLORE_S) -> flo
 
 
 def start_s(config: RunConfig, step_s: float) -> float:
-    """Return what it takes until a child is ready."""
     warm_s = WARM_UP_STEPS / FEWEST_STEPS * burst_s(config, step_s, 0.0)
     return START_S + (COMPILE_S if config.compile else 0.0) + warm_s
 

@@ -39,13 +39,10 @@ from foretrain.measure.tune_record import (
 )
 from foretrain.predict.memory import RunMemory
 
-# What the settings not tried yet probably take: the forecast, corrected by those that were tried.
-#
 # The logarithm of measured over forecast time is taken to be a sum of what each option's level does that the forecast
-# does not know, of what pairs of levels do, and of a smooth function of the micro-batch: a Gaussian process, whose
-# deviations say how wrong a forecast may be in each respect. So one trial speaks for all its neighbours, and what is
-# near in the forecast is told apart by a few trials. Rasmussen and Williams 2006, equations 2.25 and 2.26; the next
-# trial is that of the highest expected improvement (Jones, Schonlau and Welch 1998) for the time it costs.
+# does not know, of what pairs of levels do, and of a smooth function of the micro-batch: a Gaussian process (Rasmussen
+# and Williams 2006, equations 2.25 and 2.26). So one trial speaks for all its neighbours. The next trial is that of the
+# highest expected improvement (Jones, Schonlau and Welch 1998) for the time it costs.
 
 Array = np.ndarray
 
@@ -59,8 +56,6 @@ ALL, ALONE = 1.0, 0.02  # all of them together, and each one for itself
 
 
 class Model:
-    """Expected logarithms of step times for all settings, given those that were measured."""
-
     def __init__(self, settings: Sequence[Setting], log_forecasts: Sequence[float], *, calibrated: bool) -> None:
         self.prior = np.asarray(log_forecasts, dtype=float)
         self.scale = 0.5 if calibrated else 1.0
@@ -152,17 +147,11 @@ Listen = Callable[[str, dict[str, Any]], None]
 
 
 class Bench(Protocol):
-    """What times a setting: `Pool`, or a simulation."""
-
     def burst(self, config: RunConfig, seconds: float, limit_s: float, expected_bytes: int | None) -> Burst | Death: ...
 
-    def evaluate(self, config: RunConfig, limit_s: float, expected_bytes: int | None) -> int | Death:
-        """Evaluate beside its training state; return the peak in bytes."""
-        ...
+    def evaluate(self, config: RunConfig, limit_s: float, expected_bytes: int | None) -> int | Death: ...
 
-    def holds(self, config: RunConfig) -> bool:
-        """Return whether a burst of it costs no start."""
-        ...
+    def holds(self, config: RunConfig) -> bool: ...
 
     def drop(self, config: RunConfig) -> None: ...
 
@@ -214,7 +203,6 @@ class TriedSetting:
 
     @property
     def agrees(self) -> bool:
-        """Return whether its middle ratios are near each other."""
         ordered = sorted(self.ratios)
         cut = (len(ordered) - 1) // 3
         return len(ordered) >= PAIRS and ordered[len(ordered) - 1 - cut] - ordered[cut] <= AGREE
@@ -272,10 +260,7 @@ class Tuner:
             self.stop = "interrupted"
             self.listen("interrupted", {})
 
-    # -- looking around ------------------------------------------------------------------------------------
-
     def _explore(self) -> None:
-        """Try what promises most for its time, until nothing promises enough."""
         self.steps_s = [math.exp(log_s) for log_s in self.model.prior]
         wanted = self.given if self.given is not None else int(self.model.prior.argmin())
         number = first_trial([s.config for s in self.settings], self.steps_s, wanted, self.budget_s)
@@ -284,7 +269,6 @@ class Tuner:
             number = self._next()
 
     def _next(self) -> int | None:
-        """Return the setting to try next; None where it is time to race."""
         left_s = self._left()
         if any(trial.lives for trial in self.tried.values()):
             self.steps_s = [math.exp(log_s) for log_s in self.model.posterior()[0]]
@@ -363,7 +347,6 @@ class Tuner:
         trial.ratios.append(log_s - math.log(other.step_s) + self.origin if other else log_s)
 
     def _burst(self, number: int, seconds: float) -> Burst | None:
-        """Time a setting; None where it died, which its trial then knows."""
         trial = self.tried[number]
         limit_s = self.end - self.clock()
         if self.reference is None and len(self.tried) == 1 < len(self.settings):  # one trial must not take all the time
@@ -426,8 +409,6 @@ class Tuner:
             "step_s": trial.bursts[-1].step_s if trial.bursts else None, "peak_bytes": trial.peak_bytes,
             "speed": math.exp(-ratio) if ratio is not None else None, "first": trial.number == self.reference,
         }  # fmt: skip
-
-    # -- the race ------------------------------------------------------------------------------------------
 
     def _compete(self) -> None:
         """Race among the best few until it is decided; then the winner has to evaluate, too."""

@@ -37,8 +37,6 @@ Status = Literal["waiting", "measured", "out_of_memory", "failed", "skipped"]
 
 
 class Case(Record):
-    """One short run: options of the config, dtype, whose step, compiled or not."""
-
     name: Text
     options: dict[Text, bool | int | float | Text]
     dtype: Dtype
@@ -47,7 +45,6 @@ class Case(Record):
 
     @property
     def label(self) -> str:
-        """Return what tells it from the others: '124M bf16 compiled nanoGPT'."""
         whose = {"foretrain": "foretrain", "nanogpt": "nanoGPT"}[self.step]
         short = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}[self.dtype]
         return f"{self.name} {short} {'compiled' if self.compiled else 'eager'} {whose}"
@@ -62,8 +59,6 @@ class Case(Record):
 
 
 class Phase(Record):
-    """One phase of a run: torch's peaks, predicted and measured."""
-
     phase: Text
     predicted_allocated_bytes: Size
     measured_allocated_bytes: Size
@@ -126,7 +121,6 @@ class Outcome(Record):
         return found[0] / found[1] - 1 if found else None
 
     def inside(self, quantity: Quantity) -> bool | None:
-        """Return whether the measured figure is in the stated range; None where there is none."""
         p, found = self.predicted, self.pair(quantity)
         if p is None or found is None or quantity not in ("process", "time"):
             return None

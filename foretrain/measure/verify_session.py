@@ -77,7 +77,7 @@ ON_A_CARD = (
     _case("124M checkpointing", {**_124M, "activation_checkpointing": True}, "bfloat16", compiled=True),
     _case("124M adamw8bit", {**_124M, "optimizer": "adamw8bit"}, "bfloat16"),
     _case("124M modern, Muon", {**_124M, "recipe": "modern", "optimizer": "muon"}, "bfloat16"),
-)  # fmt: skip
+)
 # Their micro-batch is the largest that is expected to fit.
 FILLING = (
     _case("124M largest micro-batch", {**_124M, **_ONE}, "bfloat16"),
@@ -436,7 +436,6 @@ def work(found: Verification, places: Sequence[int], where: Target, path: Path, 
 
 
 def try_case(case: Case, where: Target) -> Outcome:
-    """Predict a case, then measure it, unless it cannot be."""
     began = time.monotonic()
     here: dict[str, Any] = {"case": case}
     if case.compiled and where.no_compile:

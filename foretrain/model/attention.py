@@ -111,8 +111,6 @@ def _block_backward(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, p: Tensor, out:
     torch.baddbmm(dk, ds.transpose(1, 2), q, beta=0, alpha=scale, out=dk)
 
 
-# -- the operation, for autograd and the compiler ----------------------------------------------------------
-
 _library = torch.library.Library("foretrain", "DEF")
 _library.define("attention(Tensor qkv, int H) -> (Tensor, Tensor, Tensor)")
 _library.define("attention_backward(Tensor grad, Tensor heads, Tensor kept, int H) -> Tensor")

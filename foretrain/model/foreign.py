@@ -52,7 +52,6 @@ def fit(parameter: Parameter, tensor: Tensor, model: ModelShape) -> Tensor:
 
 
 def fit_moment(parameter: Parameter, tensor: Tensor, model: ModelShape) -> Tensor:
-    """Fit a moment of AdamW: cropped with its positions, zero for new rows."""
     return _fitted(parameter, tensor, model, lambda: tensor.new_zeros(1, parameter.shape[1]))
 
 

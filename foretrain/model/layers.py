@@ -63,8 +63,6 @@ def squared_relu(x: Tensor) -> Tensor:
     return y
 
 
-# Token embeddings whose gradient is summed in fp32.
-#
 # A CPU adds the rows of embedding's gradient in the dtype that they have: in bfloat16 a sum of ones ends at 256
 # (aten/src/ATen/native/Embedding.cpp, embedding_dense_backward_cpu). CUDA's kernels and Inductor's sum in fp32.
 
@@ -92,9 +90,8 @@ class TokenEmbedding(nn.Embedding):
         return F.embedding(input, self.weight)
 
 
-# Rotary positions (Su et al. 2021, arXiv:2104.09864), and the models whose blocks turn queries and keys by them.
-#
-# Shapes: B micro-batch, T context, C width, H heads, D width of a head.
+# Rotary positions: Su et al. 2021, arXiv:2104.09864. Shapes: B micro-batch, T context, C width, H heads, D width of a
+# head.
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

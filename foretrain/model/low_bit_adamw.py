@@ -159,7 +159,7 @@ class LowBitAdamW(Uncompiled):
         self._tables_on: dict[tuple[torch.device, float], tuple[Tables, ...]] = {}
 
     def _tables(self, device: torch.device, beta2: float) -> tuple[Tables, ...]:
-        """The tables of the first moment, and of the second one's root, which comes back decayed."""
+        """Return the tables of the first moment, and of the second one's root, which comes back decayed."""
         if (device, beta2) not in self._tables_on:
             books = zip(code_books(self.form), (1.0, beta2**0.5), strict=True)
             made = tuple(Tables.of(book, self.form.block, device, factor) for book, factor in books)

@@ -21,18 +21,13 @@ from torch import Tensor, nn
 
 from foretrain.model.host_memory import Leaving, host_place
 
-# Gradients that leave the card as soon as the backward pass has made them, and are summed on the host beside it
-# (ZeRO-Offload, Ren et al. 2021, arXiv:2101.06840, section 4).
-#
-# A thread adds what has come to the fp32 sums, one gradient after the other in the order in which they were made, so
-# the sums are the same as without it.
+# ZeRO-Offload (Ren et al. 2021, arXiv:2101.06840, section 4): a thread adds gradients to the fp32 sums on the host in
+# the order in which they were made, so the sums are the same as without it.
 
 MOST_ON_THE_WAY = 8  # gradients between card and sum; each takes a place in pinned host memory
 
 
 class Gradients:
-    """Sum the gradients of micro-batches in the host's tensors."""
-
     def __init__(self) -> None:
         self._leaving = Leaving()
         self._sums: queue.Queue[tuple[Tensor, Tensor, Any]] = queue.Queue()

@@ -43,7 +43,7 @@ class Agreement:
 
     @property
     def holds(self) -> bool:
-        """False where anything is not finite, too."""
+        """Return False where anything is not finite, too."""
         near = abs(self.loss - self.plain_loss) <= MOST_LOSS_DIFFERENCE * abs(self.plain_loss)
         return near and self.cosine >= LEAST_COSINE
 
@@ -53,7 +53,6 @@ class Agreement:
         return {key: value if finite(value) else str(value) for key, value in asdict(self).items()}
 
     def refuse(self) -> None:
-        """Raise UserError 'diverged.matmul' where the mode does not hold."""
         if not self.holds:
             raise UserError("diverged.matmul", **self.values(), least=LEAST_COSINE, most=MOST_LOSS_DIFFERENCE * 100)
 

@@ -17,14 +17,9 @@ from foretrain.model.language_model import LanguageModel
 from foretrain.model.layers import RotaryModel
 from foretrain.model.sampling import Sampling
 
-# A KV cache for every family: what a model has read is not computed again.
-#
-# The family's own forward pass runs on the new tokens alone. Attention is the only part that looks back, so it alone
-# is replaced: it puts the new keys and values behind the old ones and attends to all. Nothing in the models knows of
-# it.
-#
-# Shapes: B micro-batch (1 here), T new tokens, S tokens so far, H heads of queries, K heads of keys and values, D
-# width of a head.
+# Attention is the only part that looks back, so it alone is replaced: it puts the new keys and values behind the old
+# ones and attends to all. Nothing in the models knows of it. Shapes: B micro-batch (1 here), T new tokens, S tokens so
+# far, H heads of queries, K heads of keys and values, D width of a head.
 
 
 class KvCache:

@@ -44,7 +44,7 @@ LOSSES = ("train_loss", "val_loss", "val_bpb")
 
 
 def column_of(role: str, columns: Mapping[str, int], chosen: Mapping[str, str] | None = None) -> str | None:
-    """The column of this role: the one that was chosen for it, else the first of NAMES that is there.
+    """Return the column of this role: the one that was chosen for it, else the first of NAMES that is there.
 
     `columns`: each with how many values it has. Of losses the one with most counts: the Trainer's mean over the whole
     run, a single value, has a name that others give to a curve.
@@ -63,7 +63,7 @@ _RATES = ("train/learning_rate", "learning_rate", "lr")
 
 
 def log_of(tracked: Tracked, path: Path) -> TrainingLog:
-    """The log. Raises UserError where there is no training loss in it."""
+    """Raises UserError where there is no training loss in it."""
     columns = counts_of(tracked.rows)
     named = {role: column_of(role, columns) for role in ("step", "train_loss", "val_loss", "step_s", "tokens_per_s")}
     if named["step"] is None or named["train_loss"] is None:
@@ -78,7 +78,7 @@ def log_of(tracked: Tracked, path: Path) -> TrainingLog:
 
 
 def _lines(tracked: Tracked, rows: list[Row], named: dict[str, str]) -> Iterator[str]:
-    """As formats/records.py reads them."""
+    """Yield lines as formats/records.py reads them."""
     marker = OURS if tracked.is_ours else OTHERS
     yield json.dumps({"tracked": marker, "run": _run(tracked, rows)})
     names = {key: named[key] for key in ("step_s", "tokens_per_s") if key in named}
@@ -112,7 +112,7 @@ def _number(row: Row, name: str) -> float | None:
 
 
 def _run(tracked: Tracked, rows: list[Row]) -> dict[str, float]:
-    """Fields of LogHeader, of a run of ours: tokens of a step, and on a card what its allocator kept at most."""
+    """Return fields of LogHeader, of a run of ours: tokens per step, and on a card what its allocator kept at most."""
     config = tracked.config
     tokens = config.get("tokens_per_step")
     if not tracked.is_ours or not isinstance(tokens, int | float):

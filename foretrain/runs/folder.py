@@ -80,7 +80,7 @@ _LINES: dict[str, tuple[type[Record], frozenset[str]]] = {
 
 
 def now() -> str:
-    """Local time with offset, to the second; a label only, never used for order or durations."""
+    """Return local time with offset, to the second; a label only, never used for order or durations."""
     return datetime.now(UTC).astimezone().isoformat(timespec="seconds")
 
 
@@ -103,7 +103,7 @@ class RunDirectory:
 
     @property
     def scratch(self) -> Path:
-        """A folder for what is needed a moment only, on the same disk."""
+        """Return a folder for what is needed a moment only, on the same disk."""
         return self.path
 
     def acquire(self) -> None:
@@ -123,7 +123,7 @@ class RunDirectory:
         self._kept[name] = text
 
     def write_config(self, config: RunConfig) -> None:
-        """What the run goes on with. Raises OSError."""
+        """Raises OSError."""
         self.write("config.toml", to_toml(config))
 
     def restore_removed(self) -> tuple[str, ...]:
@@ -153,7 +153,6 @@ class RunDirectory:
         self._teller.tell(phase, step, pid)
 
     def is_locked(self) -> bool:
-        """Whether a living process trains here."""
         if not (self.path / "run.lock").exists():
             return False
         probe = FileLock(self.path / "run.lock")
@@ -170,10 +169,7 @@ class RunDirectory:
         replace_text(self.path / RECORD, json.dumps(record.to_json(schema=SCHEMA), indent=1) + "\n")
 
     def any_record(self) -> RunRecord:
-        """Return the record, whoever trained; a run that says it is running without holding its lock was killed.
-
-        Raises UserError.
-        """
+        """Return the record; a run that says it is running without holding its lock was killed. Raises UserError."""
         record = run_record.read(self.path)
         if record.status != "running" or self.is_locked():
             return record
@@ -203,7 +199,7 @@ class RunDirectory:
         }
 
     def scores(self) -> tuple[Scores, ...]:
-        """What `foretrain eval` found of its checkpoints, by step. Files that are not such a record are left out."""
+        """Return what `foretrain eval` found of its checkpoints, by step, without files that are no such record."""
         found = []
         for path in sorted((self.path / SCORES).glob("step-*.json")):
             with contextlib.suppress(OSError, ValueError, AttributeError, TypeError, RecursionError):
@@ -212,12 +208,12 @@ class RunDirectory:
 
     @property
     def bits_per_byte(self) -> float | None:
-        """Of the text that was evaluated last, by the newest checkpoint that was evaluated on any."""
+        """Return that of the text that was evaluated last, by the newest checkpoint that was evaluated on any."""
         found = [each for each in self.scores() if each.texts]
         return max(found[-1].texts, key=lambda score: score.at).bits_per_byte if found else None
 
     def keep_scores(self, scores: Scores) -> Path:
-        """The file that holds these, and what was found of the same checkpoint before. Raises OSError."""
+        """Write these beside what was found of the same checkpoint before; return the file. Raises OSError."""
         folder = self.path / SCORES
         refuse_links([folder, folder / ".lock"])
         folder.mkdir(exist_ok=True)
@@ -240,7 +236,7 @@ class RunDirectory:
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether anything was saved that a resume could begin from; what is in it is not looked at."""
+        """Return whether anything was saved that a resume could begin from; what is in it is not looked at."""
         return any(self.checkpoints.glob("step-*"))
 
     def event(self, id: str, /, **values: Any) -> None:
@@ -292,7 +288,8 @@ def _numbered(base: Path) -> Iterator[Path]:
 
 
 def base_path(out_dir: str) -> Path:
-    """The folder that out_dir names; ~ is the home directory. Raises UserError where a run cannot have its files."""
+    """Return the folder that out_dir names; ~ is the home directory. Raises UserError where a run cannot have its
+    files."""
     try:
         path = Path(out_dir).expanduser()
         if path.exists() and not path.is_dir():
@@ -305,12 +302,12 @@ def base_path(out_dir: str) -> Path:
 
 
 def _is_free(path: Path) -> bool:
-    """Not there, or an empty folder, or one that a run has only just begun to use."""
+    """Return whether it is not there, or an empty folder, or one that a run has only just begun to use."""
     return not path.exists() or all(entry.name in ("run.lock", NOW) for entry in path.iterdir())
 
 
 def create(out_dir: str) -> RunDirectory:
-    """A fresh run directory, its lock held: `out_dir`, or `out_dir-2`, … where that holds anything already.
+    """Make a fresh run directory and hold its lock: `out_dir`, or `out_dir-2`, … where that holds anything already.
 
     Nothing is ever overwritten. Raises UserError where no folder can be made.
     """
@@ -332,7 +329,7 @@ def create(out_dir: str) -> RunDirectory:
 
 
 def newest_unfinished(out_dir: str, max_iters: int) -> RunDirectory | None:
-    """The run that `--resume auto` means: the last one under this name (or name-2, …) with steps still to do.
+    """Return the last run under this name (or name-2, …) with steps still to do, as `--resume auto` means.
 
     A finished run has some again when max_iters was raised.
     """
@@ -348,7 +345,7 @@ def newest_unfinished(out_dir: str, max_iters: int) -> RunDirectory | None:
 
 
 def newest(out_dir: str) -> RunDirectory | None:
-    """The last run under this name (or name-2, …), finished or not."""
+    """Return the last run under this name (or name-2, …), finished or not."""
     return next(_runs_of(out_dir), None)
 
 

@@ -58,7 +58,6 @@ class MeasuredMemory(Record):
     limit_bytes: int | None = None
 
     def phase(self, name: str) -> MeasuredPhase | None:
-        """What was measured of this phase; None where it was not."""
         return next((phase for phase in self.phases if phase.phase == name), None)
 
 
@@ -78,7 +77,7 @@ class MachineLoad(Record):
 
     @property
     def busy(self) -> bool:
-        """Whether others took so much that measured times say little about a forecast."""
+        """Return whether others took so much that measured times say little about a forecast."""
         return crowded(self.others_share * self.cores, self.cores, self.threads)
 
 
@@ -102,7 +101,7 @@ class RankFigures(Record):
 
 
 def crowded(others: float, cores: int, threads: int) -> bool:
-    """Whether others, in cores, use what so many threads would need."""
+    """Return whether others, in cores, use what so many threads would need."""
     wanted = min(threads, cores)
     return others - (cores - wanted) > CROWDED * wanted
 
@@ -136,22 +135,22 @@ class RunRecord(Record):
 
     @property
     def device_name(self) -> str:
-        """The card or processor that did the work; "" where that is not known."""
+        """Return the card or processor that did the work; "" where that is not known."""
         return ""
 
     @property
     def steps_asked(self) -> int | None:
-        """How many steps it was to do; None where that is not known."""
+        """Return how many steps it was to do; None where that is not known."""
         return None
 
     @property
     def reserves(self) -> bool:
-        """Whether its allocator reserves memory, so that what is reserved counts."""
+        """Return whether its allocator reserves memory, so that what is reserved counts."""
         return False
 
     @property
     def highest_bytes(self) -> int | None:
-        """The run's memory at its highest: what the allocator reserved on a GPU, the process's on a CPU.
+        """Return what the allocator reserved at most on a GPU, the process's peak on a CPU.
 
         The process's own peak counts there besides its phases', since memory can be highest between two of them.
         """
@@ -166,8 +165,6 @@ class RunRecord(Record):
 
 
 class TrainedRun(RunRecord):
-    """A run that foretrain trained."""
-
     source: Source = "trained"
     config: RunConfig
     gpu: Gpu
@@ -199,22 +196,22 @@ class TrainedRun(RunRecord):
 
     @property
     def highest_bytes(self) -> int | None:
-        """Of several ranks that of the one with most."""
+        """Return that of the rank with most."""
         return self._highest((*self.memory.phases, *self.ranks))
 
     @property
     def world_from(self) -> int:
-        """The step from which on `world` ranks trained."""
+        """Return the step from which on `world` ranks trained."""
         return self.worlds[-1][0] if self.worlds else 0
 
     @property
     def per_node(self) -> int:
-        """Ranks of the first one's machine; all, where they have not told where they are."""
+        """Return the ranks of the first one's machine; all, where they have not told where they are."""
         return sum(rank.host == self.ranks[0].host for rank in self.ranks) or self.world
 
     @property
     def devices(self) -> int:
-        """Cards that trained; ranks on a CPU share those of each machine."""
+        """Count the cards that trained; ranks on a CPU share those of each machine."""
         return max(1, self.world // self.per_node) if self.gpu.kind == "cpu" else self.world
 
 
@@ -274,7 +271,7 @@ class WatchedRun(RunRecord):
 
     @property
     def busiest(self) -> WatchedCard | None:
-        """The card that the command's processes held most of."""
+        """Return the card that the command's processes held most of."""
         return max(self.cards, key=lambda one: one.ours_peak_bytes or 0, default=None)
 
     @property
@@ -287,7 +284,7 @@ class WatchedRun(RunRecord):
 
     @property
     def highest_bytes(self) -> int | None:
-        """What the processes held at most: on the card, or without one in the computer's memory."""
+        """Return what the processes held at most: on the card, else in the computer's memory."""
         return (self.busiest.ours_peak_bytes if self.busiest else None) or self.rss_peak_bytes
 
 

@@ -33,7 +33,7 @@ class TextScore(Record):
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What makes it the same measurement; another checkpoint's has another result."""
+        """Return what makes it the same measurement; another checkpoint's has another result."""
         return self.sha256, self.tokens, self.context_tokens, self.stride_tokens
 
 
@@ -62,7 +62,7 @@ class TaskScore(Record):
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What makes it the same measurement; another checkpoint's has another result."""
+        """Return what makes it the same measurement; another checkpoint's has another result."""
         return self.task, self.metric, self.filter, self.shots, self.documents, self.version
 
 
@@ -76,8 +76,8 @@ class Scores(Record):
     tasks: tuple[TaskScore, ...] = ()
 
     def with_more(self, more: Scores) -> Scores:
-        """These and more of the same checkpoint. A measurement that was repeated has its new result; where the weights
-        are others, as after a resume that repeated the step, only `more`."""
+        """Add more of the same checkpoint. A repeated measurement has its new result; where the weights are others, as
+        after a resume that repeated the step, only `more` stay."""
         if more.weights_sha256 != self.weights_sha256:
             return more
         texts = {score.key: score for score in (*self.texts, *more.texts)}

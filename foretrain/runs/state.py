@@ -16,11 +16,8 @@ from foretrain.base.files import not_written, read_text, replace, replace_text
 from foretrain.base.process_memory import system
 from foretrain.base.records import Record
 
-# `label.json` in a run's folder: the name, the note and the tags that its user gave it.
-#
-# They are the user's words about a run and no part of it: neither a resume nor a comparison of settings reads them.
-# They
-# may be anything, so whoever shows them makes them printable.
+# A label is the user's words about a run and no part of it: neither a resume nor a comparison of settings reads it. It
+# may be anything, so whoever shows it makes it printable.
 
 LABEL_FILE = "label.json"
 LABEL_SCHEMA = "foretrain.label/1"
@@ -44,7 +41,7 @@ class Label(Record):
         return " ".join(self.name.split())
 
     def with_more(self, other: "Label") -> "Label":
-        """This one with what the other says, too. Raises UserError where that are too many tags."""
+        """Add what the other says. Raises UserError where that are too many tags."""
         return changed(self, name=other.name or None, note=other.note or None, tags=other.tags)
 
 
@@ -52,7 +49,7 @@ UNSAID = Label()
 
 
 def read_label(folder: Path) -> Label:
-    """The label of a run; an empty one where there is none, or none that can be read."""
+    """Return the label of a run; an empty one where there is none, or none that can be read."""
     try:
         return Label.from_json(read_text(folder / LABEL_FILE, _MOST_LABEL_BYTES))
     except (OSError, ValueError, TypeError, RecursionError):
@@ -81,7 +78,7 @@ def changed(
     tags: Iterable[str] = (),
     without: Iterable[str] = (),
 ) -> Label:
-    """The label with another name or note, with more tags and without some; None leaves as it is, "" takes away.
+    """Return the label with another name or note, with more tags and without some; None leaves as it is, "" takes away.
 
     Raises UserError where something is too long, or there are too many tags.
     """
@@ -101,12 +98,9 @@ def changed(
     )
 
 
-# `now.json` in a run's folder: what the run does at this moment, and which process of which machine does it.
-#
-# It is there for whoever looks (`foretrain top`, the page): nothing of the run depends on it. So it is not synced,
-# what
-# the disk refuses is left out, and it is removed when the run lets go of its folder. A run that was killed leaves it
-# behind; its process then tells that nobody is there any more.
+# now.json is there for whoever looks (`foretrain top`, the page): nothing of the run depends on it. So it is not
+# synced, what the disk refuses is left out, and it is removed when the run lets go of its folder. A run that was killed
+# leaves it behind; its process then tells that nobody is there any more.
 
 NOW_FILE = "now.json"
 NOW_SCHEMA = "foretrain.now/1"
@@ -142,7 +136,7 @@ class Teller:
         self._short: set[str] = set()
 
     def tell(self, phase: Phase, step: int = 0, pid: int | None = None) -> None:
-        """From now on the run is in this phase. `pid`: of the process that does it, by default this one."""
+        """Say that the run is in this phase from now on. `pid`: of the process that does it, by default this one."""
         if phase == self._phase:
             return
         now_s = self._clock()
@@ -170,7 +164,7 @@ class Teller:
 
 
 def read_now(folder: Path) -> Now | None:
-    """What a run said last; None where it says nothing that can be read."""
+    """Return what a run said last; None where it says nothing that can be read."""
     try:
         return Now.from_json(read_text(folder / NOW_FILE, _MOST_NOW_BYTES))
     except (OSError, ValueError, TypeError, RecursionError):
@@ -178,12 +172,12 @@ def read_now(folder: Path) -> Now | None:
 
 
 def is_here(now: Now) -> bool:
-    """Whether the process is one of those that can be seen from here."""
+    """Return whether the process is one of those that can be seen from here."""
     return now.host == socket.gethostname() and now.numbers == _numbers()
 
 
 def lives(now: Now) -> bool | None:
-    """Whether the process that said this is still there; None where that cannot be told from here."""
+    """Return whether the process that said this is still there; None where that cannot be told from here."""
     if not is_here(now):
         return None
     began_s = _began_s(now.pid)
@@ -191,7 +185,7 @@ def lives(now: Now) -> bool | None:
 
 
 def seconds_since(now: Now) -> float:
-    """How long the phase has lasted, by this machine's clock."""
+    """Return how long the phase has lasted, by this machine's clock."""
     return time.time() - now.since_s
 
 
@@ -203,7 +197,7 @@ def _began_s(pid: int) -> float | None:
 
 
 def _numbers() -> str:
-    """Within which process numbers count; "" where the system has no name for it."""
+    """Return within which process numbers count; "" where the system has no name for it."""
     found = []
     with contextlib.suppress(OSError):
         found.append(Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip())

@@ -137,7 +137,8 @@ class Steps:
         return len(self.number)
 
     def segments(self) -> list[range]:
-        """The indices of each segment: a run that was resumed, or started over, counts from a lower number again."""
+        """Return the indices of each segment: a run that was resumed, or started over, counts from a lower number
+        again."""
         ends = [*self.starts[1:], len(self)]
         return [range(start, end) for start, end in zip(self.starts, ends, strict=True)]
 
@@ -162,12 +163,10 @@ class TrainingLog:
 
     @property
     def times(self) -> bool:
-        """Whether it prints times of steps at all."""
         return self.bad_times > 0 or any(math.isfinite(time_s) for time_s in self.steps.time_s)
 
     @property
     def program(self) -> LogFormat:
-        """What is known of the program that printed it."""
         return FORMATS[self.format]
 
 
@@ -206,11 +205,10 @@ class Reader:
 
     @property
     def per_gpu(self) -> bool:
-        """Whether the tokens per second are one card's."""
+        """Return whether the tokens per second are one card's."""
         return self.lines is not None and self.lines.format.rate_per_gpu
 
     def line(self, line: str) -> None:
-        """Take a line, or a piece of one."""
         if "\x1b" in line:
             line = _ANSI.sub("", line)
         rank = _RANK.match(line) if "[" in line else None
@@ -305,7 +303,7 @@ class Reader:
             self._setting(line.rstrip())
 
     def _setting(self, line: str) -> None:
-        """What a line says of the config: an option, or a line of the file that is being printed."""
+        """Take what a line says of the config: an option, or a line of the file that is being printed."""
         override = _OVERRIDE.search(line)
         if override:
             self._set(override[1], override[2].strip())
@@ -363,7 +361,7 @@ class Reader:
         )  # fmt: skip
 
     def _corrected(self, lines: LineReader) -> Steps:
-        """The steps with what only the whole log tells of their numbers and times; evaluations move with them."""
+        """Return the steps with what only the whole log tells of numbers and times; evaluations move with them."""
         numbers, times_s = lines.finish()
         steps = self.steps
         if numbers is None or len(numbers) != len(steps):
@@ -382,7 +380,6 @@ def _worth_a_look(line: str, words: tuple[str, ...]) -> bool:
 
 
 def _append(steps: Steps, step: int, reading: Reading, happened: int) -> None:
-    """Put a step at the end of the columns."""
     time_s, mfu, rate = (math.nan if v is None else v for v in (reading.step_s, reading.mfu, reading.tokens_per_s))
     loss, lr = (math.nan if value is None else value for value in (reading.loss, reading.learning_rate))
     steps.number.append(step)
@@ -396,14 +393,14 @@ def _append(steps: Steps, step: int, reading: Reading, happened: int) -> None:
 
 
 def _evaluation(match: re.Match[str]) -> Reading:
-    """An evaluation as nanoGPT and its relatives print it."""
+    """Read an evaluation as nanoGPT and its relatives print it."""
     step = int(match["step"]) if match["step"] else None
     loss = number(match["val"], grouped_thousands=False)
     return Reading(match.start(), step, evaluated=True, val_loss=loss)
 
 
 def parse_log(lines: Iterable[str], name: str = "log") -> TrainingLog:
-    """The log of these lines. Raises UserError where there is no step in them."""
+    """Read these lines. Raises UserError where there is no step in them."""
     reader = Reader()
     count, binary = 0, False
     for line in lines:
@@ -422,7 +419,7 @@ def parse_log(lines: Iterable[str], name: str = "log") -> TrainingLog:
 
 
 def _lines(stream: BinaryIO) -> Iterator[str]:
-    """Lines of text, whatever ends them (a progress bar ends them with \\r), in pieces of a bounded length."""
+    """Yield lines of text, whatever ends them (a progress bar ends them with \\r), in pieces of a bounded length."""
     head = stream.peek(4)[:4] if isinstance(stream, io.BufferedReader) else b""
     # What PowerShell writes with > is UTF-16.
     encoding = "utf-16" if head[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
@@ -439,7 +436,7 @@ def _lines(stream: BinaryIO) -> Iterator[str]:
 
 
 def read_log(path: Path) -> TrainingLog:
-    """The log in a file. Raises UserError for what is missing, unreadable or no log."""
+    """Read the log in a file. Raises UserError for what is missing, unreadable or no log."""
     try:
         if path.is_dir():
             raise UserError("data.log_unreadable", path=str(path), reason="it is a folder")
@@ -451,7 +448,7 @@ def read_log(path: Path) -> TrainingLog:
 
 
 def read_stream(stream: BinaryIO, name: str) -> TrainingLog:
-    """The log that comes through a pipe. Raises UserError for what is not one, or has no end."""
+    """Read the log that comes through a pipe. Raises UserError for what is not one, or has no end."""
     try:
         return parse_log(_lines(stream), name)
     except OSError as error:

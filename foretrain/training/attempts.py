@@ -45,7 +45,6 @@ Failure = Literal["micro_step", "optimizer", "stopped", "sent"]
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether memory ran out, on a card or on the host."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _MESSAGES)
@@ -234,11 +233,8 @@ def _sum(
     return float(total), weight
 
 
-# How a run ends that does not end well: what its record says, and the sentence in place of a traceback.
-#
-# After any error of a card but a lack of memory its context is gone: every further call to it fails or hangs, so
-# none is
-# made, neither here nor on the way out. Only a new process can use the card again.
+# After any error of a card but a lack of memory its context is gone: every further call to it fails or hangs, so none
+# is made. Only a new process can use the card again.
 
 CARD_FAILED = "environment.card_failed"
 SMALLER_AT_RESUME = ("memory.optimizer_step", "memory.others_wait")  # the record has a smaller micro-batch then
@@ -263,7 +259,6 @@ class Ending:
 
 
 def card_is_lost(error: BaseException) -> bool:
-    """Return whether a card's context cannot be used any more."""
     if is_out_of_memory(error) or not isinstance(error, RuntimeError):
         return False
     return isinstance(error, torch.AcceleratorError) or any(text in str(error) for text in _LOST)

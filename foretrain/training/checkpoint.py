@@ -78,7 +78,6 @@ def path_of(folder: Path, step: int) -> Path:
 
 
 def steps_in(folder: Path) -> list[int]:
-    """Return the steps of the committed checkpoints, oldest first."""
     numbers = (path.name[5:] for path in folder.glob("step-*"))
     return sorted(int(number) for number in numbers if number.isascii() and number.isdigit())
 
@@ -89,9 +88,6 @@ def kept_in(folder: Path) -> str:
     except OSError:
         steps = []
     return say("nonfinite.kept", step=steps[-1]) if steps else say("nonfinite.kept_none")
-
-
-# -- saving ------------------------------------------------------------------------------------------------
 
 
 def check_shared(folder: Path, peers: Peers) -> None:
@@ -264,9 +260,6 @@ def sweep(folder: Path) -> None:
             durable.remove_folder(path)
 
 
-# -- loading -----------------------------------------------------------------------------------------------
-
-
 def problem_of(path: Path, peers: Peers = ALONE) -> str | None:
     """Return why a checkpoint cannot be trusted; None where every digest is right. Several ranks share the reading."""
     return next((each for each in peers.agree(lambda: _problem_of(path, peers)) if each), None)
@@ -316,7 +309,6 @@ def ranks_of(path: Path) -> int:
 
 
 def files_of(path: Path, kind: str) -> list[str]:
-    """Return the names of the files with its weights ('model') or its moments ('optimizer')."""
     ranks = ranks_of(path)
     return [file_name(kind, rank, ranks) for rank in range(ranks)]
 

@@ -107,7 +107,6 @@ class Contention:
         return self._busy_now(window) if self.gives_way else []
 
     def step(self, took_s: float) -> list[Event]:
-        """Return what to tell after a step, as (event id, values)."""
         self._window.add_step(took_s, median(self._recent) if len(self._recent) >= LEAST_STEPS else None)
         self._recent = [*self._recent[-RECENT + 1 :], took_s]
         self._steps.append(took_s)
@@ -175,7 +174,6 @@ class Contention:
         return [("machine_quiet", window.shares(self.cores))]
 
     def result(self) -> MachineLoad | None:
-        """Sum up all of it; None where that is too short to say anything."""
         self._look()
         if self._whole.wall_s < LEAST_S:
             return None
@@ -187,8 +185,6 @@ class Contention:
 
 
 class Unwatched:
-    """Stands in for a `Contention` where nobody looks, as on a card."""
-
     gives_way = False
 
     def begin(self) -> list[Event]:
@@ -226,6 +222,5 @@ class Sums:
             self.stalls, self.stalled_s = self.stalls + 1, self.stalled_s + took_s - usual_s
 
     def shares(self, cores: int) -> dict[str, float]:
-        """Return the shares of the processor that others used, and this process."""
         whole_s = self.wall_s * cores
         return {"others": self.others_s / whole_s, "own": min(1.0, self.own_s / whole_s)}

@@ -125,7 +125,6 @@ def _gpu(device: torch.device) -> Gpu:
 
 
 def obstacle_to_compile(device: torch.device) -> str | None:
-    """Return why nothing is compiled here, or None."""
     if device.type == "mps":  # torch 2.13's Inductor has kernels for it, of which we ran none
         return "foretrain has not tried it on Apple GPUs"
     if device.type == "cuda":

@@ -29,7 +29,6 @@ Rows = Batch | torch.Tensor  # on the host; for a card page-locked
 
 
 def token_files(config: RunConfig, info: DatasetInfo) -> tuple[TokenFile, TokenFile]:
-    """Return the training split and the validation split."""
     train, val = (TokenFile(info, s, config.vocab_size, verify=config.verify_data) for s in ("train", "val"))
     left = HELD
     for reader in (*val.readers, *train.readers):

@@ -77,7 +77,6 @@ class Watch:
         self.told = False
 
     def exceeded(self, meter: Meter) -> int | None:
-        """Return the process's peak, the first time that it is seen above the limit."""
         if self.told or self.limit_bytes is None:
             return None
         peak = meter.process_peak() if meter.device.type == "cpu" else None

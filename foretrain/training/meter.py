@@ -75,7 +75,6 @@ class Meter:
 
     @contextmanager
     def phase(self, name: str, state: TrainState) -> Iterator[None]:
-        """Measure what runs inside as this phase, unless it has been measured."""
         if not self.wants(name):
             yield
         elif self.accelerator.counts:
@@ -164,7 +163,6 @@ class Meter:
         )
 
     def empty(self) -> MeasuredMemory:
-        """Return the result before there is anything to measure."""
         return MeasuredMemory(method=self.method, process_base_bytes=self.base_bytes, limit_bytes=self.limit_bytes)
 
 

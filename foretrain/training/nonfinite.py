@@ -76,8 +76,6 @@ class _Search:
                 )
 
     def watch(self, model: nn.Module) -> list[Any]:
-        """Hook the outputs of all modules, and the gradients of these and of the weights."""
-
         def on_output(name: str) -> Any:
             def hook(_: object, __: object, output: object) -> None:
                 for tensor in output if isinstance(output, tuple) else (output,):
@@ -140,15 +138,11 @@ def _again(state: TrainState, batches: Iterable[Batch], search: _Search) -> None
             return
 
 
-# Losses that show that a run goes wrong although all its numbers stayed finite.
-#
-# It has diverged: training text alone is looked at, as on validation text the loss of a model that overfits rises
-# too. Nothing is stopped for it in the middle of a run, as losses recover; a run that ends so did not finish well.
-#
-# It leaps, which is told and never acted on. A loss is compared with the steps before it by their median and by the
-# spread around it (the median distance, which for a normal distribution is 1 / 1.4826 of a standard deviation), so
-# that neither a leap nor the slope of a young run makes the next leap look small. The losses are part of a
-# checkpoint, so a resumed run tells what the whole one would have.
+# Of divergence training text alone is looked at: on validation text the loss of a model that overfits rises too.
+# Nothing is stopped for it in the middle of a run, as losses recover. A leap is told and never acted on: a loss is
+# compared with the median of the steps before it and the spread around it, so that neither a leap nor the slope of a
+# young run makes the next leap look small. The losses are part of a checkpoint, so a resumed run tells what the whole
+# one would have.
 
 FAR_ABOVE = 1.5  # times the loss of a model that knows nothing: worse than that is no chance
 LEAST_GAIN, MOST_LOST = 0.5, 0.5  # nats that were gained at all, and the share of them that is lost again
@@ -160,7 +154,6 @@ def knows_nothing(losses: Sequence[float], vocab_size: int) -> float:
 
 
 def diverging(losses: Sequence[float], vocab_size: int) -> bool:
-    """Return whether the last of these losses is far above that of a model that knows nothing."""
     return losses[-1] > FAR_ABOVE * knows_nothing(losses, vocab_size)
 
 
@@ -192,7 +185,6 @@ def spike_score(recent: tuple[float, ...], loss: float) -> float | None:
 
 
 def with_loss(recent: tuple[float, ...], loss: float) -> tuple[float, ...]:
-    """Add a loss to the recent ones, without the oldest where there are enough."""
     return (*recent[-(WINDOW - 1) :], loss)
 
 
@@ -296,7 +288,6 @@ class Guard:
         return checkpoint.kept_in(self.directory.checkpoints)
 
     def _agreed(self, report: FailureReport) -> FailureReport:
-        """Return the report of the first rank in whose rows something was found."""
         if self.ranks.world == 1:
             return report
 

@@ -33,7 +33,6 @@ class Place:
 
     @property
     def first(self) -> bool:
-        """Return whether this is the rank that speaks and writes for all."""
         return self.rank == 0
 
     @property

@@ -70,7 +70,6 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """Return whether this one speaks and writes for all."""
         return self.place.first
 
     def agree(self, word: Any, decide: Callable[[list[Any]], Any], *, patient: bool = False) -> Any:
@@ -84,7 +83,6 @@ class Ranks:
         return list(numbers)
 
     def explained(self, error: BaseException) -> BaseException:
-        """Return the error, or the one of another rank that it comes from."""
         return error
 
     def tell(self, error: UserError) -> None:
@@ -123,8 +121,6 @@ class Group(Ranks):
             world_size=self.world, timeout=timedelta(seconds=self.timeout_s), device_id=device if cards else None,
         )  # fmt: skip
         self.peers = Peers.joined()
-
-    # -- agreeing ------------------------------------------------------------------------------------------
 
     def agree(self, word: Any, decide: Callable[[list[Any]], Any], *, patient: bool = False) -> Any:
         self._count += 1
@@ -169,8 +165,6 @@ class Group(Ranks):
         tensor = torch.tensor(list(numbers), dtype=torch.float64, device=device)
         dist.all_reduce(tensor)
         return tensor.tolist()
-
-    # -- ends ----------------------------------------------------------------------------------------------
 
     def explained(self, error: BaseException) -> BaseException:
         broken = isinstance(error, RuntimeError) and (
@@ -301,9 +295,6 @@ def meet(place: Place, timeout_s: float) -> Store:
     raise UserError("environment.no_meeting", meeting=place.meeting, seconds=timeout_s)
 
 
-# -- do they fit together ----------------------------------------------------------------------------------
-
-
 def greet(ranks: Ranks, word: dict[str, Any]) -> dict[str, Any]:
     """Say what this rank is, and hear what all are. Raises UserError where they do not fit together.
 
@@ -357,11 +348,9 @@ def _on_own_card(config: RunConfig, place: Place) -> RunConfig:
     return config.model_copy(update={"device": f"cuda:{index}"})
 
 
-# What the ranks of a run do alike, for the trainer's loop: stop, take a smaller micro-batch, evaluate, compare.
-#
 # Each step's loss is reduced over the ranks, and with it whether one of them has something to tell (Parallel.mean).
-# Only
-# where one has do they confer, all after the same step; so a run in which nothing happens has no further collective.
+# Only where one has do they confer, all after the same step; so a run in which nothing happens has no further
+# collective.
 
 SLOW_TWICE = 2  # in so many evaluations, one after the other, before it is told
 
@@ -382,7 +371,6 @@ class Together:
         return self.ranks.world > 1
 
     def part_of(self, config: RunConfig) -> RunConfig:
-        """Return what this rank carries out of each step."""
         return config_of_rank(config, self.ranks.world) if self.several else config
 
     def share(self, config: RunConfig) -> "Share | None":
@@ -418,15 +406,12 @@ class Together:
         for idx, targets in batches:
             yield from zip(idx.split(rows), targets.split(rows), strict=True)
 
-    # -- evaluation ----------------------------------------------------------------------------------------
-
     def part(self, state: TrainState) -> tuple[int, int]:
         """Return (which, of how many) of an evaluation's batches this rank does: all, where each needs every rank."""
         shards = state.parallel is not None and state.parallel.sharing.way.shards_weights
         return (0, 1) if shards else (self.ranks.rank, self.ranks.world)
 
     def mean(self, own: Sum, device: torch.device) -> Mean:
-        """Return the mean loss of what all ranks have evaluated, or why there is none."""
         if isinstance(own, tuple):
             total, weight = own
             if not self.several:

@@ -193,12 +193,8 @@ def _is_short(config: RunConfig, placement: Placement) -> bool:
 
 
 def _nominal_s(config: RunConfig, placement: Placement) -> float | None:
-    """Return seconds of the whole run at the device's peak in float32."""
     peak = placement.gpu.peak_flop_per_s("float32")
     return ModelShape.of(config).flops_per_token * config.tokens_per_step * config.max_iters / peak if peak else None
-
-
-# -- the measurement ---------------------------------------------------------------------------------------
 
 
 def slice_of(config: RunConfig) -> RunConfig:
@@ -214,8 +210,6 @@ def slice_of(config: RunConfig) -> RunConfig:
 
 
 class Candidate:
-    """A throw-away model that trains in one way on tokens drawn at random."""
-
     def __init__(self, config: RunConfig, way: StepVariant) -> None:
         update = {"attention": way.attention, "master_weights": way.master_weights}
         own = config.model_copy(update=update)
@@ -315,7 +309,6 @@ def find(init_from: str) -> WeightsFile | None:
 
 
 def _published(name: str) -> Path:
-    """Return model.safetensors of a published GPT-2, with its config.json beside it."""
     assert name in GPT2_SHAPES
     try:
         import huggingface_hub as hub
@@ -381,7 +374,6 @@ def _files(weights: WeightsFile, folder: Path, *, wants_moments: bool) -> tuple[
 
 
 def _digest(files: tuple[str, ...]) -> str:
-    """Return the SHA-256 of the one file, or of the digests of several."""
     digests = []
     for name in files:
         with Path(name).open("rb") as file:

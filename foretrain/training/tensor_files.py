@@ -77,7 +77,6 @@ def live(state: TrainState) -> Snapshot:
 
 
 def file_name(kind: str, rank: int = 0, world: int = 1) -> str:
-    """Name the file of the weights ('model') or the moments ('optimizer') that a rank writes."""
     return f"{kind}.safetensors" if world == 1 else f"{kind}.rank-{rank}.safetensors"
 
 

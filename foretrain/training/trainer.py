@@ -116,8 +116,6 @@ class Trainer:
         """Take the run's config; `own` is what this rank carries out of each step."""
         self.config, self.own = config, self.together.part_of(config)
 
-    # -- the run -------------------------------------------------------------------------------------------
-
     def run(self, *, resume: bool = False) -> TrainedRun:
         """Train to the end or to a signal; the record is written in every case but a resume that was refused."""
         with self.flag:
@@ -160,7 +158,6 @@ class Trainer:
             self._note("files_missing", files=list(lost), path=str(self.directory.path))
 
     def _judge_end(self) -> None:
-        """Raise UserError 'diverged.…' where the run is over and its loss is no result."""
         if found := nonfinite.at_the_end(self._training_losses(), self.config.vocab_size):
             id, values = found
             saved = checkpoint.kept_in(self.directory.checkpoints)
@@ -470,7 +467,6 @@ class Trainer:
         return {} if others is None else {"others_cores": round(others, 2)}
 
     def _tell_load(self, told: list[Event]) -> None:
-        """Say what the machine's other programs do, and wait as their presence asks for."""
         for id, values in told:
             self._note(id, step=self.progress.step, **values)
             if id == "machine_busy":
@@ -479,8 +475,6 @@ class Trainer:
             self.waiting.sleep() if self.contention.gives_way else self.waiting.spin()
         if self.waiting.asleep and any(id == "machine_busy" for id, _ in told):
             self._note("threads_sleep")
-
-    # -- evaluation and saving -----------------------------------------------------------------------------
 
     def _evaluate_and_save(self, step: int, *, force: bool) -> None:
         before = self.clock()
@@ -578,8 +572,6 @@ class Trainer:
         self.progress = self.progress.model_copy(update=more)
         self._mend_folder()
         self.saver.save(self.state, self.progress, wait=wait)
-
-    # -- the record ----------------------------------------------------------------------------------------
 
     def _elapsed_s(self) -> float:
         return self._elapsed_before_s + self.clock() - self._started

@@ -28,7 +28,6 @@ ORDER = ("load", "first_step", "steady_step", "evaluate", "save")
 
 
 def held_tensors(model: Any, optimizer: Any) -> list[torch.Tensor]:
-    """Return weights, gradients, buffers and optimizer states."""
     found = [*model.parameters(), *model.buffers()]
     found += [p.grad for p in model.parameters() if p.grad is not None]
     states = getattr(optimizer, "state", {})
@@ -78,7 +77,6 @@ class PhaseMeter:
             self._take("load", storage_bytes(iter(held_tensors(self.model, None))), None)
 
     def begin(self, phase: str) -> None:
-        """Begin this phase; the one before ends."""
         self.end()
         self.phase = phase
         if self.cuda:
@@ -114,7 +112,6 @@ class PhaseMeter:
             self._standing = highest[-1]
 
     def held_bytes(self) -> int | None:
-        """Return what a card's allocator has given out now; None on a CPU."""
         return torch.cuda.memory_allocated(self.device) if self.cuda else None
 
     def _look(self, phase: str) -> None:
@@ -133,8 +130,6 @@ class PhaseMeter:
         )
 
 
-# `Hooks`: what a Trainer does and tells no callback: its micro-batches, evaluations and saves, and what ends them.
-#
 # A callback hears nothing of an exception. So while a run trains, the Trainer's own methods are called through a
 # wrapper on the instance, which says what begins, what ends and what failed, and changes nothing.
 
@@ -153,7 +148,6 @@ class Listener(Protocol):
 
 
 def calling_trainer() -> Any:
-    """Find the Trainer that is calling in the frames above."""
     frame: FrameType | None = inspect.currentframe()
     for _ in range(MOST_FRAMES):
         frame = frame.f_back if frame else None

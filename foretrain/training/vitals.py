@@ -80,7 +80,6 @@ class Vitals:
         return {key: value for key, value in found.items() if value is not None}
 
     def _watch_clock(self, sample: CardSample) -> None:
-        """Note a clock that something has lowered for a while; a run never fails of it."""
         clock_ghz = sample.clock_ghz or 0.0
         self._fastest_ghz = max(self._fastest_ghz, clock_ghz)
         reasons = [reason for reason in _THROTTLING if reason in sample.reasons]
@@ -104,8 +103,6 @@ class Vitals:
                 more = identity(self.cuda.get_device_properties(self.device))
             self._index = self._cards.index_of(self.device.index or 0, **more)
         return self._cards.one(self._index, (os.getpid(),))
-
-    # -- out of memory -----------------------------------------------------------------------------------------
 
     def watching(self, state: TrainState, phase: str, step: int) -> Callable[[BaseException, int], None]:
         """Return what hears (the exception, micro-steps begun) where memory runs out in this phase."""
@@ -215,7 +212,6 @@ class Clocks:
         return boot - monotonic, wall - boot
 
     def look(self) -> list[tuple[str, dict[str, Any]]]:
-        """Return what happened since the last look, as (event id, values)."""
         before, (suspended_s, moved_s) = (self._suspended_s, self._moved_s), self._gaps()
         self._suspended_s, self._moved_s = suspended_s, moved_s
         found: list[tuple[str, dict[str, Any]]] = []

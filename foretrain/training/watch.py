@@ -29,12 +29,9 @@ from foretrain.runs.folder import RunDirectory, now
 from foretrain.runs.record import LOG, WatchedCard, WatchedRun
 from foretrain.runs.training_log import Reader, Steps
 
-# Runs a command as if nothing stood between it and the terminal: output, input, signals and exit code pass unchanged.
-#
-# Where our output is a terminal the command gets a pseudo-terminal of the same size, so that its colours, progress
-# bars and line buffering stay; elsewhere it gets a pipe. Its input is our own. It has a process group of its own, so
-# that a signal reaches it once: from the terminal where that is its input (it is in the foreground then), else from
-# us.
+# Where our output is a terminal the command gets a pseudo-terminal of the same size, so that its colours, progress bars
+# and line buffering stay; elsewhere a pipe. Its input is our own. It has a process group of its own, so that a signal
+# reaches it once: from the terminal where that is its input, else from us.
 
 if sys.platform != "win32":
     import pty
@@ -136,8 +133,6 @@ class Passthrough:
     def pid(self) -> int:
         return self._pid
 
-    # -- the terminal ------------------------------------------------------------------------------------------
-
     def _targets(self, out: int, err: int) -> list[tuple[int, tuple[int, int]]]:
         """Return [(our descriptor, (end to read, end for the command))]; one where both of ours are one terminal."""
         same = os.isatty(out) and os.isatty(err) and os.path.samestat(os.fstat(out), os.fstat(err))
@@ -160,7 +155,6 @@ class Passthrough:
                 termios.tcsetwinsize(master, termios.tcgetwinsize(terminal))
 
     def _give_terminal(self) -> None:
-        """Put the command in front of the terminal that we are in front of."""
         with contextlib.suppress(OSError, AttributeError, ValueError):
             if POSIX and os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp():
                 self._terminal = 0
@@ -175,11 +169,8 @@ class Passthrough:
             os.tcsetpgrp(self._terminal, os.getpgrp())
         signal.signal(signal.SIGTTOU, old)
 
-    # -- signals -----------------------------------------------------------------------------------------------
-
     @contextlib.contextmanager
     def _forwarding(self) -> Iterator[None]:
-        """Send signals on to the command's group; the terminal's size too."""
         old: dict[int, Any] = {}
 
         def forward(number: int, frame: Any) -> None:
@@ -207,8 +198,6 @@ class Passthrough:
         if POSIX:  # Windows gives Ctrl-C to every process of the console by itself
             with contextlib.suppress(OSError):
                 os.killpg(self._pid, number)
-
-    # -- running -----------------------------------------------------------------------------------------------
 
     def run(self, sink: Sink, tick: Callable[[], None] = lambda: None) -> Ended:
         """Pass everything on to the command's end. `sink` hears (our descriptor, bytes) of each piece after it was
@@ -334,8 +323,6 @@ class _CardSums:
 
 
 class Sampler(threading.Thread):
-    """Looks at the cards and the processes each interval, from the command's start to its end."""
-
     def __init__(self, directory: RunDirectory, cards: Cards, interval_s: float) -> None:
         super().__init__(daemon=True)
         self.directory, self.cards, self.interval_s = directory, cards, interval_s

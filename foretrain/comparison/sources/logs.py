@@ -123,7 +123,6 @@ def _notes(log: TrainingLog) -> tuple[Note, ...]:
 
 
 def _doubts(log: TrainingLog, subject: Subject, steady_s: float | None) -> tuple[Note, ...]:
-    """Note where the config is not this log's."""
     found = findings(log, subject.config, subject.config, subject.used, steady_s, log_interval(log))
     doubtful = [finding for finding in found if finding.tone == "bad"]
     return (Note(id="other_config", values={"count": len(doubtful)}),) if doubtful else ()

@@ -43,7 +43,6 @@ class SourceRequest:
 
     @cached_property
     def head(self) -> bytes:
-        """Return the first bytes of its file; none of a folder's."""
         return first_bytes(Path(self.path), 4096)
 
     @cached_property

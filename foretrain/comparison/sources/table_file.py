@@ -63,7 +63,6 @@ def _text(path: Path) -> str:
 
 
 def _csv_rows(text: str, path: Path) -> list[dict[str, Any]]:
-    """Read rows by the names in the first line that is no comment."""
     while text.startswith("#"):
         text = text.partition("\n")[2]
     lines = csv.reader(io.StringIO(text, newline=""), delimiter="\t" if path.suffix == ".tsv" else ",")

@@ -112,7 +112,6 @@ def seconds_of(roles: dict[str, dict[int, float]]) -> dict[int, float]:
 
 
 def _tokens_per_step(roles: dict[str, dict[int, float]]) -> int | None:
-    """Divide a column of tokens seen so far by the steps."""
     seen = sorted(roles.get("tokens", {}).items())
     steps = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(seen) if b[0] > a[0]]
     middle = median(steps) if steps else 0.0
@@ -167,7 +166,6 @@ def _with_one_step(row: Row, step: str) -> Row:
 
 
 def _with_config(subject: Subject, given: SourceRequest, kept: Tracked) -> Subject:
-    """Add what the tracker knows of its config, where the user gave none."""
     config = of_tracked(kept) if given.resolved is None else None
     if config is None:
         return subject

@@ -54,10 +54,6 @@ def of_all_layers(paths: Collection[str], layers: int) -> set[str]:
     return {whole[path][3] if path in whole else path for path in paths}
 
 
-# A Trainer that is about to train, read as a model and a `FineTune`: from plain values, without torch.
-#
-# Who asks has the objects; here come what their `to_dict()` gives and what only the objects know (`LiveRun`).
-
 WHERE = "TrainingArguments"
 # Of TrainingArguments, what a plan does not have and a comparison of runs asks for.
 LEARNING = ("learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "adam_beta1", "adam_beta2", "seed")

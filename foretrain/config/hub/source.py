@@ -110,10 +110,6 @@ def names_code(config: Mapping[str, Any]) -> bool:
     return bool(config.get("auto_map"))
 
 
-# Where a model's config.json is: a folder, a file, a repository at Hugging Face, or a preset.
-#
-# Of a repository config.json is fetched and nothing else: no weights, no code.
-
 _PREFIXES = ("hf://", "hf:", "https://huggingface.co/", "http://huggingface.co/", "huggingface.co/")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _CONFIG = "config.json"

@@ -157,10 +157,6 @@ def with_line_offset(error: UserError, before: int) -> UserError:
     return UserError(error.id, **{**error.values, **named})
 
 
-# A tokenizing worker process: batches of documents in, ids with a separator after each document out.
-#
-# The tokenizer is loaded from a folder where the parent saved it, so no worker needs a network.
-
 KEEP_TRAIN, KEEP_VAL = 1, 2
 _PIECE_CHARACTERS = 2**18
 # A letter, then a space and a letter: every pattern of GPT-2's kind ends a word there, so ids do not change by a cut.

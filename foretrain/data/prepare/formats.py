@@ -25,8 +25,6 @@ from foretrain.data.prepare.opened import (
     reason_of,
 )
 
-# Rows of a Parquet file, a few at a time. Runs in the reader process, whose memory is limited.
-#
 # A row group is never read as a whole: 701 bytes can hold 100,000 times the same megabyte, 100 GB of text.
 
 BATCH_ROWS = 64
@@ -209,9 +207,6 @@ def _sniff(stream: Any) -> str:
     return "jsonl" if stream.peek(64).lstrip()[:1] == b"{" else "text"
 
 
-# -- text --------------------------------------------------------------------------------------------------
-
-
 def _texts(stream: BinaryIO, file: SourceFile, format: Format, start: Place) -> Iterator[Document]:
     first = not start.offset
     if first:
@@ -302,9 +297,6 @@ def _too_long(file: SourceFile, format: Format, unit: str, number: int) -> UserE
         "data.source_too_long" if unit != "document" else "data.source_text_too_long",
         path=file.path, unit=unit, number=number, cap=format.max_document_bytes,
     )  # fmt: skip
-
-
-# -- JSON lines --------------------------------------------------------------------------------------------
 
 
 def _lines_of_json(stream: BinaryIO, file: SourceFile, format: Format, start: Place) -> Iterator[Document]:

@@ -55,8 +55,6 @@ def left_out_text(left_out: dict[str, int]) -> str:
     return f" (it has {listed})" if listed else ""
 
 
-# Files of a dataset at Hugging Face, read by range: nothing is kept on disk, and a cut connection is taken up again.
-#
 # The revision is pinned when the files are listed, so that a preparation that goes on later reads the same bytes.
 
 CHUNK_BYTES = 4 * 2**20
@@ -290,7 +288,6 @@ class _Unpacked(io.RawIOBase):
 
 
 def check_ratio(file: SourceFile, unpacked_bytes: int) -> None:
-    """Raise UserError 'data.source_bomb' when a file unpacks to what no text does."""
     size = file.size_bytes or 0
     if unpacked_bytes > max(BOMB_BYTES, BOMB_RATIO * size) and file.kind != "stdin":
         raise UserError("data.source_bomb", path=file.path, size=size, unpacked=unpacked_bytes, ratio=BOMB_RATIO)

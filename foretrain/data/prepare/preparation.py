@@ -38,11 +38,8 @@ from foretrain.data.shards import (
     index_text,
 )
 
-# Which documents were seen: an open-addressing table of 16-byte hashes in numpy, 23 to 46 bytes a document (twice
-# that for a moment when it grows).
-#
-# A Python set takes about 110 bytes for each. The hashes themselves are also appended to a file, so that a killed
-# preparation has them again without reading the source again.
+# The table takes 23 to 46 bytes a document, twice that while it grows; a Python set takes about 110. Hashes are also
+# appended to a file, so that a killed preparation has them without reading the source again.
 
 _FULL = 0.7
 _SMALLEST = 1 << 12
@@ -177,9 +174,7 @@ class Preparation:
                 self.reader = Ranges(job, self.options.val_share) if self.ranges else Reader(job)
                 if signal := self._read_and_write():
                     self._snapshot()
-                    return Outcome(
-                        None, self.resumed, signal=signal, tokens=self.tokens, elapsed_s=self._elapsed_s()
-                    )  # fmt: skip
+                    return Outcome(None, self.resumed, signal=signal, tokens=self.tokens, elapsed_s=self._elapsed_s())
             return self._finish()
         except UserError:
             self._keep()
@@ -195,8 +190,6 @@ class Preparation:
 
     def _elapsed_s(self) -> float:
         return self.earlier_s + time.monotonic() - self.started_s
-
-    # -- reading and writing -------------------------------------------------------------------------------
 
     def _read_and_write(self) -> str:
         ended, most = False, (8 if self.ranges else 2) * self.options.workers + 2  # a range that waits takes nothing
@@ -249,9 +242,7 @@ class Preparation:
         return False
 
     def _wait_for(self, future: "Future[Encoded]", position: Position, read_bytes: int) -> None:
-        self.pending.append(
-            _Pending(future, position, read_bytes, self.seen.count, self.duplicates, self.digest)
-        )  # fmt: skip
+        self.pending.append(_Pending(future, position, read_bytes, self.seen.count, self.duplicates, self.digest))
 
     def _keep_of(self, batch: Batch) -> np.ndarray:
         """Return (n) by the document's hash: which split it is of, or 0 for a text that was there before."""
@@ -324,8 +315,6 @@ class Preparation:
         self.run_.listen(
             Status(documents, self.tokens, self.read_bytes, self.run_.sources.total_bytes, self._elapsed_s(), shards)
         )
-
-    # -- snapshots and the end -----------------------------------------------------------------------------
 
     def _snapshot(self) -> None:
         start = time.monotonic()

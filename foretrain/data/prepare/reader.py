@@ -232,7 +232,6 @@ def _scaled(opened: OpenFile, job: Job, size: int, count: int, place: Place, *, 
 
 
 def main(parent: Parent, job_file: str) -> None:
-    """Read the job, limit this process's memory, and send frames."""
     job = Job.from_json(Path(job_file).read_text("utf-8"))
     Path(job_file).unlink(missing_ok=True)  # now: a parent that is killed cannot
 

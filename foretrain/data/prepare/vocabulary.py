@@ -117,9 +117,6 @@ def _tiktoken_names() -> tuple[str, ...]:
     return tuple(sorted({*TIKTOKEN_NAMES, *tiktoken.list_encoding_names(), *tiktoken.registry.ENCODINGS}))
 
 
-# -- training ----------------------------------------------------------------------------------------------
-
-
 def _train(options: PrepareOptions, sources: SourceList, staging: Path, plan: bool) -> Tokenizer:
     """Train a BPE of the source's text in a process of its own, whose memory is given back."""
     if any(file.kind == "stdin" for file in sources.files):
@@ -145,8 +142,6 @@ def _train(options: PrepareOptions, sources: SourceList, staging: Path, plan: bo
 
 
 def main(parent: Parent) -> None:
-    """Train in a process: a bounded sample of all files, then the merges."""
-
     def sample(job: Job) -> Iterator[bytes]:
         total, seen = job.sample_bytes or SAMPLE_BYTES, set[bytes]()
         chosen = spread(len(job.files), max(1, total // _LEAST_PIECE))

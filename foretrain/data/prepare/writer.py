@@ -97,12 +97,6 @@ def as_user_error(error: OSError, folder: Path, needs_bytes: int) -> UserError:
     return UserError("environment.cannot_write", path=str(folder), reason=error.strerror or str(error))
 
 
-# Token shards as they grow: each is written beside its place, and gets its name when it is complete and synced.
-#
-# What a snapshot says about the growing shard (its size and digest) is what a killed preparation goes on from: the file
-# is cut there, checked against the digest, and continued.
-
-
 class Part(Record):
     tokens: int = 0
     documents: int = 0

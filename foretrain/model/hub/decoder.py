@@ -80,7 +80,7 @@ class Build:
         return layer
 
     def head(self, facts: Any) -> nn.Module:
-        """The layer that makes logits, which is never in 4 bits."""
+        """Return the layer that makes logits, which is never in 4 bits."""
         layer = nn.Linear(facts.n_embd, facts.vocab_size, bias=facts.head_bias)
         if self.adapter is not None and "head" in self.adapted:
             return Lora(layer, facts.n_embd, facts.vocab_size, self.adapter)
@@ -622,7 +622,7 @@ class Decoder(nn.Module):
         return loss
 
     def tiled_loss(self, idx: Tensor, labels: Tensor) -> Tensor:
-        """The loss by TRL, which runs the model once more where an evaluation wants logits."""
+        """Return the loss by TRL, which runs the model once more where an evaluation wants logits."""
         f = self.facts
         turn = Turn(1 / 8.0 if f.scaled_logits else 1.0, f.logit_softcap)
         routed: list[Tensor] = []

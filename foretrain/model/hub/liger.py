@@ -106,8 +106,6 @@ def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tens
     return q, k
 
 
-# -- the loss ----------------------------------------------------------------------------------------------
-
 IGNORED = -100
 
 

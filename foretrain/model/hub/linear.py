@@ -66,7 +66,7 @@ class _Matmul4Bit(torch.autograd.Function):
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None, scales: Tensor | None) -> Tensor:
-    """x·Wᵀ + b; the scales stay until it is there."""
+    """Return x·Wᵀ + b; the scales stay until it is there."""
     return F.linear(x, weight, bias)
 
 
@@ -210,7 +210,7 @@ class Lora(nn.Module):
         return torch.linalg.vector_norm(weight, dim=1).to(weight.dtype)
 
     def over_4bit(self, x: Tensor, result: Tensor) -> Tensor:
-        """The adapter over 4 bits: only without autocast is the input cast."""
+        """Apply the adapter over 4 bits: only without autocast is the input cast."""
         if torch.is_autocast_enabled(x.device.type):
             return result + self.lora_B(self.lora_A(self.dropped(x))) * self.scaling
         x = x.to(self.lora_A.weight.dtype)

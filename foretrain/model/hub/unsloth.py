@@ -93,9 +93,6 @@ def normed_rotary(q: Tensor, k: Tensor, of_q: Tensor, of_k: Tensor, cos: Tensor,
     return q.transpose(1, 2), k.transpose(1, 2)
 
 
-# -- layers with adapters ------------------------------------------------------------------------------------
-
-
 class Adapted(NamedTuple):
     """A frozen layer without a bias and its adapter. `dense(shared)`: the weight, out x in; one in 4 bits is made
     whole, where it is `shared` in the place that all have in common. `a`: r x in; `b`: out x r; `dropout`: p in
@@ -138,7 +135,7 @@ def _ran(x: Tensor, layer: Adapted, shared: bool) -> tuple[Tensor, Tensor | None
 
 
 def _factors(layer: Adapted, x: Tensor, product: Tensor, grad: Tensor, room: tuple[Tensor, Tensor]) -> None:
-    """The gradients of an adapter, of its input and of the matmul of its gradient with B."""
+    """Return the gradients of an adapter, of its input and of the matmul of its gradient with B."""
     _added(room[0], product.t(), x, "matmul_weight")
     low = layer.a @ x.t()  # r x N: what forward did not keep
     _added(room[1], grad.t(), low.t(), "matmul_weight")
@@ -248,7 +245,7 @@ def _room(layer: Adapted) -> tuple[Tensor, Tensor]:
 
 
 def _first(dx: Tensor, grad: Tensor, layer: Adapted) -> Tensor:
-    """The gradient of an input by its first layer, where there is room for it."""
+    """Return the gradient of an input by its first layer, where there is room for it."""
     weight = layer.dense(False)
     launch("matmul_input", dx, grad, weight, shape=(*dx.shape, grad.shape[-1]))
     return dx

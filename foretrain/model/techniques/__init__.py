@@ -28,6 +28,5 @@ def optimizer_of(config: RunConfig) -> Optimizer:
 
 
 def change(model: Any, config: RunConfig) -> None:
-    """Change a model that was just built as the config's techniques do."""
     for technique in TECHNIQUES:
         technique.change(model, config)

@@ -41,8 +41,6 @@ class Technique:
     def applied(self, config: RunConfig) -> RunConfig:
         return config.model_copy(update=dict(self.options))
 
-    # -- in the step: torch is imported within these ----------------------------------------------------------
-
     def change(self, model: Any, config: RunConfig) -> None:
         """Change a model that was just built, where the config asks for it. It is called for every config."""
 
@@ -62,8 +60,6 @@ class Technique:
     def not_estimated(self, config: RunConfig) -> str:
         """Say what of a compiled run's config the estimate does not know; empty where it knows it."""
         return ""
-
-    # -- in advice ------------------------------------------------------------------------------------------------
 
     rule = ""  # the id of advice's rule, if it is not the technique's own
     advised = True

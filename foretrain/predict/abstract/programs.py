@@ -137,7 +137,7 @@ class Loader:
             "torch.nn": nn,
             "torch.nn.functional": functional,
             "torch.utils.checkpoint": again,
-            "foretrain.model.host_memory": _namespace("checkpoints", {"Inputs": Inputs}),
+            "foretrain.model.host_memory": _namespace("host_memory", {"Inputs": Inputs}),
             "foretrain.model.attention": _namespace("attention", {"causal_attention": own_attention}),
             "foretrain.model.hub.kernels": _namespace("kernels", {
                 "launch": m.note_kernel, "processors": lambda device: m.machine().card.processors,

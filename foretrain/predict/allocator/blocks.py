@@ -74,11 +74,6 @@ def usual(reuses_oldest: bool | None = None) -> Addresses:
     return Rising() if oldest else Falling()
 
 
-# Blocks and the pools of free ones: what simulator.py and expandable.py work on. Standard library only.
-#
-# From c10/cuda/CUDACachingAllocator.cpp: struct Block, struct BlockPool, BlockComparatorSize.
-
-
 class Block:
     """A stretch of a segment, in use or free, linked to its neighbours; `mapped` is false for bare address space.
 

@@ -119,14 +119,6 @@ def bottleneck(spec: StepSpec) -> Bottleneck | None:
     return Bottleneck(limit=limit, share=arithmetic if limit == "arithmetic" else 1 - arithmetic)
 
 
-# The limit of a step: each operation at the best that this device was measured to do, and none waiting for another.
-#
-# A roofline (Williams, Waterman and Patterson 2009) of measured peaks instead of a data sheet's: an operation takes the
-# longer of its FLOPs at the peak of its dtype and its bytes at the bandwidth for their number. The operations are those
-# of a compiled step with fused attention, which move the fewest bytes, whatever way a run has taken: the limit depends
-# on the model, the dtype and the machine. FLOPs are the causal ones; what a config recomputes counts. Launching, Python
-# and fresh pages are no part of it.
-
 Group = Literal["forward", "input_gradient", "weight_gradient", "attention", "pointwise", "loss", "optimizer"]
 GROUPS: tuple[Group, ...] = get_args(Group)
 OF_KIND: dict[str, Group] = {

@@ -135,13 +135,6 @@ def _width(step: StepTime) -> float:
 # How long an operation takes: from the catalogue's peaks, or from times that `foretrain calibrate` measured here.
 #
 # Catalogue: a roofline for each operation. A product takes the longer of its FLOPs at the share of the peak that its
-# shape can reach and its bytes at the share of the bandwidth that kernels reach; all else is bytes. Shape: the main
-# loop over k has a beginning and an end (k / (k + k0)), tiles at the edges are partly empty, and the last wave of tiles
-# leaves SMs idle. The constants are set by published measurements, benchmarks/published_rates.json and those runs of
-# published_logs.json that may be looked at; benchmarks/time_against_logs.py shows what they are worth.
-#
-# Calibrated: the measured kernels nearest in shape; time.py corrects their sum by a whole step measured on the device.
-
 # By FLOP per clock and SM. GeForce boards run above the clock of their data sheet, so that large products reach its
 # peak (RTX 3090: 76 of 71 TFLOP/s, 4090: 165 to 173 of 165); the large data-centre chips run into their power limit
 # (A100: 259 to 271 of 312, H100: 762 to 795 of 989).

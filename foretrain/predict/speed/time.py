@@ -157,12 +157,6 @@ def step_parts(way: MicroBatchRun, rates: Rates, more_launches: int = 0) -> Step
     return step_load(way, rates, more_launches).parts()
 
 
-# How long a step, an evaluation and the compilation take: the operations of ops.py at the speeds of rates.py.
-#
-# Known limits: nothing is known of how the machine's processor compares with others where it was not calibrated
-# (launching costs are those of an average one, and the range is wide where a card waits for it), nor of temperature;
-# data loading is taken to be hidden behind the step.
-
 # Of the expected time; what the published runs of benchmarks/published_logs.json lie within, but for a few. Half the
 # data-centre and workstation cards are held back by power, which GeForce cards have enough of.
 LOW, HIGH = 0.75, 1.55

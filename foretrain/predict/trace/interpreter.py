@@ -109,11 +109,6 @@ def _signed(nbytes: int) -> str:
     return f"{format_bytes(abs(nbytes))} {'more' if nbytes > 0 else 'less'}"
 
 
-# Which Python traces: this one, or that of the environment that will train (`--python PATH`). No torch here.
-#
-# PyTorch allocates otherwise from version to version: a trace with torch 2.13 of a run on 2.9 was 28 % off. The other
-# environment needs torch; what foretrain itself needs (pydantic) is borrowed from here where it lacks that.
-
 PROBE_S = 120  # a cold disk is slow; importing torch is not part of it
 FINE_TUNING: tuple[str, ...] = (
     "transformers",

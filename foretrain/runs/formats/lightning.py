@@ -24,15 +24,12 @@ _POSTFIX = pattern(rf"(?<![\w/])([a-z][\w/]{{0,60}})=({NUMBER})")
 
 
 class _Rows(LineReader):
-    """Reads the rows below the names of the columns."""
-
     def __init__(self, format: LogFormat) -> None:
         super().__init__(format)
         self.columns: dict[str, int] = {}
         self.width = 0
 
     def read(self, line: str) -> list[Reading]:
-        """The step or the evaluation in the row."""
         cells = line.strip().lstrip("\ufeff").split(",")
         if "epoch" in cells and "step" in cells:
             names = {name: i for i, name in enumerate(cells)}
@@ -52,23 +49,18 @@ class _Rows(LineReader):
         step, found = int(said["step"]), []
         if said.get("loss"):
             lr = said.get("lr")
-            found.append(
-                Reading(0, step, number(said["loss"]), learning_rate=number(lr) if lr else None)
-            )  # fmt: skip
+            found.append(Reading(0, step, number(said["loss"]), learning_rate=number(lr) if lr else None))
         if said.get("val"):
             found.append(Reading(1, step, evaluated=True, val_loss=number(said["val"])))
         return found
 
 
 class _Bar(LineReader):
-    """Reads the bar of an epoch."""
-
     def __init__(self, format: LogFormat) -> None:
         super().__init__(format)
         self.val = math.nan
 
     def read(self, line: str) -> list[Reading]:
-        """The steps that the bars in the line show."""
         found: list[Reading] = []
         for bar in bars(line):
             epoch = _EPOCH.search(bar.label)

@@ -19,8 +19,6 @@ _VALIDATION = pattern(rf"(?<![a-z])iter\s+{INT}:\s*val loss\s+(?P<val>{NUMBER})"
 
 
 class _MicroBatches(LineReader):
-    """Adds micro-batches up to steps."""
-
     def __init__(self, format: LogFormat) -> None:
         super().__init__(format)
         self.iteration, self.step = -1, 0
@@ -29,7 +27,7 @@ class _MicroBatches(LineReader):
         self.val = math.nan
 
     def read(self, line: str) -> list[Reading]:
-        """The step that ended in this line, or an evaluation."""
+        """Return the step that ended in this line, or an evaluation."""
         found = [self._evaluation(m, number(m["val"], grouped_thousands=False)) for m in _VALIDATION.finditer(line)]
         for match in _LINE.finditer(line):
             found += self._line(match)

@@ -22,12 +22,12 @@ LossUnit = Literal["nats a token", "bits a byte", "a preference loss", "a policy
 
 
 def pattern(*parts: str) -> re.Pattern[str]:
-    """The parts one after the other, in any case; digits are 0 to 9 alone."""
+    """Join the parts, in any case; digits are 0 to 9 alone."""
     return re.compile("".join(parts), re.IGNORECASE | re.ASCII)
 
 
 def number(text: str, *, grouped_thousands: bool = True) -> float:
-    """The value of a printed number; NaN where it has none. A lone comma before three digits groups thousands."""
+    """Return the value of a printed number, or NaN. A lone comma before three digits groups thousands."""
     if "," in text:
         head, _, tail = text.rpartition(",")
         grouping = "." in tail or "," in head or (grouped_thousands and len(tail) == 3)
@@ -76,15 +76,15 @@ class LineReader:
         self.words = format.words  # one of them stands in every line that is worth a look; none: look at each
 
     def read(self, line: str) -> list[Reading]:
-        """What the line says of steps and evaluations."""
+        """Return what the line says of steps and evaluations."""
         raise NotImplementedError
 
     def finish(self) -> Corrected:
-        """What only the whole log tells of the steps."""
+        """Return what only the whole log tells of the steps."""
         return Corrected()
 
     def header(self) -> Mapping[str, object]:
-        """Fields of LogHeader that only the whole log tells."""
+        """Return the fields of LogHeader that only the whole log tells."""
         return {}
 
 
@@ -128,11 +128,9 @@ class LogFormat:
 
     @property
     def shown(self) -> str:
-        """The program's name for readers."""
         return self.title or self.name
 
     def new_reader(self) -> LineReader:
-        """A reader at the beginning of a log."""
         return self.reader(self) if self.reader else PatternReader(self)
 
 
@@ -146,7 +144,6 @@ class PatternReader(LineReader):
         self.memory = [name for name in names if _memory_group(name)]
 
     def read(self, line: str) -> list[Reading]:
-        """The steps and evaluations in the line."""
         found = []
         if self.format.step_line:
             found = [self.step(line, match) for match in self.format.step_line.finditer(line)]
@@ -155,7 +152,6 @@ class PatternReader(LineReader):
         return found
 
     def step(self, line: str, match: re.Match[str]) -> Reading:
-        """What is said of a step."""
         groups = match.groupdict()
         reading = Reading(match.start(), int(groups["step"]))
         if (text := groups.get("loss")) is not None:
@@ -179,7 +175,6 @@ class PatternReader(LineReader):
         return reading
 
     def evaluation(self, match: re.Match[str]) -> Reading:
-        """What is said of an evaluation."""
         groups = match.groupdict()
         at = int(groups["step"]) if "step" in groups else None
         if at is not None and self.before is None and (total := groups.get("total_ms")):
@@ -188,8 +183,8 @@ class PatternReader(LineReader):
         return Reading(match.start(), at, evaluated=True, val_loss=loss)
 
     def difference(self, step: int, total_s: float) -> float | None:
-        """The mean time of the steps since the last line, by the time since some start; None where there is no such
-        line, or the program set its clock to zero in between."""
+        """Return the mean time of the steps since the last line, by the time since some start; None where there is no
+        such line, or the program set its clock to zero in between."""
         before, self.before = self.before, (step, total_s)
         if before is None or step <= before[0] or not total_s > before[1]:
             return None
@@ -197,7 +192,7 @@ class PatternReader(LineReader):
 
 
 def memory_of(groups: Mapping[str, str | None]) -> dict[str, int] | None:
-    """{what it counts: bytes} of the groups that are named so, such as `reserved_gib`; None without one."""
+    """Return {what it counts: bytes} of the groups that are named so, such as `reserved_gib`; None without one."""
     found = {}
     for name, text in groups.items():
         named = _memory_group(name)
@@ -209,6 +204,6 @@ def memory_of(groups: Mapping[str, str | None]) -> dict[str, int] | None:
 
 
 def _memory_group(name: str) -> tuple[str, int] | None:
-    """(what it counts, bytes of its unit) of a name such as `reserved_gib`; None of another one."""
+    """Return (what it counts, bytes of its unit) of a name such as `reserved_gib`; None of another one."""
     kind, _, unit = name.rpartition("_")
     return (kind, BYTES[unit]) if kind in MEMORY and unit in BYTES else None

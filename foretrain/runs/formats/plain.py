@@ -17,9 +17,7 @@ _NANOCHAT = (
     rf"(?:\s*\|\s*tok/sec:\s*{_RATE})?(?:\s*\|\s*(?:bf16_)?mfu:\s*{_MFU})?",
 )
 # Of modded-nanogpt's: since the start, without validation; older versions set the clock to zero after the tenth step.
-_MODDED = pattern(
-    rf"(?<![a-z_])step:(?P<step>{INT})/(?P<of>{INT})\s+(?:train_loss:\s*{_LOSS}\s+)?{_TOTAL_MS}"
-)  # fmt: skip
+_MODDED = pattern(rf"(?<![a-z_])step:(?P<step>{INT})/(?P<of>{INT})\s+(?:train_loss:\s*{_LOSS}\s+)?{_TOTAL_MS}")
 _MODDED_VAL = rf"(?<![a-z_])step:(?P<step>{INT})/{INT}\s+val_loss:\s*{_VAL}"
 _PEAK = Header(
     "peak memory",

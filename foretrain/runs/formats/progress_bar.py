@@ -30,7 +30,7 @@ class Bar(NamedTuple):
 
 
 def bars(line: str) -> list[Bar]:
-    """The bars in a line that have a rate."""
+    """Return the bars in a line that have a rate."""
     if "%|" not in line:
         return []
     found = []
@@ -45,7 +45,7 @@ def bars(line: str) -> list[Bar]:
 
 
 def _seconds(clock: str) -> int:
-    """Of 1:02:03 or 02:03."""
+    """Read 1:02:03 or 02:03."""
     total = 0
     for part in clock.split(":"):
         total = total * 60 + int(part or 0)
@@ -60,7 +60,7 @@ class Drawn:
         self.of, self.elapsed_s = of, 0
 
     def add(self, bar: Bar) -> None:
-        """A drawing; one that counts less is of another bar with the same total."""
+        """Add a drawing; one that counts less is of another bar with the same total."""
         if self.counts and bar.now < self.counts[-1]:
             return
         self.elapsed_s = bar.elapsed_s
@@ -72,11 +72,11 @@ class Drawn:
 
     @property
     def now(self) -> int:
-        """The last count; 0 before the first."""
+        """Return the last count; 0 before the first."""
         return self.counts[-1] if self.counts else 0
 
     def time_s(self, after: int, step: int) -> float:
-        """The mean that was shown last between these steps; NaN where none was."""
+        """Return the mean that was shown last between these steps; NaN where none was."""
         i = bisect_right(self.counts, step) - 1
         return self.times_s[i] if i >= 0 and self.counts[i] > after else float("nan")
 
@@ -93,7 +93,6 @@ class Bars:
         self.longest = _NOTHING
 
     def add(self, bar: Bar) -> None:
-        """A drawing."""
         if bar.of not in self.by_total:
             if len(self.by_total) >= _MOST_BARS:
                 return

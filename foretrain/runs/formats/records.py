@@ -20,8 +20,6 @@ _WORDS = pattern(r"(?:(\d{1,5})d)?\s*(?:(\d{1,5})h)?\s*(?:(\d{1,5})m)?\s*(?:(\d{
 
 
 class _Records(PatternReader):
-    """Reads the records; a step's time is the difference of two times since the start."""
-
     def read(self, line: str) -> list[Reading]:
         found: list[Reading] = []
         for match in _RECORD.finditer(line):
@@ -71,14 +69,11 @@ _NUMBERS = ("loss", "step_s", "tokens_per_s", "learning_rate")
 
 
 class _Lines(LineReader):
-    """Reads the lines of one format, and what the first of them says of the whole run."""
-
     def __init__(self, format: LogFormat) -> None:
         super().__init__(format)
         self.known: dict[str, float] = {}
 
     def read(self, line: str) -> list[Reading]:
-        """The step or the evaluation of a line."""
         try:
             found = json.loads(line)
         except (ValueError, RecursionError):
@@ -94,7 +89,6 @@ class _Lines(LineReader):
         return [Reading(0, found["step"], loss, step_s, tokens_per_s, rate)]
 
     def header(self) -> dict[str, float]:
-        """Fields of LogHeader."""
         return self.known
 
 

@@ -16,10 +16,7 @@ _STAMP = re.compile(r"\b(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)[,.](\d{1,6})")
 
 
 class _Stamped(PatternReader):
-    """Times by the stamps of the lines."""
-
     def step(self, line: str, match: re.Match[str]) -> Reading:
-        """What is said of a step, with the time since the one before."""
         reading = super().step(line, match)
         stamp = next(iter(reversed(list(_STAMP.finditer(line, 0, match.start())))), None)
         if stamp and reading.step is not None and (self.before is None or reading.step != self.before[0]):

@@ -23,7 +23,6 @@ class _Lines(LineReader):
         self.lines = False  # whether there are lines besides bars
 
     def read(self, line: str) -> list[Reading]:
-        """The steps in the line."""
         found = []
         for bar in bars(line):
             label = _LABEL.search(bar.label)

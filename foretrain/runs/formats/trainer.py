@@ -33,7 +33,7 @@ _TOKENS = ("num_tokens", "num_input_tokens_seen", "tokens/total")  # since the s
 
 
 def figures(text: str) -> dict[str, float]:
-    """{key: value} of a printed dictionary; NaN for nan, inf and None. What is no number is left out."""
+    """Return {key: value} of a printed dictionary; NaN for nan, inf and None. What is no number is left out."""
     found = {}
     for _, key, value in _PAIR.findall(text):
         known = number(value, grouped_thousands=False)
@@ -43,7 +43,7 @@ def figures(text: str) -> dict[str, float]:
 
 
 def reading_of(values: Mapping[str, float], step: int | None, at: int = 0) -> Reading | None:
-    """What the figures of one entry say: a step's loss, or an evaluation. None for the end, and for other entries."""
+    """Read one entry: a step's loss, or an evaluation. None for the end, and for other entries."""
     if "train_runtime" in values and "loss" not in values:
         return None
     loss = values.get("loss")
@@ -56,8 +56,8 @@ def reading_of(values: Mapping[str, float], step: int | None, at: int = 0) -> Re
             memory[kind] = round(value * unit)
     rate = next((values[key] for key in _RATES if values.get(key, 0.0) > 0), None)
     return Reading(
-        at, step, loss, tokens_per_s=rate, learning_rate=values.get("learning_rate"), memory_bytes=memory or None,
-    )  # fmt: skip
+        at, step, loss, tokens_per_s=rate, learning_rate=values.get("learning_rate"), memory_bytes=memory or None
+    )
 
 
 class Tally:
@@ -69,7 +69,7 @@ class Tally:
         self.ended = False
 
     def add(self, values: Mapping[str, float], step: int) -> None:
-        """An entry, at a step or, where there is no number, at a line."""
+        """Add an entry, at a step or, where there is no number, at a line."""
         tokens = next((values[key] for key in _TOKENS if values.get(key, 0.0) > 0), math.nan)
         if "loss" in values and math.isfinite(tokens):
             if math.isnan(self.first_tokens[1]) or step <= self.first_tokens[0]:
@@ -81,7 +81,7 @@ class Tally:
             self.run_s, self.steps_per_s = values["train_runtime"], values["train_steps_per_second"]
 
     def header(self, steps: int) -> dict[str, float]:
-        """Fields of LogHeader. `steps`: of the whole run; 0 where only its rate tells them."""
+        """Return fields of LogHeader. `steps`: of the whole run; 0 where only its rate tells them."""
         found: dict[str, float] = {}
         if self.ended:
             run_steps = steps or self.steps()
@@ -90,19 +90,17 @@ class Tally:
         return found
 
     def steps(self) -> int:
-        """Of the whole run, by its time and rate; 0 where they cannot be."""
+        """Return the steps of the whole run, by its time and rate; 0 where they cannot be."""
         steps = self.run_s * self.steps_per_s
         return round(steps) if 0 < steps < 1e12 else 0
 
     def tokens_per_step(self, first: int, last: int) -> float | None:
-        """By the tokens counted from the first to the last of these steps."""
+        """Divide the tokens counted from the first to the last of these steps."""
         tokens = self.last_tokens[1] - self.first_tokens[1]
         return tokens / (last - first) if last > first and 0 < tokens < 1e18 else None
 
 
 class Dictionaries(LineReader):
-    """Reads the dictionaries, and the bar between them."""
-
     def __init__(self, format: LogFormat, keys: tuple[str, ...] = ("epoch",)) -> None:
         super().__init__(format)
         self.keys, self.known = keys, False
@@ -114,7 +112,7 @@ class Dictionaries(LineReader):
         self.corrected: Corrected | None = None
 
     def read(self, line: str) -> list[Reading]:
-        """What the dictionaries in the line say; bars are kept for the end."""
+        """Read the dictionaries in the line; bars are kept for the end."""
         found = [reading for match in _DICT.finditer(line) if (reading := self._take(match)) is not None]
         for bar in bars(line):
             if not bar.label:
@@ -148,7 +146,7 @@ class Dictionaries(LineReader):
         return reading
 
     def finish(self) -> Corrected:
-        """The steps' numbers, where the end, or the bar, tells them; and their times by the bar."""
+        """Return the steps' numbers, where the end, or the bar, tells them; and their times by the bar."""
         if self.corrected is not None:
             return self.corrected
         if len(self.after) < self.lines:
@@ -161,7 +159,7 @@ class Dictionaries(LineReader):
         return self.corrected
 
     def _numbers(self) -> "array[int] | None":
-        """By the epochs and the number of all steps; by the bar; by lines at equal distances up to the last step."""
+        """Number by the epochs and all steps; by the bar; by lines at equal distances up to the last step."""
         total, lines = self._total(), self.lines
         if not lines:
             return None
@@ -179,7 +177,6 @@ class Dictionaries(LineReader):
 
     @property
     def bar(self) -> Drawn:
-        """The bar of the training."""
         return self.bars.longest
 
     def _total(self) -> int:
@@ -188,13 +185,12 @@ class Dictionaries(LineReader):
         return self.tally.steps()
 
     def _unevenness(self, counts: "array[int]") -> float:
-        """How little the epochs agree with these numbers of steps."""
+        """Return how little the epochs agree with these numbers of steps."""
         shares = [count / epoch for count, epoch in zip(counts, self.epochs, strict=True) if epoch > 0]
         middle = median(shares) if shares else 0.0
         return median(abs(share - middle) for share in shares) if shares else 0.0
 
     def header(self) -> dict[str, float]:
-        """The time and the steps of the whole run, tokens a step."""
         found = self.tally.header(self._total())
         if self.bar.of:
             found["total_steps"] = self.bar.of
@@ -226,7 +222,6 @@ class _Entries(LineReader):
         self.total = 0
 
     def read(self, line: str) -> list[Reading]:
-        """The entries that end in this piece."""
         begin = _BEGIN.search(line)
         if begin:
             self.began, self.over, self.words, self.rest, line = True, False, (), "", line[begin.end() :]
@@ -263,7 +258,6 @@ class _Entries(LineReader):
             self.total = int(total[1])
 
     def header(self) -> dict[str, float]:
-        """The time and the steps of the whole run, tokens a step."""
         found = self.tally.header(self.total)
         if self.total:
             found["total_steps"] = self.total

@@ -33,15 +33,13 @@ _FIELDS = {
         rf"|(?P<value_before>{NUMBER}){_GAP}(?P<scale_before>[kM])?{_GAP}tok(?:en)?s?/s(?:ec(?:ond)?)?\b)",
     ),
     "lr": pattern(rf"(?<![a-z])(?:lr|learning[_ ]rate){_END}(?P<value>{NUMBER})"),
-}  # fmt: skip
+}
 _SECONDS = {"ms": 1e-3}
 _SCALES = {"k": 1e3, "m": 1e6}
 _LABEL = re.compile(r"(?:epoch|train|step|iter)[\w /:.-]{0,60}|", re.IGNORECASE)
 
 
 class _Fields(LineReader):
-    """Reads the fields of each line that has both a step and a loss."""
-
     def __init__(self, format: LogFormat) -> None:
         super().__init__(format)
         self.read_as = ""

@@ -27,7 +27,7 @@ TRACKERS: dict[str, type[Tracker]] = {tracker.name: tracker for tracker in _foun
 
 
 def asked_for(report_to: str, *, wandb_log: bool = False) -> tuple[str, ...]:
-    """The trackers that a config names, each once. Raises UserError for one that is not known."""
+    """Return the trackers that a config names, each once. Raises UserError for one that is not known."""
     words = [word for word in re.split(r"[\s,]+", report_to.lower()) if word not in ("", "none")]
     words += ["wandb"] if wandb_log else []
     for word in words:
@@ -39,13 +39,13 @@ def asked_for(report_to: str, *, wandb_log: bool = False) -> tuple[str, ...]:
 
 
 def keeper_of(path: Path) -> type[Tracker] | None:
-    """The tracker that has written this file or folder; None where none has. Raises UserError for damage."""
+    """Return the tracker that has written this file or folder, if any. Raises UserError for damage."""
     first = first_bytes(path, HEAD_BYTES)
     return next((tracker for tracker in TRACKERS.values() if tracker.claims(path, first)), None)
 
 
 def read(path: Path, run: str | None = None) -> Tracked:
-    """The run that a tracker has kept in this path, which `keeper_of` knows. Raises UserError."""
+    """Read the run that a tracker has kept in this path, which `keeper_of` knows. Raises UserError."""
     keeper = keeper_of(path)
     if keeper is None:
         raise UserError("data.log_unreadable", path=str(path), reason="no tracker has written it")

@@ -65,7 +65,7 @@ class Report:
         threading.Thread(target=self._work, daemon=True).start()
 
     def hear(self, line: dict[str, Any]) -> None:
-        """A line of metrics.jsonl; never waits."""
+        """Take a line of metrics.jsonl; never wait."""
         if self._failed:
             return
         try:
@@ -78,11 +78,10 @@ class Report:
         threading.Thread(target=self._lines.put, args=(None,), daemon=True).start()
 
     def ended(self, most_s: float) -> bool:
-        """Whether the tracker has taken all, waited for so long."""
+        """Wait so long, and return whether the tracker has taken all."""
         return self._over.wait(most_s)
 
     def give_up(self) -> None:
-        """End its process, where it has not ended."""
         if self._child is not None and not self._over.is_set():
             self._say("tracker_slow", waited=FINISH_S, check=self.tracker.check)
             self._failed = True
@@ -94,10 +93,8 @@ class Report:
 
     @property
     def _log(self) -> Path:
-        """What the tracker's library prints."""
+        """Return the file of what the tracker's library prints."""
         return self.job.folder / f"tracker-{self.tracker.name}.log"
-
-    # -- in its threads ----------------------------------------------------------------------------------------
 
     def _work(self) -> None:
         try:
@@ -114,7 +111,8 @@ class Report:
                 self._look_at_process()
 
     def _as_they_come(self) -> Iterator[dict[str, Any]]:
-        """What the child is told. Of a resumed run, an evaluation that a tracker takes back is reported once more."""
+        """Yield what the child is told. Of a resumed run, an evaluation that a tracker takes back is reported once
+        more."""
         first = True
         while (line := self._next()) is not None:
             if first:
@@ -128,7 +126,6 @@ class Report:
         yield {"status": self._status}
 
     def _next(self) -> dict[str, Any] | None:
-        """The next line; None at the end."""
         while True:
             with contextlib.suppress(queue.Empty):
                 return self._lines.get(timeout=self._look_again_s)
@@ -139,7 +136,7 @@ class Report:
 
     @property
     def _look_again_s(self) -> float:
-        """What a library takes to start is most of what it takes."""
+        """Return how often its process is looked at: what a library takes to start is most of what it takes."""
         return SOON_S if time.monotonic() - self._began_s < STARTING_S else LATER_S
 
     def _look_at_process(self) -> None:
@@ -152,7 +149,6 @@ class Report:
             self.processor_s = sum(one.user + one.system for one in times)
 
     def _listen(self, child: Child) -> None:
-        """Take the child's answers, until it ends."""
         done = False
         for frame in child:
             done = done or "done" in frame.value
@@ -188,7 +184,6 @@ FLUSH_S = 5.0
 
 
 def main(parent: Parent, name: str) -> None:
-    """Serve the training."""
     for number in ("SIGTERM", "SIGHUP"):
         with contextlib.suppress(AttributeError, ValueError):  # Windows has not all of them
             signal.signal(getattr(signal, number), signal.SIG_IGN)
@@ -221,7 +216,7 @@ def _report(name: str, parent: Parent) -> None:
 
 
 def _tried(act: Callable[[], None]) -> None:
-    """Do it, and where it fails a few times more. Raises what it raised at last."""
+    """Try it, and where it fails a few times more. Raises what it raised at last."""
     for wait_s in TRIES_S:
         try:
             return act()

@@ -82,7 +82,7 @@ class TensorBoard(Tracker):
 
 
 def _folders(path: Path) -> list[Path]:
-    """The folders with event files: this one, or else those down to three levels below it."""
+    """Return the folders with event files: this one, or else those down to three levels below it."""
     for level in ("", "*/", "*/*/", "*/*/*/"):
         if found := {file.parent for file in path.glob(f"{level}{_FILE}*")}:
             return sorted(found)
@@ -90,7 +90,7 @@ def _folders(path: Path) -> list[Path]:
 
 
 def _rows(events: Any, path: Path) -> list[Row]:
-    """A row for each step and group of tags, such as train/…, by time: the Trainer writes each tag by itself."""
+    """Return a row for each step and group of tags, such as train/…, by time: the Trainer writes each tag by itself."""
     rows: dict[tuple[int, str], Row] = {}
     count = 0
     for tag in events.Tags()["scalars"]:
@@ -105,7 +105,7 @@ def _rows(events: Any, path: Path) -> list[Row]:
 
 
 def _config(events: Any) -> dict[str, Any]:
-    """The config that a run of ours wrote as a text; that of others is not known."""
+    """Return the config that a run of ours wrote as a text; that of others is not known."""
     try:
         text = events.Tensors(_CONFIG + _TEXT)[0].tensor_proto.string_val[0].decode()
         found = json.loads(text)

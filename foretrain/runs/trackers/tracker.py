@@ -1,6 +1,6 @@
 """`Tracker`: what foretrain asks of an experiment tracker, and what it reads of a run that one has kept.
 
-A tracker runs in a process of its own (child.py), which is handed one line after the other. So its library takes
+A tracker runs in a process of its own (report.py), which is handed one line after the other. So its library takes
 neither time nor memory of the training, may raise whatever it likes, and prints nothing between the training's lines.
 """
 
@@ -60,7 +60,7 @@ class Tracked:
 
     @property
     def is_ours(self) -> bool:
-        """Whether `foretrain train` reported it."""
+        """Return whether `foretrain train` reported it."""
         return VERSION in self.config
 
 
@@ -87,22 +87,22 @@ class Tracker(ABC):
         """Take the values of one step, logged at this time since 1970."""
 
     def flush(self) -> None:
-        """Nothing more comes for now: send what is still held back."""
+        """Send what is still held back: nothing more comes for now."""
         return
 
     @abstractmethod
     def finish(self, status: str) -> None:
-        """The run has ended: finished, interrupted, diverged, failed or killed."""
+        """End the run: finished, interrupted, diverged, failed or killed."""
 
     @classmethod
     @abstractmethod
     def claims(cls, path: Path, head: bytes) -> bool:
-        """Whether this path holds runs of this tracker, by its name and its first bytes."""
+        """Return whether this path holds runs of this tracker, by its name and its first bytes."""
 
     @classmethod
     @abstractmethod
     def read(cls, path: Path, run: str | None) -> Tracked:
-        """The run in this path; `run`: which one of several, by its name or id. Raises UserError."""
+        """Read the run in this path; `run`: which one of several, by its name or id. Raises UserError."""
 
     @classmethod
     def install(cls) -> str:
@@ -110,7 +110,7 @@ class Tracker(ABC):
 
     @classmethod
     def is_installed(cls) -> bool:
-        """Whether its library is there; nothing is imported."""
+        """Return whether its library is there; nothing is imported."""
         try:
             return importlib.util.find_spec(cls.package) is not None
         except (ImportError, ValueError):
@@ -124,18 +124,18 @@ class Tracker(ABC):
 
 
 def damaged(path: Path, tracker: str, reason: object) -> UserError:
-    """What is to be raised for a file that its tracker cannot have written so."""
+    """Return the error for a file that its tracker cannot have written so."""
     return UserError("data.tracker_damaged", path=str(path), tracker=tracker, reason=short(reason))
 
 
 def short(reason: object) -> str:
-    """What an error says, on one line of a terminal or two."""
+    """Return what an error says, on one line of a terminal or two."""
     text = " ".join(str(reason).split()).rstrip(".") or type(reason).__name__
     return text if len(text) <= MOST_OF_A_REASON else text[: MOST_OF_A_REASON - 1] + "…"
 
 
 def chosen(path: Path, runs: Mapping[str, str], wanted: str | None) -> str:
-    """The id of the run that is meant: the only one, or the one with this id or name. Raises UserError.
+    """Return the id of the run that is meant: the only one, or the one with this id or name. Raises UserError.
 
     `runs`: id -> name, the newest last.
     """
@@ -149,7 +149,7 @@ def chosen(path: Path, runs: Mapping[str, str], wanted: str | None) -> str:
 
 
 def without_undone(rows: Iterable[Row], step: str) -> list[Row]:
-    """The rows without those of steps that a resumed run did again: where `step` goes back, it was resumed there.
+    """Leave out the rows of steps that a resumed run did again: where `step` goes back, it was resumed there.
 
     An evaluation before that step stays, as a resume does not repeat it.
     """
@@ -165,7 +165,7 @@ def without_undone(rows: Iterable[Row], step: str) -> list[Row]:
 
 
 def logged_at_s(row: Row) -> float | None:
-    """When a row was logged, in seconds of whatever clock the tracker has; None where it does not say."""
+    """Return when a row was logged, in seconds of whatever clock the tracker has; None where it does not say."""
     for name in ("_timestamp", "timestamp"):
         value = row.get(name)
         if isinstance(value, int | float):
@@ -203,7 +203,7 @@ class Namer:
         self._last: tuple[float, float] | None = None  # seconds and watts of the last line with a power
 
     def named(self, line: Mapping[str, Any]) -> dict[str, float]:
-        """{metric: value} of a line; what it does not say is left out."""
+        """Return {metric: value} of a line; what it does not say is left out."""
         names = OF_STEP if line["kind"] == "step" else OF_EVALUATION
         found = {name: float(line[key]) for key, name in names.items() if isinstance(line.get(key), int | float)}
         if line["kind"] != "step":
@@ -222,7 +222,7 @@ class Namer:
             self.named(line)
 
     def _add_energy(self, elapsed_s: float, power_w: float) -> None:
-        """A card is asked once a second at most; between two answers it drew the mean of both."""
+        """Add energy: a card is asked once a second at most; between two answers it drew the mean of both."""
         if self._last is not None and elapsed_s > self._last[0]:
             self._energy_j += (elapsed_s - self._last[0]) * (power_w + self._last[1]) / 2
         self._last = elapsed_s, power_w

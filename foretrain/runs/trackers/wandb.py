@@ -101,7 +101,7 @@ class Wandb(Tracker):
 
 
 def _files(path: Path) -> list[Path]:
-    """The logs of runs in a run's folder, in the `wandb` folder, or in the one above that; the earliest first."""
+    """Return the logs of runs in a run's folder, in the `wandb` folder, or in the one above it; the earliest first."""
     for pattern in ("run-*.wandb", "*run-*/run-*.wandb", "wandb/*run-*/run-*.wandb"):
         if found := list(path.glob(pattern)):
             return sorted(found, key=lambda file: file.parent.name.rpartition("run-")[2])  # which begins with the time
@@ -109,8 +109,6 @@ def _files(path: Path) -> list[Path]:
 
 
 class _Reader:
-    """Reads the log of one process of a run."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self.rows: list[Row] = []
@@ -119,7 +117,7 @@ class _Reader:
         self.values = 0
 
     def read(self) -> "_Reader":
-        """All that was written whole. Raises UserError where something in the middle is damaged."""
+        """Read all that was written whole. Raises UserError where something in the middle is damaged."""
         messages: Any = importlib.import_module("wandb.proto.wandb_internal_pb2")
         try:
             with open_stream(self.path) as file:
@@ -156,14 +154,14 @@ class _Reader:
 
 
 def _json(text: str) -> Any:
-    """A value; None if the text is not valid JSON. Some versions write raw bytes there."""
+    """Read a value; None if the text is not valid JSON. Some versions write raw bytes there."""
     with contextlib.suppress(ValueError, RecursionError):
         return json.loads(text)
     return None
 
 
 def _records(file: BinaryIO) -> Iterator[bytes]:
-    """The records of a log; a last one that was cut off, as by a kill, is left out. Raises ValueError for damage."""
+    """Yield the records of a log, without a last one that was cut off, as by a kill. Raises ValueError for damage."""
     if file.read(7)[:4] != _MAGIC:
         raise ValueError("it does not begin as a log of wandb's")
     at, parts = 7, io.BytesIO()

@@ -22,7 +22,6 @@ from foretrain.training.exports.source import Source
 
 
 def refusal(config: RunConfig) -> UserError | None:
-    """Refuse families that llama.cpp has no architecture for."""
     family = family_of(config)
     return None if family.gguf_architecture(config) else UserError("usage.export_gguf_recipe", recipe=family.name)
 

@@ -18,7 +18,6 @@ _MOST_SUPPRESSED = 1000  # rows beyond the tokenizer that generation_config.json
 
 
 def refusal(config: RunConfig) -> UserError | None:
-    """Refuse families that transformers has no model of."""
     family = family_of(config)
     return None if family.hugging_face else UserError("usage.export_recipe", recipe=family.name, form="hf")
 

@@ -29,7 +29,6 @@ _NO_SPACE = 1 << 20  # bytes; a disk with less counts as full
 
 
 def check_free(out: Path, *, force: bool) -> None:
-    """Raise UserError where a folder cannot be written. `force`: it may hold files already."""
     try:
         if out.exists() and not out.is_dir():
             raise UserError("usage.cannot_write_file", path=str(out), reason="it is a file")
@@ -67,7 +66,6 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def _disk_error(out: Path, error: BaseException) -> UserError | None:
-    """Return what a failed write means; None where it was not the disk that failed."""
     code = _errno(error, out.parent)
     if code == errno.ENOSPC:
         return UserError("disk.full_export", path=str(out))
@@ -88,7 +86,6 @@ def _errno(error: BaseException, folder: Path) -> int | None:
 
 
 def _limits_files() -> bool:
-    """Return whether this process may write files of some size only, as after `ulimit -f`."""
     try:
         limits = import_module("resource")  # Windows has none
     except ImportError:
@@ -127,7 +124,6 @@ class Source:
                 raise UserError("checkpoint.other_model", path=str(path), tensor=parameter.name, **shapes)
 
     def tokenizer(self) -> Tokenizer | None:
-        """Return the dataset's tokenizer, where its files are still there and say it."""
         try:
             return tokenizer_of(self.record.dataset)
         except (UserError, OSError, ValueError):

@@ -26,11 +26,6 @@ def known_keys(*groups: str) -> dict[str, str]:
     return {key: kind for kind, keys in tables for key in keys.split()}
 
 
-# `Format`: one trainer's config file, and what several share: adapters, precision, attention, TrainingArguments.
-#
-# Defaults and names are those of each trainer's own code, named in its file.
-
-
 @dataclass(frozen=True)
 class Format:
     """A trainer's config. `keys`: those that no other trainer has, two of which tell it; `fits`: what tells it alone;

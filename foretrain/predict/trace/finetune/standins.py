@@ -99,13 +99,6 @@ def _checkpoint_tensors(kind: Any, config: Any, dtype: torch.dtype) -> dict[str,
     return {name: CheckpointTensor(tuple(t.shape), dtype) for name, t in model.state_dict().items() if name not in tied}
 
 
-# What bitsandbytes and files do, where fake tensors need a word for it.
-#
-# bitsandbytes: Params4bit cannot wrap a fake tensor, so a class with its behaviour stands in; gemm_4bit is written out
-# as what it runs on the card (backends/cuda/ops.py: its own kernel for few rows, else the weight is dequantized and
-# multiplied); paged states lie in managed memory, which PyTorch's allocator does not have. Files: what is written goes
-# to the host tensor by tensor, and nowhere else.
-
 LARGEST_CUSTOM_ROWS = 1536  # bitsandbytes 0.50, _gemm_4bit_custom_max_m
 
 

@@ -17,7 +17,7 @@ from foretrain.advice.rules.base import State
 from foretrain.base.records import Record
 from foretrain.config.microbatches import ACCUMULATION, BATCH
 from foretrain.config.options import OPTIONS, RunConfig
-from foretrain.config.resolve import NANOGPT_DEFAULTS, key_of, split
+from foretrain.config.resolve import NANOGPT_DEFAULTS, WORDS
 from foretrain.hardware.catalogue import find
 from foretrain.predict.memory import REFUSED, StepMemory
 from foretrain.predict.plan import Plan, Timing
@@ -144,10 +144,10 @@ def _nanogpt_words(words: Sequence[str], config: RunConfig) -> tuple[str, ...]:
 
     It knows no preset and no TOML, so their values are written out; it reads no stdin, so what was piped in is a file.
     """
-    parts = split(words)
-    sources = ["FILE.py" if word == "-" else word for word, value, _ in parts if value is None and word[:2] != "--"]
+    parts = WORDS.split(words)
+    sources = ["FILE.py" if word.name == "-" else word.typed[0] for word in parts if not word.key]
     files = [source for source in sources if source.endswith(".py")]
-    keys = {key_of(word).removeprefix("no_") for word, _, _ in parts if word.startswith("--")}
+    keys = {word.key for word in parts}
     if len(files) < len(sources):
         keys |= {key for key, value in NANOGPT_DEFAULTS.items() if getattr(config, key, value) != value}
     if config.total_batch_size:
@@ -158,17 +158,7 @@ def _nanogpt_words(words: Sequence[str], config: RunConfig) -> tuple[str, ...]:
 
 def without(words: Sequence[str], knobs: Sequence[str]) -> tuple[str, ...]:
     """The words of a config without those that set one of these knobs."""
-    kept: list[str] = []
-    skip = False
-    for i, word in enumerate(words):
-        name, equals, _ = word.removeprefix("--").partition("=")
-        if skip:
-            skip = False
-        elif word.startswith("--") and name.replace("-", "_") in knobs:
-            skip = not equals and i + 1 < len(words) and not words[i + 1].startswith("--")
-        else:
-            kept.append(word)
-    return tuple(kept)
+    return tuple(each for word in WORDS.split(words) if word.key not in knobs for each in word.typed)
 
 
 def typed_value(value: object) -> str:

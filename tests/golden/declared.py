@@ -27,12 +27,16 @@ PICTURES = "pictures are drawn in Python: the page gets their elements and what 
 FACTS = (
     "one description of a model: ModelFacts for generating text, too, which count a latent attention and know a format"
 )
+WORDS = "one parser of words: the last value of an option counts, with a note; a value that cannot be is refused as in pretraining"
 DECLARED: tuple[Declared, ...] = (
     Declared("^error: finetune", "stderr", ADVICE, new="fit, speed, cost"),
     Declared("^error: data", "stdout", "help is drawn for click's parameters"),
     Declared("inference", r"stdout.*\.(model|facts)", FACTS),
     Declared("^python inference", r"stdout:\d+", FACTS, new='"facts": '),
     Declared("", r"facts\.(latent|published)$", FACTS, old=r"^\(nothing\)$"),
+    Declared("--bf16 --fp16", "", WORDS),
+    Declared("^error: (finetune|inference)", "stderr", WORDS, new="must be|needs a value"),
+    Declared("", r"fields\[\d+\]\.(least|most|limits)$", WORDS),
     Declared("^serve", r"pictures\[\d+\]\.(picture|source|small|figure)", PICTURES),
     Declared("(advise|plan).* finetune|finetune.*(advise|plan)|explain|page", r"(changes|remedies|advised|stdout\.(schema|plan|goal_given|name|"
              r"step|gpu|used_by_others_bytes|tokens_per_step|now|partial|useless|planned|now_confirmation|nothing_fits|cluster|way|"

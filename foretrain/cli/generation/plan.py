@@ -9,10 +9,9 @@ from click.exceptions import Exit
 from foretrain.app.generation.plan import model_of_words, plans
 from foretrain.base.errors import UserError
 from foretrain.base.messages import listed, say
-from foretrain.cli.common import print_error, print_json
+from foretrain.cli.common import print_error, print_json, print_said
 from foretrain.cli.planning.printing import document, line, screen
-from foretrain.config.inference.options import Inference
-from foretrain.config.inference.words import parse_inference
+from foretrain.config.inference.options import Inference, parse_inference
 from foretrain.config.presets import models
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import stated_bytes
@@ -36,7 +35,8 @@ def answer_command(context: click.Context, words: list[str]) -> None:
     forms = [f"--{name.removeprefix('as_')}" for name in ("full", "oneline", "as_json") if given[name]]
     if len(forms) > 1:
         raise UserError("usage.two_forms", options=forms)
-    asked, left = parse_inference(words)
+    asked, left, notes = parse_inference(words)
+    print_said(notes, quiet=given["quiet"])
     if not left:
         raise UserError("usage.inference_no_model", models=listed(list(models())))
     model = model_of_words(left)
@@ -72,7 +72,7 @@ def _largest(plans: list[InferencePlan], value: str) -> None:
 def _changed(asked: Inference, plan: InferencePlan) -> list[str]:
     """The options that were typed, with those that would let it fit."""
     typed = asked.model_dump(exclude_defaults=True)
-    changed = parse_inference(plan.fitting.words.split())[0] if plan.fitting else asked
+    changed = parse_inference(plan.fitting.words.split()).asked if plan.fitting else asked
     return [f"--{name}={value}" for name, value in (typed | changed.model_dump(exclude_defaults=True)).items()]
 
 

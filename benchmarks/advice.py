@@ -30,7 +30,7 @@ from foretrain.advice.rules.base import EXACTNESS, Exactness, State, loosest
 from foretrain.config.checks import check
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import catalogue
-from foretrain.predict.memory import StepName, worst_verdict
+from foretrain.predict.memory import StepName
 from foretrain.predict.plan import Plan, plan
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.trace import self_test
@@ -119,7 +119,7 @@ def held(base: Plan, advice: Advice) -> dict[str, Any]:
     off = abs(needed / advice.effect.needed_bytes - 1)
     if timing is not None and advice.effect.step_s:
         off = max(off, abs(timing.step_s.expected_s / advice.effect.step_s - 1))
-    return {"denied": worst_verdict(memory) not in ("fits", None), "off": off}
+    return {"denied": memory.verdict not in ("fits", None), "off": off}
 
 
 def one(base: Plan, step: StepName) -> tuple[dict[str, Any], Advices]:
@@ -166,7 +166,7 @@ def traced(base: Plan, found: Advices) -> list[dict[str, Any]]:
         )  # fmt: skip
         needed = made.memory.needed_bytes
         rows.append({
-            "rules": advice.rules, "verdict": worst_verdict(made.memory), "needed_bytes": needed,
+            "rules": advice.rules, "verdict": made.memory.verdict, "needed_bytes": needed,
             "lives_from_bytes": made.smallest_limit_bytes + made.memory.context.expected_bytes,
             "promised_bytes": advice.effect.needed_bytes, "allocated_bytes": made.memory.worst.allocated_bytes,
             "promised_allocated_bytes": advice.effect.allocated_bytes, "available_bytes": changed.available_bytes,

@@ -19,8 +19,8 @@ from foretrain.config.options import RunConfig
 from foretrain.config.resolve import from_values
 from foretrain.config.sharing import STRATEGIES, Sharing, config_of_rank
 from foretrain.hardware.cluster import cluster
-from foretrain.predict.memory import estimated, worst_verdict
-from foretrain.predict.ranks.record import NcclMemory
+from foretrain.predict.memory import estimated
+from foretrain.predict.ranks import NcclMemory
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.ranks import rank_time
 from foretrain.predict.speed.time import step_time
@@ -93,7 +93,7 @@ def fits(case: dict[str, str]) -> bool | None:
     room = cards.gpu.memory_bytes or 0
     nccl = NcclMemory.of(cards, sharing)
     judged = estimated(StepSpec.of(own, cards.gpu, sharing=sharing)).judged(room - nccl.low_bytes, room)
-    return worst_verdict(judged) != "does_not_fit"
+    return judged.verdict != "does_not_fit"
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -25,7 +25,6 @@ from foretrain.predict.abstract.tensors import bfloat16
 from foretrain.predict.finetune.memory import FineTuneLedger
 from foretrain.predict.finetune.program import Program
 from foretrain.predict.finetune.time import step_s
-from foretrain.predict.memory import worst_verdict
 
 PUBLISHED = json.loads(Path(__file__).with_name("finetune_published.json").read_text("utf-8"))
 sys.path.insert(0, str(Path(__file__).parent))
@@ -94,7 +93,7 @@ def refused(row: dict[str, Any]) -> bool:
     """Whether a plan says that the run does not fit, which it did."""
     gpu = find_gpu(row["gpu"])
     ledger = FineTuneLedger(facts_for(row["model"]), FineTune.model_validate(row["options"]), gpu)
-    return worst_verdict(ledger.judged(gpu.memory_bytes, gpu.memory_bytes)) == "does_not_fit"
+    return ledger.judged(gpu.memory_bytes, gpu.memory_bytes).verdict == "does_not_fit"
 
 
 def replaced(row: dict[str, Any]) -> Iterator[tuple[Any, str, Any]]:

@@ -6,6 +6,7 @@ from typing import Any
 from results import result
 from rich.console import Console
 
+from foretrain.advice.asked import Asked
 from foretrain.app.generation.plan import plan_inference
 from foretrain.config.inference.formats import CACHES, FORMATS
 from foretrain.predict.inference import speed
@@ -20,7 +21,7 @@ NAMES = {"tune": "chose the constants", "held out": "held out", "older": "older 
 def _screen(command: str, name: str, gpu: str, **options: Any) -> str:
     """What a command prints."""
     console = Console(file=io.StringIO(), width=WIDTH, color_system=None, highlight=False)
-    text.render_screen(view.screen(plan_inference(name, gpu, **options)), console)
+    text.render_screen(view.screen(plan_inference(name, gpu, **options), Asked(quiet=True)), console)
     lines = (line.rstrip() for line in console.file.getvalue().rstrip().splitlines())  # type: ignore[attr-defined]
     return f"```console\n$ {command}\n" + "\n".join(lines) + "\n```"
 

@@ -34,7 +34,7 @@ from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.inference.plan import InferencePlan
 from foretrain.predict.largest import Largest
 from foretrain.predict.plan import Plan
-from foretrain.predict.ranks.record import ClusterPlan
+from foretrain.predict.ranks import ClusterPlan
 from foretrain.runs.record import KINDS, TrainedRun, WatchedRun
 from foretrain.runs.scores import Evaluation, Scores
 from foretrain.runs.state import UNSAID, Label
@@ -86,9 +86,12 @@ def _run(fields: dict[str, Any], of_watched: dict[str, Any] | None = None) -> An
     return Union[tuple(kinds)]  # noqa: UP007
 
 
-_FINETUNE_SCHEMA: dict[str, Any] = {"schema_": (Literal["foretrain.finetune/1"], Field(alias="schema"))}
-_FINETUNE_OF_CARDS = create_model("FineTuneOfCards", __base__=FineTunePlan, **_FINETUNE_SCHEMA)
-_PLAN_OF_CARDS = create_model("PlanOfCards", __base__=Plan, **_SCHEMA)  # type: ignore[call-overload]
+def _any_of(*kinds: type[BaseModel], **fields: Any) -> Any:
+    """Any of these records, with these fields besides."""
+    return Union[tuple(create_model(kind.__name__, __base__=kind, **_SCHEMA, **fields) for kind in kinds)]  # noqa: UP007
+
+
+_PLANS = (Plan, ClusterPlan, FineTunePlan, InferencePlan)
 _LOG_EXTRA = {
     "watch": (WatchedRun | None, None), "out_of_memory": (run_explain.OutOfMemory | None, None),
     "remedies": (list[remedies.Remedy], []), "doubts": (list[Note], []),
@@ -98,9 +101,6 @@ _PART = _object(
 )
 _HEAD = _object(
     "Head", path=(str, ...), split=(str, ...), position=(int, ...), ids=(list[int], ...), text=(str | None, ...)
-)
-_INFERENCE_OF_CARDS = create_model(
-    "InferencePlan", __base__=InferencePlan, schema_=(Literal["foretrain.inference/1"], Field(alias="schema"))
 )
 _VERIFIED = _object(
     "Verified", path=(str, ...), ok=(bool, ...), files=(int, ...), size_bytes=(int, ...), checked_bytes=(int, ...),
@@ -113,43 +113,25 @@ _PREPARED = _object(
 
 OUTPUTS: dict[str, Output] = {
     "foretrain.plan/1": Output(
-        "plan", "a plan for one card", Plan, {"advice": (advice.Advices | None, None)}
+        "plan", "a plan of any kind of run, on one card or several",
+        RootModel[_any_of(*_PLANS, advice=(advice.Advices | None, None))],
     ),
     "foretrain.plans/1": Output(
-        "plan --gpu A,B", "plans for several cards and the best of them",
-        _object("Plans", plans=(list[_PLAN_OF_CARDS], ...), best=(cards.Choice, ...)),
+        "plan --gpu A,B", "plans for several cards, and of training the best of them",
+        _object("Plans", plans=(list[_any_of(*_PLANS)], ...), best=(cards.Choice | None, None)),
     ),
-    "foretrain.explanation/1": Output("plan --explain", "why so much", explain.Explanation),
+    "foretrain.explanation/1": Output(
+        "plan --explain", "why so much", RootModel[_any_of(explain.Explanation, FineTuneExplanation)]
+    ),
     "foretrain.largest/1": Output("plan --largest OPTION", "the largest value that fits", Largest),
     "foretrain.within/1": Output(
         "plan --within LIMIT", "the steps that fit, of any kind of run", within.Within,
         {"largest": (Largest | None, None)},
     ),
     "foretrain.best/1": Output("plan --best", "the GPT of lowest estimated loss", best.Best),
-    "foretrain.cluster/1": Output("plan --gpus", "a plan of several cards", ClusterPlan),
-    "foretrain.finetune/1": Output(
-        "plan MODEL", "a plan of a fine-tuning run", FineTunePlan, {"changes": (list[advice.Advice], ...)}
-    ),
-    "foretrain.finetunes/1": Output(
-        "plan MODEL --gpu A,B", "the same for several cards, and the best of them", cards.FineTuneCards,
-        {"plans": (list[_FINETUNE_OF_CARDS], ...)},
-    ),
-    "foretrain.finetune-withins/1": Output(
-        "plan MODEL --gpu A,B --within LIMIT", "the same for several cards", cards.FineTuneCards
-    ),
-    "foretrain.finetune-explanation/1": Output("plan MODEL --explain", "why so much", FineTuneExplanation),
-    "foretrain.finetune-config/1": Output(
-        "plan MODEL --show-config", "every option and where it is from",
-        _object("FineTuneConfig", config=(FineTune, ...), sources=(dict[str, str], ...)),
-    ),
-    "foretrain.inference/1": Output("plan MODEL --inference", "a plan of generating text", InferencePlan),
-    "foretrain.inferences/1": Output(
-        "plan MODEL --inference --gpu A,B", "the same for several cards",
-        _object("InferencePlans", plans=(list[_INFERENCE_OF_CARDS], ...)),
-    ),
     "foretrain.config/1": Output(
         "plan --show-config", "every option and where it is from",
-        _object("Config", config=(RunConfig, ...), sources=(dict[str, str], ...)),
+        _object("Config", config=(RunConfig | FineTune, ...), sources=(dict[str, str], ...)),
     ),
     "foretrain.advice/1": Output("advise", "changes, ranked", advice.Advices),
     "foretrain.mfu/1": Output("mfu", "shares of the peak", log_checks.Utilization),
@@ -158,9 +140,9 @@ OUTPUTS: dict[str, Output] = {
         "compare RUN", "a run and its forecast", forecast_check.ForecastCheck,
         {"errors": (dict[str, float | None], ...)},
     ),
-    "foretrain.explain/1": Output("explain RUN", "where a run's memory and time went", run_explain.RunExplanation),
-    "foretrain.explain-trainer/1": Output(
-        "explain RUN", "a Trainer's run with ForetrainCallback, beside its forecast", run_explain.TrainerRunExplanation
+    "foretrain.explain/1": Output(
+        "explain RUN", "where a run's memory and time went; of a Trainer's run beside its forecast",
+        RootModel[_any_of(run_explain.RunExplanation, run_explain.TrainerRunExplanation)],
     ),
     "foretrain.log/1": Output("explain LOG", "what a log says", log_analysis.LogAnalysis, _LOG_EXTRA, whole=False),
     "foretrain.snapshot/1": Output(

@@ -36,7 +36,7 @@ from foretrain.measure.tune_record import Tuning as Tuning
 from foretrain.predict.finetune.plan import FineTunePlan as FineTunePlan
 from foretrain.predict.inference.plan import InferencePlan as InferencePlan
 from foretrain.predict.plan import Plan as Plan
-from foretrain.predict.ranks.record import ClusterPlan as ClusterPlan
+from foretrain.predict.ranks import ClusterPlan as ClusterPlan
 from foretrain.predict.trace.elsewhere import trace as trace
 from foretrain.predict.trace.traced import Traced as Traced
 from foretrain.reports.making import report as report

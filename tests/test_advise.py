@@ -27,7 +27,6 @@ from foretrain.hardware.catalogue import catalogue, find
 from foretrain.hardware.cpu import cpu_device
 from foretrain.model.techniques import TECHNIQUES
 from foretrain.predict.allocator.settings import Settings
-from foretrain.predict.memory import worst_verdict
 from foretrain.predict.plan import Plan, plan
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.trace import self_test, service
@@ -66,7 +65,7 @@ def holds(base: Plan, advice: Advice) -> None:
     """It fits by a plan made anew, and that plan says what was promised."""
     made = again(base, advice)
     memory = made.memory_of(advice.step)
-    assert worst_verdict(memory) == "fits", advice.rules
+    assert memory.verdict == "fits", advice.rules
     needed = max(phase.needed_expected_bytes for phase in memory.phases)
     assert needed == pytest.approx(advice.effect.needed_bytes, rel=0.01)
     timing = made.timing_of(advice.step)

@@ -20,7 +20,7 @@ from foretrain.hardware.catalogue import find
 from foretrain.hardware.cpu import nominal_cpu
 from foretrain.measure import trial
 from foretrain.measure.trial import Trial, run_trial
-from foretrain.predict.memory import predict, worst_verdict
+from foretrain.predict.memory import predict
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.time import step_time
 from foretrain.runs.folder import RunDirectory
@@ -112,7 +112,7 @@ def test_the_largest_that_fits_a_card(layers: int, batch: int, acc: int, room_gi
     def fits(size: int) -> bool:
         made = with_micro_batch(config, size)
         memory = predict(StepSpec.of(made, gpu, dtype="bfloat16", compiled=compile), room)
-        return worst_verdict(memory) == "fits"
+        return memory.verdict == "fits"
 
     assert (choice.config.tokens_per_step, choice.config.eval_rows) == (config.tokens_per_step, config.eval_rows)
     assert choice.config.auto_batch_size is False

@@ -298,7 +298,7 @@ def test_commands_read_the_folder(run: Path, own_directory: Path) -> None:
     assert shown.returncode == 0
     assert "steady state" in shown.stdout
     told = json.loads(foretrain("explain", str(run), "--json").stdout)
-    assert told["schema"] == "foretrain.explain-trainer/1"
+    assert told["schema"] == "foretrain.explain/1"
     assert {piece["id"] for piece in told["phases"]} >= {"load", "first_step", "evaluate"}
     listed = json.loads(foretrain("runs", str(run.parent), "--json").stdout)
     assert [one["steps_done"] for one in listed["runs"]] == [STEPS]

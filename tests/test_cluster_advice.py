@@ -23,7 +23,7 @@ from foretrain.config.sharing import Sharing, recut
 from foretrain.hardware.catalogue import find
 from foretrain.hardware.cluster import cluster
 from foretrain.predict.plan import plan
-from foretrain.predict.ranks.plan import of_one_rank, share
+from foretrain.predict.ranks import of_one_rank, share
 from foretrain.predict.speed.ranks import rank_time
 from foretrain.reports.document import cell_text
 from foretrain.reports.views.cluster import advice as view

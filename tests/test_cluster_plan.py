@@ -17,10 +17,9 @@ from foretrain.config.sharing import STRATEGIES, Sharing, config_of_rank
 from foretrain.hardware.catalogue import find
 from foretrain.hardware.cluster import Cluster, cluster
 from foretrain.predict.largest import largest
-from foretrain.predict.plan import plan
+from foretrain.predict.plan import SCHEMA, plan
 from foretrain.predict.pretraining import of_cluster
-from foretrain.predict.ranks.plan import of_run
-from foretrain.predict.ranks.record import SCHEMA, ClusterPlan, NcclMemory
+from foretrain.predict.ranks import ClusterPlan, NcclMemory, of_run
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.ranks import BUCKET_BYTES, RankTime, largest_share, rank_time, sharings
 from foretrain.predict.speed.time import step_time

@@ -918,3 +918,24 @@ def test_a_token_of_bytes_is_a_byte_and_other_files_are_the_reason(tmp_path: Pat
     found = compare(subjects)
     assert {run.setting: run.impossible for run in found.ablations}["dataset contents"] == "contents"
     assert "the tokens per step would not divide" not in shown(found)
+
+
+def test_plans_of_every_kind_are_compared_and_reported(tmp_path: Path) -> None:
+    asked = {
+        "alone": ("gpt2-124m", "--gpu", "3060"), "pair": ("gpt2-124m", "--gpus", "2 x 3060"),
+        "lora": ("smollm2-135m", "--method", "lora", "--gpu", "3060"),
+        "more": ("smollm2-135m", "--method", "lora", "--lora-r", "64", "--gpu", "3060"),
+        "text": ("smollm2-135m", "--inference", "--gpu", "3060"),
+    }  # fmt: skip
+    for name, words in asked.items():
+        (tmp_path / f"{name}.json").write_text(foretrain("plan", *words, "--json").stdout, "utf-8")
+        report = foretrain("report", str(tmp_path / f"{name}.json"), "--out", str(tmp_path / f"{name}.html"))
+        assert report.returncode == 0, report.stderr
+        assert "fits" in (tmp_path / f"{name}.html").read_text("utf-8").lower()
+    found = json.loads(foretrain("compare", *(str(tmp_path / f"{name}.json") for name in asked), "--json").stdout)
+    needed = {side["label"]: side["memory_bytes"] for side in found["sides"]}
+    assert needed == {
+        name: json.loads((tmp_path / f"{name}.json").read_text("utf-8"))["needed_bytes"] for name in asked
+    }
+    two = json.loads(foretrain("compare", str(tmp_path / "lora.json"), str(tmp_path / "more.json"), "--json").stdout)
+    assert [(each["name"], each["values"]) for each in two["differing"]] == [("lora_r", [16, 64])]

@@ -34,7 +34,7 @@ from foretrain.predict import snapshot
 from foretrain.predict.allocator.blocks import Mark
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.forecast import Probe, Range
-from foretrain.predict.memory import predict, worst_verdict
+from foretrain.predict.memory import predict
 from foretrain.predict.plan import Plan, plan
 from foretrain.predict.pretraining import RANGES
 from foretrain.predict.search import search_outwards
@@ -441,7 +441,7 @@ def test_largest_batch_is_one_below_what_dies() -> None:
     for value in (found.value, found.value + 1):
         config = base.config.model_copy(update={"batch_size": value})
         again = traced(plan(config, GPU, used_by_others_bytes=base.used_by_others_bytes))
-        assert worst_verdict(again.memory_of("foretrain")) == probes[value].verdict
+        assert again.memory_of("foretrain").verdict == probes[value].verdict
     text = str(_texts(explain_view.largest(base, found)))
     assert "is the largest that fits" in text
 

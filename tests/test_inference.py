@@ -79,9 +79,9 @@ def test_presets_of_ours_are_counted_as_they_train(name: str, more: dict[str, An
 def test_llama_3_8b_takes_what_llama_cpps_log_says() -> None:
     """ggml-org/llama.cpp#9881: q4_0 at a context of 8192 on an RTX 4070; Q4_K_M and others: tools/quantize/README.md."""
     plan = planned(weights="q4_0", context=8192)
-    assert plan.memory.bytes_of("weights") / MIB == pytest.approx(4155.99, abs=0.5)
-    assert plan.memory.bytes_of("kv_cache") == 1024 * MIB
-    assert plan.memory.bytes_of("prompt") / MIB == pytest.approx(258.5, abs=0.01)
+    assert plan.memory.neediest.bytes_of("weights") / MIB == pytest.approx(4155.99, abs=0.5)
+    assert plan.memory.neediest.bytes_of("kv_cache") == 1024 * MIB
+    assert plan.memory.neediest.bytes_of("prompt") / MIB == pytest.approx(258.5, abs=0.01)
     facts, counts = plan.facts, counts_of(plan.facts)
     bits = {"q4_k_m": 4.8944, "q4_k_s": 4.6672, "q5_k_m": 5.7036, "q6_k": 6.5633, "q8_0": 8.5008, "iq4_xs": 4.4597,
             "q3_k_l": 4.2979, "iq3_m": 3.7628, "q3_k_s": 3.6429, "iq3_xxs": 3.2548, "q2_k": 3.1593, "iq2_m": 2.9294}  # fmt: skip
@@ -110,8 +110,8 @@ def test_the_cache_of_our_models_is_as_large_as_planned(recipe: dict[str, Any]) 
     reader.read([1, 2])
     plan = library.plan_inference(config, "RTX 4070", kv="f32")
     assert plan.asked.context == config.block_size
-    assert plan.memory.bytes_of("kv_cache") == reader.cache.nbytes
-    assert library.plan_inference(config, "RTX 4070").memory.bytes_of("kv_cache") * 2 == reader.cache.nbytes
+    assert plan.memory.neediest.bytes_of("kv_cache") == reader.cache.nbytes
+    assert library.plan_inference(config, "RTX 4070").memory.neediest.bytes_of("kv_cache") * 2 == reader.cache.nbytes
 
 
 @pytest.mark.parametrize("changes", [{}, {"q_lora_rank": None}, {"n_routed_experts": 4, "num_experts_per_tok": 3}])
@@ -151,8 +151,10 @@ def changed(plan: InferencePlan, **options: Any) -> InferencePlan:
 )  # fmt: skip
 def test_the_largest_that_fits_is_the_largest(name: str, weights: str, context: int, batch: int, gpu: str) -> None:
     plan = planned(name, gpu, weights=weights, context=context, batch=batch)
-    assert sum(part.size_bytes for part in plan.memory.components) == plan.needed_bytes
-    assert plan.memory.needed_low_bytes <= plan.needed_bytes <= plan.memory.needed_high_bytes
+    low, needed, high = plan.memory.neediest.needed_span
+    parts = sum(part.size_bytes for part in plan.memory.neediest.components)
+    assert parts + plan.memory.context.expected_bytes == plan.needed_bytes == needed
+    assert low <= needed <= high
     again = {"weights": weights, "gpu": gpu}
     if plan.longest_context:
         assert planned(name, context=plan.longest_context, batch=batch, **again).verdict == "fits"
@@ -171,7 +173,7 @@ def test_the_largest_that_fits_is_the_largest(name: str, weights: str, context: 
     more = planned(name, context=context, batch=batch + 1, **again).timing
     assert more
     assert more.step_s.expected_s >= plan.timing.step_s.expected_s
-    assert InferencePlan.from_json(json.dumps(plan.to_json(schema="foretrain.inference/1"))) == plan
+    assert InferencePlan.from_json(json.dumps(plan.to_json(schema="foretrain.plan/1"))) == plan
 
 
 @pytest.mark.parametrize(
@@ -305,7 +307,7 @@ def test_held_out_published_speeds_are_met() -> None:
 
 
 def test_words_and_models() -> None:
-    asked, left, _ = parse_inference(
+    asked, _, left, _ = parse_inference(
         ["my.toml", "--context=32k", "--n_layer=2", "--weights", "Q4-K-M", "--batch", "1_0"]
     )
     assert (asked.context, asked.weights, asked.batch, left) == (32_768, "Q4-K-M", 10, ["my.toml", "--n_layer=2"])
@@ -410,7 +412,8 @@ def test_forms_and_exit_codes() -> None:
     several = json.loads(foretrain(*words[:3], "--gpu", "3060,4090", "--json").stdout)
     assert [plan["gpu"]["name"] for plan in several["plans"]] == ["RTX 3060 12GB", "RTX 4090"]
     found = json.loads(foretrain(*words, "q4_k_m", "--json").stdout)
-    assert found["schema"] == "foretrain.inference/1"
+    assert found["schema"] == "foretrain.plan/1"
+    assert found["kind"] == "generation"
     assert found["timing"]["source"] == "estimated"
     assert found["longest_context"] * 32 * 2 * 8 * 128 * 2 < 12 * GIB
 

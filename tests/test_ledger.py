@@ -28,7 +28,7 @@ from foretrain.model.step import TrainState, build, evaluation_loss, train_step
 from foretrain.predict import memory
 from foretrain.predict.compiled.timing import Product, time_padding
 from foretrain.predict.estimate.simulated_run import CUDA_GRANULE
-from foretrain.predict.memory import StepMemory, components, estimated, predict, worst_verdict
+from foretrain.predict.memory import RunMemory, components, estimated, predict
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.timeline import Timeline
 from foretrain.training.meter import Meter, allocator_peak
@@ -40,7 +40,7 @@ CPU = torch.device("cpu")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def ledger(config: RunConfig, *, dtype: str = "float16", step: str = "foretrain", compiled: bool = False) -> StepMemory:
+def ledger(config: RunConfig, *, dtype: str = "float16", step: str = "foretrain", compiled: bool = False) -> RunMemory:
     return predict(StepSpec.of(config, GPU, step, dtype=dtype, compiled=compiled))  # type: ignore[arg-type]
 
 
@@ -282,7 +282,7 @@ def test_compiled_peaks(trace: dict) -> None:  # type: ignore[type-arg]
     assert max(map(abs, compiled_errors(trace, found))) < 0.02
 
 
-def compiled_errors(trace: dict[str, Any], found: StepMemory) -> list[float]:
+def compiled_errors(trace: dict[str, Any], found: RunMemory) -> list[float]:
     """How far tensors are from a recording, as parts of it. What Inductor takes to measure kernels and matmuls the first
     time is in those that have a first step."""
     settled = max(p.tensors_bytes for p in found.phases if p.phase in ("steady_step", "evaluate_steady"))
@@ -417,7 +417,7 @@ def test_verdicts() -> None:
 
     def verdict(available: int) -> str | None:
         memory = predict(StepSpec.of(config, GPU, "nanogpt", dtype="float16", compiled=True), available)
-        return worst_verdict(memory)
+        return memory.verdict
 
     assert verdict(steady.allocated_bytes) == "does_not_fit"
     assert verdict(steady.needed_low_bytes) == "may_not_fit"
@@ -425,7 +425,7 @@ def test_verdicts() -> None:
     assert verdict(steady.needed_high_bytes - MIB) == "tight"
     assert verdict(steady.needed_high_bytes) == "fits"
     memory = predict(StepSpec.of(config, GPU, "nanogpt", dtype="float16", compiled=True))
-    assert worst_verdict(memory) is None
+    assert memory.verdict is None
 
 
 def test_timeline() -> None:
@@ -478,7 +478,7 @@ def test_what_a_kept_estimate_goes_by_is_all_that_it_depends_on(gpu: str, compil
 def test_a_kept_estimate_of_another_card_is_not_taken(compiled: bool) -> None:
     """Cards of one generation differ in their caches and processors: which is asked first changes no answer."""
     base = RunConfig(n_layer=1, n_head=2, n_embd=64, block_size=256, vocab_size=512, batch_size=4, bias=True)
-    answers: dict[memory.Asked, memory.StepMemory] = {}
+    answers: dict[memory.Asked, memory.RunMemory] = {}
     for gpu in catalogue().values():
         if gpu.kind == "cuda":
             asked = memory.Asked(StepSpec.of(base, gpu, dtype="float16", compiled=compiled))
@@ -497,7 +497,7 @@ def test_a_search_asks_whether_it_fits_and_hears_what_the_verdict_says() -> None
         for share in (0.7, 0.9, 0.97, 1.0, 1.03, 1.1, 1.5):
             room = int(ledger.memory.needed_bytes * share)
             fits = ledger.fits(room, 12 << 30)
-            assert fits == (worst_verdict(ledger.judged(room, 12 << 30)) == "fits"), (more, share)
+            assert fits == (ledger.judged(room, 12 << 30).verdict == "fits"), (more, share)
             answers.add(fits)
     assert answers == {True, False}
 

@@ -22,7 +22,7 @@ from foretrain.model import llama
 from foretrain.model.language_model import make_model
 from foretrain.predict.abstract import step
 from foretrain.predict.estimate.simulated_run import SimulatedRun
-from foretrain.predict.memory import StepMemory, predict
+from foretrain.predict.memory import RunMemory, predict
 from foretrain.predict.plan import plan
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.ops import MicroBatchRun, micro_batch
@@ -149,7 +149,7 @@ def test_the_estimate_is_within_half_a_percent_of_the_trace(card: str, dtype: st
     assert_the_estimate_is_near_the_trace(small(**values, dtype=dtype), card)
 
 
-def formulas(memory: StepMemory) -> str:
+def formulas(memory: RunMemory) -> str:
     return " + ".join(row.formula for row in memory.phase("first_step").components)
 
 

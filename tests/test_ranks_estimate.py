@@ -15,7 +15,7 @@ from foretrain.config.sharing import STRATEGIES, Sharing, sharing_problem
 from foretrain.hardware.catalogue import find
 from foretrain.predict.allocator.replay import replay
 from foretrain.predict.estimate.ranks import dealt
-from foretrain.predict.memory import StepMemory, estimated, worst_verdict
+from foretrain.predict.memory import RunMemory, estimated
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.trace import drive, ranks
 from foretrain.predict.trace.record import Head, Trace
@@ -59,7 +59,7 @@ def traced(config: RunConfig, sharing: Sharing, rank: int = 0, *, compiled: bool
     return session.tracer.record.finish(logits=Head.of(run.config))
 
 
-def estimate(config: RunConfig, sharing: Sharing | None, *, compiled: bool = False) -> StepMemory:
+def estimate(config: RunConfig, sharing: Sharing | None, *, compiled: bool = False) -> RunMemory:
     return estimated(StepSpec.of(config, CARD, dtype="bfloat16", compiled=compiled, sharing=sharing)).memory
 
 
@@ -241,7 +241,7 @@ def test_whether_nccl_keeps_the_first_buckets_is_in_the_range():
     saved = 0
     for more in range(0, 240, 4):
         room = kept.memory.context.low_bytes + more * MIB
-        verdicts = [worst_verdict(each.judged(room)) for each in (kept, gone)]
+        verdicts = [each.judged(room).verdict for each in (kept, gone)]
         assert (verdicts[0] == "does_not_fit") == (verdicts[1] == "does_not_fit"), more
         assert verdicts[0] != "fits" or verdicts[1] == "fits"
         saved += verdicts[0] == "may_not_fit" and kept.fit.dies_in(more * MIB, kept.memory.phases[:-1]) is not None

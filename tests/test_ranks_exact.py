@@ -11,7 +11,7 @@ from foretrain.config.sharing import STRATEGIES, Sharing
 from foretrain.hardware.catalogue import find
 from foretrain.predict.allocator.replay import replay
 from foretrain.predict.memory import predict
-from foretrain.predict.ranks.record import ClusterPlan
+from foretrain.predict.ranks import ClusterPlan
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.trace import interpreter, service
 from foretrain.predict.trace.forecast import ranks_to_trace, requests_for, trace_ranks

@@ -22,7 +22,7 @@ from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import find
 from foretrain.hardware.cpu import cpu_device
 from foretrain.predict.plan import Plan, plan
-from foretrain.predict.ranks.plan import of_run
+from foretrain.predict.ranks import of_run
 from foretrain.reports import html, text
 from foretrain.reports.document import Document
 from foretrain.reports.views import compare as compare_view

@@ -15,7 +15,6 @@ from foretrain.hardware.catalogue import find
 from foretrain.predict.allocator.replay import replay
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.estimate.simulated_run import SimulatedRun
-from foretrain.predict.memory import worst_verdict
 from foretrain.predict.plan import plan
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.timeline import Timeline
@@ -104,7 +103,7 @@ def test_a_fraction_of_the_card_caps_the_run() -> None:
     halved = config.model_copy(update={"allocator_settings": "per_process_memory_fraction:0.3"})
     limited = halved.model_copy(update={"memory_limit": "23GiB"})
     card = find("RTX 4090")
-    worst = [worst_verdict(step) for each in (config, halved, limited) for step in plan(each, card).memory]
+    worst = [step.verdict for each in (config, halved, limited) for step in plan(each, card).memory]
     assert worst == ["fits", "fits", "does_not_fit", "does_not_fit", "fits", "fits"]
     advised = Planner().outcome(State(halved, card, "nanogpt", 0))
     assert advised is not None

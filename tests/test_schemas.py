@@ -49,13 +49,6 @@ def asked(name: str, *words: str, code: int = 0) -> dict[str, Any]:
 ANSWERS = {
     "foretrain.plan/1": ("plan", str(CASES / "c.py"), *CARD, "--used-by-others", "2.1GB"),
     "foretrain.plans/1": ("plan", "gpt2-124m", "--gpu", "3060,4070"),
-    "foretrain.finetune/1": ("plan", "smollm2-135m", "--method", "lora", *CARD),
-    "foretrain.finetunes/1": ("plan", "smollm2-135m", "--seq-len", "512", "--gpu", "3060,4070"),
-    "foretrain.finetune-withins/1": ("plan", "smollm2-135m", "--packing", "--gpu", "3060,4070", "--within", "3kWh"),
-    "foretrain.finetune-explanation/1": ("plan", "smollm2-135m", *CARD, "--method", "lora", "--explain"),
-    "foretrain.finetune-config/1": ("plan", "smollm2-135m", *CARD, "--method", "lora", "--show-config"),
-    "foretrain.inference/1": ("plan", "llama-3.1-8b", "--inference", "--weights", "q4_k_m", *CARD),
-    "foretrain.inferences/1": ("plan", "llama-3.1-8b", "--inference", "--weights", "q4_k_m", "--gpu", "3060,4070"),
     "foretrain.within/1": ("plan", "gpt2-124m", *CARD, "--within", "12h"),
     "foretrain.config/1": ("plan", "baby", "--show-config"),
     "foretrain.advice/1": ("advise", str(CASES / "c.py"), *CARD, "--used-by-others", "2.1GB"),
@@ -86,6 +79,29 @@ SLOW = {
 @pytest.mark.parametrize("name", ANSWERS)
 def test_answers_are_what_their_schema_says(name: str) -> None:
     asked(name, *ANSWERS[name])
+
+
+KINDS = {
+    "a fine-tuning run": ("plan", "foretrain.plan/1", "smollm2-135m", "--method", "lora", *CARD),
+    "one that does not fit": ("plan", "foretrain.plan/1", "qwen3-8b", "--method", "full", *CARD),
+    "one on cards": ("plan", "foretrain.plans/1", "smollm2-135m", "--seq-len", "512", "--gpu", "3060,4070"),
+    "a limit on cards": (
+        "plan", "foretrain.plans/1", "smollm2-135m", "--packing", "--gpu", "3060,4070", "--within", "3kWh",
+    ),
+    "one explained": ("plan", "foretrain.explanation/1", "smollm2-135m", *CARD, "--method", "lora", "--explain"),
+    "its options": ("plan", "foretrain.config/1", "smollm2-135m", *CARD, "--method", "lora", "--show-config"),
+    "several cards": ("plan", "foretrain.plan/1", "gpt2-124m", "--gpus", "2 x 3060"),
+    "text": ("plan", "foretrain.plan/1", "llama-3.1-8b", "--inference", "--weights", "q4_k_m", *CARD),
+    "text on cards": (
+        "plan", "foretrain.plans/1", "llama-3.1-8b", "--inference", "--weights", "q4_k_m", "--gpu", "3060,4070",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", KINDS)
+def test_a_schema_holds_for_every_kind_of_run(what: str) -> None:
+    command, name, *words = KINDS[what]
+    asked(name, command, *words)
 
 
 @pytest.mark.slow

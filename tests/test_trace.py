@@ -18,7 +18,7 @@ from foretrain.hardware.devices import published_context_bytes
 from foretrain.predict.allocator.blocks import Falling
 from foretrain.predict.allocator.replay import replay, smallest_limit_bytes
 from foretrain.predict.estimate.sdpa import attention_kind
-from foretrain.predict.memory import StepMemory, predict
+from foretrain.predict.memory import RunMemory, predict
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.trace import drive, self_test
 from foretrain.predict.trace.card.guard import StandInError
@@ -46,7 +46,7 @@ def traced(
     return self_test.trace(Request(StepSpec.of(config, find(gpu), step, dtype=dtype, compiled=compiled), pads).job())  # type: ignore[arg-type]
 
 
-def ledger(config: RunConfig, dtype: str, step: str, *, compiled: bool = False) -> StepMemory:
+def ledger(config: RunConfig, dtype: str, step: str, *, compiled: bool = False) -> RunMemory:
     return predict(StepSpec.of(config, GPU, step, dtype=dtype, compiled=compiled))  # type: ignore[arg-type]
 
 

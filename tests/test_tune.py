@@ -58,7 +58,6 @@ from foretrain.measure.timed_step import TimedStep, rows_of
 from foretrain.measure.trial import Death
 from foretrain.measure.tune_record import LOOKS, ForecastError, Race, TuneTrial, Tuning, estimate, with_pareto
 from foretrain.measure.tuner import Limits, Model, Outlook, Tuner
-from foretrain.predict.memory import worst_verdict
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.tuned_steps import step_of, tuned_like
 from foretrain.reports import text as text_view
@@ -201,7 +200,7 @@ def test_what_is_forecast_not_to_fit_is_left_out_and_nothing_else() -> None:
     found = list(settings(base, options(base, base, frozenset(), wanted, Machine(True, False))))
     for gib in (2, 3, 5):
         verdicts = [
-            worst_verdict(forecast_memory(s.config, find("RTX 4070"), "bfloat16", gib * 2**30)) for s in found
+            forecast_memory(s.config, find("RTX 4070"), "bfloat16", gib * 2**30).verdict for s in found
         ]  # fmt: skip
         wanted = [s for s, verdict in zip(found, verdicts, strict=True) if verdict != "does_not_fit"]
         assert fitting(found, find("RTX 4070"), "bfloat16", gib * 2**30) == wanted

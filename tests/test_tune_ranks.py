@@ -29,7 +29,7 @@ from foretrain.measure.space import (
     settings,
 )
 from foretrain.measure.trial import Death
-from foretrain.predict.ranks.plan import rank_spec
+from foretrain.predict.ranks import rank_spec
 from tests.kit.command import foretrain
 from tests.kit.tiny import tiny
 

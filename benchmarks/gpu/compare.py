@@ -32,7 +32,7 @@ from foretrain.config.checks import launched
 from foretrain.hardware.catalogue import match
 from foretrain.predict.allocator.blocks import Rising
 from foretrain.predict.allocator.replay import replay
-from foretrain.predict.memory import predict, worst_verdict
+from foretrain.predict.memory import predict
 from foretrain.predict.trace import service
 from foretrain.predict.trace.forecast import requests_for
 from foretrain.predict.trace.memory import exact
@@ -98,7 +98,7 @@ def compare(row: dict[str, Any], gpu: Any) -> dict[str, Any]:
         },
         "context_at_start_bytes": measured.get("context_at_start_bytes"),
         "under": process > max(p.needed_high_bytes for p in phases.values()),
-        "refused": worst_verdict(roomy.memory) == "does_not_fit",
+        "refused": roomy.memory.verdict == "does_not_fit",
         "context_bytes": process - measured["reserved_at_end_bytes"],
         "differences": differences(traces[0], measured["history"]),
     }

@@ -25,7 +25,7 @@ from foretrain.advice.rules.base import Change, Goal, Rule, State
 from foretrain.base.errors import UserError
 from foretrain.hardware.catalogue import Gpu, catalogue
 from foretrain.predict.plan import Plan, no_time
-from foretrain.predict.ranks.record import ClusterPlan
+from foretrain.predict.ranks import ClusterPlan
 from foretrain.predict.spec import StepName, choose_dtype
 
 SHORT, LARGE_GAIN = 3, 0.1  # changes on a plan's screen, and how much of the run's time they have to save

@@ -14,8 +14,7 @@ from foretrain.base.units import MIB
 from foretrain.config.sharing import STRATEGIES, Sharing, of_one_strategy
 from foretrain.hardware.cluster import Cluster
 from foretrain.predict.memory import estimated
-from foretrain.predict.ranks.plan import of_one_rank, speed_up
-from foretrain.predict.ranks.record import ClusterPlan
+from foretrain.predict.ranks import ClusterPlan, of_one_rank, speed_up
 from foretrain.predict.speed.ranks import BUCKET_BYTES, rank_time, sharings
 
 TOGETHER = 4  # changes at most, where none alone is enough

@@ -15,7 +15,6 @@ from foretrain.advice.rules import BY_ID, RULES
 from foretrain.advice.rules.base import State
 from foretrain.hardware.catalogue import find
 from foretrain.predict.allocator.settings import Settings
-from foretrain.predict.memory import worst_verdict
 from foretrain.predict.plan import Plan, plan
 from foretrain.predict.trace.forecast import Listener, answers_for
 from foretrain.predict.trace.memory import Exact
@@ -81,7 +80,7 @@ def state_of(advice: Advice, base: Plan) -> State:
 
 def _confirmation(found: Exact, now: Exact | None, made: Advices) -> Confirmation:
     """It holds where the replay survives with its margin; and, where memory is the goal, less is needed than now."""
-    verdict = worst_verdict(found.memory)
+    verdict = found.memory.verdict
     saved = None if now is None else now.memory.needed_bytes - found.memory.needed_bytes
     to_save = made.goal == "fit" and made.now.verdict in ("fits", None)
     holds = verdict in ("fits", None) and (saved is None or not to_save or saved > 0)

@@ -23,14 +23,23 @@ def advise(plan: FineTunePlan, goal: Goal | None = None) -> Advices:
         raise UserError("usage.no_time", text=f"--goal {wanted}", gpu=plan.gpu.name)
     if wanted == "cost" and not now.money:
         raise UserError("usage.no_price", text="--goal cost")
-    steps = list(search(plan)) if wanted == "fit" else [_faster(plan, now, wanted)]
-    fitting = tuple(each for each in steps[-1] if each.effect.verdict == "fits")
+    if wanted != "fit":
+        return advices(plan, _faster(plan, now, wanted), wanted, len(FASTER), given=goal is not None)
+    steps = list(search(plan))
+    return advices(plan, steps[-1], wanted, len(steps), given=goal is not None)
+
+
+def advices(
+    plan: FineTunePlan, found: Sequence[Advice], goal: Goal = "fit", planned: int = 0, *, given: bool = False
+) -> Advices:
+    """Return these changes as the record that any advice is. `planned`: how many were tried; `given`: the user set the
+    goal."""
+    fitting = tuple(each for each in found if each.effect.verdict == "fits")
     return Advices(
-        name=plan.name, goal=wanted, goal_given=goal is not None, step=None, gpu=plan.gpu.name,
-        used_by_others_bytes=plan.used_by_others_bytes, tokens_per_step=plan.tune.tokens_per_step, now=now,
-        advised=fitting, partial=() if fitting else steps[-1], useless=(),
-        planned=len(steps) if wanted == "fit" else len(FASTER),
-        nothing_fits=plan.verdict != "fits" and not fitting,
+        name=plan.name, goal=goal, goal_given=given, step=None, gpu=plan.gpu.name,
+        used_by_others_bytes=plan.used_by_others_bytes, tokens_per_step=plan.tune.tokens_per_step,
+        now=Effect.of(plan, plan, for_a_token=True), advised=fitting, partial=() if fitting else tuple(found),
+        useless=(), planned=planned or len(found), nothing_fits=plan.verdict != "fits" and not fitting,
     )  # fmt: skip
 
 

@@ -18,8 +18,9 @@ from foretrain.base.records import Record
 from foretrain.config.microbatches import ACCUMULATION, BATCH
 from foretrain.config.options import OPTIONS, RunConfig
 from foretrain.config.resolve import NANOGPT_DEFAULTS, WORDS
+from foretrain.config.words import typed_value
 from foretrain.hardware.catalogue import find
-from foretrain.predict.memory import REFUSED, StepMemory
+from foretrain.predict.memory import REFUSED, RunMemory
 from foretrain.predict.plan import Plan, Timing
 from foretrain.predict.spec import StepName
 from foretrain.predict.speed.limit import Bottleneck, bottleneck
@@ -39,7 +40,7 @@ class Changed(Record):
     """What planning the changed run says: its config, memory and time."""
 
     config: RunConfig
-    memory: StepMemory
+    memory: RunMemory
     timing: Timing | None
     available_bytes: int | None
 
@@ -102,7 +103,7 @@ def changed_command(plan: Plan, advice: Advice, asked: Asked) -> tuple[str, ...]
     changes = to_set(advice.settings)
     said = str if advice.step == "nanogpt" else typed_value
     flags = tuple(f"--{setting.option}={said(setting.after)}" for setting in changes)
-    kept = without(_words(asked, plan, advice.trainer), [setting.option for setting in changes])
+    kept = WORDS.without(_words(asked, plan, advice.trainer), [setting.option for setting in changes])
     return (*START[advice.trainer], *kept, *flags)
 
 
@@ -113,7 +114,7 @@ def within_command(plan: Plan, then: Plan, changed: Sequence[str], asked: Asked)
         return _advise_command(asked)
     if plan.step == "foretrain" or asked.wrote:
         return ()
-    kept = without(_words(asked, plan, plan.step), changed)
+    kept = WORDS.without(_words(asked, plan, plan.step), changed)
     return (*START[plan.step], *kept, *(f"--{name}={getattr(then.config, name)}" for name in changed))
 
 
@@ -154,13 +155,3 @@ def _nanogpt_words(words: Sequence[str], config: RunConfig) -> tuple[str, ...]:
         keys |= {BATCH, ACCUMULATION}
     taken = [key for key in RunConfig.model_fields if key in keys and OPTIONS[key].nanogpt == "has"]
     return (*files, *(f"--{key}={value}" for key in taken if (value := getattr(config, key)) != "auto"))
-
-
-def without(words: Sequence[str], knobs: Sequence[str]) -> tuple[str, ...]:
-    """The words of a config without those that set one of these knobs."""
-    return tuple(each for word in WORDS.split(words) if word.key not in knobs for each in word.typed)
-
-
-def typed_value(value: object) -> str:
-    """A value as the command line takes it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -11,7 +11,7 @@ from foretrain.base.records import Record
 from foretrain.config.microbatches import divisors, sequences_of, with_micro_batch
 from foretrain.config.options import RunConfig
 from foretrain.measure.tune_record import Tuning
-from foretrain.predict.memory import Verdict, predict, worst_verdict
+from foretrain.predict.memory import Verdict, predict
 from foretrain.predict.plan import Plan
 from foretrain.predict.spec import StepName
 from foretrain.predict.speed.time import step_time
@@ -111,7 +111,7 @@ def _point(plan: Plan, step: StepName, way: Way, config: RunConfig, given: RunCo
     memory = predict(spec, plan.available_bytes)
     return FrontierPoint(
         way=way, batch_size=config.batch_size, setting="", tokens_per_s=config.tokens_per_step / time_s.expected_s,
-        needed_bytes=memory.needed_bytes, verdict=worst_verdict(memory),
+        needed_bytes=memory.needed_bytes, verdict=memory.verdict,
         given=way == "as_is" and config.batch_size == given.batch_size,
     )  # fmt: skip
 

@@ -12,7 +12,7 @@ from foretrain.base.records import Record
 from foretrain.config.microbatches import divisors, sequences_of, with_micro_batch
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Dtype, Gpu
-from foretrain.predict.memory import Verdict, predict, worst_verdict
+from foretrain.predict.memory import Verdict, predict
 from foretrain.predict.plan import Note
 from foretrain.predict.spec import StepName, StepSpec
 from foretrain.predict.speed.time import step_time
@@ -65,7 +65,7 @@ def choose(
 
     def need(batch: int) -> tuple[int, Verdict | None]:
         memory = predict(StepSpec.of(with_micro_batch(config, batch), gpu, step, dtype=dtype), available_bytes)
-        return memory.needed_bytes, worst_verdict(memory)
+        return memory.needed_bytes, memory.verdict
 
     if available_bytes is None:
         return choice(config.batch_size, "auto_unknown")

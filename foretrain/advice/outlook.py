@@ -8,7 +8,7 @@ from foretrain.base.errors import UserError
 from foretrain.base.records import Record
 from foretrain.hardware.catalogue import Gpu, catalogue
 from foretrain.measure.tune_record import Tuning
-from foretrain.predict.memory import Verdict, predict, worst_verdict
+from foretrain.predict.memory import Verdict, predict
 from foretrain.predict.plan import Plan, available, timing
 from foretrain.predict.spec import StepName, StepSpec
 from foretrain.predict.speed.limit import Roofline, roofline
@@ -74,7 +74,7 @@ def _option(plan: Plan, gpu: Gpu, step: StepName) -> CardOption | None:
     memory = predict(spec, room)
     return CardOption(
         name=gpu.name, own=own, usual=gpu.name in USUAL, memory_bytes=gpu.memory_bytes, dtype=spec.dtype,
-        needed_bytes=memory.needed_bytes, verdict=worst_verdict(memory),
+        needed_bytes=memory.needed_bytes, verdict=memory.verdict,
         total_s=took.length_s, energy_j=took.energy_expected_j, cost=took.cost_expected,
     )  # fmt: skip
 

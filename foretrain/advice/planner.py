@@ -13,10 +13,9 @@ from foretrain.base.errors import UserError
 from foretrain.config.checks import check
 from foretrain.config.options import RunConfig
 from foretrain.config.sharing import HELD, STRATEGIES, Sharing, config_of_rank, sharing_problem
-from foretrain.predict.memory import MARGIN_BYTES, Asked, Ledger, StepMemory, Verdict, estimated, worst_verdict
+from foretrain.predict.memory import MARGIN_BYTES, Asked, Ledger, RunMemory, Verdict, estimated
 from foretrain.predict.plan import Timing, available, timing
-from foretrain.predict.ranks.plan import ALIKE, LEAST_GAIN, choose, rank_plan, rank_timing
-from foretrain.predict.ranks.record import RankPlan
+from foretrain.predict.ranks import ALIKE, LEAST_GAIN, RankPlan, choose, rank_plan, rank_timing
 from foretrain.predict.spec import TOLD_APART, StepSpec
 from foretrain.predict.speed.ranks import sharings
 
@@ -26,7 +25,7 @@ class Outcome:
     """What a run takes in one state. `rank`: how several cards share the step; their memory is that of one."""
 
     state: State
-    found: Callable[[], Ledger] | StepMemory  # an estimate is made, and judged, when it is first asked for
+    found: Callable[[], Ledger] | RunMemory  # an estimate is made, and judged, when it is first asked for
     available_bytes: int | None
     rank: RankPlan | None = None
 
@@ -42,17 +41,17 @@ class Outcome:
 
     @cached_property
     def _ledger(self) -> Ledger | None:
-        return None if isinstance(self.found, StepMemory) else self.found()
+        return None if isinstance(self.found, RunMemory) else self.found()
 
     @cached_property
-    def memory(self) -> StepMemory:
-        if isinstance(self.found, StepMemory):
+    def memory(self) -> RunMemory:
+        if isinstance(self.found, RunMemory):
             return self.found
         return self.ledger.judged(self.available_bytes, self.state.gpu.memory_bytes)
 
     @cached_property
     def verdict(self) -> Verdict | None:
-        return worst_verdict(self.memory)
+        return self.memory.verdict
 
     @cached_property
     def fits(self) -> bool:

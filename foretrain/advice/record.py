@@ -13,8 +13,8 @@ from foretrain.base.records import Record
 from foretrain.config.sharing import StrategyName, way_id
 from foretrain.hardware.cluster import Cluster
 from foretrain.predict.finetune.plan import FineTunePlan
-from foretrain.predict.memory import Phased, Verdict
-from foretrain.predict.ranks.record import Factor, RankPlan
+from foretrain.predict.memory import RunMemory, Verdict
+from foretrain.predict.ranks import Factor, RankPlan
 from foretrain.predict.spec import StepName
 
 SCHEMA = "foretrain.advice/1"
@@ -37,7 +37,7 @@ class PhaseEffect(Record):
     saved_bytes: int
 
 
-def phase_effects(now: Phased, then: Phased) -> tuple[PhaseEffect, ...]:
+def phase_effects(now: RunMemory, then: RunMemory) -> tuple[PhaseEffect, ...]:
     """What each phase needs then, beside what it needs now."""
     before = {phase.phase: phase.needed_expected_bytes for phase in now.phases}
     return tuple(

@@ -15,7 +15,7 @@ from foretrain.base.records import Note, Record
 from foretrain.config.options import StrategyName
 from foretrain.config.shape import ModelShape
 from foretrain.predict.plan import Plan, plan
-from foretrain.predict.ranks.plan import of_run as with_ranks
+from foretrain.predict.ranks import of_run as with_ranks
 from foretrain.runs.folder import RunDirectory
 from foretrain.runs.record import MachineLoad, RankFigures, TrainedRun
 from foretrain.training.place import LEAST_S, slow

@@ -362,9 +362,6 @@ def _remedies(record: TrainedRun, failures: tuple[OutOfMemory, ...]) -> tuple[Re
     )  # fmt: skip
 
 
-TRAINER_SCHEMA = "foretrain.explain-trainer/1"
-
-
 # -- a Trainer's run ---------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,6 @@ from foretrain.predict.allocator.settings import Settings, of_run
 from foretrain.predict.forecast import Forecast, Probe, forecast
 from foretrain.predict.largest import Largest
 from foretrain.predict.largest import largest as search
-from foretrain.predict.memory import worst_verdict
 from foretrain.predict.plan import Plan
 from foretrain.predict.pretraining import of_plan
 from foretrain.predict.snapshot import Label, snapshot_of, write
@@ -96,7 +95,7 @@ def probe_of(made: Forecast, option: str, value: int, settings: Settings, listen
     assert isinstance(changed, Plan)
     (found,) = answers_for(changed, [changed.step], settings, listen)
     return Probe(
-        value=value, verdict=worst_verdict(found.memory), needed_expected_bytes=found.memory.needed_bytes,
+        value=value, verdict=found.memory.verdict, needed_expected_bytes=found.memory.needed_bytes,
         smallest_limit_bytes=found.smallest_limit_bytes,
     )  # fmt: skip
 

@@ -16,7 +16,6 @@ from foretrain.analysis.log_analysis import SCHEMA as LOG_SCHEMA
 from foretrain.analysis.log_analysis import LogAnalysis, analyse, config_of, of_tracked, of_watched
 from foretrain.analysis.run import SCHEMA as RUN_SCHEMA
 from foretrain.analysis.run import (
-    TRAINER_SCHEMA,
     OutOfMemory,
     RunExplanation,
     TrainerRunExplanation,
@@ -81,7 +80,7 @@ class LogExplanation(Record):
 Explanation = RunExplanation | SnapshotAnalysis | LogExplanation | TrainerRunExplanation
 SCHEMAS = {
     RunExplanation: RUN_SCHEMA, SnapshotAnalysis: SNAPSHOT_SCHEMA, LogExplanation: LOG_SCHEMA,
-    TrainerRunExplanation: TRAINER_SCHEMA,
+    TrainerRunExplanation: RUN_SCHEMA,
 }  # fmt: skip
 
 

@@ -21,8 +21,8 @@ from foretrain.app.trainer_forecast import new_record, run_directory
 from foretrain.base import oom_message
 from foretrain.base.errors import UserError
 from foretrain.model.allocated import storage_bytes
-from foretrain.predict.finetune.plan import SCHEMA as PLAN_SCHEMA
 from foretrain.predict.finetune.plan import FineTunePlan
+from foretrain.predict.plan import SCHEMA as PLAN_SCHEMA
 from foretrain.runs.folder import Phase, RunDirectory, now
 from foretrain.runs.record import PLAN, TrainerRun, source_of
 from foretrain.training.attempts import is_out_of_memory

@@ -1,28 +1,20 @@
 """`foretrain plan CONFIG --gpus "2 x RTX 4090"`: parse, plan, print."""
 
-from importlib.metadata import version
-
 import click
-from click.exceptions import Exit
 
 from foretrain.advice.asked import Asked
 from foretrain.app.limits import Limits, check_limits
 from foretrain.app.ranks.job_files import JOB_KINDS, write_job
 from foretrain.app.ranks.plan import Cards, answer, traced_cluster, within_cluster
 from foretrain.base.errors import UserError
-from foretrain.base.messages import say
-from foretrain.cli.common import need_one_of, print_error, print_json, print_notes
+from foretrain.cli.common import need_one_of, print_notes
+from foretrain.cli.planning import printing as plan_print
 from foretrain.cli.planning.exact import print_largest, progress
 from foretrain.cli.planning.limits import tell_written, write_steps
-from foretrain.cli.planning.printing import WITHIN_SCHEMA, Form, document, line, screen
 from foretrain.cli.show_config import show_config_of
 from foretrain.config.resolve import resolve
 from foretrain.predict.largest import largest
-from foretrain.predict.memory import FAILING
 from foretrain.predict.pretraining import of_cluster
-from foretrain.predict.ranks.record import SCHEMA, ClusterPlan
-from foretrain.reports.views.cluster import screen as screen_view
-from foretrain.reports.views.cluster import whole as whole_view
 
 CARDS = ("gpus", "link", "network")  # options that name them
 # Those that such a plan cannot have.
@@ -51,17 +43,20 @@ def answer_command(context: click.Context, words: list[str]) -> None:
     if traces:
         with progress(given["quiet"]) as listen:
             plan = traced_cluster(plan, listen, given["python"])
-    form = Form(given["full"], given["oneline"], given["as_json"], asked_of(context, words))
+    form = plan_print.Form(given["full"], given["oneline"], given["as_json"], asked_of(context, words))
     if given["largest"]:
         print_largest(plan.one_card, largest(of_cluster(plan), given["largest"]), as_json=given["as_json"])
     elif limits.asks:
-        _within(plan, limits, form)
+        found = within_cluster(plan, limits)
+        if limits.write is not None:
+            write_steps(plan.one_card, found, limits.write, form.asked)
+        plan_print.within(plan, found, form)
     else:
-        _print(plan, form)
+        plan_print.plans([plan], form)
     if given["write_job"]:
         tell_written(write_job(given["write_job"], plan, words), quiet=given["quiet"])
     if given["check"]:
-        _check(plan)
+        plan_print.check([plan])
 
 
 def cards_of(context: click.Context) -> Cards:
@@ -92,47 +87,3 @@ def asked_of(context: click.Context, words: list[str], command: str = "plan") ->
         command=command, words=tuple(words), gpu=given["gpu"], cards=cards, others=given["others"],
         quiet=given["quiet"], price=given["price"] or "",
     )  # fmt: skip
-
-
-def _print(plan: ClusterPlan, form: Form) -> None:
-    form.check(elsewhere="")
-    if form.as_json:
-        print_json(plan.to_json(schema=SCHEMA))
-    elif form.oneline:
-        line(screen_view.line(plan, version("foretrain")))
-    elif form.full:
-        document(whole_view.document(plan))
-    else:
-        screen(screen_view.screen(plan, form.asked))
-
-
-def _within(plan: ClusterPlan, limits: Limits, form: Form) -> None:
-    """Print the steps that fit in a limit."""
-    form.check(elsewhere="")
-    found = within_cluster(plan, limits)
-    then = found.plan
-    assert isinstance(then, ClusterPlan)
-    if limits.write is not None:
-        write_steps(plan.one_card, found, limits.write, form.asked)
-    if form.as_json:
-        print_json(found.to_json(schema=WITHIN_SCHEMA))
-    elif form.oneline:
-        line(screen_view.line(then, version("foretrain")))
-    elif form.full:
-        document(whole_view.document(then, found))
-    else:
-        screen(screen_view.screen(then, form.asked, found))
-
-
-def _check(plan: ClusterPlan) -> None:
-    """Exit with 3 where the strategy that is meant, or every one, does not fit."""
-    if plan.verdict not in FAILING:
-        return
-    rank = plan.best or plan.least
-    error = UserError(
-        "check.failed_cluster", name=plan.name, cluster=plan.cluster.text, strategy=rank.strategy,
-        needed=rank.memory.needed_bytes, room=plan.one_card.available_bytes or 0,
-        verdict=say(f"word.{plan.verdict}"),
-    )  # fmt: skip
-    print_error(error, as_json=False)
-    raise Exit(int(error.exit_code))

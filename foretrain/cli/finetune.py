@@ -2,43 +2,40 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any
 
 import click
-from click.exceptions import Exit
 
 from foretrain.advice.asked import Asked
-from foretrain.advice.cards import FineTuneCards
-from foretrain.advice.record import Advice
 from foretrain.app.exact import settings_of
-from foretrain.app.finetune import searched, traced
+from foretrain.app.finetune import traced
 from foretrain.app.finetuning import explain
 from foretrain.app.finetuning import limits as limits_of
 from foretrain.app.finetuning.question import FineTuneQuestion, question
 from foretrain.app.limits import Limits
 from foretrain.base.errors import UserError
 from foretrain.base.messages import say
-from foretrain.cli.common import ERR, OUT, print_error, print_json, print_said, working
-from foretrain.cli.planning.exact import LARGEST_SCHEMA, Depth, check_depth, check_readings, progress, size_of
-from foretrain.cli.planning.printing import WITHIN_SCHEMA, Form, document, line, screen
+from foretrain.cli.common import ERR, OUT, print_json, print_said, working
+from foretrain.cli.planning import printing as plan_print
+from foretrain.cli.planning.exact import (
+    EXPLAIN_SCHEMA,
+    LARGEST_SCHEMA,
+    Depth,
+    check_depth,
+    check_readings,
+    progress,
+    size_of,
+)
 from foretrain.cli.show_config import show_finetune
 from foretrain.config.finetune.asked import how_chosen, is_asked
-from foretrain.predict.finetune.plan import SCHEMA, FineTunePlan, replanned
+from foretrain.predict.finetune.plan import FineTunePlan, replanned
 from foretrain.predict.finetuning import of_plan
 from foretrain.predict.largest import Largest, largest
-from foretrain.predict.memory import FAILING
 from foretrain.predict.trace import interpreter
-from foretrain.predict.within import Within
 from foretrain.reports import text
 from foretrain.reports.views.finetune import limits as limits_view
-from foretrain.reports.views.finetune import screen as screen_view
 from foretrain.reports.views.finetune import whole as whole_view
-from foretrain.reports.views.shared import check_error
 
-EXPLANATION_SCHEMA = "foretrain.finetune-explanation/1"
-PLANS_SCHEMA = "foretrain.finetunes/1"
-WITHINS_SCHEMA = "foretrain.finetune-withins/1"
 LIMITS = ("co2", "within", "tokens", "data_tokens")  # options of `plan` that a plan of a changed run has as well
 TRACES = ("alloc_conf", "python")  # and those of its trace
 
@@ -85,7 +82,7 @@ class Options:
     python: str
     limits: Limits
     depth: Depth
-    form: Form
+    form: plan_print.Form
 
     @classmethod
     def of(cls, given: Mapping[str, Any], words: list[str]) -> "Options":
@@ -94,7 +91,7 @@ class Options:
         exact = given["exact"] or bool(given["python"])
         depth = Depth(exact, **{name: given[name] for name in Depth.__dataclass_fields__ if name != "exact"})
         asked = asked_with(given, words)
-        form = Form(given["full"], given["oneline"], given["as_json"], asked)
+        form = plan_print.Form(given["full"], given["oneline"], given["as_json"], asked)
         return cls(given["step_time"], given["largest"], given["python"], limits, depth, form)
 
     def checked(self, plans: list[FineTunePlan]) -> None:
@@ -141,72 +138,17 @@ def explain_command(plan: FineTunePlan, found: FineTuneQuestion, depth: Depth, p
             observed_bytes=size_of(depth.observed, "--observed"), process_bytes=size_of(depth.process, "--process"),
         )  # fmt: skip
     if as_json:
-        print_json(explanation.to_json(schema=EXPLANATION_SCHEMA))
+        print_json(explanation.to_json(schema=EXPLAIN_SCHEMA))
     else:
         text.render(whole_view.explain_document(plan, explanation), OUT)
 
 
-def print_one(plan: FineTunePlan, form: Form) -> None:
-    """One plan."""
-    if form.oneline:
-        line(screen_view.line(plan, version("foretrain")))
-        return
-    changes = _changes(plan)
-    if form.as_json:
-        print_json({**plan.to_json(schema=SCHEMA), "changes": [change.model_dump(mode="json") for change in changes]})
-    elif form.full:
-        document(whole_view.document(plan, changes))
-    else:
-        screen(screen_view.screen(plan, changes, form.asked))
-
-
-def _changes(plan: FineTunePlan) -> tuple[Advice, ...]:
-    """What to change. The verdict stands on stderr while it is looked for."""
-    verdict, found = screen_view.verdict_of(plan).message.text(), list[tuple[Advice, ...]]([()])
-    with working(verdict) as tell:
-        for each in searched(plan):
-            found.append(each)
-            tell(f"{verdict} {say('working.searching')} ({len(found) - 1})")
-    return found[-1]
-
-
-def print_cards(plans: list[FineTunePlan], found: FineTuneCards, form: Form) -> None:
-    """Several cards: what each takes, and the best of them."""
-    if form.as_json:
-        if found.of == "limit":
-            print_json(found.to_json(schema=WITHINS_SCHEMA))
-            return
-        objects = [plan.to_json(schema=SCHEMA) for plan in plans]
-        print_json({"schema": PLANS_SCHEMA, "plans": objects, **found.to_json()})
-    elif form.oneline:
-        for plan in plans:
-            line(screen_view.line(plan, version("foretrain")))
-    elif form.full:
-        document(limits_view.cards_document(plans, found))
-    else:
-        screen(limits_view.cards_screen(plans, found, form.asked))
-
-
-def print_within(found: Within, form: Form, searched: Largest | None = None) -> None:
-    """What fits in a limit; `searched`: with the largest value of an option, which --largest has found."""
-    if form.as_json:
-        extra: dict[str, Any] = {"largest": searched.to_json() if searched else None}
-        print_json({**found.to_json(schema=WITHIN_SCHEMA), **extra})
-    elif form.oneline:
-        assert isinstance(found.plan, FineTunePlan)
-        line(screen_view.line(found.plan, version("foretrain"), found.steps))
-    elif form.full:
-        document(limits_view.document(found, searched))
-    else:
-        screen(limits_view.screen(found, form.asked, searched))
-
-
-def print_largest(plan: FineTunePlan, found: Largest, form: Form) -> None:
+def print_largest(plan: FineTunePlan, found: Largest, form: plan_print.Form) -> None:
     """The largest value of an option that fits."""
     if form.as_json:
         print_json(found.to_json(schema=LARGEST_SCHEMA))
     else:
-        line(limits_view.largest(plan, found))
+        plan_print.line(limits_view.largest(plan, found))
 
 
 # Options of `plan` that a fine-tuning plan cannot have, each with a sentence that says what to take instead.
@@ -237,7 +179,7 @@ def _answer(context: click.Context, words: list[str]) -> None:
     options.checked(plans)
     plans = _answered(plans, found, options)
     if given["check"]:
-        _check(plans)
+        plan_print.check(plans)
 
 
 def _answered(plans: list[FineTunePlan], found: FineTuneQuestion, options: Options) -> list[FineTunePlan]:
@@ -252,28 +194,8 @@ def _answered(plans: list[FineTunePlan], found: FineTuneQuestion, options: Optio
     plans = deepened(plans, found, depth, options.python)
     if depth.explain:
         explain_command(plans[0], found, depth, options.python, as_json=form.as_json)
-    elif len(plans) > 1:
-        print_cards(plans, limits_of.cards(plans, limits), form)
-    elif limits.asks:
-        print_within(limits_of.within(plans[0], limits), form, searched)
+    elif limits.asks and len(plans) == 1:
+        plan_print.within(plans[0], limits_of.within(plans[0], limits), form, searched)
     else:
-        print_one(plans[0], form)
+        plan_print.plans(plans, form, limits_of.cards(plans, limits) if len(plans) > 1 else None)
     return plans
-
-
-def _check(plans: list[FineTunePlan]) -> None:
-    """Exit with 3 where one does not fit, with 2 where nobody can say."""
-    for plan in plans:
-        if plan.verdict in FAILING:
-            _fail(check_error("check.failed_finetune", plan, plan.memory, plan.gpu, plan.available_bytes or 0))
-    for plan in plans:
-        if plan.verdict is None:
-            phase = plan.memory.neediest
-            needed = phase.needed_low_bytes if plan.bound == "at_least" else phase.needed_high_bytes
-            room, id = plan.available_bytes or 0, f"usage.no_verdict.{plan.bound}"
-            _fail(UserError(id, name=plan.name, gpu=plan.gpu.name, needed=needed, room=room, keys=plan.bounded_by))
-
-
-def _fail(error: UserError) -> None:
-    print_error(error, as_json=False)
-    raise Exit(int(error.exit_code))

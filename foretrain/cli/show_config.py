@@ -40,7 +40,7 @@ def show_finetune(asked: "FineTuneQuestion", as_json: bool) -> None:
     values = asked.tune.model_dump(mode="json")
     sources = {name: asked.origins.get(name, "default") for name in values}
     if as_json:
-        print_json({"schema": "foretrain.finetune-config/1", "config": values, "sources": sources})
+        print_json({"schema": "foretrain.config/1", "config": values, "sources": sources})
         return
     rows = tuple((name, str(value), sources[name]) for name, value in values.items())
     columns = tuple(Message(f"column.{name}") for name in ("key", "value", "source"))

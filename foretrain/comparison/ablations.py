@@ -15,7 +15,7 @@ from foretrain.comparison.subject import Subject
 from foretrain.config.checks import check
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Gpu, find
-from foretrain.predict.memory import Verdict, predict, worst_verdict
+from foretrain.predict.memory import Verdict, predict
 from foretrain.predict.plan import available, timing
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.time import step_time
@@ -117,7 +117,7 @@ def _priced(base: Subject, changed: RunConfig, gpu: Gpu, steps: int, common: dic
     return Ablation(
         **common, steps=steps, time_s=timed.length_s.expected_s if timed else None,
         energy_j=timed.energy_expected_j if timed else None, cost=money[1] if money else None,
-        currency=changed.currency, verdict=worst_verdict(memory), scaled=factor is not None,
+        currency=changed.currency, verdict=memory.verdict, scaled=factor is not None,
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from foretrain.comparison.compare import Comparison
 from foretrain.comparison.subject import Curve, Subject
 from foretrain.config.options import RunConfig
 from foretrain.predict.energy import power
-from foretrain.predict.memory import Verdict, predict, worst_verdict
+from foretrain.predict.memory import Verdict, predict
 from foretrain.predict.plan import available
 from foretrain.predict.spec import StepSpec
 from foretrain.runs.folder import RunDirectory
@@ -207,4 +207,4 @@ def _verdict(subject: Subject) -> Verdict | None:
     if config is None or gpu is None:
         return None
     room, _ = available(config, gpu, subject.used_by_others_bytes)
-    return worst_verdict(predict(StepSpec.of(config, gpu, subject.step), room))
+    return predict(StepSpec.of(config, gpu, subject.step), room).verdict

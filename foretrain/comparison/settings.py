@@ -29,6 +29,21 @@ _OTHERS: dict[str, tuple[Group, tuple[Effect, ...]]] = {
     "batch_size x accumulation": ("execution", COST), "gpu": ("execution", COST), "program": ("execution", COST),
     "ranks": ("execution", COST), "dataset contents": ("data", LEARNING),
 }  # fmt: skip
+# Options that only fine-tuning or generating text has.
+_BY_KIND: dict[tuple[Group, tuple[Effect, ...]], tuple[str, ...]] = {
+    ("model", EVERYTHING): (
+        "model", "training", "method", "lora_r", "lora_targets", "lora_saved", "lora_dropout", "load_in_8bit",
+        "double_quant", "weights",
+    ),
+    ("data", EVERYTHING): ("seq_len", "packing", "padded"), ("data", COST): ("context", "prompt"),
+    ("optimizer", EVERYTHING): ("optim",), ("optimizer", LEARNING): ("max_grad_norm",),
+    ("execution", EVERYTHING): ("amp", "kv"),
+    ("execution", COST): (
+        "gradient_checkpointing", "reentrant", "attn", "liger", "cut_cross_entropy", "unsloth", "offload_checkpoints",
+        "loop", "evaluate", "eval_batch_size", "eval_accumulation_steps", "keeps_logits", "batch", "engine",
+    ),
+}  # fmt: skip
+_OTHERS |= {name: kind for kind, names in _BY_KIND.items() for name in names}
 BATCH, RATE, CONTENTS, RANKS = "batch_size x accumulation", "learning_rate", "dataset contents", "ranks"
 
 
@@ -89,6 +104,12 @@ def of_config(config: RunConfig, gpu: Gpu | None, step: StepName) -> dict[str, A
     known["eval_iters"] = None
     known["program"] = step
     return {name: value for name, value in (known | of_gpu(gpu)).items() if value is not None}
+
+
+def of_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of fine-tuning under the names that pretraining has for the same; none of adapters without any."""
+    found = {"gradient_accumulation_steps" if name == "grad_accum" else name: each for name, each in options.items()}
+    return {name: each for name, each in found.items() if found.get("method") != "full" or not name.startswith("lora_")}
 
 
 def of_gpu(gpu: Gpu | None) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 One parser for all kinds of run, and one rule: of an option that is typed twice the last value counts, with a note.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from foretrain.config.option import Option
@@ -47,6 +47,10 @@ class Vocabulary:
             found.append(self._word(words[at], words[at + 1] if at + 1 < len(words) else "--"))
             at += len(found[-1].typed)
         return found
+
+    def without(self, words: Sequence[str], keys: Collection[str]) -> tuple[str, ...]:
+        """Return the words but for those that set one of these options."""
+        return tuple(each for word in self.split(words) if word.key not in keys for each in word.typed)
 
     def _word(self, word: str, following: str) -> Word:
         if not word.startswith("--") or word == "--":
@@ -102,6 +106,10 @@ class Typed:
         self.values[key], self.sources[key] = value, source
 
 
+def typed_value(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def as_word(name: str, value: object) -> str:
     """Return an option with its value as one word."""
-    return f"--{name}={str(value).lower() if isinstance(value, bool) else value}"
+    return f"--{name}={typed_value(value)}"

@@ -17,9 +17,8 @@ from foretrain.config.options import RunConfig, named
 from foretrain.config.sharing import STRATEGIES, Sharing, sharing_problem
 from foretrain.hardware.catalogue import Dtype, Gpu
 from foretrain.hardware.cluster import Cluster, cluster
-from foretrain.predict.memory import REFUSED, StepMemory, predict, worst_verdict
-from foretrain.predict.ranks.plan import rank_memory
-from foretrain.predict.ranks.record import NcclMemory
+from foretrain.predict.memory import REFUSED, RunMemory, predict
+from foretrain.predict.ranks import NcclMemory, rank_memory
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.ranks import rank_time
 from foretrain.predict.speed.time import step_time
@@ -215,7 +214,7 @@ def forecast_s(config: RunConfig, gpu: Gpu, dtype: Dtype, world: int = 1) -> flo
     return found.expected_s * share
 
 
-def forecast_memory(config: RunConfig, gpu: Gpu, dtype: Dtype, room_bytes: int | None, world: int = 1) -> StepMemory:
+def forecast_memory(config: RunConfig, gpu: Gpu, dtype: Dtype, room_bytes: int | None, world: int = 1) -> RunMemory:
     """The ledger of a setting, of one process."""
     spec = spec_of(config, gpu, dtype, world)
     if spec.sharing is not None and gpu.kind == "cuda":
@@ -236,7 +235,7 @@ def fitting(found: Sequence[Setting], gpu: Gpu, dtype: Dtype, room_bytes: int | 
         while low < high:
             middle = high if low == 0 and high == len(batches) else (low + high + 1) // 2
             config = next(s.config for s in members if s.levels[0] == batches[middle - 1])
-            if worst_verdict(forecast_memory(config, gpu, dtype, room_bytes, world)) in REFUSED:
+            if forecast_memory(config, gpu, dtype, room_bytes, world).verdict in REFUSED:
                 high = middle - 1
             else:
                 low = middle

@@ -37,7 +37,7 @@ from foretrain.measure.tune_record import (
     looking_around_s,
     start_s,
 )
-from foretrain.predict.memory import StepMemory
+from foretrain.predict.memory import RunMemory
 
 # What the settings not tried yet probably take: the forecast, corrected by those that were tried.
 #
@@ -182,7 +182,7 @@ class Outlook:
         """Seconds of a step; None where nobody knows."""
         return forecast_s(config, self.gpu, self.dtype, self.world)
 
-    def memory(self, config: RunConfig) -> StepMemory:
+    def memory(self, config: RunConfig) -> RunMemory:
         return forecast_memory(config, self.gpu, self.dtype, self.room_bytes, self.world)
 
 

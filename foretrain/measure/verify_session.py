@@ -31,7 +31,7 @@ from foretrain.measure.verify_record import (
     read,
 )
 from foretrain.predict.allocator.replay import replay
-from foretrain.predict.memory import StepMemory, estimated
+from foretrain.predict.memory import RunMemory, estimated
 from foretrain.predict.plan import timing
 from foretrain.predict.trace import service
 from foretrain.predict.trace.forecast import requests_for
@@ -207,7 +207,7 @@ def predict(case: Case, gpu: Gpu) -> tuple[Predicted, Peaks]:
     ), peaks  # fmt: skip
 
 
-def _process(ledger: StepMemory, context: Context, reserved: int | None) -> tuple[int, int, int]:
+def _process(ledger: RunMemory, context: Context, reserved: int | None) -> tuple[int, int, int]:
     """(expected, low, high) bytes of the process: what is reserved and the context, or as the estimate has it."""
     if reserved is not None:
         return tuple(reserved + size for size in (context.expected_bytes, context.low_bytes, context.high_bytes))  # type: ignore[return-value]
@@ -227,7 +227,7 @@ def _traced(case: Case, gpu: Gpu) -> Peaks | None:
     return {phase.phase: (phase.allocated_bytes, phase.reserved_bytes) for phase in worst.phases}
 
 
-def _estimated(ledger: StepMemory) -> Peaks:
+def _estimated(ledger: RunMemory) -> Peaks:
     """Without the phase of resuming, which no case does."""
     return {p.phase: (p.allocated_bytes, p.reserved_bytes) for p in ledger.phases if p.phase != "resume"}
 

@@ -17,7 +17,7 @@ from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.inference.plan import InferencePlan
 from foretrain.predict.memory import Verdict
 from foretrain.predict.plan import Plan, Reading, Timing
-from foretrain.predict.ranks.record import ClusterPlan
+from foretrain.predict.ranks import ClusterPlan
 
 
 @dataclass(frozen=True)
@@ -111,13 +111,24 @@ class Run(Protocol):
         ...
 
 
+AnyPlan = Plan | ClusterPlan | FineTunePlan | InferencePlan
+
+
+def kind_of(data: Mapping[str, Any]) -> type[AnyPlan]:
+    """Return the class of the record that this JSON is of."""
+    if "one_card" in data:
+        return ClusterPlan
+    kinds: dict[str, type[AnyPlan]] = {"fine-tuning": FineTunePlan, "generation": InferencePlan}
+    return kinds.get(data.get("kind", ""), Plan)
+
+
 @dataclass(frozen=True)
 class Forecast:
     """What a run takes. `plan` is the record of its kind, which views print."""
 
     run: Run
     where: Placement
-    plan: Plan | ClusterPlan | FineTunePlan | InferencePlan
+    plan: AnyPlan
 
     @property
     def peak_bytes(self) -> int:

@@ -12,7 +12,6 @@ from foretrain.config.inference.options import MOST_BATCH, MOST_CONTEXT, Inferen
 from foretrain.predict.energy import Prices
 from foretrain.predict.forecast import Forecast, Placement, Probe, Range
 from foretrain.predict.inference.plan import InferencePlan, Search, plan
-from foretrain.predict.inference.speed import verdict_of
 from foretrain.predict.plan import Reading
 from foretrain.predict.timing import PRICES
 
@@ -70,8 +69,7 @@ class Generation:
         assert isinstance(made, InferencePlan)
         search = Search(made.facts, made.asked, self.asked.prompt, made.gpu, made.available_bytes)
         memory = search.memory({option: value})
-        verdict = verdict_of(memory, made.available_bytes)
-        return Probe(value=value, verdict=verdict, needed_expected_bytes=memory.needed_expected_bytes)
+        return Probe(value=value, verdict=memory.verdict, needed_expected_bytes=memory.needed_bytes)
 
 
 def _no_steps(text: str) -> UserError:

@@ -88,7 +88,11 @@ class PhaseMemory(Record):
     @property
     def tensors_bytes(self) -> int:
         """The tensors themselves, without what the allocator's blocks are larger by."""
-        return self.allocated_bytes - sum(row.size_bytes for row in self.components if row.id == "rounding")
+        return self.allocated_bytes - self.bytes_of("rounding")
+
+    def bytes_of(self, id: str) -> int:
+        """Return the bytes of one component."""
+        return sum(row.size_bytes for row in self.components if row.id == id)
 
     @property
     def needed_span(self) -> tuple[int, int, int]:
@@ -97,10 +101,30 @@ class PhaseMemory(Record):
         return self.needed_low_bytes, self.needed_expected_bytes, self.needed_high_bytes
 
 
-class Phased:
-    """What can be asked of a run's phases."""
+class RunMemory(Record):
+    """The phases of a run in their order, of any kind. `source`: estimated or traced.
+
+    `saved_bytes`: what autograd keeps of one micro-batch between its forward and its backward pass. `paged_bytes`:
+    optimizer states in managed memory, which is not in the allocator. Of pretraining alone: `step`, the trainer;
+    `compiled`; and `obstacle`, what the card cannot do of it, an id of does_not_run.
+    """
 
     phases: tuple[PhaseMemory, ...]
+    saved_bytes: int = 0
+    source: str = "estimated"
+    context: Context = Context()
+    paged_bytes: int = 0
+    step: StepName | None = None
+    compiled: bool = False
+    obstacle: str = ""
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Whether the run fits, by its worst phase; None where the memory to fit in is not known."""
+        if self.obstacle:
+            return "does_not_run"
+        verdicts: list[Verdict | None] = [phase.verdict for phase in self.phases]
+        return min(verdicts, key=VERDICTS.index)
 
     @property
     def worst(self) -> PhaseMemory:
@@ -109,8 +133,7 @@ class Phased:
 
     @property
     def neediest(self) -> PhaseMemory:
-        """The phase that is expected to need most, of equal ones that with the most tensors; `worst` has the highest
-        tensors, which can be another."""
+        """The phase that is expected to need most; of equal ones that with the most bytes of tensors."""
         return max(self.phases, key=lambda phase: (phase.needed_expected_bytes, phase.allocated_bytes))
 
     @property
@@ -126,21 +149,8 @@ class Phased:
         return tuple(names[names.index(ends[0]) + 1 :]) if ends else ()
 
     def phase(self, name: str) -> PhaseMemory:
-        """The memory of this phase. Raises StopIteration where the step has none of this name."""
+        """Return the memory of this phase. Raises StopIteration where the run has none of this name."""
         return next(phase for phase in self.phases if phase.phase == name)
-
-
-class StepMemory(Phased, Record):
-    """The phases of one way to run the step. `source` is the figure's source. `obstacle`: what the card cannot do of
-    it, an id of does_not_run."""
-
-    step: StepName
-    compiled: bool
-    phases: tuple[PhaseMemory, ...]
-    saved_bytes: int  # what autograd keeps of one micro-batch between its forward and its backward pass
-    source: str = "estimated"
-    context: Context = Context()
-    obstacle: str = ""
 
 
 def _formula(tensor: Kind, count: int) -> str:
@@ -341,12 +351,12 @@ class Ledger:
         return estimated(self.spec, keeps=False) if unsure else None
 
     @cached_property
-    def memory(self) -> StepMemory:
+    def memory(self) -> RunMemory:
         """Without verdicts. What the allocator holds is replayed when it is first asked for."""
         events = () if not self.spec.cuda else (self.events, self._run.resumed)
         blocks = {peak.phase: peak for part in events for peak in replay(part, self.settings).phases}
         phases = tuple(self._phase(name, blocks.get(name), self._run.n_params) for name in self._names)
-        return StepMemory(
+        return RunMemory(
             step=self.spec.step,
             compiled=self.spec.compiled,
             phases=phases,
@@ -363,7 +373,7 @@ class Ledger:
         """
         if self.spec.cuda and available_bytes is not None and self.is_beyond(available_bytes, card_bytes):
             return False
-        return worst_verdict(self.judged(available_bytes, card_bytes)) in ("fits", None)
+        return self.judged(available_bytes, card_bytes).verdict in ("fits", None)
 
     def is_beyond(self, available_bytes: int, card_bytes: int | None) -> bool:
         """Whether the tensors alone are more than what is there."""
@@ -403,7 +413,7 @@ class Ledger:
 
     def judged(
         self, available_bytes: int | None, card_bytes: int | None = None, context: Context | None = None
-    ) -> StepMemory:
+    ) -> RunMemory:
         """With verdicts for what the process may take, context included; without where nobody knows that.
 
         `card_bytes`: the whole card's memory, of which per_process_memory_fraction is one. `context`: what the process
@@ -512,7 +522,7 @@ def carried(phases: Sequence[PhaseMemory]) -> tuple[PhaseMemory, ...]:
     return tuple(found)
 
 
-def predict(spec: StepSpec, available_bytes: int | None = None) -> StepMemory:
+def predict(spec: StepSpec, available_bytes: int | None = None) -> RunMemory:
     """The ledger of a run of this step. `available_bytes`: what the process may take there, context included."""
     return estimated(spec).judged(available_bytes, spec.gpu.memory_bytes)
 
@@ -548,11 +558,3 @@ class Asked:
 @lru_cache(maxsize=MOST_KEPT)
 def _made(asked: Asked) -> Ledger:
     return Ledger(asked)
-
-
-def worst_verdict(memory: Phased) -> Verdict | None:
-    """The verdict of the whole run: that of its worst phase, unless the card cannot do it at all."""
-    if isinstance(memory, StepMemory) and memory.obstacle:
-        return "does_not_run"
-    verdicts: list[Verdict | None] = [phase.verdict for phase in memory.phases]
-    return min(verdicts, key=VERDICTS.index)

@@ -7,7 +7,7 @@ time, energy and MFU *measured (log)*.
 import json
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import computed_field, model_validator
 
@@ -22,7 +22,7 @@ from foretrain.hardware.catalogue import NANOGPT_PEAK_FLOP_PER_S, Dtype, Gpu
 from foretrain.model.techniques import TECHNIQUES, optimizer_of
 from foretrain.predict import software
 from foretrain.predict.energy import Prices, spending
-from foretrain.predict.memory import StepMemory, Verdict, predict, worst_verdict
+from foretrain.predict.memory import RunMemory, Verdict, predict
 from foretrain.predict.spec import STEP_NAMES, StepName, StepSpec, choose_dtype, compiles
 from foretrain.predict.speed.time import Range, compile_time, evaluation_time, is_calibrated, step_time
 from foretrain.predict.timing import NO_TIME, READINGS, Reading, Timing, TimingSource
@@ -63,7 +63,57 @@ class Work(Record):
     flops_per_token: int
 
 
-class Plan(Record):
+class PlanRecord(Record):
+    """What a plan of any kind of run has. All are one schema, foretrain.plan/1: `kind` says what runs."""
+
+    @property
+    def needs(self) -> RunMemory:
+        """The memory that the verdict is about."""
+        raise NotImplementedError
+
+    @computed_field
+    @property
+    def needed_bytes(self) -> int:
+        """What the run is expected to need on each card, the CUDA context included."""
+        return self.needs.needed_bytes
+
+    @computed_field
+    @property
+    def verdict(self) -> Verdict | None:
+        """Whether it fits, by its worst phase; None where the memory to fit in is not known."""
+        return self.needs.verdict
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Return the plan of a JSON text, also of what `foretrain plan --json` prints, which has advice beside it."""
+        data = json.loads(text)
+        if isinstance(data, dict):
+            data = {key: value for key, value in data.items() if key not in ("schema", "advice")}
+        return cls.model_validate(data)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_computed(cls, data: object) -> object:
+        """JSON has what follows from the other fields, too."""
+        if not isinstance(data, dict):
+            return data
+        return {key: value for key, value in data.items() if key not in cls.model_computed_fields}
+
+    @property
+    def place(self) -> str:
+        """The card, or the cards, in words."""
+        made: Any = self
+        return made.gpu.name
+
+    def __repr__(self) -> str:
+        made: Any = self  # each kind has these, as fields or as what follows from them
+        where, room, timing = made.place, made.available_bytes, made.timing
+        memory = format_bytes(self.needed_bytes) + (f" of {format_bytes(room)}" if room is not None else "")
+        time = f", {format_duration(timing.total_s.expected_s)}" if timing and timing.total_s else ""
+        return f"<plan of {made.name} on {where}: {self.verdict}, {memory}{time}>"
+
+
+class Plan(PlanRecord):
     """The whole forecast for one config on one device.
 
     `step`: the trainer that will run it, whose step the headline, --check and advice mean (config/resolve.py has the
@@ -72,6 +122,7 @@ class Plan(Record):
     most to hold, and times are those of all together.
     """
 
+    kind: Literal["pretraining"] = "pretraining"
     name: str
     config: RunConfig
     gpu: Gpu
@@ -83,7 +134,7 @@ class Plan(Record):
     available_bytes: int | None
     available_reason: str
     used_by_others_bytes: int
-    memory: tuple[StepMemory, StepMemory]
+    memory: tuple[RunMemory, RunMemory]
     foretrain_timing: Timing | None
     nanogpt_timing: Timing | None
     notes: tuple[Note, ...]
@@ -93,25 +144,9 @@ class Plan(Record):
     world: int = 1
     per_node: int = 1
 
-    def __repr__(self) -> str:
-        needed, room = self.memory_of(self.step).needed_bytes, self.available_bytes
-        memory = format_bytes(needed) + (f" of {format_bytes(room)}" if room is not None else "")
-        time = f", {format_duration(self.timing.length_s.expected_s)}" if self.timing else ""
-        return f"<plan of {self.name} on {self.gpu.name}: {self.verdict}, {memory}{time}>"
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """The plan of a JSON text, also of what `foretrain plan --json` prints, which has advice beside it."""
-        data = json.loads(text)
-        if isinstance(data, dict):
-            data = {key: value for key, value in data.items() if key not in ("schema", "advice")}
-        return cls.model_validate(data)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_timing(cls, data: object) -> object:
-        """JSON has the timing of the step that is meant, which follows from the others."""
-        return {key: value for key, value in data.items() if key != "timing"} if isinstance(data, dict) else data
+    @property
+    def needs(self) -> RunMemory:
+        return self.memory_of(self.step)
 
     @computed_field
     @property
@@ -119,29 +154,19 @@ class Plan(Record):
         """How long the run takes with the trainer that is meant."""
         return self.timing_of(self.step)
 
-    @property
-    def needed_bytes(self) -> int:
-        """What the step that is meant is expected to need."""
-        return self.memory_of(self.step).needed_bytes
-
-    def exact_of(self, step: StepName) -> Exact | None:
+    def exact_of(self, step: StepName | None) -> Exact | None:
         """What only a trace's replay can say, where there is a trace."""
         return next((found for found in self.exact if found.memory.step == step), None)
 
-    def memory_of(self, step: StepName) -> StepMemory:
+    def memory_of(self, step: StepName | None) -> RunMemory:
         """The memory of this trainer's step. Raises StopIteration where it was not planned."""
         return next(memory for memory in self.memory if memory.step == step)
 
     @property
-    def memories(self) -> tuple[StepMemory, ...]:
+    def memories(self) -> tuple[RunMemory, ...]:
         """Of both trainers, the one that is meant first; of one alone where the other has nothing to do with it."""
         found = sorted(self.memory, key=lambda memory: memory.step != self.step)
         return tuple(found if family_of(self.config).beside_nanogpt else found[:1])
-
-    @property
-    def verdict(self) -> Verdict | None:
-        """Whether the step that is meant fits."""
-        return self.verdict_of(self.step)
 
     @property
     def evaluation_batches(self) -> int:
@@ -180,9 +205,9 @@ class Plan(Record):
         """Whether the time is not known because of the model's family; else, where it is not, because of the card."""
         return any(note.id == "time_of_recipe_unknown" for note in self.notes)
 
-    def verdict_of(self, step: StepName) -> Verdict | None:
+    def verdict_of(self, step: StepName | None) -> Verdict | None:
         """Whether this trainer's step fits, by its worst phase; None where the memory to fit in is not known."""
-        return worst_verdict(self.memory_of(step))
+        return self.memory_of(step).verdict
 
 
 def no_time(plan: Plan, text: str) -> UserError:

@@ -11,10 +11,9 @@ from foretrain.config.shape import ModelShape
 from foretrain.predict import plan as plans
 from foretrain.predict.energy import Prices
 from foretrain.predict.forecast import Forecast, Placement, Probe, Range
-from foretrain.predict.memory import StepMemory, predict, worst_verdict
+from foretrain.predict.memory import RunMemory, predict
 from foretrain.predict.plan import Plan, Reading, Timing
-from foretrain.predict.ranks.plan import rank_memory, rank_spec, share, with_pays, with_savings
-from foretrain.predict.ranks.record import ClusterPlan
+from foretrain.predict.ranks import ClusterPlan, rank_memory, rank_spec, share, with_pays, with_savings
 from foretrain.predict.spec import STEP_NAMES, StepName, StepSpec
 from foretrain.predict.timing import NO_TIME
 from foretrain.predict.within import spent_of
@@ -97,17 +96,17 @@ class Pretraining:
             assert isinstance(found.plan, Plan)
             spec = found.plan.model_copy(update={"config": config}).spec(self.step)
             memory = predict(spec, found.available_bytes)
-        return Probe(value=value, verdict=worst_verdict(memory), needed_expected_bytes=memory.needed_bytes)
+        return Probe(value=value, verdict=memory.verdict, needed_expected_bytes=memory.needed_bytes)
 
 
-def least_memory(made: ClusterPlan, config: RunConfig) -> StepMemory:
+def least_memory(made: ClusterPlan, config: RunConfig) -> RunMemory:
     """Return a rank's memory with the way that fits, of those that are meant, else with the one that needs least."""
-    least: StepMemory | None = None
+    least: RunMemory | None = None
     meant = [rank for rank in made.ranks if not made.ways or rank.id in made.ways]
     for rank in sorted(meant, key=lambda rank: rank.memory.needed_bytes):
         spec, _ = rank_spec(made.one_card, config, made.cluster, rank)
         memory = rank_memory(spec, made.available_bytes, rank.nccl)
-        if worst_verdict(memory) == "fits":
+        if memory.verdict == "fits":
             return memory
         least = memory if least is None or memory.needed_bytes < least.needed_bytes else least
     assert least is not None  # a plan has a way

@@ -13,7 +13,7 @@ from foretrain.predict.energy import Spending
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.forecast import Forecast
 from foretrain.predict.plan import Plan, Reading
-from foretrain.predict.ranks.record import ClusterPlan
+from foretrain.predict.ranks import ClusterPlan
 from foretrain.predict.search import bisect
 from foretrain.predict.speed.time import Range
 

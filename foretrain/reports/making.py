@@ -17,6 +17,9 @@ from foretrain.analysis.run import explain_directory
 from foretrain.app import exact, run_report
 from foretrain.app.compare import compared
 from foretrain.app.explain import is_tracked, log_of
+from foretrain.app.finetune import traced
+from foretrain.app.finetuning import limits as limits_of
+from foretrain.app.finetuning.question import question
 from foretrain.app.limits import Limits, make_plans, priced
 from foretrain.app.plan import targets
 from foretrain.base.errors import UserError
@@ -24,12 +27,14 @@ from foretrain.base.files import first_bytes, not_written, read_text
 from foretrain.comparison.loss_axes import gather, loss_curves
 from foretrain.comparison.sources import plans, runs
 from foretrain.comparison.sources.given import Given, take_apart
+from foretrain.config.finetune.asked import is_asked
 from foretrain.config.resolve import resolve
 from foretrain.measure.tune_record import SCHEMA as TUNING_SCHEMA
 from foretrain.measure.tune_record import Tuning
 from foretrain.predict.plan import Plan
 from foretrain.reports import html
 from foretrain.reports.document import Document
+from foretrain.reports.shown import document_of
 from foretrain.reports.views import compare, snapshot
 from foretrain.reports.views import log as log_view
 from foretrain.reports.views import plan as plan_view
@@ -111,7 +116,11 @@ def document(asked: Asked) -> tuple[str, Document]:
         return "plan", _plan(asked, one)
     if plans.claims(path, first_bytes(path, HEAD_BYTES)):  # of `foretrain plan --json`, or a run's plan.json
         _no_config(asked, one)
-        return "plan", _of_plan(plans.read(path), asked, None)
+        made = plans.read(path)
+        if isinstance(made, Plan):
+            return "plan", _of_plan(made, asked, None)
+        _unused(asked, one, "exact")
+        return "plan", document_of(made)
     if snapshot_file.looks_like_one(path):
         _no_config(asked, one)
         _unused(asked, one, "price", "others", "exact")
@@ -153,7 +162,10 @@ def _log(path: Path, words: Sequence[str], gpu: str, tell: Callable[[tuple[UserE
 
 
 def _plan(asked: Asked, one: Given) -> Document:
-    resolved = resolve([one.path, *one.words, *asked.options])
+    words = [one.path, *one.words, *asked.options]
+    if is_asked(words):
+        return _fine_tuning(asked, one, words)
+    resolved = resolve(words)
     asked.tell(resolved.notes)
     limits = Limits(price=asked.price, given=frozenset(resolved.sources))
     resolved = priced(resolved, limits)
@@ -163,6 +175,15 @@ def _plan(asked: Asked, one: Given) -> Document:
         raise UserError("usage.report_cards", count=len(found))
     tuning = _tuning(resolved.files[-1].with_suffix(".json")) if resolved.files else None
     return _of_plan(make_plans(resolved, found, limits)[0], asked, tuning)
+
+
+def _fine_tuning(asked: Asked, one: Given, words: Sequence[str]) -> Document:
+    found = question(words[0], words[1:])
+    others = one.own.get("used_by_others", asked.others)
+    made = limits_of.plans(found, one.own.get("gpu", asked.gpu), others, Limits(asked.price), None, asked.others_option)
+    if len(made) > 1:
+        raise UserError("usage.report_cards", count=len(made))
+    return document_of(traced(made[0], found, asked.listen) if asked.exact else made[0])
 
 
 def _of_plan(made: Plan, asked: Asked, tuning: Tuning | None) -> Document:

@@ -1,14 +1,12 @@
 """What `print(record)` and a notebook show: the text of the command line, and in a notebook the report's pictures."""
 
 import io
-from collections.abc import Callable
-from functools import partial
 from importlib import import_module
-from typing import Any
 
 from foretrain.app.finetune import advised
 from foretrain.base.messages import printable
-from foretrain.base.records import SHOWN
+from foretrain.base.records import SHOWN, Record
+from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.reports import charts, text
 from foretrain.reports.document import Curves, Document, StackedBars
 from foretrain.reports.plots import markup, node
@@ -46,13 +44,18 @@ VIEWS = {
 
 
 def register() -> None:
-    of = {name: import_module(f"foretrain.reports.views.{view}").document for name, view in VIEWS.items()}
-    of["FineTunePlan"] = lambda plan: whole.document(plan, advised(plan))
-    SHOWN.update({name: partial(_shown, document) for name, document in of.items()})  # at once: threads may ask
+    SHOWN.update(dict.fromkeys((*VIEWS, "FineTunePlan"), _shown))  # at once: threads may ask
 
 
-def _shown(document: Callable[[Any], Document], record: Any, as_html: bool) -> str:
-    found = document(record)
+def document_of(record: Record) -> Document:
+    """Return the document of a record that has one."""
+    if isinstance(record, FineTunePlan):
+        return whole.document(record, advised(record))
+    return import_module(f"foretrain.reports.views.{VIEWS[type(record).__name__]}").document(record)
+
+
+def _shown(record: Record, as_html: bool) -> str:
+    found = document_of(record)
     screen = _screen(found, as_html)
     if not as_html:
         return screen

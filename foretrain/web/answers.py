@@ -10,7 +10,7 @@ from foretrain.base.errors import ConfigError, UserError
 from foretrain.base.messages import printable
 from foretrain.base.records import Record
 from foretrain.config.resolve import ResolvedConfig
-from foretrain.predict.memory import Phased
+from foretrain.predict.memory import RunMemory
 from foretrain.predict.plan import Plan
 from foretrain.reports.document import Message
 from foretrain.reports.html import block_json, document_json
@@ -47,7 +47,7 @@ def _strip(plan: Plan) -> list[dict[str, Any]]:
     return strip(rows, plan.available_bytes)
 
 
-def strip(rows: Sequence[tuple[Message, Phased, str | None]], free: int | None) -> list[dict[str, Any]]:
+def strip(rows: Sequence[tuple[Message, RunMemory, str | None]], free: int | None) -> list[dict[str, Any]]:
     """For each (name, memory, verdict) the phase that needs most beside what is free, as shares of the larger."""
     most = 1.06 * max([free or 0, *(memory.needed_bytes for _, memory, _ in rows)])
     found = []

@@ -16,8 +16,8 @@ from foretrain.hardware.catalogue import Gpu
 from foretrain.hardware.cpu import available_memory_bytes
 from foretrain.model.generation.writer import Writer
 from foretrain.model.language_model import make_model
-from foretrain.predict.inference.speed import InferenceMemory, memory_of
-from foretrain.predict.memory import MARGIN_BYTES
+from foretrain.predict.inference.speed import memory_of
+from foretrain.predict.memory import MARGIN_BYTES, PhaseMemory
 from foretrain.runs.folder import RunDirectory
 from foretrain.training import checkpoint
 
@@ -46,9 +46,9 @@ class Fitted:
             raise UserError("memory.sample", **values)
         self.memory = self._memory(facts, self.dtype, self.context)
 
-    def _memory(self, facts: ModelFacts, dtype: str, context: int) -> InferenceMemory:
+    def _memory(self, facts: ModelFacts, dtype: str, context: int) -> PhaseMemory:
         asked = Inference(context=context, prompt=context, weights=dtype, kv=dtype)
-        return memory_of(facts, asked, "pytorch", _DEVICE)
+        return memory_of(facts, asked, "pytorch", _DEVICE).neediest
 
     def _longest(self, facts: ModelFacts, room_bytes: int) -> int:
         context = self.context
@@ -57,7 +57,7 @@ class Fitted:
         return context
 
 
-def _needed(memory: InferenceMemory) -> int:
+def _needed(memory: PhaseMemory) -> int:
     return memory.needed_high_bytes + MARGIN_BYTES
 
 

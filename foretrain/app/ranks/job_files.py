@@ -14,7 +14,7 @@ from foretrain.base.errors import UserError
 from foretrain.base.records import Record
 from foretrain.config import writer
 from foretrain.predict.memory import REFUSED
-from foretrain.predict.ranks.record import ClusterPlan
+from foretrain.predict.ranks import ClusterPlan
 
 JOB_KINDS = {"slurm": ".slurm", "sky": ".sky.yaml"}  # and how their files end
 SPARE = 1.2  # times the slow end of the estimate

@@ -17,8 +17,7 @@ from foretrain.hardware import devices
 from foretrain.hardware.catalogue import Gpu, stated_bytes
 from foretrain.hardware.cluster import Cluster, cluster
 from foretrain.predict.pretraining import of_cluster
-from foretrain.predict.ranks.plan import share, traced, with_pays
-from foretrain.predict.ranks.record import ClusterPlan
+from foretrain.predict.ranks import ClusterPlan, share, traced, with_pays
 from foretrain.predict.trace import interpreter
 from foretrain.predict.within import Within, within
 

@@ -27,7 +27,7 @@ from foretrain.data.remote import Bar, fetch, no_bar
 from foretrain.hardware.devices import Target
 from foretrain.predict.memory import REFUSED
 from foretrain.predict.plan import SCHEMA
-from foretrain.predict.ranks.plan import of_run
+from foretrain.predict.ranks import of_run
 from foretrain.runs import folder, state
 from foretrain.runs.folder import Listener, Note, RunDirectory
 from foretrain.runs.record import TrainedRun

@@ -1,22 +1,26 @@
 """How `foretrain plan` prints its answer: a dozen lines, --full, --oneline, or --json."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from click.exceptions import Exit
 
 from foretrain.advice.asked import Asked
 from foretrain.advice.cards import choose
+from foretrain.advice.finetune import advices
+from foretrain.app.finetune import searched
 from foretrain.app.kept import advice as kept_advice
 from foretrain.base.errors import UserError
 from foretrain.base.installation import Later
-from foretrain.base.messages import printable
-from foretrain.cli.common import OUT, print_error, print_json
+from foretrain.base.messages import printable, say
+from foretrain.cli.common import OUT, print_error, print_json, working
 from foretrain.predict.finetune.plan import FineTunePlan
-from foretrain.predict.memory import FAILING
+from foretrain.predict.forecast import AnyPlan
+from foretrain.predict.inference.plan import InferencePlan
 from foretrain.predict.plan import SCHEMA, Plan
+from foretrain.predict.ranks import ClusterPlan
 from foretrain.reports import text
 from foretrain.reports.document import Document, Message, Screen
 from foretrain.reports.views import first as first_view
@@ -25,11 +29,27 @@ from foretrain.reports.views.shared import check_error
 
 if TYPE_CHECKING:
     from foretrain.advice.best import Best
+    from foretrain.advice.cards import FineTuneCards
+    from foretrain.advice.record import Advice
+    from foretrain.predict.largest import Largest
     from foretrain.predict.within import Within
     from foretrain.reports.views import cards as cards_view
+    from foretrain.reports.views import generation as generation_view
+    from foretrain.reports.views import line as line_view
     from foretrain.reports.views import plan as plan_view
-else:
-    cards_view, plan_view = Later("foretrain.reports.views.cards"), Later("foretrain.reports.views.plan")
+    from foretrain.reports.views.cluster import screen as ranks_view
+    from foretrain.reports.views.cluster import whole as ranks_whole
+    from foretrain.reports.views.finetune import limits as tuned_view
+    from foretrain.reports.views.finetune import screen as finetune_view
+    from foretrain.reports.views.finetune import whole as whole_view
+else:  # each answer waits for its own view alone
+    cards_view, generation_view, line_view, plan_view = (
+        Later(f"foretrain.reports.views.{name}") for name in ("cards", "generation", "line", "plan")
+    )
+    ranks_view, ranks_whole = (Later(f"foretrain.reports.views.cluster.{name}") for name in ("screen", "whole"))
+    tuned_view, finetune_view, whole_view = (
+        Later(f"foretrain.reports.views.finetune.{name}") for name in ("limits", "screen", "whole")
+    )
 
 WITHIN_SCHEMA = "foretrain.within/1"
 BEST_SCHEMA = "foretrain.best/1"
@@ -69,26 +89,68 @@ def line(message: Message) -> None:
     OUT.print(printable(message.text()), soft_wrap=True, markup=False)
 
 
-def plans(found: list[Plan], form: Form) -> None:
-    """One plan, or a table of cards with the best of them."""
+def plans(found: Sequence[AnyPlan], form: Form, cards: "FineTuneCards | None" = None) -> None:
+    """Print one plan, or several cards with the best of them. `cards`: what several cards take of a fine-tuning run."""
     if form.oneline:
         for plan in found:
-            line(first_view.line(plan, plan.step, version("foretrain")))
+            line(line_view.line(plan))
     elif len(found) == 1:
-        _one(found[0], form)
+        one(found[0], form)
+    elif cards is not None:
+        _tuned_cards(cast(list[FineTunePlan], found), cards, form)
+    elif isinstance(found[0], Plan):
+        _cards(cast(list[Plan], found), form)
+    elif form.as_json:
+        print_json({"schema": PLANS_SCHEMA, "plans": [plan.to_json(schema=SCHEMA) for plan in found]})
     else:
-        _cards(found, form)
+        for plan in cast(list[InferencePlan], found):
+            document(generation_view.document(plan)) if form.full else line(line_view.line(plan))
 
 
-def _one(plan: Plan, form: Form) -> None:
-    if not (form.full or form.as_json):
+def one(plan: AnyPlan, form: Form) -> None:
+    """Print one plan of any kind of run, with what to change."""
+    brief = not (form.full or form.as_json)
+    if isinstance(plan, Plan) and brief:
         screen(first_view.screen(plan, kept_advice.first(plan, form.asked), form.asked))
         return
-    advice = kept_advice.short_list(plan)
+    changes = _changes(plan) if isinstance(plan, FineTunePlan) else ()
     if form.as_json:
+        advice = kept_advice.short_list(plan) if isinstance(plan, Plan) else None
+        if isinstance(plan, FineTunePlan) and changes:
+            advice = advices(plan, changes)
         print_json({**plan.to_json(schema=SCHEMA), "advice": advice.model_dump(mode="json") if advice else None})
-        return
-    document(plan_view.document(plan, datetime.now(), advice))
+    elif isinstance(plan, Plan):
+        document(plan_view.document(plan, datetime.now(), kept_advice.short_list(plan)))
+    elif isinstance(plan, FineTunePlan):
+        _shown(finetune_view.screen(plan, changes, form.asked) if brief else whole_view.document(plan, changes))
+    elif isinstance(plan, ClusterPlan):
+        _shown(ranks_view.screen(plan, form.asked) if brief else ranks_whole.document(plan))
+    else:
+        _shown(generation_view.screen(plan, form.asked) if brief else generation_view.document(plan))
+
+
+def _shown(made: Document | Screen) -> None:
+    screen(made) if isinstance(made, Screen) else document(made)
+
+
+def _changes(plan: FineTunePlan) -> "tuple[Advice, ...]":
+    """What to change. The verdict stands on stderr while it is looked for."""
+    verdict, found = finetune_view.verdict_of(plan).message.text(), ()
+    with working(verdict) as tell:
+        for number, each in enumerate(searched(plan), 1):
+            found = each
+            tell(f"{verdict} {say('working.searching')} ({number})")
+    return found
+
+
+def _tuned_cards(found: list[FineTunePlan], cards: "FineTuneCards", form: Form) -> None:
+    if form.as_json:
+        objects = [plan.to_json(schema=SCHEMA) for plan in found]
+        print_json({"schema": PLANS_SCHEMA, "plans": objects, **cards.to_json()})
+    elif form.full:
+        document(tuned_view.cards_document(found, cards))
+    else:
+        screen(tuned_view.cards_screen(found, cards, form.asked))
 
 
 def _cards(found: list[Plan], form: Form) -> None:
@@ -103,18 +165,20 @@ def _cards(found: list[Plan], form: Form) -> None:
         screen(first_view.cards(found, choice, form.asked))
 
 
-def within(plan: Plan, found: "Within", form: Form) -> None:
-    """The answer of --within and --tokens."""
+def within(plan: AnyPlan, found: "Within", form: Form, largest: "Largest | None" = None) -> None:
+    """Print the answer of --within and --tokens. `largest`: with the largest value of an option, as --largest found."""
+    then = found.plan
     if form.as_json:
-        print_json(found.to_json(schema=WITHIN_SCHEMA))
-        return
-    if form.full:
-        document(limits_view.within(plan, found))
+        print_json({**found.to_json(schema=WITHIN_SCHEMA), **({"largest": largest.to_json()} if largest else {})})
     elif form.oneline:
-        assert not isinstance(found.plan, FineTunePlan)
-        line(first_view.line(plan, plan.step, version("foretrain"), found.plan.timing, found.steps))
+        line(line_view.line(then, found.steps))
+    elif isinstance(then, ClusterPlan):
+        _shown(ranks_whole.document(then, found) if form.full else ranks_view.screen(then, form.asked, found))
+    elif isinstance(then, FineTunePlan):
+        _shown(tuned_view.document(found, largest) if form.full else tuned_view.screen(found, form.asked, largest))
     else:
-        screen(first_view.within(plan, found, form.asked))
+        assert isinstance(plan, Plan)
+        _shown(limits_view.within(plan, found) if form.full else first_view.within(plan, found, form.asked))
 
 
 def best(plan: Plan, found: "Best", form: Form) -> None:
@@ -125,17 +189,14 @@ def best(plan: Plan, found: "Best", form: Form) -> None:
     if form.full:
         document(limits_view.best(plan, found))
     elif form.oneline:
-        line(first_view.best_line(plan, found, version("foretrain")))
+        line(line_view.best_line(plan, found))
     else:
         screen(first_view.best(plan, found, form.asked))
 
 
-def check(plans: list[Plan]) -> None:
-    """Exit with 3 when the step that the headline means does not fit; the one object of --json is the plan, which says
-    so too."""
-    for p in plans:
-        if p.verdict in FAILING:
-            id = "check.failed_nanogpt" if p.step == "nanogpt" else "check.failed_foretrain"
-            error = check_error(id, p, p.memory_of(p.step), p.gpu, first_view.room(p, "short").text())
-            print_error(error, as_json=False)
-            raise Exit(int(error.exit_code))
+def check(plans: Sequence[AnyPlan]) -> None:
+    """Exit with 3 where one does not fit, else with 2 where nobody can say; the one object of --json says so too."""
+    errors = [error for plan in plans if (error := check_error(plan))]
+    for error in sorted(errors, key=lambda error: -error.exit_code)[:1]:
+        print_error(error, as_json=False)
+        raise Exit(int(error.exit_code))

@@ -21,8 +21,11 @@ from foretrain.data import dataset
 from foretrain.data.corpus import data_of_config
 from foretrain.hardware.catalogue import Gpu, catalogue
 from foretrain.hardware.devices import checked
+from foretrain.predict.finetune.plan import FineTunePlan
+from foretrain.predict.forecast import AnyPlan, kind_of
 from foretrain.predict.memory import predict
 from foretrain.predict.plan import SCHEMA, Plan, available
+from foretrain.predict.ranks import ClusterPlan
 from foretrain.predict.spec import StepName, StepSpec
 from foretrain.predict.speed.time import is_calibrated, step_time
 
@@ -37,33 +40,51 @@ def load(given: Given) -> Subject:
     if given.words:
         raise UserError("usage.source_has_config", path=given.path)
     made = read(Path(given.path))
-    step, timing = made.memory_of(made.step), made.timing_of(made.step)
-    low, expected, high = step.neediest.needed_span
-    source = "traced" if step.source == "traced" else "estimated"
-    memory = Memory(low_bytes=low, expected_bytes=expected, high_bytes=high, source=source, what="needed")
-    subject = Subject(
-        label=given.label or (made.name if given.name in ("plan", "-") else given.name), path=given.path, kind="plan",
-        settings=settings.of_config(made.config, made.gpu, made.step) | {settings.RANKS: made.world},
-        config=made.config, gpu=made.gpu, world=made.world, devices=made.devices,
-        step=made.step, tokens_per_step=made.config.tokens_per_step,
-        used_by_others_bytes=made.used_by_others_bytes, memory=memory,
-        bytes_per_token=bytes_per_token(given, made.config),
-    )  # fmt: skip
-    if timing is None:
+    low, expected, high = made.needs.neediest.needed_span
+    traced = "traced" if made.needs.source == "traced" else "estimated"
+    memory = Memory(low_bytes=low, expected_bytes=expected, high_bytes=high, what="needed", source=traced)
+    label = given.label or (made.name if given.name in ("plan", "-") else given.name)
+    subject = Subject(label=label, path=given.path, kind="plan", gpu=made.gpu, memory=memory)
+    subject = _with_options(given, subject, made)
+    if made.timing is None:
         return subject
-    source: Source = timing.source
-    return subject.with_speed(timing.step_s, source)
+    source: Source = made.timing.source
+    return subject.with_speed(made.timing.step_s, source)
 
 
-def read(path: Path) -> Plan:
-    """The plan of a file. Raises UserError for what is none."""
+def _with_options(given: Given, subject: Subject, made: AnyPlan) -> Subject:
+    """The subject with what the options of its kind of run settle."""
+    if isinstance(made, Plan | ClusterPlan):
+        one = made.one_card if isinstance(made, ClusterPlan) else made
+        config, world, devices = one.config, one.world, one.devices
+        if isinstance(made, ClusterPlan):
+            config = config.model_copy(update={"strategy": (made.best or made.least).strategy})
+            world = devices = made.cluster.world
+        return replace(
+            subject, settings=settings.of_config(config, made.gpu, one.step) | {settings.RANKS: world}, config=config,
+            world=world, devices=devices, step=one.step, tokens_per_step=config.tokens_per_step,
+            used_by_others_bytes=one.used_by_others_bytes, bytes_per_token=bytes_per_token(given, config),
+        )  # fmt: skip
+    tuned = isinstance(made, FineTunePlan)
+    options, tokens = (made.tune, made.tune.tokens_per_step) if tuned else (made.asked, made.asked.batch)
+    prices = made.timing.prices if made.timing else None
+    known = {"model": made.where, **settings.of_options(options.model_dump()), **settings.of_gpu(made.gpu)}
+    return replace(
+        subject, settings=known,
+        tokens_per_step=tokens, used_by_others_bytes=made.used_by_others_bytes,
+        mfu=made.timing.mfu if made.timing else None, rent_per_hour=prices.price_per_hour if prices else None,
+    )  # fmt: skip
+
+
+def read(path: Path) -> AnyPlan:
+    """The plan of a file, of any kind of run. Raises UserError for what is none."""
     try:
         text = read_text(path)
         data = json.loads(text)
         schema = data.get("schema") if isinstance(data, dict) else None
         if schema not in (None, SCHEMA):
             raise UserError("data.not_a_plan", path=str(path), schema=str(schema)[:60])
-        return Plan.from_json(text)
+        return kind_of(data).from_json(text)
     except (OSError, ValidationError, ValueError, AttributeError, TypeError, RecursionError) as error:
         raise UserError("data.plan_unreadable", path=str(path), reason=str(error).splitlines()[0][:200]) from None
 

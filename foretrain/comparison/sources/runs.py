@@ -78,7 +78,12 @@ def _of_trainer(given: Given, subject: Subject, record: TrainerRun, metrics: Lin
     lines = [line for line in metrics if line["kind"] == "step" and isinstance(line.get("step_s"), int | float)]
     times, since = _times(lines)
     gpu = card_named(record.device) if record.kind == "cuda" else None  # a CPU may have been another machine's
-    known = {**record.settings, "program": record.trainer, "parameters": record.n_params, **settings.of_gpu(gpu)}
+    known = {
+        **settings.of_options(record.settings),
+        "program": record.trainer,
+        "parameters": record.n_params,
+        **settings.of_gpu(gpu),
+    }
     tokens = [line["tokens"] for line in lines if line.get("tokens")]
     return replace(
         subject, settings=known, gpu=gpu, tokens_per_step=round(sum(tokens) / len(tokens)) if tokens else None,

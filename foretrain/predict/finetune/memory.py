@@ -4,7 +4,6 @@ from functools import lru_cache
 from typing import Any
 
 from foretrain.base.process_memory import collected_later
-from foretrain.base.records import Record
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.hub.facts import ModelFacts
 from foretrain.hardware.catalogue import Gpu
@@ -26,10 +25,10 @@ from foretrain.predict.memory import (
     EXACTLY,
     Component,
     Fit,
-    Phased,
     PhaseMemory,
     Room,
     Roughly,
+    RunMemory,
     carried,
     components,
     needed,
@@ -42,17 +41,6 @@ MOST_KEPT = 128
 # RTX 4080 (Windows, torch 2.6; DaoyuanLi2816/can-i-finetune-this@053ce9e, benchmarks/results) reserved 9% less to 12%
 # more than the replay; with the versions of the plan 91 runs on an H100 were within 1% (gpu_h100_finetune.json).
 OTHER_SOFTWARE: Roughly = (0.92, 1.0, 1.1)  # times RESERVED
-
-
-class FineTuneMemory(Phased, Record):
-    """The phases of a run in their order. `source`: estimated or traced. `paged_bytes`: optimizer states in managed
-    memory, which moves between the card and the computer and is not in the allocator."""
-
-    phases: tuple[PhaseMemory, ...]
-    saved_bytes: int  # what autograd keeps of one micro-batch between its forward and its backward pass
-    source: str = "estimated"
-    context: Context = Context()
-    paged_bytes: int = 0
 
 
 class FineTuneLedger:
@@ -75,7 +63,7 @@ class FineTuneLedger:
         self.n_params = sum(parameter.numel() for parameter in run.program.weights.values())
         self.n_params += sum(n_out * n_in for n_out, n_in in run.program.packed.values()) + run.program.n_original
         phases = tuple(self._phase(name, timeline.peaks[name], held[name]) for name in names)
-        self.memory = FineTuneMemory(
+        self.memory = RunMemory(
             phases=phases, saved_bytes=run.saved_bytes, context=self.context, paged_bytes=run.paged_bytes
         )
 
@@ -93,7 +81,7 @@ class FineTuneLedger:
             reserved_bytes=reserved,
         )  # fmt: skip
 
-    def judged(self, available_bytes: int | None, card_bytes: int | None = None) -> FineTuneMemory:
+    def judged(self, available_bytes: int | None, card_bytes: int | None = None) -> RunMemory:
         """With verdicts for what the process may take, context included; without where nobody knows that."""
         if available_bytes is None:
             return self.memory

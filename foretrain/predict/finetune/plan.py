@@ -7,11 +7,10 @@ card's rates.
 import math
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from foretrain.base.errors import UserError
 from foretrain.base.records import Note, Record
-from foretrain.base.units import format_bytes, format_duration
 from foretrain.config.finetune.options import Bound, FineTune
 from foretrain.config.hub.facts import LIGER_VERSION, UNKNOWN, WITHOUT, ModelFacts, ModelSource, kernels_of
 from foretrain.config.hub.parameters import parameters_of
@@ -19,7 +18,7 @@ from foretrain.config.hub.source import FOUR_BITS
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.energy import Prices
 from foretrain.predict.finetune import program as unsloth
-from foretrain.predict.finetune.memory import FineTuneLedger, FineTuneMemory, estimated
+from foretrain.predict.finetune.memory import FineTuneLedger, estimated
 from foretrain.predict.finetune.outside import BLOCK
 from foretrain.predict.finetune.program import DTYPES, has_flash_2, is_known, widens
 from foretrain.predict.finetune.targets import (
@@ -32,10 +31,9 @@ from foretrain.predict.finetune.targets import (
     unknown_names,
 )
 from foretrain.predict.finetune.time import logged, timing
-from foretrain.predict.memory import Verdict, worst_verdict
+from foretrain.predict.memory import RunMemory
+from foretrain.predict.plan import PlanRecord
 from foretrain.predict.timing import PRICES, Timing
-
-SCHEMA = "foretrain.finetune/1"
 
 
 class FineTuneCounts(Record):
@@ -52,10 +50,11 @@ class FineTuneCounts(Record):
         return cls(n_params=ledger.n_params, n_trained=ledger.n_trained, gradient_dtypes=ledger.gradient_dtypes)
 
 
-class FineTunePlan(Record):
+class FineTunePlan(PlanRecord):
     """The forecast of one model, one way to fine-tune it, one card. `bound`: what the figures are of the run's, where
     something is not planned; `bounded_by`: what that is."""
 
+    kind: Literal["fine-tuning"] = "fine-tuning"
     name: str
     where: str
     facts: ModelFacts
@@ -64,29 +63,15 @@ class FineTunePlan(Record):
     counts: FineTuneCounts
     available_bytes: int | None
     used_by_others_bytes: int
-    memory: FineTuneMemory
+    memory: RunMemory
     timing: Timing | None
     notes: tuple[Note, ...] = ()
     bound: Bound = "exact"
     bounded_by: tuple[str, ...] = ()
 
-    def __repr__(self) -> str:
-        room = f" of {format_bytes(self.available_bytes)}" if self.available_bytes is not None else ""
-        total = self.timing.total_s if self.timing else None
-        time = f", {format_duration(total.expected_s)}" if total else ""
-        return (
-            f"<plan of {self.name} on {self.gpu.name}: {self.verdict}, {format_bytes(self.needed_bytes)}{room}{time}>"
-        )
-
     @property
-    def needed_bytes(self) -> int:
-        """What the run is expected to need on the card: reserved memory and the CUDA context."""
-        return self.memory.needed_bytes
-
-    @property
-    def verdict(self) -> Verdict | None:
-        """Whether it fits, by its worst phase; None where the memory to fit in is not known."""
-        return worst_verdict(self.memory)
+    def needs(self) -> RunMemory:
+        return self.memory
 
 
 def plan(
@@ -130,7 +115,7 @@ def bound_of(bounds: Iterable[Bound]) -> Bound:
     return "exact" if not found else found.pop() if len(found) == 1 else "unknown"
 
 
-def bounded(memory: FineTuneMemory, bound: Bound) -> FineTuneMemory:
+def bounded(memory: RunMemory, bound: Bound) -> RunMemory:
     """The memory with those verdicts alone that are sure: what needs at least more than there is does not fit, and what
     fits with all that it needs at most, fits."""
     verdicts = [phase.verdict for phase in memory.phases]

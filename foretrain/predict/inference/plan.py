@@ -1,23 +1,22 @@
 """`InferencePlan`: what it takes to generate text with a model on a card, as one record. Instant, without torch."""
 
 from collections.abc import Mapping
+from typing import Literal
 
 from foretrain.base.errors import UserError
 from foretrain.base.messages import listed
 from foretrain.base.records import Note, Record
-from foretrain.base.units import format_bytes
 from foretrain.config.hub.facts import ModelFacts, ModelSource
 from foretrain.config.hub.source import facts_to_generate
 from foretrain.config.inference.formats import CACHES, FORMATS, PUBLISHED, STORED, Engine, named
 from foretrain.config.inference.options import MOST_BATCH, MOST_CONTEXT, USUAL_CONTEXT, USUAL_PROMPT, Inference
 from foretrain.hardware.catalogue import Gpu, catalogue
 from foretrain.predict.energy import Prices
-from foretrain.predict.inference.speed import GenerationTiming, InferenceMemory, memory_of, speed_of, verdict_of
-from foretrain.predict.memory import FAILING, Verdict
+from foretrain.predict.inference.speed import GenerationTiming, memory_of, speed_of
+from foretrain.predict.memory import FAILING, RunMemory
+from foretrain.predict.plan import PlanRecord
 from foretrain.predict.search import bisect
 from foretrain.predict.timing import PRICES
-
-SCHEMA = "foretrain.inference/1"
 
 
 class Fitting(Record):
@@ -46,7 +45,7 @@ class FormatFit(Record):
     tokens_per_s: float | None
 
 
-class InferencePlan(Record):
+class InferencePlan(PlanRecord):
     """The forecast of one model, one way to run it, one card. `asked` has all its values.
 
     `longest_context`: tokens of a text that fit with this batch, at most what the model can have; `largest_batch`:
@@ -54,6 +53,7 @@ class InferencePlan(Record):
     in is not known. `formats`: what each way to store the weights comes to, where none was asked for.
     """
 
+    kind: Literal["generation"] = "generation"
     name: str
     where: str
     facts: ModelFacts
@@ -62,8 +62,7 @@ class InferencePlan(Record):
     gpu: Gpu
     available_bytes: int | None
     used_by_others_bytes: int
-    memory: InferenceMemory
-    verdict: Verdict | None
+    memory: RunMemory
     longest_context: int | None
     largest_batch: int | None
     timing: GenerationTiming | None
@@ -72,15 +71,9 @@ class InferencePlan(Record):
     formats: tuple[FormatFit, ...] = ()
     notes: tuple[Note, ...] = ()
 
-    def __repr__(self) -> str:
-        rate = f", {self.timing.tokens_per_s:.0f} tokens/s" if self.timing else ""
-        needed = format_bytes(self.needed_bytes)
-        return f"<inference plan of {self.name} on {self.gpu.name}: {self.verdict}, {needed}{rate}>"
-
     @property
-    def needed_bytes(self) -> int:
-        """What is expected to be taken on the card, its CUDA context included."""
-        return self.memory.needed_expected_bytes
+    def needs(self) -> RunMemory:
+        return self.memory
 
 
 def plan(
@@ -106,14 +99,13 @@ def _plan(
     prompt, as_published = asked.prompt, not asked.weights
     asked, engine = resolved(source.name, facts, asked, gpu)
     room = None if gpu.memory_bytes is None else max(0, gpu.memory_bytes - used_by_others_bytes)
-    memory = memory_of(facts, asked, engine, gpu)
-    verdict = verdict_of(memory, room)
+    memory = memory_of(facts, asked, engine, gpu, room)
     search = Search(facts, asked, prompt, gpu, room)
-    fitting = search.fitting() if verdict in FAILING else None
-    smallest = search.smallest() if verdict in FAILING and fitting is None else None
+    fitting = search.fitting() if memory.verdict in FAILING else None
+    smallest = search.smallest() if memory.verdict in FAILING and fitting is None else None
     return InferencePlan(
         name=source.name, where=source.where, facts=facts, asked=asked, engine=engine, gpu=gpu, available_bytes=room,
-        used_by_others_bytes=used_by_others_bytes, memory=memory, verdict=verdict,
+        used_by_others_bytes=used_by_others_bytes, memory=memory,
         longest_context=None if room is None else search.longest_context(),
         largest_batch=None if room is None else bisect(lambda size: search.fits(batch=size), 0, MOST_BATCH + 1),
         timing=speed_of(facts, asked, engine, gpu, prices),
@@ -198,7 +190,7 @@ class Search:
             longest = self.longest_context(weights=name)
             asked = self._asked.model_copy(update={"weights": name})
             speed = speed_of(self._facts, asked, asked.engine or FORMATS[name].engine, self._gpu)
-            needed = self.memory({"weights": name}).needed_expected_bytes
+            needed = self.memory({"weights": name}).needed_bytes
             rate = speed.tokens_per_s if speed else None
             found.append(FormatFit(weights=name, needed_bytes=needed, longest_context=longest, tokens_per_s=rate))
         return tuple(found)
@@ -219,13 +211,13 @@ class Search:
         """What would be needed in any case, and the card that has it."""
         name = (self._asked.weights, *self._fewer)[-1]
         memory = self.memory({"weights": name})
-        needed, others = memory.needed_expected_bytes, (self._gpu.memory_bytes or 0) - (self._available_bytes or 0)
+        needed, others = memory.needed_bytes, (self._gpu.memory_bytes or 0) - (self._available_bytes or 0)
         if self._gpu.kind != "cuda":
             return Smallest(weights=name, needed_bytes=needed)
         cards = [card for card in catalogue().values() if card.kind == "cuda" and card.fp16_dense_tflops]
         for card in sorted(cards, key=lambda each: each.memory_bytes or 0):
             size = card.memory_bytes or 0
-            if verdict_of(self.memory({"weights": name}, card), size - others) == "fits":
+            if self.memory({"weights": name}, card, size - others).verdict == "fits":
                 return Smallest(weights=name, needed_bytes=needed, card=card.name, card_bytes=size)
         return Smallest(weights=name, needed_bytes=needed)
 
@@ -242,15 +234,18 @@ class Search:
 
     def _found(self, **changes: int | str) -> Fitting:
         words = [f"--{name} {value}" for name, value in changes.items() if value != getattr(self._asked, name)]
-        return Fitting(words=" ".join(words), needed_bytes=self.memory(changes).needed_expected_bytes)
+        return Fitting(words=" ".join(words), needed_bytes=self.memory(changes).needed_bytes)
 
     def fits(self, **changes: int | str) -> bool:
         """Whether it fits with these changes."""
-        return verdict_of(self.memory(changes), self._available_bytes) == "fits"
+        return self.memory(changes).verdict == "fits"
 
-    def memory(self, changes: Mapping[str, int | str], gpu: Gpu | None = None) -> InferenceMemory:
-        """What is needed with these changes."""
+    def memory(
+        self, changes: Mapping[str, int | str], gpu: Gpu | None = None, available_bytes: int | None = None
+    ) -> RunMemory:
+        """Return what is needed with these changes, on another card where one is given."""
+        room = available_bytes if gpu else self._available_bytes
         asked = self._asked.model_copy(update=changes)
         asked = asked.model_copy(update={"prompt": min(self._prompt or USUAL_PROMPT, asked.context)})
         engine: Engine = asked.engine or FORMATS[asked.weights].engine
-        return memory_of(self._facts, asked, engine, gpu or self._gpu)
+        return memory_of(self._facts, asked, engine, gpu or self._gpu, room)

@@ -14,7 +14,6 @@ out stands in docs/inference.md.
 
 from typing import Any
 
-from foretrain.base.records import Record
 from foretrain.config.hub.facts import ModelFacts
 from foretrain.config.hub.parameters import counts_of
 from foretrain.config.inference.formats import CACHES, FORMATS, PUBLISHED, Engine
@@ -22,7 +21,7 @@ from foretrain.config.inference.options import Inference
 from foretrain.hardware.catalogue import Gpu
 from foretrain.hardware.devices import Context
 from foretrain.predict.energy import Prices
-from foretrain.predict.memory import Component, Verdict, of_range
+from foretrain.predict.memory import Component, PhaseMemory, RunMemory, on_cpu
 from foretrain.predict.speed.time import Range
 from foretrain.predict.timing import PRICES, READINGS, Timing
 
@@ -191,20 +190,6 @@ OTHERS_BYTES = 4  # norms and biases stay in fp32
 ACTIVATIONS_HIGH = 2.0  # what kernels and the allocator add to the widest layer; an allowance, not measured
 
 
-class InferenceMemory(Record):
-    """Bytes on the card, each component with its formula."""
-
-    components: tuple[Component, ...]
-    needed_low_bytes: int
-    needed_expected_bytes: int
-    needed_high_bytes: int
-    source: str = "estimated"
-
-    def bytes_of(self, id: str) -> int:
-        """The bytes of one component."""
-        return next(part.size_bytes for part in self.components if part.id == id)
-
-
 def weights_bytes(facts: ModelFacts, weights: str, engine: Engine) -> int:
     """Parameters as they are stored on the card. llama.cpp leaves the embedding on the host and has a tied head for
     itself; PyTorch has all of them, a tied head once."""
@@ -233,26 +218,30 @@ def _activations_bytes(facts: ModelFacts, asked: Inference, engine: Engine) -> i
     return asked.batch * (asked.prompt * size * (3 * facts.n_embd + widest) + 4 * facts.vocab_size)
 
 
-def memory_of(facts: ModelFacts, asked: Inference, engine: Engine, gpu: Gpu) -> InferenceMemory:
-    """What an `asked` with all its values needs."""
-    context = Context.of(gpu)
-    card = gpu.kind != "cpu"
+def memory_of(
+    facts: ModelFacts, asked: Inference, engine: Engine, gpu: Gpu, available_bytes: int | None = None
+) -> RunMemory:
+    """Return what an `asked` with all its values needs, with its verdict where the memory to fit in is known."""
+    card, context = gpu.kind != "cpu", Context.of(gpu)
     activations = _activations_bytes(facts, asked, engine)
-    stored = weights_bytes(facts, asked.weights, engine)
-    parts = [
-        Component(id="weights", size_bytes=stored, formula=_weights_formula(facts, asked, engine)),
+    parts = (
+        Component(
+            id="weights", size_bytes=weights_bytes(facts, asked.weights, engine),
+            formula=_weights_formula(facts, asked, engine),
+        ),
         Component(id="kv_cache", size_bytes=cache_bytes(facts, asked), formula=_cache_formula(facts, asked)),
         Component(id="prompt", size_bytes=activations, formula=_prompt_formula(asked, engine)),
-    ]
-    if card:
-        parts.append(Component(id="overhead", size_bytes=context.expected_bytes, formula=""))
-    total = sum(part.size_bytes for part in parts)
-    low = total - (context.expected_bytes - context.low_bytes if card else 0)
-    high = total + (context.high_bytes - context.expected_bytes if card else 0)
-    high += round(activations * (ACTIVATIONS_HIGH - 1))
-    return InferenceMemory(
-        components=tuple(parts), needed_low_bytes=low, needed_expected_bytes=total, needed_high_bytes=high
+    )  # fmt: skip
+    size = sum(part.size_bytes for part in parts)
+    low, expected, high = (
+        size + (taken if card else 0) for taken in (context.low_bytes, context.expected_bytes, context.high_bytes)
     )
+    phase = PhaseMemory(
+        phase="generate", moment="last_token", allocated_bytes=size, needed_low_bytes=low,
+        needed_expected_bytes=expected, needed_high_bytes=high + round(activations * (ACTIVATIONS_HIGH - 1)),
+        components=parts,
+    )  # fmt: skip
+    return RunMemory(phases=(on_cpu(phase, available_bytes),), context=context)
 
 
 def _weights_formula(facts: ModelFacts, asked: Inference, engine: Engine) -> str:
@@ -274,11 +263,3 @@ def _cache_formula(facts: ModelFacts, asked: Inference) -> str:
 
 def _prompt_formula(asked: Inference, engine: Engine) -> str:
     return "512 · (V + C) · 4" if engine == "llama.cpp" else f"B · ({asked.prompt:,} · (3·C + 2·F) + 2·V)"
-
-
-def verdict_of(memory: InferenceMemory, available_bytes: int | None) -> Verdict | None:
-    """Whether it fits; None where the memory to fit in is not known."""
-    if available_bytes is None:
-        return None
-    span = memory.needed_low_bytes, memory.needed_expected_bytes, memory.needed_high_bytes
-    return of_range(span, available_bytes)

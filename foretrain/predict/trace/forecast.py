@@ -10,7 +10,7 @@ from foretrain.config.shape import ModelShape
 from foretrain.predict import software
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.estimate.ranks import dealt
-from foretrain.predict.memory import StepMemory
+from foretrain.predict.memory import RunMemory
 from foretrain.predict.plan import Plan
 from foretrain.predict.spec import TOLD_APART, StepName, StepSpec
 from foretrain.predict.trace import interpreter, service
@@ -42,7 +42,7 @@ def traced(plan: Plan, settings: Settings | None = None, listen: Listener = lamb
     """The plan with exact memory for both ways to write the step; where no trace can be made, the ledger's answer
     stands and a note says why."""
     try:
-        answers = answers_for(plan, [memory.step for memory in plan.memory], settings, listen)
+        answers = answers_for(plan, [memory.step for memory in plan.memory if memory.step], settings, listen)
     except TraceUnavailable as error:
         note = Note(id="trace_unavailable", values={"reason": str(error)})
         return plan.model_copy(update={"notes": (*plan.notes, note)})
@@ -72,7 +72,7 @@ class Question:
     caps the allocator."""
 
     requests: tuple[Request, ...]
-    ledger: StepMemory
+    ledger: RunMemory
     available_bytes: int | None
     capped: bool
     settings: Settings | None
@@ -217,7 +217,7 @@ def ranks_to_trace(spec: StepSpec) -> tuple[int, ...]:
 
 
 def trace_ranks(
-    asked: Sequence[tuple[StepSpec, StepMemory]],
+    asked: Sequence[tuple[StepSpec, RunMemory]],
     available_bytes: int | None,
     *,
     capped: bool = False,

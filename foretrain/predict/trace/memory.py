@@ -15,7 +15,7 @@ from foretrain.predict.abstract.modules import KINDS
 from foretrain.predict.allocator.replay import Death, Replay, Tried, replay, smallest_limit_bytes
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.estimate.simulated_run import EARLY_GRADIENTS
-from foretrain.predict.memory import PHASES, Component, PhaseMemory, StepMemory, judged
+from foretrain.predict.memory import PHASES, Component, PhaseMemory, RunMemory, judged
 from foretrain.predict.trace.record import Allocation, Trace, moment_id
 from foretrain.predict.trace.repeats import with_all_micro_batches
 
@@ -23,7 +23,7 @@ from foretrain.predict.trace.repeats import with_all_micro_batches
 class Exact(Record):
     """One way to run the step, traced: memory in the estimate's form and what only a replay can say."""
 
-    memory: StepMemory
+    memory: RunMemory
     smallest_limit_bytes: int  # the least that the allocator may reserve for the run to live, context not included
     smallest_limit_expandable_bytes: int  # the same with expandable_segments:True
     death: Death | None  # where the run ends under what the card leaves; None where it lives
@@ -68,7 +68,7 @@ def component_id(allocation: Allocation) -> str:
     return f"activations.{KINDS[last]}" if last in KINDS else "activations"
 
 
-def _formulas(ledger: StepMemory, phase: str) -> dict[str, tuple[str, int]]:
+def _formulas(ledger: RunMemory, phase: str) -> dict[str, tuple[str, int]]:
     """Return (formula, bytes) of the estimate's components in a phase; under "activations" all kinds of them together.
 
     A compiled trace cannot tell the kinds apart: its kernels belong to no module.
@@ -79,7 +79,7 @@ def _formulas(ledger: StepMemory, phase: str) -> dict[str, tuple[str, int]]:
     return rows
 
 
-def _phase(trace: Trace, run: Replay, name: str, others: Sequence[Replay], ledger: StepMemory) -> PhaseMemory:
+def _phase(trace: Trace, run: Replay, name: str, others: Sequence[Replay], ledger: RunMemory) -> PhaseMemory:
     formulas = _formulas(ledger, name)
     peak = next(phase for phase in run.phases if phase.phase == name)
     reserved = [phase.reserved_bytes for r in others for phase in r.phases if phase.phase == name]
@@ -97,7 +97,7 @@ def _phase(trace: Trace, run: Replay, name: str, others: Sequence[Replay], ledge
 
 def exact(
     traces: Sequence[Trace],
-    ledger: StepMemory,
+    ledger: RunMemory,
     *,
     available_bytes: int | None,
     settings: Settings | None = None,
@@ -128,7 +128,7 @@ def exact(
         # A run that dies while the model is built reaches no phase of the table: it never gets into the first one.
         dead = None if death is None else death.phase if death.phase in PHASES else phases[0].phase
         phases = judged(phases, available_bytes, dead, len(dies) == len(traces), limits)
-    memory = StepMemory(
+    memory = RunMemory(
         step=ledger.step, compiled=ledger.compiled, phases=tuple(phases), saved_bytes=saved_bytes(trace),
         source="traced", context=ledger.context, obstacle=ledger.obstacle,
     )  # fmt: skip
@@ -158,7 +158,7 @@ def answer(question: dict[str, Any], trace: Trace) -> Exact:
     """Answer from one trace, as plain values ask for it (forecast.py, Question.told)."""
     whole = with_all_micro_batches(trace, question["traced"], question["micro_batches"])
     return exact(
-        [whole], StepMemory.model_validate(question["ledger"]), available_bytes=question["available_bytes"],
+        [whole], RunMemory.model_validate(question["ledger"]), available_bytes=question["available_bytes"],
         settings=Settings.parse(question["settings"]), capped=question["capped"], device_bytes=question["device_bytes"],
     )  # fmt: skip
 

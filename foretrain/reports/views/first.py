@@ -127,39 +127,6 @@ def cards(plans: list[Plan], choice: Choice, asked: Asked) -> Screen:
     return Screen(title, (), table, tuple(rows))
 
 
-# -- one line ------------------------------------------------------------------------------------------------------
-
-
-def line(plan: Plan, step: StepName, version: str, timing: Timing | None = None, steps: int | None = None) -> Message:
-    """The whole answer in one line, to be pasted. `steps`: as many as fit in a limit."""
-    timing = timing or plan.timing_of(step)
-    verdict = plan.verdict_of(step)
-    needed = plan.memory_of(step).needed_bytes
-    values = {"needed": needed, "available": plan.available_bytes or 0}
-    parts = [Message(f"first.line_memory.{verdict_id(verdict, needed, plan.available_bytes)}", values).text()]
-    if steps is not None:
-        parts.append(Message("first.line_steps", {"steps": steps}).text())
-    if verdict not in REFUSED and timing is not None:
-        total = timing.length_s
-        parts.append(Quantity((total.low_s, total.expected_s, total.high_s), "rough_duration_span").text())
-        money = timing.money()
-        if money is not None and money[1]:
-            parts.append(Message("value.amount_rough", {"amount": money[1], "currency": plan.config.currency}).text())
-    values = {"name": plan.name, "gpu": plan.gpu.name, "parts": listed(parts), "version": version}
-    return Message("first.line", {**values, "source": plan.memory_of(step).source})
-
-
-def best_line(plan: Plan, found: Best, version: str) -> Message:
-    winner = found.candidates[0]
-    c = winner.config
-    values = {
-        "n_layer": c.n_layer, "n_head": c.n_head, "n_embd": c.n_embd, "params": winner.n_params,
-        "tokens": winner.tokens, "loss": winner.loss, "gpu": plan.gpu.name, "text": found.limit.text,
-        "needed": winner.needed_bytes, "available": plan.available_bytes or 0, "version": version,
-    }  # fmt: skip
-    return Message("first.best_line", values)
-
-
 # -- parts ---------------------------------------------------------------------------------------------------------
 
 

@@ -1,9 +1,11 @@
 """A plan of generating text: a dozen lines, one line to paste, and the whole with every formula."""
 
+from foretrain.advice.asked import Asked
 from foretrain.base.messages import has, listed
+from foretrain.config.inference.options import WORDS
 from foretrain.predict.inference.plan import InferencePlan
 from foretrain.predict.inference.speed import GenerationTiming
-from foretrain.predict.memory import FAILING
+from foretrain.predict.memory import FAILING, Component
 from foretrain.reports.document import Cell, Document, Message, Paragraph, Quantity, Row, Screen, Section, Table
 from foretrain.reports.views.shared import TONES, card_memory
 
@@ -16,26 +18,25 @@ def title(plan: InferencePlan) -> Message:
 
 
 def verdict(plan: InferencePlan) -> Paragraph:
-    m = plan.memory
-    values = {
-        "needed": (m.needed_low_bytes, m.needed_expected_bytes, m.needed_high_bytes),
-        "available": plan.available_bytes or 0, "gpu": plan.gpu.name,
-    }  # fmt: skip
+    needed = plan.memory.neediest.needed_span
+    values = {"needed": needed, "available": plan.available_bytes or 0, "gpu": plan.gpu.name}
     id = "partly_free" if plan.verdict == "does_not_fit" and plan.used_by_others_bytes else plan.verdict or "unknown"
     return Paragraph(Message(f"inference.verdict.{id}", values), TONES[plan.verdict])
 
 
-def screen(plan: InferencePlan, command: tuple[str, ...] = ()) -> Screen:
-    """A dozen lines. `command`: of the same question with the change that lets it fit."""
+def screen(plan: InferencePlan, asked: Asked) -> Screen:
     parts = _memory(plan)
     rows = [Row(Message("inference.label.memory"), listed(parts), short=listed(parts[:2]))]
     rows += _speed_rows(plan, plan.timing) if plan.timing else [Row(Message("inference.label.speed"), _no_speed(plan))]
     rows += [Row(Message("inference.label.most"), each) for each in most(plan)]
     rows += [Row(Message("first.label.change"), each) for each in _change(plan)]
-    if command and plan.fitting is not None:
-        rows.append(Row(Message("first.label.next"), command=command))
+    if plan.fitting is not None and not asked.quiet:
+        changed = plan.fitting.words.split()
+        kept = WORDS.without(asked.words, [word.key for word in WORDS.split(changed)])
+        command = ("foretrain", "plan", *kept, *changed, *asked.card_options())
+        rows.append(Row(Message("first.label.next"), command=(*command, *asked.options())))
     rows += [Row(Message("first.label.note"), note, optional=1) for note in _notes(plan)]
-    if command:
+    if not asked.quiet:
         rows.append(Row(Message("first.label.more"), Message("first.more_full"), optional=2))
     return Screen(
         title(plan), (verdict(plan),), None if plan.verdict in FAILING else _formats(plan, SHOWN), tuple(rows)
@@ -57,23 +58,11 @@ def _formats(plan: InferencePlan, most: int) -> Table | None:
     return Table(columns, rows, frozenset({1, 2, 3})) if len(rows) > 1 else None
 
 
-def line(plan: InferencePlan, version: str) -> Message:
-    room = {"needed": plan.needed_bytes, "available": plan.available_bytes or 0}
-    parts = [Message(f"first.line_memory.{plan.verdict or 'unknown'}", room).text()]
-    if plan.timing:
-        parts.append(Message("inference.line_speed", {"tokens": plan.timing.tokens_per_s}).text())
-    values = {
-        "name": plan.name, "weights": plan.asked.weights, "gpu": plan.gpu.name, "context": plan.asked.context,
-        "batch": plan.asked.batch, "parts": listed(parts), "version": version,
-    }  # fmt: skip
-    return Message("inference.line", values)
-
-
 def document(plan: InferencePlan) -> Document:
     columns = tuple(Message(f"column.{name}") for name in ("finetune_component", "finetune_bytes", "finetune_formula"))
     parts = tuple(
         (Message(f"inference.part.{part.id}"), Quantity(part.size_bytes, "bytes"), part.formula)
-        for part in plan.memory.components
+        for part in _components(plan)
     )
     memory = Section(Message("inference.memory"), (Table(columns, parts, frozenset({1})),))
     formats = _formats(plan, len(plan.formats))
@@ -94,8 +83,15 @@ def document(plan: InferencePlan) -> Document:
 def _memory(plan: InferencePlan) -> list[str]:
     return [
         f"{Message(f'inference.part.{part.id}').text()} {Quantity(part.size_bytes, 'bytes').text()}"
-        for part in plan.memory.components
+        for part in _components(plan)
     ]
+
+
+def _components(plan: InferencePlan) -> tuple[Component, ...]:
+    phase = plan.memory.neediest
+    overhead = phase.needed_expected_bytes - phase.allocated_bytes
+    more = (Component(id="overhead", size_bytes=overhead, formula=""),) if overhead else ()
+    return (*phase.components, *more)
 
 
 def _speed_values(plan: InferencePlan, speed: GenerationTiming) -> dict[str, float | str]:

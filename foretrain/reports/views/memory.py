@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from foretrain.base.messages import listed
 from foretrain.config.families import family_of
-from foretrain.predict.memory import PhaseMemory, StepMemory
+from foretrain.predict.memory import PhaseMemory, RunMemory
 from foretrain.predict.plan import Plan
 from foretrain.predict.step_moments import MomentMemory, StepMoments
 from foretrain.predict.trace.memory import Exact
@@ -33,7 +33,7 @@ Parts = tuple[tuple[str, int], ...]
 # -- does it fit ---------------------------------------------------------------------------------------------
 
 
-def _mode(memory: StepMemory) -> str:
+def _mode(memory: RunMemory) -> str:
     return "compiled" if memory.compiled else "eager"
 
 
@@ -57,7 +57,7 @@ def sentences(plan: Plan) -> tuple[Block, ...]:
     return tuple(blocks)
 
 
-def _verdict_values(plan: Plan, memory: StepMemory, phase: PhaseMemory) -> dict[str, Any]:
+def _verdict_values(plan: Plan, memory: RunMemory, phase: PhaseMemory) -> dict[str, Any]:
     low, expected, high = phase.needed_span
     return {
         "step": Message(f"step.{memory.step}"),
@@ -165,7 +165,7 @@ def every_byte(plan: Plan) -> tuple[Block, ...]:
 # -- pictures -----------------------------------------------------------------------------------------------
 
 
-def phase_parts(plan: Plan, memory: StepMemory, phase: PhaseMemory) -> tuple[tuple[str, int], ...]:
+def phase_parts(plan: Plan, memory: RunMemory, phase: PhaseMemory) -> tuple[tuple[str, int], ...]:
     """A phase up to what it is expected to need: by group, then what the process needs besides, and last what the
     allocator keeps from earlier phases: an evaluation between steps does not need that itself."""
     above = max(0, phase.needed_expected_bytes - phase.allocated_bytes)
@@ -185,7 +185,7 @@ def memory_bars(plan: Plan) -> StackedBars:
     return StackedBars(Message("picture.memory"), bars, plan.available_bytes)
 
 
-def phase_bars(plan: Plan, memory: StepMemory, measured: "MeasuredMemory | None" = None) -> StackedBars:
+def phase_bars(plan: Plan, memory: RunMemory, measured: "MeasuredMemory | None" = None) -> StackedBars:
     """A bar for each phase up to what the process is expected to need; beneath it what was measured, where it was."""
     bars = []
     for phase in memory.phases:
@@ -217,12 +217,12 @@ def phase_pictures(plan: Plan) -> tuple[StackedBars, ...]:
     )
 
 
-def step_mode(memory: StepMemory) -> Message:
+def step_mode(memory: RunMemory) -> Message:
     values = {"step": Message(f"step.{memory.step}"), "mode": Message(f"mode.{_mode(memory)}")}
     return Message("plan.step_mode", values)
 
 
-def verdicts(plan: Plan, memory: StepMemory) -> tuple[Block, ...]:
+def verdicts(plan: Plan, memory: RunMemory) -> tuple[Block, ...]:
     if plan.available_bytes is None:
         return ()
     return tuple(

@@ -11,8 +11,11 @@ from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict import software
 from foretrain.predict.energy import Prices, Spending
-from foretrain.predict.memory import Component, Phased, StepMemory, Verdict
+from foretrain.predict.finetune.plan import FineTunePlan
+from foretrain.predict.forecast import AnyPlan
+from foretrain.predict.memory import FAILING, Component, RunMemory, Verdict
 from foretrain.predict.plan import Plan
+from foretrain.predict.ranks import ClusterPlan
 from foretrain.predict.within import Within
 from foretrain.reports.document import Block, Cell, Message, Paragraph
 
@@ -48,19 +51,31 @@ def card_memory(gpu: Gpu) -> tuple[Block, ...]:
     return (Paragraph(Message("plan.card_memory", values)),)
 
 
-def why_not(memory: Phased, gpu: Gpu) -> Message | str:
+def why_not(memory: RunMemory, gpu: Gpu) -> Message | str:
     """What the card cannot do of a run; "" where it can."""
     values = {"gpu": gpu.name, "capability": gpu.compute_capability}
-    obstacle = memory.obstacle if isinstance(memory, StepMemory) else ""
-    return Message(f"does_not_run.{obstacle}", values) if obstacle else ""
+    return Message(f"does_not_run.{memory.obstacle}", values) if memory.obstacle else ""
 
 
-def check_error(id: str, plan: Any, memory: Phased, gpu: Gpu, room: Any, **values: Any) -> UserError:
-    """Why --check fails: the card cannot do it, or by its verdict; `values` of the text `id`."""
-    known = {"name": plan.name, "gpu": gpu.name, "needed": memory.needed_bytes}
-    if isinstance(why := why_not(memory, gpu), Message):
-        return UserError("check.does_not_run", **known, room=plan.available_bytes or 0, why=why.text())
-    return UserError(id, **known, **values, room=room, verdict=Message(f"word.{plan.verdict}").text())
+def check_error(plan: AnyPlan) -> UserError | None:
+    """Return why --check fails: it does not fit, the card cannot do it, or nobody can say; None where it fits."""
+    known: dict[str, Any] = {"name": plan.name, "gpu": plan.place, "room": plan.available_bytes or 0}
+    if plan.verdict is None:
+        bound = plan.bound if isinstance(plan, FineTunePlan) else "exact"
+        phase, keys = plan.needs.neediest, plan.bounded_by if isinstance(plan, FineTunePlan) else ()
+        needed = phase.needed_low_bytes if bound == "at_least" else phase.needed_high_bytes
+        return UserError(f"usage.no_verdict.{bound}", **known, needed=needed, keys=keys)
+    if plan.verdict not in FAILING:
+        return None
+    known["needed"] = plan.needed_bytes
+    if isinstance(why := why_not(plan.needs, plan.gpu), Message):
+        return UserError("check.does_not_run", **known, why=why.text())
+    known["verdict"] = Message(f"word.{plan.verdict}").text()
+    if isinstance(plan, ClusterPlan):
+        strategy = (plan.best or plan.least).strategy
+        return UserError("check.failed_cluster", **known, cluster=plan.place, strategy=strategy)
+    nanogpt = isinstance(plan, Plan) and plan.step == "nanogpt"
+    return UserError("check.failed_nanogpt" if nanogpt else "check.failed", **known)
 
 
 def assumed(plan: Plan) -> tuple[Block, ...]:

@@ -10,7 +10,7 @@ from foretrain.app.ranks.plan import advices, make_cluster_plan
 from foretrain.base.messages import printable
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.hardware.cluster import cluster
-from foretrain.predict.ranks.record import ClusterPlan
+from foretrain.predict.ranks import ClusterPlan
 from foretrain.reports.document import cell_text
 from foretrain.reports.html import block_json, document_json
 from foretrain.reports.views.cluster import advice as view

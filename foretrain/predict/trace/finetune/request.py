@@ -14,7 +14,7 @@ from foretrain.hardware.catalogue import Gpu
 from foretrain.hardware.devices import Context
 from foretrain.predict.allocator.replay import Death, Replay, replay, smallest_limit_bytes
 from foretrain.predict.allocator.settings import Settings
-from foretrain.predict.finetune.memory import PHASES, FineTuneMemory
+from foretrain.predict.finetune.memory import PHASES, RunMemory
 from foretrain.predict.memory import PhaseMemory, carried, judged
 from foretrain.predict.trace import interpreter, service
 from foretrain.predict.trace.memory import components, saved_bytes
@@ -124,7 +124,7 @@ class FineTuneTrace(Record):
     `attention`: the kernels that it took. `versions`: of the packages whose code was traced.
     """
 
-    memory: FineTuneMemory
+    memory: RunMemory
     # The least that the allocator may reserve for the run to live, to a thousandth; the context is not included.
     smallest_limit_bytes: int
     smallest_limit_expandable_bytes: int  # the same with expandable_segments:True
@@ -150,7 +150,7 @@ def answered(
         phases = carried(phases)
     expandable = replace(settings or Settings(), expandable_segments=True)
     step = max(MIB, run.peak_reserved_bytes // 1000)
-    memory = FineTuneMemory(
+    memory = RunMemory(
         phases=tuple(phases), saved_bytes=saved_bytes(trace), source="traced", context=context,
         paged_bytes=trace.facts["paged_bytes"],
     )  # fmt: skip

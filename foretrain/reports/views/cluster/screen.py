@@ -8,7 +8,7 @@ from foretrain.config.sharing import StrategyName, of_one_strategy
 from foretrain.hardware.cluster import Cluster
 from foretrain.hardware.links import Link
 from foretrain.predict.memory import REFUSED, PhaseMemory
-from foretrain.predict.ranks.record import Change, ClusterPlan, Factor, RankPlan
+from foretrain.predict.ranks import Change, ClusterPlan, Factor, RankPlan
 from foretrain.predict.within import Within
 from foretrain.reports.document import Cell, Message, Paragraph, Quantity, Row, Screen, Table
 from foretrain.reports.views.shared import TONES, cost_of, needs_of_free, verdict_id, verdict_word, within_answer
@@ -29,25 +29,6 @@ def screen(plan: ClusterPlan, asked: Asked, within: Within | None = None) -> Scr
     if not asked.quiet:
         rows.append(Row(Message("first.label.more"), Message("cluster.more"), optional=3))
     return Screen(_title(plan), tuple(lead), _table(plan), tuple(rows), most_lines=MOST_LINES)
-
-
-def line(plan: ClusterPlan, version: str) -> Message:
-    best = plan.best
-    rank = best or plan.least
-    needed, available = rank.memory.needed_bytes, plan.one_card.available_bytes
-    memory = Message(
-        f"first.line_memory.{verdict_id(rank.verdict, needed, available)}",
-        {"needed": needed, "available": available or 0},
-    )
-    parts = [strategy(rank).text(), memory.text()]
-    if best is not None and best.timing is not None and best.speed_up is not None:
-        total, money = best.timing.length_s, best.timing.money()
-        parts.append(Quantity((total.low_s, total.expected_s, total.high_s), "rough_duration_span").text())
-        if money is not None and money[1]:
-            parts.append(Message("value.amount_rough", {"amount": money[1], "currency": plan.config.currency}).text())
-        parts.append(Message("cluster.line_times", {"expected": best.speed_up.expected}).text())
-    values = {"name": plan.name, "gpu": plan.cluster.text, "parts": listed(parts), "version": version}
-    return Message("first.line", {**values, "source": rank.memory.source})
 
 
 def _title(plan: ClusterPlan) -> Message:

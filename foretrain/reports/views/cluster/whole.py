@@ -1,7 +1,6 @@
 """The whole plan for several cards: each strategy, its memory by phase, what it sends, time, energy and money."""
 
-from foretrain.predict.ranks.plan import notes_of_ranks
-from foretrain.predict.ranks.record import ClusterPlan, RankPlan
+from foretrain.predict.ranks import ClusterPlan, RankPlan, notes_of_ranks
 from foretrain.predict.speed.time import Range
 from foretrain.predict.within import Within
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table

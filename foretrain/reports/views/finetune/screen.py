@@ -10,10 +10,11 @@ from foretrain.base.messages import has, listed
 from foretrain.config.finetune.together import idle
 from foretrain.config.finetune.words import changed_words, option_words
 from foretrain.predict.finetune.plan import FineTunePlan
-from foretrain.predict.memory import REFUSED, PhaseMemory
+from foretrain.predict.memory import PhaseMemory
 from foretrain.predict.timing import Timing
 from foretrain.reports.document import Message, Paragraph, Quantity, Row, Screen
-from foretrain.reports.views.shared import TONES, cost_of, grouped, verdict_id
+from foretrain.reports.views.shared import TONES, cost_of, grouped
+from foretrain.reports.views.shared import verdict_id as exact_id
 
 LARGEST = 4  # groups of memory that are named
 MOST_CHANGES = 3
@@ -35,38 +36,15 @@ def screen(plan: FineTunePlan, changes: tuple[Advice, ...], asked: Asked) -> Scr
     return Screen(title(plan), (verdict_of(plan),), None, tuple(rows))
 
 
-def line(plan: FineTunePlan, version: str, steps: int | None = None) -> Message:
-    """The answer in one line, to be pasted. `steps`: as many as fit in a limit."""
-    room = {"needed": _sure_bytes(plan), "available": plan.available_bytes or 0}
-    parts = [Message(_verdict_id(plan, "line_memory", "line_bound"), room).text()]
-    timing = plan.timing
-    if steps is not None:
-        parts.append(Message("first.line_steps", {"steps": steps}).text())
-    if timing is not None:
-        parts.append(Message("finetune.line_speed", {"tokens": timing.tokens_per_s}).text())
-    if timing is not None and timing.total_s is not None and plan.verdict not in REFUSED:
-        total, money = timing.total_s, timing.money()
-        parts.append(Quantity((total.low_s, total.expected_s, total.high_s), "rough_duration_span").text())
-        if money is not None and money[1]:
-            paid = {"amount": money[1], "currency": timing.prices.currency}
-            parts.append(Message("value.amount_rough", paid).text())
-    method = plan.tune.method if plan.tune.training == "sft" else method_of(plan).text()
-    values = {
-        "name": plan.name, "method": method, "gpu": plan.gpu.name, "parts": listed(parts),
-        "source": plan.memory.source, "version": version,
-    }  # fmt: skip
-    return Message("finetune.line", values)
-
-
-def _sure_bytes(plan: FineTunePlan) -> int:
+def sure_bytes(plan: FineTunePlan) -> int:
     low, expected, high = plan.memory.neediest.needed_span
     return {"at_least": low, "at_most": high}.get(plan.bound, expected)
 
 
-def _verdict_id(plan: FineTunePlan, exact: str, bounded: str) -> str:
+def verdict_id(plan: FineTunePlan, exact: str, bounded: str) -> str:
     if plan.bound != "exact":
         return f"first.{bounded}.{plan.bound}.{plan.verdict or 'unknown'}"
-    return f"first.{exact}.{verdict_id(plan.verdict, plan.needed_bytes, plan.available_bytes)}"
+    return f"first.{exact}.{exact_id(plan.verdict, plan.needed_bytes, plan.available_bytes)}"
 
 
 def title(plan: FineTunePlan) -> Message:
@@ -111,10 +89,10 @@ def verdict_of(plan: FineTunePlan) -> Paragraph:
     kind = "free" if plan.used_by_others_bytes else "card"
     values: dict[str, Any] = {
         "peak": phase.needed_span, "gpu": plan.gpu.name, "room": Message(f"first.room.{kind}", room),
-        "short": Message(f"first.short.{kind}", room), "where": _where(phase), "sure": _sure_bytes(plan),
+        "short": Message(f"first.short.{kind}", room), "where": _where(phase), "sure": sure_bytes(plan),
         "keys": plan.bounded_by,
     }  # fmt: skip
-    return Paragraph(Message(_verdict_id(plan, "verdict", "bound"), values), TONES[verdict])
+    return Paragraph(Message(verdict_id(plan, "verdict", "bound"), values), TONES[verdict])
 
 
 def _where(phase: PhaseMemory) -> Message:
@@ -240,7 +218,7 @@ def change_text(change: Advice) -> str:
     """What to type, and what it comes to."""
     what = " ".join([*words_of(change), *(["*"] if change.learns_otherwise else [])])
     room = change.effect.available_bytes
-    id = verdict_id(change.effect.verdict, change.effect.needed_bytes, room)
+    id = exact_id(change.effect.verdict, change.effect.needed_bytes, room)
     values = {"change": what, "needed": (change.effect.needed_bytes,) * 3, "available": room or 0}
     said = [Message(f"first.changed.{id}", values).text()]
     if change.effect.slower is not None and abs(change.effect.slower) >= 0.005:

@@ -1,0 +1,70 @@
+"""A plan of any kind of run in one line, to be pasted into a forum or a chat."""
+
+from importlib.metadata import version
+
+from foretrain.advice.best import Best
+from foretrain.base.messages import listed
+from foretrain.predict.finetune.plan import FineTunePlan
+from foretrain.predict.forecast import AnyPlan
+from foretrain.predict.inference.plan import InferencePlan
+from foretrain.predict.memory import REFUSED
+from foretrain.predict.plan import Plan
+from foretrain.predict.ranks import ClusterPlan
+from foretrain.reports.document import Message, Quantity
+from foretrain.reports.views.cluster.screen import strategy
+from foretrain.reports.views.finetune.screen import method_of, sure_bytes
+from foretrain.reports.views.finetune.screen import verdict_id as bounded_id
+from foretrain.reports.views.shared import verdict_id
+
+
+def line(plan: AnyPlan, steps: int | None = None) -> Message:
+    """Return the whole answer. `steps`: as many as fit in a limit."""
+    timing, parts = plan.timing, [_memory(plan).text()]
+    if isinstance(plan, ClusterPlan):
+        parts.insert(0, strategy(plan.best or plan.least).text())
+    if isinstance(plan, InferencePlan):
+        size = {"batch": plan.asked.batch, "context": plan.asked.context}
+        parts.insert(0, Message("inference.line_size", size).text())
+    if steps is not None:
+        parts.append(Message("first.line_steps", {"steps": steps}).text())
+    if timing is not None and isinstance(plan, FineTunePlan | InferencePlan):
+        parts.append(Message("finetune.line_speed", {"tokens": timing.tokens_per_s}).text())
+    if timing is not None and timing.total_s is not None and plan.verdict not in REFUSED:
+        total, money = timing.total_s, timing.money()
+        parts.append(Quantity((total.low_s, total.expected_s, total.high_s), "rough_duration_span").text())
+        if money is not None and money[1]:
+            paid = {"amount": money[1], "currency": timing.prices.currency}
+            parts.append(Message("value.amount_rough", paid).text())
+    if isinstance(plan, ClusterPlan) and plan.best is not None and plan.best.speed_up is not None:
+        parts.append(Message("cluster.line_times", {"expected": plan.best.speed_up.expected}).text())
+    values = {"name": _name(plan), "gpu": plan.place, "parts": listed(parts), "version": version("foretrain")}
+    return Message("first.line", {**values, "source": plan.needs.source})
+
+
+def _memory(plan: AnyPlan) -> Message:
+    if isinstance(plan, FineTunePlan):
+        room = {"needed": sure_bytes(plan), "available": plan.available_bytes or 0}
+        return Message(bounded_id(plan, "line_memory", "line_bound"), room)
+    id = verdict_id(plan.verdict, plan.needed_bytes, plan.available_bytes)
+    room = {"needed": plan.needed_bytes, "available": plan.available_bytes or 0}
+    return Message(f"first.line_memory.{id}", room)
+
+
+def _name(plan: AnyPlan) -> str:
+    if isinstance(plan, Plan | ClusterPlan):
+        return plan.name
+    if isinstance(plan, InferencePlan):
+        return f"{plan.name} {plan.asked.weights}"
+    return f"{plan.name} {plan.tune.method if plan.tune.training == 'sft' else method_of(plan).text()}"
+
+
+def best_line(plan: Plan, found: Best) -> Message:
+    """Return the shape of lowest estimated loss."""
+    winner = found.candidates[0]
+    c = winner.config
+    values = {
+        "n_layer": c.n_layer, "n_head": c.n_head, "n_embd": c.n_embd, "params": winner.n_params,
+        "tokens": winner.tokens, "loss": winner.loss, "gpu": plan.gpu.name, "text": found.limit.text,
+        "needed": winner.needed_bytes, "available": plan.available_bytes or 0, "version": version("foretrain"),
+    }  # fmt: skip
+    return Message("first.best_line", values)

@@ -15,6 +15,11 @@ DECLARED: tuple[Declared, ...] = (
     Declared("^python inference", r"stdout:\d+", FACTS, new='"facts": '),
     Declared("", r"facts\.(latent|published)$", FACTS, old=r"^\(nothing\)$"),
     Declared("--bf16 --fp16", "", WORDS),
+    Declared(
+        "file: .*show-config",
+        "stdout:",
+        "options of fine-tuning are shown as those of pretraining are, with unit and help",
+    ),
     Declared("^error: (finetune|inference)", "stderr", WORDS, new="must be|needs a value"),
     Declared("", r"fields\[\d+\]\.(least|most|limits)$", WORDS),
     Declared(

@@ -217,7 +217,7 @@ def test_words_are_changed_once_whatever_they_were_spelled_as() -> None:
         "--batch-size", "1", "--lora-r", "32", "--packing", "--no-fp16", "--gradient-checkpointing",
     ]  # fmt: skip
     assert parse_words(changed_words(words, {}))[0] == parse_words(words)[0]
-    assert changed_words(["--load-in-4bit", "--method", "lora"], {}) == ["--method", "qlora"]
+    assert changed_words(["--load-in-4bit", "--method", "lora"], {}) == ["--method", "lora"]
     assert changed_words(["--evaluate", "--keeps-logits"], {"method": "full"}, ["keeps_logits"]) == [
         "--evaluate", "--method", "full",
     ]  # fmt: skip

@@ -670,7 +670,7 @@ def test_bad_words_are_one_sentence(words: list[str], named: str) -> None:
 def test_a_word_of_every_option_is_taken() -> None:
     f = FineTune()
     words = [f"--{name}={value if value != '' else 'lm_head'}" for name, value in f.model_dump().items()]
-    values, _, _ = parse_words(words)
+    values = parse_words(words).values
     empty = {name: "" for name, value in f.model_dump().items() if value == ""}
     assert FineTune.model_validate({**values, **empty}) == f
 

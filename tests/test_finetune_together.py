@@ -16,6 +16,7 @@ from foretrain.config.finetune.read import read_finetune
 from foretrain.config.finetune.together import idle
 from foretrain.config.finetune.words import parse_words
 from foretrain.config.hub.source import text_source
+from foretrain.config.inference.options import parse_inference
 from foretrain.hardware.catalogue import catalogue
 from foretrain.predict.finetune.plan import FineTunePlan, plan
 from foretrain.predict.finetune.program import has_flash_2
@@ -47,11 +48,7 @@ REFUSED = [
     ("--method lora --loop unsloth --unsloth=false", "unsloth_loop"),
     ("--method lora --loop unsloth --no-unsloth", "unsloth_loop"),
     ("--method lora --loop torchtune --unsloth", "unsloth_torchtune"),
-    ("--bf16 --fp16", "finetune_two_words"),
-    ("--method full --qlora", "finetune_two_words"),
-    ("--load-in-4bit --use-dora", "finetune_two_words"),
-    ("--qlora --load-in-4bit=false", "finetune_two_words"),
-    ("--seq-len 512 --max-length 1024", "finetune_two_words"),
+    ("--qlora --load-in-4bit=false", "finetune_switch_off"),
     ("--load-in-4bit=false", "finetune_switch_off"),
 ]
 
@@ -84,19 +81,38 @@ def test_what_is_refused_as_idle_changes_no_byte() -> None:
         assert plan(source, packed, card).memory == without.memory
 
 
-@pytest.mark.parametrize("words", [
-    "--method lora --lora-r 8", "--method lora --load-in-4bit", "--load-in-4bit --method lora", "--fp16 --bf16=false",
-    "--method lora --load-in-4bit=false", "--seq-len 512 --seq-len 1024", "--packing --no-packing --padded",
-    "--method lora --offload-checkpoints=false", "--max-steps 0 --epochs 2", "--method full --no-flash-attention",
+@pytest.mark.parametrize(("words", "option", "value", "twice"), [
+    ("--method lora --lora-r 8", "lora_r", 8, False),
+    ("--method lora --load-in-4bit", "method", "qlora", True),
+    ("--load-in-4bit --method lora", "method", "lora", True),
+    ("--load-in-4bit --qlora", "method", "qlora", False),
+    ("--load-in-4bit --use-dora", "method", "dora", True),
+    ("--method full --qlora", "method", "qlora", True),
+    ("--method lora --load-in-4bit=false", "method", "lora", False),
+    ("--bf16 --fp16", "amp", "fp16", True),
+    ("--bf16 --bf16 false", "amp", "no", True),
+    ("--fp16 --bf16=false", "amp", "fp16", False),
+    ("--bf16=false --fp16", "amp", "fp16", False),
+    ("--bf16=false", "amp", "no", False),
+    ("--no-bf16", "amp", "no", False),
+    ("--seq-len 512 --max-length 1024", "seq_len", 1024, True),
+    ("--packing --no-packing --padded", "packing", False, True),
+    ("--method lora --offload-checkpoints=false", "offload_checkpoints", False, False),
+    ("--max-steps 0 --epochs 2", "epochs", 2, False),
+    ("--method full --no-flash-attention", "attn", "sdpa", False),
 ])  # fmt: skip
-def test_what_agrees_is_taken(words: str) -> None:
-    read_finetune(MODEL, words.split())
+def test_of_an_option_that_is_typed_twice_the_last_value_counts(
+    words: str, option: str, value: object, twice: bool
+) -> None:
+    _, tune, reading = read_finetune(MODEL, words.split())
+    assert getattr(tune, option) == value
+    assert [note.values["key"] for note in reading.notes if note.id == "typed_twice"] == [option] * twice
 
 
-def test_the_order_of_two_words_does_not_matter() -> None:
-    assert parse_words(["--method", "lora", "--qlora"])[0] == parse_words(["--qlora", "--method", "lora"])[0]
-    assert parse_words(["--fp16", "--bf16=false"])[0] == parse_words(["--bf16=false", "--fp16"])[0] == {"amp": "fp16"}
-    assert parse_words(["--bf16=false"])[0] == parse_words(["--no-bf16"])[0] == {"amp": "no"}
+def test_the_last_value_of_an_option_of_generating_text_counts() -> None:
+    typed = parse_inference(["--context=4k", "--ctx", "8,192", "--kv=q8_0", "--kv=q8_0"])
+    assert (typed.asked.context, typed.asked.kv) == (8192, "q8_0")
+    assert [note.values for note in typed.notes] == [{"key": "context", "first": "--context", "source": "--ctx"}]
 
 
 def test_a_file_that_a_trainer_would_take_is_taken_and_its_idle_keys_are_said(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ import pytest
 from rich.console import Console
 
 from foretrain.advice.asked import Asked
-from foretrain.advice.first_answer import FirstAnswer, first_answer, without
+from foretrain.advice.first_answer import FirstAnswer, first_answer
 from foretrain.base.messages import format_value, has, say, speaking, texts
 from foretrain.base.units import GIB, format_rough
-from foretrain.config.resolve import resolve
+from foretrain.config.resolve import WORDS, resolve
 from foretrain.hardware.catalogue import find
 from foretrain.predict.memory import gathered
 from foretrain.predict.plan import Plan, plan
@@ -205,7 +205,7 @@ def test_what_limits_follows_the_operations() -> None:
 
 def test_a_setting_of_the_users_own_is_replaced() -> None:
     words = ("c.py", "--batch-size", "8", "--compile", "--batch_size=4", "--n_layer=2")
-    assert without(words, ["batch_size"]) == ("c.py", "--compile", "--n_layer=2")
+    assert WORDS.without(words, ["batch_size"]) == ("c.py", "--compile", "--n_layer=2")
 
 
 def test_rows_go_before_the_screen_grows_and_commands_can_be_copied() -> None:

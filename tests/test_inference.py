@@ -19,7 +19,7 @@ from foretrain.config.hub.facts import ModelFacts, ModelSource
 from foretrain.config.hub.parameters import counts_of, parameter_count
 from foretrain.config.hub.source import facts_to_generate, preset_source
 from foretrain.config.inference.formats import FORMATS
-from foretrain.config.inference.words import parse_inference
+from foretrain.config.inference.options import parse_inference
 from foretrain.config.presets import PRESETS, models
 from foretrain.config.shape import ModelShape, facts_of_run
 from foretrain.hardware.catalogue import catalogue, find
@@ -307,7 +307,9 @@ def test_held_out_published_speeds_are_met() -> None:
 
 
 def test_words_and_models() -> None:
-    asked, left = parse_inference(["my.toml", "--context=32k", "--n_layer=2", "--weights", "Q4-K-M", "--batch", "1_0"])
+    asked, _, left, _ = parse_inference(
+        ["my.toml", "--context=32k", "--n_layer=2", "--weights", "Q4-K-M", "--batch", "1_0"]
+    )
     assert (asked.context, asked.weights, asked.batch, left) == (32_768, "Q4-K-M", 10, ["my.toml", "--n_layer=2"])
     assert facts_to_generate(model_of_words(["gpt2-124m", "--n_layer=2"])).n_layer == 2
     assert facts_to_generate(model_named_by({"n_layer": 3})).n_layer == 3
@@ -319,8 +321,8 @@ def test_words_and_models() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--weights", "q9"], "q9"), (["--kv", "x"], "q8_0"), (["--context", "0"], "1 - "), (["--batch", "many"], "many"),
-        (["--context"], "--context"), (["--engine", "vllm"], "llama.cpp"), (["--context", "9" * 30], "1 - "),
+        (["--weights", "q9"], "q9"), (["--kv", "x"], "q8_0"), (["--context", "-1"], "from 0 to"), (["--batch", "many"], "many"),
+        (["--context"], "--context"), (["--engine", "vllm"], "llama.cpp"), (["--context", "9" * 30], "134,217,728"),
         (["--weights", "q4_0", "--engine", "pytorch"], "llama.cpp"), (["--prompt", "9000"], "9,000"),
         (["--n_layer=3"], "--n_layer=3"), (["--exact"], "--exact"), (["--within", "3h"], "--within"),
         (["--json", "--full"], "--full, --json each"),

@@ -162,6 +162,9 @@ def test_cards_are_completed_in_a_form_that_is_found(typed: str, offered: str) -
 def test_config_options_are_completed_in_both_spellings() -> None:
     assert config_options("--n_l") == config_options("--n-l") == ["--n_layer="]
     assert len(config_options("--")) > 60
+    assert config_options("--lora_r", "plan") == ["--lora_r="]
+    assert config_options("--kv", "plan") == ["--kv="]
+    assert config_options("--lora", "train") == config_options("--kv", "advise") == []
     assert config_options("--nope") == []
 
 

@@ -17,12 +17,11 @@ from foretrain.base import messages
 from foretrain.base.errors import UserError
 from foretrain.base.messages import format_value, say
 from foretrain.base.statistics import extremes
-from foretrain.cli.commands.report import split
 from foretrain.comparison import loss_axes
 from foretrain.comparison.compare import compare
 from foretrain.comparison.loss_axes import LossCurve, LossCurves
 from foretrain.comparison.subject import Curve, Memory, Subject, exact
-from foretrain.config.resolve import resolve
+from foretrain.config.resolve import WORDS, resolve
 from foretrain.hardware.catalogue import find
 from foretrain.measure.tune_record import TuneTrial, Tuning
 from foretrain.predict.plan import Plan, plan
@@ -435,7 +434,11 @@ def test_figures_and_regions_have_names() -> None:
 
 def test_words_are_told_apart_from_knobs() -> None:
     words = ["a.toml", "--batch_size=8", "--n_layer", "4", "--compile", "b.log"]
-    assert split(words) == (["a.toml", "b.log"], ["--batch_size=8", "--n_layer", "4", "--compile"])
+    typed = WORDS.split(words)
+    assert [word.typed for word in typed if not word.key] == [("a.toml",), ("b.log",)]
+    assert [(word.key, word.value) for word in typed if word.key] == [
+        ("batch_size", "8"), ("n_layer", "4"), ("compile", True),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ["plan", "log", "comparison", "run"])

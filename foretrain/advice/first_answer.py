@@ -17,7 +17,8 @@ from foretrain.advice.rules.base import State
 from foretrain.base.records import Record
 from foretrain.config.microbatches import ACCUMULATION, BATCH
 from foretrain.config.options import OPTIONS, RunConfig
-from foretrain.config.resolve import NANOGPT_DEFAULTS, key_of, split
+from foretrain.config.resolve import NANOGPT_DEFAULTS, WORDS
+from foretrain.config.words import typed_value
 from foretrain.hardware.catalogue import find
 from foretrain.predict.memory import REFUSED, RunMemory
 from foretrain.predict.plan import Plan, Timing
@@ -102,7 +103,7 @@ def changed_command(plan: Plan, advice: Advice, asked: Asked) -> tuple[str, ...]
     changes = to_set(advice.settings)
     said = str if advice.step == "nanogpt" else typed_value
     flags = tuple(f"--{setting.option}={said(setting.after)}" for setting in changes)
-    kept = without(_words(asked, plan, advice.trainer), [setting.option for setting in changes])
+    kept = WORDS.without(_words(asked, plan, advice.trainer), [setting.option for setting in changes])
     return (*START[advice.trainer], *kept, *flags)
 
 
@@ -113,7 +114,7 @@ def within_command(plan: Plan, then: Plan, changed: Sequence[str], asked: Asked)
         return _advise_command(asked)
     if plan.step == "foretrain" or asked.wrote:
         return ()
-    kept = without(_words(asked, plan, plan.step), changed)
+    kept = WORDS.without(_words(asked, plan, plan.step), changed)
     return (*START[plan.step], *kept, *(f"--{name}={getattr(then.config, name)}" for name in changed))
 
 
@@ -144,33 +145,13 @@ def _nanogpt_words(words: Sequence[str], config: RunConfig) -> tuple[str, ...]:
 
     It knows no preset and no TOML, so their values are written out; it reads no stdin, so what was piped in is a file.
     """
-    parts = split(words)
-    sources = ["FILE.py" if word == "-" else word for word, value, _ in parts if value is None and word[:2] != "--"]
+    parts = WORDS.split(words)
+    sources = ["FILE.py" if word.name == "-" else word.typed[0] for word in parts if not word.key]
     files = [source for source in sources if source.endswith(".py")]
-    keys = {key_of(word).removeprefix("no_") for word, _, _ in parts if word.startswith("--")}
+    keys = {word.key for word in parts}
     if len(files) < len(sources):
         keys |= {key for key, value in NANOGPT_DEFAULTS.items() if getattr(config, key, value) != value}
     if config.total_batch_size:
         keys |= {BATCH, ACCUMULATION}
     taken = [key for key in RunConfig.model_fields if key in keys and OPTIONS[key].nanogpt == "has"]
     return (*files, *(f"--{key}={value}" for key in taken if (value := getattr(config, key)) != "auto"))
-
-
-def without(words: Sequence[str], knobs: Sequence[str]) -> tuple[str, ...]:
-    """The words of a config without those that set one of these knobs."""
-    kept: list[str] = []
-    skip = False
-    for i, word in enumerate(words):
-        name, equals, _ = word.removeprefix("--").partition("=")
-        if skip:
-            skip = False
-        elif word.startswith("--") and name.replace("-", "_") in knobs:
-            skip = not equals and i + 1 < len(words) and not words[i + 1].startswith("--")
-        else:
-            kept.append(word)
-    return tuple(kept)
-
-
-def typed_value(value: object) -> str:
-    """A value as the command line takes it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -15,6 +15,7 @@ from foretrain.config.finetune.asked import is_asked
 from foretrain.config.finetune.live import TransformersConfig, TransformersModel, is_live
 from foretrain.config.finetune.options import asked
 from foretrain.config.finetune.words import COSTS, parse_words
+from foretrain.config.words import as_word
 from foretrain.hardware.catalogue import Gpu, stated_bytes
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.plan import Plan
@@ -53,12 +54,12 @@ def plan_finetune(
 
 def asked_of(source: Source, options: Mapping[str, Any]) -> FineTuneQuestion:
     """What is asked by a model and options by name. Raises UserError."""
-    words = [f"--{name.replace('_', '-')}={_word(value)}" for name, value in options.items()]
+    words = [as_word(name.replace("_", "-"), value) for name, value in options.items()]
     if isinstance(source, FineTuneQuestion):
         return source
     if isinstance(source, str | Path):
         return question(str(source), words)
-    values, _, others = parse_words(words)
+    values, _, others, _ = parse_words(words)
     for name in others.keys() - set(COSTS):
         raise UserError("config.finetune_no_word", word=f"--{name}")
     if hasattr(source, "get_input_embeddings"):
@@ -68,10 +69,6 @@ def asked_of(source: Source, options: Mapping[str, Any]) -> FineTuneQuestion:
         model = live.planned_config(source)
     tune = asked(model.facts, values)
     return FineTuneQuestion(model, tune, prices=prices_of(others), costs=others)
-
-
-def _word(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 @overload

@@ -179,7 +179,7 @@ class Command(click.Command):
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
         found = super().shell_complete(ctx, incomplete)
         if ctx.ignore_unknown_options and incomplete.startswith("-"):
-            found += [CompletionItem(word) for word in completion.config_options(incomplete)]
+            found += [CompletionItem(word) for word in completion.config_options(incomplete, self.name or "")]
         return found
 
 

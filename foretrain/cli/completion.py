@@ -11,6 +11,8 @@ from foretrain.base import messages
 from foretrain.base.messages import listed, printable, say
 from foretrain.base.process_memory import system
 from foretrain.cli.common import ERR, wrong_value
+from foretrain.config.finetune.options import FINETUNE_OPTIONS
+from foretrain.config.inference.options import WORDS
 from foretrain.config.options import OPTIONS
 from foretrain.config.presets import PRESET_ALIASES, PRESETS
 from foretrain.hardware.catalogue import catalogue
@@ -45,10 +47,12 @@ def among(words: Callable[[], Sequence[str]]) -> Callable[[click.Context, click.
     return lambda ctx, param, incomplete: [w for w in words() if w.lower().startswith(incomplete.lower())]
 
 
-def config_options(incomplete: str) -> list[str]:
-    """Options of the config that begin with this, in either spelling: --n_layer=, --n-layer=."""
+def config_options(incomplete: str, command: str = "") -> list[str]:
+    """Options of a command's runs that begin with this, in either spelling: --n_layer=, --n-layer=."""
     written = "--" + incomplete.removeprefix("--").replace("-", "_")
-    return [f"--{name}=" for name in OPTIONS if f"--{name}".startswith(written)]
+    kinds = {"plan": (OPTIONS, FINETUNE_OPTIONS, WORDS.options), "advise": (OPTIONS, FINETUNE_OPTIONS)}
+    names = dict.fromkeys(name for options in kinds.get(command, (OPTIONS,)) for name in options)
+    return [f"--{name}=" for name in names if f"--{name}".startswith(written)]
 
 
 def commands(summaries: dict[str, str], ctx: click.Context, incomplete: str) -> list[CompletionItem]:

@@ -185,7 +185,7 @@ class Expected:
     def __str__(self) -> str:
         knob, limits = self.knob, self.knob.limits
         if knob.type == "choice":
-            return say("expects.one_of", choices=listed(limits.removeprefix("one of ").split(", ")))
+            return say("expects.one_of", choices=listed([each for each in knob.choices if each]))
         if knob.type not in ("int", "float"):  # a text is told by the knob's help, which says what it takes
             return (
                 option_help(knob.name, limits, knob.texts)

@@ -32,9 +32,6 @@ DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32":
 Stops = Literal["each", "by64", "doubling", "halves", "decades", "cents", "dimes", "fifties"]
 
 
-RecordKind = type[Record]
-
-
 @dataclass(frozen=True)
 class Tuned:
     """That `foretrain tune` searches an option.
@@ -137,11 +134,6 @@ class Option(Attributes):
             limits=_limits(known, choices, help, any(hasattr(rule, "pattern") for rule in field.metadata)),
         )  # fmt: skip
 
-    @classmethod
-    def all_of(cls, record: RecordKind) -> Mapping[str, "Option"]:
-        """Return the options that are declared in a record, by name."""
-        return {name: cls.of(name, field) for name, field in record.model_fields.items()}
-
     @property
     def is_switch(self) -> bool:
         """Whether it may be typed without a value and with "no-" before it, and a file may say true or false."""
@@ -159,6 +151,11 @@ class Option(Attributes):
     def refused_on(self, kind: str) -> str:
         """Why it must not be set on this kind of device; empty where it may."""
         return next((why for where, why in self.refused if where == kind), "")
+
+
+def options_of(record: type[Record]) -> Mapping[str, Option]:
+    """Return the options that are declared in a record, by name."""
+    return {name: Option.of(name, field) for name, field in record.model_fields.items()}
 
 
 def _limits(known: Attributes, choices: tuple[Any, ...], help: str, has_pattern: bool) -> str:

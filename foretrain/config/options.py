@@ -13,7 +13,7 @@ from pydantic import field_validator
 
 from foretrain.base.quantities import parse_bytes
 from foretrain.base.records import Record
-from foretrain.config.option import COST, DTYPE_NAMES, EVERYTHING, LEARNING, NOTHING, Option, Tuned, option
+from foretrain.config.option import COST, DTYPE_NAMES, EVERYTHING, LEARNING, NOTHING, Option, Tuned, option, options_of
 
 _A_PATH = r"^[^\x00-\x1f\x7f]{1,1000}$"  # not empty, and nothing that could command a terminal
 _INIT_FROM = (
@@ -535,7 +535,7 @@ class RunConfig(Record):
         return parse_bytes(self.memory_limit) if self.memory_limit else None
 
 
-OPTIONS = Option.all_of(RunConfig)
+OPTIONS = options_of(RunConfig)
 
 
 def named(wanted: Callable[[Option], Any]) -> tuple[str, ...]:

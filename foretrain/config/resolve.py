@@ -24,6 +24,7 @@ from foretrain.config.nanogpt_file import Neighbour
 from foretrain.config.option import GROUPS, Option
 from foretrain.config.options import FORETRAINS_OWN, OPTIONS, RunConfig, named, unread
 from foretrain.config.presets import PRESET_ALIASES, PRESETS, preset_named
+from foretrain.config.words import Vocabulary, Word
 
 Trainer = Literal["foretrain", "nanogpt"]
 STDIN = "stdin"
@@ -40,6 +41,7 @@ _OTHER_MODEL = re.compile(
 )
 LEFT_OUT = set(named(lambda option: option.inert or option.label))  # what nanoGPT's file computes of these
 ALIASES = {alias: name for name, option in OPTIONS.items() for alias in option.aliases}
+WORDS = Vocabulary(OPTIONS)
 _WEIGHTS = (".gguf", ".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".onnx")  # files of weights, by their names
 # nanochat's dials describe what several versions of its model make of them: they are explained instead of mapped.
 NANOCHAT = {
@@ -99,13 +101,13 @@ def resolve(arguments: Sequence[str]) -> ResolvedConfig:
     Raises ConfigError with every problem found.
     """
     found = _Collected()
-    for word, value, position in split(arguments):
-        if word == "-":
+    for word in WORDS.split(arguments):
+        if word.key or (word.name.startswith("-") and word.name != "-"):
+            _add_override(word, found)
+        elif word.name == "-":
             _add_stdin(found)
-        elif value is None and not word.startswith("-"):
-            _add_source(word, found)
         else:
-            _add_override(word, value, position, found)
+            _add_source(word.typed[0], found)
     return _finish(found)
 
 
@@ -145,37 +147,8 @@ def _is_toml(text: str, name: str) -> bool:
     return True
 
 
-def split(arguments: Sequence[str]) -> list[tuple[str, str | None, str]]:
-    """Return (word, value or None, as written) of each argument; `--key value` takes the word that follows."""
-    parts: list[tuple[str, str | None, str]] = []
-    words = iter(range(len(arguments)))
-    for i in words:
-        word = arguments[i]
-        if not word.startswith("--"):
-            parts.append((word, None, word))
-        elif "=" in word:
-            key, value = word.split("=", 1)
-            parts.append((key, value, _cut(word)))
-        else:
-            following = arguments[i + 1] if i + 1 < len(arguments) else None
-            takes_value = following is not None and not following.startswith("--")
-            option = OPTIONS.get(key_of(word))
-            if takes_value and option and option.is_switch:
-                # `--compile config.py` is a switch and a file
-                takes_value = str(following).lower() in {*_BOOLEAN_WORDS, *option.choices}
-            if takes_value:
-                next(words)
-                parts.append((word, following, _cut(f"{word} {following}")))
-            else:
-                parts.append((word, None, _cut(word)))
-    return parts
-
-
 def _cut(text: str) -> str:
     return text if len(text) <= 80 else text[:79] + "…"
-
-
-_BOOLEAN_WORDS = {"true", "false", "yes", "no", "on", "off", "0", "1"}
 
 
 def key_of(word: str) -> str:
@@ -183,21 +156,18 @@ def key_of(word: str) -> str:
     return ALIASES.get(key, key)
 
 
-def _add_override(word: str, value: str | None, written: str, found: _Collected) -> None:
-    key = key_of(word)
-    if value is None:
-        if key.startswith("no_") and OPTIONS.get(key[3:]) and OPTIONS[key[3:]].is_switch:
-            found.settings.append(Setting(key[3:], False, written))
-        elif key in OPTIONS and OPTIONS[key].is_switch:
-            found.settings.append(Setting(key, OPTIONS[key].bare or True, written))
-        elif key in OPTIONS:
-            found.problems.append(UserError("config.no_value", key=key, source=written))
-        else:
-            found.settings.append(Setting(key, "", written))  # reported as unknown, with the nearest names
+def _add_override(word: Word, found: _Collected) -> None:
+    key, value = word.key or key_of(word.name), word.value
+    if value is None and key in OPTIONS:
+        found.problems.append(UserError("config.no_value", key=key, source=word.written))
         return
-    quoted = value[:1] in ("'", '"')  # nanoGPT evaluates what is typed, so that a quoted text is the text
-    is_text = key in OPTIONS and not quoted and (OPTIONS[key].type in ("str", "choice") or "," in value)
-    found.settings.append(Setting(key, value if is_text else nanogpt_file.parse_expression(value), written))
+    if key not in OPTIONS and not (word.key and value):
+        value = ""  # reported as unknown, with the nearest names
+    elif isinstance(value, str):
+        quoted = value[:1] in ("'", '"')  # nanoGPT evaluates what is typed, so that a quoted text is the text
+        is_text = key in OPTIONS and not quoted and (OPTIONS[key].type in ("str", "choice") or "," in value)
+        value = value if is_text else nanogpt_file.parse_expression(value)
+    found.settings.append(Setting(key, value, word.written))
 
 
 def _add_source(word: str, found: _Collected) -> None:

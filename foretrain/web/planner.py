@@ -21,6 +21,7 @@ from foretrain.config.option import GROUPS, Option
 from foretrain.config.options import OPTIONS
 from foretrain.config.presets import PRESETS, preset_named
 from foretrain.config.resolve import ResolvedConfig, resolve
+from foretrain.config.words import as_word
 from foretrain.data import corpus, dataset
 from foretrain.data.corpus import data_of_config
 from foretrain.data.token_layout import is_dataset
@@ -65,8 +66,7 @@ def resolved(asked: Asked) -> ResolvedConfig:
     for key, value in asked.values.items():
         if key == "init_from" and isinstance(value, str) and weights_file.is_path(value):
             problems.append(UserError("config.path_in_text", value=value[:80], source=key))
-        text = str(value).lower() if isinstance(value, bool) else str(value)
-        words.append(f"--{key}={text}")
+        words.append(as_word(key, value))
     if problems:
         raise ConfigError(problems)
     found = resolve(words)
@@ -94,9 +94,7 @@ def command(asked: Asked) -> str:
     words = ["foretrain", "plan", *([asked.preset] if asked.preset else [])]
     words += _cards(asked)
     words += ["--used-by-others", asked.others] if asked.others.strip() else []
-    for key, value in asked.values.items():
-        words.append(f"--{key}={str(value).lower() if isinstance(value, bool) else value}")
-    return shlex.join(words)
+    return shlex.join([*words, *(as_word(key, value) for key, value in asked.values.items())])
 
 
 def _cards(asked: Asked) -> list[str]:

@@ -1,6 +1,5 @@
 """`foretrain report`: one HTML file of a run, a plan, a log or a comparison; it opens offline."""
 
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from foretrain.base.errors import UserError
 from foretrain.cli.command import OF_CONFIG, argument, command, flag, json_option, option, quiet_option
 from foretrain.cli.common import OUT, print_json, print_notes
 from foretrain.cli.planning.exact import progress
-from foretrain.config.options import OPTIONS
+from foretrain.config.resolve import WORDS
 from foretrain.reports import making
 
 SCHEMA = "foretrain.report/1"
@@ -56,7 +55,9 @@ def report_command(
     quiet: bool,
 ) -> None:
     """Write one offline HTML file about a run, a plan, a log or a comparison, with charts and their numbers."""
-    named, options = split(sources)
+    typed = WORDS.split(sources)
+    named = [word.typed[0] for word in typed if not word.key]
+    options = [each for word in typed if word.key for each in word.typed]
     if not named:
         raise UserError("usage.report_nothing")
     target = making.checked_target(out or making.default_target(named))
@@ -74,21 +75,3 @@ def report_command(
         OUT.print(Text(str(path)), soft_wrap=True)
     if open_it:
         click.launch(path.resolve().as_uri())
-
-
-def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """(sources, knobs) of the words; `--key value` is one knob, as in plan."""
-    sources: list[str] = []
-    knobs: list[str] = []
-    waiting = False
-    for word in words:
-        if waiting and not word.startswith("--"):
-            knobs.append(word)
-            waiting = False
-        elif word.startswith("--"):
-            knobs.append(word)
-            knob = OPTIONS.get(word[2:].replace("-", "_"))
-            waiting = "=" not in word and (knob is None or knob.type != "bool")
-        else:
-            sources.append(word)
-    return sources, knobs

@@ -11,10 +11,10 @@ from foretrain.analysis.finetune_memory import explain_generation
 from foretrain.app.generation.plan import model_of_words, plans
 from foretrain.base.errors import UserError
 from foretrain.base.messages import listed
-from foretrain.cli.common import print_json
+from foretrain.cli.common import print_json, print_said
 from foretrain.cli.planning import printing as plan_print
 from foretrain.cli.planning.exact import EXPLAIN_SCHEMA, Depth, check_depth, check_readings, size_of
-from foretrain.config.inference.words import parse_inference
+from foretrain.config.inference.options import parse_inference
 from foretrain.config.presets import models
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import stated_bytes
@@ -42,7 +42,8 @@ def answer_command(context: click.Context, words: list[str]) -> None:
         raise UserError("usage.two_forms", options=forms)
     depth = Depth(False, given["explain"], given["observed"], given["process"], quiet=given["quiet"])
     check_depth(depth, ())
-    asked, left = parse_inference(words)
+    asked, typed, left, notes = parse_inference(words)
+    print_said(notes, quiet=given["quiet"])
     if not left:
         raise UserError("usage.inference_no_model", models=listed(list(models())))
     model = model_of_words(left)
@@ -51,7 +52,7 @@ def answer_command(context: click.Context, words: list[str]) -> None:
     if counted := next((name for name in names if is_counted(name)), None):
         raise UserError("usage.inference_one_card", value=counted[:80], one=re.sub(r"^.*\d\s*x\s*", "", counted)[:80])
     found = plans(model, asked, [devices.target(name, stated) for name in names], given["price"])
-    form = plan_print.Form(given["full"], given["oneline"], given["as_json"], _asked(given, words, left))
+    form = plan_print.Form(given["full"], given["oneline"], given["as_json"], _asked(given, typed, left))
     if given["largest"] and not given["as_json"]:
         _largest(found, given["largest"])
     elif depth.explain:
@@ -84,8 +85,7 @@ def _largest(plans: list[InferencePlan], value: str) -> None:
         plan_print.line(view.most(plan)[0] if plan.longest_context else line(plan))
 
 
-def _asked(given: Mapping[str, Any], words: list[str], model: list[str]) -> Asked:
+def _asked(given: Mapping[str, Any], typed: list[str], model: list[str]) -> Asked:
     """What was typed, for the command that comes next."""
     card: dict[str, Any] = {"gpu": given["gpu"], "others": given["others"], "price": given["price"] or ""}
-    typed = (word for word in words if word not in model)
     return Asked(words=(*model, "--inference", *typed), quiet=given["quiet"], **card)

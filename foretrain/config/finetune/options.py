@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from foretrain.base.records import Record
 from foretrain.config.hub.facts import ModelFacts
-from foretrain.config.option import COST, DTYPE_NAMES, Option, option
+from foretrain.config.option import COST, DTYPE_NAMES, option, options_of
 
 Bound = Literal["exact", "at_least", "at_most", "unknown"]
 Training = Literal[
@@ -248,7 +248,7 @@ def asked(facts: ModelFacts | None, values: Mapping[str, Any]) -> FineTune:
     return FineTune.model_validate({**ASKED, "seq_len": min(ASKED["seq_len"], longest), **values})
 
 
-FINETUNE_OPTIONS = Option.all_of(FineTune)
+FINETUNE_OPTIONS = options_of(FineTune)
 OPTION_OF: Mapping[str, str] = {  # an option's name, or another spelling of it -> its name
     spelling: option.name for option in FINETUNE_OPTIONS.values() for spelling in (option.name, *option.aliases)
 }

@@ -71,7 +71,7 @@ def read_finetune(source: str, words: Sequence[str] = ()) -> tuple[ModelSource, 
     `words` count over the file: --method qlora, --model for another model, --accelerate for a file of accelerate's.
     Raises UserError.
     """
-    values, origins, others = parse_words(words)
+    values, origins, others, said = parse_words(words)
     path = _path(source)
     given = path is not None and _is_config(path)
     format = others.get("format", "")
@@ -104,7 +104,13 @@ def read_finetune(source: str, words: Sequence[str] = ()) -> tuple[ModelSource, 
             tune = tune.model_copy(update={"double_quant": double})
         model = unquantized(model)
     read_from = {"unsloth": reading.origins.get("loop", "default")} if tune.unsloth else {}
-    return model, tune, reading.model_copy(update={"costs": costs, "origins": {**read_from, **reading.origins}})
+    return (
+        model,
+        tune,
+        reading.model_copy(
+            update={"costs": costs, "origins": {**read_from, **reading.origins}, "notes": (*said, *reading.notes)}
+        ),
+    )
 
 
 def reading_of(found: FileSettings, model: ModelSource | None, origins: Mapping[str, str] = {}) -> FineTuneReading:

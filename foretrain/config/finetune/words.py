@@ -1,101 +1,67 @@
 """Words of the command line on top of a file: --method qlora --lora-r 16 --no-packing, dashes or underscores."""
 
 import difflib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from foretrain.base.errors import UserError
+from foretrain.base.records import Note
 from foretrain.config.checks import bad_value, value_as_written
 from foretrain.config.finetune.formats.format import known_keys
-from foretrain.config.finetune.options import FINETUNE_OPTIONS, OPTION_OF
-from foretrain.config.finetune.values import NotPlanned, converted, flag
-from foretrain.config.options import OPTIONS
+from foretrain.config.finetune.options import FINETUNE_OPTIONS
+from foretrain.config.options import OPTIONS, named
+from foretrain.config.values import NotPlanned, converted
+from foretrain.config.words import Typed, Vocabulary, Word
 
-# What trainers call a choice of these options, as a word of its own, and what is chosen where it is off.
-_SWITCHES = {
-    "bf16": ("amp", "bf16", "no"), "fp16": ("amp", "fp16", "no"), "load_in_4bit": ("method", "qlora", ""),
-    "use_dora": ("method", "dora", ""), "qlora": ("method", "qlora", ""),
-    "flash_attention": ("attn", "flash_attention_2", "sdpa"),
-}  # fmt: skip
-_WITH_SWITCH = {("lora", "qlora"), ("lora", "dora")}  # --method lora --load-in-4bit is qlora
-COSTS = tuple(name for name, option in OPTIONS.items() if option.group == "cost")  # prices are those of any run
+COSTS = named(lambda option: option.group == "cost")  # prices are those of any run
 _SURE = 0.85  # what is as much like another word is taken for it
 OTHERS = ("model", "accelerate", "format", *COSTS)  # words that are no options of FineTune
+WORDS = Vocabulary({**FINETUNE_OPTIONS, **{name: OPTIONS[name] for name in COSTS}})
 
 
-def parse_words(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
-    """(values by option, the word that each is from, other words) of the command line. Raises UserError."""
-    values: dict[str, Any] = {}
-    origins: dict[str, str] = {}
-    others: dict[str, str] = {}
-    off: dict[str, tuple[str, str, str]] = {}
-    for said in _each(words):
-        option, value = said.option, said.value
-        name, equals, _ = said.words[0].partition("=")
-        key = _key(name)
-        if option in OTHERS:
-            others[option] = value
-            continue
-        if said.off:
-            off[name] = said.off
-            continue
-        try:
-            value = converted(FINETUNE_OPTIONS[option], value, key, said.words[0] if equals else name)
-        except NotPlanned:
-            raise bad_value(FINETUNE_OPTIONS[option], value, value_as_written(value), name, key) from None
-        values[option] = _agreed(option, value, name, values, origins)
-        origins[option] = name
-    _switch_off(off, values, origins)
-    return values, origins, others
+class ParsedWords(NamedTuple):
+    """Values by option, the word that each is from, other words, and what is to be known of them."""
+
+    values: dict[str, Any]
+    origins: dict[str, str]
+    others: dict[str, str]
+    notes: tuple[Note, ...]
 
 
-def _is_off(text: str | None, rest: list[str]) -> bool:
-    """Whether a switch is false, by what stands after '=' or by the next word, which is then taken."""
-    if text is not None:
-        return flag(text) is False
-    if not rest or flag(rest[0]) is not False:
-        return False
-    rest.pop(0)
-    return True
+def parse_words(words: Sequence[str]) -> ParsedWords:
+    """Read the options of a fine-tuning run. Raises UserError."""
+    typed, others = Typed(), Typed()
+    weak: dict[str, Word] = {}  # what words that are off choose, where no other word chooses
+    for word in WORDS.split(words):
+        if not word.key:
+            raise UserError("config.finetune_no_word", word=word.name[:60])
+        if word.key not in (*FINETUNE_OPTIONS, *OTHERS):
+            raise _unknown(word.key, word.name)
+        if word.value is None:
+            raise UserError("config.no_value", source=word.name, key=word.name[2:])
+        if word.key in OTHERS:
+            others.put(word.key, word.value, word.name)
+        elif not word.off:
+            typed.put(word.key, _value(word), word.name)
+        elif word.key not in typed.values:
+            weak[word.key] = word
+        elif typed.values[word.key] == word.off:
+            typed.put(word.key, word.value, word.name)
+    for key, word in weak.items():
+        if key not in typed.values:
+            typed.put(key, word.value, word.name)
+    if typed.values.get("method") == "":
+        raise UserError("config.finetune_switch_off", word=typed.sources["method"], option="--method")
+    notes = tuple(Note(id="typed_twice", values=each) for each in (*typed.twice, *others.twice))
+    return ParsedWords(typed.values, typed.sources, others.values, notes)
 
 
-def _agreed(option: str, value: Any, name: str, values: dict[str, Any], origins: dict[str, str]) -> Any:
-    """The value, of two words that mean one option the one that they agree on; of one word twice the last. Raises
-    UserError where they contradict each other."""
-    before = values.get(option, value)
-    if value == before or _same(name, origins[option]):
-        return value
-    for pair in ((before, value), (value, before)):
-        if option == "method" and pair in _WITH_SWITCH:
-            return pair[1]
-    raise UserError("config.finetune_two_words", option=option, one=origins[option], other=name)
-
-
-def _same(one: str, other: str) -> bool:
-    """Whether two words are the same option: --lora-r and --lora_r, --packing and --no-packing."""
-    return _key(one).removeprefix("no_") == _key(other).removeprefix("no_")
-
-
-def _switch_off(off: dict[str, tuple[str, str, str]], values: dict[str, Any], origins: dict[str, str]) -> None:
-    """What switches that are off choose, where no other word chooses. Raises UserError where that is not known, and
-    where another word has switched it on."""
-    for name, (option, choice, instead) in off.items():
-        if values.get(option) == choice:
-            raise UserError("config.finetune_two_words", option=option, one=origins[option], other=name)
-        if option not in values and not instead:
-            raise UserError("config.finetune_switch_off", word=name, option=f"--{option}")
-        if option not in values:
-            values[option], origins[option] = instead, name
-
-
-class _Said(NamedTuple):
-    """What a word says: an option of FineTune or one of OTHERS, its value, and the words that say so; `off`: it is a
-    switch that is off, as _SWITCHES has it."""
-
-    option: str
-    value: Any
-    words: list[str]
-    off: tuple[str, str, str] | None = None
+def _value(word: Word) -> Any:
+    key, option = word.name[2:].replace("-", "_"), FINETUNE_OPTIONS[word.key]
+    try:
+        return converted(option, word.value, key, word.typed[0])
+    except NotPlanned:
+        raise bad_value(option, word.value, value_as_written(word.value), word.name, key) from None
 
 
 def changed_words(
@@ -103,16 +69,11 @@ def changed_words(
 ) -> list[str]:
     """Words of the command line with other values for these options, each option once. `without`: options that are left
     out. Raises UserError for words that are none."""
-    kept: dict[str, list[str]] = {}
-    values = parse_words(words)[0]
-    for said in _each(words):
-        if said.off:
-            if said.option not in changed:
-                kept[f"{said.option} off"] = said.words
-        elif said.option in kept and said.option in values:  # what several words of one option come to
-            kept[said.option] = option_words(said.option, values[said.option])
-        else:
-            kept[said.option] = said.words
+    kept: dict[str, Sequence[str]] = {}
+    values = parse_words(words).values
+    for word in WORDS.split(words):
+        again = word.key in kept and word.key in values
+        kept[word.key] = option_words(word.key, values[word.key]) if again else word.typed
     kept |= {option: option_words(option, value) for option, value in changed.items()}
     return [word for option, taken in kept.items() if option not in without for word in taken]
 
@@ -125,72 +86,8 @@ def option_words(option: str, value: bool | int | str) -> list[str]:
     return [f"--{word}", str(value)]
 
 
-def _each(words: Sequence[str]) -> Iterator[_Said]:
-    """What each word says, in order."""
-    rest = list(words)
-    while rest:
-        before = list(rest)
-        word = rest.pop(0)
-        if not word.startswith("-") or word in ("-", "--"):
-            raise UserError("config.finetune_no_word", word=word[:60])
-        name, equals, text = word.partition("=")
-        key, off, option, value = _key(name), None, "", None
-        if key in OTHERS:
-            option, value = key, text if equals else _next(rest, name)
-        elif key in _SWITCHES and _is_off(text if equals else None, rest):
-            off = _SWITCHES[key]
-        elif not equals and key.startswith("no_") and key[3:] in _SWITCHES:
-            off = _SWITCHES[key[3:]]
-        else:
-            option, value = _value(key, name, text if equals else None, rest)
-        if off:
-            option = off[0]
-        yield _Said(option, value, before[: len(before) - len(rest)], off)
-
-
-def _key(name: str) -> str:
-    return name.lstrip("-").replace("-", "_").lower()
-
-
-def _value(key: str, name: str, text: str | None, rest: list[str]) -> tuple[str, Any]:
-    """(option, value) of a word: after '=', in the next word, or true of a flag that stands alone."""
-    if key in _SWITCHES:
-        option, choice, _ = _SWITCHES[key]
-        on = flag(text) if text is not None else _taken_flag(rest)
-        return option, choice if on else text
-    option = OPTION_OF.get(key)
-    if option is None and key.startswith("no_") and FINETUNE_OPTIONS.get(OPTION_OF.get(key[3:], ""), None):
-        option = OPTION_OF[key[3:]]
-        if FINETUNE_OPTIONS[option].type == "bool" and text is None:
-            return option, False
-        option = None
-    if option is None:
-        raise _unknown(key, name)
-    if text is not None:
-        return option, text
-    if FINETUNE_OPTIONS[option].type == "bool":
-        return option, _taken_flag(rest)
-    return option, _next(rest, name)
-
-
-def _taken_flag(rest: list[str]) -> bool:
-    """The value of a flag: of the next word where that is true or false, else true."""
-    found = flag(rest[0]) if rest else None
-    if found is None:
-        return True
-    rest.pop(0)
-    return found
-
-
-def _next(rest: list[str], name: str) -> str:
-    """The next word, which is a value; a negative number is one."""
-    if not rest or (rest[0].startswith("--") and len(rest[0]) > 2):
-        raise UserError("config.no_value", source=name, key=name.lstrip("-"))
-    return rest.pop(0)
-
-
 def _unknown(key: str, name: str) -> UserError:
-    keys, own = known_keys("training", "adapter", "trl", "unsloth"), [*OPTION_OF, *_SWITCHES, *OTHERS]
+    keys, own = known_keys("training", "adapter", "trl", "unsloth"), [*WORDS.names, *WORDS.switches, *OTHERS]
     alike = difflib.get_close_matches(key, [*own, *sorted(keys)], n=1, cutoff=_SURE)
     if alike and alike[0] not in own:
         id = "config.finetune_harmless" if keys[alike[0]] == "harmless" else "config.finetune_not_planned"

@@ -1,11 +1,18 @@
 """`Inference`: how a model is to generate text. Each option once, with its help."""
 
+import difflib
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
-from foretrain.base.records import Record
+from foretrain.base.errors import UserError
+from foretrain.base.messages import listed
+from foretrain.base.records import Note, Record
+from foretrain.config.checks import bad_value, value_as_written
 from foretrain.config.inference.formats import Engine
-from foretrain.config.option import COST, Option, option
+from foretrain.config.option import COST, option, options_of
+from foretrain.config.values import NotPlanned, converted
+from foretrain.config.words import Typed, Vocabulary, as_word
 
 MOST_CONTEXT, MOST_BATCH = 2**27, 2**20
 USUAL_CONTEXT = 4096  # where the model can have more: a cache of all that it can is rarely meant
@@ -39,4 +46,43 @@ class Inference(Record):
     # fmt: on
 
 
-INFERENCE_OPTIONS = Option.all_of(Inference)
+WORDS = Vocabulary(options_of(Inference))
+
+
+class ParsedInference(NamedTuple):
+    """What is asked, the words that say so, those that are the model's, and what is to be known of them."""
+
+    asked: Inference
+    typed: list[str]
+    left: list[str]
+    notes: tuple[Note, ...]
+
+
+def parse_inference(words: Sequence[str]) -> ParsedInference:
+    """Read the options of generating text among other words. Raises UserError for a value that cannot be."""
+    typed = Typed()
+    said: list[str] = []
+    left: list[str] = []
+    for word in WORDS.split(words):
+        option = WORDS.options.get(word.key)
+        if option is None:
+            left += word.typed
+        elif word.value is None:
+            raise UserError("config.no_value", source=word.name, key=word.key)
+        else:
+            said += word.typed
+            try:
+                typed.put(word.key, converted(option, word.value, word.key, word.written), word.name)
+            except NotPlanned:
+                raise bad_value(option, word.value, value_as_written(word.value), word.written) from None
+    notes = tuple(Note(id="typed_twice", values=each) for each in typed.twice)
+    return ParsedInference(Inference.model_validate(typed.values), said, left, notes)
+
+
+def asked_with(values: Mapping[str, Any]) -> Inference:
+    """Return what is asked by options by name. Raises UserError."""
+    known = Inference.model_fields
+    if unknown := [name for name in values if name not in known]:
+        near = difflib.get_close_matches(unknown[0], known, n=1)
+        raise UserError("usage.inference_unknown", name=unknown[0][:40], choices=listed(near or list(known)))
+    return parse_inference([as_word(name, value) for name, value in values.items()]).asked

@@ -1,10 +1,9 @@
 """A plan of generating text: a dozen lines, one line to paste, and the whole with every formula."""
 
-from collections.abc import Iterator, Sequence
-
 from foretrain.advice.asked import Asked
 from foretrain.analysis.finetune_memory import FineTuneExplanation
 from foretrain.base.messages import has, listed
+from foretrain.config.inference.options import WORDS
 from foretrain.predict.inference.plan import InferencePlan
 from foretrain.predict.inference.speed import GenerationTiming
 from foretrain.predict.memory import FAILING, Component
@@ -35,7 +34,8 @@ def screen(plan: InferencePlan, asked: Asked) -> Screen:
     rows += [Row(Message("first.label.change"), each) for each in _change(plan)]
     if plan.fitting is not None and not asked.quiet:
         changed = plan.fitting.words.split()
-        command = ("foretrain", "plan", *_without(asked.words, changed[::2]), *changed, *asked.card_options())
+        kept = WORDS.without(asked.words, [word.key for word in WORDS.split(changed)])
+        command = ("foretrain", "plan", *kept, *changed, *asked.card_options())
         rows.append(Row(Message("first.label.next"), command=(*command, *asked.options())))
     rows += [Row(Message("first.label.note"), note, optional=1) for note in _notes(plan)]
     if not asked.quiet:
@@ -43,17 +43,6 @@ def screen(plan: InferencePlan, asked: Asked) -> Screen:
     return Screen(
         title(plan), (verdict(plan),), None if plan.verdict in FAILING else _formats(plan, SHOWN), tuple(rows)
     )
-
-
-def _without(words: Sequence[str], options: Sequence[str]) -> Iterator[str]:
-    """The words but for these options and their values."""
-    left = iter(words)
-    for word in left:
-        name, sign, _ = word.partition("=")
-        if name not in options:
-            yield word
-        elif not sign:
-            next(left, None)
 
 
 def _formats(plan: InferencePlan, most: int) -> Table | None:

@@ -1,11 +1,11 @@
 """A run's explanation: how it ended, where memory and time went, and why; and memory that ran out, of any program."""
 
-from foretrain.advice.first_answer import typed_value
 from foretrain.advice.remedies import Remedy
 from foretrain.analysis.forecast_check import Row
 from foretrain.analysis.run import OutOfMemory, Piece, RunExplanation, TimePiece
 from foretrain.analysis.run_pace import RunLimit, RunPace, Slower, much_is_lost
 from foretrain.base.units import rounds_to_zero
+from foretrain.config.words import as_word
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
 from foretrain.reports.views import scores
 from foretrain.reports.views.cluster import trained
@@ -326,7 +326,7 @@ def _change(remedy: Remedy, *, of_nanogpt: bool) -> Cell:
         settings = changes.pop("allocator_settings", None)
         before = [f"PYTORCH_CUDA_ALLOC_CONF={settings}"] if settings else []
         return " ".join([*before, *(f"--{name}={value}" for name, value in changes.items())])
-    words = [f"--{name}={typed_value(value)}" for name, value in changes.items()]
+    words = [as_word(name, value) for name, value in changes.items()]
     if of_nanogpt and not words:
         return Message("oom.foretrain")
     return " ".join(["foretrain train …", *words] if of_nanogpt else words)

@@ -16,6 +16,7 @@ from foretrain.config.finetune import options
 from foretrain.config.finetune.words import COSTS, OTHERS, parse_words
 from foretrain.config.hub.facts import ModelSource
 from foretrain.config.hub.source import preset_source, text_source, unknown_model
+from foretrain.config.words import as_word
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.web import devices
 from foretrain.web.planner import Key, Text, Value
@@ -61,9 +62,9 @@ def _values(asked: Asked) -> tuple[dict[str, Any], dict[str, str]]:
             key = word.partition("=")[0].lstrip("-").lower()
             if key in OTHERS and key not in COSTS:  # files and other models are none of a form's
                 raise UserError("config.finetune_no_option", option=f"--{key}")
-            found, _, others = parse_words([word])
-            values |= found
-            costs |= others
+            found = parse_words([word])
+            values |= found.values
+            costs |= found.others
         except UserError as problem:
             problems.append(problem)
     if problems:
@@ -72,9 +73,7 @@ def _values(asked: Asked) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def words_of(asked: Asked) -> list[str]:
-    return [
-        f"--{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in asked.values.items()
-    ]
+    return [as_word(key, value) for key, value in asked.values.items()]
 
 
 def target(asked: Asked) -> devices.Target:

@@ -13,7 +13,7 @@ from foretrain.config.finetune.formats.format import (
     training,
 )
 from foretrain.config.finetune.table import KINDS, Table
-from foretrain.config.finetune.values import flag
+from foretrain.config.values import flag
 
 _FLAGS = {"flash_attention": "flash_attention_2", "flash_attn": "flash_attention_2", "sdp_attention": "sdpa",
           "eager_attention": "eager"}  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any
 
 from foretrain.base.errors import UserError
 from foretrain.config.finetune.table import Table
-from foretrain.config.finetune.values import flag
+from foretrain.config.values import flag
 
 
 @cache

@@ -5,9 +5,10 @@ from typing import Any
 from foretrain.advice.asked import Asked
 from foretrain.advice.candidates import with_settings
 from foretrain.advice.cluster import options_of
-from foretrain.advice.first_answer import typed_value, without
 from foretrain.advice.record import Advice, Advices, CardCount, Cards, Idle, Way
 from foretrain.base.messages import has, listed
+from foretrain.config.resolve import WORDS
+from foretrain.config.words import as_word
 from foretrain.hardware.links import find_link
 from foretrain.predict.memory import FAILING
 from foretrain.predict.ranks import ClusterPlan
@@ -194,11 +195,11 @@ def _next(plan: ClusterPlan, found: Advices, asked: Asked, advised: tuple[Advice
         return []
     change = advised[0]
     changed = options_of(plan, change)
-    told = tuple(f"--{name}={typed_value(value)}" for name, value in changed.items())
+    told = tuple(as_word(name, value) for name, value in changed.items())
     cards = asked.cards if found.keeps_cards(change) else _cards(found, change, asked)
     gpu = ("--gpu", asked.gpu) if asked.gpu != "auto" and cards is asked.cards else ()
     others = ("--used-by-others", asked.others) if asked.others else ()
-    command = "foretrain", "plan", *without(asked.words, list(changed)), *told, *gpu, *cards, *others
+    command = "foretrain", "plan", *WORDS.without(asked.words, list(changed)), *told, *gpu, *cards, *others
     return [Row(Message("first.label.next"), command=(*command, *asked.options(rent=plan.config.price_per_hour)))]
 
 

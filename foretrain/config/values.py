@@ -1,4 +1,4 @@
-"""`converted`: the value of an option of `FineTune` from what a file or the command line says, checked.
+"""`converted`: the value of an option from what a trainer's file or the command line says, checked.
 
 Trainers take many spellings: 2e-5 is a text in YAML 1.1, 1.0 a number of epochs, bf16 a dtype, adamw_hf an optimizer.
 """
@@ -10,7 +10,7 @@ from foretrain.base.quantities import parse_count
 from foretrain.config.checks import bad_value, value_as_written
 from foretrain.config.option import Option
 
-_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0", "none", "null")
+TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0", "none", "null")
 # torchao's optimizers, whose states have at most as many bytes as those of what is planned instead.
 _NEAR = dict.fromkeys(
     (f"{name}_{kind}" for name in ("adamw_torch", "ao_adamw") for kind in ("8bit", "4bit", "fp8")), "adamw_torch"
@@ -27,7 +27,7 @@ def flag(value: Any) -> bool | None:
     if isinstance(value, bool) or value in (0, 1):
         return bool(value)
     word = value.lower() if isinstance(value, str) else ""
-    return True if word in _TRUE else False if word in _FALSE else None
+    return True if word in TRUE else False if word in FALSE else None
 
 
 def number(value: Any) -> float | None:
@@ -54,7 +54,7 @@ def converted(option: Option, value: Any, key: str, source: str) -> Any:
     else:
         found = number(value)
         if found is None and option.thousand and isinstance(value, str):
-            found = _count(value)
+            found = _count(value, option.thousand)
         whole = option.type == "int"
         if found is None or (whole and found != int(found)) or not option.allows(found):
             found = None
@@ -65,8 +65,12 @@ def converted(option: Option, value: Any, key: str, source: str) -> Any:
     return found
 
 
-def _count(text: str) -> float | None:
-    """A number of tokens, which may be written as 10M or 3.68B."""
+def _count(text: str, thousand: int) -> float | None:
+    """A number of tokens, which may be written as 10M or 3.68B; where k stands for 1024, as 8,192 or 32k."""
+    if thousand == 1024:
+        digits = text.strip().lower().replace(",", "")
+        found = number(digits.removesuffix("k"))
+        return found and found * (thousand if digits.endswith("k") else 1)
     try:
         return parse_count(text)
     except ValueError:

@@ -42,7 +42,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import numpy as np
 import torch
-from common import RESULTS, versions
+from common import OUTSIDE, RESULTS, Load, versions
 from nanogpt_step import Contestant, Foretrain, NanoGptTraining, tokens_like_text
 
 from foretrain.config.options import RunConfig
@@ -53,7 +53,6 @@ from foretrain.hardware.cpu import cpu_flags, usable_cores
 from foretrain.training import starting
 from foretrain.training.device import Placement, keep_memory, place
 
-OUTSIDE = 0.10  # share of the cores that other programs may take
 # Two curves are the same within the rounding of bfloat16 when no loss differs by more than a unit in its last place.
 ROUNDING = 2**-8
 RECIPE = {
@@ -63,30 +62,6 @@ RECIPE = {
 SMALL = {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64, "batch_size": 12}
 MIDDLE = {"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 256, "batch_size": 8}
 LARGE = {"block_size": 512, "batch_size": 8}
-
-
-class Load:
-    """Measure what other programs take of the cores between two looks; 0 where the system does not tell."""
-
-    def __init__(self) -> None:
-        self.wall, self.busy, self.own = time.perf_counter(), self._busy_s(), self._own_s()
-
-    @staticmethod
-    def _busy_s() -> float:
-        try:
-            fields = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
-        except OSError:
-            return 0.0
-        return (sum(fields[:8]) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")  # less idle and iowait
-
-    @staticmethod
-    def _own_s() -> float:
-        return sum(os.times()[:4])
-
-    def outside(self) -> float:
-        """Return the share of all cores since the look before."""
-        wall = (time.perf_counter() - self.wall) * (os.cpu_count() or 1)
-        return max(0.0, (self._busy_s() - self.busy) - (self._own_s() - self.own)) / wall
 
 
 def machine(device: str) -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 import argparse
 import json
+import os
 import platform
 import subprocess
+import time
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,6 +17,31 @@ from rich.table import Table
 from foretrain.hardware.cpu import cpu_device
 
 RESULTS = Path(__file__).parent / "results"
+OUTSIDE = 0.10  # share of the cores that other programs may take
+
+
+class Load:
+    """Measure what other programs take of the cores between two looks; 0 where the system does not tell."""
+
+    def __init__(self) -> None:
+        self.wall, self.busy, self.own = time.perf_counter(), self._busy_s(), self._own_s()
+
+    @staticmethod
+    def _busy_s() -> float:
+        try:
+            fields = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
+        except OSError:
+            return 0.0
+        return (sum(fields[:8]) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")  # less idle and iowait
+
+    @staticmethod
+    def _own_s() -> float:
+        return sum(os.times()[:4])
+
+    def outside(self) -> float:
+        """Return the share of all cores since the look before."""
+        wall = (time.perf_counter() - self.wall) * (os.cpu_count() or 1)
+        return max(0.0, (self._busy_s() - self.busy) - (self._own_s() - self.own)) / wall
 
 
 def versions() -> dict[str, str]:

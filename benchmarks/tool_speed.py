@@ -25,8 +25,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from against_nanogpt import OUTSIDE, Load
-from common import RESULTS, report
+from common import OUTSIDE, RESULTS, Load, report
 from page_speed import Client, drag, start
 
 import foretrain

@@ -19,7 +19,7 @@ import json_schemas
 import man_page
 import memory_tables  # noqa: F401 - each adds its PARTS
 import product_tables
-import time_tables
+import time_tables  # noqa: F401
 import toml_schemas
 import training_tables  # noqa: F401
 from rich._export_format import CONSOLE_SVG_FORMAT
@@ -38,6 +38,11 @@ from foretrain.reports.views import plan as plan_view
 WIDTH = 90  # what a page of the site shows without scrolling at 1280 pixels
 _PART = re.compile(r"(<!-- generated: (?P<name>[a-z-]+)(?:: (?P<of>[^>]+))? -->)(?P<old>.*?)(<!-- end -->)", re.DOTALL)
 _COMMAND = re.compile(r"^\$ (foretrain .+)$", re.MULTILINE)
+
+# rich's own without the fonts that it would fetch.
+CONSOLE_FORMAT = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL).replace(
+    "font-family: Fira Code, monospace", "font-family: ui-monospace, monospace"
+)
 
 part("schemas")(json_schemas.table)
 
@@ -79,7 +84,7 @@ def fill(page: str) -> str:
 
 
 def picture_of_plan() -> str:
-    """Return the plan of case C as a picture, without the web font that rich would fetch."""
+    """Return the plan of case C as a picture."""
     recorder = Console(
         file=io.StringIO(), width=WIDTH, record=True, force_terminal=True, color_system="truecolor", highlight=False
     )
@@ -87,16 +92,13 @@ def picture_of_plan() -> str:
     document = plan_view.document(made)
     sections = [section for section in document.sections if section.title.id in ("plan.memory", "plan.bytes")]
     text.render(type(document)(document.title, document.subtitle, sections), recorder)
-    form = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
-    form = form.replace("font-family: Fira Code, monospace", "font-family: ui-monospace, monospace")
     title = 'foretrain plan c.py --gpu "RTX 4070" --used-by-others 2.1GB --full'
-    return recorder.export_svg(title=title, theme=MONOKAI, code_format=form, unique_id="plan")
+    return recorder.export_svg(title=title, theme=MONOKAI, code_format=CONSOLE_FORMAT, unique_id="plan")
 
 
 def wanted() -> dict[Path, str]:
     """Return what each file should hold."""
-    pictures = ROOT / "docs" / "pictures"
-    found = {pictures / "plan.svg": picture_of_plan(), pictures / "limit.svg": time_tables.picture()}
+    found = {ROOT / "docs" / "pictures" / "plan.svg": picture_of_plan()}
     found |= {**json_schemas.files(), **toml_schemas.files(), **man_page.files()}
     pages = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
     return found | {page: fill(page.read_text("utf-8")) for page in pages}

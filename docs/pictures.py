@@ -36,6 +36,15 @@ RUNS = {
 MOST_BYTES = 150_000
 COLOURS = 256
 PATIENCE_MS = 600_000  # on a busy machine
+CASES = ROOT / "examples" / "real-cases"
+B1, B2 = f"{CASES}/b1.log+{CASES}/b1.py", f"{CASES}/b2.csv+{CASES}/b2.py"
+# Reports of this repository's own cases: name -> (words of the report, dark, width, heading at the top, height)
+SHOTS = {
+    "report-plan": ((str(CASES / "c.py"),), False, 1000, "", 1080),
+    "report-plan-dark": ((str(CASES / "c.py"),), True, 1000, "One step", 1100),
+    "report-compare": ((f"b1={B1}", f"b2={B2}"), False, 1000, "Learning", 1000),
+    "report-narrow": ((B1,), True, 320, "", 1100),
+}
 
 
 def foretrain(folder: Path, *words: str) -> subprocess.Popen[str]:
@@ -170,6 +179,19 @@ def reports(browser: Browser, work: Path, wanted: list[str]) -> None:
             keep(page, name)
 
 
+def reports_of_cases(browser: Browser, work: Path, wanted: list[str]) -> None:
+    for name, (words, dark, width, heading, height) in SHOTS.items():
+        if wanted and not any(name.startswith(word) for word in wanted):
+            continue
+        out, path = work / f"{name}.html", TO / f"{name}.png"
+        assert foretrain(work, "report", *words, "--gpu", "RTX 4070", "--out", str(out), "--quiet").wait() == 0
+        with opened(browser, out.as_uri(), "en", dark, width, 900) as page:
+            box = page.locator("h2", has_text=heading).bounding_box() if heading else None
+            clip = {"x": 0, "y": box["y"] - 8 if box else 0, "width": width, "height": height}
+            page.screenshot(path=path, full_page=True, clip=clip)  # type: ignore[arg-type]
+            lighten(path)
+
+
 def main() -> None:
     """Make those that were asked for."""
     wanted, kept = sys.argv[1:], None
@@ -196,6 +218,7 @@ def main() -> None:
                         show(page)
                         keep(page, name)
         reports(browser, work, wanted)
+        reports_of_cases(browser, work, wanted)
         browser.close()
 
 

@@ -244,19 +244,6 @@ def constants() -> str:
     return table("constant | value", (f"{name} | {value}" for name, value in found.items()))
 
 
-@part("inference-cached")
-def cached() -> str:
-    found = result("generation")
-    (each,) = found["models"]
-    assert all(each["same_tokens"].values())
-    return fill(
-        "On one core ({machine.cpu}), {model} with a prompt of {prompt} tokens writes {cached_tokens_per_s:.0f} tokens in a second of "
-        "processor time with the cache, {uncached_tokens_per_s:.0f} without it; transformers' `generate` with the same weights writes "
-        "{transformers_tokens_per_s:.0f}, and the same tokens (`python benchmarks/generation.py`).",
-        found, **each,
-    )  # fmt: skip
-
-
 # -- contributed measurements --------------------------------------------------------------------------------
 
 NONE = "Nobody has contributed a card yet. Be the first; it takes about ten minutes."

@@ -1,7 +1,6 @@
 """The generated parts about time: published runs, calibrated and measured steps, an H100, the machine's limit, the tools."""
 
 from collections.abc import Callable
-from html import escape
 from typing import Any
 
 from tables import GIB, MIB, declare, fill, mode, part, result, table
@@ -267,9 +266,6 @@ GROUPS = {
     "pointwise": "norms, activations, casts", "loss": "loss", "optimizer": "clipping, optimizer",
 }  # fmt: skip
 REST = "launching, Python, the autograd engine"
-COLOURS = ("#0072b2", "#56b4e9", "#9a86d6", "#009e73", "#f0e442", "#d55e00", "#cc79a7", "#999999")
-TEXT = "#767676"  # four and a half to one against white, and against black
-WIDTH, BAR, GAP, LEFT, RIGHT = 820, 20, 6, 250, 120
 Models = list[dict[str, Any]]
 
 
@@ -396,52 +392,6 @@ def cards() -> str:
             f"{row['title']} | {mode(row)} | {row['dtype']} | {milliseconds(row['step_s'])} | {ratio} | {limit}"
         )
     return table("run | mode | dtype | ms a step > | times nanoGPT > | limit ms > | share of the limit >", rows)
-
-
-def picture() -> str:
-    """Return an SVG: of each model of the first machine limit and step, of foretrain and of nanoGPT, on a scale of its own."""
-    parts: list[str] = []
-    y = 0
-    for model in machines()[0]:
-        sides = quickest(model)[::-1]
-        scale = (WIDTH - LEFT - RIGHT) / max(row["step_s"] for row in sides)
-        parts.append(label(0, y + 14, model["model"], "start", bold=True))
-        y += 22
-        for row in sides:
-            name = f"{row['name']}, {row['dtype']}"
-            limit = f"{milliseconds(row['limit_s'])} ms, {percent(row['share'])}"
-            parts += bar(y, f"{name}: the limit", [each["limit_s"] for each in row["groups"]], scale, limit)
-            y += BAR + 2
-            measured = [*(each["measured_s"] for each in row["groups"]), max(0.0, row["rest_s"])]
-            parts += bar(y, f"{name}: a step", measured, scale, f"{milliseconds(row['step_s'])} ms")
-            y += BAR + GAP + 4
-        y += 8
-    for number, (name, colour) in enumerate(zip([*GROUPS.values(), REST], COLOURS, strict=True)):
-        x, row_y = number % 3 * 275, y + number // 3 * 20
-        parts.append(f'<rect x="{x}" y="{row_y}" width="12" height="12" fill="{colour}"/>')
-        parts.append(label(x + 18, row_y + 11, name, "start"))
-    y += 64
-    title = "Where a training step's time goes, beside its limit on this machine"
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y}" width="{WIDTH}" role="img" aria-label="{title}" '
-        'style="max-width:100%;height:auto;font:13px system-ui,sans-serif">\n' + "\n".join(parts) + "\n</svg>\n"
-    )
-
-
-def bar(y: int, name: str, seconds: list[float], scale: float, end: str) -> list[str]:
-    parts, x = [label(LEFT - 8, y + BAR - 6, name, "end")], float(LEFT)
-    for group, colour, each in zip([*GROUPS.values(), REST], COLOURS, seconds, strict=False):
-        if (width := each * scale) >= 0.05:
-            said = escape(f"{group}: {each * 1e3:,.2f} ms")
-            place = f'x="{x:.1f}" y="{y}" width="{width:.1f}" height="{BAR}"'
-            parts.append(f'<rect {place} fill="{colour}"><title>{said}</title></rect>')
-            x += width
-    return [*parts, label(x + 6, y + BAR - 6, end, "start")]
-
-
-def label(x: float, y: float, text: str, anchor: str, *, bold: bool = False) -> str:
-    weight = ' font-weight="bold"' if bold else ""
-    return f'<text x="{x:.1f}" y="{y}" fill="{TEXT}" text-anchor="{anchor}"{weight}>{escape(text)}</text>'
 
 
 # -- precision -----------------------------------------------------------------------------------------------

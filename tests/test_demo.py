@@ -98,7 +98,6 @@ def test_gpu_suite_runs_on_a_cpu(own_directory: Path) -> None:
     rows = json.loads(gzip.decompress(Path("g.json.gz").read_bytes()))["rows"]
     assert [row["step"] for row in rows] == ["foretrain", "nanogpt"]
     assert all("error" not in row["memory"] for row in rows)
-    assert rows[0]["time"]["step_s"] > 0
 
 
 @pytest.mark.slow

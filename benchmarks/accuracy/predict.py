@@ -1,16 +1,10 @@
-"""Predictions of cases, a line of JSON for each as it ends: what the trace or the plan says, by name.
-
-    python -m benchmarks.accuracy.predict CASE … [--checkouts DIR]
+"""The prediction of a case: what the trace or the plan says, by name.
 
 A program of another project is traced in a forked child: what it imports and changes is nothing for the next.
 """
 
-import argparse
-import contextlib
 import importlib
 import json
-import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -126,21 +120,3 @@ def said_of(case: table.Case, folder: Path | None) -> dict[str, Any]:
         return {"why": str(missing)}
     except Exception as error:
         return {"why": f"failed: {type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"}
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="+", metavar="CASE")
-    parser.add_argument("--checkouts", type=Path)
-    asked = parser.parse_args()
-    known = {case.id: case for case in table.read().cases}
-    warnings.simplefilter("ignore")
-    for id in asked.cases:
-        with contextlib.redirect_stdout(sys.stderr):
-            found = said_of(known[id], asked.checkouts)
-        print(json.dumps({"case": id, **found}), flush=True)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -4,8 +4,6 @@ import ast
 import hashlib
 import json
 import math
-import os
-import tempfile
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -17,10 +15,6 @@ from benchmarks.accuracy.table import KINDS, Case, Figure, Table
 PROGRAMS = Path(__file__).parent / "programs"
 # What a prediction is kept with.
 TEXTS = ("fingerprint", "foretrain", "commit", "torch", "python", "date")
-
-
-class BadResults(ValueError):
-    """The file is not what this program writes: one sentence."""
 
 
 @cache
@@ -36,53 +30,17 @@ def fingerprint(case: Case) -> str:
     return hashlib.sha256((json.dumps(asked, sort_keys=True) + _driver(case.program)).encode()).hexdigest()[:16]
 
 
-def _kept(id: str, row: Any, where: str) -> dict[str, Any]:
-    if not isinstance(row, dict) or not isinstance(row.get("said"), dict):
-        raise BadResults(f"{where}: the prediction of {id} is not an object with what was said")
-    for key in TEXTS:
-        if not isinstance(row.get(key), str):
-            raise BadResults(
-                f"{where}: the prediction of {id} has {key} = {str(row.get(key))[:40]!r}; it must be a text"
-            )
-    for name, value in row["said"].items():
-        values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
-        for item in values:
-            if isinstance(item, str | bool):
-                continue
-            if not isinstance(item, int | float) or not math.isfinite(item) or not 0 <= item < 1e18:
-                raise BadResults(
-                    f"{where}: the prediction of {id} has {name} = {str(item)[:40]}; it must be a number of at least 0"
-                )
-    return row
-
-
 def read(path: Path) -> dict[str, dict[str, Any]]:
-    """The kept predictions by case; none where there is no file. BadResults where it is damaged."""
-    if not path.exists():
-        return {}
-    advice = "move it away, or give another with --out"
-    try:
-        data = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise BadResults(f"{path}: cannot be read as JSON ({str(error)[:80]}): {advice}") from None
-    found = data.get("predictions") if isinstance(data, dict) else None
-    if not isinstance(found, dict):
-        raise BadResults(f"{path}: has no predictions, so this program did not write it: {advice}")
-    return {id: _kept(id, row, str(path)) for id, row in found.items()}
+    """Return the kept predictions by case; none where there is no file."""
+    return json.loads(path.read_text("utf-8"))["predictions"] if path.exists() else {}
 
 
 def write(path: Path, document: dict[str, Any]) -> None:
-    """All or nothing: a stop in the middle leaves the file as it was."""
+    """Write all or nothing: a stop in the middle leaves the file as it was."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    staging = path.with_name(f".{path.name}.new")
+    staging.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    staging.replace(path)
 
 
 def group_of(case: Case) -> str:
@@ -192,6 +150,6 @@ def document(
         },
         "fits": {"figures": len(fits), "right": sum(f["right"] for f in fits)},
         "cases": rows,
-        "left_out": [vars(row) for row in table.left_out],
+        "left_out": [row.model_dump() for row in table.left_out],
         "predictions": kept,
     }

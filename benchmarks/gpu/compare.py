@@ -122,7 +122,7 @@ def main() -> None:
             continue
         trace_as_measured(data, row)
         result = compare(row, gpu)
-        rows.append({**{key: row[key] for key in ("name", "step", "compiled", "dtype", "knobs", "time")}, **result})
+        rows.append({**{key: row.get(key) for key in ("name", "step", "compiled", "dtype", "knobs", "time")}, **result})
         flags = " ".join(word for word in ("under", "refused") if result[word]).upper()
         errors = (f"{what} {result[f'{what}_error']:+.2%}" for what in ("allocated", "reserved", "process", "ledger"))
         print(f"{row['name']} {row['step']} {row['dtype']}: {', '.join(errors)} {flags}", flush=True)

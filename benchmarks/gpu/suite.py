@@ -6,8 +6,8 @@
 Each case of cases.py runs in a process of its own, by the very code that `plan --exact` traces (predict/trace/drive.py):
 three optimizer steps with evaluation and saving in their place. Written down are torch's allocated and reserved peaks
 by phase, the process's memory by NVML, the context, and the allocator's history as a list of sizes, so that
-compare.py can say which allocation a trace misses. Cases run side by side while memory is measured; afterwards some
-run alone for their seconds a step. What a case raises is written down, and the suite goes on.
+compare.py can say which allocation a trace misses. Cases run side by side. For seconds of a
+step see speed.py. What a case raises is written down, and the suite goes on.
 """
 
 import argparse
@@ -21,7 +21,6 @@ import sys
 import time
 from datetime import date
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -30,7 +29,6 @@ from at_once import import_compiler, run_all
 from cases import CASES, SMALL, Case
 
 AT_ONCE = 4
-TIMED = {"A", "C", "124M", "124M checkpointing", "350M"}
 
 
 def measure_memory(case: Case, device: str) -> dict[str, Any]:
@@ -93,35 +91,6 @@ def process_bytes() -> int:
     return total - free
 
 
-def measure_time(case: Case, device: str) -> dict[str, Any]:
-    """Seconds of one optimizer step, after two that warm up, of the step with its own accumulation."""
-    import torch
-
-    from foretrain.config.checks import launched
-    from foretrain.model.step import build, train_step
-    from foretrain.predict.trace.drive import DTYPES
-
-    if case.step != "foretrain":
-        return {"note": "only foretrain's step is timed"}
-    config, where = launched(case.knobs), torch.device(device)
-    state = build(config, where, DTYPES[case.dtype], compile=case.compiled)  # type: ignore[index]
-    shape, times = (config.batch_size, config.block_size), []
-    for number in range(7):
-        micro = (
-            tuple(torch.randint(0, config.vocab_size, shape, device=where) for _ in range(2))
-            for _ in range(config.gradient_accumulation_steps)
-        )
-        if where.type == "cuda":
-            torch.cuda.synchronize()
-        before = time.perf_counter()
-        train_step(state, micro, 1e-4)  # type: ignore[arg-type]
-        if where.type == "cuda":
-            torch.cuda.synchronize()
-        if number >= 2:
-            times.append(time.perf_counter() - before)
-    return {"step_s": median(times), "tokens_per_step": config.tokens_per_step}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("gpu_suite.json.gz"))
@@ -130,7 +99,6 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=8.0, help="start no further case after this long")
     parser.add_argument("--at-once", type=int, default=AT_ONCE, help="cases side by side while memory is measured")
     parser.add_argument("--only", metavar="PATTERN", default="", help="cases whose name matches")
-    parser.add_argument("--memory-only", action="store_true", help="no seconds of a step")
     args = parser.parse_args()
     import_compiler()  # once for all forks
     import torch
@@ -144,18 +112,9 @@ def main() -> None:
         f"{i}: {case.name}, {case.step}, {'compiled' if case.compiled else 'eager'}" for i, case in enumerate(cases)
     ]
     jobs = {name: functools.partial(measure_memory, case, args.device) for name, case in zip(names, cases, strict=True)}
-    memory = run_all(jobs, args.at_once, end - (0 if args.memory_only else 0.25 * args.minutes * 60))
-    timed = {
-        name: functools.partial(measure_time, case, args.device)
-        for name, case in zip(names, cases, strict=True)
-        if not args.memory_only and (args.small or (case.name in TIMED and case.step == "foretrain"))
-    }
-    seconds = run_all(timed, 1, end)
+    memory = run_all(jobs, args.at_once, end)
     missing = {"error": "not measured: no time left"}
-    rows = [
-        {**case._asdict(), "memory": memory.get(name, missing), "time": seconds.get(name)}
-        for name, case in zip(names, cases, strict=True)
-    ]
+    rows = [{**case._asdict(), "memory": memory.get(name, missing)} for name, case in zip(names, cases, strict=True)]
     cuda = args.device == "cuda"
     properties = torch.cuda.get_device_properties(0) if cuda else None
     document = {

@@ -447,7 +447,7 @@ def random_base(draw: random.Random) -> Plan:
     return plan(limit, gpu)
 
 
-@pytest.mark.parametrize("seed", [pytest.param(n, marks=() if n < 8 else pytest.mark.slow) for n in range(SEEDS)])
+@pytest.mark.parametrize("seed", [pytest.param(n, marks=() if n < 5 else pytest.mark.slow) for n in range(SEEDS)])
 def test_what_can_be_made_to_fit_is_and_as_exactly_as_it_can_be(seed: int) -> None:
     draw = random.Random(seed)
     base = random_base(draw)

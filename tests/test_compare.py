@@ -25,7 +25,7 @@ from foretrain.comparison import questions, repeats, settings
 from foretrain.comparison import repeats as stretch
 from foretrain.comparison.compare import Comparison, compare
 from foretrain.comparison.questions import SAME_CARD_RATIO, meet
-from foretrain.comparison.sources import LOADERS, load
+from foretrain.comparison.sources import load
 from foretrain.comparison.sources.given import Given, take_apart
 from foretrain.comparison.sources.table_file import number, read_table
 from foretrain.comparison.subject import Curve, Subject, curve, exact
@@ -650,18 +650,6 @@ def test_no_json_breaks_the_reader_of_tables(value: object) -> None:
 )
 def test_cells_become_numbers(cell: object, value: float | None) -> None:
     assert number(cell) == value
-
-
-def test_every_loader_is_reached() -> None:
-    assert [loader.id for loader in LOADERS] == [
-        "watched",
-        "tracker",
-        "run",
-        "config",
-        "plan",
-        "table",
-        "log",
-    ]
 
 
 @pytest.mark.parametrize(

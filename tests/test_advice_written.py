@@ -156,7 +156,6 @@ def test_a_written_config_that_needs_more_than_itself_to_fit_ends_with_3() -> No
     found = found.model_copy(update={"advised": (advice,)})
     asked = Asked(command="advise", words=(str(CASE_C),), quiet=True)
     problem = write_changed(resolved, base, found, 1, Path("new.py"), asked)
-    assert problem is not None
     assert problem.exit_code == 3
     assert "new.py was written, but" in str(problem)
     assert resolve(["new.py"]).config.eval_iters == 100
@@ -266,7 +265,6 @@ def test_the_first_screen_shows_what_a_run_takes_of_the_card_and_the_full_table_
     found = found.model_copy(update={"advised": (found.advised[2].model_copy(update={"effect": beyond}),)})
     table = advice_screen.screen(base, found, Asked()).table
     full = next(b for b in advice_view.document(base, found).sections[1].blocks if isinstance(b, Table))
-    assert table is not None
     assert Quantity(room, "bytes") in table.rows[0]
     assert Quantity(2 * room, "bytes") in full.rows[0]
 

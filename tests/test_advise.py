@@ -3,8 +3,10 @@
 import json
 import random
 import sys
+from functools import cache
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,8 +50,22 @@ SMALL = RunConfig(
 OURS = {knob.name for knob in OPTIONS.values() if knob.ours}
 
 
+@cache
 def case_c(*words: str) -> Plan:
     return plan(resolve([CASE_C, *words]).config, GPU, name="c", used_by_others_bytes=DESKTOP)
+
+
+@cache
+def advised(*words: str, step: Any = "nanogpt", goal: Any = None) -> Advices:
+    """What is advised for case C, which several tests look at."""
+    return advise(case_c(*words), step, goal)
+
+
+@cache
+def large() -> tuple[Plan, Advices]:
+    """A model of 774 million parameters on a card of 12 GB."""
+    base = plan(resolve(["gpt2-774m"]).config, find("RTX 3060"), used_by_others_bytes=GIB)
+    return base, advise(base, "foretrain")
 
 
 def by_rules(found: Advices) -> dict[str, Advice]:
@@ -69,7 +85,6 @@ def holds(base: Plan, advice: Advice) -> None:
     needed = max(phase.needed_expected_bytes for phase in memory.phases)
     assert needed == pytest.approx(advice.effect.needed_bytes, rel=0.01)
     timing = made.timing_of(advice.step)
-    assert timing is not None
     assert timing.step_s.expected_s == pytest.approx(advice.effect.step_s, rel=0.01)
     assert made.work.tokens_per_step == advice.tokens_per_step
 
@@ -310,13 +325,12 @@ def test_the_trace_confirms_what_a_rule_claims_compiled(rule: Rule) -> None:
 
 
 def test_case_c_gets_exact_fixes_that_fit_and_keep_half_a_million_tokens() -> None:
-    base = case_c()
-    found = advise(base, "nanogpt")
+    found = advised()
     assert (found.goal, found.now.verdict) == ("fit", "does_not_fit")
-    exact = [a for a in found.advised if a.exactness == "exact" and a.gpu == base.gpu.name]
+    exact = [a for a in found.advised if a.exactness == "exact" and a.gpu == GPU.name]
     assert [a.rules for a in exact] == [("foretrain_step",), ("micro_batch",)]
     # Without the desktop it is only tight: 10.57 to 11.86 of 11.56 GiB. One sequence less fits there.
-    smaller = [a.rules for a in advise(case_c("--batch_size=15"), "nanogpt").advised[:3]]
+    smaller = [a.rules for a in advised("--batch_size=15").advised[:3]]
     assert smaller == [("foretrain_step",), ("free_others",), ("micro_batch",)]
     for advice in exact:
         assert advice.keeps_tokens_per_step
@@ -331,30 +345,34 @@ def test_case_c_gets_exact_fixes_that_fit_and_keep_half_a_million_tokens() -> No
     assert not any(s.ours for s in halved.settings), "nanoGPT can do it itself"
 
 
-@pytest.mark.parametrize("step", ["nanogpt", "foretrain"])
-@pytest.mark.parametrize("words", [(), ("--compile=False",)], ids=["compiled", "eager"])
-@pytest.mark.parametrize("goal", ["fit", "speed"])
-def test_planning_again_says_what_was_promised(step: str, words: tuple[str, ...], goal: str) -> None:
-    base = case_c(*words)
-    found = advise(base, step, goal)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("words", "step", "goal"),
+    [
+        ((), "nanogpt", None),
+        (("--compile=False",), "nanogpt", None),
+        ((), "foretrain", "fit"),
+        (("--compile=False",), "foretrain", "speed"),
+    ],
+    ids=str,
+)
+def test_planning_again_says_what_was_promised(words: tuple[str, ...], step: Any, goal: Any) -> None:
+    found = advised(*words, step=step, goal=goal)
     assert found.advised
     for advice in found.advised:
-        holds(base, advice)
+        holds(case_c(*words), advice)
 
 
 def test_eager_case_c_dies_in_evaluation_and_is_told_so() -> None:
     """As its owner saw it: the evaluation's logits, five copies of them, do not fit beside the optimizer's states."""
-    base = case_c("--compile=False")
-    found = advise(base, "nanogpt")
-    dies = {p.phase for p in base.memory_of("nanogpt").phases if p.verdict == "does_not_fit"}
-    assert "evaluate_steady" in dies
-    fixed = by_rules(found)
+    phases = case_c("--compile=False").memory_of("nanogpt").phases
+    assert "evaluate_steady" in {p.phase for p in phases if p.verdict == "does_not_fit"}
+    fixed = by_rules(advised("--compile=False"))
     assert {"micro_batch", "foretrain_step+compile"} <= fixed.keys()
     assert fixed["micro_batch"].effect.phases[-2].saved_bytes > 2**30
 
 
 def test_what_is_said_in_vain_is_called_useless() -> None:
-    found = advise(case_c(), "foretrain", "fit")
+    found = advised(step="foretrain", goal="fit")
     why = {each.rule: each.reason for each in found.useless}
     assert why["eval_iters"] == "no_peak"
     assert why["accumulation"] == "no_peak"
@@ -363,7 +381,7 @@ def test_what_is_said_in_vain_is_called_useless() -> None:
     assert why["auto_chunker"] == "needs_trace"
     values = next(each.values for each in found.useless if each.rule == "eval_batch")
     assert values["evaluation"] < values["worst"]
-    nanogpt = {each.rule: each.reason for each in advise(case_c(), "nanogpt", "fit").useless}
+    nanogpt = {each.rule: each.reason for each in advised().useless}
     assert nanogpt["adamw8bit"] == "no_gain"  # 0.4 % more, by where the replay puts what it saves
 
 
@@ -378,11 +396,10 @@ def test_an_evaluation_that_is_the_peak_gets_its_own_smaller_batch() -> None:
 
 def test_memory_that_others_hold_is_freed_no_further_than_needed() -> None:
     base = case_c("--batch_size=15")
-    advice = by_rules(advise(base, "nanogpt"))["free_others"]
+    advice = by_rules(advised("--batch_size=15"))["free_others"]
     assert 0 < advice.used_by_others_bytes < DESKTOP
     state = state_of(advice, base)
     more = Planner().outcome(State(state.config, GPU, "nanogpt", advice.used_by_others_bytes + 100_000_000))
-    assert more
     assert not more.fits
 
 
@@ -390,8 +407,7 @@ def test_memory_that_others_hold_is_freed_no_further_than_needed() -> None:
 
 
 def test_several_changes_are_put_together_where_one_is_not_enough() -> None:
-    base = plan(resolve(["gpt2-774m"]).config, find("RTX 3060"), used_by_others_bytes=GIB)
-    found = advise(base, "foretrain")
+    base, found = large()
     best = found.advised[0]
     assert len(best.rules) > 1
     assert best.exactness == "exact"
@@ -403,7 +419,7 @@ def test_several_changes_are_put_together_where_one_is_not_enough() -> None:
 
 
 def test_a_model_that_no_exact_change_fits_gets_a_smaller_one_or_a_larger_card() -> None:
-    base = plan(resolve(["gpt2-1558m"]).config, find("RTX 3060"))
+    base = plan(resolve(["gpt2-350m"]).config, find("RTX 3050 Laptop 4GB"))
     found = advise(base, "foretrain")
     assert {"another_card", "n_layer"} <= {a.rules[-1] for a in found.advised}
     for advice in found.advised:
@@ -430,7 +446,7 @@ def random_base(draw: random.Random) -> Plan:
     return plan(limit, gpu)
 
 
-@pytest.mark.parametrize("seed", [pytest.param(n, marks=() if n < 8 else pytest.mark.slow) for n in range(SEEDS)])
+@pytest.mark.parametrize("seed", [pytest.param(n, marks=() if n < 5 else pytest.mark.slow) for n in range(SEEDS)])
 def test_what_can_be_made_to_fit_is_and_as_exactly_as_it_can_be(seed: int) -> None:
     draw = random.Random(seed)
     base = random_base(draw)
@@ -539,7 +555,6 @@ def test_exact_confirms_or_denies(traced_here: None) -> None:
     told = [a for a in made.advised if a.confirmation]
     assert told
     for advice in told:
-        assert advice.confirmation
         assert advice.confirmation.holds
         assert advice.confirmation.needed_bytes == pytest.approx(advice.effect.needed_bytes, rel=0.4)
     why = {each.rule: each.reason for each in made.useless}
@@ -556,7 +571,7 @@ def test_exact_confirms_or_denies(traced_here: None) -> None:
 
 
 def test_json_round_trip() -> None:
-    found = advise(case_c(), "nanogpt")
+    found = advised()
     assert Advices.from_json(found.model_dump_json()) == found
     assert Advices.from_json(json.dumps(found.to_json(schema="foretrain.advice/1"))) == found
 
@@ -616,11 +631,8 @@ def test_bad_input_gets_a_sentence(
 
 
 def test_it_plans_few_configs_and_without_torch() -> None:
-    base = case_c()
-    found = advise(base, "nanogpt")
-    assert found.planned <= 60
-    hard = advise(plan(resolve(["gpt2-774m"]).config, find("RTX 3060")), "nanogpt")
-    assert hard.planned <= 90
+    assert advised().planned <= 60
+    assert large()[1].planned <= 90
     code = "import sys; from foretrain.cli import app\n"
     code += f"try: app(['advise', {CASE_C!r}, '--gpu', '4070'])\nexcept SystemExit: pass\n"
     code += "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"

@@ -514,7 +514,6 @@ def test_replay_has_phases_a_curve_and_the_peaks_of_the_whole() -> None:
 
 def test_replay_ends_where_the_limit_is() -> None:
     result = replayed([("alloc", 1, 30 * MIB), ("alloc", 2, 30 * MIB), ("free", 1, 0)], limit_bytes=40 * MIB)
-    assert result.death is not None
     assert (result.death.position, result.death.phase) == (1, "")
     assert (result.death.requested_bytes, result.death.allocated_bytes) == (30 * MIB, 30 * MIB)
 

@@ -222,7 +222,6 @@ def test_memory_is_freed_and_limited(mac: AppleGpu) -> None:
     memory_limit.kept(placement, 0)  # the least that there is: a fraction of 0 would be no limit
     assert 0 < (mac.fraction or 0) < 1e-9
     capped = memory_limit.kept(placement, 480 * GIB)  # torch takes no more than twice of what is recommended
-    assert capped is not None
     assert (capped[1]["allowed"], mac.fraction) == (96 * GIB, 2.0)
 
 

@@ -100,7 +100,7 @@ def test_written_configs_read_back(words: list[str], own_directory: Path) -> Non
     st.sampled_from([3, 4, 6, 8]), st.sampled_from([1, 2, 12, 30, 64, 480]), st.sampled_from([1, 5, 8]),
     st.integers(1, 24), st.booleans(),
 )  # fmt: skip
-@hypothesis_settings(max_examples=15)
+@hypothesis_settings(max_examples=8)
 def test_the_largest_that_fits_a_card(layers: int, batch: int, acc: int, room_gib: int, compile: bool) -> None:
     config = RunConfig(
         n_layer=layers, n_head=6, n_embd=384, batch_size=batch, gradient_accumulation_steps=acc, compile=compile,
@@ -135,7 +135,6 @@ def test_a_laptop_does_not_take_all_sequences_at_once() -> None:
 
     def step_s(size: int) -> float:
         found = step_time(StepSpec.of(with_micro_batch(config, size), cpu, dtype="float32", compiled=False))
-        assert found
         return found.expected_s
 
     assert step_s(choice.config.batch_size) <= NEAR * step_s(480)

@@ -122,7 +122,6 @@ def test_the_best_fits_and_is_the_lowest() -> None:
     for c in found.candidates:
         made = plan(c.config, base.gpu, dataset_tokens=3_680_000_000)
         assert made.verdict_of("foretrain") == "fits"
-        assert made.timing
         assert made.timing.total_s.expected_s <= 20 * 3600
         assert made.timing == c.timing
         assert made.work.tokens == c.tokens
@@ -148,7 +147,6 @@ def test_nothing_in_the_grid_beats_it() -> None:
             if 16 * ModelShape.of(config).n_params > 12 * 2**30:
                 continue
             took = timing(StepSpec.of(config, base.gpu, dtype=base.dtype))
-            assert took
             steps = 3600 / took.step_s.expected_s
             loss = s.BESIROGLU.loss(ModelShape.of(config).n_params, steps * config.tokens_per_step)
             if loss < lowest - 0.01 and plan(config, base.gpu).verdict_of("foretrain") == "fits":

@@ -201,7 +201,6 @@ def test_a_longer_sequence_than_the_first_is_forecast_afterwards(tmp_path: Path)
     trainer.train()
     found = explained(tmp_path / "foretrain")
     assert found.forecast_seq_len == 32
-    assert found.forecast is not None
     assert found.forecast.tune.seq_len == found.record.seq_len == 48
     assert found.phases[2].predicted_bytes == pytest.approx(found.phases[2].measured_bytes, rel=0.01)
 
@@ -215,7 +214,6 @@ def test_on_a_card_the_forecast_has_a_verdict_and_the_time(
     assert "Fits." in told
     assert "2 steps of" in told
     plan = forecast_in(tmp_path / "foretrain")
-    assert plan is not None
     assert plan.timing is not None
     words = ["--batch-size", str(BATCH), "--seq-len", "128", "--max-steps", "2", "--dtype", "float32"]
     words += ["--gradient-checkpointing=false"]
@@ -231,7 +229,6 @@ def test_an_exact_forecast_is_traced_first(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(trainer_forecast, "device_of", lambda device: (find("RTX 4090"), 0))
     trainer_of(llama(), tmp_path / "one", ForetrainCallback(exact=True, quiet=True), max_steps=1).train()
     plan = forecast_in(tmp_path / "one" / "foretrain")
-    assert plan is not None
     assert plan.memory.source == "traced"
     assert {"prepare", "save"} <= {phase.phase for phase in plan.memory.phases}
 
@@ -241,7 +238,6 @@ def test_an_exact_forecast_is_traced_first(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(trainer_forecast, "traced", cannot)
     trainer_of(llama(), tmp_path / "two", ForetrainCallback(exact=True, quiet=True), max_steps=1).train()
     plan = forecast_in(tmp_path / "two" / "foretrain")
-    assert plan is not None
     assert plan.memory.source == "estimated"
     assert "callback_not_traced" in [note.id for note in plan.notes]
 
@@ -420,7 +416,6 @@ def test_memory_that_runs_out_is_explained_and_goes_on(tmp_path: Path, capfd: py
     assert failure.fatal
     assert (failure.phase, failure.step, failure.asked_bytes) == ("steady_step", 2, 512 * 2**20)
     assert failure.weights_bytes == sum(p.numel() for p in llama().parameters()) * 4
-    assert found.changes
     assert found.changes[0].effect.saved_bytes > 0
     assert foretrain("explain", str(tmp_path / "foretrain")).returncode == 0
 
@@ -455,7 +450,6 @@ def test_a_run_that_tries_again_with_less_goes_on_in_its_folder(tmp_path: Path) 
     assert [failure.fatal for failure in found.failures] == [False]
     assert found.record.status == "finished"
     assert not (tmp_path / "foretrain-2").exists()
-    assert found.forecast is not None
     assert found.forecast.tune.batch_size < BATCH
 
 
@@ -638,7 +632,6 @@ def test_trl_trains_with_it(tmp_path: Path) -> None:
     trainer.train()
     found = explained(tmp_path / "foretrain")
     assert found.record.trainer == "SFTTrainer"
-    assert found.forecast is not None
     assert found.forecast.tune.loop == "trl"
     assert_forecast_of(found, "load", "first_step", "steady_step")
     pieces = {piece.id: piece for piece in found.phases}
@@ -654,7 +647,6 @@ def _tokenizer() -> Any:
 
 def test_the_forecast_is_kept_as_it_was(run: Path) -> None:
     plan = forecast_in(run)
-    assert plan is not None
     assert (plan.tune.seq_len, plan.tune.batch_size, plan.tune.max_steps) == (LENGTH, BATCH, STEPS)
     assert plan.gpu.kind == "cpu"
     assert plan.timing is None

@@ -83,7 +83,6 @@ def test_the_tensors_peak_and_the_process_are_two_figures(own_directory: Path) -
     train(tiny(max_iters=6, out_dir="r"))
     found = explained("r")
     row, table = found.process, {piece.id: piece for piece in found.memory}
-    assert row is not None
     assert row.low is not None
     assert row.high is not None
     assert (row.predicted, row.measured) == (table["process"].predicted_bytes, table["process"].measured_bytes)
@@ -180,7 +179,6 @@ def lines(count: int = 200, every: int = 1, **slow: Any) -> list[dict[str, Any]]
 def test_the_cause_is_what_a_figure_shows(cause: str, usual: dict[str, Any], there: dict[str, Any]) -> None:
     at = (50, 51, 52, 120)
     found = pace_of(lines(at=at, usual=usual, there=there), (), compiled=False)
-    assert found is not None
     assert [(one.cause, one.steps, one.first_step, one.last_step) for one in found.slower] == [(cause, 4, 50, 120)]
     assert found.lost_s == pytest.approx(0.4, rel=0.02)
     assert found.steady_s == pytest.approx(0.1005)
@@ -190,13 +188,11 @@ def test_a_slow_head_is_compilation_and_a_line_stands_for_its_steps() -> None:
     slow = lines(100, every=10)
     slow[0]["step_s"] = 30.0
     found = pace_of(slow, (), compiled=True)
-    assert found is not None
     (one,) = found.slower
     assert (one.cause, one.steps, found.counted_steps) == ("compilation", 1, 991)
     assert one.lost_s == pytest.approx(29.9, rel=0.01)
     slow[50]["step_s"] = 0.2
     again = pace_of(slow, (), compiled=True)
-    assert again is not None
     assert again.lost_s == pytest.approx(29.9 + 10 * 0.1, rel=0.01)
     resumed = pace_of(slow, (500,), compiled=True)  # what starts again compiles again
     assert resumed is not None
@@ -205,10 +201,8 @@ def test_a_slow_head_is_compilation_and_a_line_stands_for_its_steps() -> None:
 
 def test_waiting_for_data_is_summed_and_nothing_is_invented() -> None:
     found = pace_of(lines(50, every=2, usual={"data_wait_s": 0.01}), (), compiled=False)
-    assert found is not None
     assert found.data_wait_s == pytest.approx(0.01 * 99)
     bare = pace_of(lines(50), (), compiled=False)
-    assert bare is not None
     assert (bare.data_wait_s, bare.slower) == (None, ())
     assert pace_of([], (), compiled=False) is None
     assert pace_of([{"kind": "evaluation", "step": 0}], (), compiled=False) is None
@@ -314,7 +308,6 @@ def test_the_cap_counts_as_what_was_left() -> None:
 
 def test_the_message_is_read() -> None:
     found = oom_message.parse("noise\n" + MESSAGE)
-    assert found is not None
     assert found.asked_bytes == round(3.07 * GIB)
     assert (found.free_bytes, found.card_bytes) == (round(1.02 * GIB), round(11.99 * GIB))
     assert found.process_bytes == round(8.87 * GIB)
@@ -324,7 +317,6 @@ def test_the_message_is_read() -> None:
     host = oom_message.parse(
         "RuntimeError: [enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 4398046511104 bytes. Error code 12"
     )
-    assert host is not None
     assert host.asked_bytes == 1 << 42
     assert oom_message.parse("loss 3.2") is None
 
@@ -333,7 +325,6 @@ def test_the_hosts_own_message_is_read() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 60, dtype=torch.uint8)
     found = oom_message.parse(str(caught.value))
-    assert found is not None
     assert found.asked_bytes == 1 << 60
 
 

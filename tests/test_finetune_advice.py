@@ -93,19 +93,16 @@ def test_what_unsloth_lets_fit_is_found(name: str, method: str, ids: tuple[str, 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("gpu", ["RTX 3060", "RTX 2060"])
-def test_nothing_together_leaves_four_bits(gpu: str) -> None:
-    """A model of 12 billion weights: on 12 GB something makes it fit, on 6 GB nothing does."""
-    plan = library.plan_finetune("gemma-3-12b", gpu=gpu, method="qlora")
-    found = changes(plan)
+def test_nothing_together_leaves_four_bits() -> None:
+    """Of a model of 12 billion weights that nothing makes fit on 6 GB."""
+    found = changes(library.plan_finetune("gemma-3-12b", gpu="RTX 2060", method="qlora"))
     assert not [change for change in found if "method" in change.options]
-    assert {change.effect.verdict for change in found} == ({"fits"} if gpu == "RTX 3060" else {"does_not_fit"})
+    assert {change.effect.verdict for change in found} == {"does_not_fit"}
 
 
 def test_unsloth_s_checkpoints_can_go_to_the_host() -> None:
     plan = a_plan("llama-3.2-1b", method="lora", unsloth=True, seq_len=1024)
     change = planned(plan, ("offload",))
-    assert change is not None
     assert change.options == {"offload_checkpoints": True}
     assert planned(a_plan("llama-3.2-1b", seq_len=1024), ("offload",)) is None
     assert planned(a_plan("llama-3.2-1b", unsloth=True, seq_len=256), ("offload",)) is None
@@ -117,7 +114,6 @@ def test_unsloth_s_checkpoints_can_go_to_the_host() -> None:
 def test_fewer_modules_are_those_of_the_model(name: str, targets: str) -> None:
     plan = a_plan(name, gpu="A100 SXM4 80GB", **MIXTURE)
     change = planned(plan, ("fewer_targets",))
-    assert change is not None
     assert change.options == {"lora_targets": targets}
     assert change.effect.saved_bytes > 0
     copied = [note.id for note in a_plan(name, gpu="A100 SXM4 80GB", **{**MIXTURE, **change.options}).notes]
@@ -130,12 +126,10 @@ def test_qlora_of_a_small_model_that_needs_more_than_lora_says_why() -> None:
     assert lora is not None
     said = four_bits_more(plan, [lora])
     assert lora.effect.saved_bytes > 0
-    assert said is not None
     assert "fp32" in said.text()
     assert "four_bits_widened" in {note.id for note in plan.notes}
     large = a_plan("llama-3.1-8b", gpu="RTX 4090", method="qlora", seq_len=512, gradient_checkpointing=True)
     change = planned(large, ("sixteen_bits",))
-    assert change is not None
     assert change.effect.saved_bytes < 0
     assert four_bits_more(large, [change]) is None
     assert "four_bits_widened" not in {note.id for note in large.notes}

@@ -173,7 +173,6 @@ def test_advice_offers_these_kernels_with_what_a_plan_of_them_says() -> None:
     large = plan(find_source("qwen3-8b"), FineTune(seq_len=4096), find_gpu("A100 SXM4 80GB"))
     assert large.verdict == "does_not_fit"
     together = planned(large, ("checkpointing", "liger"))
-    assert together is not None
     assert together.effect.verdict == "fits"
 
 

@@ -54,8 +54,6 @@ def test_one_step_more_would_be_beyond_the_limit(text: str, costs: dict[str, Any
     plan, limit = small(**costs), parse_limit(text)
     found = within(of_plan(plan), limit)
     timing = plan.timing
-    assert timing is not None
-    assert timing.power is not None
     each = {
         "time": timing.step_s.expected_s,
         "energy": timing.power.expected_w * timing.step_s.expected_s,
@@ -82,8 +80,6 @@ def test_tokens_are_whole_steps_and_passes_over_the_data() -> None:
 def test_a_plan_from_python_has_as_many_steps_as_fit_in_its_limit() -> None:
     found = library.plan("smollm2-135m", gpu="RTX 4070", method="lora", seq_len=512, batch_size=2, within="2h")
     assert found.tune.max_steps == within(of_plan(small()), parse_limit("2h")).steps
-    assert found.timing is not None
-    assert found.timing.total_s is not None
     assert found.timing.total_s.expected_s <= 2 * 3600
     with pytest.raises(UserError):
         small(within="soon")
@@ -128,8 +124,6 @@ def test_a_rented_card_costs_its_hours_and_another_its_electricity() -> None:
 
 def test_a_step_time_of_a_log_gives_the_hours() -> None:
     plan = small(dataset_tokens="20M", epochs=1, step_s=2.0)
-    assert plan.timing is not None
-    assert plan.timing.total_s is not None
     assert plan.timing.source == "measured (log)"
     assert plan.timing.total_s.expected_s == plan.timing.total_s.high_s == 2.0 * math.ceil(20e6 / 1024)
     with pytest.raises(UserError) as error:
@@ -139,7 +133,6 @@ def test_a_step_time_of_a_log_gives_the_hours() -> None:
 
 def test_prices_stay_with_a_plan_that_is_changed() -> None:
     found = replanned(small(price_per_hour=2.0, max_steps=100), batch_size=4)
-    assert found.timing is not None
     assert found.timing.prices.price_per_hour == 2.0
     assert found.timing.rent_expected is not None
 
@@ -170,7 +163,6 @@ def test_cards_show_a_million_tokens_where_the_run_has_no_length() -> None:
     assert found.of == "million"
     for plan, card in zip(plans, found.cards, strict=True):
         timing = plan.timing
-        assert timing is not None
         assert card.duration_s == pytest.approx(1e6 / timing.tokens_per_s)
         assert card.tokens == 1_000_000
     assert found.best.fastest == "RTX 4090"
@@ -307,7 +299,6 @@ def test_a_model_is_planned_whatever_its_file_is_called(tmp_path: Path, named: s
     source = str(tmp_path if named == "folder" else file)
     assert is_asked([source])
     found, _, _ = read_finetune(source, ["--method", "lora"])
-    assert found.facts is not None
     assert found.facts.n_layer == 28
 
 
@@ -422,7 +413,6 @@ def test_advice_for_a_cheaper_run_is_ranked_by_the_money_that_a_plan_of_each_cha
     def money(**changed: Any) -> float:
         timing = library.plan_finetune("smollm2-135m", gpu="RTX 4090", **{**options, **changed}).timing
         spent = timing.money() if timing else None
-        assert spent is not None
         return spent[1]
 
     found = library.advise_finetune("smollm2-135m", "RTX 4090", goal="cost", **options)
@@ -436,8 +426,6 @@ def test_advice_for_a_cheaper_run_is_ranked_by_the_money_that_a_plan_of_each_cha
 
 def test_advice_of_a_paged_optimizer_says_nothing_of_its_time() -> None:
     paged, without = (planned(small(method="full"), (id,)) for id in ("paged", "optimizer_8bit"))
-    assert paged is not None
-    assert without is not None
     assert (paged.options, paged.effect.slower) == ({"optim": "paged_adamw_8bit"}, None)
     assert without.effect.slower is not None
 

@@ -48,11 +48,8 @@ def test_the_trace_of_such_a_loop_takes_what_the_real_one_does() -> None:
 # holds `outputs`: model, method, sequences, tokens of each, whether it checkpoints.
 MEASURED = [
     ("qwen2.5-0.5b", "lora", 1, 1024, True, 3.032), ("qwen2.5-0.5b", "qlora", 1, 1024, True, 3.116),
-    ("qwen2.5-0.5b", "qlora", 1, 2048, True, 5.522), ("qwen2.5-1.5b", "qlora", 1, 512, True, 2.794),
-    ("qwen2.5-1.5b", "qlora", 1, 1024, True, 4.041), ("qwen2.5-1.5b", "qlora", 2, 1024, True, 6.531),
-    ("qwen2.5-1.5b", "qlora", 1, 1024, False, 9.341), ("qwen2.5-1.5b", "qlora", 1, 2048, True, 6.532),
-    ("qwen2.5-1.5b", "qlora", 1, 4096, True, 11.507), ("qwen2.5-3b", "qlora", 1, 1024, True, 5.172),
-    ("qwen2.5-7b", "qlora", 1, 1024, True, 10.002),
+    ("qwen2.5-1.5b", "qlora", 2, 1024, True, 6.531), ("qwen2.5-1.5b", "qlora", 1, 1024, False, 9.341),
+    ("qwen2.5-1.5b", "qlora", 1, 4096, True, 11.507), ("qwen2.5-7b", "qlora", 1, 1024, True, 10.002),
 ]  # fmt: skip
 
 

@@ -120,7 +120,6 @@ def test_the_next_command_makes_it_fit() -> None:
     """What the screen offers is planned again: it fits."""
     shown = screen(*SCREENS["does not fit"])
     command = re.search(r"foretrain train (.+?) assumed", shown)
-    assert command is not None
     again = foretrain("plan", *shlex.split(command[1].replace("\\", "")), "--gpu", "4070", "--check")
     assert again.returncode == 0, again.stdout
 
@@ -191,7 +190,6 @@ def made(*words: str, gpu: str = "RTX 4070") -> Plan:
 def test_what_limits_follows_the_operations() -> None:
     def limit(found: Plan) -> str:
         slow = bottleneck(StepSpec.of(found.config, found.gpu, dtype=found.dtype, compiled=found.compiled))
-        assert slow is not None
         assert 0 < slow.share <= 1
         return slow.limit
 

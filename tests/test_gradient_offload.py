@@ -80,7 +80,6 @@ def test_sums_are_in_fp32_and_there_when_the_step_asks(sent: tuple[Gradients, Ca
     found.finish()
     assert all(mine.grad is None for mine in own)
     for twin in full:
-        assert twin.grad is not None
         assert twin.grad.dtype == torch.float32
         assert twin.grad.tolist() == [1.0 + 2 / 256] * 3
     assert card.waited == 9  # each gradient is let go of once, after its copy

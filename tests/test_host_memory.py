@@ -146,7 +146,6 @@ def test_the_level_with_the_least_left_counts(tmp_path: Path) -> None:
     assert process_memory.limits(tmp_path) == [Limit(4 * GIB, 2 * GIB)]
     group(tmp_path, "", str(8 * GIB), 7 * GIB)
     found = process_memory.memory_limit(tmp_path)
-    assert found is not None
     assert found.free_bytes == GIB
 
 

@@ -76,7 +76,6 @@ def test_a_tied_weight_is_updated_once_with_its_whole_gradient() -> None:
 
     def watched(parameter: Tensor) -> None:
         if parameter is table:
-            assert parameter.grad is not None
             seen.append(parameter.grad.clone())
         update(parameter)
 
@@ -93,7 +92,6 @@ def test_a_tied_weight_is_updated_once_with_its_whole_gradient() -> None:
 
 def test_gradients_are_never_there_together() -> None:
     state, alive = made(**EARLY), list[int]()
-    assert state.early is not None
     update, parameters = state.early.update, list(state.model.parameters())
 
     def watched(parameter: Tensor) -> None:
@@ -258,7 +256,6 @@ def test_a_card_without_bfloat16_and_ranks_refuse_it() -> None:
         StepSpec.checked(config, find("T4"))
     assert caught.value.id == "config.in_backward_dtype"
     problem = sharing_problem(config, Sharing("ddp", 2, 2))
-    assert problem
     assert problem.id == "config.sharing_in_backward"
 
 
@@ -300,8 +297,9 @@ def assert_phases_are_the_trace(changes: dict[str, Any], dtype: Any, *, compiled
             assert phase.tensors_bytes == pytest.approx(found[phase.phase][0], rel=rel), phase.phase
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("changes", WAYS, ids=str)
+@pytest.mark.parametrize(
+    ("changes", "dtype"), [*((each, "bfloat16") for each in WAYS), ({}, "float32"), (WAYS[-2], "float32")], ids=str
+)
 def test_the_estimate_is_the_trace(changes: dict[str, Any], dtype: str) -> None:
     assert_phases_are_the_trace(changes, dtype, compiled=False, rel=0.005)
 

@@ -135,7 +135,6 @@ def test_a_window_caps_what_its_layers_keep() -> None:
 
 def changed(plan: InferencePlan, **options: Any) -> InferencePlan:
     """The plan with the words that it proposes added to its command."""
-    assert plan.fitting
     words = plan.fitting.words.split()
     proposed = dict(zip([word.removeprefix("--") for word in words[::2]], words[1::2], strict=True))
     return library.plan_inference(plan.name, plan.gpu.name, **{**options, **proposed})
@@ -144,7 +143,7 @@ def changed(plan: InferencePlan, **options: Any) -> InferencePlan:
 # -- answers -----------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     st.sampled_from(sorted(models())), st.sampled_from(sorted(FORMATS)), st.integers(16, 40_000), st.integers(1, 64),
     st.sampled_from(["RTX 3060", "RTX 4090", "A100 SXM4 80GB", "H100 SXM5 80GB"]),
@@ -171,7 +170,6 @@ def test_the_largest_that_fits_is_the_largest(name: str, weights: str, context: 
     assert (plan.verdict == "does_not_fit") == (plan.fitting is not None or plan.smallest is not None)
     assert plan.timing
     more = planned(name, context=context, batch=batch + 1, **again).timing
-    assert more
     assert more.step_s.expected_s >= plan.timing.step_s.expected_s
     assert InferencePlan.from_json(json.dumps(plan.to_json(schema="foretrain.plan/1"))) == plan
 
@@ -187,7 +185,6 @@ def test_the_largest_that_fits_is_the_largest(name: str, weights: str, context: 
 )
 def test_what_does_not_fit_says_what_would(options: dict[str, Any], kept: str, said: str) -> None:
     plan = planned(**options)
-    assert plan.fitting
     assert plan.fitting.words.startswith(said)
     made = changed(plan, **options)
     assert (made.verdict, made.asked.weights) == ("fits", kept)
@@ -230,7 +227,6 @@ def test_a_prompt_is_never_cut() -> None:
     """Nor is the context then, so a larger card is named."""
     plan = planned(weights="iq2_m", prompt=100_000, context=120_000)
     assert plan.fitting is None
-    assert plan.smallest
     assert plan.smallest.weights == "iq2_m"
     assert plan.smallest.card_bytes > plan.smallest.needed_bytes > 12 * GIB
     assert planned(gpu=plan.smallest.card, weights="iq2_m", prompt=100_000, context=120_000).verdict == "fits"
@@ -255,7 +251,6 @@ def test_what_other_programs_use_is_not_free() -> None:
 
 def test_a_model_that_is_published_quantized_is_said_to_be(own_directory: Path) -> None:
     source = preset_source("qwen3-0.6b")
-    assert source
     Path("config.json").write_text(
         json.dumps({**source.config, "quantization_config": {"quant_method": "gptq", "bits": 4}})
     )
@@ -270,16 +265,12 @@ def test_what_no_card_holds_is_said() -> None:
     assert "--batch" not in screen.stdout.split("change")[1]
     assert "more than any card" in " ".join(screen.stdout.split())
     on_cpu = planned(gpu="cpu", context=2**24, prompt=2**24)
-    assert on_cpu.smallest
     assert on_cpu.smallest.card == ""
 
 
 def test_speed_follows_what_is_read() -> None:
     short, long = (planned(weights="q4_0", gpu="4090", context=size).timing for size in (1024, 65_536))
     bf16 = planned(weights="bf16", gpu="4090").timing
-    assert short
-    assert long
-    assert bf16
     assert short.tokens_per_s > 1.5 * long.tokens_per_s
     assert short.tokens_per_s > 2 * bf16.tokens_per_s
     assert bf16.tokens_per_s < 1008e9 / 15.0e9  # the weights at the whole bandwidth
@@ -350,7 +341,6 @@ def test_a_folder_and_a_run_are_models_too(own_directory: Path) -> None:
     folder = Path("model")
     folder.mkdir()
     source = preset_source("qwen3-0.6b")
-    assert source
     (folder / "config.json").write_text(json.dumps(source.config), "utf-8")
     made, preset = planned("model"), planned("qwen3-0.6b")
     assert (made.name, made.where) == ("model", "model/config.json")

@@ -197,7 +197,6 @@ def test_the_quickest_micro_batch_is_found_with_fewer_estimates(name: str, card:
     planner, one_by_one = Planner(), Planner()
     for each in (planner, one_by_one):
         now = each.outcome(start)
-        assert now is not None
         assert now.memory
     found = planner.quickest(start, options)
     made = [(change, one_by_one.outcome(change.applied(start))) for change in options]

@@ -45,7 +45,6 @@ def choose(page: Page, id: str) -> None:
 
 def box(of: Locator) -> dict[str, float]:
     found = of.bounding_box()
-    assert found is not None
     return {"left": found["x"], "right": found["x"] + found["width"], **found}
 
 

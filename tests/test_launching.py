@@ -170,8 +170,6 @@ def test_an_h100s_host_is_inside_the_range() -> None:
     a = launched({"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 512, "batch_size": 16,
                   "gradient_accumulation_steps": 4})  # fmt: skip
     compiled = step_time(StepSpec.of(a, H100, dtype="bfloat16", compiled=True))
-    assert four is not None
-    assert compiled is not None
     assert four.low_s < 0.280 < 0.353 < four.high_s
     assert compiled.low_s < 0.033 < 0.040 < compiled.high_s
 
@@ -205,7 +203,6 @@ def test_a_dtype_without_compiled_steps_is_corrected_by_another_ones() -> None:
     def found(*steps: StepTime, dtype: Any = "float32") -> float:
         gpu = H100.model_copy(update={"calibration": both.model_copy(update={"steps": steps})})
         time = step_time(StepSpec.of(config, gpu, dtype=dtype, compiled=True))
-        assert time is not None
         return time.expected_s
 
     time_s = 1.25 * found(dtype="bfloat16")

@@ -132,15 +132,15 @@ LLAMA = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", LLAMA)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("case", "dtype"), [*((case, "float32") for case in LLAMA), ("checkpointing, chunked", "bfloat16")]
+)
 def test_llama_equals_the_real_allocator(case: str, dtype: str) -> None:
     config = tiny(recipe="llama", n_head=4, n_embd=128, **LLAMA[case])
     check_against_the_real_allocator(config, dtype, 0.001 if dtype == "float32" else 0.01)
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("checkpointing", "dtype"), [(True, "float32"), (False, "bfloat16")])
 def test_nanochat_equals_the_real_allocator(checkpointing: bool, dtype: str) -> None:
     config = tiny(
         recipe="nanochat", n_head=4, n_embd=128, block_size=64, vocab_size=5000, n_layer=3,
@@ -154,7 +154,7 @@ def test_offload_with_half_precision_weights_equals_it_on_a_cpu() -> None:
     check_against_the_real_allocator(config, "bfloat16", 0.005)
 
 
-@pytest.mark.parametrize("case", ["plain", "large vocabulary", "bias", "checkpointing", "chunked loss"])
+@pytest.mark.parametrize("case", ["bias", "checkpointing", "chunked loss"])
 def test_bf16_autocast_equals_the_real_allocator(case: str) -> None:
     check_against_the_real_allocator(tiny(**CASES[case]), "bfloat16", 0.01)
 
@@ -168,7 +168,7 @@ def test_attention_as_products_equals_the_real_allocator(block: int, dtype: str)
     check_against_the_real_allocator(config, dtype, 0.01)
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(
     n_layer=st.integers(1, 4), n_head=st.sampled_from([1, 2, 4]), width=st.integers(2, 6), block=st.integers(8, 96),
     vocab=st.integers(50, 4000), batch=st.integers(1, 6), accumulation=st.integers(1, 3), bias=st.booleans(),
@@ -377,8 +377,8 @@ def test_components_add_up_and_nothing_is_left_alive(
     assert len(kept) == (1 if step == "nanogpt" else 0)
 
 
-@settings(max_examples=20)
-@given(batch=st.integers(1, 24), n_layer=st.integers(1, 16))
+@settings(max_examples=8)
+@given(batch=st.integers(1, 24), n_layer=st.integers(1, 6))
 def test_more_needs_more(batch: int, n_layer: int) -> None:
     base = RunConfig(batch_size=batch, n_layer=n_layer)
     for bigger in ({"batch_size": batch + 1}, {"n_layer": n_layer + 1}):
@@ -445,8 +445,7 @@ def test_timeline() -> None:
     assert t.nbytes == 0
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("gpu", ["RTX 4070", "cpu"])
+@pytest.mark.parametrize(("gpu", "compiled"), [("RTX 4070", True), ("RTX 4070", False), ("cpu", False)])
 def test_what_a_kept_estimate_goes_by_is_all_that_it_depends_on(gpu: str, compiled: bool) -> None:
     """Estimates are kept by a key; a knob that is not in it changes nothing."""
     base = RunConfig(n_layer=2, n_head=2, n_embd=64, block_size=64, vocab_size=512, batch_size=2, optimizer="muon",

@@ -208,7 +208,6 @@ def test_after_a_failed_compiler_a_step_takes_the_memory_of_an_uncompiled_run(mo
 def test_tritons_own_error_is_one_of_the_compilers() -> None:
     own = type("OutOfResources", (Exception,), {"__module__": "triton.runtime.errors"})
     failed = not_compiled(own("out of resource: shared memory"))
-    assert failed is not None
     assert failed.reason == "OutOfResources: out of resource: shared memory"
     assert not_compiled(RuntimeError("CUDA out of memory")) is None
 
@@ -272,7 +271,6 @@ def test_a_reader_that_goes_away_and_a_hangup_end_nothing(own_directory: Path) -
     command = [sys.executable, "-c", "from foretrain.cli import main; main()", "train", *words]
     run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert run.stdout
-    assert run.stderr
     run.stderr.readline()  # it has begun, and ignores SIGHUP
     run.stderr.close()
     run.stdout.close()
@@ -282,9 +280,7 @@ def test_a_reader_that_goes_away_and_a_hangup_end_nothing(own_directory: Path) -
     assert (record.status, record.steps_done) == ("finished", 40)
 
 
-@pytest.mark.parametrize(
-    "words", [["plan", "gpt2-124m", "--gpu", "4070"], ["gpus"], ["languages"], ["gpus", "--json"]], ids=" ".join
-)
+@pytest.mark.parametrize("words", [["plan", "gpt2-124m", "--gpu", "4070"], ["gpus", "--json"]], ids=" ".join)
 def test_a_reader_that_goes_away_is_a_quiet_end(words: list[str]) -> None:
     """`foretrain … | head -1`: rich and click would make an exit code 1 of it."""
     reading, writing = os.pipe()

@@ -80,12 +80,10 @@ def test_explain_reckons_with_what_the_log_says_ran(tmp_path: Path) -> None:
     options = ("batch_size = 12", "block_size = 64", "n_layer = 4", "n_head = 4", "n_embd = 128", "max_iters = 40")
     config = write(tmp_path / "train.py", CONFIG)
     used = config_of(resolve([str(config)]), log(*options))
-    assert used is not None
     assert (used.batch_size, used.n_layer, used.max_iters, used.vocab_size) == (12, 4, 40, 65)
     found = analyse(log(*options), config=used, gpu=find("RTX 4070"))
     assert not [f for f in found.findings if f.id.startswith(("differs.", "not_this"))]
     assert found.utilization == utilization(used, find("RTX 4070"), 0.09, tokens_per_step=768)
-    assert found.remaining
     assert found.remaining.steps == 40 - 29
     path = write(tmp_path / "run.log", text(*options))
     ended = foretrain("explain", str(path), "--config", str(config), "--gpu", "4070")
@@ -97,7 +95,6 @@ def test_what_the_user_types_is_held_against_the_log(tmp_path: Path) -> None:
     config = write(tmp_path / "train.py", CONFIG)
     read = log("batch_size = 12")
     used = config_of(resolve([str(config), "--batch_size=8"]), read)
-    assert used is not None
     assert used.batch_size == 8
     found = {f.id: f.values for f in analyse(read, config=used, gpu=find("RTX 4070")).findings}
     assert found["differs.override"] == {"key": "batch_size", "log": "12", "config": 8}
@@ -106,7 +103,6 @@ def test_what_the_user_types_is_held_against_the_log(tmp_path: Path) -> None:
 def test_a_log_s_init_from_brings_its_shape_and_an_impossible_setting_says_nothing(tmp_path: Path) -> None:
     config = write(tmp_path / "train.py", CONFIG)
     used = config_of(resolve([str(config)]), log("init_from = gpt2-medium", "batch_size = -3"))
-    assert used is not None
     assert (used.n_layer, used.n_embd, used.block_size, used.batch_size) == (24, 1024, 256, 64)
 
 
@@ -138,7 +134,6 @@ def test_a_watched_run_has_the_vocabulary_of_its_data(tmp_path: Path, monkeypatc
         np.zeros(1000, np.uint16).tofile(data / f"{split}.bin")
     (data / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 85, "stoi": {}, "itos": {}}))
     found = watched_config(["python", "train.py", str(config), "--device=cpu"])
-    assert found is not None
     assert found.vocab_size == 85
     record = WatchedRun(
         id="w", name="w", command=("python", "train.py"), status="finished", started_at="2026-11-21T10:00:00Z", interval_s=1.0,
@@ -157,7 +152,6 @@ def test_a_watched_run_has_the_vocabulary_of_its_data(tmp_path: Path, monkeypatc
         assert "does not belong" not in ended.stdout
     assert "does not belong" not in (tmp_path / "r.html").read_text()
     subject = load(take_apart(str(folder)))
-    assert subject.config
     assert subject.config.vocab_size == 85
 
 

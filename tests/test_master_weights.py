@@ -26,8 +26,7 @@ def run(config: RunConfig, dtype: torch.dtype, steps: int) -> tuple[TrainState, 
     return state, [float(train_step(state, learnable_batches(config, step), 3e-3).loss) for step in range(steps)]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("chunk", [0, 24])
+@pytest.mark.parametrize(("dtype", "chunk"), [(torch.bfloat16, 24), (torch.float16, 0)], ids=str)
 def test_it_learns_as_autocast_does(dtype: torch.dtype, chunk: int) -> None:
     _, expected = run(tiny(loss_chunk_size=chunk), dtype, 60)
     state, found = run(tiny(loss_chunk_size=chunk, master_weights=True), dtype, 60)
@@ -123,7 +122,6 @@ def test_embedding_gradients_of_frequent_tokens_are_whole() -> None:
     weight = table.weight
     weight.grad_dtype = torch.float32
     table(torch.zeros(2, 2048, dtype=torch.int64)).sum().backward()
-    assert weight.grad is not None
     assert weight.grad[0].tolist() == [4096.0] * 4
 
 

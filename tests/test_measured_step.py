@@ -44,7 +44,6 @@ def test_every_command_gives_the_same_time_of_a_step(run: Path, tmp_path: Path) 
     write_measured_run(tmp_path / "other", seed=2)
     directory = RunDirectory(run)
     found = measured(directory.read_lines("metrics"), (46,))
-    assert found
     step_s = found.step_s
     assert 0.8 <= step_s <= 0.801
     check = {row["id"]: row for row in answer("compare", str(run))["time"]}
@@ -80,7 +79,6 @@ def test_a_speed_that_changed_at_a_resume_is_said(run: Path, tmp_path: Path) -> 
 def test_a_steady_run_that_was_resumed_says_nothing_of_it(tmp_path: Path) -> None:
     path = write_measured_run(tmp_path / "steady", steps=100)
     found = measured(RunDirectory(path).read_lines("metrics"), (46,))
-    assert found
     assert found.note is None
     assert len(found.starts) == 2
 

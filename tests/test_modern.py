@@ -241,8 +241,6 @@ def test_a_plan_is_of_this_model_and_nanogpts_step_of_nanogpts() -> None:
     plain = plan(resolve(["gpt2-124m"]).config, gpu)
     assert changed.counts.n_params == (2 * 50304 + 1) * 768 + 12 * (12 * 768**2 + 1)
     assert changed.memory[1] == plain.memory[1]
-    assert changed.nanogpt_timing
-    assert plain.nanogpt_timing
     assert changed.nanogpt_timing.step_s == plain.nanogpt_timing.step_s
 
 

@@ -23,7 +23,6 @@ GPU = find("RTX 4070")
 
 def step_s(config: RunConfig, card: str) -> float:
     found = step_time(StepSpec.of(config, find(card)))
-    assert found is not None
     return found.expected_s
 
 

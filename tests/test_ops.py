@@ -112,16 +112,17 @@ def traffic(config: RunConfig, dtype: torch.dtype, *, train: bool) -> Traffic:
     return found
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+IN_FP32 = ({}, {"loss_chunk_size": 100}, {"recipe": "modern"}, {"recipe": "nanochat"}, {"recipe": "llama"})
+
+
 @pytest.mark.parametrize(
-    "options",
-    [
+    ("options", "dtype"), [*((options, "float32") for options in IN_FP32), *((options, "bfloat16") for options in (
         {}, {"bias": True}, {"activation_checkpointing": True}, {"recompute_norm_gelu": True},
         {"loss_chunk_size": 100}, {"master_weights": True}, {"matmul": "fp8"}, {"matmul": "int8", "bias": True},
         {"recipe": "modern"}, {"recipe": "modern", "loss_chunk_size": 64, "activation_checkpointing": True},
         {"recipe": "nanochat"}, {"recipe": "llama"}, {"recipe": "llama", "n_kv_head": 2, "qk_norm": True, "head_dim": 48, "tied_embeddings": True},
         {"recipe": "llama", "n_kv_head": 1, "activation_checkpointing": True, "master_weights": True},
-    ],
+    ))],
     ids=str,
 )  # fmt: skip
 def test_bytes_are_those_of_the_kernels_of_a_real_step(

@@ -66,7 +66,6 @@ def test_type_and_drag(browser: Browser, served: tuple[str, Path]) -> None:
         assert needs(page) > 1.3 * before
         slider = page.get_by_label("n_layer, slider")
         box = slider.bounding_box()
-        assert box is not None
         page.mouse.move(box["x"] + box["width"] * 0.19, box["y"] + box["height"] / 2)
         page.mouse.down()
         for share in range(20, 90, 5):

@@ -127,7 +127,6 @@ def test_prices_are_those_of_any_run(client: TestClient) -> None:
     cost = next(figure["value"] for figure in answer["figures"] if figure["id"] == "cost")
     words = [f"--{key}={value}" for key, value in asked["values"].items()]  # type: ignore[union-attr]
     plan = plan_question(question(SMALL, words), "RTX 4090")
-    assert plan.timing
     assert plan.timing.rent_expected is not None
     assert cost == f"{messages.format_value(plan.timing.rent_expected, 'money')} USD"
     bad = post(client, "/api/finetune", {"model": SMALL, "values": {"price_per_hour": "much"}}, 422)

@@ -229,7 +229,5 @@ def test_every_language(browser: Browser, served: str, id: str) -> None:
         assert page.locator("html").get_attribute("lang") == id
         page.wait_for_selector(".changes li")
         strip, form = page.locator(".strip").bounding_box(), page.locator(".form").bounding_box()
-        assert strip
-        assert form
         assert strip["y"] < form["y"], "on a phone the answer comes before the form"
         usable(page, 390)

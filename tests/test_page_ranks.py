@@ -40,7 +40,6 @@ def test_several_cards_are_the_plan_of_the_command_line(client: TestClient) -> N
     assert line[1] == "fits"
     assert format_bytes(best.memory.needed_bytes).removesuffix(" GiB") in " ".join(line)
     pays = screen.pays(made)
-    assert pays is not None
     assert pays.text() in [text for _, text in answer["rows"]]
     assert len(answer["strip"]) == len(rows)
     assert answer["pictures"] == []

@@ -55,7 +55,6 @@ def test_case_a_where_the_memory_goes() -> None:
 def test_case_b_what_the_mfu_means() -> None:
     resolved = resolve([str(CASES / "b1.py")])
     timing = plan(resolved.config, GPU, logged_step_s=3.9).timing
-    assert timing
     assert timing.mfu == pytest.approx(0.69, abs=0.005)
     assert timing.nanogpt_mfu == pytest.approx(0.129, abs=0.0005)
     assert timing.tokens_per_s == pytest.approx(134_000, rel=0.005)
@@ -92,7 +91,6 @@ def test_case_d_tokens_flops_hours() -> None:
     assert made.work.epochs == pytest.approx(2.85, abs=0.005)
     assert made.work.flops_6n == pytest.approx(2.55e18, rel=0.002)
     assert made.work.flops == pytest.approx(3.15e18, rel=0.002)
-    assert made.timing
     assert made.timing.step_s.expected_s * made.work.steps / 3600 == pytest.approx(21.7, abs=0.05)
     assert made.timing.energy_expected_j
     assert made.timing.energy_low_j < made.timing.energy_expected_j < made.timing.energy_high_j  # type: ignore[operator]
@@ -110,7 +108,6 @@ def test_published_runs_are_in_the_stated_range() -> None:
             predicted = step_time(
                 StepSpec.of(config, find(log["gpu"]), "nanogpt", dtype=log["dtype"], compiled=log["compiled"])
             )
-            assert predicted
             inside.append(predicted.low_s <= config.tokens_per_step / log["tokens_per_s"] <= predicted.high_s)
     assert sum(inside) >= 0.8 * len(inside)
 
@@ -121,7 +118,6 @@ def test_time_is_monotonic() -> None:
     def seconds(gpu: str, **changes: object) -> float:
         config = base.model_copy(update=changes)
         found = step_time(StepSpec.of(config, find(gpu), dtype="bfloat16", compiled=bool(changes.get("compile", True))))
-        assert found
         return found.expected_s
 
     assert seconds("3060") > seconds("4070") > seconds("4090") > seconds("H200")
@@ -368,5 +364,4 @@ def test_the_frontiers_own_point_is_the_plan(words: tuple[str, ...]) -> None:
     for step in ("foretrain", "nanogpt"):
         found, timing = predicted(made, step), made.timing_of(step)
         assert found is not None
-        assert timing is not None
         assert [point.tokens_per_s for point in found.points if point.given] == [timing.tokens_per_s]

@@ -48,7 +48,6 @@ def test_what_is_given_decides() -> None:
         library.plan("hf:Qwen/Qwen3-0.6B", gpu="4070")
     assert caught.value.id == "usage.plan_finetune"
     logged = library.plan("qwen3-0.6b", gpu="4070", method="lora", step_s=4.0).timing
-    assert logged is not None
     assert (logged.source, logged.tokens_per_s) == ("measured (log)", 2048 / 4.0)
     with pytest.raises(UserError, match="full, lora, qlora"):
         library.plan("qwen3-0.6b", gpu="4070", method="lori")

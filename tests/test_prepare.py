@@ -111,7 +111,6 @@ def test_the_state_of_a_long_preparation_is_read_again(own_directory: Path) -> N
               blocks=bytes(16 * 191)) for n in range(1000)
     )  # fmt: skip
     made = kit.run(kit.write_kind(Path("a.jsonl"), ROWS[:9])).index
-    assert made is not None
     identity = writer.Identity(settings=made.settings, tokenizer=made.tokenizer, source="s", stamps="")
     found = writer.Snapshot(identity=identity, splits={"train": SplitState(shards=shards), "val": SplitState()})
     Path("long/.progress").mkdir(parents=True)
@@ -211,7 +210,6 @@ def test_workers_read_what_the_reader_reads(own_directory: Path, monkeypatch: py
             Path(f"{name}z", f"{part}.jsonl.gz").write_bytes(gzip.compress(text))
         for folder in (name, f"{name}z"):
             index = kit.run(folder, out=f"out-{folder}", shard_tokens=20_000).index
-            assert index is not None
             assert (index.counts.empty, index.counts.replaced_utf8) == (4, 2)
             found[folder] = index.splits, index.counts
     assert all(other == found["a"] for other in found.values())
@@ -286,7 +284,6 @@ def test_duplicates_are_left_out_once_and_for_all(own_directory: Path, monkeypat
     kit.in_one_process(monkeypatch)
     rows = ROWS[:50] + ROWS[10:30] + ROWS[:5] * 2
     made = kit.run(kit.write_jsonl(Path("a.jsonl"), rows), dedup=True, workers=2)
-    assert made.index is not None
     assert made.index.counts.duplicates == 30
     expected = kit.expected(ROWS[:50], lambda row: row.encode(), 0)
     assert kit.tokens_of("out", "train").tolist() == expected["train"]
@@ -315,7 +312,6 @@ def test_duplicates_after_the_last_document_are_not_counted(
     rows = [ROWS[0], ROWS[0], ROWS[1], *[ROWS[0]] * 40]
     wanted = sum(len(row.encode()) + 1 for row in ROWS[:2])
     made = kit.run(kit.write_jsonl(Path("a.jsonl"), rows), dedup=True, max_tokens=wanted)
-    assert made.index is not None
     assert (made.tokens, made.index.counts.duplicates) == (wanted, 1)
 
 
@@ -401,7 +397,6 @@ def test_any_tokenizer_json_and_a_trained_bpe(own_directory: Path) -> None:
     """Truncation and padding in a tokenizer.json lose no token; eos_token beside it ends documents."""
     source = kit.write_jsonl(Path("a.jsonl"), ROWS)
     trained = kit.run(source, train_bpe=400, out="bpe")
-    assert trained.index is not None
     assert trained.index.vocab_size == 400
     text = Path("bpe/tokenizer.json").read_text("utf-8")
     fast = BpeTokenizer(text)
@@ -465,7 +460,6 @@ def test_no_id_wraps_around(id: int, fits: bool) -> None:
 def test_a_separator_inside_a_text_is_counted(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kit.in_one_process(monkeypatch)
     made = kit.run(kit.write_jsonl(Path("a.jsonl"), ["a\0b", "plain", "more \0"]))
-    assert made.index is not None
     assert made.index.counts.separator_bytes == 2
     assert sum(split.documents for split in made.index.splits.values()) == 3
     assert len(encoder_of(ByteTokenizer())([b"ab"])[0]) == 2
@@ -598,7 +592,6 @@ def test_the_command_line(own_directory: Path) -> None:
     assert done.returncode == 0
     assert "validation tokens of 300 documents" in done.stdout
     index = read_index(Path("o"))
-    assert index
     assert index.settings.val_share == 0.05
     assert foretrain(*words, "--val", "100%").returncode == ExitCode.USAGE
 

@@ -102,7 +102,6 @@ def test_it_ends_with_its_parent(what: str, tmp_path: Path) -> None:
         "print(child.pid, child.receive().value, flush=True)\ntime.sleep(600)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=REPO)
-    assert parent.stdout is not None
     pids = parent.stdout.readline().split()
     parent.kill()
     parent.wait()

@@ -51,7 +51,6 @@ def traced(config: RunConfig, sharing: Sharing, rank: int = 0, *, compiled: bool
         warnings.simplefilter("ignore")
         keeps = not sharing.way.shards_weights  # as the first step's collectives are rarely over when the second begins
         with ranks.group(sharing, rank, keeps=keeps) as share, tracing(CARD, compiled=compiled) as session:
-            assert session.there is not None
             session.tracer.entered = session.there.memory.reset_peak
             device = torch.device("cuda")
             run = drive.Job(config, device, "bfloat16", compiled, session.tracer, session.names, share)

@@ -129,7 +129,6 @@ def test_each_rank_stands_beside_the_forecast(tmp_path: Path) -> None:
     ranks = [figures(0), figures(1, reserved_bytes=700 * MIB, card="RTX 4070"), figures(2, evaluated_s=0.7)]
     directory = a_run(tmp_path / "r", ranks, gradient_accumulation_steps=3)
     record, found = directory.read_record(), run_of(directory).explanation.ranks
-    assert found
     assert record.highest_bytes == 700 * MIB
     assert (found.world, found.devices, found.machines, found.strategy) == (3, 3, 1, "ddp")
     assert (found.most, found.slow, found.parts[2].behind) == (1, (2,), pytest.approx(0.4))
@@ -257,7 +256,6 @@ def test_speeds_are_of_the_last_number_of_ranks(tmp_path: Path) -> None:
 def test_a_run_that_went_on_alone_still_has_its_history(tmp_path: Path) -> None:
     directory = a_run(tmp_path / "r", worlds=((0, 2), (20, 1)), resumed_from=(20,))
     found = run_of(directory).explanation
-    assert found.ranks
     assert (found.ranks.world, found.ranks.parts) == (1, ())
     assert "2 from step 0, 1 from step 20" in shown(run_explain.document(found))
 

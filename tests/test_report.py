@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -91,6 +91,7 @@ def test_a_report_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> N
     assert Path("/dev/null").is_char_device()
 
 
+@settings(max_examples=30)
 @given(st.text(max_size=60))
 def test_any_sample_gives_a_page(sample: str) -> None:
     document = Document(

@@ -147,7 +147,6 @@ def test_hover_says_what_is_alive(browser: Browser, reports: dict[str, Path]) ->
         drawing = page.locator(".drawing[aria-label='One step: what is alive']")
         drawing.scroll_into_view_if_needed()
         box = drawing.bounding_box()
-        assert box is not None
         page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 120)
         expect(drawing.locator(".tip")).to_be_visible()
         expect(drawing.locator(".tip")).to_contain_text("weights")

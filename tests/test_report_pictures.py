@@ -134,7 +134,6 @@ def test_what_tune_measured_takes_the_place_of_the_forecast() -> None:
     }  # fmt: skip
     tuning = Tuning.model_validate(values)
     found = frontier.measured(tuning, None)
-    assert found is not None
     assert found.source == "measured (tune)"
     assert [(p.batch_size, p.best) for p in found.points] == [(8, True), (4, False), (16, True)]
 
@@ -145,7 +144,6 @@ def test_cards_are_planned_as_plan_does() -> None:
     assert options[CARD].own
     assert len(options) > 40
     other = plan(p.config, find("RTX 3090"), used_by_others_bytes=2**30)
-    assert other.timing is not None
     assert options["RTX 3090"].total_s == other.timing.total_s
     assert options["RTX 3090"].verdict == other.verdict_of("foretrain")
     assert all(name in options for name in outlook.USUAL)
@@ -161,7 +159,6 @@ def test_no_other_card_is_told_to_be_emptier_than_the_runs_own() -> None:
     found = outlook.Outlook("nanogpt", None, None, None, tuple(options.values()))
     (ranks,) = outlook_view.sections(p, found)[0].blocks
     assert isinstance(ranks, Ranks)
-    assert ranks.source is not None
     said = ranks.source.text()
     assert said.startswith("nanoGPT's step")
     assert "other programs use 1.86 GiB" in said
@@ -249,7 +246,6 @@ def test_agreement_has_the_line_the_band_and_the_stated_ranges() -> None:
     }
     (picture,) = agreement_view.pictures([("a", rows)], sources)
     assert isinstance(picture, Scatter)
-    assert picture.source is not None
     assert "estimated, calibrated" in picture.source.text()
     dot = picture.clouds[0].dots[0]
     assert (dot.x, dot.y, dot.low, dot.high, cell_text(dot.note)) == (1, 1.1, 0.9, 1.5, "+10.0 %")

@@ -133,7 +133,6 @@ def test_the_figures_are_the_plans(base: str) -> None:
     assert (found.verdict, found.available_bytes, found.currency) == (plan.verdict, plan.available_bytes, "EUR")
     assert found.needed_bytes == plan.memory_of(plan.step).neediest.needed_expected_bytes
     timing = plan.timing_of(plan.step)
-    assert timing is not None
     assert (found.total_s, found.cost) == (timing.total_s.expected_s, timing.cost_expected)
 
 

@@ -50,7 +50,7 @@ def test_every_tensor_dies_once_and_sums_are_the_peaks() -> None:
         assert abs(top / max(peak.nbytes for peak in t.peaks.values()) - 1) < 1e-4  # sums round once, parts each
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     st.sampled_from(["nanogpt", "modern"]), st.sampled_from(["foretrain", "nanogpt"]), st.booleans(), st.integers(1, 5),
     st.fixed_dictionaries(
@@ -106,7 +106,6 @@ def test_a_fraction_of_the_card_caps_the_run() -> None:
     worst = [step.verdict for each in (config, halved, limited) for step in plan(each, card).memory]
     assert worst == ["fits", "fits", "does_not_fit", "does_not_fit", "fits", "fits"]
     advised = Planner().outcome(State(halved, card, "nanogpt", 0))
-    assert advised is not None
     assert advised.verdict == "does_not_fit"
 
 

@@ -155,7 +155,6 @@ def test_half_of_the_cache_is_found_again() -> None:
 def seconds(torch: str, **changes: Any) -> float:
     config = GPT2.model_copy(update={"torch_version": torch, **changes})
     found = step_time(StepSpec.of(config, A100, "nanogpt", dtype="bfloat16", compiled=True))
-    assert found
     return found.expected_s
 
 

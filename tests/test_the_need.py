@@ -14,7 +14,7 @@ from foretrain.analysis.forecast_check import check_forecast
 from foretrain.analysis.run import explain_run
 from foretrain.app.plan import Target, make_plan
 from foretrain.base.messages import format_value
-from foretrain.base.units import GIB, MIB, format_bytes
+from foretrain.base.units import GIB, format_bytes
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import find
 from foretrain.predict.plan import Plan
@@ -38,10 +38,8 @@ def planned(words: list[str], gpu: str, others: int) -> Plan:
 # -- one need -------------------------------------------------------------------------------------------------------
 
 RUNS = {
-    "gpt2-350m": (["gpt2-350m"], "RTX 4060 Laptop", (0, 7 * GIB)),
-    "gpt2-124m": (["gpt2-124m"], "RTX 4070", (0, 100 * MIB, 6 * GIB, 11 * GIB)),
-    "gpt2-large": (["gpt2-large", "--optimizer_offload=true"], "RTX 4070", (0, 1 * GIB)),
-    "a nanoGPT file": ([CASE_C], "RTX 4070", (0, 500 * MIB, 8 * GIB)),
+    "gpt2-124m": (["gpt2-124m", "--optimizer_offload=true"], "RTX 4070", (0, 11 * GIB)),
+    "a nanoGPT file": ([CASE_C], "RTX 4070", (0, 8 * GIB)),
 }
 
 
@@ -106,10 +104,10 @@ def test_of_phases_that_need_the_same_the_one_with_the_most_tensors_is_named() -
 def test_free_is_said_only_where_others_are_known() -> None:
     assert "of 11.56 GiB, in" in one_line(["gpt2-124m", "--gpu", "4070"])
     assert "of 9.70 GiB free, in" in one_line(["gpt2-124m", "--gpu", "4070", "--used-by-others", "2GB"])
-    assert "only 9.70 GiB free" in one_line(["gpt2-774m", "--gpu", "4070", "--used-by-others", "2GB"])
-    assert "the device has 11.56 GiB" in one_line(["gpt2-774m", "--gpu", "4070"])
-    limited = ["gpt2-774m", "--gpu", "4070", "--memory_limit=9GiB"]
-    assert "only 9.00 GiB allowed (memory_limit)" in one_line(limited)
+    large = ["gpt2-124m", "--batch_size=64", "--gpu", "4070"]
+    assert "only 9.70 GiB free" in one_line([*large, "--used-by-others", "2GB"])
+    assert "the device has 11.56 GiB" in one_line(large)
+    assert "only 9.00 GiB allowed (memory_limit)" in one_line([*large, "--memory_limit=9GiB"])
 
 
 # -- the suggested command -----------------------------------------------------------------------------------------
@@ -131,7 +129,6 @@ def test_planning_the_suggested_command_says_what_was_promised(words: list[str],
     found, asked = planned(words, gpu, others), Asked(words=tuple(words), gpu=gpu, others=f"{others}B")
     answer = first_answer(found, asked)
     first = advise(found, found.step).advised[0]
-    assert answer.advice is not None
     assert answer.advice.rules == first.rules
     assert answer.changed is not None
     shown = one_line([*words, "--gpu", gpu, "--used-by-others", f"{others}B"])
@@ -151,9 +148,6 @@ def test_planning_the_suggested_command_says_what_was_promised(words: list[str],
 def test_time_and_cost_are_those_of_the_suggested_command() -> None:
     found = planned(["gpt2-350m", "--batch_size=32"], "RTX 3060", 0)
     answer = first_answer(found, Asked(words=("gpt2-350m", "--batch_size=32")))
-    assert answer.changed is not None
-    assert answer.changed.timing is not None
-    assert found.timing is not None
     total, own = answer.changed.timing.total_s, found.timing.total_s
     shown = one_line(["gpt2-350m", "--batch_size=32", "--gpu", "RTX 3060"])
     span = format_value((total.low_s, total.expected_s, total.high_s), "duration_span")
@@ -172,11 +166,11 @@ def test_without_a_command_time_and_cost_say_if_it_fitted() -> None:
     ("slower", "said"), [(0.393, "39.3 % more time per step"), (-0.034, "3.4 % less time per step")]
 )
 def test_a_change_of_time_is_in_words(slower: float, said: str) -> None:
-    found = planned(["gpt2-774m"], "RTX 4070", 0)
-    answer = first_answer(found, Asked(words=("gpt2-774m",)))
-    assert answer.advice is not None
+    words = ("gpt2-124m", "--batch_size=64")
+    found = planned([*words], "RTX 4070", 0)
+    answer = first_answer(found, Asked(words=words))
     advice = answer.advice.model_copy(update={"effect": answer.advice.effect.model_copy(update={"slower": slower})})
-    rows = first_view.screen(found, answer.model_copy(update={"advice": advice}), Asked(words=("gpt2-774m",))).rows
+    rows = first_view.screen(found, answer.model_copy(update={"advice": advice}), Asked(words=words)).rows
     assert said in " ".join(str(row.text) for row in rows if isinstance(row.text, str))
 
 
@@ -200,8 +194,6 @@ def test_an_mfu_above_the_share_of_matmuls_is_of_the_rated_peak() -> None:
     words = ["gpt2-124m", "--block_size=4096", "--batch_size=2"]
     found = planned(words, "RTX 4070", 0)
     slow = first_answer(found, Asked(words=tuple(words))).bottleneck
-    assert slow is not None
-    assert found.timing is not None
     assert found.timing.mfu is not None
     assert found.timing.mfu > slow.share
     roof = roofline(StepSpec.of(found.config, found.gpu, dtype=found.dtype, compiled=True))

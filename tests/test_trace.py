@@ -54,7 +54,7 @@ def ledger(config: RunConfig, dtype: str, step: str, *, compiled: bool = False) 
 
 BASE = {"n_layer": 2, "n_head": 2, "n_embd": 128, "block_size": 64, "vocab_size": 512, "batch_size": 4,
         "gradient_accumulation_steps": 1}  # fmt: skip
-WIDER = {**BASE, "n_head": 4, "n_embd": 256, "block_size": 128, "gradient_accumulation_steps": 2}
+WIDER = {**BASE, "n_head": 4, "block_size": 96, "gradient_accumulation_steps": 2}
 EAGER = {
     "plain": (BASE, "float32"), "bf16": (BASE, "bfloat16"), "bias": ({**BASE, "bias": True}, "bfloat16"),
     "accumulation": ({**WIDER, "gradient_accumulation_steps": 3}, "bfloat16"),
@@ -65,8 +65,10 @@ OURS = {
     "checkpointing": ({**WIDER, "n_layer": 4, "activation_checkpointing": True}, "bfloat16"),
     "chunked loss": ({**WIDER, "loss_chunk_size": 200}, "float32"),
     "chunked loss, bf16": ({**WIDER, "loss_chunk_size": 128, "activation_checkpointing": True}, "bfloat16"),
-    "half-precision weights": ({**WIDER, "master_weights": True}, "bfloat16"),
-    "half-precision weights, chunked loss": ({**WIDER, "master_weights": True, "loss_chunk_size": 200}, "bfloat16"),
+    "half-precision weights, chunked loss": (
+        {**WIDER, "n_embd": 256, "block_size": 128, "master_weights": True, "loss_chunk_size": 200},
+        "bfloat16",
+    ),
     "some blocks checkpointed": (
         {**WIDER, "n_layer": 4, "activation_checkpointing": True, "checkpointed_blocks": 3},
         "bfloat16",
@@ -76,8 +78,9 @@ OURS = {
 }
 
 
-@pytest.mark.parametrize("step", ["foretrain", "nanogpt"])
-@pytest.mark.parametrize("case", EAGER)
+@pytest.mark.parametrize(
+    ("case", "step"), [*((case, "foretrain") for case in EAGER), ("bf16", "nanogpt"), ("accumulation", "nanogpt")]
+)
 def test_eager_equals_the_real_allocator_to_the_byte(case: str, step: str) -> None:
     knobs, dtype = EAGER[case]
     truth = compare(RunConfig.model_validate(knobs), dtype, step, compiled=False)  # type: ignore[arg-type]
@@ -103,10 +106,9 @@ def no_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize(("case", "step"), [("plain", "foretrain"), ("bf16", "nanogpt")])
-def test_compiled_equals_the_real_allocator_to_the_byte(case: str, step: str, no_kernels: None) -> None:
-    knobs, dtype = EAGER[case]
-    truth = compare(RunConfig.model_validate(knobs), dtype, step, compiled=True)  # type: ignore[arg-type]
+def test_compiled_equals_the_real_allocator_to_the_byte(no_kernels: None) -> None:
+    knobs, dtype = EAGER["bf16"]
+    truth = compare(RunConfig.model_validate(knobs), dtype, "nanogpt", compiled=True)  # type: ignore[arg-type]
     assert truth.traced_bytes == truth.real_bytes
 
 
@@ -145,7 +147,6 @@ def test_nanogpts_step_equals_the_published_trace() -> None:
     assert run.peak_reserved_bytes == 11_986 * MIB
     assert not replay(found, limit_bytes=11980 * MIB).survives
     death = replay(found, limit_bytes=11980 * MIB).death
-    assert death is not None
     assert (death.phase, death.moment) == ("steady_step", "backward.loss")
     assert death.requested_bytes == 4 * 8 * 1024 * 50304
 
@@ -215,7 +216,7 @@ def configs(draw: st.DrawFn) -> tuple[RunConfig, str, str]:
     return config, dtype, draw(st.sampled_from(["foretrain", "nanogpt"]))
 
 
-@settings(max_examples=14, phases=[Phase.generate])
+@settings(max_examples=8, phases=[Phase.generate])
 @given(configs())
 def test_the_ledger_agrees_with_the_trace(case: tuple[RunConfig, str, str]) -> None:
     agree(*case)
@@ -308,22 +309,21 @@ def test_the_rules_without_torch_are_those_of_the_stand_in(gpu: str) -> None:
                 assert attention_kind(card, dtype, width, dropout, learns=learns) == expected, (dtype, width, dropout)
 
 
-@pytest.mark.parametrize("step", ["foretrain", "nanogpt"])
 @pytest.mark.parametrize(
-    ("gpu", "dtype", "width", "dropout", "kinds"),
+    ("gpu", "dtype", "width", "dropout", "kinds", "step"),
     [
-        ("RTX 4070", "float32", 33, 0.0, ["math"]),
-        ("T4", "float16", 33, 0.1, ["math"]),
-        ("RTX 4070", "float16", 196, 0.1, ["flash", "math"]),
-        ("RTX 4070", "float16", 320, 0.0, ["efficient"]),
-        ("RTX 4070", "float16", 33, 0.0, ["flash"]),  # padded to 40
+        ("RTX 4070", "float32", 33, 0.0, ["math"], "nanogpt"),
+        ("T4", "float16", 33, 0.1, ["math"], "foretrain"),
+        ("RTX 4070", "float16", 196, 0.1, ["flash", "math"], "foretrain"),
+        ("RTX 4070", "float16", 320, 0.0, ["efficient"], "nanogpt"),
+        ("RTX 4070", "float16", 33, 0.0, ["flash"], "foretrain"),  # padded to 40
     ],
 )
 def test_the_ledger_knows_the_path_of_attention(
     gpu: str, dtype: str, width: int, dropout: float, kinds: list[str], step: str
 ) -> None:
     """The math path writes B x H x T x T scores; a head wider than 256 in half precision is no degradation."""
-    for heads, batch in ((4, 4), (2, 1), (1, 2)) if dropout or step == "nanogpt" else ((4, 4),):
+    for heads, batch in ((4, 4), (2, 1), (1, 2)) if kinds == ["math"] else ((4, 4),):
         config = RunConfig(n_layer=2 if heads == 4 else 1, n_head=heads, n_embd=heads * width, block_size=256, vocab_size=512,
                            batch_size=batch, dropout=dropout, gradient_accumulation_steps=2)  # fmt: skip
         found = traced(config, dtype, step, gpu=gpu)

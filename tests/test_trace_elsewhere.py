@@ -147,7 +147,6 @@ def test_what_only_the_card_knows_is_a_range_there_too(tmp_path: Path) -> None:
         "layer(torch.empty(2, 8, 32, 32, device='cuda')).sum().backward()\n"
     )
     found = foretrain.trace(tmp_path / "convolves.py")
-    assert found.high is not None
     assert found.high.peak_allocated_bytes > found.peak_allocated_bytes
 
 

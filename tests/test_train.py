@@ -130,7 +130,7 @@ def test_a_signal_during_evaluation_is_heard(own_directory: Path) -> None:
     assert record.steps_done == 5
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
+@pytest.mark.parametrize("name", ["SIGINT", "SIGUSR1"])
 def test_exit_code_75_and_resume_from_the_command_line(name: str, own_directory: Path) -> None:
     write_dataset(Path("data/toy"), tokens=20_000)
     words = [f"--{k}={v}" for k, v in TINY.items()] + ["--max_iters=100000", "--lr_decay_iters=100000"]
@@ -544,8 +544,8 @@ def test_compiled_equals_eager(own_directory: Path) -> None:
     """torch.compile on the CPU, where a C++ compiler is at hand: the same losses up to rounding."""
     if not place(tiny(compile=True)).compiled:
         pytest.skip("no C++ compiler here")
-    a = train(tiny(out_dir="a", max_iters=4, lr_decay_iters=4))
-    b = train(tiny(out_dir="b", max_iters=4, lr_decay_iters=4, compile=True))
+    a = train(tiny(out_dir="a", n_layer=1, max_iters=4, lr_decay_iters=4))
+    b = train(tiny(out_dir="b", n_layer=1, max_iters=4, lr_decay_iters=4, compile=True))
     assert b.compiled
     assert b.val_loss == pytest.approx(a.val_loss, rel=1e-4)
 
@@ -679,7 +679,6 @@ def test_resume_finds_a_run_behind_a_gap(own_directory: Path) -> None:
         shutil.rmtree(name)
     (Path("r-2") / "run.json").write_text((Path("whole") / "run.json").read_text())
     found = folder.newest_unfinished("r", 99)
-    assert found is not None
     assert found.path.name == "r-2"
 
 
@@ -708,13 +707,13 @@ def test_other_data_under_the_same_name_is_refused(own_directory: Path) -> None:
     assert caught.value.id == "data.changed"
 
 
-@pytest.mark.parametrize("line", ["5", "[]", '{"kind": "step"}', '{"kind": "step", "step": "x"}', "[" * 100_000])
-def test_a_spoilt_line_of_metrics_costs_that_line(line: str, own_directory: Path) -> None:
+def test_a_spoilt_line_of_metrics_costs_that_line(own_directory: Path) -> None:
     train(tiny(max_iters=4, out_dir="r"))
     whole = RunDirectory(Path("r")).read_lines("metrics")
-    with Path("r/metrics.jsonl").open("a") as file:
-        file.write(line + "\n")
-    assert RunDirectory(Path("r")).read_lines("metrics") == whole
+    for line in ("5", "[]", '{"kind": "step"}', '{"kind": "step", "step": "x"}', "[" * 100_000):
+        with Path("r/metrics.jsonl").open("a") as file:
+            file.write(line + "\n")
+        assert RunDirectory(Path("r")).read_lines("metrics") == whole, line
     assert foretrain("report", "r").returncode == 0
 
 

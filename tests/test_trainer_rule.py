@@ -93,7 +93,6 @@ def test_plan_advice_and_the_choice_of_a_batch_judge_memory_by_one_rule(compiled
         assert batch is not None
         made = plan(with_micro_batch(config, batch), gpu)
         outcome = Planner().outcome(State(made.config, gpu, step, 0))
-        assert outcome is not None
         assert (made.verdict_of(step) == "fits") == outcome.fits == fits
         assert made.memory_of(step).needed_bytes == outcome.needed_bytes
     assert chosen.needed_bytes < chosen.next_needed_bytes == outcome.needed_bytes

@@ -139,7 +139,7 @@ MAY_DIFFER = {
     st.sampled_from(["nanogpt", "modern"]), st.booleans(), st.sampled_from(["auto", "float32", "bfloat16"]),
     st.sampled_from([0.0, 0.1]), st.sets(st.sampled_from(TUNABLE)), st.booleans(), st.sampled_from([0, 96]),
 )  # fmt: skip
-@hypothesis_settings(max_examples=40)
+@hypothesis_settings(max_examples=15)
 def test_no_setting_ever_changes_what_is_learned(
     batch: int, accumulation: int, layers: int, block: int, recipe: str, checkpoint: bool, dtype: str, dropout: float,
     wanted: set[str], cuda: bool, chunk: int,
@@ -618,7 +618,6 @@ def test_children_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     )
     root = str(Path(__file__).parent.parent)
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=root)
-    assert parent.stdout is not None
     child, scratch = parent.stdout.readline().split()
     time.sleep(0.5)
     parent.kill()
@@ -686,7 +685,6 @@ def test_answers_are_named_by_all_that_they_hang_on(monkeypatch: pytest.MonkeyPa
 def test_records_are_read_back_as_they_were() -> None:
     found = tuned_with(time_error=ForecastError.of([(1.0, 2.0), (1.0, 1.0), (3.0, None)]))
     assert Tuning.from_json(json.dumps(found.to_json(schema="foretrain.tune/1"))) == found
-    assert found.time_error is not None
     assert (found.time_error.trials, found.time_error.worst) == (2, 0.5)
     assert found.time_error.middle == pytest.approx(0.5**0.5)
     assert ForecastError.of([(None, 1.0)]) is None
@@ -717,7 +715,6 @@ def test_timed_steps_correct_plans_of_steps_like_them(own_directory: Path, monke
     assert tune_memory.feed(tuned_with(), [config], GPU, "float32", 1) == 1
     save(calibration())
     found = load(GPU.name)
-    assert found is not None
     assert len(found.tuned) == 1
     calibrated = GPU.model_copy(update={"calibration": found})
     assert forecast_s(config, calibrated, "float32") == pytest.approx(2.0)  # the very step that was timed

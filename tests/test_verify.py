@@ -57,8 +57,7 @@ def test_a_card_has_24_cases_of_every_kind() -> None:
     assert len(verify_session.cases_for(Gpu(name="CPU", kind="cpu"), 16 * GIB)) == 8
 
 
-@pytest.mark.parametrize("card", ["RTX 4070", "T4", "H100 SXM5 80GB"])
-@pytest.mark.parametrize("free_gib", [3, 6, 11, 22, 78])
+@pytest.mark.parametrize(("card", "free_gib"), [("RTX 4070", 3), ("RTX 4070", 11), ("T4", 6), ("H100 SXM5 80GB", 78)])
 def test_each_case_is_expected_to_fit_in_what_is_free(card: str, free_gib: int) -> None:
     gpu = find(card)
     chosen = verify_session.cases_for(gpu, free_gib * GIB)
@@ -101,7 +100,6 @@ def test_a_prediction_is_what_plan_exact_says() -> None:
     assert {name: size for name, (size, _) in peaks.items() if name in {p.phase for p in ours}} == {
         phase.phase: phase.allocated_bytes for phase in ours
     }
-    assert made.timing is not None
     assert predicted.step_s == made.timing.step_s.expected_s
     assert predicted.estimate_allocated_bytes == max(
         phase.allocated_bytes for phase in made.memory_of("foretrain").phases if phase.phase != "resume"

@@ -83,7 +83,6 @@ def test_a_signal_reaches_the_command_once(number: int) -> None:
     )
     words = [sys.executable, "-c", "from foretrain.cli import main; main()", "watch", "--quiet", "--"]
     child = subprocess.Popen([*words, sys.executable, "-c", code], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
-    assert child.stdout is not None
     assert child.stdout.readline() == b"ready\n"
     child.send_signal(number)
     assert child.wait(30) == 41
@@ -187,7 +186,6 @@ def test_without_a_card_the_processes_are_measured(monkeypatch: pytest.MonkeyPat
 def test_the_tree_agrees_with_the_system_about_this_process() -> None:
     own_s = sum(os.times()[:4])
     found = process_memory.sample_tree(os.getpid())
-    assert found is not None
     assert os.getpid() in found.pids
     assert own_s - 0.05 <= found.cpu_s
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
@@ -390,7 +388,6 @@ def test_the_config_of_a_nanogpt_command_is_read_never_run() -> None:
     Path("configurator.py").write_text("raise SystemExit(1)")
     Path("my.py").write_text("n_layer = 3\nn_head = 2\nn_embd = 64\n")
     found = config_of(["python", "train.py", "my.py", "--batch_size=5"])
-    assert found is not None
     assert (found.n_layer, found.batch_size) == (3, 5)
     assert config_of(["python", "train.py", "--unheard_of=5"]) is None
     assert config_of(["python", str(REPO / "docs" / "generate.py")]) is None

@@ -42,12 +42,10 @@ def test_a_range_has_one_of_four_verdicts() -> None:
     assert of_range((GIB, GIB, GIB), GIB) == "tight"  # without 200 MiB to spare
 
 
-@pytest.mark.parametrize("gpu", ["T4", "RTX 4090", "A10", "L40S", "RTX 5080", "V100 SXM2 16GB"])
-@pytest.mark.parametrize("step", ["nanogpt", "foretrain"])
+@pytest.mark.parametrize(("gpu", "step"), [("T4", "nanogpt"), ("RTX 4090", "foretrain")])
 def test_a_verdict_is_about_the_whole_range(gpu: str, step: str) -> None:
     card = find(gpu)
-    assert card.memory_bytes
-    for batch_size in (4, 8, 12, 16, 20, 32):
+    for batch_size in (8, 12, 16, 32):
         made = planned("gpt2-124m", f"--batch_size={batch_size}", "--trainer", step, gpu=gpu)
         assert made.available_bytes == card.memory_bytes
         phases_hold(made.memory_of(made.step).phases, card.memory_bytes)
@@ -78,11 +76,10 @@ def test_a_calculation_for_a_card_of_ones_own_uses_what_its_file_says(tmp_path) 
 
 
 def test_fine_tuning_and_generation_are_judged_by_the_same_rule() -> None:
-    for words in (("qwen2.5-1.5b", "--method", "qlora", "--seq-len", "1024"), ("qwen2.5-7b", "--method", "lora")):
-        for gpu in ("RTX 4060", "T4", "RTX 3060", "A10"):
-            made = json.loads(foretrain("plan", *words, "--gpu", gpu, "--json").stdout)
-            assert made["available_bytes"] == find(gpu).memory_bytes
-            phases_hold(tuple(PhaseMemory.model_validate(p) for p in made["memory"]["phases"]), made["available_bytes"])
+    for name, method, gpu in (("1.5b", "qlora", "RTX 4060"), ("1.5b", "qlora", "T4"), ("7b", "lora", "A10")):
+        made = json.loads(foretrain("plan", f"qwen2.5-{name}", "--method", method, "--gpu", gpu, "--json").stdout)
+        assert made["available_bytes"] == find(gpu).memory_bytes
+        phases_hold(tuple(PhaseMemory.model_validate(p) for p in made["memory"]["phases"]), made["available_bytes"])
     for gpu in ("RTX 4060", "T4", "A10", "RTX 4090"):
         made = json.loads(foretrain("plan", "qwen2.5-7b", "--inference", "--gpu", gpu, "--json").stdout)
         memory = made["memory"]
@@ -92,10 +89,11 @@ def test_fine_tuning_and_generation_are_judged_by_the_same_rule() -> None:
 
 def test_check_fails_for_what_may_not_fit_and_passes_for_what_is_tight() -> None:
     """A process that may take what is expected, and one that may take less than that."""
-    whole = planned("gpt2-124m", gpu="RTX 4070")
+    model = ("gpt2-124m", "--n_layer=2")
+    whole = planned(*model, gpu="RTX 4070")
     low, expected, _ = whole.memory_of("foretrain").neediest.needed_span
     for limit, word, code in ((expected, "tight", 0), ((low + expected) // 2, "may_not_fit", 3), (low // 2, "does_not_fit", 3)):  # fmt: skip
-        words = ("plan", "gpt2-124m", "--gpu", "RTX 4070", f"--memory_limit={limit}B")
+        words = ("plan", *model, "--gpu", "RTX 4070", f"--memory_limit={limit}B")
         made = Plan.from_json(foretrain(*words, "--json").stdout)
         assert made.verdict == word
         assert (made.verdict in FAILING) == (code == 3)
@@ -115,9 +113,8 @@ def test_whoever_asks_is_told_both_figures_and_where_they_are_from() -> None:
 # -- what it cannot run ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("gpu", ["P100 SXM2 16GB", "GTX 1080 Ti", "TITAN Xp", "P40"])
-def test_nanogpts_compiled_step_does_not_run_without_triton(gpu: str) -> None:
-    words = ("plan", NANOGPT, "--trainer", "nanogpt", "--gpu", gpu)
+def test_nanogpts_compiled_step_does_not_run_without_triton() -> None:
+    words = ("plan", NANOGPT, "--trainer", "nanogpt", "--gpu", "P100 SXM2 16GB")
     result = foretrain(*words, "--check")
     assert result.returncode == 3
     said = " ".join(result.stdout.split())
@@ -167,7 +164,7 @@ def test_fine_tuning_with_kernels_of_triton_is_refused_there(words: tuple[str, .
 # -- the dtype that nanoGPT takes --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("gpu", ["T4", "RTX 2080 Ti", "V100 SXM2 32GB"])
+@pytest.mark.parametrize("gpu", ["T4", "V100 SXM2 32GB"])
 def test_nanogpts_default_is_bfloat16_where_torch_emulates_it(gpu: str) -> None:
     made = planned("gpt2-124m", "--batch_size=12", "--trainer", "nanogpt", gpu=gpu)
     assert (made.dtype, made.dtype_reason) == ("bfloat16", "emulated_bf16")
@@ -177,8 +174,6 @@ def test_nanogpts_default_is_bfloat16_where_torch_emulates_it(gpu: str) -> None:
     assert (older.dtype, older.dtype_reason) == ("float16", "no_bf16")
     half = planned("gpt2-124m", "--batch_size=12", "--trainer", "nanogpt", "--dtype=float16", gpu=gpu)
     assert half.memory_of("nanogpt").needed_bytes == pytest.approx(10.71 * GIB, rel=0.01)
-    assert half.nanogpt_timing
-    assert made.nanogpt_timing
     assert made.nanogpt_timing.step_s.expected_s > 3 * half.nanogpt_timing.step_s.expected_s  # no tensor cores
 
 

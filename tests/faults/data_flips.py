@@ -58,7 +58,6 @@ def _train(path: Path) -> list[np.ndarray]:
 
 def _speak(path: Path) -> tuple[str, int]:
     words = tokenizer_of(read_info(path.parent))
-    assert words is not None
     return words.decode(list(range(words.vocab_size))), words.separator
 
 

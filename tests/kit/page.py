@@ -67,7 +67,6 @@ def serving(folder: Path, *words: str) -> Iterator[tuple[dict[str, Any], subproc
         cwd=folder, env={**os.environ, "PYTHONPATH": path},
     )  # fmt: skip
     try:
-        assert process.stdout is not None
         yield json.loads(process.stdout.readline()), process
     finally:
         process.send_signal(signal.SIGTERM)

@@ -1,5 +1,7 @@
 """What every memory technique must do, alone and beside another one."""
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -31,6 +33,7 @@ def combinable(a: Technique, b: Technique) -> bool:
     return not check({**a.beside, **b.beside, **both}, {})[1]
 
 
+@cache
 def traced_peak(config: RunConfig, *, compiled: bool) -> int:
     trace = self_test.trace(Request(StepSpec.of(config, GPU, dtype="bfloat16", compiled=compiled)).job())
     return max(peak for peak, _ in trace.peaks().values())

@@ -25,13 +25,13 @@ MAX_FUNCTION_LINES, MAX_OPTIONS = 60, 177
 # A file holds one subject in 120 to 500 lines, and a package has 4 to 15 files or is a file. These numbers only ever
 # become smaller. The house stands at 330 files, 75,000 lines, 150 tables that ruff leaves alone, and none of the others.
 SIZE = {
-    "files": 577,
-    "lines": 96_349,
-    "files below 60 lines": 57,
+    "files": 572,
+    "lines": 95_440,
+    "files below 60 lines": 54,
     "files above 600 lines": 2,
-    "packages below 4 files": 17,
+    "packages below 4 files": 14,
     "packages above 15 files": 10,
-    "statements that ruff leaves alone": 775,
+    "statements that ruff leaves alone": 753,
 }
 SLACK = 0.01  # a number that is this much too high is lowered
 

@@ -12,7 +12,7 @@ from foretrain.base.errors import UserError
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.sharing import Sharing
 from foretrain.hardware.catalogue import Gpu
-from foretrain.hardware.cluster import Cluster, cluster
+from foretrain.hardware.cluster import A_MACHINE, Cluster, cluster
 from foretrain.hardware.devices import Context
 from foretrain.predict.abstract.autograd import Parameter
 from foretrain.predict.abstract.ranks import BUCKETS
@@ -32,7 +32,7 @@ def cards_of(tune: FineTune, gpu: Gpu) -> Cluster | None:
         return None
     if tune.loop not in WRAPPED:
         raise UserError("usage.finetune_without.ddp_loop", loop=tune.loop, world=tune.world)
-    per_node = tune.per_node or tune.world
+    per_node = tune.per_node or (A_MACHINE if tune.world > A_MACHINE and not tune.world % A_MACHINE else tune.world)
     if tune.world % per_node:
         raise UserError("usage.finetune_without.per_node", world=tune.world, per_node=per_node)
     nodes = tune.world // per_node

@@ -236,7 +236,6 @@ SKIPPED = {
     "data/locate.py": 1,
     "data/prepare/engine.py": 1,
     "data/prepare/formats.py": 2,
-    "hardware/devices.py": 1,
     "training/watch.py": 1,
     "predict/abstract/autograd.py": 1,
     "predict/abstract/functional.py": 1,

@@ -107,7 +107,7 @@ def test_no_verdict_where_a_training_is_not_planned(name: str) -> None:
     assert "tokens/s" not in found.stdout
     assert "no verdict" in found.stderr
     plan = planned(str(FIELD / name), "--gpu", "4080")
-    assert (plan["bound"], plan["timing"], plan["changes"]) == ("at_least", None, [])
+    assert (plan["bound"], plan["timing"], plan["advice"]) == ("at_least", None, None)
     assert {phase["verdict"] for phase in plan["memory"]["phases"]} == {None}
     sft = planned(str(FIELD / name), "--gpu", "4080", "--training", "sft")
     assert sft["bound"] == "exact"

@@ -139,7 +139,7 @@ def test_the_command_line_is_the_same_plan(client: TestClient) -> None:
         words = shlex.split(answer["command"])
         assert words[:2] == ["foretrain", "plan"]
         told = json.loads(foretrain(*words[1:], "--json").stdout)
-        assert told["schema"] == "foretrain.finetune/1"  # gpt2 is a preset to pretrain from, too
+        assert told["kind"] == "fine-tuning"  # gpt2 is a preset to pretrain from, too
         total = next(
             row for row in answer["pictures"][0]["numbers"]["rows"] if row[0] == messages.say("component.total")
         )

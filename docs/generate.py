@@ -105,6 +105,7 @@ def wanted() -> dict[Path, str]:
 
 
 def main() -> int:
+    os.chdir(ROOT)  # the commands on the pages name files by their paths here
     check = "--check" in sys.argv
     stale = {
         path: content for path, content in wanted().items() if not path.is_file() or path.read_text("utf-8") != content

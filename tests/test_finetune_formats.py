@@ -355,6 +355,16 @@ def test_accelerate_is_a_part(file: Any) -> None:
     _, f, reading = read_finetune("qwen3-0.6b", ["--accelerate", str(found.source)])
     assert (f.amp, reading.cards, reading.sharding) == ("bf16", 4, "fsdp")
     assert {note.id for note in reading.notes} >= {"finetune_cards", "finetune_sharding"}
+    assert (f.world, dict(reading.unplanned)["num_processes = 4"]) == (1, "at_least")
+
+
+def test_cards_of_a_file_train_with_ddp_where_nothing_cuts_the_model(file: Any) -> None:
+    text = "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nnum_processes: 2\nmixed_precision: bf16\n"
+    path = str(file(text, "accelerate.yaml"))
+    _, f, reading = read_finetune("qwen3-0.6b", ["--accelerate", path])
+    assert (f.world, f.amp, reading.origins["world"]) == (2, "bf16", "num_processes")
+    assert not reading.unplanned
+    assert read_finetune("qwen3-0.6b", ["--accelerate", path, "--world", "4"])[1].world == 4
 
 
 def test_training_arguments_as_transformers_saves_them(file: Any, tmp_path: Path) -> None:

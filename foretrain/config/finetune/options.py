@@ -238,6 +238,8 @@ class FineTune(Record):
         return self.max_steps or math.ceil(self.dataset_tokens * self.epochs / self.tokens_per_step) or None
 
 
+WRAPPED = ("trainer", "trl", "axolotl", "llama-factory")  # loops that wrap the model in DDP on several cards
+
 # One sequence at a time with checkpointing: what guides for one card begin with, as unsloth's notebooks do.
 ASKED: Mapping[str, Any] = {"seq_len": 2048, "batch_size": 1, "gradient_checkpointing": True}
 

@@ -17,7 +17,7 @@ from foretrain.base.records import Note, Record
 from foretrain.config.finetune.formats import FORMATS, foreign
 from foretrain.config.finetune.formats.script import table_of_script, without_unread
 from foretrain.config.finetune.live import put_adapter
-from foretrain.config.finetune.options import OPTION_OF, Bound, FineTune, asked
+from foretrain.config.finetune.options import OPTION_OF, WRAPPED, Bound, FineTune, asked
 from foretrain.config.finetune.table import FileSettings, Table
 from foretrain.config.finetune.together import idle_note, whole
 from foretrain.config.finetune.words import COSTS, parse_words
@@ -118,6 +118,7 @@ def reading_of(found: FileSettings, model: ModelSource | None, origins: Mapping[
     the file; `model`: None where the file's is not known here."""
     if model is not None and found.peft_targets and "lora_targets" not in found.values:
         _choose_targets(found, model)
+    _share(found, origins)
     origins = {**found.origins, **origins}
     return FineTuneReading(
         where=found.source, format=found.format, origins=origins, unplanned=found.unplanned,
@@ -224,7 +225,19 @@ def _add_accelerate(found: FileSettings, path: Path) -> None:
     found.origins = {**found.origins, **part.origins}
     found.unplanned |= part.unplanned
     found.unknown += part.unknown
-    found.cards, found.sharding = part.cards or found.cards, part.sharding or found.sharding
+    found.cards, found.cards_key = (part.cards, part.cards_key) if part.cards else (found.cards, found.cards_key)
+    found.sharding = part.sharding or found.sharding
+
+
+def _share(found: FileSettings, origins: Mapping[str, str]) -> None:
+    """Plan the cards that a file wants, which train with DDP where nothing cuts the model; else what one card holds is
+    the least of it. `origins`: of words over the file."""
+    if found.cards < 2 or "world" in origins:
+        return
+    if found.sharding or found.values.get("loop", "trainer") not in WRAPPED:
+        found.unplanned.setdefault(f"{found.cards_key} = {found.cards}", "at_least")
+    else:
+        found.values["world"], found.origins["world"] = found.cards, found.cards_key
 
 
 def _choose_targets(found: FileSettings, model: ModelSource) -> None:
@@ -246,7 +259,7 @@ def _notes(found: FileSettings, model: ModelSource | None, origins: Mapping[str,
         notes.append(Note(id="finetune_unplanned", values={"where": found.source, "keys": list(found.unplanned)}))
     if found.sharding:
         notes.append(Note(id="finetune_sharding", values={"where": found.source, "sharding": found.sharding}))
-    if found.cards > 1:
+    if found.cards > 1 and "world" not in origins:
         notes.append(Note(id="finetune_cards", values={"where": found.source, "count": found.cards}))
     if found.format and "seq_len" not in origins:
         length = found.values.get("seq_len", FineTune().seq_len)

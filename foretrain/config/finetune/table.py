@@ -43,6 +43,7 @@ class FileSettings:
     harmless: list[str] = field(default_factory=list)
     unplanned: dict[str, Bound] = field(default_factory=dict)
     cards: int = 0
+    cards_key: str = ""
     sharding: str = ""
     called: bool = False  # a script makes the calls, so what it leaves out has their defaults
     peft_targets: bool = False  # the modules that peft chooses by itself for this family
@@ -110,11 +111,10 @@ class Table:
         return True
 
     def cards(self, key: str) -> None:
-        """How many cards the file wants. On each of several, gradients have buckets beside all that one card holds."""
+        """How many cards the file wants."""
         count = self.take(key)
         if isinstance(count, int) and count > 1:
-            self.found.cards = count
-            self.unplanned(key, count, bound="at_least")
+            self.found.cards, self.found.cards_key = count, self.name(key)
 
     def unplanned(self, key: str, value: Any = None, instead: str = "", bound: Bound = "unknown") -> None:
         """Name a key that changes memory or time in a way that is not planned, and what is planned instead. `bound`:

@@ -9,7 +9,7 @@ there is one at first, and after the first step those of 25 MiB in its place. LL
 from collections.abc import Iterator
 
 from foretrain.base.errors import UserError
-from foretrain.config.finetune.options import FineTune
+from foretrain.config.finetune.options import WRAPPED, FineTune
 from foretrain.config.sharing import Sharing
 from foretrain.hardware.catalogue import Gpu
 from foretrain.hardware.cluster import A_MACHINE, Cluster, cluster
@@ -21,8 +21,6 @@ from foretrain.predict.ranks import NcclMemory
 from foretrain.predict.speed.collectives import collective_time
 from foretrain.predict.speed.ranks import ELSEWHERE, THROUGH_HOST, groups_of
 from foretrain.predict.timeline import Size, Tensor, Timeline
-
-WRAPPED = ("trainer", "trl", "axolotl", "llama-factory")  # loops that wrap the model so
 
 
 def cards_of(tune: FineTune, gpu: Gpu) -> Cluster | None:

@@ -171,7 +171,8 @@ def _evaluation(table: Table) -> None:
 
 def _training(table: Table) -> None:
     """What is trained for: rl, or a key that is true of a kind."""
-    table.cards("node_count")
+    if (nodes := table.take("node_count")) not in (None, 0, 1):
+        table.unplanned("node_count", nodes, bound="at_least")
     for key, kind in _TRAININGS.items():
         if table.take(key) not in (None, False, "", [], {}):
             table.give("training", kind, key)

@@ -102,6 +102,7 @@ def test_the_command_line_takes_cards_and_keeps_them_in_what_comes_next() -> Non
     (("--gpus", "2 x 3060", "--loop", "unsloth"), "--loop=trainer"),
     (("--gpus", "2 x 3060", "--exact"), "leave it out with --gpus"),
     (("--link", "pcie4x8", "--gpu", "3060"), "--gpus"),
+    (("--gpus", "2 x 3060", "--world", "4"), "leave out --world"),
     (("--gpus", "2 x 3060", "--gpu", "4090"), "--gpu"),
     (("--world", "6", "--per-node", "4", "--gpu", "3060"), "--per-node"),
 ])  # fmt: skip
@@ -115,3 +116,21 @@ def test_what_several_cards_cannot_is_refused(words: tuple[str, ...], said: str)
 def test_a_loop_that_wraps_nothing_is_refused_in_python_too() -> None:
     with pytest.raises(UserError, match="--loop=torchtune"):
         library.plan_finetune(MODEL, CARD, method="lora", loop="torchtune", world=2)
+
+
+def test_a_comparison_sees_how_many_cards_a_plan_is_of(tmp_path: Path) -> None:
+    for name, cards in (("one", ("--gpu", "3060")), ("two", ("--gpus", "2 x 3060"))):
+        words = ("plan", MODEL, "--method", "lora", *cards, "--price", "0.7/h", "--dataset-tokens", "10M")
+        (tmp_path / f"{name}.json").write_text(foretrain(*words, "--json").stdout, "utf-8")
+    found = json.loads(foretrain("compare", str(tmp_path / "two.json"), str(tmp_path / "one.json"), "--json").stdout)
+    assert [(each["name"], each["values"]) for each in found["differing"]] == [("ranks", [2, 1])]
+    assert (found["scalings"][0]["more_cards"], found["scalings"][0]["fewer_cards"]) == (2, 1)
+    assert [side["cost_per_hour"] for side in found["sides"]] == [1.4, 0.7]
+
+
+def test_the_screen_says_what_is_of_each_card() -> None:
+    words = ("plan", MODEL, "--method", "lora", "--gpus", "2 x 3060", "--price", "0.7/h", "--dataset-tokens", "10M")
+    shown = " ".join(foretrain(*words).stdout.split())
+    assert "on each of 2 cards = 4,096 tokens per step" in shown
+    assert "an hour for each of 2 cards" in shown
+    assert "2 cards alone" in " ".join(foretrain(*words, "--full").stdout.split())

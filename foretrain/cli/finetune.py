@@ -1,5 +1,6 @@
 """`foretrain plan` of a Hugging Face model: `hf:owner/name`, a folder with config.json, a trainer's YAML, a preset."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -68,6 +69,9 @@ def cards_of(context: click.Context) -> tuple[str, list[str]]:
     check_cards(context)
     if not given["gpus"]:
         return given["gpu"], []
+    typed = [word for word in given["words"] if re.match(r"--(world|per.node|num.processes)\b", word)]
+    if typed:
+        raise UserError("usage.finetune_without.world_twice", option=typed[0].partition("=")[0])
     found = cluster(
         given["gpus"], given["link"], given["network"], lambda: targets(given["gpu"], "", RunConfig())[0].gpu
     )

@@ -1,6 +1,7 @@
 """What is planned as a subject: a file of `foretrain plan --json`, a run's plan.json, a config or a preset."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,7 +30,9 @@ from foretrain.predict.speed.time import is_calibrated, step_time
 
 def claims(path: Path, head: bytes) -> bool:
     """Claim JSON that says it is foretrain's."""
-    return b'"schema": "foretrain.' in head[:200] or (path.name == "plan.json" and head.lstrip()[:1] == b"{")
+    return re.search(rb'"schema":\s*"foretrain\.', head[:200]) is not None or (
+        path.name == "plan.json" and head.lstrip()[:1] == b"{"
+    )
 
 
 def load(given: SourceRequest) -> Subject:
@@ -66,8 +69,9 @@ def _with_options(given: SourceRequest, subject: Subject, made: AnyPlan) -> Subj
     options, tokens = (made.tune, made.tune.tokens_per_step) if tuned else (made.asked, made.asked.batch)
     prices = made.timing.prices if made.timing else None
     known = {"model": made.where, **settings.of_options(options.model_dump()), **settings.of_gpu(made.gpu)}
+    world = made.tune.world if isinstance(made, FineTunePlan) else 1
     return replace(
-        subject, settings=known,
+        subject, settings=known | ({settings.RANKS: world} if tuned else {}), world=world, devices=world,
         tokens_per_step=tokens, used_by_others_bytes=made.used_by_others_bytes,
         mfu=made.timing.mfu if made.timing else None, rent_per_hour=prices.price_per_hour if prices else None,
     )  # fmt: skip

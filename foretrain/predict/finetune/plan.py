@@ -227,7 +227,8 @@ def notes_of(
     if cards := cards_of(tune, gpu):
         size = ledger.n_trained * max(DTYPES[name].itemsize for name in ledger.gradient_dtypes)
         nccl = ledger.context.expected_bytes - Context.of(gpu).expected_bytes
-        note("finetune_ddp", world=cards.world, size=size, link=cards.link.name, nccl=nccl)
+        link = f"{cards.link.name}, {cards.network.name}" if cards.network else cards.link.name
+        note("finetune_ddp", world=cards.world, size=size, link=link, nccl=nccl)
     found += gpu.notes
     if source.code:
         note("remote_code")

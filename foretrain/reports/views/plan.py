@@ -185,15 +185,16 @@ def _step_rows(plan: Plan, timing: Timing) -> list[tuple[Cell, ...]]:
     return rows
 
 
-def spending_rows(prices: RunConfig | Prices, gpu: Gpu, timing: Spending) -> list[tuple[Cell, ...]]:
+def spending_rows(prices: RunConfig | Prices, gpu: Gpu, timing: Spending, cards: int = 1) -> list[tuple[Cell, ...]]:
     rows = []
     if timing.power is not None:
         values = {
             "expected": timing.energy_expected_j, "low": timing.energy_low_j, "high": timing.energy_high_j,
             "watts": timing.power.expected_w, "watts_low": timing.power.low_w, "watts_high": timing.power.high_w,
-            "board": gpu.board_power_w or 0,
+            "board": gpu.board_power_w or 0, "count": cards,
         }  # fmt: skip
         id = "value.energy_cpu" if timing.power.model == "cpu" else "value.energy"
+        id = "cluster.energy" if cards > 1 else id
         rows.append((Message("row.energy"), Message(id, values)))
     if timing.cost_expected is not None:
         rows.append(_money_row("electricity", (timing.cost_low, timing.cost_expected, timing.cost_high), prices))

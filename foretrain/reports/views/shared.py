@@ -98,12 +98,14 @@ def uneven(points: Iterable[tuple[int, int | None]]) -> tuple[Paragraph, ...]:
     return (Paragraph(Message("largest.uneven")),) if falls else ()
 
 
-def cost_of(prices: RunConfig | Prices, spent: Spending, gpu: Gpu) -> Message:
+def cost_of(prices: RunConfig | Prices, spent: Spending, gpu: Gpu, cards: int = 1) -> Message:
     p, money = prices, spent.money()
     values = {
         "money": (*money, p.currency) if money else (0.0, 0.0, 0.0, p.currency), "price_hour": p.price_per_hour,
-        "currency": p.currency, "price_kwh": p.price_per_kwh, "energy": spent.energy_expected_j or 0.0,
+        "currency": p.currency, "price_kwh": p.price_per_kwh, "energy": spent.energy_expected_j or 0.0, "count": cards,
     }  # fmt: skip
+    if spent.rent_expected is not None and cards > 1:
+        return Message("cluster.rent", values)
     if spent.rent_expected is not None:
         return Message("first.rent_and_power" if spent.cost_expected else "first.rent", values)
     if spent.energy_expected_j is None:

@@ -111,11 +111,7 @@ def _takes(plan: ClusterPlan) -> list[Row]:
 
 def _cost(plan: ClusterPlan, rank: RankPlan) -> Message:
     assert rank.timing is not None
-    if rank.timing.rent_expected is None:
-        return cost_of(plan.config, rank.timing, plan.cluster.gpu)
-    money = (rank.timing.rent_low, rank.timing.rent_expected, rank.timing.rent_high, plan.config.currency)
-    price = {"price_hour": plan.config.price_per_hour, "currency": plan.config.currency, "count": plan.cluster.world}
-    return Message("cluster.rent", {"money": money, **price})
+    return cost_of(plan.config, rank.timing, plan.cluster.gpu, plan.cluster.world)
 
 
 def _next(plan: ClusterPlan, asked: Asked, changed: Sequence[str]) -> list[Row]:

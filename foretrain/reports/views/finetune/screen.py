@@ -106,6 +106,8 @@ def batch_rows(plan: FineTunePlan) -> list[Row]:
     t = plan.tune
     values = {"batch": t.batch_size, "seq_len": t.seq_len, "accum": t.grad_accum, "tokens": t.tokens_per_step}
     id = "finetune.batch" if t.grad_accum == 1 else "finetune.batch_accum"
+    if t.world > 1:
+        id, values = "finetune.batch_cards", values | {"world": t.world}
     rows = [Row(Message("first.label.batch"), Message(id, values))]
     if t.seq_len > plan.facts.max_positions:
         beyond = {"seq_len": t.seq_len, "most": plan.facts.max_positions}
@@ -143,7 +145,7 @@ def time_rows(plan: FineTunePlan) -> list[Row]:
     said, brief = (Message(id, values) for id in ids)
     rows = [Row(Message("first.label.time"), said, short=brief)]
     if total:
-        rows.append(Row(Message("first.label.cost"), cost_of(timing.prices, timing, plan.gpu)))
+        rows.append(Row(Message("first.label.cost"), cost_of(timing.prices, timing, plan.gpu, plan.tune.world)))
         if timing.co2_expected_g is not None:
             co2 = {"low": timing.co2_low_g, "expected": timing.co2_expected_g, "high": timing.co2_high_g}
             factor = {"factor": timing.prices.co2_per_kwh}

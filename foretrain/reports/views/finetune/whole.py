@@ -132,7 +132,7 @@ def section(plan: FineTunePlan, *more: tuple[Cell, ...]) -> Section:
     rows += _time_rows(plan.timing)
     if plan.timing.total_s is None:
         return Section(Message("finetune.takes"), (Table((), tuple(rows)), Paragraph(Message("finetune.no_length"))))
-    rows += spending_rows(plan.timing.prices, plan.gpu, plan.timing)
+    rows += spending_rows(plan.timing.prices, plan.gpu, plan.timing, plan.tune.world)
     return Section(Message("finetune.takes"), (Table((), tuple(rows)), Paragraph(Message("source.power"))))
 
 

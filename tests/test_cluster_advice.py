@@ -222,7 +222,7 @@ def test_the_command_line() -> None:
     alone = foretrain("advise", "gpt2-124m", "--link", "nvlink")
     assert alone.returncode == 2
     tuned = foretrain("advise", "qwen3-8b", "--method", "lora", "--gpus", "2 x RTX 4090")
-    assert tuned.returncode == 2
+    assert (tuned.returncode, "2 x RTX 4090" in tuned.stdout) == (0, True)
 
 
 def test_buckets_of_ddp_are_told_with_their_figures() -> None:

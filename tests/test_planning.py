@@ -31,7 +31,7 @@ def test_a_fine_tuning_plan_by_name_is_that_of_the_command_line() -> None:
     words = ["--method", "lora", "--seq-len", "512", "--batch-size", "2", "--gradient-checkpointing", "--json"]
     shown = json.loads(foretrain("plan", "qwen3-0.6b", "--gpu", "RTX 4070", "--used-by-others", "1GB", *words).stdout)
     made = library.plan_finetune("qwen3-0.6b", gpu="RTX 4070", used_by_others="1GB", **ASKED)
-    assert made.to_json() == {key: value for key, value in shown.items() if key not in ("schema", "changes")}
+    assert made.to_json() == {key: value for key, value in shown.items() if key not in ("schema", "advice")}
     assert library.plan("qwen3-0.6b", gpu="RTX 4070", used_by_others=10**9, **ASKED) == made
 
 

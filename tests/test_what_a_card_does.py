@@ -82,7 +82,7 @@ def test_fine_tuning_and_generation_are_judged_by_the_same_rule() -> None:
         phases_hold(tuple(PhaseMemory.model_validate(p) for p in made["memory"]["phases"]), made["available_bytes"])
     for gpu in ("RTX 4060", "T4", "A10", "RTX 4090"):
         made = json.loads(foretrain("plan", "qwen2.5-7b", "--inference", "--gpu", gpu, "--json").stdout)
-        memory = made["memory"]
+        (memory,) = made["memory"]["phases"]
         span = (memory["needed_low_bytes"], memory["needed_expected_bytes"], memory["needed_high_bytes"])
         assert made["verdict"] == of_range(span, find(gpu).memory_bytes or 0)
 

@@ -74,6 +74,9 @@ def check_error(plan: AnyPlan) -> UserError | None:
     if isinstance(plan, ClusterPlan):
         strategy = (plan.best or plan.least).strategy
         return UserError("check.failed_cluster", **known, cluster=plan.place, strategy=strategy)
+    limited = isinstance(plan, Plan) and plan.available_reason == "memory_limit"
+    id = "memory_limit" if limited else "free" if plan.used_by_others_bytes else "card"
+    known["room"] = Message(f"first.short.{id}", {"available": plan.available_bytes or 0}).text()
     nanogpt = isinstance(plan, Plan) and plan.step == "nanogpt"
     return UserError("check.failed_nanogpt" if nanogpt else "check.failed", **known)
 

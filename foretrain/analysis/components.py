@@ -100,9 +100,10 @@ def explain(
     shown = Shown(phase, first.context, source, plan.used_by_others_bytes)
     on_card = plan.gpu.kind != "cpu"
     lines, conclusion = reconcile(shown, observed_bytes, process_bytes) if on_card else ((), "none")
+    symbols = symbols_of(plan.spec(), *_sizes(plan, phase))
     other = predict(replace(plan.spec(step), compiled=not plan.compiled))
     return Explanation(
-        step=step, compiled=memory.compiled, source=memory.source, phase=phase, sums=sums(plan, phase),
+        step=step, compiled=memory.compiled, source=memory.source, phase=phase, sums=sums(phase, symbols),
         tensors=tensors(trace, phase.phase, plan.config.n_embd, settings) if trace is not None else (), lines=lines,
         conclusion=conclusion, other_mode_bytes=other.worst.allocated_bytes,
         timeline=timeline(trace, settings) if trace is not None else (), because=because(plan, phase),
@@ -115,8 +116,7 @@ def _sizes(plan: Plan, phase: PhaseMemory) -> tuple[int, int]:
     return (c.eval_batch, c.eval_block) if evaluation else (c.batch_size, c.block_size)
 
 
-def sums(plan: Plan, phase: PhaseMemory) -> tuple[Sum, ...]:
-    symbols = symbols_of(plan.spec(), *_sizes(plan, phase))
+def sums(phase: PhaseMemory, symbols: dict[str, int]) -> tuple[Sum, ...]:
     found = []
     for component in phase.components:
         formula = gathered(component.formula)

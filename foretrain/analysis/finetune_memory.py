@@ -4,14 +4,14 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from foretrain.analysis.components import Line, LineSource, Shown, Sum, reconcile, tensors, with_numbers
+from foretrain.analysis.components import Line, LineSource, Shown, Sum, reconcile, sums, tensors, with_numbers
 from foretrain.base.records import Record
 from foretrain.predict.abstract.autograd import Parameter
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.finetune.memory import FineTuneLedger, estimated, formula_of, symbols_of
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.inference.plan import InferencePlan
-from foretrain.predict.memory import PhaseMemory, gathered
+from foretrain.predict.memory import PhaseMemory
 from foretrain.predict.trace.record import Trace
 
 MOST_TENSORS = 24  # kinds of tensors of a phase that are listed
@@ -73,7 +73,7 @@ def explain(
     for phase in memory.phases:
         symbols = _symbols(plan, phase)
         found = _estimated(estimate, phase.phase, symbols) if trace is None else _traced(trace, phase, plan, settings)
-        phases.append(_phase(phase, symbols, found))
+        phases.append(_phase(phase, sums(phase, symbols), found))
     return FineTuneExplanation(
         source="estimated" if trace is None else "traced", phase=neediest.phase, phases=tuple(phases), lines=lines,
         conclusion=conclusion,
@@ -87,11 +87,7 @@ def explain_generation(
     phase = plan.memory.neediest
     shown = Shown(phase, plan.memory.context, "estimated", plan.used_by_others_bytes)
     lines, conclusion = reconcile(shown, observed_bytes, process_bytes) if plan.gpu.kind == "cuda" else ((), "none")
-    sums = tuple(Sum(**row.model_dump(), numbers="") for row in phase.components)
-    peak = ExplainedPhase(
-        phase=phase.phase, moment=phase.moment, allocated_bytes=phase.allocated_bytes, reserved_bytes=None, sums=sums,
-        tensors=(),
-    )  # fmt: skip
+    peak = _phase(phase, tuple(Sum(**row.model_dump(), numbers="") for row in phase.components), ())
     return FineTuneExplanation(
         source="estimated", phase=phase.phase, phases=(peak,), lines=lines, conclusion=conclusion
     )
@@ -102,15 +98,10 @@ def _symbols(plan: FineTunePlan, phase: PhaseMemory) -> dict[str, int]:
     return symbols_of(plan.facts, plan.tune, plan.gpu, batch)
 
 
-def _phase(phase: PhaseMemory, symbols: dict[str, int], found: Sequence[LargeTensor]) -> ExplainedPhase:
-    sums = []
-    for row in phase.components:
-        formula = gathered(row.formula)
-        numbers = with_numbers(formula, symbols)
-        sums.append(Sum(id=row.id, size_bytes=row.size_bytes, formula=formula, numbers=numbers))
+def _phase(phase: PhaseMemory, rows: tuple[Sum, ...], found: Sequence[LargeTensor]) -> ExplainedPhase:
     return ExplainedPhase(
         phase=phase.phase, moment=phase.moment, allocated_bytes=phase.allocated_bytes,
-        reserved_bytes=phase.reserved_bytes, sums=tuple(sums), tensors=tuple(found[:MOST_TENSORS]),
+        reserved_bytes=phase.reserved_bytes, sums=rows, tensors=tuple(found[:MOST_TENSORS]),
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from foretrain.base.errors import UserError
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import ResolvedConfig, Trainer, from_values, resolve
 from foretrain.config.shape import ModelShape
+from foretrain.config.words import as_word
 from foretrain.data.corpus import ConfigData, data_of_config
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import NANOGPT_PEAK_FLOP_PER_S, DetectedGpu, Gpu, detect, stated_bytes
@@ -72,13 +73,8 @@ def resolved_of(config: Config, options: Mapping[str, Any] = {}) -> ResolvedConf
     if isinstance(config, Mapping):
         return from_values({**config, **options})
     words = config if isinstance(config, list | tuple) else [str(config)]
-    return resolve([*words, *(f"--{name}={_word(value)}" for name, value in options.items())])
-
-
-def _word(value: Any) -> str:
-    if isinstance(value, list | tuple):  # of an option that takes several
-        return ",".join(map(str, value))
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    listed = {name: ",".join(map(str, each)) for name, each in options.items() if isinstance(each, list | tuple)}
+    return resolve([*words, *(as_word(name, value) for name, value in (dict(options) | listed).items())])
 
 
 def targets(names: str, others: str, config: RunConfig, option: str = "--used-by-others") -> list[Target]:

@@ -1,6 +1,5 @@
 """`foretrain plan` of a Hugging Face model: `hf:owner/name`, a folder with config.json, a trainer's YAML, a preset."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +30,7 @@ from foretrain.cli.planning.exact import (
 )
 from foretrain.cli.show_config import show_finetune
 from foretrain.config.finetune.asked import how_chosen, is_asked
+from foretrain.config.finetune.words import WORDS
 from foretrain.config.options import RunConfig
 from foretrain.hardware.cluster import cluster
 from foretrain.predict.finetune.plan import FineTunePlan, replanned
@@ -69,9 +69,9 @@ def cards_of(context: click.Context) -> tuple[str, list[str]]:
     check_cards(context)
     if not given["gpus"]:
         return given["gpu"], []
-    typed = [word for word in given["words"] if re.match(r"--(world|per.node|num.processes)\b", word)]
-    if typed:
-        raise UserError("usage.finetune_without.world_twice", option=typed[0].partition("=")[0])
+    for word in WORDS.split(given["words"]):
+        if word.key in ("world", "per_node"):
+            raise UserError("usage.finetune_without.world_twice", option=word.name)
     found = cluster(
         given["gpus"], given["link"], given["network"], lambda: targets(given["gpu"], "", RunConfig())[0].gpu
     )

@@ -12,7 +12,9 @@ from typing import Any, Literal
 
 from foretrain.base.records import Record
 from foretrain.comparison.subject import Curve, Subject
-from foretrain.config.option import COST, EVERYTHING, LEARNING, Effect
+from foretrain.config.finetune.options import FINETUNE_OPTIONS
+from foretrain.config.inference.options import Inference
+from foretrain.config.option import COST, EVERYTHING, LEARNING, Effect, options_of
 from foretrain.config.options import OPTIONS, RunConfig, unread
 from foretrain.data.dataset import BUILT_IN
 from foretrain.hardware.catalogue import Gpu
@@ -28,23 +30,11 @@ GROUP_OF_OPTIONS: dict[str, Group] = {
 _OTHERS: dict[str, tuple[Group, tuple[Effect, ...]]] = {
     "parameters": ("model", EVERYTHING), "tokens_per_step": ("optimizer", ("speed", "learning")),
     "batch_size x accumulation": ("execution", COST), "gpu": ("execution", COST), "program": ("execution", COST),
-    "ranks": ("execution", COST), "dataset contents": ("data", LEARNING),
+    "ranks": ("execution", COST), "dataset contents": ("data", LEARNING), "model": ("model", EVERYTHING),
+    "kv": ("execution", EVERYTHING),
 }  # fmt: skip
-# Options that only fine-tuning or generating text has.
-_BY_KIND: dict[tuple[Group, tuple[Effect, ...]], tuple[str, ...]] = {
-    ("model", EVERYTHING): (
-        "model", "training", "method", "lora_r", "lora_targets", "lora_saved", "lora_dropout", "load_in_8bit",
-        "double_quant", "weights",
-    ),
-    ("data", EVERYTHING): ("seq_len", "packing", "padded"), ("data", COST): ("context", "prompt"),
-    ("optimizer", EVERYTHING): ("optim",), ("optimizer", LEARNING): ("max_grad_norm",),
-    ("execution", EVERYTHING): ("amp", "kv"),
-    ("execution", COST): (
-        "gradient_checkpointing", "reentrant", "attn", "liger", "cut_cross_entropy", "unsloth", "offload_checkpoints",
-        "loop", "evaluate", "eval_batch_size", "eval_accumulation_steps", "keeps_logits", "batch", "engine",
-    ),
-}  # fmt: skip
-_OTHERS |= {name: kind for kind, names in _BY_KIND.items() for name in names}
+OF_DATA = ("seq_len", "packing", "padded", "context", "prompt")  # declared with the batch, where forms have them
+DECLARED = {**options_of(Inference), **FINETUNE_OPTIONS, **OPTIONS}  # of a name that several have, pretraining's
 BATCH, RATE, CONTENTS, RANKS = "batch_size x accumulation", "learning_rate", "dataset contents", "ranks"
 
 
@@ -79,7 +69,7 @@ class Setting(Record):
 
 def is_compared(name: str) -> bool:
     """Return whether an option says something of the training: not where its files go, nor what a kWh costs."""
-    option = OPTIONS.get(name)
+    option = DECLARED.get(name)
     return option is not None and option.compared and not option.inert and option.group in GROUP_OF_OPTIONS
 
 
@@ -141,7 +131,9 @@ def _idle(settings: Mapping[str, Any]) -> Iterator[str]:
 
 
 def kind_of(name: str) -> tuple[Group, tuple[Effect, ...]]:
-    return _OTHERS[name] if name in _OTHERS else (GROUP_OF_OPTIONS[OPTIONS[name].group], OPTIONS[name].affects)
+    if name in _OTHERS:
+        return _OTHERS[name]
+    return "data" if name in OF_DATA else GROUP_OF_OPTIONS[DECLARED[name].group], DECLARED[name].affects
 
 
 def _decisions(settings: Mapping[str, Any]) -> dict[str, Any]:

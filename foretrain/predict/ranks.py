@@ -109,6 +109,11 @@ class RankPlan(Record):
         return self.memory.verdict
 
     @property
+    def beside_nccl(self) -> RunMemory:
+        """A rank's memory, with NCCL's own in what it takes on a card beside the allocator."""
+        return self.memory.model_copy(update={"context": self.nccl.beside(self.memory.context)})
+
+    @property
     def id(self) -> str:
         """The strategy, and whether gradients are held back."""
         return way_id(self.strategy, syncs_each=self.syncs_each)
@@ -258,8 +263,7 @@ def of_run(plan: Plan, world: int, per_node: int) -> Plan:
         cards = cluster(f"{world // per_node} nodes x {per_node}", here=lambda: plan.gpu)
         whole = plan.spec("foretrain")
         found = rank_plan(whole, cards, spec.sharing, available_bytes=room, alone=plan.foretrain_timing)
-        context = found.nccl.beside(found.memory.context)
-        memory, timing = found.memory.model_copy(update={"context": context}), found.timing
+        memory, timing = found.beside_nccl, found.timing
     else:
         memory = estimated(spec).judged(room // per_node if room is not None else None, plan.gpu.memory_bytes)
     memories = tuple(memory if each.step == memory.step else each for each in plan.memory)
@@ -273,7 +277,7 @@ def rank_of(plan: ClusterPlan) -> Plan:
     """Return the plan of one rank of the way that is meant, or of the one that needs least."""
     rank, one = plan.best or plan.least, plan.one_card
     config = one.config.model_copy(update={"strategy": rank.strategy, "hold_gradients": not rank.syncs_each})
-    memory = rank.memory.model_copy(update={"context": rank.nccl.beside(rank.memory.context)})
+    memory = rank.beside_nccl
     found: dict[str, Any] = {
         "config": config, "world": plan.cluster.world, "per_node": plan.cluster.per_node, "exact": (),
         "memory": tuple(memory if each.step == memory.step else each for each in one.memory),
@@ -289,11 +293,8 @@ def timed(plan: ClusterPlan, step_s: float) -> ClusterPlan:
     each = Range(low_s=step_s, expected_s=step_s, high_s=step_s)
     compiling, evaluation = compile_time(whole.compiled), _evaluation(whole, plan.cluster)
     timing = whole_run(whole, "measured (log)", each, evaluation, compiling, plan.cluster.world)
-    faster = speed_up(alone.step_s, each) if alone else None
-    efficiency = faster.expected / plan.cluster.world if faster else None
     time = rank.time.model_copy(update={"step_s": each}) if rank.time else None
-    update = {"time": time, "timing": timing, "speed_up": faster, "efficiency": efficiency}
-    measured = rank.model_copy(update=update)
+    measured = rank.model_copy(update={"time": time, "timing": timing, **_gain(alone, timing, plan.cluster.world)})
     ranks = tuple(measured if each.id == rank.id else each for each in plan.ranks)
     return with_pays(plan.model_copy(update={"ranks": ranks}))
 
@@ -338,12 +339,16 @@ def rank_plan(
     spec = of_one_rank(whole, cluster, sharing)
     nccl = NcclMemory.of(cluster, sharing)
     time, timing = rank_timing(whole, cluster, sharing)
-    faster = speed_up(alone.step_s, timing.step_s) if alone and timing else None
     return RankPlan(
         strategy=sharing.strategy, syncs_each=sharing.syncs_each, memory=rank_memory(spec, available_bytes, nccl),
-        nccl=nccl, time=time, timing=timing, speed_up=faster,
-        efficiency=faster.expected / cluster.world if faster else None,
+        nccl=nccl, time=time, timing=timing, **_gain(alone, timing, cluster.world),
     )  # fmt: skip
+
+
+def _gain(alone: Timing | None, shared: Timing | None, world: int) -> dict[str, Any]:
+    """The figures of a way that compare it with one card."""
+    faster = speed_up(alone.step_s, shared.step_s) if alone and shared else None
+    return {"speed_up": faster, "efficiency": faster.expected / world if faster else None}
 
 
 def rank_timing(whole: StepSpec, cluster: Cluster, sharing: Sharing) -> tuple[RankTime | None, Timing | None]:
@@ -514,8 +519,7 @@ def traced(plan: ClusterPlan, settings: Settings, listen: Listener) -> ClusterPl
 
     def asked(rank: RankPlan) -> tuple[StepSpec, RunMemory]:
         spec, _ = rank_spec(one, plan.config, plan.cluster, rank)
-        context = rank.nccl.beside(rank.memory.context)
-        return spec, rank.memory.model_copy(update={"context": context})
+        return spec, rank.beside_nccl
 
     found = trace_ranks(
         [asked(rank) for rank in plan.ranks],

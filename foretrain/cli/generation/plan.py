@@ -65,7 +65,6 @@ def answer_command(context: click.Context, words: list[str]) -> None:
 
 
 def _explain(plans: list[InferencePlan], depth: Depth, *, as_json: bool) -> None:
-    """Print where the memory of one plan goes."""
     if len(plans) > 1:
         raise UserError("usage.one_card", count=len(plans))
     check_readings(depth, [plans[0].gpu])
@@ -86,6 +85,5 @@ def _largest(plans: list[InferencePlan], value: str) -> None:
 
 
 def _asked(given: Mapping[str, Any], typed: list[str], model: list[str]) -> Asked:
-    """What was typed, for the command that comes next."""
     card: dict[str, Any] = {"gpu": given["gpu"], "others": given["others"], "price": given["price"] or ""}
     return Asked(words=(*model, "--inference", *typed), quiet=given["quiet"], **card)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from foretrain.base.records import Record
 from foretrain.config.hub.facts import ModelFacts
-from foretrain.config.option import COST, DTYPE_NAMES, option, options_of
+from foretrain.config.option import COST, DTYPE_NAMES, EVERYTHING, LEARNING, option, options_of
 
 Bound = Literal["exact", "at_least", "at_most", "unknown"]
 Training = Literal[
@@ -72,34 +72,37 @@ class FineTune(Record):
     # fmt: off
     training: Training = _option(
         "sft", "what is trained for; kinds beside the first two are named and bounded, not planned", group="model",
-        aliases=("stage", "rlhf_type"), choice_names=NAMES_OF_TRAINING,
+        aliases=("stage", "rlhf_type"), choice_names=NAMES_OF_TRAINING, affects=EVERYTHING,
     )
     method: Method = _option(
         "full", "full: all weights; lora, dora: adapters; qlora: adapters over 4-bit weights", group="model",
         aliases=("finetuning_type",), basic=1,
-        switches=(("load_in_4bit", "qlora", ""), ("qlora", "qlora", ""), ("use_dora", "dora", "")),
+        switches=(("load_in_4bit", "qlora", ""), ("qlora", "qlora", ""), ("use_dora", "dora", "")), affects=EVERYTHING,
     )
     lora_r: int = _option(
         16, "rank of the adapters", group="model", aliases=("lora_rank", "r"), least=1, most=4096, basic=2,
-        slider=(1, 1024, "doubling"),
+        slider=(1, 1024, "doubling"), affects=EVERYTHING,
     )
     lora_targets: str = _option(
         "all-linear", "modules that get an adapter: all-linear, or names parted by commas, such as q_proj,v_proj",
-        group="model", aliases=("target_modules", "lora_target", "lora_target_modules"), basic=3,
+        group="model", aliases=("target_modules", "lora_target", "lora_target_modules"), basic=3, affects=EVERYTHING,
     )
-    lora_dropout: float = _option(0.0, "dropout before an adapter", group="model", least=0, below=1)
+    lora_dropout: float = _option(0.0, "dropout before an adapter", group="model", least=0, below=1, affects=EVERYTHING)
     lora_saved: str = _option(
         "", "modules that are trained whole beside the adapters, such as embed_tokens,lm_head", group="model",
-        aliases=("modules_to_save", "lora_modules_to_save", "additional_target"),
+        aliases=("modules_to_save", "lora_modules_to_save", "additional_target"), affects=EVERYTHING,
     )
-    load_in_8bit: bool = _option(False, "lora, dora: over weights in 8 bits (LLM.int8)", group="model")
+    load_in_8bit: bool = _option(
+        False, "lora, dora: over weights in 8 bits (LLM.int8)", group="model", affects=EVERYTHING,
+    )
     double_quant: bool = _option(
         True, "qlora: also quantize the scales", group="model", aliases=("bnb_4bit_use_double_quant",),
+        affects=EVERYTHING,
     )
     seq_len: int = _option(
         1024, "tokens of a sequence", group="batch",
         aliases=("max_seq_length", "max_length", "sequence_len", "cutoff_len", "max_seq_len", "model_max_length"),
-        least=1, most=16_777_216, unit="tokens", basic=4, slider=(128, 131_072, "halves"),
+        least=1, most=16_777_216, unit="tokens", basic=4, slider=(128, 131_072, "halves"), affects=EVERYTHING,
     )
     batch_size: int = _option(
         8, "micro-batch: sequences in one forward pass", group="batch",
@@ -117,19 +120,22 @@ class FineTune(Record):
     reentrant: bool = _option(False, "the older way to checkpoint", group="batch", aliases=("use_reentrant",))
     optim: Optim = _option(
         "adamw_torch_fused", "the optimizer, as TrainingArguments names it", group="optimizer", aliases=("optimizer",),
-        basic=8, choice_names=NAMES_OF_OPTIM,
+        basic=8, choice_names=NAMES_OF_OPTIM, affects=EVERYTHING,
     )
-    max_grad_norm: float = _option(1.0, "clip gradients to this norm; 0: not", group="optimizer", least=0)
+    max_grad_norm: float = _option(
+        1.0, "clip gradients to this norm; 0: not", group="optimizer", least=0, affects=LEARNING,
+    )
     attn: Attn = _option(
         "sdpa", "the attention implementation", group="batch", aliases=("attn_implementation",), basic=9,
         switches=(("flash_attention", "flash_attention_2", "sdpa"),),
     )
     packing: bool = _option(
         False, "join samples, so that each sequence is full and none is padded", group="batch",
-        aliases=("sample_packing",), basic=10,
+        aliases=("sample_packing",), basic=10, affects=EVERYTHING,
     )
     padded: bool = _option(
         False, "plan for batches with padding, whose mask rules out flash attention in sdpa", group="batch",
+        affects=EVERYTHING,
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = _option(
         "auto", "of the weights; auto: as they are published", group="batch", aliases=("torch_dtype",), basic=11,
@@ -137,7 +143,7 @@ class FineTune(Record):
     )
     amp: Literal["auto", "no", "bf16", "fp16"] = _option(
         "auto", "autocast: TrainingArguments' bf16 or fp16; auto: for QLoRA in 16 bits, else none", group="batch",
-        switches=(("bf16", "bf16", "no"), ("fp16", "fp16", "no")),
+        switches=(("bf16", "bf16", "no"), ("fp16", "fp16", "no")), affects=EVERYTHING,
     )
     compile: bool = _option(False, "torch.compile the model", group="system", aliases=("torch_compile",))
     liger: bool = _option(False, "Liger's kernels", group="system", aliases=("use_liger_kernel", "liger_plugin"))
@@ -153,7 +159,9 @@ class FineTune(Record):
         8, "sequences of an evaluation batch", group="evaluation", aliases=("per_device_eval_batch_size",), least=1,
         unit="sequences", slider=(1, 256, "halves"),
     )
-    eval_batches: int = _option(8, "batches of an evaluation", group="evaluation", least=1, most=1_000_000)
+    eval_batches: int = _option(
+        8, "batches of an evaluation", group="evaluation", least=1, most=1_000_000, compared=False,
+    )
     eval_accumulation_steps: int = _option(
         0, "evaluation batches whose logits stay on the card; 0: all of them", group="evaluation", least=0,
     )
@@ -163,21 +171,26 @@ class FineTune(Record):
     )
     dataset_tokens: int = _option(
         0, "tokens of the training data; 0: not known", group="data", least=0, most=10**16, unit="tokens",
-        thousand=1000,
+        thousand=1000, compared=False,
     )
     epochs: float = _option(
-        3.0, "passes over the data", group="data", aliases=("num_train_epochs", "num_epochs"), least=0,
+        3.0, "passes over the data", group="data", aliases=("num_train_epochs", "num_epochs"), least=0, compared=False,
     )
     max_steps: int = _option(
         0, "optimizer steps; 0: as many as the epochs need", group="data", least=0, most=10**9, unit="steps",
+        compared=False,
     )
     world: int = _option(
         1, "cards that train together with DDP, each with micro-batches of its own", group="system",
-        aliases=("num_processes",), least=1, most=16_384, unit="cards",
+        aliases=("num_processes",), least=1, most=16_384, unit="cards", compared=False,
     )
-    per_node: int = _option(0, "of them in one machine; 0: all", group="system", least=0, unit="cards")
-    link: str = _option("", "what connects the cards of a machine; empty: what such cards usually have", group="system")
-    network: str = _option("", "what connects the machines; empty: what they usually have", group="system")
+    per_node: int = _option(0, "of them in one machine; 0: all", group="system", least=0, unit="cards", compared=False)
+    link: str = _option(
+        "", "what connects the cards of a machine; empty: what such cards usually have", group="system", compared=False,
+    )
+    network: str = _option(
+        "", "what connects the machines; empty: what they usually have", group="system", compared=False,
+    )
     loop: Loop = _option("trainer", "whose training loop: it decides what is cast and kept", group="system")
     # fmt: on
 

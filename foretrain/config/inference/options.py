@@ -10,7 +10,7 @@ from foretrain.base.messages import listed
 from foretrain.base.records import Note, Record
 from foretrain.config.checks import bad_value, value_as_written
 from foretrain.config.inference.formats import Engine
-from foretrain.config.option import COST, option, options_of
+from foretrain.config.option import COST, EVERYTHING, option, options_of
 from foretrain.config.values import NotPlanned, converted
 from foretrain.config.words import Typed, Vocabulary, as_word
 
@@ -35,9 +35,11 @@ class Inference(Record):
     )
     weights: str = _option(
         "", "how weights are stored, such as bf16, q8_0, q4_k_m, int8", group="model", aliases=("dtype",),
+        affects=EVERYTHING,
     )
     kv: str = _option(
         "f16", "how the KV cache is stored: f16, bf16, f32, fp8, q8_0, q4_0", group="model", aliases=("kv_cache",),
+        affects=EVERYTHING,
     )
     prompt: int = _option(
         0, "tokens of the prompt, for the first token", group="batch", unit="tokens", least=0, most=MOST_CONTEXT,

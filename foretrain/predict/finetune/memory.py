@@ -186,11 +186,8 @@ class SimulatedFineTuning:
         """The whole run."""
         self.outside.load()
         self.outside.prepare()
-        if self.tune.world > 1 and not self.tune.adapters:  # nothing was prepared
-            self.t.phase("first_step")
-        packed = (n_out * n_in for n_out, n_in in self.program.packed.values())
-        weights = [p.numel() * p.dtype.itemsize for p in self.program.weights.values()]
-        self.buckets.wrap([*weights, *(count // (1 if self.tune.load_in_8bit else 2) for count in packed)])
+        if self.tune.world > 1:
+            self.wrap()
         self.step("first_step")
         self.buckets.rebuild()
         self.step("steady_step")
@@ -201,6 +198,14 @@ class SimulatedFineTuning:
         self.t.free(*self.held)
         self.outside.merge()
         return self.t
+
+    def wrap(self) -> None:
+        """Wrap the model in DDP, which sends all weights to the other cards."""
+        if not self.tune.adapters:  # nothing was prepared
+            self.t.phase("first_step")
+        packed = (n_out * n_in for n_out, n_in in self.program.packed.values())
+        weights = [p.numel() * p.dtype.itemsize for p in self.program.weights.values()]
+        self.buckets.wrap([*weights, *(count // (1 if self.tune.load_in_8bit else 2) for count in packed)])
 
     def step(self, phase: str) -> None:
         """One optimizer step. The batches of all its micro-batches are there, and their labels counted, before it

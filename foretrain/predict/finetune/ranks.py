@@ -7,6 +7,7 @@ there is one at first, and after the first step those of 25 MiB in its place. LL
 """
 
 from collections.abc import Iterator
+from itertools import accumulate
 
 from foretrain.base.errors import UserError
 from foretrain.config.finetune.options import WRAPPED, FineTune
@@ -19,8 +20,8 @@ from foretrain.predict.abstract.ranks import BUCKETS
 from foretrain.predict.estimate.ranks import BROADCAST_BYTES, in_buckets, in_groups
 from foretrain.predict.ranks import NcclMemory
 from foretrain.predict.speed.collectives import collective_time
-from foretrain.predict.speed.ranks import ELSEWHERE, THROUGH_HOST, groups_of
-from foretrain.predict.timeline import Size, Tensor, Timeline
+from foretrain.predict.speed.ranks import scenarios, waits_for_sums_s
+from foretrain.predict.timeline import Tensor, Timeline
 
 
 def cards_of(tune: FineTune, gpu: Gpu) -> Cluster | None:
@@ -58,14 +59,12 @@ class Buckets:
 
     def wrap(self, weights: list[int]) -> None:
         """Send the weights, of so many bytes each, to the other ranks, and make the buckets."""
-        if not self.sizes:
-            return
         for group in in_groups(weights, BROADCAST_BYTES):
-            self.t.free(self._alloc("temporaries", sum(group)))
+            self.t.free(self.t.alloc("temporaries", self.t.size(sum(group))))
         # By size in the order of the model, and sent in the other one (_compute_bucket_assignment_by_size).
         self._make([size for _, size in in_buckets(self.sizes)][::-1] if self.looks_for_unused else [sum(self.sizes)])
         if self.looks_for_unused:
-            self._alloc(BUCKETS, 4 * len(self.sizes))  # which parameters were used, on the device
+            self.t.alloc(BUCKETS, self.t.size(4 * len(self.sizes)))  # which parameters were used, on the device
 
     def rebuild(self) -> None:
         """Make them anew after the first step, in the order in which gradients came."""
@@ -74,11 +73,7 @@ class Buckets:
             self._make([size for _, size in in_buckets(self.sizes[::-1])])
 
     def _make(self, sizes: list[int]) -> None:
-        self.there = [self._alloc(BUCKETS, size) for size in sizes]
-
-    def _alloc(self, component: str, nbytes: int) -> Tensor:
-        granule = self.t.granule
-        return self.t.alloc(component, Size(str(nbytes), -(-nbytes // granule) * granule))
+        self.there = [self.t.alloc(BUCKETS, self.t.size(size)) for size in sizes]
 
 
 def waits_s(tune: FineTune, gpu: Gpu, sizes: list[int], backward_s: float) -> Iterator[float]:
@@ -91,11 +86,9 @@ def waits_s(tune: FineTune, gpu: Gpu, sizes: list[int], backward_s: float) -> It
     if cards is None:
         yield from (0.0, 0.0, 0.0)
         return
-    fast, slow = THROUGH_HOST if cards.link.through_host else ELSEWHERE
-    for factor, worst in ((fast, False), (1.0, False), (slow, True)):
-        group, ready, free = groups_of(cards, worst=worst)["all"], 0, 0.0
-        for _, size in in_buckets(sizes[::-1]):
-            ready += size
-            begins = max(free, backward_s * ready / sum(sizes))
-            free = begins + factor * collective_time("all_reduce", size, group).seconds
-        yield max(0.0, free - backward_s)
+    buckets = [size for _, size in in_buckets(sizes[::-1])]
+    full = [(backward_s * done / sum(sizes), size) for done, size in zip(accumulate(buckets), buckets, strict=True)]
+    for groups, factor in scenarios(cards):
+        yield waits_for_sums_s(
+            full, backward_s, lambda what, size, on=groups["all"], x=factor: x * collective_time(what, size, on).seconds
+        )

@@ -130,17 +130,18 @@ def step_s(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> tuple[Range, int] | N
     host_s = sum(op.runs for op in work.micro) * rates.launch_s(compiled=tune.compile) + rates.python_s
 
     update_s = _optimizer_s(work, rates)
-    backward_s = busy_s([op for op in work.micro if op.part != "forward"], rates)
-    sizes = [p.numel() * p.dtype.itemsize for p in work.program.trained().values()]
 
     def time_s(slower: float, host: float) -> float:
         micro_s = max(slower * work_s, host * host_s)
         return tune.grad_accum * micro_s + slower * (sums_s + TRAINER_S) + update_s(slower, host)
 
-    alone = range_between(time_s, gpu, as_nanogpt=False)
-    low, expected, high = waits_s(tune, gpu, sizes, backward_s)
-    shared = Range(low_s=alone.low_s + low, expected_s=alone.expected_s + expected, high_s=alone.high_s + high)
-    return shared, tune.world * tune.grad_accum * flops(work.micro)
+    found, counted = range_between(time_s, gpu, as_nanogpt=False), tune.world * tune.grad_accum * flops(work.micro)
+    if tune.world > 1:
+        backward_s = busy_s([op for op in work.micro if op.part != "forward"], rates)
+        sizes = [p.numel() * p.dtype.itemsize for p in work.program.trained().values()]
+        low, expected, high = waits_s(tune, gpu, sizes, backward_s)
+        found = Range(low_s=found.low_s + low, expected_s=found.expected_s + expected, high_s=found.high_s + high)
+    return found, counted
 
 
 def _optimizer_s(work: StepWork, rates: Rates) -> Callable[[float, float], float]:

@@ -12,7 +12,7 @@ Left out: NCCL's kernels take SMs and bandwidth from the matmuls beside them; ra
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from foretrain.base.records import Record
@@ -166,6 +166,23 @@ def _buckets(weights: _Weights, pace: _Pace, element_bytes: int, most: int) -> I
         yield (pace.backward if math.isinf(done) else pace.backward_root + blocks * pace.backward_block), size
 
 
+def waits_for_sums_s(
+    buckets: Iterable[tuple[float, int]], backward_s: float, times: Callable[[Collective, float], float]
+) -> float:
+    """Return what a step waits for sums when its backward pass ends. `buckets`: (when each is full, its bytes)."""
+    queue = _Queue(times)
+    for ready, size in buckets:
+        queue.send("all_reduce", size, ready)
+    return max(0.0, queue.free - backward_s)
+
+
+def scenarios(cluster: Cluster) -> tuple[tuple[dict[str, Group], float], ...]:
+    """Return (groups, times what their collectives usually take): a good link, a usual one, the worst published."""
+    quick, slow = THROUGH_HOST if cluster.link.through_host else ELSEWHERE
+    usual, worst = groups_of(cluster), groups_of(cluster, worst=True)
+    return (usual, quick), (usual, 1.0), (worst, slow)
+
+
 def largest_share(numels: list[int], world: int) -> float:
     """Return the share of ZeRO-1's rank with most (estimate/ranks.py)."""
     sizes = [0] * world
@@ -202,10 +219,8 @@ class _Step:
 
     def waits_s(self, pace: _Pace, micro_batches: int) -> float:
         if not self.sharing.way.shards_weights:
-            queue = _Queue(self.times["all"])
-            for ready, size in _buckets(self.weights, pace, self.wide, self.bucket_bytes):
-                queue.send("all_reduce", size, ready)
-            waits = max(0.0, queue.free - pace.backward)
+            buckets = _buckets(self.weights, pace, self.wide, self.bucket_bytes)
+            waits = waits_for_sums_s(buckets, pace.backward, self.times["all"])
             return waits + (self.broadcasts_s() if self.sharing.strategy == "zero1" else 0.0)
         own = pace.forward + pace.backward
         last = self._fsdp_s(pace, sums=True) - own
@@ -332,11 +347,8 @@ def rank_time(spec: StepSpec, sharing: Sharing, cluster: Cluster, bucket_bytes: 
     weights, parts = _Weights.of(spec), step_parts(way, rates)
     own = _own(way, rates, sharing, weights)
     pace = _pace(way, rates, own.micro_batch_s)
-    quick, slow = THROUGH_HOST if cluster.link.through_host else ELSEWHERE
-    usual, worst = groups_of(cluster), groups_of(cluster, worst=True)
-    scenarios = ((alone.low_s, usual, quick), (alone.expected_s, usual, 1.0), (alone.high_s, worst, slow))
-    steps = [_Step(spec, sharing, weights, groups, factor, bucket_bytes) for _, groups, factor in scenarios]
-    slower = [seconds / parts.step_s for seconds, _, _ in scenarios]
+    steps = [_Step(spec, sharing, weights, groups, factor, bucket_bytes) for groups, factor in scenarios(cluster)]
+    slower = [seconds / parts.step_s for seconds in (alone.low_s, alone.expected_s, alone.high_s)]
     compute = [factor * own.step_s for factor in slower]
     waits = [step.waits_s(pace.scaled(factor), parts.micro_batches) for step, factor in zip(steps, slower, strict=True)]
     expected = steps[1]

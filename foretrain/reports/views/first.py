@@ -26,6 +26,7 @@ from foretrain.reports.views.shared import (
     cost_of,
     grouped,
     needs_of_free,
+    room,
     verdict_id,
     verdict_word,
     why_not,
@@ -156,14 +157,6 @@ def _sources(plan: Plan, step: StepName, timing: Timing | None) -> Message:
 def _where(phase: PhaseMemory) -> Message:
     part = phase.moment.partition(".")[0]
     return Message(f"first.where.{'evaluation' if phase.phase.startswith('evaluate') else part}")
-
-
-def room(plan: Plan, how: str = "room") -> Message:
-    """What there is. It is free only where it is known what other programs use."""
-    id = "free" if plan.used_by_others_bytes else "card"
-    if plan.available_reason == "memory_limit":
-        id = "memory_limit"
-    return Message(f"first.{how}.{id}", {"available": plan.available_bytes or 0})
 
 
 def lead_of(plan: Plan, asked: Asked, *, others: bool = True) -> list[Paragraph]:

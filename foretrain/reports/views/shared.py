@@ -13,6 +13,7 @@ from foretrain.predict import software
 from foretrain.predict.energy import Prices, Spending
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.forecast import AnyPlan
+from foretrain.predict.inference.plan import InferencePlan
 from foretrain.predict.memory import FAILING, Component, RunMemory, Verdict
 from foretrain.predict.plan import Plan
 from foretrain.predict.ranks import ClusterPlan
@@ -57,6 +58,14 @@ def why_not(memory: RunMemory, gpu: Gpu) -> Message | str:
     return Message(f"does_not_run.{memory.obstacle}", values) if memory.obstacle else ""
 
 
+def room(plan: Plan | FineTunePlan | InferencePlan, how: str = "room") -> Message:
+    """What there is. It is free only where it is known what other programs use."""
+    id = "free" if plan.used_by_others_bytes else "card"
+    if isinstance(plan, Plan) and plan.available_reason == "memory_limit":
+        id = "memory_limit"
+    return Message(f"first.{how}.{id}", {"available": plan.available_bytes or 0})
+
+
 def check_error(plan: AnyPlan) -> UserError | None:
     """Return why --check fails: it does not fit, the card cannot do it, or nobody can say; None where it fits."""
     known: dict[str, Any] = {"name": plan.name, "gpu": plan.place, "room": plan.available_bytes or 0}
@@ -74,9 +83,7 @@ def check_error(plan: AnyPlan) -> UserError | None:
     if isinstance(plan, ClusterPlan):
         strategy = (plan.best or plan.least).strategy
         return UserError("check.failed_cluster", **known, cluster=plan.place, strategy=strategy)
-    limited = isinstance(plan, Plan) and plan.available_reason == "memory_limit"
-    id = "memory_limit" if limited else "free" if plan.used_by_others_bytes else "card"
-    known["room"] = Message(f"first.short.{id}", {"available": plan.available_bytes or 0}).text()
+    known["room"] = room(plan, "short").text()
     nanogpt = isinstance(plan, Plan) and plan.step == "nanogpt"
     return UserError("check.failed_nanogpt" if nanogpt else "check.failed", **known)
 

@@ -103,15 +103,10 @@ def _takes(plan: ClusterPlan) -> list[Row]:
         "total": (total.low_s, total.expected_s, total.high_s), "steps": work.steps, "step": timing.step_s.expected_s,
         "micro_batches": plan.micro_batches, "batch_size": plan.config.batch_size,
     }  # fmt: skip
-    said = Message("cluster.time", values), _cost(plan, rank)
+    said = Message("cluster.time", values), cost_of(plan.config, timing, plan.gpu, plan.cluster.world)
     if plan.verdict in REFUSED:
         said = tuple(Message("first.if_fitted", {"text": each}) for each in said)
     return [Row(Message(f"first.label.{label}"), text) for label, text in zip(("time", "cost"), said, strict=True)]
-
-
-def _cost(plan: ClusterPlan, rank: RankPlan) -> Message:
-    assert rank.timing is not None
-    return cost_of(plan.config, rank.timing, plan.cluster.gpu, plan.cluster.world)
 
 
 def _next(plan: ClusterPlan, asked: Asked, changed: Sequence[str]) -> list[Row]:

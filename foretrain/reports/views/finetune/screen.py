@@ -13,7 +13,7 @@ from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.memory import PhaseMemory
 from foretrain.predict.timing import Timing
 from foretrain.reports.document import Message, Paragraph, Quantity, Row, Screen
-from foretrain.reports.views.shared import TONES, cost_of, grouped
+from foretrain.reports.views.shared import TONES, cost_of, grouped, room
 from foretrain.reports.views.shared import verdict_id as exact_id
 
 LARGEST = 4  # groups of memory that are named
@@ -85,11 +85,9 @@ def title_of_cards(plan: FineTunePlan, count: int) -> Message:
 
 def verdict_of(plan: FineTunePlan) -> Paragraph:
     phase, verdict = plan.memory.neediest, plan.verdict
-    room = {"available": plan.available_bytes or 0}
-    kind = "free" if plan.used_by_others_bytes else "card"
     values: dict[str, Any] = {
-        "peak": phase.needed_span, "gpu": plan.gpu.name, "room": Message(f"first.room.{kind}", room),
-        "short": Message(f"first.short.{kind}", room), "where": _where(phase), "sure": sure_bytes(plan),
+        "peak": phase.needed_span, "gpu": plan.gpu.name, "room": room(plan), "short": room(plan, "short"),
+        "where": _where(phase), "sure": sure_bytes(plan),
         "keys": plan.bounded_by,
     }  # fmt: skip
     return Paragraph(Message(verdict_id(plan, "verdict", "bound"), values), TONES[verdict])

@@ -1,6 +1,6 @@
 """JSON Schemas of what `--json` prints, made from the records themselves: docs/schemas/NAME-VERSION.json and a table.
 
-A record's schema is pydantic's; what a command adds to it stands in `OUTPUTS`. tests/test_schemas.py holds real
+A record's schema is pydantic's; what a command adds to it stands in `OUTPUTS`. tests/repository/test_schemas.py holds real
 outputs to these files.
 """
 

@@ -1,6 +1,6 @@
 """JSON Schemas of the TOML files that users write: docs/schemas/toml/. Editors complete and check by them.
 
-Made from the definitions that foretrain itself checks by; tests/test_toml_schemas.py holds the two to each other. The
+Made from the definitions that foretrain itself checks by; tests/repository/test_toml_schemas.py holds the two to each other. The
 form is what SchemaStore takes: draft 7, an `$id`, a description of every key.
 """
 

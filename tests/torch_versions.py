@@ -44,7 +44,7 @@ def run(python: interpreter.Interpreter) -> tuple[Counter[str], list[str]]:
     environment = {**os.environ, "PYTHONPATH": str(REPO), "FORETRAIN_BORROWED": borrowed, "CUDA_VISIBLE_DEVICES": ""}
     for name in FILES:
         done = subprocess.run(
-            [python.path, "-c", START, *options, f"tests/test_trace_{name}.py"],
+            [python.path, "-c", START, *options, f"tests/predict/trace/test_{name}.py"],
             cwd=REPO, env=environment, capture_output=True, text=True, check=False,
         )  # fmt: skip
         lines = done.stdout.strip().splitlines() or done.stderr.strip().splitlines() or ["no output"]

@@ -217,7 +217,7 @@ def rows(run: Run) -> list[compare.Row]:
 
 def pytest_on_card() -> str:
     """The last line of `pytest -m gpu` in the CUDA build, which lacks what tests of the page import."""
-    files = [str(path) for path in sorted((REPO / "tests").glob("test_*.py")) if "mark.gpu" in path.read_text("utf-8")]
+    files = [str(path) for path in sorted((REPO / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text("utf-8")]
     words = [PYTHON, "-m", "pytest", "-m", "gpu", "-n", "0", "-p", "no:cacheprovider", "-W", "default", *files]
     done = subprocess.run(words, env=on_the_card(), cwd=REPO, capture_output=True, text=True)
     lines = [line for line in done.stdout.splitlines() if line.strip()]

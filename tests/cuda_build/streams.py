@@ -131,7 +131,9 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, metavar="SEED")
     parser.add_argument("--write", action="store_true", help=f"keep them in {KEPT.relative_to(REPO)}")
     parser.add_argument(
-        "--step", metavar="NAME", help="a step of tests/kit/stream_steps.py, as tests/test_trace_streams.py has it"
+        "--step",
+        metavar="NAME",
+        help="a step of tests/kit/stream_steps.py, as tests/predict/trace/test_streams.py has it",
     )
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -16,7 +16,9 @@ from tests.faults.inputs import alone
 from tests.faults.limits import trials
 
 FOUND = Path(targets.__file__).parent / "found"
-PARTS = {"checkpoint"}  # its seeds lack a model's weights; tests/test_compatibility.py reads whole ones
+PARTS = {
+    "checkpoint"
+}  # its seeds lack a model's weights; tests/training/exports/test_compatibility.py reads whole ones
 CHANGED = 12  # files of each target in the suite; `make fuzz` reads thousands
 
 

@@ -1,4 +1,4 @@
-"""What the processes of tests/test_processes.py do."""
+"""What the processes of tests/base/test_processes.py do."""
 
 import os
 import signal

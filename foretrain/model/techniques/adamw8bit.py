@@ -23,7 +23,7 @@ class AdamW8bit(Optimizer):
     passing = "chunk"
     counts_on_device = False
     form = EIGHT
-    # Kernels of a chunk, and of a parameter whose moments are fp32; tests/test_low_bit_adamw.py counts a real step's.
+    # Kernels of a chunk, and of a parameter with fp32 moments; tests/model/test_low_bit_adamw.py counts a real step's.
     chunk_launches, plain_launches = 21, 6
     chunk_traffic = (94.0, 70.0)  # bytes an element that they read and write
     stronger: tuple[str, ...] = ("adamw4bit",)  # optimizers with fewer bytes

@@ -27,7 +27,7 @@ class LowBits:
 
     def temporary_bytes(self, largest: int) -> int:
         """Return what an update takes for a moment, where the largest parameter has so many elements: both fp32 moments
-        of one chunk, and one of them as bfloat16 and as int32 codes (tests/test_low_bit_adamw.py).
+        of one chunk, and one of them as bfloat16 and as int32 codes (tests/model/test_low_bit_adamw.py).
         """
         return self.at_once_bytes * min(CHUNK, largest)
 

@@ -19,9 +19,8 @@ Options = Mapping[str, Any]  # options and their values
 class Technique:
     """One technique. A subclass says what differs.
 
-    tests/test_techniques.py holds each to its word: on its reference config the traced peak falls, losses are unchanged
-    where it claims exactness, it works beside every other one that no rule keeps it from, and an estimate agrees with
-    the trace.
+    tests/model/test_techniques.py holds each to its word: on its reference config the traced peak falls, losses are
+    unchanged where it claims exactness, it works beside every other one that no rule forbids, estimate and trace agree.
     """
 
     id: str

@@ -227,7 +227,7 @@ def _flops(kind: str, shape: tuple[int, ...]) -> int:
 
 
 FUSED_LAUNCHES = 40
-# Of a parameter that is updated in the backward pass; tests/test_in_backward.py counts a real step's.
+# Of a parameter that is updated in the backward pass; tests/model/test_in_backward.py counts a real step's.
 UPDATE_LAUNCHES = 8
 # torch.optim.AdamW by lists of tensors (foreach), each of its nine kernels reading and writing whole tensors: decay,
 # two moments in two kernels each, square root, bias correction, eps, addcdiv.

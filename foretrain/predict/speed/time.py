@@ -162,7 +162,7 @@ def step_parts(way: MicroBatchRun, rates: Rates, more_launches: int = 0) -> Step
 LOW, HIGH = 0.75, 1.55
 GEFORCE_LOW, GEFORCE_HIGH = 0.75, 1.25
 # More of a card whose rate follows from another one's by power: boards that others measured took 0.76 to 1.15 times
-# what the rule gives them (tests/test_sustained.py).
+# what the rule gives them (tests/predict/speed/test_sustained.py).
 DERIVED_LOW, DERIVED_HIGH = 0.76, 1.15
 CPU_LOW, CPU_HIGH = 0.45, 2.5
 # Of a CPU's calibration, and of a card's step that `foretrain tune` timed. A card's calibration alone has the range of

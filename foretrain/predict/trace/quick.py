@@ -1,4 +1,4 @@
-"""What makes a trace faster and changes none of its bytes (tests/test_trace_quick.py compares them).
+"""What makes a trace faster and changes none of its bytes (tests/predict/trace/test_quick.py compares them).
 
 A traced step runs some ten thousand ops, and torch spends most of their time on questions that have one answer here. A
 model's layers are alike: what an op gives for tensors of these shapes, it gives again.

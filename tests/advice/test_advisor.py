@@ -92,7 +92,7 @@ def holds(base: Plan, advice: Advice) -> None:
 # -- the rules -------------------------------------------------------------------------------------------------------
 
 
-def test_every_rule_says_what_why_what_it_costs_and_where_it_is_from() -> None:
+def test_rule_has_a_reason_a_cost_and_a_source() -> None:
     assert len(BY_ID) == len(RULES)
     for rule in (each for each in RULES if not each.several):
         assert rule.reference
@@ -126,7 +126,7 @@ STATES = {
 
 
 @pytest.mark.parametrize("name", STATES)
-def test_options_are_valid_go_from_mild_to_strong_and_keep_the_tokens_of_a_step(name: str) -> None:
+def test_options_are_valid_and_ordered_and_keep_tokens_per_step(name: str) -> None:
     planner = Planner()
     for rule in (each for each in RULES if not each.several):
         _options_are_sound(rule, STATES[name], planner)
@@ -154,7 +154,7 @@ def _options_are_sound(rule: Rule, state: State, planner: Planner) -> None:
         assert has(f"idle.{reason}"), reason
 
 
-def test_dropout_makes_other_micro_batches_the_same_in_expectation_only() -> None:
+def test_micro_batch_with_dropout_is_the_same_in_expectation() -> None:
     rule = BY_ID["micro_batch"]
     assert rule.exactness_on(STATES["small"]) == "exact"
     assert rule.exactness_on(STATES["compiled"]) == "rounding"
@@ -213,7 +213,7 @@ def test_matmul_is_advised_for_speed_with_the_time_of_its_plan() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["fp8", "int8", "fp16_accumulation"])
-def test_the_trace_of_other_products_needs_no_more_than_the_advice_says(mode: str) -> None:
+def test_trace_of_other_matmuls_needs_at_most_what_is_advised(mode: str) -> None:
     """The ledger counts the plain dtype for 8 bits, which is more than such a step takes where the loss is the peak."""
     state = State(SMALL.model_copy(update={"vocab_size": 8192, "n_embd": 1024}), GPU, "foretrain", 0)
     change = next(change for change in BY_ID["matmul"].changes(state) if change.options["matmul"] == mode)
@@ -235,7 +235,7 @@ def _idle(values: dict[str, float]) -> str:
     return blocks[0].message.text()
 
 
-def test_a_saving_that_rounds_to_nothing_is_said_to_change_nothing() -> None:
+def test_saving_that_rounds_to_zero_is_no_change() -> None:
     assert "0.6 % shorter" in _idle({"shorter": 0.006})
     for little in ({"shorter": 0.0004}, {"shorter": 0.0}, {}):
         assert "0.0 %" not in _idle(little)
@@ -324,7 +324,7 @@ def test_the_trace_confirms_what_a_rule_claims_compiled(rule: Rule) -> None:
 # -- case C ----------------------------------------------------------------------------------------------------------
 
 
-def test_case_c_gets_exact_fixes_that_fit_and_keep_half_a_million_tokens() -> None:
+def test_case_c_gets_exact_changes_that_fit_and_keep_tokens() -> None:
     found = advised()
     assert (found.goal, found.now.verdict) == ("fit", "does_not_fit")
     exact = [a for a in found.advised if a.exactness == "exact" and a.gpu == GPU.name]
@@ -385,7 +385,7 @@ def test_what_is_said_in_vain_is_called_useless() -> None:
     assert nanogpt["adamw8bit"] == "no_gain"  # 0.4 % more, by where the replay puts what it saves
 
 
-def test_an_evaluation_that_is_the_peak_gets_its_own_smaller_batch() -> None:
+def test_evaluation_at_the_peak_gets_a_smaller_batch() -> None:
     config = SMALL.model_copy(update={"eval_batch_size": 4096, "vocab_size": 50304})
     base = plan(config, GPU)
     assert base.verdict_of("foretrain") == "does_not_fit"
@@ -406,7 +406,7 @@ def test_memory_that_others_hold_is_freed_no_further_than_needed() -> None:
 # -- several together, and nothing missed ----------------------------------------------------------------------------
 
 
-def test_several_changes_are_put_together_where_one_is_not_enough() -> None:
+def test_changes_are_combined_where_one_is_not_enough() -> None:
     base, found = large()
     best = found.advised[0]
     assert len(best.rules) > 1
@@ -418,7 +418,7 @@ def test_several_changes_are_put_together_where_one_is_not_enough() -> None:
     assert not any(a < b for a, b in product(kept, kept)), "a set that contains a cheaper one"
 
 
-def test_a_model_that_no_exact_change_fits_gets_a_smaller_one_or_a_larger_card() -> None:
+def test_model_that_cannot_fit_gets_a_smaller_or_another_card() -> None:
     base = plan(resolve(["gpt2-350m"]).config, find("RTX 3050 Laptop 4GB"))
     found = advise(base, "foretrain")
     assert {"another_card", "n_layer"} <= {a.rules[-1] for a in found.advised}
@@ -476,7 +476,7 @@ def test_random_pairs_reach_all_kinds_of_runs() -> None:
 # -- speed, cost, quality --------------------------------------------------------------------------------------------
 
 
-def test_for_speed_it_compiles_cuts_larger_and_switches_off_what_is_not_needed() -> None:
+def test_advice_for_speed_compiles_and_drops_what_is_not_needed() -> None:
     words = ["gpt2-124m", "--compile=false", "--batch_size=2", "--gradient_accumulation_steps=256"]
     base = plan(resolve([*words, "--activation_checkpointing"]).config, find("RTX 4090"))
     found = advise(base, "foretrain")
@@ -576,7 +576,7 @@ def test_json_round_trip() -> None:
     assert Advices.from_json(json.dumps(found.to_json(schema="foretrain.advice/1"))) == found
 
 
-def test_apply_writes_a_config_of_which_a_plan_says_what_was_promised(tmp_path: Path) -> None:
+def test_apply_writes_a_config_whose_plan_keeps_the_promise(tmp_path: Path) -> None:
     words = ("advise", CASE_C, "--gpu", "4070", "--used-by-others", "2.1GB")
     listed = json.loads(foretrain(*words, "--json").stdout)
     assert listed["schema"] == "foretrain.advice/1"

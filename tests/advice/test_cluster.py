@@ -173,7 +173,7 @@ def test_where_nothing_helps_it_is_said() -> None:
     assert any(line.startswith("One RTX 3060 12GB would not do") for line in said)
 
 
-def test_a_strategy_that_was_asked_for_is_kept_but_where_another_is_advised() -> None:
+def test_asked_strategy_is_kept_unless_another_is_advised() -> None:
     made = plan_cluster("gpt2-124m", "2 x RTX 3090", strategy="fsdp", **SMALL)
     found = advise(made, "foretrain", "speed")
     assert found.way.strategy == "fsdp"

@@ -44,7 +44,7 @@ def next_command(shown: str) -> list[str]:
 # -- evaluations -----------------------------------------------------------------------------------------------------
 
 
-def test_an_evaluation_that_does_not_fit_is_made_in_smaller_batches_of_as_many_sequences() -> None:
+def test_evaluation_that_does_not_fit_gets_smaller_batches() -> None:
     plan = a_plan(seq_len=1024, evaluate=True, eval_batch_size=32)
     assert (plan.verdict, plan.memory.neediest.phase) == ("does_not_fit", "evaluate")
     found = {change.rules: change for change in changes(plan)}
@@ -58,7 +58,7 @@ def test_an_evaluation_that_does_not_fit_is_made_in_smaller_batches_of_as_many_s
     assert half.effect.needed_bytes > one.effect.needed_bytes
 
 
-def test_logits_that_an_evaluation_keeps_go_to_the_host_or_are_not_kept() -> None:
+def test_evaluation_logits_go_to_the_host_or_are_not_kept() -> None:
     options = {"seq_len": 512, "evaluate": True, "eval_batch_size": 4, "eval_batches": 64, "keeps_logits": True}
     plan = a_plan(**options)
     assert plan.verdict == "does_not_fit"
@@ -120,7 +120,7 @@ def test_fewer_modules_are_those_of_the_model(name: str, targets: str) -> None:
     assert "experts_copied" not in copied
 
 
-def test_qlora_of_a_small_model_that_needs_more_than_lora_says_why() -> None:
+def test_qlora_that_needs_more_than_lora_says_why() -> None:
     plan = a_plan(method="qlora", batch_size=2, seq_len=2048)
     lora = planned(plan, ("sixteen_bits",))
     assert lora is not None
@@ -244,7 +244,7 @@ def test_the_advised_command_runs_as_printed_and_fits(words: tuple[str, ...]) ->
 
 
 @pytest.mark.parametrize("limit", [("--within", "5EUR"), ("--tokens", "1M"), ()])
-def test_the_command_for_the_best_card_has_its_rent_and_the_limit(limit: tuple[str, ...]) -> None:
+def test_command_for_the_best_card_has_its_rent_and_limit(limit: tuple[str, ...]) -> None:
     words = ("smollm2-135m", "--method=lora", "--seq-len=512", "--gpu", "3090,4090", *limit)
     command = next_command(foretrain("plan", *words, "--price", "3090=0.2,4090=0.35").stdout)
     assert command[command.index("--price") + 1] == {"RTX 3090": "0.2", "RTX 4090": "0.35"}[
@@ -266,7 +266,7 @@ def test_a_limit_of_a_run_that_does_not_fit_leads_to_advice() -> None:
     ("loss_alone", ("--method=lora", "--evaluate", "--keeps-logits", "--eval-accumulation-steps=4")),
     ("sixteen_bits", ("--method=qlora", "--double-quant")), ("packing", ("--method=lora", "--padded")),
 ])  # fmt: skip
-def test_the_advised_command_leaves_out_what_does_nothing_with_the_change(id: str, typed: tuple[str, ...]) -> None:
+def test_advised_command_leaves_out_options_without_effect(id: str, typed: tuple[str, ...]) -> None:
     """A terminal refuses options that do nothing, such as how often logits go to the host that are not kept."""
     words = ("smollm2-135m", *typed, "--batch-size=1")
     plan = plan_question(question(words[0], words[1:]), CARD)

@@ -30,7 +30,7 @@ def finetune() -> Advices:
     return advise(planned(FINETUNE), "nanogpt")
 
 
-def test_a_run_from_gpt2_xl_is_offered_the_largest_smaller_gpt2_that_fits() -> None:
+def test_run_from_gpt2_xl_is_offered_the_largest_gpt2_that_fits() -> None:
     """As nanoGPT's README says for this very file."""
     found = finetune()
     smaller = next(a for a in found.advised if a.rules == ("pretrained",))
@@ -78,7 +78,7 @@ def number_of(*rules: str, words: tuple[str, ...] = (str(CASE_C), *CARD)) -> str
     return next(str(i) for i, advice in enumerate(listed, 1) if advice["rules"] == list(rules))
 
 
-def test_a_nanogpt_file_comes_back_as_one_with_its_comments_and_fits() -> None:
+def test_written_nanogpt_file_keeps_its_comments_and_fits() -> None:
     Path("mine.py").write_text("# my run\n" + CASE_C.read_text() + "eval_interval = 500  # often\n")
     words = ("mine.py", *CARD)
     apply = ("--apply", number_of("micro_batch", words=words), "--write", "new.py")
@@ -104,7 +104,7 @@ def test_what_was_typed_beside_the_file_is_in_it() -> None:
     assert "price_per_kwh" not in Path("new.py").read_text().partition("\n")[2]
 
 
-def test_foretrains_step_is_not_written_as_nanogpts_file_but_its_command_is_told() -> None:
+def test_foretrain_step_gets_a_command_and_no_nanogpt_file() -> None:
     result = foretrain("advise", str(CASE_C), *CARD, "--apply", number_of("foretrain_step"), "--write", "new.py")
     assert result.returncode == 2
     assert not Path("new.py").exists()
@@ -112,7 +112,7 @@ def test_foretrains_step_is_not_written_as_nanogpts_file_but_its_command_is_told
     assert "nothing was written" in result.stderr
 
 
-def test_foretrains_step_as_toml_is_a_config_that_foretrain_trains() -> None:
+def test_foretrain_step_as_toml_is_a_config_that_trains() -> None:
     result = foretrain("advise", str(CASE_C), *CARD, "--apply", number_of("foretrain_step"), "--write", "new.toml")
     assert result.returncode == 0, result.stderr
     assert foretrain("plan", "new.toml", *CARD, "--check").returncode == 0
@@ -139,7 +139,7 @@ def test_a_smaller_gpt2_is_written_as_init_from_alone() -> None:
     assert foretrain("plan", "ft.py", "--gpu", "4070", "--check").returncode == 0
 
 
-def test_a_written_config_that_needs_more_than_itself_to_fit_ends_with_3() -> None:
+def test_written_config_that_alone_does_not_fit_ends_with_3() -> None:
     """The change and less memory used by other programs: the file alone does not fit the card as it was asked about."""
     from foretrain.advice.asked import Asked
     from foretrain.advice.candidates import settings
@@ -178,7 +178,7 @@ def test_values_are_changed_in_their_lines(text: str, changes: dict[str, object]
     assert config_writer.nanogpt_text(text, changes, ["by\nme"]) == "# by me\n" + expected
 
 
-def test_a_written_toml_holds_what_differs_and_says_what_was_changed() -> None:
+def test_written_toml_holds_what_differs_and_names_the_changes() -> None:
     Path("my.toml").write_text("batch_size = 32\ngradient_accumulation_steps = 16\ncompile = true\n")
     words = ("my.toml", "--gpu", "4060", "--used-by-others", "2.3GB")
     listed = json.loads(foretrain("advise", *words, "--goal", "fit", "--json").stdout)["advised"]
@@ -227,9 +227,7 @@ SCREENS = {
 
 
 @pytest.mark.parametrize("words", SCREENS.values(), ids=SCREENS)
-def test_fifteen_lines_say_where_it_stands_what_fits_and_what_to_type(
-    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_first_screen_says_what_fits_and_what_to_type(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     result = first_screen("advise", *words, most_lines=15)
     lines = result.stdout.splitlines()
     monkeypatch.chdir(REPO)
@@ -241,7 +239,7 @@ def test_fifteen_lines_say_where_it_stands_what_fits_and_what_to_type(
     assert "What does not help here" in foretrain("advise", *words, "--full").stdout
 
 
-def test_the_next_command_runs_the_first_change_and_a_list_says_what_is_not_enough() -> None:
+def test_next_command_runs_the_first_change() -> None:
     said = " ".join(foretrain("advise", str(CASE_C), *CARD).stdout.split())
     assert f"next foretrain train {CASE_C}" in said
     large = foretrain("advise", "gpt2-1558m", "--gpu", "3060", "--top", "1", "--trainer", "nanogpt").stdout
@@ -251,7 +249,7 @@ def test_the_next_command_runs_the_first_change_and_a_list_says_what_is_not_enou
     assert "6  RTX 4080 SUPER" in free
 
 
-def test_the_first_screen_shows_what_a_run_takes_of_the_card_and_the_full_table_what_it_would_take_of_more() -> None:
+def test_first_screen_is_of_the_card_and_full_table_of_more() -> None:
     from foretrain.advice.asked import Asked
     from foretrain.reports.document import Quantity, Table
     from foretrain.reports.views import advice as advice_view

@@ -76,7 +76,7 @@ def side_by_side(*runs: RunDirectory) -> tuple[Comparison, str]:
 # -- the forecast ------------------------------------------------------------------------------------------
 
 
-def test_the_plan_of_ranks_is_of_one_of_them_and_of_the_time_of_all() -> None:
+def test_plan_of_ranks_has_memory_of_one_and_time_of_all() -> None:
     config = RunConfig(gradient_accumulation_steps=8, batch_size=4, compile=False)
     alone = plan(config, GPU)
     two, eight = (of_run(alone, world, 1) for world in (2, 8))
@@ -156,7 +156,7 @@ def test_what_is_said_of_the_ranks(ranks: list[RankFigures], more: dict[str, Any
     assert words in " ".join(shown(run_explain.document(run_of(directory).explanation)).split())
 
 
-def test_many_ranks_are_cut_short_but_not_the_one_with_most_nor_the_slow(tmp_path: Path) -> None:
+def test_many_ranks_are_cut_but_for_the_largest_and_the_slow(tmp_path: Path) -> None:
     ranks = [figures(n) for n in range(64)]
     ranks[40], ranks[50] = figures(40, evaluated_s=0.8), figures(50, reserved_bytes=600 * MIB)
     directory = a_run(tmp_path / "r", ranks, gradient_accumulation_steps=64)
@@ -179,9 +179,7 @@ def test_of_shards_each_rank_has_a_share_of_the_gradients(tmp_path: Path) -> Non
     assert sizes["fsdp"] == pytest.approx(sizes["ddp"] / 2, rel=0.05)
 
 
-def test_one_run_against_its_forecast_and_its_report_have_the_ranks(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_forecast_check_and_report_of_a_run_have_its_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = a_run(tmp_path / "r", [figures(0), figures(1, reserved_bytes=700 * MIB)], gradient_accumulation_steps=2)
     check = of_directory(directory)[2]
     reserved = next(row for row in check.memory if row.id == "process.reserved")

@@ -184,7 +184,7 @@ def test_the_cause_is_what_a_figure_shows(cause: str, usual: dict[str, Any], the
     assert found.steady_s == pytest.approx(0.1005)
 
 
-def test_a_slow_head_is_compilation_and_a_line_stands_for_its_steps() -> None:
+def test_slow_first_steps_are_compilation() -> None:
     slow = lines(100, every=10)
     slow[0]["step_s"] = 30.0
     found = pace_of(slow, (), compiled=True)

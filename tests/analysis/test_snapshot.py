@@ -235,7 +235,7 @@ def test_the_device_that_holds_most_is_taken() -> None:
     assert (found.device, found.devices, found.reserved_bytes) == (1, 2, 260 * MIB)
 
 
-def test_expandable_segments_are_not_promised_where_they_would_not_help() -> None:
+def test_expandable_segments_are_advised_only_where_they_help() -> None:
     full = by_hand()
     full["device_traces"][0][-1]["size"] = 500 * MIB
     found = analyse(full, "s")
@@ -274,7 +274,7 @@ def test_several_streams_are_told_with_what_only_they_can_use(capsys: pytest.Cap
 
 
 @pytest.mark.parametrize("stream", ["9", -1, None, 2.5, True])
-def test_a_segment_whose_stream_is_no_number_is_of_the_default_one(stream: object) -> None:
+def test_segment_without_a_stream_number_is_of_the_default_one(stream: object) -> None:
     data = recorded(SIDE)
     for segment in data["segments"]:
         segment["stream"] = stream

@@ -87,7 +87,7 @@ def assert_forecast_is_right(found: TrainerRunExplanation) -> None:
 # -- forecast and measurement ------------------------------------------------------------------------------
 
 
-def test_each_phase_is_forecast_within_one_percent_of_the_allocator(run: Path) -> None:
+def test_phase_forecast_is_within_one_percent_of_the_allocator(run: Path) -> None:
     found = explained(run)
     assert_forecast_is_right(found)
     weights = sum(p.numel() for p in llama().parameters()) * 4
@@ -465,7 +465,7 @@ def test_an_interrupted_run_keeps_what_it_had(tmp_path: Path) -> None:
     assert [line["step"] for line in lines_in(tmp_path / "foretrain", "step")] == [1, 2]
 
 
-def test_a_resumed_run_goes_on_in_its_folder_and_another_has_its_own(tmp_path: Path) -> None:
+def test_resumed_run_keeps_its_folder_and_another_gets_its_own(tmp_path: Path) -> None:
     trainer_of(llama(), tmp_path, ForetrainCallback(quiet=True)).train()
     trainer_of(llama(), tmp_path, ForetrainCallback(quiet=True), max_steps=7).train(
         resume_from_checkpoint=str(tmp_path / "checkpoint-3")

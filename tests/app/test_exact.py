@@ -250,7 +250,7 @@ def test_the_verdict_is_a_replay_at_the_limit() -> None:
             assert dying.verdict == "does_not_fit"
 
 
-def test_where_the_trace_of_foretrains_step_fits_the_next_command_runs_it() -> None:
+def test_next_command_runs_the_foretrain_step_where_it_fits() -> None:
     config = RunConfig(batch_size=8, gradient_accumulation_steps=2, compile=False, dtype="float16")
     found = traced(plan(config, GPU).run_by("nanogpt"))
     needs = [found.memory_of(step).needed_bytes for step in ("foretrain", "nanogpt")]
@@ -604,7 +604,7 @@ def test_a_snapshot_replaces_nothing_else(name: str, word: str, own_directory: P
     assert Path("my.toml").read_text() == "n_layer = 2\n"
 
 
-def test_a_snapshot_goes_where_a_link_points_and_over_one_of_before(own_directory: Path) -> None:
+def test_snapshot_follows_a_link_and_replaces_an_earlier_one(own_directory: Path) -> None:
     Path("target.pickle").write_bytes(pickle.dumps({}))
     Path("link.pickle").symlink_to("target.pickle")
     found = traced(small_plan())
@@ -686,7 +686,7 @@ def test_the_published_context_of_a_card_has_what_was_seen_on_it(gpu: str, seen:
      ({"activation_checkpointing": True, "checkpoint_offload": True}, True),
      ({"activation_checkpointing": True, "checkpoint_offload": True, "checkpointed_blocks": 1}, False)],
 )  # fmt: skip
-def test_copies_on_a_stream_of_their_own_take_what_they_took_on_an_h100(options: dict[str, Any], copies: bool) -> None:
+def test_copies_on_their_own_stream_take_what_an_h100_took(options: dict[str, Any], copies: bool) -> None:
     """758 MiB, with them 828; a block alone keeps its input on the card."""
     config = RunConfig(n_layer=3, n_head=2, n_embd=64, block_size=64, batch_size=2, **options)
     found = predict(StepSpec.of(config, find("H100 SXM5 80GB"), dtype="bfloat16", compiled=False)).context
@@ -696,7 +696,7 @@ def test_copies_on_a_stream_of_their_own_take_what_they_took_on_an_h100(options:
     assert predict(as_nanogpt).context.expected_bytes == 758 * MIB
 
 
-def test_a_large_card_is_not_expected_to_take_as_little_as_a_small_one() -> None:
+def test_large_card_takes_more_than_a_small_one() -> None:
     small, large, hopper = (published_context_bytes(find(name)) for name in ("RTX 4090", "B200", "H200"))
     assert all(a < b for a, b in zip(small, large, strict=True))
     assert all(a <= b for a, b in zip(large, hopper, strict=True))

@@ -107,7 +107,7 @@ exit $code
 
 
 @pytest.mark.slow
-def test_the_slurm_script_trains_where_its_commands_are_stood_in_for(tmp_path: Path) -> None:
+def test_slurm_script_trains_with_stand_ins_of_its_commands(tmp_path: Path) -> None:
     stubs = {
         "srun": SRUN, "scontrol": "#!/bin/bash\necho 127.0.0.1\n",
         "foretrain": f"#!/bin/bash\nexec {shlex.quote(sys.executable)} -m foretrain \"$@\"\n",

@@ -179,7 +179,7 @@ def test_the_time_of_other_steps_is_that_of_the_whole_run() -> None:
         assert seconds(found) <= 20 * 3600 < seconds(found + 1)
 
 
-def test_a_run_whose_first_evaluation_is_too_large_is_not_simulated_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulation_ends_at_a_first_evaluation_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     config = RunConfig(batch_size=128, gradient_accumulation_steps=4)
     ledger = Ledger(Asked(StepSpec.of(config, find("4070"))))
     assert not ledger.fits(12 << 30, 12 << 30)

@@ -93,7 +93,7 @@ def test_where_it_first_fails_is_said_beside_where_it_needs_most() -> None:
     assert "most in the backward pass. It runs out of memory first in the evaluation." in shown
 
 
-def test_of_phases_that_need_the_same_the_one_with_the_most_tensors_is_named() -> None:
+def test_phase_with_the_most_tensors_is_named_of_equal_ones() -> None:
     """Later steps hold the optimizer's states beside what the first step held, in memory that is reserved already."""
     for words in ([CASE_C], ["gpt2-124m"]):
         memory = planned(words, "RTX 4070", 0).memory_of("foretrain")
@@ -207,7 +207,7 @@ def test_an_mfu_above_the_share_of_matmuls_is_of_the_rated_peak() -> None:
     assert f"MFU {format_value(found.timing.mfu, 'percent')} of the rated peak" in one_line([*words, "--gpu", "4070"])
 
 
-def test_what_a_run_needs_is_explained_and_compared_by_the_phase_that_needs_most() -> None:
+def test_need_is_explained_and_compared_by_the_largest_phase() -> None:
     """A large evaluation batch: the step has the most bytes of tensors, an evaluation after it needs most of the card."""
     made = planned(["gpt2-40m", "--eval_batch_size=32"], "RTX 4070", 0)
     memory = made.memory_of("foretrain")

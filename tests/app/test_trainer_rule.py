@@ -84,7 +84,7 @@ def test_the_best_of_several_cards_is_of_the_same_step() -> None:
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("step", ["foretrain", "nanogpt"])
-def test_plan_advice_and_the_choice_of_a_batch_judge_memory_by_one_rule(compiled: bool, step: Trainer) -> None:
+def test_memory_is_judged_by_one_rule_everywhere(compiled: bool, step: Trainer) -> None:
     """The replay of the allocator at the limit, for eager steps too: no share of the tensors is added anywhere."""
     gpu, room = find("4070"), 8 * GIB
     config = RunConfig(compile=compiled, gradient_accumulation_steps=40, memory_limit="8GiB")

@@ -64,7 +64,7 @@ def test_a_failure_in_any_command_is_one_sentence_and_a_file(monkeypatch: pytest
         assert "Traceback (most recent call last)" in kept(ended.stderr)
 
 
-def test_the_sentence_names_the_line_and_the_file_holds_the_command_without_its_secrets(
+def test_bug_sentence_names_the_line_and_file_has_no_secrets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("foretrain.predict.plan.available", broken)

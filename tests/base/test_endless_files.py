@@ -52,9 +52,7 @@ def test_comparing_and_naming_configs_and_data_refuse_them_too(folder: Path) -> 
         assert "bug in foretrain" not in ended.stderr
 
 
-def test_a_file_of_the_system_that_would_be_waited_for_is_refused(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_system_file_that_would_block_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As /proc/kmsg, which says that it is empty and blocks."""
 
     def waits(file: int, count: int) -> bytes:
@@ -100,7 +98,7 @@ def test_the_rest_of_an_enormous_line_is_passed_over(tmp_path: Path, monkeypatch
     assert parse_log([step]).last_step == 1
 
 
-def test_a_mark_of_direction_is_made_visible_and_a_deep_config_is_said_to_be_deep(tmp_path: Path) -> None:
+def test_direction_mark_is_made_visible_and_deep_config_refused(tmp_path: Path) -> None:
     config = tmp_path / "deep.py"
     config.write_text("n_layer = " + "-" * 20_000 + "1")
     ended = foretrain("plan", str(config), "--gpu", "4070")

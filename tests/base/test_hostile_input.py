@@ -31,7 +31,7 @@ SECRETS = {
 
 
 @pytest.mark.parametrize("address", SECRETS)
-def test_an_address_with_a_password_is_refused_before_anything_names_it(address: str, own_directory: Path) -> None:
+def test_address_with_a_password_is_refused_before_it_is_shown(address: str, own_directory: Path) -> None:
     for words in (["data", "info", address], ["plan", "baby", "--gpu", "4090", f"--dataset={address}"]):
         result = foretrain(*words, "--json")
         assert result.returncode == ExitCode.USAGE

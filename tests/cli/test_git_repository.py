@@ -320,7 +320,7 @@ def contents(*without: str) -> dict[str, bytes]:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="GitHub's runners run these steps by bash")
-def test_the_action_runs_and_writes_nothing_of_a_hostile_repository(hostile: list[str], runner: dict[str, str]) -> None:
+def test_action_runs_and_writes_nothing_of_a_hostile_repository(hostile: list[str], runner: dict[str, str]) -> None:
     said = ("summary", "output", "foretrain.md")
     before = contents(*said)
     done = step(
@@ -336,7 +336,7 @@ def test_the_action_runs_and_writes_nothing_of_a_hostile_repository(hostile: lis
 
 
 @pytest.mark.skipif(os.name != "posix", reason="the program of this test is a shell's")
-def test_the_hook_runs_and_writes_nothing_of_a_hostile_repository(hostile: list[str], runner: dict[str, str]) -> None:
+def test_hook_runs_and_writes_nothing_of_a_hostile_repository(hostile: list[str], runner: dict[str, str]) -> None:
     (hook,) = yaml.safe_load((REPO / ".pre-commit-hooks.yaml").read_text("utf-8"))
     files = [name for name in hostile if re.search(hook["files"], name) and name != "d/config/a.toml"]
     assert len(files) >= len(HOSTILE)

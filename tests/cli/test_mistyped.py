@@ -46,7 +46,7 @@ def test_what_looks_like_nothing_is_sent_to_the_help() -> None:
     assert result.stderr.startswith("error: No such option: --qqqzzz. `foretrain plan --help`")
 
 
-def test_each_wrong_option_is_told_beside_what_is_wrong_with_the_config() -> None:
+def test_wrong_options_are_told_beside_errors_of_the_config() -> None:
     error = json.loads(foretrain(*PLAN, "--jsno", "--batch_size=0", "--json").stdout)
     assert [problem["id"] for problem in error["problems"]] == ["config.no_such_option_near", "config.bad_value"]
     assert error["exit_code"] == 2
@@ -249,7 +249,7 @@ def test_check_says_free_only_where_it_is_known_what_others_use() -> None:
     assert "needs about 10.38 GiB, only 5.50 GiB free." in beside
 
 
-def test_a_price_of_an_hour_and_one_of_electricity_are_not_both_taken() -> None:
+def test_hourly_price_and_electricity_price_exclude_each_other() -> None:
     result = foretrain(*PLAN, "--price", "0.5", "--price-per-kwh", "0.35")
     assert (result.returncode, result.stdout) == (2, "")
     assert "--price is what an hour of the card costs" in result.stderr
@@ -304,7 +304,7 @@ def test_freeing_a_part_of_what_others_use_says_of_how_much(monkeypatch: pytest.
     assert re.search(r"free 1\.\d\d GiB of the 6\.00 GiB used by other programs", said)
 
 
-def test_a_bad_value_is_said_where_another_program_runs_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_value_is_said_where_a_program_runs_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["pytest"])
     with pytest.raises(UserError, match=r"--trials 0: must be at least 1"):
         app(["tune", "baby", "--trials=0"], standalone_mode=False)

@@ -193,7 +193,7 @@ def test_mps_is_refused_in_a_sentence(folder: Path) -> None:
     assert "Apple" in text
 
 
-def test_a_child_is_told_of_its_parents_end_where_pipes_can_be_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_hears_of_its_parents_end_through_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     assert processes.heeding(5) == {"pass_fds": (5,), "start_new_session": True}
     monkeypatch.setattr(os, "name", "nt")
     assert processes.heeding(5) == {}

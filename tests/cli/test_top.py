@@ -70,7 +70,7 @@ def ended_process() -> int:
 # -- what a run says of itself -----------------------------------------------------------------------------
 
 
-def test_a_run_says_its_phase_while_it_goes_on_and_nothing_afterwards(own_directory: Path) -> None:
+def test_run_says_its_phase_only_while_it_goes_on(own_directory: Path) -> None:
     from tests.kit.tiny import tiny
     from tests.kit.training import train
 
@@ -114,7 +114,7 @@ def test_the_first_pass_of_a_compiled_model_is_compiling(own_directory: Path, mo
     assert changes[-1] == "saving"
 
 
-def test_only_changes_are_written_and_no_phase_that_is_over_at_once(tmp_path: Path) -> None:
+def test_only_changes_are_written_and_no_short_phase(tmp_path: Path) -> None:
     clock = iter([0.0, 10.0, 10.01, 20.0, 20.01, 30.0, 90.0])
     teller = Teller(lambda: tmp_path, lambda: next(clock))
 
@@ -151,7 +151,7 @@ def test_what_is_no_now_json_says_nothing(tmp_path: Path, text: str) -> None:
     assert state.read_now(tmp_path) is None
 
 
-def test_who_lives_is_told_by_its_process_and_no_other_of_its_number(ended_process: int, tmp_path: Path) -> None:
+def test_living_run_is_known_by_its_process_not_its_number(ended_process: int, tmp_path: Path) -> None:
     teller = Teller(lambda: tmp_path)
     teller.tell("saving", 3)
     found = state.read_now(tmp_path)
@@ -179,7 +179,7 @@ def test_runs_are_found_by_depth_alive_first_and_then_the_newest(tmp_path: Path)
     assert "a" not in [run.path.name for run in found_in([tmp_path], None)]
 
 
-def test_runs_of_this_machine_are_found_by_the_locks_that_its_processes_hold(tmp_path: Path) -> None:
+def test_runs_of_this_machine_are_found_by_their_locks(tmp_path: Path) -> None:
     run, listing, processes = write_run(tmp_path / "far" / "away" / "from" / "here"), tmp_path / "locks", tmp_path / "p"
     (processes / "12" / "fd").mkdir(parents=True)
     (processes / "12" / "fd" / "3").symlink_to(run.path / "run.lock")
@@ -192,7 +192,7 @@ def test_runs_of_this_machine_are_found_by_the_locks_that_its_processes_hold(tmp
     assert held_here(tmp_path / "missing", processes) == []
 
 
-def test_a_living_run_of_another_folder_is_found_without_being_named(tmp_path: Path) -> None:
+def test_living_run_of_another_folder_is_found_unnamed(tmp_path: Path) -> None:
     if not Path("/proc/locks").exists():
         pytest.skip("this system lists no locks")
     directory = alive(tmp_path / "elsewhere" / "run")
@@ -210,7 +210,7 @@ def test_a_living_run_of_another_folder_is_found_without_being_named(tmp_path: P
 # -- a run as it is ----------------------------------------------------------------------------------------
 
 
-def test_a_living_run_says_phase_steps_and_memory_against_its_plan(tmp_path: Path) -> None:
+def test_living_run_shows_phase_steps_and_memory_against_plan(tmp_path: Path) -> None:
     directory = alive(tmp_path / "run")
     (tmp_path / "run" / "metrics.jsonl").write_text(
         line(0, step_s=0.5, tokens_per_s=9.0, elapsed_s=10.0, power_w=100.0, memory_bytes=3 * GIB)
@@ -236,7 +236,7 @@ def test_a_living_run_says_phase_steps_and_memory_against_its_plan(tmp_path: Pat
     assert ended.eta_s is None
 
 
-def test_a_killed_run_is_ended_at_once_though_its_files_are_fresh(tmp_path: Path, ended_process: int) -> None:
+def test_killed_run_has_ended_though_its_files_are_fresh(tmp_path: Path, ended_process: int) -> None:
     directory = write_run(tmp_path / "run", status="running")
     assert ObservedRun(directory.path).is_locked()  # by its files, as it does not say which process it is
     directory.tell("training", pid=ended_process)
@@ -244,7 +244,7 @@ def test_a_killed_run_is_ended_at_once_though_its_files_are_fresh(tmp_path: Path
     assert seen(directory.path).phase == "ended"
 
 
-def test_a_run_of_another_machine_is_alive_elsewhere_while_its_files_change(tmp_path: Path) -> None:
+def test_run_of_another_machine_lives_while_its_files_change(tmp_path: Path) -> None:
     directory = alive(tmp_path / "run")
     directory.release()
     there = Now(phase="saving", since_s=time.time(), pid=1, process_began_s=0.0, host=ELSEWHERE)
@@ -380,7 +380,7 @@ def test_a_card_says_what_runs_hold_of_its_memory(tmp_path: Path) -> None:
     assert "(runs 4.00 GiB)" in text_of(top, 200)
 
 
-def test_a_driver_that_does_not_tell_processes_apart_is_not_guessed_at(tmp_path: Path) -> None:
+def test_driver_that_lists_no_processes_is_not_guessed_at(tmp_path: Path) -> None:
     directory = alive(tmp_path / "run")
     try:
         top = look(Cards(Nvml(processes=False)), [tmp_path])

@@ -192,7 +192,7 @@ def test_the_same_input_gives_the_same_answer() -> None:
     assert case_b() == case_b()
 
 
-def test_pairs_that_differ_in_their_seed_alone_are_not_called_different(tmp_path: Path) -> None:
+def test_pairs_that_differ_only_in_their_seed_are_alike(tmp_path: Path) -> None:
     for name in ("card", "busy"):
         assert same_pairs(tmp_path, NOISES[name], 200, pairs=12)["any"] == 0
 
@@ -267,7 +267,7 @@ def warming(steps: int, *, factor: float = 1.0, slows: float = 0.02, seed: int =
     return timed(times, label=label, path=label, steps_since_start=tuple(range(steps)))
 
 
-def test_a_warm_up_makes_no_difference_between_a_short_and_a_long_run() -> None:
+def test_warm_up_makes_no_difference_of_short_and_long_runs() -> None:
     short, long = warming(150, slows=0.04, seed=1), warming(3000, slows=0.04, seed=2, label="y")
     found = compare([short, long])
     pair = found.verdict("speed").pair
@@ -292,7 +292,7 @@ def test_runs_of_like_lengths_are_compared_whole() -> None:
     assert pair.stretch_s is None
 
 
-def test_a_long_log_with_few_lines_counts_whole_but_with_the_drift_that_may_be_in_it() -> None:
+def test_long_log_with_few_lines_counts_with_its_possible_drift() -> None:
     """One line each 100 steps: two of them in the stretch of the short run."""
     long = warming(5000, seed=2, label="y")
     sparse = replace(
@@ -339,7 +339,7 @@ def test_the_scatter_of_starts_is_learned_from_repeats_and_said() -> None:
     assert Comparison.from_json(json.dumps(found.to_json())) == found
 
 
-def test_repeats_that_agree_narrow_the_intervals_and_never_widen_them() -> None:
+def test_repeats_that_agree_narrow_the_intervals() -> None:
     for count in (3, 4, 12):
         (scatter,) = compare(starts(count, 0.0002)).scatters
         assert scatter.seen < 0.001
@@ -358,7 +358,7 @@ def test_what_differs_in_speed_or_is_unknown_is_no_repeat() -> None:
     assert not compare(bare).scatters
 
 
-def test_the_fastest_is_held_against_other_settings_and_not_against_its_repeats() -> None:
+def test_fastest_is_compared_with_other_settings_not_repeats() -> None:
     quick = starts(3, 0.001, factor=0.9, learning_rate=1e-3, compile=True)
     verdict = compare([*quick, *starts(3, 0.001, seed=2, learning_rate=1e-3, compile=False)]).verdict("speed")
     assert verdict.outcome == "difference"
@@ -366,7 +366,7 @@ def test_the_fastest_is_held_against_other_settings_and_not_against_its_repeats(
     assert verdict.settings == ("compile",)
 
 
-def test_of_three_starts_each_a_scatter_beyond_the_assumed_one_misleads_less_often() -> None:
+def test_scatter_of_three_starts_each_misleads_less_often() -> None:
     """Starts 1.5 % apart where 0.4 % is assumed: the same settings under two names, three runs each."""
     wrong = {"assumed": 0, "learned": 0}
     for seed in range(24):
@@ -412,7 +412,7 @@ def test_equal_tokens_and_equal_hours_are_where_they_ought_to_be() -> None:
     assert hours.other == pytest.approx(hours.one, abs=0.01)
 
 
-def test_validation_of_unlike_steps_is_interpolated_in_the_logarithm() -> None:
+def test_validation_at_unlike_steps_is_interpolated_in_log() -> None:
     config = tiny()
 
     def law(x: float) -> float:
@@ -483,7 +483,7 @@ def test_other_tokens_without_their_bytes_are_not_compared(pair: tuple[dict[str,
     assert "bytes_per_token" in shown(found)
 
 
-def test_padding_of_a_vocabulary_and_a_name_with_a_fingerprint_change_no_loss() -> None:
+def test_padded_vocabulary_and_fingerprint_name_change_no_loss() -> None:
     one = text_run(None, 3.0, settings={"vocab_size": 50257, "dataset": "owt"})
     other = text_run(None, 2.0, settings={"vocab_size": 50304, "dataset": "owt", "dataset contents": "0123"}, label="b")
     verdict = compare([one, other]).verdict("tokens")
@@ -510,7 +510,7 @@ def test_runs_are_compared_as_measured() -> None:
     assert [s.name for s in found.differing if not s.matters] == ["seed", "eval_sequences"]
 
 
-def test_a_difference_to_a_forecast_of_the_same_run_is_the_forecasts() -> None:
+def test_difference_to_a_runs_own_forecast_is_the_forecasts() -> None:
     write_measured_run(Path("a"), step_s=10.0)
     Path("a/config.toml").write_text(to_toml(load(take_apart("a")).config or tiny()))
     verdict = compare([of("a"), of("plan=a/config.toml")]).verdict("speed")
@@ -587,7 +587,7 @@ def test_exports_of_trackers_are_read(name: str) -> None:
         assert subject.tokens_per_s == pytest.approx(2000)
 
 
-def test_tensorboards_curves_are_put_together_and_columns_can_be_named() -> None:
+def test_tensorboard_curves_are_joined_and_columns_can_be_named() -> None:
     for tag, shift in (("train_loss", 0.0), ("val_loss", 0.1)):
         rows = [[1.7e9 + i * 0.5, i, 5 + shift - i / 200] for i in STEPS]
         Path(f"run-a-tag-{tag}.csv").write_text(csv_text(["Wall time", "Step", "Value"], rows))
@@ -870,7 +870,7 @@ def test_other_models_are_not_called_better_for_being_small(tmp_path: Path) -> N
     assert same.verdict("speed").unlike_models == ()
 
 
-def test_a_token_of_bytes_is_a_byte_and_other_files_are_the_reason(tmp_path: Path) -> None:
+def test_token_of_bytes_is_a_byte_and_other_files_the_reason(tmp_path: Path) -> None:
     one, other = (write_measured_run(tmp_path / name, seed=seed) for name, seed in (("one", 1), ("other", 2)))
     for path, print_ in ((one, "a" * 16), (other, "b" * 16)):
         record = json.loads((path / "run.json").read_text())

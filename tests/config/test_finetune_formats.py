@@ -358,7 +358,7 @@ def test_accelerate_is_a_part(file: Any) -> None:
     assert (f.world, dict(reading.unplanned)["num_processes = 4"]) == (1, "at_least")
 
 
-def test_cards_of_a_file_train_with_ddp_where_nothing_cuts_the_model(file: Any) -> None:
+def test_cards_of_a_file_train_with_ddp_where_no_key_shards(file: Any) -> None:
     text = "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nnum_processes: 2\nmixed_precision: bf16\n"
     path = str(file(text, "accelerate.yaml"))
     _, f, reading = read_finetune("qwen3-0.6b", ["--accelerate", path])

@@ -115,7 +115,7 @@ def test_the_last_value_of_an_option_of_generating_text_counts() -> None:
     assert [note.values for note in typed.notes] == [{"key": "context", "first": "--context", "source": "--ctx"}]
 
 
-def test_a_file_that_a_trainer_would_take_is_taken_and_its_idle_keys_are_said(tmp_path: Path) -> None:
+def test_valid_file_is_taken_and_its_idle_keys_are_named(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("base_model: NousResearch/Llama-3.2-1B\nsequence_len: 512\nmicro_batch_size: 1\nlora_r: 8\n")
     _, tune, reading = read_finetune(str(file), ["--model", "llama-3.2-1b"])

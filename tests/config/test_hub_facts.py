@@ -201,7 +201,7 @@ def test_activations_are_named_as_they_are_computed() -> None:
     assert kept["gelu_fast"] > 3
 
 
-def test_dtype_and_quantization_are_those_of_the_published_weights() -> None:
+def test_dtype_and_quantization_are_of_the_published_weights() -> None:
     assert facts({"model_type": "llama", **_SMALL}).dtype == "float32"
     assert facts({"model_type": "llama", **_SMALL, "torch_dtype": "bfloat16"}).dtype == "bfloat16"
     assert facts({"model_type": "llama", **_SMALL, "dtype": "torch.float16"}).dtype == "float16"

@@ -223,7 +223,7 @@ def test_every_family_is_scored(text_file: Path, recipe: str) -> None:
     assert found.loss * found.tokens == pytest.approx(expected, rel=1e-5)
 
 
-def test_validation_data_by_default_without_what_separates_documents() -> None:
+def test_default_text_is_validation_data_without_separators() -> None:
     run = trained()
     found = library.evaluate(run, device="cpu").texts[0]
     ids = np.fromfile("data/toy/val.bin", dtype=np.uint16).astype(int).tolist()
@@ -309,7 +309,7 @@ def keep(run: Path, *found: TextScore, step: int = 60, weights: str = "0") -> No
     )
 
 
-def test_scores_of_other_weights_are_replaced_and_a_spoilt_file_is_left_out() -> None:
+def test_scores_of_other_weights_and_spoilt_files_are_replaced() -> None:
     run = write_measured_run(Path("one"))
     keep(run, score("a", 1.0, 0.1))
     keep(run, score("b", 2.0, 0.1), weights="1")

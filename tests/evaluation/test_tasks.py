@@ -135,7 +135,7 @@ def test_results_of_tasks_are_kept_and_shown(own_tasks: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_task_that_lm_eval_does_not_know_is_told_with_the_nearest(own_tasks: Path) -> None:
+def test_unknown_task_is_refused_with_the_nearest(own_tasks: Path) -> None:
     trained("modern")
     result = foretrain("eval", "out", "--tasks", "own_choices,own_choises", "--include-path", "tasks")
     assert result.returncode == 2

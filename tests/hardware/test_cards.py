@@ -163,7 +163,7 @@ def test_no_training_is_planned_where_pytorch_has_no_kernels() -> None:
         assert "compute capability 5.0" in done.stderr
 
 
-def test_a_name_of_two_cards_is_told_apart_by_what_pytorch_says_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_name_of_two_cards_is_decided_by_what_pytorch_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in the callback of the Trainer: torch's name, multiprocessors and memory."""
     for name, sms, gib, card in (
         ("NVIDIA GeForce RTX 4060 Ti", 34, 15.6, "RTX 4060 Ti 16GB"), ("NVIDIA GeForce RTX 4060 Ti", 34, 7.6, "RTX 4060 Ti 8GB"),

@@ -82,7 +82,7 @@ def test_one_name_two_cards() -> None:
 
 
 @pytest.mark.parametrize("name", ["RTX 4071", "radeon vii", "mx 450", "cuda", "", "💥", "x" * 300])
-def test_an_unknown_name_is_one_sentence_without_strange_neighbours(name: str) -> None:
+def test_unknown_name_is_one_sentence_with_near_names_only(name: str) -> None:
     with pytest.raises(UserError) as caught:
         find(name)
     said = str(caught.value)
@@ -107,7 +107,7 @@ def test_detection_tells_twins_apart_by_memory() -> None:
         assert nvml.shut_down
 
 
-def test_detection_tells_a_laptop_part_from_the_card_of_the_same_size() -> None:
+def test_detection_tells_laptop_and_desktop_cards_apart() -> None:
     for name, card in (
         ("NVIDIA GeForce RTX 4060", "RTX 4060"),
         ("NVIDIA GeForce RTX 4060 Laptop GPU", "RTX 4060 Laptop"),
@@ -116,7 +116,7 @@ def test_detection_tells_a_laptop_part_from_the_card_of_the_same_size() -> None:
         assert found.gpu.name == card
 
 
-def test_laptop_range_reaches_down_to_the_version_with_the_least_power() -> None:
+def test_laptop_range_reaches_down_to_the_least_power() -> None:
     config = resolve(["gpt2-124m"]).config
     laptop = find("RTX 4060 Laptop")
     alike = laptop.model_copy(update={"lowest_boost_clock_ghz": None, "lowest_board_power_w": None})

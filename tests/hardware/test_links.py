@@ -30,7 +30,7 @@ def test_each_named_card_is_in_the_catalogue_once() -> None:
     assert set(named) <= set(catalogue())
 
 
-def test_a_card_gets_its_own_link_and_an_unknown_one_says_that_it_is_assumed() -> None:
+def test_card_gets_its_own_link_or_a_named_assumption() -> None:
     assert link_of("RTX 4090").link.name == "pcie4x16"
     assert link_of("RTX 4090").link.through_host
     assert link_of("RTX 4060").link.lanes == 8
@@ -41,7 +41,7 @@ def test_a_card_gets_its_own_link_and_an_unknown_one_says_that_it_is_assumed() -
     assert unknown.link.name == "pcie4x16"
 
 
-def test_only_laptops_and_unified_memory_have_no_link_of_their_own() -> None:
+def test_only_laptops_and_unified_memory_lack_a_link() -> None:
     """Nor have cards that --gpus does not take, and Grace Hopper, whose GPU is alone with its processor."""
     without = [gpu for name, gpu in catalogue().items() if link_of(name).assumed]
     alone = {gpu.name for gpu in without if gpu.kind == "cuda" and not gpu.is_laptop}

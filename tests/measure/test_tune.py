@@ -192,7 +192,7 @@ def test_the_levels_are_what_they_should_be() -> None:
     assert learning(dropped, dropped) == "exact"
 
 
-def test_what_is_forecast_not_to_fit_is_left_out_and_nothing_else() -> None:
+def test_only_what_is_forecast_not_to_fit_is_left_out() -> None:
     base = RunConfig(
         n_layer=2, n_head=4, n_embd=256, batch_size=4, gradient_accumulation_steps=6, dtype="bfloat16", compile=False
     )
@@ -263,7 +263,7 @@ def search(found: list[Setting], bench: Machinery, budget_s: float = 240.0, tria
     return tuner
 
 
-def test_the_search_comes_within_3_percent_in_a_quarter_of_the_trials() -> None:
+def test_search_is_within_3_percent_in_a_quarter_of_trials() -> None:
     found, near, trials = space("batch_size", "attention", "dtype"), 0, []
     assert len(found) == 60
     for seed in range(20):
@@ -276,7 +276,7 @@ def test_the_search_comes_within_3_percent_in_a_quarter_of_the_trials() -> None:
     assert max(trials) <= len(found) // 4
 
 
-def test_the_answer_says_what_was_gained_and_how_far_the_forecast_was_off() -> None:
+def test_answer_says_the_gain_and_the_error_of_the_forecast() -> None:
     bench = Machinery(3)
     tuner = search(space("batch_size", "attention", "dtype"), bench)
     found = tune_answer.answer(tuner)

@@ -59,14 +59,14 @@ def test_every_setting_is_one_that_ranks_can_share() -> None:
     assert {setting.config.strategy for setting in space(muon, "strategy", "hold_gradients")} == {"ddp"}
 
 
-def test_one_card_has_nothing_to_share_and_what_the_config_says_stays() -> None:
+def test_one_card_shares_nothing_and_the_config_stays() -> None:
     one = Machine(cuda=True, can_compile=True)
     assert {setting.config.strategy for setting in space(BASE, *TUNABLE, machine=one)} == {"ddp"}
     assert {"strategy", "hold_gradients"} <= set(default_knobs(BASE, frozenset(), TWO))
     assert not {"strategy", "hold_gradients"} & set(default_knobs(BASE, frozenset({"strategy", "hold_gradients"}), TWO))
 
 
-def test_what_is_learned_differs_where_weights_are_gathered_in_half_precision() -> None:
+def test_gathering_in_half_precision_changes_what_is_learned() -> None:
     sharded = BASE.model_copy(update={"strategy": "fsdp"})
     assert learning(BASE, sharded) == "sharding"
     assert learning(BASE, BASE.model_copy(update={"strategy": "zero1"})) == "exact"
@@ -131,7 +131,7 @@ def _group(leader: int) -> list[int]:
     (["--gradient_accumulation_steps=3"], "config.ranks_indivisible"),
     (["--gradient_accumulation_steps=2", "--optimizer=muon", "--strategy=fsdp"], "config.sharing_optimizer"),
 ])  # fmt: skip
-def test_what_ranks_cannot_share_is_said_before_anything_is_timed(words: list[str], id: str) -> None:
+def test_what_ranks_cannot_share_is_refused_before_timing(words: list[str], id: str) -> None:
     with pytest.raises(UserError) as error:
         tune_command(["baby", "--device=cpu", *words, "--gpus=2"], standalone_mode=False)
     assert error.value.id.startswith(id)

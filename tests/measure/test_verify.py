@@ -290,7 +290,7 @@ def test_nothing_of_the_user_is_in_the_file(machinery: Machinery) -> None:
     assert "lib.so" in written
 
 
-def test_ctrl_c_keeps_what_is_done_and_the_same_command_continues(machinery: Machinery) -> None:
+def test_ctrl_c_keeps_results_and_the_command_continues(machinery: Machinery) -> None:
     machinery.answers = {"30M fp16 compiled": KeyboardInterrupt()}
     stopped = foretrain("verify", "--out", "r.json")
     assert stopped.returncode == 130
@@ -344,7 +344,7 @@ def test_what_goes_wrong_with_a_case_spoils_nothing(machinery: Machinery) -> Non
         assert said in result.stdout, said
 
 
-def test_what_does_not_fit_any_more_is_skipped_and_tried_the_next_time(machinery: Machinery) -> None:
+def test_case_that_no_longer_fits_is_skipped_and_tried_again(machinery: Machinery) -> None:
     foretrain("verify", "--out", "r.json", "--only", "Muon", "--quiet")
     machinery.free = 3 * GIB
     shown = foretrain("verify", "--out", "r.json", "--only", "350M")
@@ -465,7 +465,7 @@ def test_wrong_words_are_refused(machinery: Machinery, words: tuple[str, str]) -
     assert words[0] in result.stderr
 
 
-def test_a_file_that_cannot_be_written_is_told_before_anything_runs(machinery: Machinery) -> None:
+def test_unwritable_file_is_refused_before_anything_runs(machinery: Machinery) -> None:
     result = foretrain("verify", "--out", "nowhere/r.json")
     assert result.returncode == 2
     assert "nowhere/r.json" in result.stderr
@@ -583,7 +583,7 @@ def test_worst_and_median_are_shown_before_the_cases() -> None:
     assert verify_record.CONTRIBUTED not in shown  # it may be somebody else's
 
 
-def test_the_files_that_were_contributed_are_whole_and_of_real_machines() -> None:
+def test_contributed_files_are_whole_and_of_real_machines() -> None:
     for name, found in product_tables.files():
         assert product_tables.obstacle(found) == "", name
         assert found.versions.foretrain, name

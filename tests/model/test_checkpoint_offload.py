@@ -34,7 +34,7 @@ def inputs_of(state: object) -> Inputs:
     return found
 
 
-def test_all_inputs_but_the_last_go_to_the_host_and_their_places_are_used_again() -> None:
+def test_all_inputs_but_the_last_go_to_the_host() -> None:
     config = tiny(**DEEP, checkpoint_offload=True)
     state = build(config, CPU, torch.float32, compile=False)
     places = []
@@ -110,6 +110,6 @@ def test_copies_cost_what_does_not_pass_beside_the_blocks() -> None:
     assert waits_s(way, few, rates) == pytest.approx(2 * bus_s)
 
 
-def test_a_card_without_a_pcie_link_of_its_own_is_taken_for_one_of_16_lanes() -> None:
+def test_card_without_a_pcie_link_counts_as_one_of_16_lanes() -> None:
     assert pinned_bytes_per_s("H100 SXM5 80GB") == pinned_bytes_per_s("RTX 4070")
     assert pinned_bytes_per_s("RTX 4060") == pytest.approx(pinned_bytes_per_s("RTX 4070") / 2, rel=0.001)

@@ -51,7 +51,7 @@ def uncached(model: LanguageModel, ids: list[int], count: int, sampling: Samplin
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_cached_generation_is_that_without_a_cache_token_for_token(name: str) -> None:
+def test_cached_generation_equals_uncached_token_for_token(name: str) -> None:
     """Greedy and drawn, far beyond the context length, from short prompts and from those that are too long."""
     model = model_of(name)
     for prompt in (PROMPT, list(range(40, 40 + T + 5))):

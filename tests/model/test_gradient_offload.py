@@ -117,7 +117,7 @@ def test_what_goes_wrong_in_the_thread_is_told_to_the_step(sent: tuple[Gradients
     found.finish()  # it is told once
 
 
-def test_copies_and_sums_cost_what_does_not_pass_beside_the_backward_pass() -> None:
+def test_copies_and_sums_cost_what_the_backward_does_not_hide() -> None:
     options = {"optimizer_offload": True, "gradient_offload": True, "master_weights": True, "device": "cuda"}
     gpu = find("RTX 4070")
     for config in (tiny(n_embd=512, **options), tiny(n_embd=512, batch_size=64, block_size=512, **options)):

@@ -210,7 +210,7 @@ def test_an_evaluation_that_cannot_be_recorded_runs_as_always(monkeypatch: pytes
         assert torch.equal(graphed.evaluate(batch), evaluation_loss(state, batch))
 
 
-def test_what_is_evaluated_before_a_recording_comes_before_its_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluation_before_a_recording_precedes_its_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """If memory runs out there, the step can be tried again."""
     state = state_of()
     graphed = GraphedStep(state, pytest.fail, OnCpu(state))
@@ -236,7 +236,7 @@ def record_on_cpu(monkeypatch: pytest.MonkeyPatch, kind: type[OnCpu]) -> list[On
 
 
 @pytest.mark.usefixtures("own_directory")
-def test_a_run_of_graphs_that_was_stopped_ends_as_one_without_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_run_of_graphs_ends_as_one_without_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     recorders = record_on_cpu(monkeypatch, OnCpu)
     whole = train(tiny(out_dir="whole", dropout=0.1))
     assert train(tiny(out_dir="stopped", dropout=0.1), listen=stop_at_6).status == "interrupted"

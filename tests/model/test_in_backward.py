@@ -141,7 +141,7 @@ def test_a_loss_that_is_not_finite_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("stops", [True, False])
-def test_a_gradient_that_is_not_finite_holds_back_its_parameter_and_what_comes_after_it(stops: bool) -> None:
+def test_nonfinite_gradient_holds_back_its_and_later_parameters(stops: bool) -> None:
     state = made(**EARLY)
     steps(state, 1)
     if stops:
@@ -199,7 +199,7 @@ def broken(state: TrainState, error: Exception, name: str | None) -> Any:
     return found
 
 
-def test_memory_that_runs_out_before_the_first_update_is_tried_again_in_smaller_parts() -> None:
+def test_memory_out_before_the_first_update_is_retried_smaller() -> None:
     state, plain = made(**EARLY), made(**ALONE)
     steps(state, 2)
     steps(plain, 2)

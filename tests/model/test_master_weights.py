@@ -51,7 +51,7 @@ def test_gradients_of_micro_batches_are_summed_in_fp32() -> None:
     assert float(train_step(state, learnable_batches(config, 0), 0.0).grad_norm) == pytest.approx(float(norm), rel=2e-3)
 
 
-def test_fp32_gradients_that_go_to_the_twin_one_by_one_are_the_same_bits() -> None:
+def test_fp32_gradients_moved_one_by_one_are_the_same_bits() -> None:
     """Sums over micro-batches are in fp32 either way."""
     late = tiny(gradient_accumulation_steps=5, optimizer_offload=True)
     (expected, losses), (found, own) = (
@@ -62,7 +62,7 @@ def test_fp32_gradients_that_go_to_the_twin_one_by_one_are_the_same_bits() -> No
         assert torch.equal(a, b)
 
 
-def test_half_precision_gradients_that_go_to_the_twin_differ_by_their_rounding() -> None:
+def test_half_precision_gradients_differ_by_their_rounding() -> None:
     """What is made in fp32 (a tied weight's sum, a norm's gradient) is rounded once more on its way."""
     late = tiny(gradient_accumulation_steps=5, optimizer_offload=True, master_weights=True)
     losses, own = (
@@ -72,7 +72,7 @@ def test_half_precision_gradients_that_go_to_the_twin_differ_by_their_rounding()
     assert own[-1] < 0.6 * own[0]
 
 
-def test_a_gradient_that_has_gone_to_the_twin_is_forgotten_with_the_others() -> None:
+def test_moved_gradient_is_forgotten_with_the_others() -> None:
     """As after a micro-batch that ran out of memory, whose step begins anew."""
     state = build(tiny(optimizer_offload=True, gradient_offload=True), CPU, torch.float32, compile=False)
     assert state.masters is not None

@@ -167,7 +167,7 @@ def test_a_chunked_loss_is_that_of_pytorch(chunk: int) -> None:
     torch.testing.assert_close(its_gradients, gradients, rtol=1e-4, atol=1e-7)
 
 
-def test_a_chunked_loss_in_bf16_is_nearer_to_the_truth_than_pytorchs() -> None:
+def test_chunked_loss_in_bf16_is_more_exact_than_pytorchs() -> None:
     """Its weight gradient is summed in fp32, and its logits' gradient is rounded before it is divided by N."""
     truth, exact = loss_and_gradients(torch.float32)
     plain, its_gradients = loss_and_gradients(torch.bfloat16)

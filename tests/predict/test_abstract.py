@@ -75,7 +75,7 @@ def test_a_pass_of_some_layers_unrolled_is_that_of_all(monkeypatch: pytest.Monke
         assert events_of(*case) == found, case
 
 
-def test_a_pass_that_is_remembered_is_the_one_that_would_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remembered_pass_is_the_one_that_would_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of runs that differ in sizes alone, some of whose passes are the same."""
     draw = random.Random(2)
     remembered: dict[Any, Any] = {}

@@ -40,7 +40,7 @@ def test_ranks_share_the_micro_batches_of_a_step() -> None:
         assert config_of_rank(GPT2, world).tokens_per_step * world == GPT2.tokens_per_step
 
 
-def test_a_world_that_does_not_divide_names_the_same_tokens_or_the_nearest() -> None:
+def test_world_that_does_not_divide_names_the_nearest_tokens() -> None:
     with pytest.raises(UserError) as found:
         config_of_rank(RunConfig(batch_size=12, gradient_accumulation_steps=1, block_size=64), 8)
     assert found.value.id == "config.ranks_indivisible_near"
@@ -172,7 +172,7 @@ def test_what_is_sent_is_what_each_strategy_says() -> None:
     assert sent(time_of("hsdp", nodes, syncs_each=False), "gradients_between")[:2] == (groups, 4 * params)
 
 
-def test_a_large_sum_takes_the_ring_formula_and_half_hides_behind_the_backward_pass() -> None:
+def test_large_sum_takes_the_ring_formula_and_half_is_hidden() -> None:
     """A wide model over slow links: 2 (n - 1) / n x bytes / bandwidth, of which a step waits for what does not fit."""
     cards = cluster("4 x RTX 4090", "pcie3x4")
     config = RunConfig(n_layer=4, n_head=16, n_embd=4096, batch_size=1, gradient_accumulation_steps=4, compile=False)
@@ -227,7 +227,7 @@ def test_buckets_are_as_large_as_ddp_makes_them() -> None:
     assert size_bytes / BUCKET_BYTES - 1 < calls < size_bytes / BUCKET_BYTES + 3 or calls < size_bytes / BUCKET_BYTES
 
 
-def test_hsdp_is_for_several_nodes_of_several_cards_and_holding_back_for_several_micro_batches() -> None:
+def test_hsdp_needs_several_nodes_of_several_cards() -> None:
     names = {sharing.strategy for sharing in sharings(cluster(PAIR), 1)}
     assert names == {"ddp", "zero1", "fsdp", "fsdp_no_reshard"}
     both = sharings(cluster("2 nodes x 2 x 4090"), 4)
@@ -330,7 +330,7 @@ def test_every_family_is_planned(recipe: str) -> None:
 # -- the command --------------------------------------------------------------------------------------------------
 
 
-def test_the_first_screen_says_which_fits_how_long_and_whether_it_pays() -> None:
+def test_first_screen_says_what_fits_and_whether_it_pays() -> None:
     result = first_screen("plan", "gpt2-124m", "--gpus", PAIR, most_lines=19)
     said = " ".join(result.stdout.split())
     assert "Fits with DDP: a card needs" in said
@@ -395,7 +395,7 @@ def test_other_forms(form: str) -> None:
         (["--gpus", "3 x RTX 4090"], "63 (516,096)"),
     ],
 )
-def test_what_makes_no_sense_on_several_cards_is_refused_in_a_sentence(words: list[str], said: str) -> None:
+def test_nonsense_on_several_cards_is_refused_in_a_sentence(words: list[str], said: str) -> None:
     result = foretrain("plan", "gpt2-124m", *words)
     assert result.returncode == 2
     assert said in " ".join(result.stderr.split())
@@ -451,7 +451,7 @@ def test_published_times_are_met_as_the_page_says() -> None:
 
 
 @pytest.mark.parametrize("text", ["12h", "3kWh", "2EUR"])
-def test_what_fits_in_a_limit_is_planned_again_alike_and_one_step_more_is_beyond(text: str, pair: ClusterPlan) -> None:
+def test_steps_within_a_limit_fit_and_one_more_does_not(text: str, pair: ClusterPlan) -> None:
     limit = parse_limit(text)
     found = within(of_cluster(pair), limit)
     again = library.plan_cluster(found.plan.config, PAIR)  # type: ignore[union-attr]
@@ -463,7 +463,7 @@ def test_what_fits_in_a_limit_is_planned_again_alike_and_one_step_more_is_beyond
     assert spent_of(spent.total_s, spent, limit, "expected") <= limit.amount  # type: ignore[arg-type]
 
 
-def test_the_largest_value_fits_several_cards_and_the_next_does_not(pair: ClusterPlan) -> None:
+def test_largest_value_fits_several_cards_and_next_does_not(pair: ClusterPlan) -> None:
     found = largest(of_cluster(pair), "batch_size")
     assert found.value
     assert found.value > pair.config.batch_size

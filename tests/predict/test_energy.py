@@ -24,7 +24,7 @@ D = str(CASES / "d.py")
 
 
 @pytest.mark.parametrize("gpu", catalogue().values(), ids=lambda gpu: gpu.name)
-def test_power_is_between_idle_and_the_board_and_grows_with_the_load(gpu: Gpu) -> None:
+def test_power_is_between_idle_and_board_and_grows_with_load(gpu: Gpu) -> None:
     if not gpu.board_power_w:
         assert power(gpu, 0.5) is None
         return
@@ -96,7 +96,7 @@ def test_a_device_of_unknown_power_has_no_cost_but_a_rent() -> None:
     assert timing.money() == (timing.rent_low, timing.rent_expected, timing.rent_high)
 
 
-def test_a_checkpoint_after_every_evaluation_but_the_first_is_counted() -> None:
+def test_checkpoint_after_each_evaluation_but_first_is_counted() -> None:
     config = resolve([D]).config
     timing = plan(config, find("4070"), logged_step_s=3.9).timing
     assert timing.save_s
@@ -155,7 +155,7 @@ def test_cards_are_marked_by_their_own_figures() -> None:
     assert f"cheapest that fits: {made['best']['cheapest']}" in shown
 
 
-def test_a_rented_card_is_compared_with_an_own_one_by_what_each_costs() -> None:
+def test_rented_and_own_cards_are_compared_by_cost() -> None:
     """Rent alone against electricity alone; the electricity of a rented card once made it lose."""
     config = resolve(["gpt2-124m"]).config
     own = plan(config, find("4070"))

@@ -451,7 +451,7 @@ def test_the_rent_of_a_million_tokens_is_that_of_their_hours() -> None:
     assert "a million tokens" in " ".join(said.split())
 
 
-def test_the_largest_batch_and_context_are_asked_for_as_in_training() -> None:
+def test_largest_batch_and_context_are_asked_as_in_training() -> None:
     words = ("plan", "llama-3.1-8b", "--inference", "--gpu", "4070", "--weights", "q4_k_m")
     plan = planned(weights="q4_k_m")
     for value in ("batch_size", "context"):

@@ -154,7 +154,7 @@ def test_every_preset_plans_on_every_card() -> None:
     assert "<svg" in html.render(plan_view.document(made))
 
 
-def test_every_preset_plans_on_a_card_and_every_card_plans_a_preset() -> None:
+def test_every_preset_and_every_card_can_be_planned() -> None:
     from foretrain.config.presets import PRESETS
     from foretrain.hardware.catalogue import catalogue
 

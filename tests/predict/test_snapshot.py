@@ -89,7 +89,7 @@ def test_damaged_and_hostile_pickles_end_in_one_sentence(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("place", [b"99999999", b"+99999999", b"9_999_9999", b"\t99999999 ", b"0x5f5e0ff"])
-def test_a_place_of_the_memo_beyond_the_file_is_refused_however_it_is_written(place: bytes) -> None:
+def test_memo_index_beyond_the_file_is_refused(place: bytes) -> None:
     with pytest.raises(ValueError, match="its memo has a place beyond"):
         files.load_pickle(b"(dp" + place + b"\n.")
 
@@ -228,7 +228,7 @@ def test_an_emptied_cache_is_followed(way: Settings) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_with_the_limit_of_the_recording_the_simulator_releases_by_itself(way: Settings) -> None:
+def test_simulator_releases_at_the_limit_of_the_recording(way: Settings) -> None:
     events = [*EVENTS, ("free", "x", 0), ("alloc", "x", 60 * MIB)]
     limit_bytes = 102 * MIB
     data = export(events, LABELS, way, limit_bytes, physical=True)

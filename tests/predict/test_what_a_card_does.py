@@ -63,7 +63,7 @@ def test_the_largest_is_the_largest_in_what_cuda_gives() -> None:
     assert after.verdict == "fits"
 
 
-def test_a_calculation_for_a_card_of_ones_own_uses_what_its_file_says(tmp_path) -> None:
+def test_own_card_is_calculated_with_what_its_file_says(tmp_path) -> None:
     block = '["Mine RTX"]\ncompute_capability = "8.9"\nmemory_gib = 12\n'
     (tmp_path / "cards.toml").write_text(block)
     (tmp_path / "stated.toml").write_text(block + "cuda_memory_gib = 11.2\n")
@@ -87,7 +87,7 @@ def test_fine_tuning_and_generation_are_judged_by_the_same_rule() -> None:
         assert made["verdict"] == of_range(span, find(gpu).memory_bytes or 0)
 
 
-def test_check_fails_for_what_may_not_fit_and_passes_for_what_is_tight() -> None:
+def test_check_fails_where_it_may_not_fit_and_passes_if_tight() -> None:
     """A process that may take what is expected, and one that may take less than that."""
     model = ("gpt2-124m", "--n_layer=2")
     whole = planned(*model, gpu="RTX 4070")
@@ -103,7 +103,7 @@ def test_check_fails_for_what_may_not_fit_and_passes_for_what_is_tight() -> None
             assert word.replace("_", " ") in result.stderr
 
 
-def test_whoever_asks_is_told_both_figures_and_where_they_are_from() -> None:
+def test_both_figures_of_memory_are_shown_with_their_sources() -> None:
     full = " ".join(foretrain("plan", "gpt2-124m", "--gpu", "T4", "--full").stdout.split())
     assert "Of the 16.00 GiB on the box of the T4, CUDA gives 14.56 GiB" in full
     assert "cuda_memory_source" in foretrain("gpus", "T4").stdout

@@ -69,7 +69,7 @@ def test_what_could_change_the_verdict_is_never_left_out(id: str, lang: str, mon
     assert ("--used-by-others" in shown) == ("--used-by-others" not in SCREENS[id])
 
 
-def test_the_search_for_the_best_model_assumes_what_a_plan_assumes() -> None:
+def test_search_for_the_best_model_assumes_what_a_plan_does() -> None:
     assumed = screen(*SCREENS["best"]).split(" assumed ")[1]
     assert "no other program" in assumed
     assert "data-sheet speed" in assumed or "speed taken from the data sheet" in assumed
@@ -88,7 +88,7 @@ def test_the_verdict_is_one_sentence() -> None:
     assert "nanoGPT" not in shown  # whose step has the same verdict, and nobody asked
 
 
-def test_the_other_trainers_step_is_named_where_it_has_another_verdict() -> None:
+def test_other_trainers_step_is_named_if_its_verdict_differs() -> None:
     """A nanoGPT file is nanoGPT's; foretrain's step is said beside it, and the other way round."""
     theirs = screen(*SCREENS["a nanoGPT file"])
     assert "Does not fit. Needs 10.84 GiB" in theirs
@@ -206,7 +206,7 @@ def test_a_setting_of_the_users_own_is_replaced() -> None:
     assert WORDS.without(words, ["batch_size"]) == ("c.py", "--compile", "--n_layer=2")
 
 
-def test_rows_go_before_the_screen_grows_and_commands_can_be_copied() -> None:
+def test_rows_go_before_the_screen_grows() -> None:
     rows = [
         Row(Message("first.label.next"), "x " * 400, optional=2),
         Row(Message("first.label.more"), "gone", optional=3),

@@ -87,7 +87,7 @@ def test_the_highest_moment_of_a_step_is_the_ledgers_peak(step: Any, words: tupl
     assert min(size for m in found.moments for size in m.components_bytes.values()) > 0
 
 
-def test_the_roofline_has_the_flops_of_the_step_and_stands_where_the_card_says() -> None:
+def test_roofline_has_the_steps_flops_and_the_cards_peaks() -> None:
     p = made("gpt2-124m", "--gradient_accumulation_steps=4")
     found = roofline(StepSpec.of(p.config, p.gpu, dtype=p.dtype, compiled=True))
     assert found is not None
@@ -102,7 +102,7 @@ def test_the_roofline_has_the_flops_of_the_step_and_stands_where_the_card_says()
     assert fc.flops_per_byte == pytest.approx(2 * m * n * k / (2 * (m * k + n * k + m * n)))
 
 
-def test_the_frontier_has_the_plan_on_it_and_only_what_nothing_beats() -> None:
+def test_frontier_has_the_plan_and_only_what_nothing_beats() -> None:
     p = made("gpt2-124m")
     found = frontier.predicted(p, "foretrain")
     assert found is not None
@@ -302,7 +302,7 @@ def test_times_say_whose_step_they_are_of() -> None:
         assert said["plan.time"][0] == f"For the step of {whose}:"
 
 
-def test_a_picture_is_for_the_page_and_what_it_replaces_for_the_terminal() -> None:
+def test_picture_is_for_the_page_and_table_for_the_terminal() -> None:
     """A plan's document is made once; each place takes what is for it, and a section with nothing for it is left out."""
     p = made("gpt2-124m")
     whole = plan_view.document(p, outlook=outlook.outlook(p, p.step))

@@ -69,7 +69,7 @@ def test_time_goes_by_minutes_and_hours() -> None:
     assert all(parse_duration(text) for text in steps if "days" not in text)
 
 
-def test_large_numbers_have_separators_and_small_money_its_digits() -> None:
+def test_ticks_separate_thousands_and_keep_digits_of_money() -> None:
     assert "200,000 days" in chain(*texts("duration", 0, 210_536.1 * 86400))
     assert "1,000,000 kWh" in chain(*texts("energy", 0, 980_256.3 * 3.6e6))
     assert texts("money", 0, 0.03)[0][:3] == ["0", "0.005", "0.01"]

@@ -32,7 +32,7 @@ def test_case(case: table.Case) -> None:
         assert figure.kind != "out of memory" or figure.reads.startswith("fits ")
 
 
-def test_every_collected_figure_is_predicted_or_left_out_for_a_reason() -> None:
+def test_collected_figure_is_predicted_or_has_a_reason_if_not() -> None:
     taken = {figure.id.partition("/")[0] for case in TABLE.cases for figure in case.figures}
     assert len(taken) + sum(row.count for row in TABLE.left_out) == TABLE.collected
     assert all(row.why for row in TABLE.left_out)
@@ -147,9 +147,7 @@ def test_an_explanation_is_no_part_of_the_prediction() -> None:
     assert all(results.figure_row(figure, said)["predicted"] == 5 for figure in case.figures)
 
 
-def test_a_stop_keeps_what_was_predicted_and_the_next_run_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stop_keeps_predictions_and_the_next_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "accuracy.json"
     asked: list[str] = []
     first, second = [case.id for case in TABLE.cases if case.program == "single_ops"][:2]

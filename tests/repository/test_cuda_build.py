@@ -81,7 +81,7 @@ def test_tensors_are_as_they_were_afterwards() -> None:
 # -- the driver's stubs ----------------------------------------------------------------------------------------
 
 
-def test_every_function_is_defined_a_stub_of_the_table_or_says_its_name() -> None:
+def test_function_is_defined_or_a_stub_or_says_its_name() -> None:
     wanted = {"cudaMalloc", "cublasSgemm", "cuNew", "cuMemAlloc", "cudaStreamQuery"}
     source, missing = build.stubs(
         wanted, {"cudaMalloc", "cuMemAlloc_v2"}, ["cudaStreamQuery", "cuCtxSynchronize", "cublas*"]
@@ -94,7 +94,7 @@ def test_every_function_is_defined_a_stub_of_the_table_or_says_its_name() -> Non
         assert f"int {name}" not in source
 
 
-def test_the_table_names_nothing_twice_and_nothing_that_is_defined() -> None:
+def test_stub_table_has_no_duplicates_and_nothing_defined() -> None:
     patterns = build.stub_patterns()
     assert len(set(patterns)) == len(patterns)
     code = "".join(path.read_text() for path in build.DRIVER.glob("*.c"))
@@ -102,7 +102,7 @@ def test_the_table_names_nothing_twice_and_nothing_that_is_defined() -> None:
         assert f" {name}(" not in code, name
 
 
-def test_the_environment_has_what_foretrain_needs_but_no_torch_of_its_own() -> None:
+def test_environment_has_what_foretrain_needs_but_no_torch() -> None:
     names = environment.requirements()
     assert any(name.startswith("pydantic") for name in names)
     assert any(name.startswith("pytest") for name in names)

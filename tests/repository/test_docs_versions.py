@@ -36,7 +36,7 @@ def test_versions_are_listed_newest_first_and_the_latest_opens(tmp_path: Path) -
     assert 'url=0.10.0/"' in (home / "index.html").read_text("utf-8")
 
 
-def test_each_page_of_a_version_has_the_menu_and_the_built_site_is_as_it_was(tmp_path: Path) -> None:
+def test_pages_get_the_menu_and_the_built_site_stays_as_it_was(tmp_path: Path) -> None:
     built, home = site(tmp_path / "site"), tmp_path / "home"
     home.mkdir()
     versions.add(built, home, "1.0")

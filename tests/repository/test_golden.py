@@ -79,7 +79,7 @@ def test_what_a_busy_machine_adds_to_a_run_is_left_out() -> None:
     assert found(quiet, result("step 4/8  val loss 3.2\n", {"events.jsonl": '{"id": "resumed"}\n'}), measured=True)
 
 
-def test_a_declared_change_passes_and_one_that_nothing_needs_is_an_error() -> None:
+def test_declared_change_passes_and_a_needless_one_fails() -> None:
     changes = [
         Difference("plan a", "steps[0].stdout:3", "old words", "new words"),
         Difference("plan b", "x.y", "1", "2"),

@@ -99,7 +99,7 @@ def sample(spec: str, conversion: str) -> object:
 
 
 @pytest.mark.parametrize("id", [*OWN, BRACKETS, ARABIC])
-def test_a_language_has_only_ids_of_english_with_the_same_placeholders(id: str) -> None:
+def test_language_has_only_english_ids_with_same_placeholders(id: str) -> None:
     with pretending():
         assert re.fullmatch(r"ltr|rtl", messages.languages()[id].direction)
         assert messages.languages()[id].name.strip()
@@ -114,7 +114,7 @@ def test_a_language_has_only_ids_of_english_with_the_same_placeholders(id: str) 
 
 
 @pytest.mark.parametrize("id", OWN)
-def test_a_language_writes_western_digits_and_no_marks_of_its_own(id: str) -> None:
+def test_language_writes_western_digits_and_no_own_marks(id: str) -> None:
     for key, own in messages.texts_of(id).items():
         assert not re.search(r"[\u0660-\u0669\u06f0-\u06f9\u0966-\u096f]", own), key
         assert not re.search(r"[\u200e\u200f\u202a-\u202e\u2066-\u2069]", own), key  # bidi.py sets them
@@ -189,9 +189,7 @@ def test_english_is_whole() -> None:
     assert found.keys() == {path.stem for path in (REPO / "foretrain" / "locales").glob("*.toml")}
 
 
-def test_the_language_is_an_option_of_every_verb_or_of_the_environment(
-    pretence: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_language_is_an_option_of_every_verb_or_a_variable(pretence: None, monkeypatch: pytest.MonkeyPatch) -> None:
     for words in (
         ["gpus", "--lang", BRACKETS], ["--lang", BRACKETS, "gpus"], ["gpus", f"--lang={BRACKETS.upper()}"],
         ["plan", "gpt2-124m", "--gpu", "4070", "--lang", f"{BRACKETS}_EG.UTF-8"], ["data", "--lang", BRACKETS, "mix", "--help"],
@@ -215,7 +213,7 @@ def test_the_locale_of_the_system_decides_nothing(pretence: None, monkeypatch: p
 
 
 @pytest.mark.parametrize("word", ["xx", "", "../en", "english", "en/../ar", "\x1b[31m", "e" * 10_000])
-def test_an_unknown_language_is_one_sentence_with_those_there_are(word: str) -> None:
+def test_unknown_language_is_one_sentence_with_known_ones(word: str) -> None:
     result = foretrain("gpus", "--lang", word)
     assert result.returncode == 2
     assert "the languages are en" in result.stderr
@@ -307,7 +305,7 @@ def test_latin_runs_are_isolated(pretence: None, text: str, runs: list[str]) -> 
 
 
 @given(st.text(alphabet="ab1 .,()-=·\n%ابج،\u2066\u2067\u2068\u2069\u202e`", max_size=60))
-def test_isolation_is_balanced_changes_no_letter_and_can_be_done_twice(pretence: None, text: str) -> None:
+def test_isolation_is_balanced_and_idempotent(pretence: None, text: str) -> None:
     with messages.speaking(ARABIC):
         made = messages.isolated(text)
         assert messages.without_marks(made) == messages.without_marks(text)
@@ -445,7 +443,7 @@ def numbers(said: str) -> list[str]:
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_every_view_speaks_each_language_and_says_nothing_but_by_id(view: str, pretence: None) -> None:
+def test_every_view_speaks_each_language_by_text_ids(view: str, pretence: None) -> None:
     english = forms(VIEWS[view]())["page"]
     for id in [*OWN, BRACKETS, ARABIC]:
         with messages.speaking(id):

@@ -17,7 +17,7 @@ RATES = json.loads((REPO / "benchmarks" / "published_rates.json").read_text("utf
 SHAPE = {"n_layer", "n_head", "n_embd", "block_size", "vocab_size", "batch_size", "gradient_accumulation_steps"}
 
 
-def test_each_origin_is_on_one_side_and_the_logged_4070_is_only_judged() -> None:
+def test_origin_is_on_one_side_and_logged_4070_only_judged() -> None:
     origins = {log["origin"] for log in LOGS}
     assert set(DOCUMENT["looked_at"]) < origins
     for log in LOGS:

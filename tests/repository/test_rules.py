@@ -356,11 +356,12 @@ def test_tests_share_by_the_kit_and_call_public_names() -> None:
     """What two test modules need is in tests/kit/; a private name pins how something is done, not what it does."""
     found = set()
     for path in sorted((REPO / "tests").rglob("*.py")):
-        tree = ast.parse(path.read_text("utf-8"))
+        tree = ast.parse(text := path.read_text("utf-8"))
         names = str(path.relative_to(REPO / "tests"))
         modules = {name for node in ast.walk(tree) for name in _imported(node)}
         assert_none(f"{names} imports {each}: move it to tests/kit/" for each in modules
                     if re.match(r"tests\.(\w+\.)*test_", each))  # fmt: skip
+        assert_none(f"{names}: {each} has more than 60 characters" for each in re.findall(r"def (test_\w{56,})", text))
         found |= {f"{names}: {each}" for each in private_names(tree)}
     assert_none(f"{each} is private: use a public name" for each in found - PRIVATE_NAMES_IN_TESTS)
     assert_none(f"{each}: not used any more, delete its line" for each in PRIVATE_NAMES_IN_TESTS - found)

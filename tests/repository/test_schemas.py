@@ -170,7 +170,7 @@ def test_datasets(own_directory: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_another_program_took_and_what_is_written_of_a_model(own_directory: Path) -> None:
+def test_answers_of_watch_and_export_have_schemas(own_directory: Path) -> None:
     asked("foretrain.run/1", "watch", "--json", "--", sys.executable, "-c", "print(1)")
     assert foretrain(*TRAIN, timeout=300).returncode == 0
     asked("foretrain.sample/1", "sample", "run", "--tokens", "5")

@@ -77,7 +77,7 @@ def wrong_values(name: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_what_a_schema_refuses_foretrain_refuses_and_the_default_is_valid(name: str) -> None:
+def test_schema_refuses_what_foretrain_refuses(name: str) -> None:
     default = f"{name} = {toml_value(OPTIONS[name].default)}\n"
     assert valid(default)
     for value in wrong_values(name):
@@ -86,7 +86,7 @@ def test_what_a_schema_refuses_foretrain_refuses_and_the_default_is_valid(name: 
         assert not accepted(text), text
 
 
-def test_other_spellings_groups_and_auto_are_known_and_misspelt_ones_are_not() -> None:
+def test_schema_knows_spellings_groups_and_auto() -> None:
     for alias, name in ALIASES.items():
         assert valid(f"{alias} = {toml_value(OPTIONS[name].default)}\n"), alias
     assert valid('[batch]\nbatch_size = "auto"\n')

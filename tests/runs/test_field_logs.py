@@ -145,7 +145,7 @@ def test_what_else_the_logs_hold(tmp_path: Path) -> None:
     assert log("megatron-new").remaining.steps == 360
 
 
-def test_a_rate_that_never_changes_while_the_time_does_is_no_rate(tmp_path: Path) -> None:
+def test_constant_rate_with_changing_times_is_no_rate(tmp_path: Path) -> None:
     found = explained(LOGS / "bn-toksec-varies.log").log
     assert (found.tokens_per_step, found.tokens_per_s) == (None, None)
     assert "constant_rate" in [finding.id for finding in found.findings]

@@ -64,7 +64,7 @@ def test_the_printed_file_and_the_options_over_it_are_read() -> None:
     assert "keep" not in found
 
 
-def test_what_follows_the_config_in_a_log_is_not_taken_for_settings() -> None:
+def test_lines_after_the_config_of_a_log_are_no_settings() -> None:
     lines = text().replace("iter 0:", "n_layer = 99\niter 0:")
     assert parse_log(lines.splitlines(keepends=True)).header.settings["n_layer"] == 6
 
@@ -100,7 +100,7 @@ def test_what_the_user_types_is_held_against_the_log(tmp_path: Path) -> None:
     assert found["differs.override"] == {"key": "batch_size", "log": "12", "config": 8}
 
 
-def test_a_log_s_init_from_brings_its_shape_and_an_impossible_setting_says_nothing(tmp_path: Path) -> None:
+def test_init_from_of_a_log_brings_its_shape(tmp_path: Path) -> None:
     config = write(tmp_path / "train.py", CONFIG)
     used = config_of(resolve([str(config)]), log("init_from = gpt2-medium", "batch_size = -3"))
     assert (used.n_layer, used.n_embd, used.block_size, used.batch_size) == (24, 1024, 256, 64)
@@ -174,7 +174,7 @@ def test_the_whole_run_is_what_the_log_shows_and_the_time_left(tmp_path: Path) -
     assert all(a and b and a.expected_s == pytest.approx(b.expected_s, rel=0.02) for a, b in pairwise(longer))
 
 
-def test_a_schedule_that_nanogpt_runs_never_keeps_a_log_from_being_read(tmp_path: Path) -> None:
+def test_log_with_any_nanogpt_schedule_is_read(tmp_path: Path) -> None:
     """50 steps of 100 of warm-up: nanoGPT trains it, so its log and its speed are explained."""
     config = write(tmp_path / "train.py", CONFIG.replace("min_lr = 1e-4", "min_lr = 1.0"))
     path = write(tmp_path / "run.log", text("max_iters = 50", "warmup_iters = 100", "lr_decay_iters = 20"))

@@ -476,7 +476,7 @@ def test_memory_is_set_against_the_plan_and_energy_is_added_up() -> None:
     assert "train/memory_of_plan" not in again.named(step_line(12))
 
 
-def test_every_figure_of_a_line_has_a_name_or_is_left_out_on_purpose() -> None:
+def test_figure_of_a_line_has_a_name_or_is_left_out_on_purpose() -> None:
     left_out = {"kind", "step", "eta_s", "best"}
     assert set(StepMetrics.model_fields) - left_out <= names.OF_STEP.keys()
     assert set(EvaluationMetrics.model_fields) - left_out == names.OF_EVALUATION.keys()

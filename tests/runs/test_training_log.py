@@ -94,7 +94,7 @@ def test_lines_of_each_program(line, format, step, time_s, loss, mfu, rate, of) 
         assert math.isnan(found) if wanted is None else found == pytest.approx(wanted)
 
 
-def test_evaluations_and_saves_belong_to_the_next_iteration_of_nanogpt() -> None:
+def test_evaluations_and_saves_belong_to_the_next_iteration() -> None:
     log = log_of(nanogpt([3.9] * 12, evaluate=5))
     assert list(log.steps.happened) == [EVALUATED, 0, 0, 0, 0, EVALUATED | SAVED, 0, 0, 0, 0, EVALUATED | SAVED, 0]
     assert [e.step for e in log.evaluations] == [0, 5, 10]
@@ -136,7 +136,7 @@ def test_decimal_commas_and_glued_lines() -> None:
     assert [number(text) for text in ("1,048,576", "33,785.52", "1,234", "12,90")] == [1048576, 33785.52, 1234, 12.9]
 
 
-def test_resumed_runs_are_segments_and_another_model_is_another_run() -> None:
+def test_resumed_runs_are_segments_and_other_models_other_runs() -> None:
     once = nanogpt([30.0, *[3.9] * 30])
     resumed = log_of(once + once)
     assert len(resumed.steps.starts) == 2
@@ -242,7 +242,7 @@ def test_a_slow_down_to_the_end_sets_the_pace_of_the_rest() -> None:
     assert left.energy_expected_j == pytest.approx(200 * 0.97 * 601 * 4.5, rel=1e-3)  # a GeForce at its limit
 
 
-def test_evaluations_without_their_lines_are_known_from_the_config() -> None:
+def test_evaluations_without_lines_are_known_from_the_config() -> None:
     seconds = [3.9 + (40 if i and i % 50 == 0 else 0) for i in range(200)]
     config = resolve([B1, "--eval_interval=50"]).config
     found = analyse(log_of(nanogpt(seconds)), config=config)
@@ -266,7 +266,7 @@ def test_another_config_is_told_with_both_numbers() -> None:
     assert "not_this_config" in found
 
 
-def test_the_printed_mfu_alone_shows_another_config_or_several_cards() -> None:
+def test_printed_mfu_shows_another_config_or_several_cards() -> None:
     bare = nanogpt([3.9] * 50).removeprefix(HEADER)
     deeper = resolve([B1, "--n_layer=14"]).config
     assert "mfu_differs" in {f.id for f in analyse(log_of(bare), config=deeper).findings}

@@ -60,7 +60,7 @@ def mac(monkeypatch: pytest.MonkeyPatch) -> AppleGpu:
 # -- where a run happens -------------------------------------------------------------------------------------------
 
 
-def test_a_known_chip_has_its_figures_and_the_memory_that_metal_recommends(mac: AppleGpu) -> None:
+def test_known_chip_has_its_figures_and_metals_memory(mac: AppleGpu) -> None:
     placement = place(tiny(device="mps", compile=True))
     known = find("Apple M1 Max")
     assert placement.device == MPS
@@ -184,7 +184,7 @@ def test_peaks_are_those_of_the_allocator_where_it_counts_them(mac: AppleGpu) ->
     assert mac.told == ["reset"]
 
 
-def test_where_nothing_counts_peaks_the_record_says_that_they_are_sampled(mac: AppleGpu) -> None:
+def test_record_says_where_peaks_are_sampled(mac: AppleGpu) -> None:
     mac.counts = False
     own = accelerator.accelerator_of(MPS)
     own.reset_peaks()
@@ -225,9 +225,7 @@ def test_memory_is_freed_and_limited(mac: AppleGpu) -> None:
     assert (capped[1]["allowed"], mac.fraction) == (96 * GIB, 2.0)
 
 
-def test_a_trial_of_a_micro_batch_tells_what_its_allocator_reserved(
-    mac: AppleGpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trial_of_a_micro_batch_tells_its_reserved_bytes(mac: AppleGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     there = place(tiny(device="mps"))
     monkeypatch.setattr(timed_step, "place", lambda config: replace(there, device=CPU, dtype="float32"))
     mac.compute_on_the_cpu(monkeypatch)
@@ -265,7 +263,7 @@ def test_only_the_trainers_own_thread_uses_it(monkeypatch: pytest.MonkeyPatch, t
     assert {inputs.device.type, targets.device.type} == {"meta"}
 
 
-def test_the_callback_says_which_gpu_it_is_and_measures_no_cpu_for_it(mac: AppleGpu) -> None:
+def test_callback_names_the_gpu_and_measures_no_cpu(mac: AppleGpu) -> None:
     model = torch.nn.Linear(2, 2)
     meter = PhaseMeter(model, MPS)
     meter.load()

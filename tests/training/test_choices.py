@@ -137,7 +137,7 @@ def record_of(config: RunConfig, **changes: object) -> TrainedRun:
     return record.model_copy(update=changes)
 
 
-def test_what_did_not_compile_before_a_stop_is_not_compiled_after_it() -> None:
+def test_what_failed_to_compile_is_not_compiled_after_a_resume() -> None:
     """Compiled kernels round otherwise, so the resumed run would not be the same."""
     config = tiny(compile=True)
     placement = replace(on_cpu(config), compiled=True)

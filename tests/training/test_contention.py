@@ -83,7 +83,7 @@ def test_a_run_that_gets_all_cores_has_no_others_beside_it() -> None:
     assert not watch.gives_way
 
 
-def test_a_busy_machine_is_said_once_with_its_share_and_so_is_its_end() -> None:
+def test_busy_machine_and_its_end_are_said_once() -> None:
     machine = Machine()
     watch = Contention(2, clock=machine.clock)
     told = steps(watch, machine, 100, 0.1, 0.8, 1.2)
@@ -103,7 +103,7 @@ def test_others_matter_where_training_wants_their_cores() -> None:
     assert not crowded(0.1, 2, 2)
 
 
-def test_threads_sleep_beside_others_and_spin_again_after_a_quiet_while() -> None:
+def test_threads_sleep_beside_others_and_spin_when_alone() -> None:
     machine = Machine()
     watch = Contention(2, clock=machine.clock)
     steps(watch, machine, 100, 0.05, 1.9, 0.0)
@@ -140,7 +140,7 @@ def test_threads_wait_in_the_way_that_makes_steps_shorter() -> None:
         assert set(ways(watch, machine, 200.0, spinning_s, sleeping_s)) == {sleeping_s < spinning_s}
 
 
-def test_the_other_way_is_tried_again_after_a_while_and_when_steps_get_longer() -> None:
+def test_other_way_is_retried_after_a_while_or_on_longer_steps() -> None:
     machine = Machine()
     watch = Contention(2, clock=machine.clock)
     found = ways(watch, machine, 400.0, 0.03, 0.06)
@@ -172,7 +172,7 @@ def test_stalls_are_counted_beside_others_only() -> None:
     assert found.stalled_s == pytest.approx(2 * 3.95)
 
 
-def test_a_run_that_begins_beside_others_gives_way_from_its_first_step() -> None:
+def test_run_that_begins_beside_others_gives_way_at_once() -> None:
     machine = Machine()
     watch = Contention(2, clock=machine.clock, since=machine.clock.read())
     machine.passes(3.0, 0.5, 1.0)
@@ -240,7 +240,7 @@ def test_the_busy_time_is_of_the_cores_that_may_be_used(monkeypatch: pytest.Monk
     assert cores_busy_s() is None
 
 
-def test_the_first_eta_is_the_forecast_and_measured_steps_replace_it() -> None:
+def test_first_eta_is_the_forecast_until_steps_are_measured() -> None:
     """A first step of seconds (memory is allocated, the profiler runs) said 54 minutes for three."""
     pace = Pace((0.1, 1.0))
     pace.begin(0.0, 0)
@@ -309,9 +309,7 @@ def busy_watch() -> Contention:
     return watch
 
 
-def test_a_run_tells_of_other_programs_and_lets_its_threads_sleep(
-    own_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_names_other_programs_and_lets_threads_sleep(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_dataset(Path("data/toy"))
     monkeypatch.setattr(cpu_threads, "can_sleep", lambda: True)
     torch.set_num_threads(2)
@@ -323,9 +321,7 @@ def test_a_run_tells_of_other_programs_and_lets_its_threads_sleep(
     assert "others_cores" in json.dumps(lines)
 
 
-def test_giving_way_changes_neither_the_threads_nor_a_bit_of_the_weights(
-    own_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_giving_way_keeps_the_threads_and_every_bit(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside others, stopped in its middle and resumed on a quiet machine: as the run that was never disturbed."""
     monkeypatch.setattr(cpu_threads, "can_sleep", lambda: True)
     monkeypatch.setattr(cpu_threads, "usable_cores", lambda: 4)

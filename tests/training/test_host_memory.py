@@ -35,7 +35,7 @@ def train_words(*more: str) -> tuple[str, ...]:
 # -- before the first step ---------------------------------------------------------------------------------
 
 
-def test_a_run_beyond_the_machine_is_refused_with_its_numbers_and_leaves_nothing(own_directory: Path) -> None:
+def test_run_beyond_the_machine_is_refused_and_leaves_nothing(own_directory: Path) -> None:
     result = foretrain(*train_words(*HUGE))
     assert result.returncode == ExitCode.OUT_OF_MEMORY
     assert "needs at least" in result.stderr
@@ -45,7 +45,7 @@ def test_a_run_beyond_the_machine_is_refused_with_its_numbers_and_leaves_nothing
     assert not Path("out-baby").exists()
 
 
-def test_the_smaller_micro_batch_that_is_named_is_the_same_training_and_fits() -> None:
+def test_named_micro_batch_is_the_same_training_and_fits() -> None:
     config = tiny(batch_size=4096, gradient_accumulation_steps=2, block_size=64)
     gpu, free = place(config).gpu, 600 * MIB
     with pytest.raises(UserError) as refused:
@@ -58,7 +58,7 @@ def test_the_smaller_micro_batch_that_is_named_is_the_same_training_and_fits() -
     host_fit.check(cut, gpu, compiled=False, free=lambda: free - (resident_bytes() or 0))
 
 
-def test_what_is_too_large_for_one_sequence_is_refused_without_a_smaller_one() -> None:
+def test_too_large_for_one_sequence_is_refused_without_a_smaller() -> None:
     config = tiny(n_embd=4096, n_head=2)
     with pytest.raises(UserError) as refused:
         host_fit.check(config, place(config).gpu, compiled=False, free=lambda: 0)
@@ -84,7 +84,7 @@ def guard(free: int | None, held: int | None, ends: Any = None, total: int | Non
     return HostGuard(ends or (lambda *_: None), lambda: free, lambda: total, lambda: held)
 
 
-def test_a_machine_that_is_nearly_full_for_this_run_s_sake_is_seen() -> None:
+def test_machine_that_this_run_nearly_fills_is_seen() -> None:
     assert guard(400 * MIB, 22 * GIB).look() == (22 * GIB, 400 * MIB, 24 * GIB)
     assert guard(2 * GIB, 20 * GIB).look() is None
     assert guard(400 * MIB, 2 * GIB).look() is None  # others took it
@@ -109,7 +109,7 @@ def test_the_guard_ends_the_run_once_and_stops_with_it() -> None:
     assert not quiet._thread.is_alive()
 
 
-def test_a_run_that_fills_the_machine_ends_with_its_sentence_and_record(
+def test_run_that_fills_the_machine_ends_with_its_sentence(
     own_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel killed it at 24 GB (exit code 137), without a word."""

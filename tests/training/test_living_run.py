@@ -101,7 +101,7 @@ def test_a_lost_card_is_left_alone(own_directory: Path, monkeypatch: pytest.Monk
     "out of memory in the optimizer", row="B.1", sees="exit code 5 with the smaller micro-batch; --auto-restart goes on by itself",
     safe="nothing half-updated is saved; a resume continues from the last checkpoint with half the micro-batch",
 )  # fmt: skip
-def test_out_of_memory_in_the_optimizer_goes_back_to_the_last_checkpoint(
+def test_optimizer_out_of_memory_goes_back_to_the_checkpoint(
     own_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bit for bit the run that was stopped at that checkpoint and went on with half the micro-batch."""
@@ -175,7 +175,7 @@ def test_a_compiler_that_fails_leaves_an_uncompiled_run(
     assert_same(final_tensors(Path("eager")), final_tensors(Path("out")))
 
 
-def test_after_a_failed_compiler_a_step_takes_the_memory_of_an_uncompiled_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_after_a_failed_compiler_takes_uncompiled_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch._inductor.compile_fx as compile_fx
 
     from foretrain.model.step import build, train_step

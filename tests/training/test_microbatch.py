@@ -44,7 +44,7 @@ CPU = torch.device("cpu")
 )  # fmt: skip
 @pytest.mark.parametrize("where", ["forward", "backward"])
 @pytest.mark.parametrize("micro", [0, 1])
-def test_out_of_memory_in_any_micro_step_learns_as_the_smaller_one(
+def test_out_of_memory_in_a_micro_step_learns_as_the_smaller(
     where: str, micro: int, own_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bit for bit, with dropout: weights, moments and the generator of the run that had the smaller one all along."""
@@ -115,7 +115,7 @@ def test_a_measured_step_that_is_broken_off_leaves_nothing(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("graph_at", "expected"), [(4, [True, True]), (2, [False, False])])
-def test_a_run_that_ran_out_of_memory_keeps_its_way_to_run_a_step(
+def test_run_that_ran_out_of_memory_keeps_its_way_of_steps(
     graph_at: int, expected: list[bool], own_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A graph takes more: it is none of the ways out, though smaller micro-batches alone would be one; nor after a

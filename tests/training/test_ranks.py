@@ -66,7 +66,7 @@ def test_one_rank_speaks_and_writes_for_all(whole: Path) -> None:
     assert (alone.world, alone.ranks) == (1, ())
 
 
-def test_a_stop_asked_of_one_rank_stops_all_and_resuming_changes_no_bit(tmp_path: Path) -> None:
+def test_stop_of_one_rank_stops_all_and_resume_changes_no_bit(tmp_path: Path) -> None:
     kit.prepared(tmp_path, kit.config(dropout=0.1))
     assert kit.run(tmp_path, 2, "--out_dir=whole") == [0, 0]
     assert kit.run(tmp_path, 2, "--out_dir=cut", happens=kit.signalled) == [ExitCode.STOPPED] * 2
@@ -77,7 +77,7 @@ def test_a_stop_asked_of_one_rank_stops_all_and_resuming_changes_no_bit(tmp_path
     assert kit.losses(tmp_path / "cut") == kit.losses(tmp_path / "whole")
 
 
-def test_a_rank_that_is_killed_is_named_and_another_number_goes_on(whole: Path, tmp_path: Path) -> None:
+def test_killed_rank_is_named_and_another_world_goes_on(whole: Path, tmp_path: Path) -> None:
     kit.prepared(tmp_path, kit.config())
     codes = kit.run(tmp_path, 2, happens=kit.killed)
     assert codes == [ExitCode.ENVIRONMENT, -signal.SIGKILL]
@@ -153,7 +153,7 @@ def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("gpus", "says"), [("4", "3 (192), 6 (384)"), ("7", "7")])
-def test_ranks_that_cannot_share_a_step_are_refused_before_anything_begins(
+def test_ranks_that_cannot_share_a_step_are_refused_at_once(
     gpus: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kit.prepared(tmp_path, kit.config())
@@ -164,7 +164,7 @@ def test_ranks_that_cannot_share_a_step_are_refused_before_anything_begins(
     assert not (tmp_path / "out").exists()
 
 
-def test_with_batch_size_auto_any_whole_number_of_sequences_a_rank_will_do() -> None:
+def test_batch_size_auto_takes_any_whole_number_per_rank() -> None:
     made = kit.config(batch_size=12, gradient_accumulation_steps=1, auto_batch_size=True)
     own = config_of_rank(as_one_rank_of(made, 4), 4)
     assert (own.batch_size * own.gradient_accumulation_steps, own.eval_rows) == (3, made.eval_rows)
@@ -306,7 +306,7 @@ def _children(pid: int) -> list[int]:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="children are read from /proc")
-def test_ranks_that_are_started_here_stop_together_with_what_started_them(tmp_path: Path) -> None:
+def test_ranks_started_here_stop_with_what_started_them(tmp_path: Path) -> None:
     kit.prepared(tmp_path, kit.config(max_iters=100_000, lr_decay_iters=100_000))
     started = _launched(tmp_path)
     _until_step(tmp_path / "out", 3)
@@ -337,7 +337,7 @@ def test_a_stop_before_ranks_have_begun_is_a_stop(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="children are read from /proc")
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_rank_that_is_killed_is_restarted_from_the_last_checkpoint(number: int, tmp_path: Path) -> None:
+def test_killed_rank_is_restarted_from_the_last_checkpoint(number: int, tmp_path: Path) -> None:
     kit.prepared(tmp_path, kit.config(max_iters=60, lr_decay_iters=60))
     started = _launched(tmp_path, "--auto-restart")
     _until_step(tmp_path / "out", 12)

@@ -95,7 +95,7 @@ def test_one_at_a_time() -> None:
     (OSError(28, "No space left on device"), "allows no more writing"), (OSError(30, "Read-only file system"), "Read-only"),
     (OSError(5, "Input/output error"), "Input/output"), (RuntimeError("CUDA error: out of memory"), "out of memory"),
 ])  # fmt: skip
-def test_a_failed_save_is_told_and_tried_again_and_the_third_ends_the_run(error: BaseException, why: str) -> None:
+def test_failed_save_is_retried_and_the_third_ends_the_run(error: BaseException, why: str) -> None:
     state, gate = trained(), Gate(error)
     gate.open.set()
     checkpoint.save(FOLDER, state, Progress(step=1))

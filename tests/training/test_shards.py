@@ -133,7 +133,7 @@ def test_what_is_saved_beside_steps_is_the_state_of_its_moment(strategy: str) ->
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "fsdp"])
-def test_a_step_that_is_not_finite_on_one_rank_changes_nothing_on_any(strategy: str) -> None:
+def test_nonfinite_step_on_one_rank_changes_nothing_on_any(strategy: str) -> None:
     assert on_ranks(not_finite, 2, CONFIG, strategy) == [True, True]
 
 
@@ -142,7 +142,7 @@ def test_a_step_that_is_not_finite_on_one_rank_changes_nothing_on_any(strategy: 
     sees="what one card's run would say, with the rank and its machine where the folder is not shared",
     safe="earlier checkpoints; all ranks decide alike",
 )  # fmt: skip
-def test_what_fails_on_one_rank_is_heard_on_all_and_harms_no_checkpoint(data: str) -> None:
+def test_failure_of_one_rank_is_heard_and_harms_no_checkpoint(data: str) -> None:
     ranks = started(misfortunes, 2, CONFIG, "checkpoints")
     done, heard = ranks[0][1].recv()
     for process, _ in ranks:
@@ -167,7 +167,7 @@ def test_what_fails_on_one_rank_is_heard_on_all_and_harms_no_checkpoint(data: st
     safe="the one before it, on any number of ranks",
 )  # fmt: skip
 @pytest.mark.parametrize("damage", ["missing", "flipped", "cut", "manifest cut", "rank left out"])
-def test_a_damaged_part_is_named_and_the_checkpoint_before_is_used(damage: str, unbroken: Any) -> None:
+def test_damaged_part_is_named_and_earlier_checkpoint_used(damage: str, unbroken: Any) -> None:
     shutil.copytree(unbroken("fsdp", 3, AT + 3)[1] / "at", FOLDER)
     path = checkpoint.path_of(FOLDER, 2)
     part, manifest = path / "optimizer.rank-1.safetensors", path / "manifest.json"

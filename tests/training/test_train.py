@@ -274,7 +274,7 @@ def test_a_loss_read_late_saves_nothing_bad(own_directory: Path, monkeypatch: py
     directory.release()
 
 
-def test_divergence_stops_with_its_exit_code_and_saves_nothing_bad(own_directory: Path) -> None:
+def test_divergence_stops_with_its_code_and_saves_nothing_bad(own_directory: Path) -> None:
     write_dataset(Path("data/toy"))
     words = {**TINY, "learning_rate": 100, "min_lr": 0, "grad_clip": 0, "weight_decay": 100, "max_iters": 400,
              "lr_decay_iters": 400, "eval_interval": 5}  # fmt: skip
@@ -427,7 +427,7 @@ def test_a_resume_tells_of_graphs_by_what_the_option_comes_to(
 
 
 @pytest.mark.parametrize(("max_iters", "at"), [(6, WARM_STEPS), (WARM_STEPS, 1)])
-def test_the_memory_of_a_graph_is_that_of_the_step_that_is_recorded(
+def test_memory_of_a_graph_is_that_of_the_recorded_step(
     max_iters: int, at: int, own_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It stays for the rest of the run; a run that ends before has the memory of an ordinary step."""
@@ -573,7 +573,7 @@ def test_vocabulary_is_taken_from_the_dataset(own_directory: Path) -> None:
     assert caught.value.id == "data.vocab_too_small"
 
 
-def test_published_weights_that_are_nowhere_are_explained_before_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_published_weights_are_explained_before_data(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HUB_CACHE", "no-cache")
     result = foretrain("train", "--init_from=gpt2", "--device=cpu")
@@ -682,7 +682,7 @@ def test_resume_finds_a_run_behind_a_gap(own_directory: Path) -> None:
     assert found.path.name == "r-2"
 
 
-def test_another_config_is_refused_before_the_first_checkpoint_too(own_directory: Path) -> None:
+def test_other_config_is_refused_before_the_first_checkpoint(own_directory: Path) -> None:
     record = train(tiny(max_iters=4, out_dir="r"))
     import shutil
 
@@ -730,7 +730,7 @@ def test_a_full_disk_beneath_the_output(own_directory: Path) -> None:
     assert "Traceback" not in result.stderr
 
 
-def test_the_record_names_damaged_checkpoints_that_a_resume_passed_over(own_directory: Path) -> None:
+def test_record_names_damaged_checkpoints_passed_over_by_resume(own_directory: Path) -> None:
     """What `train --resume auto --json` prints is this record."""
     keep = {
         "out_dir": "r",
@@ -752,7 +752,7 @@ def test_the_record_names_damaged_checkpoints_that_a_resume_passed_over(own_dire
     assert train(tiny(max_iters=12, **keep), resume=True).skipped_checkpoints == ()
 
 
-def test_a_run_that_compiles_nothing_does_not_import_the_compiler(own_directory: Path) -> None:
+def test_run_that_compiles_nothing_imports_no_compiler(own_directory: Path) -> None:
     """It would take 0.6 s and 70 MB: the decorators of torch.optim import it, and torch.profiler does."""
     from tests.kit.command import REPO
 

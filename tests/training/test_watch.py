@@ -89,7 +89,7 @@ def test_a_signal_reaches_the_command_once(number: int) -> None:
     child.stdout.close()
 
 
-def test_in_a_terminal_the_command_has_a_terminal_and_ctrl_c_reaches_it_once() -> None:
+def test_command_in_a_terminal_has_one_and_gets_ctrl_c_once() -> None:
     code = (
         "import os, signal, sys, time\nseen = []\nsignal.signal(signal.SIGINT, lambda *_: seen.append(1))\n"
         "print('ready', os.isatty(0), os.isatty(1), os.isatty(2), flush=True)\n"
@@ -119,7 +119,7 @@ def test_in_a_terminal_the_command_has_a_terminal_and_ctrl_c_reaches_it_once() -
     os.close(terminal)
 
 
-def test_a_reader_that_goes_away_ends_the_command_as_it_would_without() -> None:
+def test_reader_that_goes_away_ends_the_command_as_without() -> None:
     words = f"{sys.executable} -c 'from foretrain.cli import main; main()' watch --quiet -- yes"
     ended = subprocess.run(
         ["bash", "-c", f"{words} | head -1; exit ${{PIPESTATUS[0]}}"],
@@ -129,7 +129,7 @@ def test_a_reader_that_goes_away_ends_the_command_as_it_would_without() -> None:
 
 
 @pytest.mark.parametrize("command", ["/nonexistent/python", ".", "a\x00b"])
-def test_a_command_that_cannot_start_is_one_sentence_and_leaves_nothing(command: str) -> None:
+def test_command_that_cannot_start_is_one_sentence(command: str) -> None:
     directory = folder.create("w")
     with pytest.raises(UserError) as caught:
         watch([command], directory)
@@ -227,7 +227,7 @@ def test_where_nvml_names_no_processes_the_rise_counts() -> None:
     assert (card.by, card.ours_peak_bytes, card.used_by_others_peak_bytes) == ("rise", 4 * GIB, 2 * GIB)
 
 
-def test_a_driver_that_breaks_in_the_middle_ends_samples_not_the_command() -> None:
+def test_driver_that_breaks_ends_samples_not_the_command() -> None:
     record, _ = watched("import time; time.sleep(0.5); raise SystemExit(3)", Nvml(breaks_at=5))
     assert record.exit_code == 3
     assert record.cards[0].used_peak_bytes == 6 * GIB

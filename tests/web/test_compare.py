@@ -94,7 +94,7 @@ def test_the_first_run_is_the_one_that_others_are_held_against(client: TestClien
     assert one["document"]["title"] != other["document"]["title"]
 
 
-def test_a_run_that_goes_on_is_compared_as_far_as_it_goes_and_not_touched(
+def test_living_run_is_compared_so_far_and_not_touched(
     client: TestClient, roots: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live = write_curve(roots / "live", steps=120, seed=3, rate=2e-3, status="running", knobs={"max_iters": 900})
@@ -118,7 +118,7 @@ def test_a_run_that_goes_on_is_compared_as_far_as_it_goes_and_not_touched(
     assert max(int(row[-2]) for row in curve["rows"] if "live" in row[0]) == 119
 
 
-def test_what_cannot_be_read_is_said_in_its_place_and_the_rest_compared(client: TestClient, roots: Path) -> None:
+def test_unreadable_run_is_named_and_the_rest_compared(client: TestClient, roots: Path) -> None:
     write_curve(roots / "broken", steps=20, seed=4)
     write_curve(roots / "unplanned", steps=40, seed=5, rate=3e-3)
     known = ids(client)

@@ -48,7 +48,7 @@ def box(of: Locator) -> dict[str, float]:
     return {"left": found["x"], "right": found["x"] + found["width"], **found}
 
 
-def test_the_switch_changes_everything_and_is_remembered_but_not_in_the_link(browser: Browser, speaking: str) -> None:
+def test_language_switch_changes_all_and_is_remembered(browser: Browser, speaking: str) -> None:
     with opened(browser, speaking) as page:
         answered(page)
         assert page.locator("html").get_attribute("lang") == "en"

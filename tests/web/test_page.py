@@ -185,7 +185,7 @@ def groups(answer: dict[str, Any]) -> dict[str, list[int]]:
     return {name: [0 if cell == "–" else parse_bytes(cell) for cell in cells] for name, *cells in rows}
 
 
-def test_what_the_allocator_keeps_is_not_what_an_evaluation_needs(client: TestClient) -> None:
+def test_reserved_bytes_are_not_what_an_evaluation_needs(client: TestClient) -> None:
     shown = groups(post(client, "/api/plan", {"preset": "gpt2-124m", "gpu": "RTX 4070"}))
     found = plan(resolve(["gpt2-124m"]).config, find("4070")).memory_of("foretrain")
     phases = [phase.phase for phase in found.phases]
@@ -631,7 +631,7 @@ def test_half_sent_requests_shut_nobody_out(tmp_path: Path) -> None:
             assert found
 
 
-def test_the_file_that_opens_the_browser_is_private_and_goes_away() -> None:
+def test_file_that_opens_the_browser_is_private_and_goes_away() -> None:
     link = "http://127.0.0.1:1/#token=a&b"
     with server.opener(link) as path:
         assert path.stat().st_mode & 0o077 == 0 or os.name != "posix"

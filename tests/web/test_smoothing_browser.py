@@ -62,7 +62,7 @@ def mean_of(values: list[float], weight: float) -> float:
     return sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
 
 
-def test_a_curve_is_smoothed_by_keys_and_stays_so_while_steps_come(browser: Browser, served: tuple[str, Path]) -> None:
+def test_curve_is_smoothed_by_keys_and_stays_so_with_new_steps(browser: Browser, served: tuple[str, Path]) -> None:
     link, folder = served
     with opened(browser, link) as page:
         to_run(page, "runs/live")

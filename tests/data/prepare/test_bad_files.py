@@ -125,7 +125,7 @@ def test_a_source_without_text(own_directory: Path, monkeypatch: pytest.MonkeyPa
         kit.run("a.jsonl")
 
 
-def test_what_is_wrong_with_a_file_is_said_before_its_tokenizer_is_looked_for(
+def test_bad_file_is_refused_before_its_tokenizer_is_sought(
     own_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a network GPT-2's vocabulary cannot be had; the file's own problem is told all the same, and first."""

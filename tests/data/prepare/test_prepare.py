@@ -623,7 +623,7 @@ def test_a_dataset_below_its_source_is_no_source(own_directory: Path, monkeypatc
     assert problem(kit.run, "in", out="in/../in").id == "usage.out_is_source"
 
 
-def test_after_an_error_at_the_very_beginning_anything_may_change(
+def test_options_may_change_after_an_error_at_the_beginning(
     own_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kit.in_one_process(monkeypatch)

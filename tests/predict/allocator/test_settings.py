@@ -196,7 +196,7 @@ def test_what_torch_refuses_is_refused(torch_parser: Any, text: str) -> None:
         assert not accepted
 
 
-def test_a_runs_own_settings_stand_beside_those_of_the_environment_which_win() -> None:
+def test_environment_settings_win_over_those_of_the_run() -> None:
     own = "expandable_segments:True,max_split_size_mb:64"
     assert merged("", {"PYTORCH_ALLOC_CONF": "x:1"}) == {}
     assert merged(own, {}) == {"PYTORCH_ALLOC_CONF": own}

@@ -44,7 +44,7 @@ def test_linux_fills_chunks_of_32_mib_that_fall() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 200 * MIB), max_size=60))
-def test_fallen_segments_never_overlap_and_lie_as_low_in_what_is_left_as_they_can(sizes: list[int]) -> None:
+def test_falling_segments_never_overlap_and_lie_as_low_as_can_be(sizes: list[int]) -> None:
     falling = Falling()
     taken: list[tuple[int, int]] = []  # (address, end)
     for nbytes in sizes:
@@ -63,7 +63,7 @@ def test_fallen_segments_never_overlap_and_lie_as_low_in_what_is_left_as_they_ca
         assert before[1] <= after[0]
 
 
-def test_stretches_of_expandable_segments_may_lie_below_one_another() -> None:
+def test_expandable_stretches_may_lie_below_one_another() -> None:
     """Each stream has one: each is unmapped as itself."""
     allocator = Allocator(EXPANDABLE, addresses=Falling())
     blocks = [take(allocator, 30 * MIB, stream) for stream in (0, 7, 9)]
@@ -88,9 +88,7 @@ def test_the_addresses_decide_which_of_two_free_blocks_is_taken() -> None:
 
 
 @pytest.mark.parametrize(("torch", "taken"), [("2.11.0+cu130", 2), ("2.12.0+cu130", 0), ("2.13.0+cu130", 0)])
-def test_the_version_of_torch_decides_whether_age_or_address_does(
-    monkeypatch: pytest.MonkeyPatch, torch: str, taken: int
-) -> None:
+def test_torch_version_decides_between_age_and_address(monkeypatch: pytest.MonkeyPatch, torch: str, taken: int) -> None:
     """As the CUDA builds of these versions did where addresses fall: of three free segments of 64 MiB, the one that
     comes first, the others following by age or by address."""
     monkeypatch.setattr(software, "installed", lambda: software.parse(torch))
@@ -191,7 +189,7 @@ def test_large_blocks_split_only_where_more_than_1_mib_is_left() -> None:
     assert allocator.large.at(0).size == MIB + 512
 
 
-def test_best_fit_is_the_smallest_block_and_the_lowest_address_among_equals() -> None:
+def test_best_fit_is_the_smallest_block_at_the_lowest_address() -> None:
     allocator = Allocator(addresses=Falling())
     sizes = [40 * MIB, 30 * MIB, 50 * MIB, 30 * MIB]
     blocks = [take(allocator, nbytes) for nbytes in sizes]
@@ -270,7 +268,7 @@ def test_an_oversize_request_leaves_a_block_that_is_much_larger() -> None:
         assert allocator.reserved_bytes == reserved * MIB, text
 
 
-def test_oversize_blocks_are_released_before_the_rest_of_the_cache() -> None:
+def test_oversize_blocks_are_released_before_other_blocks() -> None:
     allocator = Allocator(Settings.parse("max_split_size_mb:32"), limit_bytes=150 * MIB)
     for block in [take(allocator, nbytes * MIB) for nbytes in (24, 40, 60)]:
         allocator.free(block)
@@ -292,7 +290,7 @@ def test_no_more_oversize_blocks_go_than_the_request_needs() -> None:
     assert (allocator.reserved_bytes, allocator.num_alloc_retries) == (136 * MIB, 0)
 
 
-def test_oversize_blocks_that_do_not_add_up_to_the_request_go_with_the_whole_cache() -> None:
+def test_oversize_blocks_that_do_not_suffice_go_with_the_cache() -> None:
     allocator = Allocator(Settings.parse("max_split_size_mb:32"), limit_bytes=100 * MIB)
     take(allocator, 10 * MIB)
     for block in [take(allocator, nbytes * MIB) for nbytes in (24, 40)]:
@@ -304,7 +302,7 @@ def test_oversize_blocks_that_do_not_add_up_to_the_request_go_with_the_whole_cac
 # -- limits ------------------------------------------------------------------------------------------------
 
 
-def test_at_the_limit_the_cache_is_released_and_the_request_tried_again() -> None:
+def test_cache_is_released_at_the_limit_and_request_retried() -> None:
     allocator = Allocator(limit_bytes=100 * MIB)
     allocator.free(take(allocator, 60 * MIB))
     take(allocator, 70 * MIB)
@@ -313,7 +311,7 @@ def test_at_the_limit_the_cache_is_released_and_the_request_tried_again() -> Non
 
 
 @pytest.mark.parametrize("physical", [False, True])
-def test_split_segments_cannot_be_released_and_the_error_has_the_numbers(physical: bool) -> None:
+def test_split_segments_stay_and_the_error_has_the_numbers(physical: bool) -> None:
     allocator = Allocator(limit_bytes=100 * MIB, physical=physical)
     whole = take(allocator, 60 * MIB)
     allocator.free(whole)
@@ -349,7 +347,7 @@ def test_garbage_collection_takes_the_older_half_by_searches() -> None:
 
 
 @pytest.mark.parametrize(("physical", "freed"), [(False, [60]), (True, [])])
-def test_garbage_collection_stops_once_it_has_enough_and_needs_a_cap(physical: bool, freed: list[int]) -> None:
+def test_garbage_collection_stops_at_enough_and_needs_a_cap(physical: bool, freed: list[int]) -> None:
     allocator = Allocator(Settings.parse("garbage_collection_threshold:0.5"), 200 * MIB, physical=physical)
     old, young, busy = (take(allocator, nbytes * MIB) for nbytes in (60, 30, 20))
     allocator.free(old)
@@ -399,7 +397,7 @@ def test_expandable_best_fit_prefers_what_cannot_grow() -> None:
     assert tail > hole
 
 
-def test_expandable_segments_unmap_whole_pages_and_fill_the_gap_again() -> None:
+def test_expandable_segments_unmap_pages_and_fill_the_gap() -> None:
     allocator = Allocator(EXPANDABLE, limit_bytes=100 * MIB, physical=True)
     first, second = take(allocator, 50 * MIB), take(allocator, 30 * MIB)
     start = first.ptr
@@ -640,7 +638,7 @@ def test_a_limit_that_is_never_reached_changes_nothing(program: list[int], way: 
     programs, st.one_of(ways, st.just(collecting)), st.lists(st.integers(0, 300 * MIB), min_size=2, max_size=12),
     st.booleans(),
 )  # fmt: skip
-def test_what_one_limit_tells_of_others_is_what_their_own_replays_say(
+def test_replay_of_one_limit_tells_what_others_replay(
     program: list[int], way: Settings, limits: list[int], physical: bool
 ) -> None:
     lifetimes, _ = lifetimes_of(events_of(program))

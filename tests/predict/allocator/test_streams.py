@@ -78,7 +78,7 @@ def test_the_rest_of_a_split_block_stays_with_its_stream() -> None:
     assert allocator.reserved_bytes == 4 * MIB
 
 
-def test_a_block_that_another_stream_uses_comes_back_at_the_next_request() -> None:
+def test_block_of_another_stream_comes_back_at_next_request() -> None:
     allocator = Allocator()
     block = take(allocator, 30 * MIB)
     allocator.record_stream(block, 1)
@@ -134,7 +134,7 @@ def test_a_request_can_have_the_memory_that_another_stream_keeps(way: str) -> No
     assert (allocator.num_alloc_retries, allocator.reserved_bytes) == (1, 60 * MIB)
 
 
-def test_oversize_blocks_of_another_stream_are_left_for_the_retry() -> None:
+def test_oversize_blocks_of_another_stream_wait_for_the_retry() -> None:
     allocator = Allocator(Settings.parse("max_split_size_mb:24"), limit_bytes=100 * MIB, physical=True)
     allocator.free(take(allocator, 60 * MIB, stream=1))
     take(allocator, 60 * MIB)

@@ -87,7 +87,7 @@ print(plan(RunConfig(**sizes), find("RTX 4070")).timing.step_s.expected_s)
 """
 
 
-def test_the_time_of_a_step_does_not_depend_on_blocks_that_were_planned_before() -> None:
+def test_step_time_is_independent_of_blocks_planned_before() -> None:
     """A pass of compiled blocks tells few kernels; the plan of a model of few layers took it for its own."""
     alone, after = (
         subprocess.run(

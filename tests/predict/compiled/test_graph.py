@@ -130,7 +130,7 @@ def test_a_plan_says_where_the_compiled_estimate_is_rough(knobs: dict[str, Any],
         assert any(note.id == "compiled_roughly" for note in made.notes) == (said and compiled)
 
 
-def test_what_takes_too_many_operations_is_in_memory_and_is_what_the_gradient_of_the_logits_is_written_over() -> None:
+def test_long_fusion_is_in_memory_and_reused_by_logit_gradients() -> None:
     """A softcap in fp32 under the loss: beside the logits, backward has the gradient of the capped ones. In 16 bits the
     one that stays is fp32, of another size, so the logits themselves are written over."""
 

@@ -304,7 +304,7 @@ def test_most_compiled_peaks_are_exact() -> None:
     assert sum(error < 0.001 for error in errors) > 0.8 * len(errors)
 
 
-def test_weight_gradients_of_norms_in_one_kernel_are_met_to_a_thousandth() -> None:
+def test_norm_gradients_in_one_kernel_are_met_to_a_thousandth() -> None:
     """Where a block is recomputed, its two norms read the same, and Inductor sums the gradients of both weights at once:
     what the first of them reads lives until then."""
     plain = {"n_layer", "n_head", "n_embd", "vocab_size", "block_size", "batch_size", "gradient_accumulation_steps"}
@@ -485,7 +485,7 @@ def test_a_kept_estimate_of_another_card_is_not_taken(compiled: bool) -> None:
             assert answers.setdefault(asked, found) == found, gpu.name
 
 
-def test_a_search_asks_whether_it_fits_and_hears_what_the_verdict_says() -> None:
+def test_search_and_verdict_agree_on_what_fits() -> None:
     """`fits` leaves out replays; also for a run that only evaluates, whose later phases never come."""
     words = ["--n_layer=2", "--n_embd=256", "--n_head=4", "--batch_size=16", "--compile=false"]
     others = [[], ["--eval_only=true"], ["--memory_limit=3GiB"], ["--allocator_settings=expandable_segments:True"]]

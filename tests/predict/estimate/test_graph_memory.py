@@ -59,7 +59,7 @@ def test_the_estimate_is_the_trace_in_other_runs(changes: dict[str, Any], *, com
     assert_alike(compiled=compiled, **changes)
 
 
-def test_a_recording_has_a_pool_of_its_own_and_a_replay_takes_nothing() -> None:
+def test_recording_has_its_own_pool_and_replay_takes_nothing() -> None:
     trace = traced()
     steady = [mark.position for mark in trace.phases if mark.name == "steady_step"]
     assert len(steady) == WARM_STEPS + 1
@@ -107,7 +107,7 @@ def test_no_graph_where_there_is_none_to_record() -> None:
     assert not StepSpec.of(config_of(), GPU, "nanogpt", dtype="bfloat16").is_one_graph
 
 
-def test_moments_that_are_made_before_are_those_of_the_first_update() -> None:
+def test_moments_made_before_are_those_of_the_first_update() -> None:
     config = tiny()
     early, late = (build(config, torch.device("cpu"), torch.float32, compile=False) for _ in range(2))
     early.optimizer.begin()  # type: ignore[attr-defined]

@@ -55,7 +55,7 @@ def sizes(ddp: DistributedDataParallel, name: str) -> list[int]:
 
 
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
-def test_each_card_holds_the_model_and_the_buckets_of_what_is_trained(method: str) -> None:
+def test_card_holds_the_model_and_buckets_of_what_is_trained(method: str) -> None:
     one, two = (library.plan_finetune(MODEL, CARD, method=method, world=world) for world in (1, 2))
     grown = two.memory.phase("steady_step").allocated_bytes - one.memory.phase("steady_step").allocated_bytes
     width = 2 if method == "full" else 4  # bfloat16 weights, adapters in fp32
@@ -78,7 +78,7 @@ def test_tokens_energy_and_steps_are_of_all_cards() -> None:
     assert two.timing.mfu <= one.timing.mfu
 
 
-def test_a_step_waits_for_the_last_bucket_and_longer_on_a_poor_link() -> None:
+def test_step_waits_for_the_last_bucket_longer_on_a_slow_link() -> None:
     gpu, gradients = find(CARD), [4 * 2**20] * 20
     at_once = [max(waits_s(FineTune(world=4), gpu, gradients, seconds)) for seconds in (0.0, 0.01, 100.0)]
     assert at_once[0] > at_once[1] > 1.1 * at_once[2] > 0
@@ -87,7 +87,7 @@ def test_a_step_waits_for_the_last_bucket_and_longer_on_a_poor_link() -> None:
     assert max(waits_s(FineTune(), gpu, gradients, 0.0)) == 0
 
 
-def test_the_command_line_takes_cards_and_keeps_them_in_what_comes_next() -> None:
+def test_cards_of_the_command_line_are_in_the_next_command() -> None:
     words = ("plan", "qwen3-8b", "--method", "lora", "--gpus", "2 x 3060")
     shown = foretrain(*words).stdout
     assert "2 x RTX 3060 12GB" in shown

@@ -49,7 +49,7 @@ def test_an_evaluation_is_not_compiled() -> None:
     assert compiled["steady_step"] < 0.9 * eager["steady_step"]
 
 
-def test_kinds_of_runs_whose_compiled_memory_is_not_known_are_planned_as_eager_ones() -> None:
+def test_runs_of_unknown_compiled_memory_are_planned_as_eager() -> None:
     card, facts = find_gpu(CARD), facts_of(built_config("llama"))
     assert facts is not None
     known = (a_run(**FULL), a_run(**LORA), a_run(**FULL, gradient_checkpointing=True))

@@ -168,7 +168,7 @@ def test_the_estimate_is_that_of_the_trainers_trace(monkeypatch: pytest.MonkeyPa
     agree("gemma3, short window", monkeypatch, gradient_checkpointing=True)
 
 
-def test_the_reentrant_way_to_checkpoint_recomputes_a_block_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reentrant_checkpoint_recomputes_a_block_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Long sequences and few tokens, so that a block's memory decides and not the loss's."""
     monkeypatch.setitem(CONFIGS, "blocks", {"model_type": "llama", **LLAMA, "vocab_size": 64})
     options = {"gradient_checkpointing": True, "reentrant": True, "batch_size": 16}
@@ -258,7 +258,7 @@ def test_a_published_model_in_4_bits_agrees_with_its_trace(amp: str) -> None:
 
 
 @pytest.mark.parametrize("reentrant", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_checkpoint_remakes_saved_weights_and_autocast_keeps_a_leafs_copy(reentrant: bool) -> None:
+def test_checkpoint_remakes_weights_and_autocast_keeps_a_copy(reentrant: bool) -> None:
     """OLMo 2 multiplies by a frozen weight last in a block, and its first block reads what was embedded without a norm."""
     small = {**built_config("olmo2"), "num_hidden_layers": 2, "vocab_size": 64}
     options = {"method": "lora", "dtype": "float32", "amp": "bf16", "reentrant": reentrant}

@@ -91,7 +91,7 @@ def assert_forecast_with_liger(model: Any, folder: Path, **changes: Any) -> None
     assert_forecast_of(explained(folder / "run" / "foretrain"), "first_step", "steady_step", "evaluate")
 
 
-def test_the_memory_of_a_real_trainer_with_these_kernels_is_forecast(tmp_path: Path) -> None:
+def test_memory_of_a_real_trainer_with_liger_is_forecast(tmp_path: Path) -> None:
     assert_forecast_with_liger(llama(), tmp_path)
 
 
@@ -162,7 +162,7 @@ def test_without_known_kernels_a_run_is_what_it_is_without_liger(name: str, loop
     assert planned(without, ("liger",)) is None
 
 
-def test_advice_offers_these_kernels_with_what_a_plan_of_them_says() -> None:
+def test_advice_offers_liger_with_what_its_plan_says() -> None:
     found = a_plan(batch_size=8)
     assert found.verdict == "does_not_fit"
     change = planned(found, ("liger",))
@@ -183,7 +183,7 @@ def test_a_chunk_has_as_many_tokens_as_liger_gives_it() -> None:
     assert chunk_tokens(1, 4096, 32_000) == 1
 
 
-def test_evaluations_have_whole_logits_only_where_something_collects_them() -> None:
+def test_evaluation_has_whole_logits_only_where_collected() -> None:
     options = {"liger": True, "evaluate": True, "eval_batches": 1}
     kept, not_kept = (
         {row.id: row.size_bytes for row in a_plan(keeps_logits=keeps, **options).memory.phase("evaluate").components}
@@ -207,7 +207,7 @@ def test_flops_are_those_of_the_same_products() -> None:
         assert counted[0] == counted[1]
 
 
-def test_axolotl_replaces_norms_of_heads_and_the_trainer_does_not() -> None:
+def test_head_norms_are_replaced_by_axolotl_not_the_trainer() -> None:
     of = {loop: liger_of("qwen3", loop) for loop in ("trainer", "axolotl")}
     assert [own.heads for own in of.values() if own] == [False, True]
     needed = [a_plan("qwen3-0.6b", liger=True, loop=loop).needed_bytes for loop in of]

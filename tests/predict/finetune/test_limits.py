@@ -77,7 +77,7 @@ def test_tokens_are_whole_steps_and_passes_over_the_data() -> None:
     assert found.asked_steps == math.ceil(2e6 / 1024)
 
 
-def test_a_plan_from_python_has_as_many_steps_as_fit_in_its_limit() -> None:
+def test_plan_from_python_has_the_steps_that_its_limit_allows() -> None:
     found = library.plan("smollm2-135m", gpu="RTX 4070", method="lora", seq_len=512, batch_size=2, within="2h")
     assert found.tune.max_steps == within(of_plan(small()), parse_limit("2h")).steps
     assert found.timing.total_s.expected_s <= 2 * 3600
@@ -98,7 +98,7 @@ def test_a_limit_that_no_step_fits_in_says_what_one_takes() -> None:
         within(of_plan(plan.model_copy(update={"timing": None})), parse_limit("2h"))
 
 
-def test_within_and_largest_together_are_of_the_largest_that_fits() -> None:
+def test_within_with_largest_is_of_the_largest_that_fits() -> None:
     words = ("plan", *SMALL, "--within", "2h", "--largest", "batch_size", "--json")
     shown = json.loads(foretrain(*words).stdout)
     alone = largest(of_plan(small()), "batch_size")
@@ -109,7 +109,7 @@ def test_within_and_largest_together_are_of_the_largest_that_fits() -> None:
 # -- money -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_rented_card_costs_its_hours_and_another_its_electricity() -> None:
+def test_rented_card_costs_hours_and_own_card_electricity() -> None:
     words = ("--dataset-tokens", "20M", "--epochs", "1", "--co2", "400", "--json")
     rented = json.loads(foretrain("plan", *SMALL, *words, "--price", "0.5").stdout)["timing"]
     owned = json.loads(foretrain("plan", *SMALL, *words, "--price-per-kwh", "0.2").stdout)["timing"]
@@ -327,7 +327,7 @@ def test_the_screen_names_the_phase_that_needs_most() -> None:
     assert "while merging the adapters" in " ".join(foretrain("plan", *words).stdout.split())
 
 
-def test_what_fits_in_a_limit_is_no_advice_for_a_run_that_does_not_fit_or_ends_before() -> None:
+def test_limit_gives_no_advice_to_a_run_that_does_not_fit() -> None:
     words = ("qwen3-8b", "--method", "full", "--batch-size", "1", "--gpu", "RTX 4070", "--within", "12h")
     assert "max_steps" not in foretrain("plan", *words).stdout
     ends = foretrain("plan", *SMALL, "--dataset-tokens", "1M", "--within", "100h").stdout
@@ -335,7 +335,7 @@ def test_what_fits_in_a_limit_is_no_advice_for_a_run_that_does_not_fit_or_ends_b
     assert "max_steps" in foretrain("plan", *SMALL, "--dataset-tokens", "1B", "--within", "1h").stdout
 
 
-def test_a_config_of_more_layers_than_a_plan_can_take_says_how_many() -> None:
+def test_config_of_too_many_layers_says_how_many() -> None:
     config = model_named("qwen3-0.6b")
     assert config is not None
     with pytest.raises(UserError) as raised:
@@ -347,7 +347,7 @@ def test_a_config_of_more_layers_than_a_plan_can_take_says_how_many() -> None:
 # -- which of the two ------------------------------------------------------------------------------------------------
 
 
-def test_a_name_that_is_both_says_which_was_planned_and_how_to_get_the_other() -> None:
+def test_ambiguous_name_says_what_was_planned_and_the_other() -> None:
     for words, asked, said in (
         (["smollm2-135m"], False, "chose_pretraining"),
         (["smollm2-135m", "--batch-size=4"], False, "chose_pretraining"),
@@ -379,7 +379,7 @@ def test_what_is_not_there_is_taken_for_what_it_looks_like(
 # -- advice ----------------------------------------------------------------------------------------------------------
 
 
-def test_advice_for_a_run_that_does_not_fit_is_planned_change_by_change() -> None:
+def test_advice_for_what_does_not_fit_is_planned_by_change() -> None:
     found = library.advise_finetune(
         "smollm2-135m", "RTX 4070", method="lora", seq_len=2048, batch_size=4, gradient_checkpointing=False
     )
@@ -406,7 +406,7 @@ def test_advice_for_a_run_that_fits_makes_it_faster() -> None:
     assert all(change.effect.verdict == "fits" and (change.effect.slower or 0) < 0 for change in found.advised)
 
 
-def test_advice_for_a_cheaper_run_is_ranked_by_the_money_that_a_plan_of_each_change_says() -> None:
+def test_advice_for_a_cheaper_run_is_ranked_by_planned_cost() -> None:
     options: dict[str, Any] = {"method": "lora", "seq_len": 512, "batch_size": 1, "grad_accum": 8, "max_steps": 100}
     options |= {"gradient_checkpointing": True, "price_per_hour": 0.5}
 

@@ -81,7 +81,7 @@ def test_embeddings_head_and_norms_stay_in_16_bits(file: str, sizes: tuple[int, 
     assert steady(plan)["allocated_bytes"] < steady(in_fp32)["allocated_bytes"]
 
 
-def test_a_run_of_llama_factory_with_7b_in_4_bits_takes_less_than_11_gib() -> None:
+def test_llama_factory_with_7b_in_4_bits_takes_below_11_gib() -> None:
     """What runs of this kind were reported to take; 15.28 GiB with everything beside 4 bits in fp32."""
     plan = planned(str(FIELD / "lf_qlora_qwen25_7b.yaml"))
     assert 10.4 * GIB < steady(plan)["needed_expected_bytes"] < 10.9 * GIB
@@ -109,7 +109,7 @@ def test_cut_cross_entropy_has_no_logits(text: str, tmp_path: Path) -> None:
     assert steady(off)["allocated_bytes"] == steady(whole)["allocated_bytes"]
 
 
-def test_the_plugin_of_a_file_is_planned_and_an_adapter_of_the_head_beside_it_is_refused(tmp_path: Path) -> None:
+def test_plugin_of_a_file_is_planned_but_not_with_a_head_adapter(tmp_path: Path) -> None:
     assert planned(str(FIELD / "ax_qlora_cce.yml"))["bound"] == "exact"
     result = foretrain("plan", "qwen3-0.6b", "--method", "lora", "--lora-targets", "q_proj,lm_head",
                        "--cut-cross-entropy", "--gpu", "4090")  # fmt: skip

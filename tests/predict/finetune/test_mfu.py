@@ -44,7 +44,7 @@ def matrices(f: ModelFacts) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
-def test_a_model_that_is_trained_whole_needs_six_flops_a_parameter_and_token(way: dict[str, Any]) -> None:
+def test_full_training_needs_six_flops_a_parameter_and_token(way: dict[str, Any]) -> None:
     f = facts("llama-3.2-1b")
     N = f.n_layer * sum(matrices(f).values()) + f.vocab_size * f.n_embd
     assert model_flops(f, tuned(**way), GPU) == B * T * (6 * N + attention_flops(f))

@@ -31,7 +31,7 @@ def test_the_estimate_is_the_trace_of_a_loop_that_holds_outputs(changes: dict[st
     agree_in_all_phases(CONFIGS["qwen2"], only=phases, loop="own", **changes)
 
 
-def test_the_estimate_holds_for_padding_accumulation_and_other_models() -> None:
+def test_estimate_holds_for_padding_accumulation_and_models() -> None:
     agree_in_all_phases(CONFIGS["gemma3, short window"], loop="own", grad_accum=3, padded=True)
     agree_in_all_phases(CONFIGS["gpt2"], loop="own", dtype="float32", amp="bf16")
 

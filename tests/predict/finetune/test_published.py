@@ -23,13 +23,13 @@ def error(id: str) -> float:
 
 
 @pytest.mark.parametrize("id", QUICK)
-def test_a_published_run_is_what_the_code_that_ran_is_estimated_to_take(id: str) -> None:
+def test_published_run_is_what_its_code_is_estimated_to_take(id: str) -> None:
     limit = {"peak_allocated_bytes": 0.01, "tokens_per_s": 0.15}[ROWS[id]["kind"]]
     assert abs(error(id)) <= limit
 
 
 @pytest.mark.slow
-def test_of_all_published_runs_none_is_refused_and_few_are_missed() -> None:
+def test_no_published_run_is_refused_and_few_are_missed() -> None:
     peaks = [abs(error(id)) for id, row in ROWS.items() if row["kind"] == "peak_allocated_bytes"]
     times = [abs(error(id)) for id, row in ROWS.items() if row["kind"] == "tokens_per_s"]
     assert sorted(peaks)[int(0.9 * len(peaks))] <= 0.01
@@ -55,13 +55,13 @@ def outside(rows: Iterable[dict[str, Any]]) -> list[str]:
 SHOWN = [row for row in ROWS.values() if row["kind"] == "nvidia_smi_bytes"]
 
 
-def test_the_range_of_a_plan_holds_what_nvidia_smi_showed_of_plain_runs() -> None:
+def test_plan_range_holds_nvidia_smi_of_plain_runs() -> None:
     """Its factors come from runs on another card."""
     assert not outside(row for row in SHOWN if row["kernels"] == "none")
 
 
 @pytest.mark.slow
-def test_the_range_of_a_plan_holds_most_of_what_nvidia_smi_showed_with_other_kernels() -> None:
+def test_plan_range_holds_most_nvidia_smi_of_other_kernels() -> None:
     """The two runs whose kernels kept twice as much, and one at its card's end, are outside."""
     assert outside(SHOWN) == ["fm-182", "fm-185", "fm-263"]
 

@@ -34,7 +34,7 @@ def test_an_estimate_is_what_the_allocator_counted(text: str) -> None:
     assert max(map(abs, errors(rows))) < 1e-3
 
 
-def test_autocast_of_qlora_is_the_cards_half_precision_where_nobody_says() -> None:
+def test_qlora_autocast_defaults_to_the_cards_half_precision() -> None:
     source = find_source("smollm2-135m")
 
     def amp(card: str, **options: Any) -> str:

@@ -69,7 +69,7 @@ def test_flops_are_those_that_pytorch_counts(name: str, way: str) -> None:
     assert flops(StepWork(facts, tune, find_gpu("RTX 4090")).micro) == counted(config, tune)
 
 
-def test_experts_are_multiplied_in_one_kernel_or_one_after_the_other() -> None:
+def test_experts_are_multiplied_in_one_kernel_or_in_turn() -> None:
     """The same work; an H100 has a grouped matmul in bfloat16, an RTX 4090 none."""
     facts = facts_of(small("qwen3-30b-a3b"))
     assert facts is not None
@@ -94,7 +94,7 @@ class Kernels(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("optim", ["adafactor", "muon"])
-def test_an_optimizer_that_takes_weights_one_by_one_launches_as_many_kernels(optim: str) -> None:
+def test_optimizer_of_single_weights_launches_as_many_kernels(optim: str) -> None:
     weight = torch.nn.Parameter(torch.randn(16, 8))
     if optim == "muon":
         optimizer: Any = torch.optim.Muon([weight], lr=1e-3)
@@ -123,7 +123,7 @@ def test_half_precision_is_that_of_the_run() -> None:
     assert {op.dtype for op in work("RTX 4090", amp="bf16").micro if op.flops} == {"bfloat16"}
 
 
-def test_a_compiled_step_does_the_same_with_fewer_kernels_and_bytes() -> None:
+def test_compiled_step_has_fewer_kernels_and_bytes() -> None:
     eager, compiled = (work("RTX 4090", compile=on, dtype="bfloat16").micro for on in (False, True))
     assert flops(compiled) == flops(eager)
     assert sum(op.runs for op in compiled) < 0.7 * sum(op.runs for op in eager)

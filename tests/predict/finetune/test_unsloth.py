@@ -90,7 +90,7 @@ def assert_forecast(name: str, folder: Path, *, adapters: bool = True, to_host: 
     assert_forecast_of(explained(folder / "run" / "foretrain"), "first_step", "steady_step", "evaluate")
 
 
-def test_the_memory_of_a_real_trainer_with_these_functions_is_forecast(tmp_path: Path) -> None:
+def test_memory_of_a_real_trainer_with_unsloth_is_forecast(tmp_path: Path) -> None:
     assert_forecast("llama", tmp_path)
 
 

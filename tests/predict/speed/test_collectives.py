@@ -58,7 +58,7 @@ def test_one_card_takes_no_time() -> None:
     assert collective_time("all_reduce", 1e9, group(ranks=1)).seconds == 0
 
 
-def test_a_large_message_is_not_sent_by_the_protocol_of_small_ones() -> None:
+def test_large_message_avoids_the_protocol_of_small_ones() -> None:
     small, large = (collective_time("all_reduce", size, group()).protocol for size in (1024, 4 << 30))
     assert (small, large) == ("LL", "Simple")
     ways = {collective_time("all_reduce", 2**i, group("pcie4x16", 2)).protocol for i in range(36)}

@@ -78,14 +78,14 @@ def test_the_host_is_found_again() -> None:
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_step_that_waits_for_its_host_takes_what_the_host_takes(compiled: bool) -> None:
+def test_step_that_waits_for_its_host_takes_the_hosts_time(compiled: bool) -> None:
     for host in (Host(), Host(8e-6, 6e-6, 0.2e-3)):
         found = forecast(CHARACTERS, calibrated(host), compiled=compiled)
         assert found.expected_s == pytest.approx(host.step_s(CHARACTERS, compiled=compiled), rel=1e-6)
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_step_that_the_card_takes_longer_for_does_not_feel_the_host(compiled: bool) -> None:
+def test_step_that_takes_the_card_longer_ignores_the_host(compiled: bool) -> None:
     slow, quick = (forecast(LARGE, calibrated(host), compiled=compiled) for host in (Host(), Host(3e-6, 3e-6, 1e-4)))
     way = MicroBatchRun(StepSpec.of(LARGE, H100, dtype="float32", compiled=compiled))
     rates = MeasuredRates(calibrated(Host()), H100)
@@ -122,7 +122,7 @@ def test_without_narrow_steps_the_chain_stands_for_them() -> None:
     )
 
 
-def test_one_depth_tells_the_sum_and_a_wavering_machine_nothing_absurd() -> None:
+def test_one_depth_gives_the_sum_and_noise_nothing_absurd() -> None:
     host = Host(30e-6, 30e-6, MICRO_BATCH_LAUNCHES * 30e-6)
     assert host_of(calibrated(host, ((2, False),)), H100) == pytest.approx(host)
     found = calibrated(host)
@@ -174,7 +174,7 @@ def test_an_h100s_host_is_inside_the_range() -> None:
     assert compiled.low_s < 0.033 < 0.040 < compiled.high_s
 
 
-def test_a_card_is_calibrated_with_narrow_steps_and_a_cpu_as_before() -> None:
+def test_only_a_card_is_calibrated_with_narrow_steps() -> None:
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
     both = references_for(cuda, ["bfloat16", "float16"], [False, True])
     narrow = [
@@ -191,7 +191,7 @@ def test_a_card_is_calibrated_with_narrow_steps_and_a_cpu_as_before() -> None:
     assert all(each.way in ((), (("attention", "bmm"),)) for each in references_for(cpu, ["float32"], [False]))
 
 
-def test_a_dtype_without_compiled_steps_is_corrected_by_another_ones() -> None:
+def test_dtype_without_compiled_steps_takes_anothers_correction() -> None:
     """On a card; by the same factor, as kernels are measured in each dtype."""
     options: dict[str, Any] = {"n_layer": 6, "n_embd": 768, "vocab_size": 50304, "batch_size": 8}
     config = launched(options)
@@ -211,7 +211,7 @@ def test_a_dtype_without_compiled_steps_is_corrected_by_another_ones() -> None:
     assert found(slower.model_copy(update={"compiled": False})) == found()
 
 
-def test_half_precision_logits_are_cast_where_the_softmax_reads_them() -> None:
+def test_half_precision_logits_are_cast_in_the_softmax() -> None:
     """A trace of torch 2.11 on an H100 has no kernel that casts them; the plan once counted two of 3.7 GB."""
     config = RunConfig(batch_size=12, master_weights=True)
     found = micro_batch(MicroBatchRun(StepSpec.of(config, H100, dtype="bfloat16", compiled=True)))
@@ -264,7 +264,7 @@ def test_python_around_blocks_counts_where_the_host_decides(compiled: bool) -> N
     assert expected == pytest.approx(host.step_s(checkpointed, compiled=compiled) + more, rel=1e-6)
 
 
-def test_a_model_that_is_compiled_whole_has_no_python_around_its_blocks() -> None:
+def test_model_compiled_whole_has_no_python_around_blocks() -> None:
     host, found = Host(), calibrated(Host())
     checkpointed = CHARACTERS.model_copy(update={"activation_checkpointing": True})
     expected = forecast(checkpointed, found, compiled=True).expected_s

@@ -59,7 +59,7 @@ def limit(config: RunConfig, found: Peaks, dtype: Any = "float32", **how: Any) -
 # -- peaks -------------------------------------------------------------------------------------------------
 
 
-def test_bandwidth_is_interpolated_and_never_less_than_that_of_more_bytes() -> None:
+def test_bandwidth_is_interpolated_and_monotone() -> None:
     found = made_up(rates=((100, 8.0), (10_000, 16.0), (1_000_000, 1.0)), in_place=((100, 50.0),))
     assert found.bytes_per_s(1) == found.bytes_per_s(100) == found.bytes_per_s(10_000) == 16.0
     assert found.bytes_per_s(100_000) == pytest.approx(4.0)  # half the way in logarithms, between 16 and 1
@@ -77,7 +77,7 @@ def test_of_two_measurements_the_better_of_every_figure_counts() -> None:
     assert (found.page_s, found.page_bytes) == (2e-6, 4096)
 
 
-def test_a_layout_is_no_limit_and_attention_without_a_peak_has_that_of_matmuls() -> None:
+def test_attention_without_a_peak_has_that_of_matmuls() -> None:
     fast = ProductPeak(kind="matmul_input", dtype="float32", shape=(1, 1, 1), flop_per_s=30.0)
     slow = ProductPeak(kind="matmul_weight", dtype="float32", shape=(1, 1, 1), flop_per_s=10.0)
     found = made_up().model_copy(update={"products": (slow, fast)})
@@ -151,7 +151,7 @@ def test_bytes_of_a_bandwidth_are_those_that_the_operation_moves(hasty: Path) ->
 # -- the limit ---------------------------------------------------------------------------------------------
 
 
-def test_with_endless_bandwidth_it_is_the_causal_flops_at_the_peak() -> None:
+def test_limit_with_endless_bandwidth_is_causal_flops_at_peak() -> None:
     config = tiny(n_layer=3, n_head=4, n_embd=48, block_size=24)
     found = limit(config, made_up(flop_per_s=1e9, attention=1e9))
     assert found.limit_s == pytest.approx(sum(group.total_flops for group in found.groups) / 1e9)
@@ -174,7 +174,7 @@ def test_its_flops_are_those_of_the_real_step() -> None:
     assert sum(groups.values()) - groups["attention"] == counter.get_total_flops() > 0
 
 
-def test_with_endless_arithmetic_it_is_the_bytes_at_the_bandwidth() -> None:
+def test_limit_with_endless_arithmetic_is_bytes_at_bandwidth() -> None:
     config = tiny(gradient_accumulation_steps=1)
     found = limit(config, made_up(rates=((1, 1e6),), in_place=((1, 4e6),)))
     parts = {(each.kind, each.part): each for each in found.operations if each.group == "optimizer"}
@@ -187,7 +187,7 @@ def test_with_endless_arithmetic_it_is_the_bytes_at_the_bandwidth() -> None:
     assert norm.limit_s == pytest.approx(norm.total_bytes / 1e6)
 
 
-def test_one_pass_over_all_weights_finds_nothing_in_a_cache_that_each_would_fit_in() -> None:
+def test_pass_over_all_weights_finds_nothing_in_the_cache() -> None:
     config = tiny(gradient_accumulation_steps=1)
     largest = max(28 * p.numel for p in ModelShape.of(config).parameters())
     cached = made_up(rates=((largest, 8e6), (largest + 1, 1e6)), in_place=((largest, 8e6), (largest + 1, 1e6)))
@@ -229,7 +229,7 @@ def test_every_operation_has_a_group_and_their_times_add_up() -> None:
         assert found.limit_s == pytest.approx(math.fsum(each.limit_s for each in found.groups))
 
 
-def test_kernels_of_a_calibration_are_never_quicker_than_its_peaks() -> None:
+def test_calibrated_kernels_are_never_faster_than_the_peaks() -> None:
     calibration = made_up_calibration(bytes_per_s=1e13)  # matmuls wait for arithmetic alone
     gpu = cpu_device().model_copy(update={"calibration": calibration})
     spec = StepSpec.of(tiny(), gpu, dtype="float32", compiled=True)
@@ -276,7 +276,7 @@ def test_explain_says_the_share_and_the_table_is_one_option_away(a_run: Path) ->
     assert say("run_limit.weight_gradient") in long
 
 
-def test_a_step_that_beats_its_limit_says_that_the_peaks_are_wrong(a_run: Path) -> None:
+def test_step_that_beats_its_limit_says_the_peaks_are_wrong(a_run: Path) -> None:
     slow = made_up_calibration(flop_per_s=1.0, bytes_per_s=1.0)  # a FLOP and a byte a second
     save(slow)
     assert json.loads(explained("--json"))["limit"]["share"] > 1
@@ -354,7 +354,7 @@ def test_views_and_wrappers_are_no_work() -> None:
         assert is_work(SimpleNamespace(name=name)), name
 
 
-def test_the_sides_of_a_matmul_are_its_rows_what_it_sums_over_and_its_columns() -> None:
+def test_matmul_sides_are_rows_inner_and_columns() -> None:
     mm, addmm, bmm = "aten::mm", "aten::addmm", "aten::bmm"
     assert sides_of(SimpleNamespace(name=mm, input_shapes=[[3, 5], [5, 7]])) == (3, 5, 7)
     assert sides_of(SimpleNamespace(name=mm, input_shapes=[[3, 5], [5, 7], [3, 7]])) == (
@@ -366,7 +366,7 @@ def test_the_sides_of_a_matmul_are_its_rows_what_it_sums_over_and_its_columns() 
     assert sides_of(SimpleNamespace(name=bmm, input_shapes=[[2, 3, 5], [2, 5, 7]])) == (0, 0, 0)
 
 
-def test_a_chunked_loss_makes_gradients_in_the_forward_pass_and_they_count_as_such() -> None:
+def test_chunked_loss_gradients_count_in_the_forward_pass() -> None:
     config = tiny(loss_chunk_size=40, vocab_size=300, batch_size=5, dtype="float32")
     state = build(config, torch.device("cpu"), torch.float32, compile=False)
     ids = torch.randint(0, 300, (config.batch_size, config.block_size))

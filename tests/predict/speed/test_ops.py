@@ -138,7 +138,7 @@ def test_bytes_are_those_of_the_kernels_of_a_real_step(
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_flops_of_nanogpts_own_step_are_those_of_flop_counter_mode(dropout: float) -> None:
+def test_flops_of_nanogpts_step_are_those_of_flop_counter_mode(dropout: float) -> None:
     """With dropout a CPU writes attention out, whose backward pass is two products for each one, and not two and a half."""
     config = tiny(dropout=dropout)
     model, idx = NanoGPT(config), torch.zeros(config.batch_size, config.block_size, dtype=torch.int64)

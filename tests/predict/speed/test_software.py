@@ -43,7 +43,7 @@ def test_versions_are_read(text: str, version: tuple[int, int] | None) -> None:
     assert parse(text) == version
 
 
-def test_a_plan_is_for_the_version_that_is_asked_for_else_the_installed_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_is_for_the_asked_or_installed_torch_version(monkeypatch: pytest.MonkeyPatch) -> None:
     assert software.of("2.0.1") == (2, 0)
     monkeypatch.setattr(software, "installed", lambda: Software(2, 6))
     assert software.of("") == (2, 6)
@@ -68,7 +68,7 @@ def test_the_workspace_of_matmuls_follows_card_and_version(gpu: str, torch: str,
     } == {workspace_bytes}
 
 
-def test_written_attention_does_the_whole_square_and_keeps_its_matrices() -> None:
+def test_written_attention_computes_the_square_and_keeps_it() -> None:
     """Before torch 2.0: 12·B·T²·C FLOPs a block forward and back, and each kernel goes over B·H·T² elements."""
     c, old = GPT2, way("1.13", compiled=False)
     scores = c.batch_size * c.n_head * c.block_size**2
@@ -100,7 +100,7 @@ def test_adamw_by_lists_moves_92_bytes_a_parameter_for_28() -> None:
         assert (optimizer_launches(way(torch)) > 700) == launches
 
 
-def test_the_loss_reads_the_logits_once_where_the_softmax_is_online() -> None:
+def test_loss_reads_logits_once_where_the_softmax_is_online() -> None:
     logits = GPT2.batch_size * GPT2.block_size * GPT2.vocab_size
 
     def reads(torch: str) -> int:
@@ -110,7 +110,7 @@ def test_the_loss_reads_the_logits_once_where_the_softmax_is_online() -> None:
     assert reads("2.6") == 4 * logits
 
 
-def test_an_odd_vocabulary_is_padded_by_compiled_steps_from_torch_2_1_on() -> None:
+def test_odd_vocabulary_is_padded_when_compiled_from_torch_2_1() -> None:
     """FLOPs stay those of the model; the shape that runs is a multiple of 8, at the price of a copy of the gradient."""
     odd = GPT2.model_copy(update={"vocab_size": 50257})
     for torch, padded in (("2.0", False), ("2.1", True)):
@@ -158,14 +158,14 @@ def seconds(torch: str, **changes: Any) -> float:
     return found.expected_s
 
 
-def test_published_steps_of_one_model_on_one_card_with_two_versions() -> None:
+def test_published_steps_of_two_torch_versions_are_met() -> None:
     """87 ms with torch 2.0 (pytorch.org), 2,509 ms for 8 x 64 rows with 2.8: 39 ms for twelve (GPU comparison)."""
     assert seconds("2.0") == pytest.approx(0.087, rel=0.15)
     assert seconds("2.8", batch_size=64, gradient_accumulation_steps=8, bias=True) == pytest.approx(2.509, rel=0.10)
     assert 1.1 < seconds("2.0") / seconds("2.8") < 1.5
 
 
-def test_geforce_ranges_are_at_most_a_quarter_wide_and_hold_nine_of_ten() -> None:
+def test_geforce_ranges_are_narrow_and_hold_nine_of_ten() -> None:
     """Steps like nanoGPT's on GeForce cards, of all origins and of those that are only judged."""
     inside: dict[bool, list[bool]] = {False: [], True: []}
     for log in DOCUMENT["logs"]:

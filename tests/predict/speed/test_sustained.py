@@ -75,7 +75,7 @@ def test_a_rate_by_rule_is_of_a_measured_card_of_the_same_kind() -> None:
             assert like.fp16_flop_per_clock_per_sm == gpu.fp16_flop_per_clock_per_sm
 
 
-def test_no_product_is_planned_faster_than_large_ones_were_measured() -> None:
+def test_no_matmul_is_planned_faster_than_large_ones_measured() -> None:
     config = resolve(["gpt2-124m"]).config
     for name in ("L4", "L40S", "H100 PCIe 80GB", "RTX A4000", "RTX PRO 6000", "RTX 6000 Ada"):
         gpu = find(name)

@@ -145,7 +145,7 @@ def test_a_whole_step_corrects_the_sum_of_kernels() -> None:
     assert twice.expected_s == pytest.approx(2.0, rel=0.05)
 
 
-def test_a_dtype_that_was_not_measured_falls_back_to_the_catalogue() -> None:
+def test_unmeasured_dtype_falls_back_to_the_catalogue() -> None:
     gpu = nominal_cpu().model_copy(update={"calibration": made_up_calibration()})
     assert isinstance(rates_of(gpu, "float32"), MeasuredRates)
     assert isinstance(rates_of(gpu, "bfloat16"), CatalogueRates)

@@ -248,7 +248,7 @@ def test_what_the_sentences_advise_can_be_traced() -> None:
 @pytest.mark.parametrize(
     ("name", "first", "steady"), [("AdamW", 25448448, 25480192), ("SGD", 60041216, 23376896)], ids=("AdamW", "SGD")
 )
-def test_a_compiled_optimizer_step_takes_what_the_cuda_build_takes(name: str, first: int, steady: int) -> None:
+def test_compiled_optimizer_takes_what_the_cuda_build_takes(name: str, first: int, steady: int) -> None:
     """Its updates are one kernel without temporaries, 2 MiB less than uncompiled; the first one's clones are SGD's peak.
     Figures: torch.cuda.max_memory_allocated of PyTorch's CUDA build (docs/cuda-truth.md)."""
 
@@ -435,13 +435,13 @@ print(seen, trace(code).peak_allocated_bytes >> 20)
 """
 
 
-def test_in_process_the_code_may_set_variables_and_a_child_may_trace_after_it() -> None:
+def test_code_in_process_may_set_variables_before_a_child_traces() -> None:
     """Autograd started a thread for each device in the process that stood in, and a forked child has none of them."""
     done = subprocess.run([sys.executable, "-c", IN_PROCESS], capture_output=True, text=True, cwd=REPO)
     assert done.stdout == "[torch.Size([1024, 1024])] 8\n", done.stderr
 
 
-def test_where_autograd_cannot_run_in_a_child_a_sentence_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_autograd_that_cannot_run_in_a_child_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     def calibrate(device: str) -> None:
         raise RuntimeError(
             "Unable to handle autograd's threading in combination with fork-based multiprocessing. "
@@ -597,7 +597,7 @@ def two_layers(on: Tracing) -> nn.Module:
 
 
 @pytest.mark.parametrize("name", MOVES)
-def test_what_took_the_parameters_before_the_model_moved_keeps_them(name: str) -> None:
+def test_optimizer_made_before_the_model_moved_keeps_it(name: str) -> None:
     """An optimizer, a list and hooks: parameters stay the same objects, as on a real card."""
 
     def steps(on: Tracing, model: nn.Module, optimizer: torch.optim.Optimizer, kept: list[nn.Parameter]) -> None:
@@ -624,7 +624,7 @@ def test_what_took_the_parameters_before_the_model_moved_keeps_them(name: str) -
     assert moved.notes == made_there.notes
 
 
-def test_updates_in_the_backward_pass_that_were_hooked_before_the_model_moved() -> None:
+def test_backward_hooks_set_before_the_model_moved_update_it() -> None:
     def code(on: Tracing, *, early: bool) -> None:
         model = two_layers(on)
         if not early:

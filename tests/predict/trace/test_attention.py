@@ -50,7 +50,7 @@ def test_what_the_code_allows_is_obeyed(
         assert kind(gpu, **changes) == expected
 
 
-def test_where_no_kernel_is_allowed_that_can_the_error_is_pytorchs() -> None:
+def test_attention_without_a_kernel_raises_pytorchs_error() -> None:
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION), pytest.raises(RuntimeError, match="No available kernel"):
         kind("RTX 4070", dtype=torch.float32)
 

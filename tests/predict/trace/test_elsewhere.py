@@ -135,7 +135,7 @@ def test_what_cannot_be_sent_is_one_sentence(code: object, id: str) -> None:
         ("no_such_module:main", "finds no module no_such_module"),
     ],
 )
-def test_a_name_that_the_other_process_does_not_find_is_one_sentence(name: str, sentence: str, script: Path) -> None:
+def test_name_missing_in_the_other_process_is_one_sentence(name: str, sentence: str, script: Path) -> None:
     with pytest.raises(StandInError, match=sentence):
         foretrain.trace(name)
 

@@ -98,7 +98,7 @@ def test_on_the_command_line(tmp_path: Path) -> None:
     assert "there is no Python at" in done.stderr
 
 
-def test_plans_are_for_the_torch_of_the_environment_that_will_train(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plans_are_for_the_torch_of_the_training_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which of two free blocks PyTorch takes changed with 2.12."""
     there = interpreter.Interpreter("/somewhere/python", (3, 11), "2.11.0+cu130")
     monkeypatch.setattr(interpreter, "find_interpreter", lambda path: there)

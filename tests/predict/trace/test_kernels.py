@@ -97,7 +97,7 @@ def test_measuring_widens_the_range() -> None:
     assert measuring.high.peak_allocated_bytes > plain.high.peak_allocated_bytes + 500 * MIB
 
 
-def test_without_cudnn_and_in_single_channels_convolutions_are_exact() -> None:
+def test_convolutions_without_cudnn_are_exact() -> None:
     def single(on: Tracing) -> None:
         nn.Conv2d(32, 32, 3, groups=32).to(on.device)(torch.empty(4, 32, 64, 64, device=on.device)).sum().backward()
 

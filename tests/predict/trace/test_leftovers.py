@@ -17,7 +17,7 @@ with torch.device("meta"):
 """
 
 
-def test_the_device_of_a_context_is_that_of_new_tensors_after_a_trace_too() -> None:
+def test_device_context_holds_for_new_tensors_after_a_trace() -> None:
     """transformers asks torch.tensor([]) which device it is loading a model on."""
     ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
     assert ended.stdout.split() == ["meta", "meta"], ended.stderr

@@ -9,7 +9,7 @@ from foretrain.predict.trace.session import Tracing, trace
 masking = pytest.importorskip("transformers.masking_utils")
 
 
-def test_transformers_sees_real_tensors_and_sequences_that_are_not_packed() -> None:
+def test_transformers_sees_real_tensors_and_unpacked_sequences() -> None:
     """It built masks for an export, so a trace took the efficient kernel where a real run takes flash."""
 
     class Model(nn.Module):

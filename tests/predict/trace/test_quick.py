@@ -100,9 +100,7 @@ def test_what_makes_a_trace_quicker_changes_no_byte(
 
 
 @pytest.mark.slow
-def test_what_makes_a_trace_quicker_changes_no_byte_of_fine_tuning(
-    own_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_quick_trace_of_fine_tuning_has_the_same_bytes(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for package in ("transformers", "accelerate", "peft", "bitsandbytes"):
         pytest.importorskip(package)
     monkeypatch.setenv("FORETRAIN_CACHE", str(own_directory / "c"))

@@ -21,7 +21,7 @@ def test_the_same_allocations_are_all_in_order_and_freed_alike() -> None:
     assert found["only_recorded"] == found["only_traced"] == []
 
 
-def test_an_allocation_that_one_of_them_lacks_is_named_and_shifts_nothing() -> None:
+def test_missing_allocation_is_named_and_shifts_nothing() -> None:
     more = [PLAIN[0]._replace(freed_before=3), Life(99, None, "mm"), *PLAIN[1:2], Life(2048, 5), PLAIN[3]]
     found = recordings.compare(more, PLAIN)
     assert (found["in_order"], found["freed_alike"]) == (4, 4)

@@ -55,7 +55,7 @@ def test_the_fourth_micro_batch_can_need_more() -> None:
     assert replay(three).peak_reserved_bytes == 880 * MIB
 
 
-def test_layouts_that_take_turns_end_where_the_last_micro_batch_leaves_them() -> None:
+def test_alternating_layouts_end_where_the_last_micro_batch_does() -> None:
     """Free blocks lie otherwise after every second micro-batch. Under 823 MiB PyTorch's CUDA build does all eight and
     reserves 756 MiB (tests/cuda_build/edge.py, "eager 086")."""
     config = RunConfig(

@@ -229,7 +229,7 @@ def test_the_ledger_agrees_with_the_trace_on_many(case: tuple[RunConfig, str, st
     agree(*case)
 
 
-def test_a_bias_is_summed_when_its_layers_recomputed_input_is_gone() -> None:
+def test_bias_is_summed_after_its_layers_recomputed_input() -> None:
     """The sum's partial results are most of this small run's peak."""
     sizes = {"n_layer": 1, "n_head": 1, "n_embd": 32, "block_size": 1024, "vocab_size": 65, "batch_size": 1}
     config = RunConfig.model_validate({**sizes, "bias": True, "activation_checkpointing": True})
@@ -358,7 +358,7 @@ def test_moments_of_a_vocabulary_as_wide_as_an_activation() -> None:
 
 
 @pytest.mark.slow
-def test_compiled_the_math_path_is_met_roughly_and_the_need_is_wider() -> None:
+def test_compiled_math_attention_is_met_with_a_wider_need() -> None:
     knobs = {"n_layer": 2, "n_head": 4, "n_embd": 132, "block_size": 512, "vocab_size": 512, "batch_size": 4}
     config = RunConfig.model_validate({**knobs, "gradient_accumulation_steps": 2})
     peak = max(peak for peak, _ in traced(config, "float32", compiled=True).peaks().values())

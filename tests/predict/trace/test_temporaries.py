@@ -78,7 +78,7 @@ def test_flash_attention_splits_keys_where_there_are_few_rows() -> None:
     assert flash(CARD, (few, few, few, 0.1)) == [Result(0), Result(1), 16, Result(2), Result(3), -16]
 
 
-def test_flash_attention_copies_a_gradient_that_is_laid_out_otherwise() -> None:
+def test_flash_attention_copies_a_gradient_of_another_layout() -> None:
     backward = kernels.RULES["_scaled_dot_product_flash_attention_backward"]
     q = heads(4, 3, 256, 56)
     own = [4 * 4 * 3 * 256, 4 * 4 * 3 * 256 * 64]
@@ -98,7 +98,7 @@ def test_flash_attention_copies_a_gradient_that_is_laid_out_otherwise() -> None:
         ((2, 3, 1000, 128), torch.bfloat16, [24000, 9440256]),
     ],
 )
-def test_efficient_attention_sums_the_gradient_of_queries_in_blocks(
+def test_efficient_attention_sums_query_gradients_in_blocks(
     shape: tuple[int, int, int, int], dtype: torch.dtype, expected: list[Step]
 ) -> None:
     q = heads(*shape, dtype=dtype)
@@ -141,7 +141,7 @@ def test_a_kernels_memory_is_taken_and_freed_where_it_says() -> None:
     assert tracer.record.tags[4] == ("workspace", "kept")
 
 
-def test_without_steps_all_results_come_at_once_and_others_are_on_the_host() -> None:
+def test_results_without_steps_come_at_once() -> None:
     tracer = Tracer("cpu")
     a, b, c = torch.empty(100), torch.empty(25), torch.empty(1)
     tracer._allocate("op", [a, b], [])

@@ -55,7 +55,7 @@ def test_only_the_version_that_trains_is_told_where_it_is_known() -> None:
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=("around the call", "in the compiled function"))
-def test_norms_in_compiled_code_are_told_where_autocast_casts_them(inside: bool) -> None:
+def test_compiled_norms_are_noted_where_autocast_casts_them(inside: bool) -> None:
     def code(on: Tracing, *, enabled: bool) -> None:
         def norm(x: torch.Tensor) -> torch.Tensor:
             if not inside:
@@ -91,7 +91,7 @@ def test_what_a_norm_keeps(narrow: bool, weight: str, autocast: bool, bytes_per_
     assert tuple(norm.kept_bytes(Software(2, minor)) // 10 for minor in (8, 11, 12)) == bytes_per_element
 
 
-def test_slices_of_whole_dimensions_are_told_where_gradients_go_through_them() -> None:
+def test_slices_of_whole_dimensions_are_noted_with_gradients() -> None:
     (note,) = foretrain.trace(sliced, torch_version="2.6").notes
     assert f"up to {NORMED_MIB:.1f} MiB more with torch 2.6" in note
     assert foretrain.trace(sliced, torch_version="2.10").notes == ()

@@ -69,7 +69,7 @@ def test_guards_against_what_is_not_finite_let_the_step_through() -> None:
 
 
 @pytest.mark.parametrize("name", GUESSED)
-def test_what_is_decided_on_an_unknown_value_is_noted_with_its_line(name: str) -> None:
+def test_decision_on_an_unknown_value_is_noted_with_its_line(name: str) -> None:
     found = trace(lambda on: guarded(on, GUESSED[name]))
     assert found.peak_allocated_bytes > 12 * MIB
     (note,) = found.notes
@@ -170,9 +170,7 @@ def with_own_optimizer(on: Tracing) -> None:
 
 
 @pytest.mark.parametrize(("code", "name"), [(with_lbfgs, "LBFGS"), (with_own_optimizer, "Halving")])
-def test_an_optimizer_that_goes_by_values_is_named_and_bounds_the_answer(
-    code: Callable[[Tracing], object], name: str
-) -> None:
+def test_optimizer_that_reads_values_bounds_the_answer(code: Callable[[Tracing], object], name: str) -> None:
     found = trace(code)
     assert found.bound == "at_least"
     assert any(
@@ -272,9 +270,7 @@ def sizes(on: Tracing) -> None:
         ),
     ],
 )
-def test_a_way_that_is_not_taken_and_may_take_more_bounds_the_answer(
-    code: Callable[[Tracing], object], bound: str
-) -> None:
+def test_branch_not_taken_that_may_need_more_bounds_the_answer(code: Callable[[Tracing], object], bound: str) -> None:
     found = trace(code)
     assert found.bound == bound
     assert found.fits(1 << 30) is (True if bound == "exact" else None)
@@ -302,7 +298,7 @@ def test_a_loop_that_a_value_ends_is_left_and_noted(code: Callable[[Tracing], ob
     assert any(re.search(r"a loop that values end was left after 20 rounds, at .*:\d+$", note) for note in notes)
 
 
-def test_a_loop_that_a_count_ends_takes_the_same_branch_each_time() -> None:
+def test_loop_ended_by_a_count_takes_the_same_branch() -> None:
     taken = []
 
     def code(on: Tracing) -> None:
@@ -358,7 +354,7 @@ def test_truncated_normal_draws_take_what_they_really_take(std: float, a: float,
         lambda x: torch.cumprod(x, dim=-1),
     ],
 )
-def test_gradients_of_products_without_a_zero_take_what_they_really_take(product: Callable[[Tensor], Tensor]) -> None:
+def test_gradients_of_prod_without_a_zero_take_real_bytes(product: Callable[[Tensor], Tensor]) -> None:
     """Against PyTorch's allocator on the CPU. With the formula for any values they were 57% to 113% too high."""
 
     def code() -> None:

@@ -176,7 +176,7 @@ def test_config_keeps_its_fence_and_no_paths_of_the_machine(tmp_path: Path) -> N
     assert "\n````toml\n" in card_of(odd)
 
 
-def test_what_a_run_started_from_and_the_data_of_the_hub_are_named(tmp_path: Path) -> None:
+def test_card_names_the_base_model_and_the_hub_data(tmp_path: Path) -> None:
     path = write_measured_run(tmp_path / "run", init_from="gpt2", co2_per_kwh=1.0)
     record = RunDirectory(path).read_record()
     remote = record.dataset.model_copy(update={"remote": "hf://datasets/owner/texts@main/data"})
@@ -331,7 +331,7 @@ def test_an_export_that_is_not_pushed_asks_nobody(fake_hub: type[FakeHub]) -> No
     assert fake_hub.asked == []
 
 
-def test_a_push_that_cannot_be_meant_is_refused_before_anything_is_written(own_directory: Path) -> None:
+def test_senseless_push_is_refused_before_anything_is_written(own_directory: Path) -> None:
     train(tiny(max_iters=1))
     for form, name, id in (
         ("gguf", "me/mine", "push_form"),

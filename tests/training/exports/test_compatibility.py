@@ -208,7 +208,7 @@ def die(*_: object) -> None:
     raise RuntimeError("gone")
 
 
-def test_a_run_that_saved_nothing_starts_from_the_same_weights_again(own_directory: Path, monkeypatch: Any) -> None:
+def test_run_that_saved_nothing_restarts_from_the_same_weights(own_directory: Path, monkeypatch: Any) -> None:
     ckpt()
     config = from_values({**UNSHAPED, "init_from": "./ckpt.pt"}).config
     whole = train(config.model_copy(update={"out_dir": "whole"}))

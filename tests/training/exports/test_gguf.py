@@ -276,7 +276,7 @@ def sentence_pieces(complete: bool) -> JsonTokenizer:
     }))  # fmt: skip
 
 
-def test_sentence_pieces_become_scores_where_every_way_to_a_token_is_a_merge() -> None:
+def test_sentence_pieces_become_scores_where_all_ways_are_merges() -> None:
     pytest.importorskip("tokenizers")
     found = keys(sentence_pieces(True), 264, 1)
     scores = dict(zip(found["tokens"], found["scores"], strict=True))

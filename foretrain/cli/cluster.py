@@ -5,9 +5,9 @@ import click
 from foretrain.advice.asked import Asked
 from foretrain.app.limits import Limits, check_limits
 from foretrain.app.ranks.job_files import JOB_KINDS, write_job
-from foretrain.app.ranks.plan import Cards, answer, traced_cluster, within_cluster
+from foretrain.app.ranks.plan import answer, traced_cluster, within_cluster
 from foretrain.base.errors import UserError
-from foretrain.cli.asked_elsewhere import check_cards, is_typed, typed_cards
+from foretrain.cli.asked_elsewhere import cards_of, check_cards, is_typed, typed_cards
 from foretrain.cli.common import need_one_of, print_notes
 from foretrain.cli.planning import exact as plan_exact
 from foretrain.cli.planning import printing as plan_print
@@ -41,7 +41,7 @@ def answer_command(context: click.Context, words: list[str]) -> None:
     check_limits(limits, 1, traces or bool(given["largest"]))
     depth = Depth(False, given["explain"], given["observed"], given["process"], given["largest"], quiet=given["quiet"])
     plan_exact.check_depth(depth, resolved.files)
-    plan = answer(resolved, cards_of(context), limits, given["step_time"])
+    plan = answer(resolved, cards_of(given), limits, given["step_time"])
     plan_exact.check_readings(depth, [plan.gpu])
     if traces:
         with progress(given["quiet"]) as listen:
@@ -63,11 +63,6 @@ def answer_command(context: click.Context, words: list[str]) -> None:
         tell_written(write_job(given["write_job"], plan, words), quiet=given["quiet"])
     if given["check"]:
         plan_print.check([plan])
-
-
-def cards_of(context: click.Context) -> Cards:
-    given = context.params
-    return Cards(given["gpus"], given["gpu"], given["link"], given["network"], given["others"])
 
 
 def check_options(context: click.Context, alone: tuple[str, ...]) -> None:

@@ -1,6 +1,6 @@
 """A plan for several cards: `foretrain plan CONFIG --gpus "2 x RTX 4090"`, and `foretrain.plan_cluster` for Python."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from foretrain.advice.advisor import advise
@@ -8,7 +8,7 @@ from foretrain.advice.record import Advices
 from foretrain.advice.rules.base import Goal
 from foretrain.app.exact import Listen, settings_of
 from foretrain.app.limits import Limits, priced, prices_of
-from foretrain.app.plan import Config, check_speed, make_plan, resolved_of, target_of
+from foretrain.app.plan import Cards, Config, check_speed, make_plan, resolved_of, target_of
 from foretrain.base.errors import UserError
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import ResolvedConfig
@@ -49,17 +49,6 @@ def plan_cluster(
 
 def _card(gpu: str | Gpu, config: RunConfig) -> Gpu:
     return gpu if isinstance(gpu, Gpu) else target_of(gpu, None, config).gpu
-
-
-@dataclass(frozen=True)
-class Cards:
-    """The options of `plan` that name the cards, as they were typed."""
-
-    gpus: str
-    gpu: str
-    link: str
-    network: str
-    others: str = ""
 
 
 def answer(resolved: ResolvedConfig, cards: Cards, limits: Limits, step_s: float | None = None) -> ClusterPlan:

@@ -16,10 +16,8 @@ from foretrain.config.sharing import micro_batch_choices
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import Gpu, stated_bytes
 from foretrain.hardware.cluster import Cluster, cluster
-from foretrain.predict.pretraining import of_cluster
 from foretrain.predict.ranks import ClusterPlan, share, timed, traced, with_pays
 from foretrain.predict.trace import interpreter
-from foretrain.predict.within import Within, within
 
 
 def plan_cluster(
@@ -89,16 +87,11 @@ def _check(resolved: ResolvedConfig, cards: Cluster) -> None:
         raise UserError("usage.hsdp_of_one_node", cluster=cards.text)
 
 
-def within_cluster(plan: ClusterPlan, limits: Limits) -> Within:
-    """What --within or --tokens ask of a plan. Raises UserError where not one step fits."""
-    return within(of_cluster(plan), limits.limit())
-
-
-def traced_cluster(plan: ClusterPlan, listen: Listen, python: str = "") -> ClusterPlan:
+def traced_cluster(plan: ClusterPlan, listen: Listen, python: str = "", alloc_conf: str = "") -> ClusterPlan:
     """The plan with traced memory, by the torch of another environment where `python` names one; of each strategy that
     could not be traced it says why. Raises UserError."""
     with interpreter.use_interpreter(python):
-        return with_pays(traced(plan, settings_of(plan.one_card), listen))
+        return with_pays(traced(plan, settings_of(plan.one_card, alloc_conf), listen))
 
 
 def advise_cluster(

@@ -10,8 +10,9 @@ the ledger: with the micro-batch that is quickest, checkpointed only where it fi
 Known limits: see predict/scaling.py for what such a loss is worth; learning rate and context are kept as given.
 """
 
+import math
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from foretrain.base.errors import UserError
@@ -20,9 +21,11 @@ from foretrain.base.records import Record
 from foretrain.config.options import RunConfig, named
 from foretrain.config.shape import ModelShape
 from foretrain.hardware.catalogue import Gpu
+from foretrain.hardware.cluster import Cluster
 from foretrain.predict.memory import estimated
 from foretrain.predict.plan import Plan, Reading, Timing, no_time, timing
 from foretrain.predict.pretraining import adjusted, spent_by_steps, with_steps
+from foretrain.predict.ranks import ClusterPlan, RankPlan, rank_spec, rank_timing
 from foretrain.predict.scaling import BESIROGLU, FITS, MOST_EPOCHS, effective_tokens, good_tokens_per_step
 from foretrain.predict.spec import TOLD_APART, StepName, StepSpec
 from foretrain.predict.within import check_currency, most_steps
@@ -84,28 +87,35 @@ def shapes() -> Iterator[dict[str, int]]:
 
 
 class _Search:
-    def __init__(self, base: Plan, limit: Limit, step: StepName, given: frozenset[str]) -> None:
+    def __init__(
+        self, base: Plan, limit: Limit, step: StepName, given: frozenset[str], cluster: Cluster | None = None,
+        rank: RankPlan | None = None,
+    ) -> None:  # fmt: skip
         self.base, self.limit, self.given = base, limit, given
         self.step: StepName = step
+        self.cluster, self.rank, self.world = cluster, rank, cluster.world if cluster else 1
+        self.room = base.available_bytes
+        if rank is not None and self.room is not None:
+            self.room -= rank.nccl.high_bytes
         self.gpu: Gpu = base.gpu
         self.data = base.work.dataset_tokens
         self.fitted: dict[bool, int] = {}  # micro-batches that fitted the last shape, by checkpointing
         self.too_large: list[dict[str, int]] = []  # shapes that did not fit with any setting
         # Sizes, with the micro-batch, whose tensors alone are too large, by what else decides: so are larger ones.
         self.beyond: dict[tuple[bool, int], list[tuple[int, ...]]] = {}
-        self.sequences = 8  # of one optimizer step; a first guess, by which the real one is found
+        self.sequences = 8 * self.world  # of one optimizer step; a first guess, by which the real one is found
         middle = {"n_layer": 8, "n_head": 8, "n_embd": 512}
         for _ in range(2):  # the guess decides how much is computed only slightly; a second round is steady
             config = self.configured(middle, 8)
             steps = self.steps(config, self.timing(config))
             flops = 6 * ModelShape.of(config).n_params * steps * config.tokens_per_step
-            wanted = good_tokens_per_step(flops) / config.block_size
-            self.sequences = max(8, 2 ** round(wanted - 1).bit_length())
+            wanted = good_tokens_per_step(flops) / config.block_size / self.world
+            self.sequences = self.world * max(8 // self.world, 1, 2 ** round(wanted - 1).bit_length())
 
     def configured(self, shape: dict[str, int], batch: int, checkpointing: bool = False) -> RunConfig:
         """The config with this shape and micro-batch, the tokens of a step and of an evaluation kept."""
         c = self.base.config
-        batch = min(batch, self.sequences)
+        batch = min(batch, self.sequences // self.world)
         update: dict[str, Any] = {
             **shape, **_FOLLOW, "init_from": "scratch", "batch_size": batch, "activation_checkpointing": checkpointing,
             "gradient_accumulation_steps": self.sequences // batch, "total_batch_size": 0, "auto_batch_size": False,
@@ -114,20 +124,27 @@ class _Search:
         if "eval_sequences" not in self.given:
             asked = c.eval_rows if "eval_iters" in self.given else self.sequences
             update["eval_iters"] = max(1, asked // batch)
+        if self.rank is not None:
+            update |= {"strategy": self.rank.strategy, "hold_gradients": not self.rank.syncs_each}
         return c.model_copy(update=update)
 
     def spec(self, config: RunConfig) -> StepSpec:
         return StepSpec.of(config, self.gpu, self.step, dtype=self.base.dtype)
 
     def timing(self, config: RunConfig) -> Timing:
-        found = timing(self.spec(config))
+        spec = self.spec(config)
+        if self.cluster and self.rank:
+            sharing = rank_spec(self.base, config, self.cluster, self.rank)[1]
+            found = rank_timing(spec, self.cluster, sharing)[1]
+        else:
+            found = timing(spec)
         if found is None:
             raise no_time(self.base, self.limit.as_option)
         return found
 
     def steps(self, config: RunConfig, found: Timing, reading: Reading = "expected") -> int:
         """As many as fit in the limit, and as the data are good for."""
-        spent = spent_by_steps(found, self.spec(config), self.limit, reading)
+        spent = spent_by_steps(found, self.spec(config), self.limit, reading, self.world)
         steps = most_steps(self.limit, config.tokens_per_step, spent)
         return min(steps, max(1, MOST_EPOCHS * self.data // config.tokens_per_step)) if self.data else steps
 
@@ -136,16 +153,19 @@ class _Search:
 
     def needed_bytes(self, config: RunConfig) -> int | None:
         """What the worst phase is expected to need, or None where one does not fit safely."""
-        room, card = self.base.available_bytes, self.gpu.memory_bytes
+        room, card = self.room, self.gpu.memory_bytes
         sizes = config.n_layer, config.n_head, config.n_embd, config.batch_size
         alike = config.activation_checkpointing, min(TOLD_APART, config.gradient_accumulation_steps)
         beyond = self.beyond.setdefault(alike, [])
         larger = (all(a >= b for a, b in zip(sizes, each, strict=True)) for each in beyond)
         if not config.auto_chunker and any(larger):  # which makes less of much
             return None
-        ledger = estimated(self.spec(config))
+        spec = self.spec(config)
+        if self.cluster and self.rank:
+            spec, _ = rank_spec(self.base, config, self.cluster, self.rank)
+        ledger = estimated(spec)
         if ledger.fits(room, card):
-            return ledger.memory.needed_bytes
+            return ledger.memory.needed_bytes + (self.rank.nccl.expected_bytes if self.rank else 0)
         if ledger.spec.cuda and room is not None and ledger.is_beyond(room, card):
             beyond.append(sizes)
         return None
@@ -156,7 +176,8 @@ class _Search:
     def is_too_large(self, shape: dict[str, int]) -> bool:
         """Whether the memory need not be estimated: weights, gradients and both moments alone are too much, or a shape
         that is neither deeper nor wider did not fit."""
-        if 16 * self.n_params(shape) > (self.base.available_bytes or 0):
+        shards = 1 if self.rank is None or self.rank.strategy == "ddp" else self.world
+        if 16 * self.n_params(shape) / shards > (self.room or 0):
             return True
         return any(all(shape[name] >= size for name, size in each.items()) for each in self.too_large)
 
@@ -200,7 +221,7 @@ class _Search:
             steps_cautious=self.steps(config, found, "high"),
             tokens_worth=round(effective_tokens(tokens, self.data)), epochs=tokens / self.data if self.data else None,
             loss_high=max(losses), needed_bytes=needed,
-            timing=with_steps(found, self.spec(config), steps),
+            timing=with_steps(found, self.spec(config), steps, self.world),
         )  # fmt: skip
 
 
@@ -218,22 +239,46 @@ def _ranked(
 
 
 def best(
-    base: Plan,
+    base: Plan | ClusterPlan,
     limit: Limit,
     step: StepName = "foretrain",
     given: frozenset[str] = frozenset(),
     listen: Callable[[int, int], None] = lambda done, of: None,
 ) -> Best:
-    """The best models for a plan's card, vocabulary, context and prices within a limit.
+    """The best models for a plan's cards, vocabulary, context and prices within a limit; on several cards with the way
+    to share a step that serves them best.
 
-    `given`: knobs that the user set. `listen(done, of)` hears of progress. Raises UserError 'check.best_nothing'.
+    `given`: options that the user set. `listen(done, of)` hears of progress. Raises UserError 'check.best_nothing'.
     """
     if base.available_bytes is None:
         raise UserError("usage.best_memory", text=limit.as_option, gpu=base.gpu.name)
     check_currency(limit, base.config.currency)
-    search = _Search(base, limit, step, given)
+    if isinstance(base, Plan):
+        return _best(_Search(base, limit, step, given), listen)
+    found, problem, lowest = [], None, math.inf
+    ranks = [rank for rank in base.ranks if not base.ways or rank.id in base.ways]
+    for number, rank in enumerate(ranks):
+        search = _Search(base.one_card, limit, step, given, base.cluster, rank)
+        try:
+            tell = partial(_part, listen, number, len(ranks))
+            found.append(_best(search, tell, lowest))
+            lowest = min(lowest, found[-1].candidates[0].loss)
+        except UserError as error:
+            problem = error
+    if not found:
+        raise problem or no_time(base.one_card, limit.as_option)
+    return next(each for each in found if each.candidates[0].loss <= lowest + TIE)
+
+
+def _part(listen: Callable[[int, int], None], number: int, parts: int, done: int, of: int) -> None:
+    listen(number * of + done, parts * of)
+
+
+def _best(search: _Search, listen: Callable[[int, int], None], known: float = math.inf) -> Best:
+    """Search the shapes; `known`: a loss that is reached already. Raises UserError where none is lower."""
+    base, limit, step = search.base, search.limit, search.step
     grid = list(shapes())
-    ranked = _ranked(search, grid, listen)
+    ranked = [each for each in _ranked(search, grid, listen) if each[0] < known - TIE]
     found: list[Candidate] = []
     rejected: list[float] = []
 

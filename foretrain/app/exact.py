@@ -19,7 +19,7 @@ from foretrain.predict.snapshot import Label, snapshot_of, write
 from foretrain.predict.spec import StepName
 from foretrain.predict.step_moments import StepMoments, traced_moments
 from foretrain.predict.trace import service
-from foretrain.predict.trace.forecast import answers_for, requests_for, traced
+from foretrain.predict.trace.forecast import answers_for, ranks_to_trace, requests_for, traced
 from foretrain.predict.trace.record import Trace
 
 Listen = Callable[[str], None]  # hears how far the traces are
@@ -43,9 +43,10 @@ def traced_plan(plan: Plan, listen: Listen, alloc_conf: str = "") -> Plan:
 
 def trace_of(plan: Plan, step: StepName, listen: Listen, alloc_conf: str = "") -> Trace | None:
     """The trace behind a plan's answer (the one with more reserved, of two); None where it was estimated."""
-    if plan.exact_of(step) is None:
+    spec = plan.spec(step)
+    if plan.memory_of(step).source != "traced":
         return None
-    found = service.traces(requests_for(plan.spec(step)), listen)
+    found = service.traces([each for rank in ranks_to_trace(spec) for each in requests_for(spec, rank)], listen)
     settings = settings_of(plan, alloc_conf)
     return max(found, key=lambda trace: replay(trace, settings).peak_reserved_bytes)
 

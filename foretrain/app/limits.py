@@ -16,7 +16,8 @@ from foretrain.hardware.catalogue import Gpu, find
 from foretrain.hardware.devices import Target
 from foretrain.predict.plan import Plan
 from foretrain.predict.plan import plan as predict_plan
-from foretrain.predict.pretraining import of_plan
+from foretrain.predict.pretraining import of_cluster, of_plan
+from foretrain.predict.ranks import ClusterPlan
 from foretrain.predict.within import Within, within
 
 if TYPE_CHECKING:
@@ -150,10 +151,14 @@ def make_plans(
     return plans
 
 
-def answer(plan: Plan, limits: Limits, listen: Callable[[int, int], None] = lambda done, of: None) -> "Within | Best":
+def answer(
+    plan: Plan | ClusterPlan, limits: Limits, listen: Callable[[int, int], None] = lambda done, of: None
+) -> "Within | Best":
     """What --within, --tokens or --best ask of a plan. `listen`: how many of how many models are looked at."""
     if not limits.best:
-        return within(of_plan(plan), limits.limit())
+        found = of_cluster(plan) if isinstance(plan, ClusterPlan) else of_plan(plan)
+        return within(found, limits.limit())
     if plan.timing is not None and plan.timing.source.startswith("measured"):
         raise UserError("usage.best_speed")
-    return best(plan, limits.limit(), plan.step, limits.given, listen)
+    step = plan.step if isinstance(plan, Plan) else "foretrain"
+    return best(plan, limits.limit(), step, limits.given, listen)

@@ -4,7 +4,7 @@ The command line, the page, the demo and reports plan through `make_plan`, so th
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,17 @@ from foretrain.predict.spec import choose_dtype
 Config = str | Path | list[str] | tuple[str, ...] | Mapping[str, Any] | RunConfig | ResolvedConfig
 
 MOST_CARDS = 100  # of --gpu; the catalogue has fewer
+
+
+@dataclass(frozen=True)
+class Cards:
+    """The options that name the cards, as they were typed."""
+
+    gpus: str = ""
+    gpu: str = "auto"
+    link: str = ""
+    network: str = ""
+    others: str = ""
 
 
 def plan(

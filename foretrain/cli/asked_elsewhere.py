@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from foretrain.app.plan import Cards
 from foretrain.base.errors import UserError
 from foretrain.config.presets import is_surely_asked
 
@@ -57,6 +58,11 @@ def check_cards(context: click.Context) -> None:
             raise UserError("usage.needs_gpus", option=f"--{name.replace('_', '-')}")
     if given["gpus"] and is_typed(context, "gpu") and (not given["gpus"].strip().isdigit() or "," in given["gpu"]):
         raise UserError("usage.cluster_two", gpus=given["gpus"][:80], gpu=given["gpu"][:80])
+
+
+def cards_of(given: Mapping[str, Any]) -> Cards:
+    """Return the options that name the cards."""
+    return Cards(given["gpus"], given["gpu"], given["link"], given["network"], given["others"])
 
 
 def typed_cards(given: Mapping[str, Any]) -> tuple[str, ...]:

@@ -5,7 +5,8 @@ import click
 from foretrain.advice.record import SCHEMA
 from foretrain.app.limits import Limits
 from foretrain.app.ranks.plan import advices, answer
-from foretrain.cli.cluster import asked_of, cards_of, check_options
+from foretrain.cli.asked_elsewhere import cards_of
+from foretrain.cli.cluster import asked_of, check_options
 from foretrain.cli.common import print_json, print_notes
 from foretrain.cli.planning.printing import document, screen
 from foretrain.config.resolve import resolve
@@ -21,7 +22,7 @@ def answer_command(context: click.Context, words: list[str]) -> None:
     check_options(context, ALONE)
     resolved = resolve(words)
     print_notes(resolved.notes, quiet=given["quiet"])
-    plan = answer(resolved, cards_of(context), Limits(given["price"]))
+    plan = answer(resolved, cards_of(given), Limits(given["price"]))
     found = advices(plan, given["goal"] or None)
     shown = found.top(top or LISTED)
     if given["as_json"]:

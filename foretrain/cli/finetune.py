@@ -11,12 +11,11 @@ from foretrain.app.exact import settings_of
 from foretrain.app.finetune import traced
 from foretrain.app.finetuning import explain
 from foretrain.app.finetuning import limits as limits_of
-from foretrain.app.finetuning.question import FineTuneQuestion, question
+from foretrain.app.finetuning.question import FineTuneQuestion, question, words_of_cards
 from foretrain.app.limits import Limits
-from foretrain.app.plan import targets
 from foretrain.base.errors import UserError
 from foretrain.base.messages import say
-from foretrain.cli.asked_elsewhere import check_cards, is_typed, typed_cards
+from foretrain.cli.asked_elsewhere import cards_of, check_cards, is_typed, typed_cards
 from foretrain.cli.common import ERR, OUT, print_json, print_said, working
 from foretrain.cli.planning import printing as plan_print
 from foretrain.cli.planning.exact import (
@@ -30,9 +29,6 @@ from foretrain.cli.planning.exact import (
 )
 from foretrain.cli.show_config import show_finetune
 from foretrain.config.finetune.asked import how_chosen, is_asked
-from foretrain.config.finetune.words import WORDS
-from foretrain.config.options import RunConfig
-from foretrain.hardware.cluster import cluster
 from foretrain.predict.finetune.plan import FineTunePlan, replanned
 from foretrain.predict.finetuning import of_plan
 from foretrain.predict.largest import Largest, largest
@@ -63,20 +59,10 @@ def read(context: click.Context, words: list[str], refused: Mapping[str, str]) -
     return found
 
 
-def cards_of(context: click.Context) -> tuple[str, list[str]]:
+def card_and_words(context: click.Context) -> tuple[str, list[str]]:
     """Return the card of --gpu or --gpus, and how many train together as words of the run. Raises UserError."""
-    given = context.params
     check_cards(context)
-    if not given["gpus"]:
-        return given["gpu"], []
-    for word in WORDS.split(given["words"]):
-        if word.key in ("world", "per_node"):
-            raise UserError("usage.finetune_without.world_twice", option=word.name)
-    found = cluster(
-        given["gpus"], given["link"], given["network"], lambda: targets(given["gpu"], "", RunConfig())[0].gpu
-    )
-    words = [f"--world={found.world}", *([f"--per-node={found.per_node}"] if found.nodes > 1 else [])]
-    return found.gpu.name, [*words, *(f"--{name}={given[name]}" for name in ("link", "network") if given[name])]
+    return words_of_cards(cards_of(context.params), context.params["words"])
 
 
 def asked_with(given: Mapping[str, Any], words: list[str], command: str = "plan") -> Asked:
@@ -189,7 +175,7 @@ def _answer(context: click.Context, words: list[str]) -> None:
     """Print the plan, in the form that the options of `plan` ask for. Raises UserError."""
     given = context.params
     data = [f"--dataset-tokens={given['data_tokens']}"] if given["data_tokens"] else []
-    gpu, cards = cards_of(context)
+    gpu, cards = card_and_words(context)
     found = read(context, [*words, *data, *cards], REFUSED)
     options = Options.of(given, words)
     if given["show_config"]:

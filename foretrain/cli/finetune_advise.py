@@ -8,7 +8,7 @@ from foretrain.app.finetuning.limits import plans
 from foretrain.app.limits import Limits
 from foretrain.base.errors import UserError
 from foretrain.cli.common import print_json
-from foretrain.cli.finetune import asked_about, asked_with, cards_of, read
+from foretrain.cli.finetune import asked_about, asked_with, card_and_words, read
 from foretrain.cli.planning.exact import progress
 from foretrain.cli.planning.printing import document, screen
 from foretrain.reports.views.finetune import advice as view
@@ -29,7 +29,7 @@ def answered(context: click.Context, words: list[str]) -> bool:
 def _answer(context: click.Context, words: list[str]) -> None:
     """Print the changes, in the form that the options of `advise` ask for. Raises UserError."""
     given, top = context.params, context.params["top"]
-    gpu, cards = cards_of(context)
+    gpu, cards = card_and_words(context)
     found = read(context, [*words, *cards], REFUSED)
     base = plans(found, gpu, given["others"], Limits(given["price"]))
     if len(base) > 1:

@@ -73,6 +73,7 @@ class Subject:
     step_s: Range | None = None
     step_source: Source | None = None
     used_by_others_bytes: int = 0
+    generates: bool = False  # text, instead of training
     memory: Memory | None = None
     train: Curve = NO_CURVE
     val: Curve = NO_CURVE

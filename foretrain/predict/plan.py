@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, Self
 
-from pydantic import computed_field, model_validator
+from pydantic import NonNegativeInt, computed_field, model_validator
 
 from foretrain.base.errors import UserError
 from foretrain.base.records import Note, Record
@@ -133,7 +133,7 @@ class Plan(PlanRecord):
     compiled: bool
     counts: ModelCounts
     work: Work
-    available_bytes: int | None
+    available_bytes: NonNegativeInt | None
     available_reason: str
     used_by_others_bytes: int
     memory: tuple[RunMemory, RunMemory]

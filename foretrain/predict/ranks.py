@@ -283,6 +283,8 @@ def rank_of(plan: ClusterPlan) -> Plan:
         "memory": tuple(memory if each.step == memory.step else each for each in one.memory),
         "foretrain_timing": rank.timing, "nanogpt_timing": None,
     }  # fmt: skip
+    if rank.untraced:
+        found["notes"] = (*one.notes, Note(id="trace_unavailable", values={"reason": rank.untraced}))
     return one.model_copy(update=found)
 
 

@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -19,9 +19,10 @@ from foretrain.app.compare import compared
 from foretrain.app.explain import is_tracked, log_of
 from foretrain.app.finetune import traced
 from foretrain.app.finetuning import limits as limits_of
-from foretrain.app.finetuning.question import question
+from foretrain.app.finetuning.question import question, words_of_cards
 from foretrain.app.limits import Limits, make_plans, priced
-from foretrain.app.plan import targets
+from foretrain.app.plan import Cards, targets
+from foretrain.app.ranks.plan import answer, traced_cluster
 from foretrain.base.errors import UserError
 from foretrain.base.files import first_bytes, not_written, read_text
 from foretrain.comparison.loss_axes import gather, loss_curves
@@ -52,12 +53,11 @@ Tell = Callable[[tuple[UserError, ...]], None]
 @dataclass(frozen=True)
 class Asked:
     """What a report is to be of. `sources`: as `compare` takes them; `options`: `--key=value` over the config of a plan
-    or a log. `others_option`: what `others` was given as, for errors. `listen`: hears how far a trace is."""
+    or a log. `others_option`: what `cards.others` was given as, for errors. `listen`: hears how far a trace is."""
 
     sources: Sequence[str]
     options: Sequence[str] = ()
-    gpu: str = "auto"
-    others: str = ""
+    cards: Cards = field(default_factory=Cards)
     price: str | None = None
     exact: bool = False
     tell: Tell = lambda notes: None
@@ -69,6 +69,7 @@ def report(
     *sources: str | Path,
     out: str | Path | None = None,
     gpu: str = "auto",
+    gpus: str = "",
     used_by_others: str = "",
     price: str | None = None,
     exact: bool = False,
@@ -76,11 +77,12 @@ def report(
     """The path of one offline HTML file about a run, a plan, a log, what a tracker keeps, a snapshot, or two and
     more of them compared.
 
-    `sources`, `gpu`, `used_by_others`, `price`: as in `compare`. `out`: the file; None: report.html in a run's folder,
+    `sources`, `gpu`, `used_by_others`, `price`: as in `compare`. `gpus`: cards that train one model together.
+    `out`: the file; None: report.html in a run's folder,
     else report-NAME.html here; only a report of before is written over. `exact`: a plan's step is traced.
     Raises UserError for what cannot be read or written.
     """
-    asked = Asked([str(source) for source in sources], (), gpu, used_by_others, price, exact)
+    asked = Asked([str(source) for source in sources], (), Cards(gpus, gpu, others=used_by_others), price, exact)
     target = checked_target(Path(out) if out is not None else default_target(asked.sources))
     return write(document(asked)[1], target)
 
@@ -98,12 +100,15 @@ def document(asked: Asked) -> tuple[str, Document]:
     """(kind, document) of what was asked for. Raises UserError."""
     if not asked.sources:
         raise UserError("usage.report_nothing")
+    one = take_apart(asked.sources[0])
+    path = Path(one.path)
+    planned = len(asked.sources) == 1 and is_planned(path)
+    if asked.cards.gpus and not planned:
+        raise UserError("usage.report_unused", option="--gpus", path=one.path)
     if len(asked.sources) > 1:
         if asked.options:
             raise UserError("usage.report_knobs", option=asked.options[0].partition("=")[0])
         return "comparison", _comparison(asked)
-    one = take_apart(asked.sources[0])
-    path = Path(one.path)
     source = source_of(folder_of(path))
     if source in ("trained", "trainer") or (source is None and path.name == RECORD):
         _no_config(asked, one)
@@ -112,7 +117,7 @@ def document(asked: Asked) -> tuple[str, Document]:
     tracked = is_tracked(path)
     if path.is_dir() and not tracked and source != "watched":
         raise UserError("data.no_run", path=str(path))
-    if path.suffix in (".toml", ".py") or not path.exists():
+    if planned:
         return "plan", _plan(asked, one)
     if plans.claims(path, first_bytes(path, HEAD_BYTES)):  # of `foretrain plan --json`, or a run's plan.json
         _no_config(asked, one)
@@ -129,13 +134,18 @@ def document(asked: Asked) -> tuple[str, Document]:
     words = [*one.words, *asked.options]
     if tracked and "run" in one.own:
         path = Path(f"{path}+run={one.own['run']}")
-    return "log", _log(path, words, one.own.get("gpu", asked.gpu), asked.tell)
+    return "log", _log(path, words, one.own.get("gpu", asked.cards.gpu), asked.tell)
+
+
+def is_planned(path: Path) -> bool:
+    """Return whether a source is a config or the name of a preset or model."""
+    return path.suffix in (".toml", ".py") or not path.exists()
 
 
 def _unused(asked: Asked, one: SourceRequest, *options: str) -> None:
     """Options that such a report has no use for, right or wrong, are refused. Raises UserError."""
     for option in options:
-        given = getattr(asked, option)
+        given = asked.cards.others if option == "others" else getattr(asked, option)
         if given if option != "price" else given is not None:
             spelled = "--used-by-others" if option == "others" else f"--{option}"
             raise UserError("usage.report_unused", option=spelled, path=one.path)
@@ -163,24 +173,29 @@ def _log(path: Path, words: Sequence[str], gpu: str, tell: Callable[[tuple[UserE
 
 def _plan(asked: Asked, one: SourceRequest) -> Document:
     words = [one.path, *one.words, *asked.options]
+    cards = replace(
+        asked.cards, gpu=one.own.get("gpu", asked.cards.gpu), others=one.own.get("used_by_others", asked.cards.others)
+    )
     if is_asked(words):
-        return _fine_tuning(asked, one, words)
+        return _fine_tuning(asked, cards, words)
     resolved = resolve(words)
     asked.tell(resolved.notes)
+    if cards.gpus:
+        made = answer(resolved, cards, Limits(asked.price))
+        return document_of(traced_cluster(made, asked.listen) if asked.exact else made)
     limits = Limits(price=asked.price, given=frozenset(resolved.sources))
     resolved = priced(resolved, limits)
-    others = one.own.get("used_by_others", asked.others)
-    found = targets(one.own.get("gpu", asked.gpu), others, resolved.config, asked.others_option)
+    found = targets(cards.gpu, cards.others, resolved.config, asked.others_option)
     if len(found) > 1:
         raise UserError("usage.report_cards", count=len(found))
     tuning = _tuning(resolved.files[-1].with_suffix(".json")) if resolved.files else None
     return _of_plan(make_plans(resolved, found, limits)[0], asked, tuning)
 
 
-def _fine_tuning(asked: Asked, one: SourceRequest, words: Sequence[str]) -> Document:
-    found = question(words[0], words[1:])
-    others = one.own.get("used_by_others", asked.others)
-    made = limits_of.plans(found, one.own.get("gpu", asked.gpu), others, Limits(asked.price), None, asked.others_option)
+def _fine_tuning(asked: Asked, cards: Cards, words: Sequence[str]) -> Document:
+    gpu, together = words_of_cards(cards, words)
+    found = question(words[0], [*words[1:], *together])
+    made = limits_of.plans(found, gpu, cards.others, Limits(asked.price), None, asked.others_option)
     if len(made) > 1:
         raise UserError("usage.report_cards", count=len(made))
     return document_of(traced(made[0], found, asked.listen) if asked.exact else made[0])
@@ -210,7 +225,7 @@ def _tuning(path: Path) -> Tuning | None:
 def _comparison(asked: Asked) -> Document:
     """Of several sources, as `foretrain compare` reads them."""
     made = compared(
-        asked.sources, gpu=asked.gpu, used_by_others=asked.others, price=asked.price, tell=asked.tell,
+        asked.sources, gpu=asked.cards.gpu, used_by_others=asked.cards.others, price=asked.price, tell=asked.tell,
         option=asked.others_option,
     )  # fmt: skip
     found, facts = made.comparison, gather(made.subjects, made.comparison)

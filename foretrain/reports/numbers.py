@@ -56,7 +56,7 @@ def _stacked(bars: StackedBars) -> Table:
         for group in groups
     ]
     sums = (sum(size for _, size in bar.parts) for bar in bars.bars)
-    rows.append((Message("component.total"), *(Quantity(size, "bytes") for size in sums)))
+    rows.append((Message("column.sum"), *(Quantity(size, "bytes") for size in sums)))
     for label, size in (("axis.limit", bars.limit_bytes), ("axis.card", bars.card_bytes)):
         if size is not None:
             rows.append((Message(label), *(Quantity(size, "bytes") for _ in bars.bars)))

@@ -3,6 +3,7 @@
 import json
 import math
 from functools import cache
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -222,6 +223,21 @@ def test_on_the_command_line() -> None:
     planned = json.loads(foretrain("plan", "best.toml", "--gpu", "RTX 4070", "--json").stdout)
     assert planned["timing"] == made["candidates"][0]["timing"]
     assert planned["work"]["epochs"] == pytest.approx(made["candidates"][0]["epochs"])
+
+
+def test_two_cards_reach_a_lower_loss_in_the_same_time(tmp_path: Path) -> None:
+    words = ("plan", "--best", "--within", "2h", "--json")
+    alone = json.loads(foretrain(*words, "--gpu", "RTX 3060").stdout)
+    path = tmp_path / "pair.toml"
+    found = json.loads(foretrain(*words, "--gpus", "2 x RTX 3060", "--strategy=ddp", "--write", str(path)).stdout)
+    one, two = alone["candidates"][0], found["candidates"][0]
+    assert two["loss"] < one["loss"]
+    flops = [each["tokens"] * each["n_params"] for each in (one, two)]
+    assert 1.5 < flops[1] / flops[0] < 2.2  # a larger model makes better use of a card
+    planned = json.loads(foretrain("plan", str(path), "--gpus", "2 x RTX 3060", "--json").stdout)
+    assert (planned["verdict"], planned["chosen"]) == ("fits", "ddp")
+    assert planned["timing"] == two["timing"]
+    assert planned["needed_bytes"] == two["needed_bytes"]
 
 
 def test_what_is_no_loss_is_not_called_one() -> None:

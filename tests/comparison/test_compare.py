@@ -896,10 +896,30 @@ def test_plans_of_every_kind_are_compared_and_reported(tmp_path: Path) -> None:
         report = foretrain("report", str(tmp_path / f"{name}.json"), "--out", str(tmp_path / f"{name}.html"))
         assert report.returncode == 0, report.stderr
         assert "fits" in (tmp_path / f"{name}.html").read_text("utf-8").lower()
-    found = json.loads(foretrain("compare", *(str(tmp_path / f"{name}.json") for name in asked), "--json").stdout)
-    needed = {side["label"]: side["memory_bytes"] for side in found["sides"]}
-    assert needed == {
-        name: json.loads((tmp_path / f"{name}.json").read_text("utf-8"))["needed_bytes"] for name in asked
+    trained = [name for name in asked if name != "text"]
+    found = json.loads(foretrain("compare", *(str(tmp_path / f"{name}.json") for name in trained), "--json").stdout)
+    plans = {name: json.loads((tmp_path / f"{name}.json").read_text("utf-8")) for name in trained}
+    assert {each["label"]: each["memory_bytes"] for each in found["sides"]} == {
+        name: plan["needed_bytes"] for name, plan in plans.items()
     }
+    refused = foretrain("compare", str(tmp_path / "text.json"), str(tmp_path / "lora.json"))
+    assert (refused.returncode, "text generates text and lora does not" in refused.stderr) == (2, True)
+    (tmp_path / "bad.json").write_text(json.dumps(plans["lora"] | {"available_bytes": -1}), "utf-8")
+    damaged = foretrain("report", str(tmp_path / "bad.json"))
+    assert (damaged.returncode, "available_bytes: Input should be greater" in damaged.stderr) == (7, True)
     two = json.loads(foretrain("compare", str(tmp_path / "lora.json"), str(tmp_path / "more.json"), "--json").stdout)
     assert [(each["name"], each["values"]) for each in two["differing"]] == [("lora_r", [16, 64])]
+
+
+def test_a_report_plans_on_several_cards_and_names_a_model_whole(tmp_path: Path) -> None:
+    out = tmp_path / "r.html"
+    for words in (("gpt2-124m", "--gpus", "2 x 3060"), ("smollm2-135m", "--method=lora", "--gpus=2", "--gpu=3060")):
+        made = foretrain("report", *words, "--out", str(out))
+        assert made.returncode == 0, made.stderr
+        assert "2 x RTX 3060" in out.read_text("utf-8")
+    named = foretrain("report", "llama-3.1-8b", "--method=lora", "--gpu", "3060", cwd=tmp_path)
+    assert named.stdout.strip() == "report-llama-3.1-8b.html"
+    refused = foretrain("report", str(out), "--gpus", "2 x 3060")
+    assert (refused.returncode, "--gpus has no effect" in refused.stderr) == (2, True)
+    model = foretrain("compare", "llama-3.1-8b", str(out))
+    assert (model.returncode, "is compared by its plan" in model.stderr) == (2, True)

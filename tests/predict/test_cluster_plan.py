@@ -382,8 +382,7 @@ def test_other_forms(form: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--gpus", PAIR, "--best"], "--best answers for one card"),
-        (["--gpus", PAIR, "--snapshot", "x.pickle"], "--snapshot answers for one card"),
+        (["--gpus", PAIR, "--best"], "--best needs a limit"),
         (["--gpus", PAIR, "--logged-mfu", "30"], "--logged-mfu answers for one card"),
         (["--gpus", PAIR, "--trainer", "nanogpt"], "leave out --trainer"),
         (["--gpus", PAIR, "--gpu", "3090"], "name the card once"),

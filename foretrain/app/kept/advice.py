@@ -13,6 +13,7 @@ from foretrain.app.kept import plans
 from foretrain.base.records import Record
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.predict.plan import Plan
+from foretrain.predict.ranks import ClusterPlan
 from foretrain.predict.within import Within
 
 
@@ -22,7 +23,7 @@ class ShortList(Record):
     found: Advices | None
 
 
-def _of(plan: Plan) -> dict[str, Any]:
+def _of(plan: Plan | ClusterPlan) -> dict[str, Any]:
     return {"plan": plan.model_dump(mode="json")}
 
 
@@ -56,7 +57,7 @@ def advices(base: Plan, goal: str | None, price: str | None) -> Advices:
     return plans.answer("advices", question, base.gpu, base.config, Advices, make)
 
 
-def answer(plan: Plan, asked: limits.Limits, listen: Callable[[int, int], None]) -> Within | Best:
+def answer(plan: Plan | ClusterPlan, asked: limits.Limits, listen: Callable[[int, int], None]) -> Within | Best:
     """The same as `app.limits.answer`, of the step that is meant. Raises UserError as it does."""
     if not asked.best:
         return limits.answer(plan, asked, listen)

@@ -1,6 +1,6 @@
 """A plan for several cards: `foretrain plan CONFIG --gpus "2 x RTX 4090"`, and `foretrain.plan_cluster` for Python."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from foretrain.advice.advisor import advise
@@ -8,7 +8,7 @@ from foretrain.advice.record import Advices
 from foretrain.advice.rules.base import Goal
 from foretrain.app.exact import Listen, settings_of
 from foretrain.app.limits import Limits, priced, prices_of
-from foretrain.app.plan import Config, check_speed, make_plan, resolved_of, target_of
+from foretrain.app.plan import Cards, Config, check_speed, make_plan, resolved_of, target_of
 from foretrain.base.errors import UserError
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import ResolvedConfig
@@ -16,10 +16,8 @@ from foretrain.config.sharing import micro_batch_choices
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import Gpu, stated_bytes
 from foretrain.hardware.cluster import Cluster, cluster
-from foretrain.predict.pretraining import of_cluster
 from foretrain.predict.ranks import ClusterPlan, share, timed, traced, with_pays
 from foretrain.predict.trace import interpreter
-from foretrain.predict.within import Within, within
 
 
 def plan_cluster(
@@ -49,17 +47,6 @@ def plan_cluster(
 
 def _card(gpu: str | Gpu, config: RunConfig) -> Gpu:
     return gpu if isinstance(gpu, Gpu) else target_of(gpu, None, config).gpu
-
-
-@dataclass(frozen=True)
-class Cards:
-    """The options of `plan` that name the cards, as they were typed."""
-
-    gpus: str
-    gpu: str
-    link: str
-    network: str
-    others: str = ""
 
 
 def answer(resolved: ResolvedConfig, cards: Cards, limits: Limits, step_s: float | None = None) -> ClusterPlan:
@@ -100,16 +87,11 @@ def _check(resolved: ResolvedConfig, cards: Cluster) -> None:
         raise UserError("usage.hsdp_of_one_node", cluster=cards.text)
 
 
-def within_cluster(plan: ClusterPlan, limits: Limits) -> Within:
-    """What --within or --tokens ask of a plan. Raises UserError where not one step fits."""
-    return within(of_cluster(plan), limits.limit())
-
-
-def traced_cluster(plan: ClusterPlan, listen: Listen, python: str = "") -> ClusterPlan:
+def traced_cluster(plan: ClusterPlan, listen: Listen, python: str = "", alloc_conf: str = "") -> ClusterPlan:
     """The plan with traced memory, by the torch of another environment where `python` names one; of each strategy that
     could not be traced it says why. Raises UserError."""
     with interpreter.use_interpreter(python):
-        return with_pays(traced(plan, settings_of(plan.one_card), listen))
+        return with_pays(traced(plan, settings_of(plan.one_card, alloc_conf), listen))
 
 
 def advise_cluster(

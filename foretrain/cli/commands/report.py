@@ -6,9 +6,12 @@ from pathlib import Path
 import click
 from rich.text import Text
 
+from foretrain.app.plan import Cards
 from foretrain.base.errors import UserError
+from foretrain.cli.asked_elsewhere import check_cards
 from foretrain.cli.command import OF_CONFIG, argument, command, flag, json_option, option, quiet_option
 from foretrain.cli.common import OUT, print_json, print_notes
+from foretrain.cli.planning import options as shared
 from foretrain.cli.planning.exact import progress
 from foretrain.config.resolve import WORDS
 from foretrain.reports import making
@@ -24,7 +27,9 @@ foretrain report train.log+config.py --gpu 4070         (a log with the config o
 
 foretrain report out-a out-b --out ab.html              (a comparison)
 
-foretrain report b1.log+b1.py b2.log+b2.py --gpu 4070 --open"""
+foretrain report b1.log+b1.py b2.log+b2.py --gpu 4070 --open
+
+foretrain report gpt2-124m --gpus "2 x RTX 4090"        (a plan for several cards)"""
 
 
 @command("report", EPILOG, **OF_CONFIG)
@@ -35,6 +40,7 @@ foretrain report b1.log+b1.py b2.log+b2.py --gpu 4070 --open"""
     nargs=-1,
     required=True,
 )
+@shared.gpus
 @option("--gpu", "Card for configs and logs; auto: the one the log names, or this machine's.", default="auto")
 @option("--used-by-others", "Memory used by other programs on the card, such as 2GB.", name="others", default="")
 @option("--price PRICE", "Rent per hour, such as 0.35/h.")
@@ -43,8 +49,11 @@ foretrain report b1.log+b1.py b2.log+b2.py --gpu 4070 --open"""
 @flag("--open", "Open the report in the browser.", name="open_it")
 @json_option
 @quiet_option
+@click.pass_context
 def report_command(
+    context: click.Context,
     sources: list[str],
+    gpus: str,
     gpu: str,
     others: str,
     price: str | None,
@@ -55,6 +64,7 @@ def report_command(
     quiet: bool,
 ) -> None:
     """Write one offline HTML file about a run, a plan, a log or a comparison, with charts and their numbers."""
+    check_cards(context)
     typed = WORDS.split(sources)
     named = [word.typed[0] for word in typed if not word.key]
     options = [each for word in typed if word.key for each in word.typed]
@@ -65,9 +75,15 @@ def report_command(
     with progress(silent or not exact) as listen:
         kind, document = making.document(
             making.Asked(
-                named, options, gpu, others, price, exact, partial(print_notes, quiet=silent), listen,
+                named,
+                options,
+                Cards(gpus, gpu, others=others),
+                price,
+                exact,
+                partial(print_notes, quiet=silent),
+                listen,
             )
-        )  # fmt: skip
+        )
     path = making.write(document, target)
     if as_json:
         print_json({"schema": SCHEMA, "path": str(path), "kind": kind, "size_bytes": path.stat().st_size})

@@ -17,6 +17,7 @@ from foretrain.config import writer as config_writer
 from foretrain.config.options import RunConfig
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.plan import Plan
+from foretrain.predict.ranks import ClusterPlan, rank_of
 from foretrain.predict.within import Within
 
 
@@ -38,7 +39,7 @@ def tell_written(path: Path, *, quiet: bool) -> None:
         ERR.print(printable(say("within.written", path=str(path))), soft_wrap=True, markup=False)
 
 
-def write_steps(plan: Plan, found: Within, path: Path, asked: Asked) -> None:
+def write_steps(plan: Plan | ClusterPlan, found: Within, path: Path, asked: Asked) -> None:
     """The config of a plan with the steps that fit in a limit, as a file."""
     assert not isinstance(found.plan, FineTunePlan)
     before = {name: say("written.was", value=str(getattr(plan.config, name))) for name in found.changed}
@@ -55,14 +56,14 @@ def _progress(quiet: bool) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, of: status.update(say("best.searching", share=done / of))
 
 
-def answer(plan: Plan, limits: Limits, form: Form) -> None:
+def answer(plan: Plan | ClusterPlan, limits: Limits, form: Form) -> None:
     """Answer the inverse question that was asked."""
     with _progress(form.asked.quiet) as listen:
         found = kept_advice.answer(plan, limits, listen)
     if not isinstance(found, Within):
         if limits.write is not None:
             write_config(found.candidates[0].config, limits.write, form.asked)
-        plan_print.best(plan, found, form)
+        plan_print.best(rank_of(plan) if isinstance(plan, ClusterPlan) else plan, found, form)
         return
     if limits.write is not None:
         write_steps(plan, found, limits.write, form.asked)

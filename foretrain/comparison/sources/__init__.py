@@ -39,6 +39,8 @@ LOADERS = (
 def load(given: SourceRequest) -> Subject:
     """Raises UserError with one sentence for what cannot be read."""
     path = Path(given.path)
+    if given.is_model:
+        raise UserError("usage.compare_model", path=given.path)
     loader = next(loader for loader in LOADERS if loader.claims(path, given.head))
     for key in given.own:
         if key not in loader.takes:
@@ -72,4 +74,7 @@ def subjects_of(
         subjects.append(load(one))
         if one.resolved:
             tell(one.resolved.notes)
+    if others := [each for each in subjects if each.generates != subjects[0].generates]:
+        one, other = sorted((subjects[0], others[0]), key=lambda each: not each.generates)
+        raise UserError("usage.compare_kinds", one=one.label, other=other.label)
     return subjects

@@ -72,6 +72,7 @@ def _with_options(given: SourceRequest, subject: Subject, made: AnyPlan) -> Subj
     world = made.tune.world if isinstance(made, FineTunePlan) else 1
     return replace(
         subject, settings=known | ({settings.RANKS: world} if tuned else {}), world=world, devices=world,
+        generates=not tuned,
         tokens_per_step=tokens, used_by_others_bytes=made.used_by_others_bytes,
         mfu=made.timing.mfu if made.timing else None, rent_per_hour=prices.price_per_hour if prices else None,
     )  # fmt: skip
@@ -86,8 +87,11 @@ def read(path: Path) -> AnyPlan:
         if schema not in (None, SCHEMA):
             raise UserError("data.not_a_plan", path=str(path), schema=str(schema)[:60])
         return kind_of(data).from_json(text)
-    except (OSError, ValidationError, ValueError, AttributeError, TypeError, RecursionError) as error:
-        raise UserError("data.plan_unreadable", path=str(path), reason=str(error).splitlines()[0][:200]) from None
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
+        reason = str(error).splitlines()[0]
+        if isinstance(error, ValidationError):
+            reason = "{loc}: {msg}".format(**{**(first := error.errors()[0]), "loc": ".".join(map(str, first["loc"]))})
+        raise UserError("data.plan_unreadable", path=str(path), reason=reason[:200]) from None
 
 
 def is_config(path: Path, head: bytes) -> bool:

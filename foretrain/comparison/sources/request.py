@@ -8,6 +8,7 @@ from pathlib import Path
 
 from foretrain.base.errors import UserError
 from foretrain.base.files import first_bytes
+from foretrain.config.hub.source import model_named
 from foretrain.config.presets import preset_named
 from foretrain.config.resolve import ResolvedConfig, resolve
 from foretrain.hardware.catalogue import Gpu, stated_bytes
@@ -38,7 +39,7 @@ class SourceRequest:
         """Return its name: as the user names it here, as a run's own label has it, or by its folder or file."""
         path = Path(self.path)
         if self.label or not path.is_dir():
-            return self.label or path.stem
+            return self.label or (path.stem if _exists(self.path) else self.path)
         return label.read_label(path).title or path.resolve().name
 
     @cached_property
@@ -49,6 +50,11 @@ class SourceRequest:
     def resolved(self) -> ResolvedConfig | None:
         """Return the config that belongs to it; None where none was given. Raises ConfigError."""
         return resolve(self.words) if self.words else None
+
+    @property
+    def is_model(self) -> bool:
+        """Return whether it is a model to fine-tune, by its name."""
+        return not _exists(self.path) and preset_named(self.path) is None and _is_model(self.path)
 
     @property
     def card(self) -> Gpu | None:
@@ -89,6 +95,10 @@ def _exists(path: str) -> bool:
         return False
 
 
+def _is_model(path: str) -> bool:
+    return path.startswith("hf:") or model_named(path) is not None
+
+
 def take_apart(word: str) -> SourceRequest:
     """Take a source apart. A path that is there is taken as it is, whatever signs it has. Raises UserError."""
     label, rest = "", word
@@ -99,7 +109,7 @@ def take_apart(word: str) -> SourceRequest:
     parts = rest.split("+")
     for count in range(len(parts), 0, -1):
         path = "+".join(parts[:count])
-        if _exists(path) or preset_named(path):
+        if _exists(path) or preset_named(path) or _is_model(path):
             return _with_extras(word, path, label, parts[count:])
     path = parts[0]
     if Path(path).suffix in (".toml", ".py"):

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Literal
 
+from pydantic import NonNegativeInt
+
 from foretrain.base.errors import UserError
 from foretrain.base.records import Note, Record
 from foretrain.config.finetune.options import Bound, FineTune
@@ -63,7 +65,7 @@ class FineTunePlan(PlanRecord):
     tune: FineTune
     gpu: Gpu
     counts: FineTuneCounts
-    available_bytes: int | None
+    available_bytes: NonNegativeInt | None
     used_by_others_bytes: int
     memory: RunMemory
     timing: Timing | None

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Literal
 
+from pydantic import NonNegativeInt
+
 from foretrain.base.errors import UserError
 from foretrain.base.messages import listed
 from foretrain.base.records import Note, Record
@@ -60,7 +62,7 @@ class InferencePlan(PlanRecord):
     asked: Inference
     engine: Engine
     gpu: Gpu
-    available_bytes: int | None
+    available_bytes: NonNegativeInt | None
     used_by_others_bytes: int
     memory: RunMemory
     longest_context: int | None

@@ -79,7 +79,7 @@ def best(plan: Plan, found: Best, asked: Asked) -> Screen:
     values = {
         "n_layer": c.n_layer, "n_head": c.n_head, "n_embd": c.n_embd, "params": winner.n_params,
         "tokens": winner.tokens, "loss": winner.loss, "low": winner.loss_low, "high": winner.loss_high,
-        "needed": winner.needed_bytes, "room": room(plan), "gpu": plan.gpu.name, "text": found.limit.text,
+        "needed": winner.needed_bytes, "room": room(plan), "gpu": plan.place, "text": found.limit.text,
         "batch_size": c.batch_size, "accumulation": c.gradient_accumulation_steps,
     }  # fmt: skip
     believable = winner.loss < math.log(c.vocab_size)
@@ -93,7 +93,9 @@ def best(plan: Plan, found: Best, asked: Asked) -> Screen:
     )
     rows = _takes(plan.model_copy(update={"config": c}), winner.timing, steps=winner.steps)
     rows += [Row(Message("first.label.limits"), listed(Message(f"first.bind.{bind}").text() for bind in found.binds))]
-    rows += [Row(Message("first.label.batch"), Message("first.split", values), optional=2), _written(asked)]
+    split = [Message("first.split", values).text()]
+    shared = [Message(f"cluster.strategy.{c.strategy}").text()] if plan.world > 1 else []
+    rows += [Row(Message("first.label.batch"), listed([*split, *shared]), optional=2), _written(asked, plan.world)]
     rows += assumed_rows(plan, plan.step, *(["no_repeats"] if found.dataset_tokens is None else []))
     rows += _all(asked)
     return Screen(Message("best.title", values), lead, None, tuple(rows))
@@ -296,9 +298,10 @@ def _change(plan: Plan, advice: Advice, changed: Changed | None, *, brief: bool 
     return listed(said)
 
 
-def _written(asked: Asked) -> Row:
+def _written(asked: Asked, world: int = 1) -> Row:
     if asked.wrote:
-        return Row(Message("first.label.next"), command=("foretrain", "train", asked.wrote))
+        cards = ("--gpus", str(world)) if world > 1 else ()
+        return Row(Message("first.label.next"), command=("foretrain", "train", asked.wrote, *cards))
     return Row(Message("first.label.next"), Message("first.write"))
 
 

@@ -106,7 +106,7 @@ def best(plan: Plan, answer: Best) -> Document:
         Section(Message("best.ratio"), (_practice(winner), Paragraph(Message("best.ratio_why")))),
         Section(Message("plan.notes"), _notes(plan, answer)),
     ]
-    title = Message("best.title", {"gpu": plan.gpu.name, "text": answer.limit.text})
+    title = Message("best.title", {"gpu": plan.place, "text": answer.limit.text})
     return Document(title, Message("best.subtitle"), sections)
 
 

@@ -64,7 +64,7 @@ def best_line(plan: Plan, found: Best) -> Message:
     c = winner.config
     values = {
         "n_layer": c.n_layer, "n_head": c.n_head, "n_embd": c.n_embd, "params": winner.n_params,
-        "tokens": winner.tokens, "loss": winner.loss, "gpu": plan.gpu.name, "text": found.limit.text,
+        "tokens": winner.tokens, "loss": winner.loss, "gpu": plan.place, "text": found.limit.text,
         "needed": winner.needed_bytes, "available": plan.available_bytes or 0, "version": version("foretrain"),
     }  # fmt: skip
     return Message("first.best_line", values)

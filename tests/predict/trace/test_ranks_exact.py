@@ -134,7 +134,7 @@ def test_a_torch_that_cannot_run_fsdp_on_a_cpu_is_refused(monkeypatch: pytest.Mo
     assert "torch 2.7 or newer" in Request(spec(Sharing("fsdp", 2, 2))).why_not()
 
 
-def test_plan_for_several_cards_is_traced(own_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_for_several_cards_is_traced(own_cache: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     words = ["plan", *WORDS, "--batch_size=2", "--gradient_accumulation_steps=4", "--compile=false"]
     words += ["--gpus", "2 x RTX 4070", "--json"]
     guessed = ClusterPlan.from_json(foretrain(*words).stdout)
@@ -152,3 +152,10 @@ def test_plan_for_several_cards_is_traced(own_cache: None, monkeypatch: pytest.M
         assert needed[1] - reserved == context.expected_bytes + after.nccl.expected_bytes
     monkeypatch.setattr(service, "start_worker", None)  # all of it is kept
     assert foretrain(*words, "--exact").stdout == text
+    path = tmp_path / "rank.pickle"
+    shared = [*words[:-1], "--strategy=fsdp", "--snapshot", str(path), "--explain", "--json"]
+    told = json.loads(foretrain(*shared).stdout)
+    assert told["source"] == "traced"
+    tensors = sum(each["size_bytes"] for each in told["tensors"])
+    assert 0 <= told["phase"]["allocated_bytes"] - tensors < 1 << 16  # blocks of 512 bytes
+    assert json.loads(foretrain("explain", str(path), "--json").stdout)["peak"]["allocated_bytes"] == tensors

@@ -15,11 +15,10 @@ from common import arguments, report
 
 from foretrain.config.hub.facts import ModelFacts
 from foretrain.config.hub.source import facts_of, preset_source
-from foretrain.config.inference.formats import CACHES
-from foretrain.config.inference.options import Inference
+from foretrain.config.inference import CACHES, Inference, resolved
 from foretrain.hardware.catalogue import find
-from foretrain.predict.inference.plan import resolved
-from foretrain.predict.inference.speed import decode_parts, prompt_s, read_bytes
+from foretrain.predict.inference.shares import waits_s
+from foretrain.predict.inference.speed import decode_parts, prompt_s, read_bytes, share_at_once
 
 ROWS = Path(__file__).with_name("published_inference.csv")
 NEAR = 0.15
@@ -44,23 +43,28 @@ def predicted(row: dict[str, str]) -> float:
     """Tokens per second of a row's question: at the context that it has in the middle of what is generated."""
     model, gpu = model_named(row["model"]), find(row["gpu"])
     prompt, generated = int(row["prompt"]), int(row["generated"])
-    asked = Inference(
-        context=prompt + generated, prompt=max(1, prompt), batch=int(row["batch"]), weights=row["weights"],
-        engine=row["engine"],  # type: ignore[arg-type]
-    )  # fmt: skip
-    asked, engine = resolved(row["model"], model, asked, gpu)
-    read = read_bytes(model, asked, head=row["head"] == "yes")
+    asked, engine = resolved(row["model"], model, asked_in(row, prompt + generated, max(1, prompt)), gpu)
+    share = share_at_once(model, asked, engine)
+    read = read_bytes(model, asked, share, head=row["head"] == "yes")
     tokens = model.cached_tokens(prompt + generated // 2)
     texts = asked.batch if row["head"] == "yes" else 1  # else one text, so many of its tokens at a time
-    cache = round(texts * tokens * model.kv_numbers * CACHES[asked.kv] / 8)
-    return asked.batch / sum(decode_parts(model, asked, engine, gpu, read, cache).values())
+    cache = round(texts * tokens * share.kv_numbers * CACHES[asked.kv] / 8)
+    waits = waits_s(model, asked, gpu, asked.batch)[1]
+    return asked.batch / (sum(decode_parts(model, asked, engine, gpu, read, cache).values()) + waits)
+
+
+def asked_in(row: dict[str, str], context: int, prompt: int, batch: int | None = None) -> Inference:
+    """What a row asks."""
+    return Inference.model_validate({
+        "context": context, "prompt": prompt, "batch": batch or int(row["batch"]), "weights": row["weights"],
+        "engine": row["engine"], "world": int(row["cards"] or 1), "split": row["split"] or "",
+    })  # fmt: skip
 
 
 def predicted_prompt(row: dict[str, str]) -> float:
     """Tokens per second of reading a prompt of a row's length."""
     model, gpu, tokens = model_named(row["model"]), find(row["gpu"]), int(row["read"])
-    asked = Inference(context=tokens, prompt=tokens, weights=row["weights"], engine=row["engine"])  # type: ignore[arg-type]
-    asked, engine = resolved(row["model"], model, asked, gpu)
+    asked, engine = resolved(row["model"], model, asked_in(row, tokens, tokens, 1), gpu)
     return tokens / prompt_s(model, asked, engine, gpu)
 
 

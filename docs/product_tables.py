@@ -18,7 +18,7 @@ from foretrain.base.quantities import parse_bytes
 from foretrain.base.units import format_bytes, format_small_percent, format_small_signed_percent
 from foretrain.cli.repository.answers import Answer, in_short
 from foretrain.cli.repository.pull_request import Change, markdown
-from foretrain.config.inference.formats import CACHES, FORMATS
+from foretrain.config.inference import CACHES, FORMATS
 from foretrain.config.option import GROUPS
 from foretrain.config.options import OPTIONS
 from foretrain.config.resolve import resolve
@@ -215,8 +215,9 @@ def inference() -> str:
 declare(
     "inference-rows", "inference_published.rows",
     "model | weights | card | batch | context | engine | published tokens/s | predicted | off | prompt off",
-    "{model} | {weights} | {gpu} | {batch} | {context:,} | {software} | {tokens_per_s:,.1f} | {predicted_tokens_per_s:,.1f} | {off:+.1p} | {prompt}",
-    only=lambda row: row["use"] == "held out", context=lambda row: int(row["prompt"]) + int(row["generated"]),
+    "{model} | {weights} | {card} | {batch} | {context:,} | {software} | {tokens_per_s:,.1f} | {predicted_tokens_per_s:,.1f} | {off:+.1p} | {prompt}",
+    only=lambda row: row["use"] == "held out",
+    card=lambda row: f"{row['cards']} x {row['gpu']} ({row['split']})" if row["cards"] else row["gpu"], context=lambda row: int(row["prompt"]) + int(row["generated"]),
     prompt=lambda row: f"{100 * row['read_off']:+.1f} %" if "read_off" in row else "",
 )  # fmt: skip
 

@@ -3,7 +3,7 @@
 The command line, the page, the demo and reports plan through `make_plan`, so that they agree.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,11 @@ from foretrain.base.errors import UserError
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import ResolvedConfig, Trainer, from_values, resolve
 from foretrain.config.shape import ModelShape
-from foretrain.config.words import as_word
+from foretrain.config.words import Vocabulary, as_word
 from foretrain.data.corpus import ConfigData, data_of_config
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import NANOGPT_PEAK_FLOP_PER_S, DetectedGpu, Gpu, detect, stated_bytes
+from foretrain.hardware.cluster import cluster
 from foretrain.hardware.devices import Target
 from foretrain.predict.data_notes import data_notes
 from foretrain.predict.plan import Plan, available
@@ -107,6 +108,19 @@ def target_of(
     if name.lower() == devices.HERE and config.device == devices.CPU:
         name = devices.CPU
     return devices.target(name, stated_bytes, index=int(config.device.partition(":")[2] or 0), detect=detect)
+
+
+def words_of_cards(cards: Cards, words: Sequence[str], vocabulary: Vocabulary) -> tuple[str, list[str]]:
+    """Return the card's name, and how many of it there are as words of the run. Raises UserError."""
+    if not cards.gpus:
+        return cards.gpu, []
+    for word in vocabulary.split(words):
+        if word.key in ("world", "per_node"):
+            raise UserError("usage.finetune_without.world_twice", option=word.name)
+    found = cluster(cards.gpus, cards.link, cards.network, lambda: targets(cards.gpu, "", RunConfig())[0].gpu)
+    own = [f"--world={found.world}", *([f"--per-node={found.per_node}"] if found.nodes > 1 else [])]
+    links = ((name, getattr(cards, name)) for name in ("link", "network"))
+    return found.gpu.name, [*own, *(f"--{name}={value}" for name, value in links if value)]
 
 
 def make_plan(

@@ -10,7 +10,7 @@ from foretrain.base.records import Record
 from foretrain.model.sampling import Sampling
 
 if TYPE_CHECKING:
-    from foretrain.app.generation.opened import Opened
+    from foretrain.app.opened import Opened
 
 SCHEMA = "foretrain.sample/1"
 
@@ -30,7 +30,7 @@ def opened(run: str | Path) -> Opened:
     Raises UserError: no checkpoint 2, no torch 4, too little memory 5, no run, no tokenizer or damaged files 7.
     """
     need_torch()
-    from foretrain.app.generation.opened import Opened
+    from foretrain.app.opened import Opened
 
     return Opened(run)
 

@@ -31,7 +31,7 @@ def finetuning(context: click.Context, words: list[str]) -> bool:
 def inference(context: click.Context, words: list[str]) -> bool:
     """Whether generating text was asked about; then it has been answered. Raises UserError."""
     if context.params["inference"]:
-        import_module("foretrain.cli.generation.plan").answer_command(context, words)
+        import_module("foretrain.cli.generation").answer_command(context, words)
     return bool(context.params["inference"])
 
 

@@ -12,7 +12,7 @@ from foretrain.base.messages import listed, printable, say
 from foretrain.base.process_memory import system
 from foretrain.cli.common import ERR, wrong_value
 from foretrain.config.finetune.options import FINETUNE_OPTIONS
-from foretrain.config.inference.options import WORDS
+from foretrain.config.inference import WORDS
 from foretrain.config.options import OPTIONS
 from foretrain.config.presets import PRESET_ALIASES, PRESETS
 from foretrain.hardware.catalogue import catalogue

@@ -11,8 +11,9 @@ from foretrain.app.exact import settings_of
 from foretrain.app.finetune import traced
 from foretrain.app.finetuning import explain
 from foretrain.app.finetuning import limits as limits_of
-from foretrain.app.finetuning.question import FineTuneQuestion, question, words_of_cards
+from foretrain.app.finetuning.question import FineTuneQuestion, question
 from foretrain.app.limits import Limits
+from foretrain.app.plan import words_of_cards
 from foretrain.base.errors import UserError
 from foretrain.base.messages import say
 from foretrain.cli.asked_elsewhere import cards_of, check_cards, is_typed, typed_cards
@@ -29,6 +30,7 @@ from foretrain.cli.planning.exact import (
 )
 from foretrain.cli.show_config import show_finetune
 from foretrain.config.finetune.asked import how_chosen, is_asked
+from foretrain.config.finetune.words import WORDS
 from foretrain.predict.finetune.plan import FineTunePlan, replanned
 from foretrain.predict.finetuning import of_plan
 from foretrain.predict.largest import Largest, largest
@@ -62,7 +64,7 @@ def read(context: click.Context, words: list[str], refused: Mapping[str, str]) -
 def card_and_words(context: click.Context) -> tuple[str, list[str]]:
     """Return the card of --gpu or --gpus, and how many train together as words of the run. Raises UserError."""
     check_cards(context)
-    return words_of_cards(cards_of(context.params), context.params["words"])
+    return words_of_cards(cards_of(context.params), context.params["words"], WORDS)
 
 
 def asked_with(given: Mapping[str, Any], words: list[str], command: str = "plan") -> Asked:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from foretrain.base.records import Record
 from foretrain.comparison.subject import Curve, Subject
 from foretrain.config.finetune.options import FINETUNE_OPTIONS
-from foretrain.config.inference.options import Inference
+from foretrain.config.inference import Inference
 from foretrain.config.option import COST, EVERYTHING, LEARNING, Effect, options_of
 from foretrain.config.options import OPTIONS, RunConfig, unread
 from foretrain.data.dataset import BUILT_IN

@@ -1,12 +1,13 @@
 """What an option of a run is: its value's type and limits, and all else that is known of it. No torch.
 
 Every option is defined once with `option(…)`: those of pretraining in config/options.py, of fine-tuning in
-config/finetune/options.py, of generating text in config/inference/options.py. Other modules ask for the names of those
+config/finetune/options.py, of generating text in config/inference.py. Other modules ask for the names of those
 with an attribute (`named`, in config/options.py) and keep no list of their own.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, get_args
 
 from pydantic import Field
@@ -111,6 +112,13 @@ def option(default: Any, help: str, *, pattern: str | None = None, **attributes:
         pattern=pattern,
         json_schema_extra=known,
     )
+
+
+# Options of several cards, which several kinds of run have.
+_card = partial(option, group="system", affects=COST, on_resume="free", compared=False, texts="finetune_knob")
+PER_NODE = _card(0, "of them in one machine; 0: all", least=0, unit="cards")
+LINK = _card("", "what connects the cards of a machine; empty: what such cards usually have")
+NETWORK = _card("", "what connects the machines; empty: what they usually have")
 
 
 @dataclass(frozen=True, kw_only=True)

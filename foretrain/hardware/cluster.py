@@ -163,6 +163,15 @@ def cluster(text: str, link: str = "", network: str = "", here: Callable[[], Gpu
     )  # fmt: skip
 
 
+def cluster_of(gpu: Gpu, world: int, per_node: int = 0, link: str = "", network: str = "") -> Cluster:
+    """Return so many cards of one kind, `per_node` in a machine; 0: the usual number. Raises UserError."""
+    per_node = per_node or (A_MACHINE if world > A_MACHINE and not world % A_MACHINE else world)
+    if world % per_node:
+        raise UserError("usage.finetune_without.per_node", world=world, per_node=per_node)
+    nodes = world // per_node
+    return cluster(f"{nodes} nodes x {per_node}" if nodes > 1 else str(per_node), link, network, here=lambda: gpu)
+
+
 def _link(name: str, gpu: Gpu, per_node: int) -> Link:
     usual = link_of(gpu.name).link
     if name.strip().lower() == NVLINK:

@@ -8,7 +8,7 @@ from foretrain.base.errors import UserError
 from foretrain.base.quantities import Limit
 from foretrain.config.hub.facts import ModelSource
 from foretrain.config.hub.source import facts_to_generate
-from foretrain.config.inference.options import MOST_BATCH, MOST_CONTEXT, Inference
+from foretrain.config.inference import MOST_BATCH, MOST_CONTEXT, Inference
 from foretrain.predict.energy import Prices
 from foretrain.predict.forecast import Forecast, Placement, Probe, Range
 from foretrain.predict.inference.plan import InferencePlan, Search, plan
@@ -44,11 +44,8 @@ class Generation:
         return replace(self, asked=Inference.model_validate({**self.asked.model_dump(), **options}))
 
     def on(self, where: Placement) -> Forecast:
-        if where.cluster is not None:
-            raise UserError("usage.inference_one_card", value=where.cluster.text, one=where.card.name)
-        made = plan(
-            self.source, self.asked, where.card, used_by_others_bytes=where.used_by_others_bytes, prices=self.prices
-        )
+        others = where.used_by_others_bytes
+        made = plan(self.source, self.asked, where.card, used_by_others_bytes=others, prices=self.prices)
         return Forecast(self, where, made)
 
     def with_steps(self, found: Forecast, steps: int) -> tuple[InferencePlan, tuple[str, ...]]:

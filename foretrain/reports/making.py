@@ -19,9 +19,9 @@ from foretrain.app.compare import compared
 from foretrain.app.explain import is_tracked, log_of
 from foretrain.app.finetune import traced
 from foretrain.app.finetuning import limits as limits_of
-from foretrain.app.finetuning.question import question, words_of_cards
+from foretrain.app.finetuning.question import question
 from foretrain.app.limits import Limits, make_plans, priced
-from foretrain.app.plan import Cards, targets
+from foretrain.app.plan import Cards, targets, words_of_cards
 from foretrain.app.ranks.plan import answer, traced_cluster
 from foretrain.base.errors import UserError
 from foretrain.base.files import first_bytes, not_written, read_text
@@ -29,6 +29,7 @@ from foretrain.comparison.loss_axes import gather, loss_curves
 from foretrain.comparison.sources import plans, runs
 from foretrain.comparison.sources.request import SourceRequest, take_apart
 from foretrain.config.finetune.asked import is_asked
+from foretrain.config.finetune.words import WORDS
 from foretrain.config.resolve import resolve
 from foretrain.measure.tune_record import SCHEMA as TUNING_SCHEMA
 from foretrain.measure.tune_record import Tuning
@@ -193,7 +194,7 @@ def _plan(asked: Asked, one: SourceRequest) -> Document:
 
 
 def _fine_tuning(asked: Asked, cards: Cards, words: Sequence[str]) -> Document:
-    gpu, together = words_of_cards(cards, words)
+    gpu, together = words_of_cards(cards, words, WORDS)
     found = question(words[0], [*words[1:], *together])
     made = limits_of.plans(found, gpu, cards.others, Limits(asked.price), None, asked.others_option)
     if len(made) > 1:

@@ -13,12 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import foretrain as library
-from foretrain.app.generation import opened as opening
-from foretrain.app.generation.opened import Fitted
-from foretrain.app.generation.run_writer import TextStream
+from foretrain.app import opened as opening
+from foretrain.app.opened import Fitted, TextStream
 from foretrain.app.sample import opened
 from foretrain.base.errors import ExitCode, UserError
-from foretrain.cli.generation import chat
+from foretrain.cli import chat
 from foretrain.config.shape import facts_of_run
 from foretrain.data.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer
 from foretrain.model.language_model import make_model

@@ -16,7 +16,7 @@ from foretrain.config.finetune.read import read_finetune
 from foretrain.config.finetune.together import idle
 from foretrain.config.finetune.words import parse_words
 from foretrain.config.hub.source import text_source
-from foretrain.config.inference.options import parse_inference
+from foretrain.config.inference import parse_inference
 from foretrain.hardware.catalogue import catalogue
 from foretrain.predict.finetune.plan import FineTunePlan, plan
 from foretrain.predict.finetune.program import has_flash_2

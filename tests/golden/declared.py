@@ -10,6 +10,7 @@ FACTS = (
     "one description of a model: ModelFacts for generating text, too, which count a latent attention and know a format"
 )
 WORDS = "one parser of words: the last value of an option counts, with a note; a value that cannot be is refused as in pretraining"
+CARDS = "generating text on several cards, whose options and words are those of fine-tuning"
 DECLARED: tuple[Declared, ...] = (
     Declared("inference", r"stdout.*\.(model|facts)", FACTS),
     Declared("^python inference", r"stdout:\d+", FACTS, new='"facts": '),
@@ -36,4 +37,6 @@ DECLARED: tuple[Declared, ...] = (
     Declared("inference", "stdout", LINE, new="tokens"),
     Declared("check", "stderr", CHECK),
     Declared("^languages", "stdout", LINE),
+    Declared("inference", r"asked\.(world|split|per_node|link|network)$", CARDS, old=r"^\(nothing\)$"),
+    Declared("", "stderr", CARDS, new="is about several cards|run one model together|how many cards there are|--split"),
 )

@@ -11,20 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import foretrain as library
-from foretrain.app.generation.plan import model_named_by, model_of_words
+from foretrain.app.generation import model_named_by, model_of_words
 from foretrain.app.plan import resolved_of
 from foretrain.base.errors import UserError
 from foretrain.base.units import GIB, MIB
 from foretrain.config.hub.facts import ModelFacts, ModelSource
 from foretrain.config.hub.parameters import counts_of, parameter_count
 from foretrain.config.hub.source import facts_to_generate, preset_source
-from foretrain.config.inference.formats import FORMATS
-from foretrain.config.inference.options import parse_inference
+from foretrain.config.inference import FORMATS, Inference, parse_inference
 from foretrain.config.presets import PRESETS, models
 from foretrain.config.shape import ModelShape, facts_of_run
 from foretrain.hardware.catalogue import catalogue, find
 from foretrain.predict.inference.plan import InferencePlan
-from foretrain.predict.inference.speed import weights_bytes
+from foretrain.predict.inference.speed import share_at_once, weights_bytes
 from tests.kit.command import REPO, first_screen, foretrain
 from tests.kit.tiny import tiny
 
@@ -86,7 +85,10 @@ def test_llama_3_8b_takes_what_llama_cpps_log_says() -> None:
     bits = {"q4_k_m": 4.8944, "q4_k_s": 4.6672, "q5_k_m": 5.7036, "q6_k": 6.5633, "q8_0": 8.5008, "iq4_xs": 4.4597,
             "q3_k_l": 4.2979, "iq3_m": 3.7628, "q3_k_s": 3.6429, "iq3_xxs": 3.2548, "q2_k": 3.1593, "iq2_m": 2.9294}  # fmt: skip
     for name, expected in bits.items():
-        stored = weights_bytes(facts, name, "llama.cpp") + counts.embedding * FORMATS[name].embedding / 8
+        stored = (
+            weights_bytes(share_at_once(facts, plan.asked, "llama.cpp"), name)
+            + counts.embedding * FORMATS[name].embedding / 8
+        )
         assert 8 * stored / counts.total == pytest.approx(expected, rel=2e-3), name
 
 
@@ -94,7 +96,7 @@ def test_llama_3_8b_takes_what_llama_cpps_log_says() -> None:
 def test_int8_is_as_large_as_torchao_says(name: str, size_gb: float) -> None:
     """torchao's README counts what quantized layers hold: all but the embedding."""
     model = published(name)
-    without = weights_bytes(model, "int8", "pytorch") - 2 * counts_of(model).embedding
+    without = weights_bytes(share_at_once(model, Inference(), "pytorch"), "int8") - 2 * counts_of(model).embedding
     assert without / 1e9 == pytest.approx(size_gb, rel=0.01)
 
 
@@ -466,7 +468,7 @@ def test_largest_batch_and_context_are_asked_as_in_training() -> None:
 
 @pytest.mark.parametrize(("words", "said"), [
     (("plan", "--inference", "--gpu", "4070"), "foretrain knows smollm2-135m"),
-    (("plan", "qwen3-8b", "--inference", "--gpu", "2 x 3090"), "--gpu '3090'"),
+    (("plan", "qwen3-8b", "--inference", "--gpu", "2 x 3090"), "--gpus '2 x 3090'"),
     (("advise", "qwen3-8b", "--inference", "--gpu", "4070"), "foretrain plan qwen3-8b --inference --gpu 4070 --full"),
 ])  # fmt: skip
 def test_what_is_refused_says_what_works(words: tuple[str, ...], said: str) -> None:

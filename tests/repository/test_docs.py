@@ -12,7 +12,7 @@ import pytest
 from foretrain.base.errors import ExitCode
 from foretrain.cli import app
 from foretrain.config.finetune.options import OPTION_OF
-from foretrain.config.inference.options import Inference
+from foretrain.config.inference import Inference
 from foretrain.config.options import OPTIONS
 from foretrain.config.resolve import ALIASES
 from tests.kit.command import REPO, foretrain

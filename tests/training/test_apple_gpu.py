@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 import foretrain as api
 from foretrain.analysis.forecast_check import of_directory
 from foretrain.app import calibrate as calibration
-from foretrain.app.generation import opened
+from foretrain.app import opened
 from foretrain.app.plan import make_plan
 from foretrain.app.trainer_forecast import new_record
 from foretrain.app.training import ready

@@ -65,7 +65,7 @@ foretrain plan hf:Qwen/Qwen3-8B --inference --weights int8 --batch 8 --gpu A100-
 
 Fine-tuning takes --method, --lora-r, --seq-len, --optim, --packing, --epochs and more: see docs/fine-tuning.md.
 
-Generating text takes --context, --batch, --weights, --kv, --prompt, --engine: see docs/inference.md."""
+Generating text takes --context, --batch, --weights, --kv, --prompt, --engine, --split: see docs/inference.md."""
 
 
 @command("plan", EPILOG, **OF_CONFIG)
@@ -81,7 +81,7 @@ Generating text takes --context, --batch, --weights, --kv, --prompt, --engine: s
 @flag(
     "--inference",
     "Plan generating text instead of training: memory with the KV cache, tokens per second. Takes "
-    "--context, --batch, --weights, --kv, --prompt, --engine.",
+    "--context, --batch, --weights, --kv, --prompt, --engine, --split.",
 )
 @option(
     "--trainer NAME",

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from foretrain.base.records import Record
 from foretrain.config.hub.facts import ModelFacts
-from foretrain.config.option import COST, DTYPE_NAMES, EVERYTHING, LEARNING, option, options_of
+from foretrain.config.option import COST, DTYPE_NAMES, EVERYTHING, LEARNING, LINK, NETWORK, PER_NODE, option, options_of
 
 Bound = Literal["exact", "at_least", "at_most", "unknown"]
 Training = Literal[
@@ -184,13 +184,9 @@ class FineTune(Record):
         1, "cards that train together with DDP, each with micro-batches of its own", group="system",
         aliases=("num_processes",), least=1, most=16_384, unit="cards", compared=False,
     )
-    per_node: int = _option(0, "of them in one machine; 0: all", group="system", least=0, unit="cards", compared=False)
-    link: str = _option(
-        "", "what connects the cards of a machine; empty: what such cards usually have", group="system", compared=False,
-    )
-    network: str = _option(
-        "", "what connects the machines; empty: what they usually have", group="system", compared=False,
-    )
+    per_node: int = PER_NODE
+    link: str = LINK
+    network: str = NETWORK
     loop: Loop = _option("trainer", "whose training loop: it decides what is cast and kept", group="system")
     # fmt: on
 

@@ -199,7 +199,7 @@ class ModelFacts(Record):
     residual_dropout: float = 0.0
     dtype: WeightDtype = "float32"  # that the published weights are in
     quantization: str = ""  # how they are already quantized, if so: bitsandbytes, gptq, awq, fp8, mxfp4, ...
-    published: str = ""  # and in which format of config/inference/formats.py, where that is known here
+    published: str = ""  # and in which format of config/inference.py, where that is known here
     vision: VisionFacts | None = None
     latent: LatentAttention | None = None
 
@@ -212,10 +212,11 @@ class ModelFacts(Record):
         """Numbers of one token in one layer of a KV cache."""
         return self.head_dim if self.latent else 2 * self.n_kv_head * self.head_dim
 
-    def cached_tokens(self, context: int) -> int:
-        """Return the tokens that all layers keep together of so long a text."""
-        sliding = len(self.sliding_layers)
-        return (self.n_layer - sliding) * context + sliding * min(context, self.sliding_window)
+    def cached_tokens(self, context: int, layers: range | None = None) -> int:
+        """Return the tokens that all layers, or these, keep together of so long a text."""
+        layers = range(self.n_layer) if layers is None else layers
+        sliding = sum(layer in layers for layer in self.sliding_layers)
+        return (len(layers) - sliding) * context + sliding * min(context, self.sliding_window)
 
     def liger_kernels(self, loop: str) -> Liger | None:
         return liger_of(self.model_type, loop)

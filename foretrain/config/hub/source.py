@@ -16,7 +16,7 @@ from foretrain.base.files import read_bytes
 from foretrain.config.hub.facts import ModelFacts, ModelSource
 from foretrain.config.hub.families import FAMILIES, LATENT_FAMILIES, Parts
 from foretrain.config.hub.keys import Keys, Unknown
-from foretrain.config.inference.formats import published_in
+from foretrain.config.inference import published_in
 from foretrain.config.presets import ModelPreset, model_named, models
 
 MAX_BYTES = 10 * 2**20  # most have some kilobytes, those with many labels some megabytes

@@ -13,7 +13,7 @@ from foretrain.base.errors import UserError
 from foretrain.config.finetune.options import WRAPPED, FineTune
 from foretrain.config.sharing import Sharing
 from foretrain.hardware.catalogue import Gpu
-from foretrain.hardware.cluster import A_MACHINE, Cluster, cluster
+from foretrain.hardware.cluster import Cluster, cluster_of
 from foretrain.hardware.devices import Context
 from foretrain.predict.abstract.autograd import Parameter
 from foretrain.predict.abstract.ranks import BUCKETS
@@ -31,12 +31,7 @@ def cards_of(tune: FineTune, gpu: Gpu) -> Cluster | None:
         return None
     if tune.loop not in WRAPPED:
         raise UserError("usage.finetune_without.ddp_loop", loop=tune.loop, world=tune.world)
-    per_node = tune.per_node or (A_MACHINE if tune.world > A_MACHINE and not tune.world % A_MACHINE else tune.world)
-    if tune.world % per_node:
-        raise UserError("usage.finetune_without.per_node", world=tune.world, per_node=per_node)
-    nodes = tune.world // per_node
-    text = f"{nodes} nodes x {per_node}" if nodes > 1 else str(per_node)
-    return cluster(text, tune.link, tune.network, here=lambda: gpu)
+    return cluster_of(gpu, tune.world, tune.per_node, tune.link, tune.network)
 
 
 def context_of(tune: FineTune, gpu: Gpu) -> Context:

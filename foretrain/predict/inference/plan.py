@@ -5,16 +5,25 @@ from typing import Literal
 
 from pydantic import NonNegativeInt
 
-from foretrain.base.errors import UserError
-from foretrain.base.messages import listed
 from foretrain.base.records import Note, Record
 from foretrain.config.hub.facts import ModelFacts, ModelSource
 from foretrain.config.hub.source import facts_to_generate
-from foretrain.config.inference.formats import CACHES, FORMATS, PUBLISHED, STORED, Engine, named
-from foretrain.config.inference.options import MOST_BATCH, MOST_CONTEXT, USUAL_CONTEXT, USUAL_PROMPT, Inference
+from foretrain.config.inference import (
+    FORMATS,
+    MOST_BATCH,
+    MOST_CONTEXT,
+    PUBLISHED,
+    USUAL_CONTEXT,
+    USUAL_PROMPT,
+    Engine,
+    Inference,
+    resolved,
+)
 from foretrain.hardware.catalogue import Gpu, catalogue
+from foretrain.hardware.devices import Context
 from foretrain.predict.energy import Prices
-from foretrain.predict.inference.speed import GenerationTiming, memory_of, speed_of
+from foretrain.predict.inference.shares import cards_of, check_shares, context_of, waits_s
+from foretrain.predict.inference.speed import GenerationTiming, memory_of, neediest_card, speed_of
 from foretrain.predict.memory import FAILING, RunMemory
 from foretrain.predict.plan import PlanRecord
 from foretrain.predict.search import bisect
@@ -77,6 +86,11 @@ class InferencePlan(PlanRecord):
     def needs(self) -> RunMemory:
         return self.memory
 
+    @property
+    def place(self) -> str:
+        cards = cards_of(self.asked, self.gpu)
+        return cards.text if cards else self.gpu.name
+
 
 def plan(
     source: ModelSource, asked: Inference, gpu: Gpu, *, used_by_others_bytes: int = 0, prices: Prices = PRICES
@@ -100,6 +114,7 @@ def _plan(
 ) -> InferencePlan:
     prompt, as_published = asked.prompt, not asked.weights
     asked, engine = resolved(source.name, facts, asked, gpu)
+    check_shares(facts, asked, engine)
     room = None if gpu.memory_bytes is None else max(0, gpu.memory_bytes - used_by_others_bytes)
     memory = memory_of(facts, asked, engine, gpu, room)
     search = Search(facts, asked, prompt, gpu, room)
@@ -116,30 +131,8 @@ def _plan(
     )  # fmt: skip
 
 
-def resolved(name: str, facts: ModelFacts, asked: Inference, gpu: Gpu) -> tuple[Inference, Engine]:
-    """All that was left out, and who generates. Raises UserError for a format that nobody knows or the engine lacks."""
-    if facts.quantization and not facts.published and not asked.weights:
-        raise UserError("usage.inference_published", model=name, quantization=facts.quantization)
-    weights, kv = named(asked.weights) or facts.published or STORED[facts.dtype], named(asked.kv)
-    if weights == "bf16" and not asked.weights and not gpu.supports_bf16:
-        weights = "f16"
-    for option, value, known in (("--weights", weights, FORMATS), ("--kv", kv, CACHES)):
-        if value not in known:
-            raise UserError("usage.inference_format", option=option, value=value[:40], choices=listed(list(known)))
-    engine: Engine = asked.engine or FORMATS[weights].engine
-    own = FORMATS[weights].engine
-    if engine != own and FORMATS[weights].quantized:
-        raise UserError("usage.inference_engine", weights=weights, engine=engine, own=own)
-    context = asked.context or min(facts.max_positions, USUAL_CONTEXT)
-    if asked.prompt > context:
-        raise UserError("usage.inference_prompt", prompt=asked.prompt, context=context)
-    if asked.prompt == 0:
-        asked = asked.model_copy(update={"prompt": min(USUAL_PROMPT, context)})
-    return asked.model_copy(update={"weights": weights, "kv": kv, "context": context}), engine
-
-
 def _notes(facts: ModelFacts, asked: Inference, engine: Engine, gpu: Gpu, *, as_published: bool) -> tuple[Note, ...]:
-    found = gpu.notes
+    found = [*_card_notes(facts, asked, engine, gpu), *gpu.notes]
     if gpu.kind not in ("cuda", "cpu"):
         found.append(Note(id="inference_unchecked", values={"gpu": gpu.name}))
     if gpu.memory_bytes is None:
@@ -157,6 +150,22 @@ def _notes(facts: ModelFacts, asked: Inference, engine: Engine, gpu: Gpu, *, as_
     if engine == "llama.cpp" and gpu.kind == "cuda" and not gpu.is_geforce:
         found.append(Note(id="inference_datacentre", values={"gpu": gpu.name}))
     return tuple(found)
+
+
+def _card_notes(facts: ModelFacts, asked: Inference, engine: Engine, gpu: Gpu) -> list[Note]:
+    """Return how several cards share the model, and what they wait for each other."""
+    cards = cards_of(asked, gpu)
+    if cards is None:
+        return []
+    card, share = neediest_card(facts, asked, engine)
+    low, wait, high = waits_s(facts, asked, gpu, asked.batch)
+    link = f"{cards.link.name}, {cards.network.name}" if cards.network else cards.link.name
+    values = {"world": cards.world, "link": link, "low": low, "wait": wait, "high": high}
+    if asked.split == "layer":
+        layers = {"card": card, "layers": len(share.layers), "of": facts.n_layer}
+        return [Note(id="inference_layer", values={**values, **layers})]
+    nccl = context_of(asked, gpu).expected_bytes - Context.of(gpu).expected_bytes
+    return [Note(id="inference_tensor", values={**values, "sums": 2 * facts.n_layer + 1, "nccl": nccl})]
 
 
 _STEP = 256  # tokens; a proposed context is a multiple of it where that leaves enough
@@ -219,7 +228,7 @@ class Search:
         cards = [card for card in catalogue().values() if card.kind == "cuda" and card.fp16_dense_tflops]
         for card in sorted(cards, key=lambda each: each.memory_bytes or 0):
             size = card.memory_bytes or 0
-            if self.memory({"weights": name}, card, size - others).verdict == "fits":
+            if self.memory({"weights": name, "link": "", "network": ""}, card, size - others).verdict == "fits":
                 return Smallest(weights=name, needed_bytes=needed, card=card.name, card_bytes=size)
         return Smallest(weights=name, needed_bytes=needed)
 

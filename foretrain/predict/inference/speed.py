@@ -8,6 +8,9 @@ Unpacking is what quantized weights take in llama.cpp: a multiprocessor unpacks 
 cards with much bandwidth for their clock (A100). With several texts weights are read once for all; then products take
 over.
 
+Several cards that hold whole layers read one after the other, so a token takes as long as on one of them; where every
+matrix is divided, each reads its part. What they wait for each other is added.
+
 The constants come from the rows `tune` of benchmarks/published_inference.csv; `held out` rows chose nothing. What came
 out stands in docs/inference.md.
 """
@@ -15,12 +18,10 @@ out stands in docs/inference.md.
 from typing import Any
 
 from foretrain.config.hub.facts import ModelFacts
-from foretrain.config.hub.parameters import counts_of
-from foretrain.config.inference.formats import CACHES, FORMATS, PUBLISHED, Engine
-from foretrain.config.inference.options import Inference
+from foretrain.config.inference import CACHES, FORMATS, PUBLISHED, Engine, Inference
 from foretrain.hardware.catalogue import Gpu
-from foretrain.hardware.devices import Context
 from foretrain.predict.energy import Prices
+from foretrain.predict.inference.shares import Share, context_of, shares_of, waits_s
 from foretrain.predict.memory import Component, PhaseMemory, RunMemory, on_cpu
 from foretrain.predict.speed.time import Range
 from foretrain.predict.timing import PRICES, READINGS, Timing
@@ -67,22 +68,24 @@ def speed_of(
     bandwidth, peak = memory_bytes_per_s(gpu), gpu.peak_flop_per_s("bfloat16" if gpu.supports_bf16 else "float16")
     if gpu.kind != "cuda" or not bandwidth or not peak or not gpu.sm_count or not gpu.boost_clock_ghz:
         return None
-    read = read_bytes(facts, asked)
+    share = share_at_once(facts, asked, engine)
+    read = read_bytes(facts, asked, share)
     middle = round(asked.prompt + max(0, asked.context - asked.prompt) / 2)
-    cache = cache_bytes(facts, asked.model_copy(update={"context": middle}))
+    cache = cache_bytes(facts, asked.model_copy(update={"context": middle}), share)
     parts = decode_parts(facts, asked, engine, gpu, read, cache)
-    token_s = sum(parts.values())
-    first_s = prompt_s(facts, asked, engine, gpu)
-    rate = asked.batch / token_s
-    slow, quick = token_s / (1 - DECODE_RANGE), token_s / (1 + DECODE_RANGE)
+    quick, waits, slow = waits_s(facts, asked, gpu, asked.batch)
+    own_s, parts = sum(parts.values()), {**parts, "waits": waits}
+    token_s, first_s = own_s + waits, prompt_s(facts, asked, engine, gpu)
+    rates = [asked.batch / (own_s + slow) * (1 - DECODE_RANGE), asked.batch / (own_s + quick) * (1 + DECODE_RANGE)]
+    quick, slow = (own_s + quick) / (1 + DECODE_RANGE), (own_s + slow) / (1 - DECODE_RANGE)
     step_s = Range(low_s=quick, expected_s=token_s, high_s=slow)
     return GenerationTiming(
         step_s=step_s,
         prices=prices,
-        **_rent(step_s, prices),
-        tokens_per_s=rate,
-        tokens_per_s_low=rate * (1 - DECODE_RANGE),
-        tokens_per_s_high=rate * (1 + DECODE_RANGE),
+        **_rent(step_s, prices, asked.world),
+        tokens_per_s=asked.batch / token_s,
+        tokens_per_s_low=rates[0],
+        tokens_per_s_high=rates[1],
         prompt_s=first_s,
         prompt_tokens_per_s=asked.prompt * asked.batch / first_s,
         first_token_s=first_s + token_s,
@@ -93,10 +96,10 @@ def speed_of(
     )
 
 
-def _rent(step_s: Range, prices: Prices) -> dict[str, Any]:
+def _rent(step_s: Range, prices: Prices, cards: int) -> dict[str, Any]:
     if not prices.price_per_hour:
         return {}
-    return {f"rent_{name}": getattr(step_s, f"{name}_s") / 3600 * prices.price_per_hour for name in READINGS}
+    return {f"rent_{name}": cards * getattr(step_s, f"{name}_s") / 3600 * prices.price_per_hour for name in READINGS}
 
 
 def memory_bytes_per_s(gpu: Gpu) -> float | None:
@@ -107,18 +110,24 @@ def memory_bytes_per_s(gpu: Gpu) -> float | None:
     return stated * (HBM_SHARE if has_hbm(gpu) else 1.0)
 
 
-def read_bytes(facts: ModelFacts, asked: Inference, *, head: bool = True) -> int:
+def share_at_once(facts: ModelFacts, asked: Inference, engine: Engine) -> Share:
+    """Return what works at one time: a card's part of every matrix, else one layer after the other of all."""
+    world = asked.world if asked.split == "tensor" else 1
+    return shares_of(facts, world, asked.split if world > 1 else "", engine)[0]
+
+
+def read_bytes(facts: ModelFacts, asked: Inference, share: Share, *, head: bool = True) -> int:
     """Weights that one step of all texts reads: of experts those that somebody asks for, of the embedding a row."""
-    bits, counts = FORMATS[asked.weights], counts_of(facts)
+    bits, counts = FORMATS[asked.weights], share.counts
     unread = (1 - facts.experts_per_token / facts.n_expert) ** asked.batch if facts.n_expert else 1.0
     blocks = counts.blocks + counts.experts * (1 - unread)  # where each token's experts are drawn evenly
-    logits = facts.vocab_size * facts.n_embd * bits.head if head else 0.0
+    logits = facts.vocab_size * facts.n_embd / share.parts * bits.head if head else 0.0
     return round((blocks * bits.block + logits + counts.others * (32 if bits.quantized else bits.block)) / 8)
 
 
-def _token_params(facts: ModelFacts) -> float:
+def _token_params(facts: ModelFacts, share: Share) -> float:
     """Parameters of all blocks that one token is multiplied by: of experts its own."""
-    counts = counts_of(facts)
+    counts = share.counts
     return counts.blocks + (counts.experts * (facts.experts_per_token / facts.n_expert) if facts.n_expert else 0.0)
 
 
@@ -130,9 +139,9 @@ def decode_parts(
     share = BANDWIDTH_SHARE * (KERNEL_SHARE.get(asked.weights, 1.0) if engine == "pytorch" else 1.0)
     bits = FORMATS[asked.weights]
     ways = {"weights": read / (share * bandwidth), "products": 0.0}
-    products_s = (
-        2 * (_token_params(facts) + facts.vocab_size * facts.n_embd) / (BATCH_SHARE * product_flop_per_s(gpu, engine))
-    )
+    share = share_at_once(facts, asked, engine)
+    params = _token_params(facts, share) + facts.vocab_size * facts.n_embd / share.parts
+    products_s = 2 * params / (BATCH_SHARE * product_flop_per_s(gpu, engine))
     if bits.quantized and engine == "llama.cpp":
         numbers = 8 * read / bits.block
         unpacking = numbers / (UNPACKED_PER_CLOCK * clocks_per_s(gpu)) * (1 + UNPACKED_MORE * (asked.batch - 1))
@@ -168,14 +177,14 @@ def clocks_per_s(gpu: Gpu) -> float:
 
 def prompt_s(facts: ModelFacts, asked: Inference, engine: Engine, gpu: Gpu) -> float:
     """Seconds that all prompts take: products of every token but the head's, causal attention, the weights once."""
-    reached = product_flop_per_s(gpu, engine)
+    reached, share = product_flop_per_s(gpu, engine), share_at_once(facts, asked, engine)
     tokens = asked.prompt * asked.batch
-    head = facts.vocab_size * facts.n_embd
-    products = 2 * _token_params(facts) * tokens + 2 * head * asked.batch
-    attention = 2 * facts.n_layer * facts.n_head * facts.head_dim * asked.prompt * tokens
+    head = facts.vocab_size * facts.n_embd / share.parts
+    products = 2 * _token_params(facts, share) * tokens + 2 * head * asked.batch
+    attention = 2 * facts.n_layer * facts.n_head * facts.head_dim * asked.prompt * tokens / share.parts
     computing_s = (products / PROMPT_SHARE + attention / ATTENTION_SHARE) / reached
-    weights_s = read_bytes(facts, asked) / (BANDWIDTH_SHARE * (memory_bytes_per_s(gpu) or 1.0))
-    return max(computing_s, weights_s) + facts.n_layer * LAYER_S
+    weights_s = read_bytes(facts, asked, share) / (BANDWIDTH_SHARE * (memory_bytes_per_s(gpu) or 1.0))
+    return max(computing_s, weights_s) + facts.n_layer * LAYER_S + waits_s(facts, asked, gpu, tokens)[1]
 
 
 # What generation needs on a card: weights, KV cache, what a prompt is computed in, CUDA context.
@@ -190,49 +199,50 @@ OTHERS_BYTES = 4  # norms and biases stay in fp32
 ACTIVATIONS_HIGH = 2.0  # what kernels and the allocator add to the widest layer; an allowance, not measured
 
 
-def weights_bytes(facts: ModelFacts, weights: str, engine: Engine) -> int:
+def weights_bytes(share: Share, weights: str) -> int:
     """Parameters as they are stored on the card. llama.cpp leaves the embedding on the host and has a tied head for
     itself; PyTorch has all of them, a tied head once."""
-    bits, counts = FORMATS[weights], counts_of(facts)
+    bits, counts = FORMATS[weights], share.counts
     blocks = (counts.blocks + counts.experts) * bits.block
     others = counts.others * (8 * OTHERS_BYTES if bits.quantized else bits.block)
-    head = facts.vocab_size * facts.n_embd * bits.head
-    if engine == "llama.cpp":
-        return round((blocks + head + others) / 8)
-    embedding = counts.embedding * bits.embedding
-    return round((blocks + embedding + (0 if facts.tied else head) + others) / 8)
+    return round((blocks + counts.embedding * bits.embedding + counts.head * bits.head + others) / 8)
 
 
-def cache_bytes(facts: ModelFacts, asked: Inference) -> int:
+def cache_bytes(facts: ModelFacts, asked: Inference, share: Share) -> int:
     """Keys and values of all texts at their full length."""
-    return round(asked.batch * facts.cached_tokens(asked.context) * facts.kv_numbers * CACHES[asked.kv] / 8)
+    tokens = facts.cached_tokens(asked.context, share.layers)
+    return round(asked.batch * tokens * share.kv_numbers * CACHES[asked.kv] / 8)
 
 
-def _activations_bytes(facts: ModelFacts, asked: Inference, engine: Engine) -> int:
+def _activations_bytes(facts: ModelFacts, asked: Inference, engine: Engine, share: Share) -> int:
     if engine == "llama.cpp":
         return 4 * min(PROMPT_AT_ONCE, asked.context * asked.batch) * (facts.vocab_size + facts.n_embd)
     size = 4 if asked.weights == "f32" else 2
     queries, keys = facts.n_head * facts.head_dim, 2 * facts.n_kv_head * facts.head_dim
     mlp = facts.expert_width * facts.experts_per_token if facts.n_expert and not facts.latent else facts.mlp_width
     widest = max(2 * mlp, 2 * facts.n_embd if facts.latent else queries + keys)
-    return asked.batch * (asked.prompt * size * (3 * facts.n_embd + widest) + 4 * facts.vocab_size)
+    inside = asked.prompt * size * (3 * facts.n_embd + widest // share.parts)
+    return asked.batch * (inside + 4 * facts.vocab_size * share.head)
 
 
 def memory_of(
     facts: ModelFacts, asked: Inference, engine: Engine, gpu: Gpu, available_bytes: int | None = None
 ) -> RunMemory:
-    """Return what an `asked` with all its values needs, with its verdict where the memory to fit in is known."""
-    card, context = gpu.kind != "cpu", Context.of(gpu)
-    activations = _activations_bytes(facts, asked, engine)
-    parts = (
-        Component(
-            id="weights", size_bytes=weights_bytes(facts, asked.weights, engine),
-            formula=_weights_formula(facts, asked, engine),
-        ),
-        Component(id="kv_cache", size_bytes=cache_bytes(facts, asked), formula=_cache_formula(facts, asked)),
-        Component(id="prompt", size_bytes=activations, formula=_prompt_formula(asked, engine)),
-    )  # fmt: skip
-    size = sum(part.size_bytes for part in parts)
+    """Return what an `asked` with all its values needs, of several cards the one with most, with its verdict where the
+    memory to fit in is known."""
+    card, context = gpu.kind != "cpu", context_of(asked, gpu)
+    _, share = neediest_card(facts, asked, engine)
+    sizes = _sizes(facts, asked, engine, share)
+    formulas = (
+        _weights_formula(share, sizes["weights"]),
+        _cache_formula(facts, asked, share),
+        _prompt_formula(asked, engine),
+    )
+    parts = tuple(
+        Component(id=id, size_bytes=size, formula=formula)
+        for (id, size), formula in zip(sizes.items(), formulas, strict=True)
+    )
+    size, activations = sum(sizes.values()), sizes["prompt"]
     low, expected, high = (
         size + (taken if card else 0) for taken in (context.low_bytes, context.expected_bytes, context.high_bytes)
     )
@@ -244,21 +254,37 @@ def memory_of(
     return RunMemory(phases=(on_cpu(phase, available_bytes),), context=context)
 
 
-def _weights_formula(facts: ModelFacts, asked: Inference, engine: Engine) -> str:
-    alone = engine == "llama.cpp" and not facts.tied
-    count = counts_of(facts).total - (counts_of(facts).embedding if alone else 0)
-    return f"{count:,} · {8 * weights_bytes(facts, asked.weights, engine) / count:.2f} / 8"
+def neediest_card(facts: ModelFacts, asked: Inference, engine: Engine) -> tuple[int, Share]:
+    """Return the number of the card that needs most, from 1, and its share."""
+    shares = shares_of(facts, asked.world, asked.split, engine)
+    sizes = [sum(_sizes(facts, asked, engine, share).values()) for share in shares]
+    worst = sizes.index(max(sizes))
+    return worst + 1, shares[worst]
 
 
-def _cache_formula(facts: ModelFacts, asked: Inference) -> str:
-    bits = f"{CACHES[asked.kv]:g} / 8"
-    if sliding := len(facts.sliding_layers):
+def _sizes(facts: ModelFacts, asked: Inference, engine: Engine, share: Share) -> dict[str, int]:
+    return {
+        "weights": weights_bytes(share, asked.weights),
+        "kv_cache": cache_bytes(facts, asked, share),
+        "prompt": _activations_bytes(facts, asked, engine, share),
+    }
+
+
+def _weights_formula(share: Share, size_bytes: int) -> str:
+    count = sum(share.counts)
+    return f"{count:,} · {8 * size_bytes / count:.2f} / 8"
+
+
+def _cache_formula(facts: ModelFacts, asked: Inference, share: Share) -> str:
+    bits, layers = f"{CACHES[asked.kv]:g} / 8", len(share.layers)
+    if sliding := sum(layer in share.layers for layer in facts.sliding_layers):
         short = min(asked.context, facts.sliding_window)
-        layers = f"({facts.n_layer - sliding} · {asked.context:,} + {sliding} · {short:,})"
+        tokens = f"({layers - sliding} · {asked.context:,} + {sliding} · {short:,})"
     else:
-        layers = f"{facts.n_layer} · {asked.context:,}"
-    numbers = f"{facts.kv_numbers}" if facts.latent else f"2 · {facts.n_kv_head} · {facts.head_dim}"
-    return f"{asked.batch} · {layers} · {numbers} · {bits}"
+        tokens = f"{layers} · {asked.context:,}"
+    heads = share.kv_numbers // (2 * facts.head_dim)
+    numbers = f"{share.kv_numbers}" if facts.latent else f"2 · {heads} · {facts.head_dim}"
+    return f"{asked.batch} · {tokens} · {numbers} · {bits}"
 
 
 def _prompt_formula(asked: Inference, engine: Engine) -> str:

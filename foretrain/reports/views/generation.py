@@ -1,9 +1,11 @@
 """A plan of generating text: a dozen lines, one line to paste, and the whole with every formula."""
 
+from typing import Any
+
 from foretrain.advice.asked import Asked
 from foretrain.analysis.finetune_memory import FineTuneExplanation
 from foretrain.base.messages import has, listed
-from foretrain.config.inference.options import WORDS
+from foretrain.config.inference import WORDS
 from foretrain.predict.inference.plan import InferencePlan
 from foretrain.predict.inference.speed import GenerationTiming
 from foretrain.predict.memory import FAILING, Component
@@ -12,10 +14,11 @@ from foretrain.reports.views.explain import nvidia_smi, sums_table
 from foretrain.reports.views.shared import TONES, card_memory
 
 SHOWN = 3  # formats of the first screen
+SHARED = ("inference_layer", "inference_tensor")  # notes that say how cards share the model
 
 
 def title(plan: InferencePlan) -> Message:
-    values = {"name": plan.name, "weights": plan.asked.weights, "engine": plan.engine, "gpu": plan.gpu.name}
+    values = {"name": plan.name, "weights": plan.asked.weights, "engine": plan.engine, "gpu": plan.place}
     return Message("inference.title", values)
 
 
@@ -28,7 +31,9 @@ def verdict(plan: InferencePlan) -> Paragraph:
 
 def screen(plan: InferencePlan, asked: Asked) -> Screen:
     parts = _memory(plan)
-    rows = [Row(Message("inference.label.memory"), listed(parts), short=listed(parts[:2]))]
+    shared = [note for note in plan.notes if note.id in SHARED]
+    rows = [Row(Message("inference.label.cards"), Message(f"note.{note.id}", note.values)) for note in shared]
+    rows.append(Row(Message("inference.label.memory"), listed(parts), short=listed(parts[:2])))
     rows += _speed_rows(plan, plan.timing) if plan.timing else [Row(Message("inference.label.speed"), _no_speed(plan))]
     rows += [Row(Message("inference.label.most"), each) for each in most(plan)]
     rows += [Row(Message("first.label.change"), each) for each in _change(plan)]
@@ -37,7 +42,7 @@ def screen(plan: InferencePlan, asked: Asked) -> Screen:
         kept = WORDS.without(asked.words, [word.key for word in WORDS.split(changed)])
         command = ("foretrain", "plan", *kept, *changed, *asked.card_options())
         rows.append(Row(Message("first.label.next"), command=(*command, *asked.options())))
-    rows += [Row(Message("first.label.note"), note, optional=1) for note in _notes(plan)]
+    rows += [Row(Message("first.label.note"), note, optional=1) for note in _notes(plan, SHARED)]
     if not asked.quiet:
         rows.append(Row(Message("first.label.more"), Message("first.more_full"), optional=2))
     return Screen(
@@ -62,10 +67,7 @@ def _formats(plan: InferencePlan, most: int) -> Table | None:
 
 def document(plan: InferencePlan) -> Document:
     columns = tuple(Message(f"column.{name}") for name in ("finetune_component", "finetune_bytes", "finetune_formula"))
-    parts = tuple(
-        (Message(f"inference.part.{part.id}"), Quantity(part.size_bytes, "bytes"), part.formula)
-        for part in _components(plan)
-    )
+    parts = tuple((_part(plan, part), Quantity(part.size_bytes, "bytes"), part.formula) for part in _components(plan))
     memory = Section(Message("inference.memory"), (Table(columns, parts, frozenset({1})),))
     formats = _formats(plan, len(plan.formats))
     rows = (Message("inference.label.speed"), Message("inference.value"))
@@ -95,10 +97,12 @@ def explain_document(plan: InferencePlan, found: FineTuneExplanation) -> Documen
 
 
 def _memory(plan: InferencePlan) -> list[str]:
-    return [
-        f"{Message(f'inference.part.{part.id}').text()} {Quantity(part.size_bytes, 'bytes').text()}"
-        for part in _components(plan)
-    ]
+    return [f"{_part(plan, part).text()} {Quantity(part.size_bytes, 'bytes').text()}" for part in _components(plan)]
+
+
+def _part(plan: InferencePlan, part: Component) -> Message:
+    with_nccl = part.id == "overhead" and plan.asked.split == "tensor"
+    return Message("inference.part.overhead_nccl" if with_nccl else f"inference.part.{part.id}")
 
 
 def _components(plan: InferencePlan) -> tuple[Component, ...]:
@@ -145,8 +149,9 @@ def _cost(plan: InferencePlan, speed: GenerationTiming) -> list[Message]:
     if money is None:
         return []
     each = tuple(amount * 1_000_000 / plan.asked.batch for amount in money)
-    values = {"price_hour": prices.price_per_hour, "currency": prices.currency}
-    return [Message("inference.cost", {"money": (*each, prices.currency), **values})]
+    values = {"price_hour": prices.price_per_hour, "currency": prices.currency, "count": plan.asked.world}
+    id = "inference.cost" if plan.asked.world == 1 else "inference.cost_cards"
+    return [Message(id, {"money": (*each, prices.currency), **values})]
 
 
 def _no_speed(plan: InferencePlan) -> Message:
@@ -172,11 +177,18 @@ def _change(plan: InferencePlan) -> list[Message]:
         return []
     least = plan.smallest
     kind = "card" if least.card else "none" if plan.gpu.kind == "cuda" else "memory"
-    if least.card and plan.used_by_others_bytes:
-        kind = "card_shared"
-    values = {"weights": least.weights, "needed": least.needed_bytes, "card": least.card, "size": least.card_bytes}
+    if least.card and (plan.asked.world > 1 or plan.used_by_others_bytes):
+        kind = "cards" if plan.asked.world > 1 else "card_shared"
+    values: dict[str, Any] = {
+        "count": plan.asked.world,
+        "weights": least.weights,
+        "needed": least.needed_bytes,
+        "card": least.card,
+        "size": least.card_bytes,
+    }
     return [Message(f"inference.smallest.{kind}", values)]
 
 
-def _notes(plan: InferencePlan) -> list[Message]:
-    return [Message(f"note.{note.id}", note.values) for note in plan.notes if has(f"note.{note.id}")]
+def _notes(plan: InferencePlan, without: tuple[str, ...] = ()) -> list[Message]:
+    said = [note for note in plan.notes if note.id not in without and has(f"note.{note.id}")]
+    return [Message(f"note.{note.id}", note.values) for note in said]

@@ -10,7 +10,7 @@ from foretrain.base.errors import ConfigError, UserError
 from foretrain.config.finetune.asked import is_asked
 from foretrain.config.hub.facts import ModelSource
 from foretrain.config.hub.source import find_source, model_named, unknown_model
-from foretrain.config.inference.options import Inference, asked_with
+from foretrain.config.inference import Inference, asked_with
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import ResolvedConfig, resolve
 from foretrain.config.shape import facts_of_run

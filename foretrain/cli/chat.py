@@ -15,7 +15,7 @@ from foretrain.cli.common import ERR, noted, print_error
 from foretrain.model.sampling import Sampling
 
 if TYPE_CHECKING:
-    from foretrain.app.generation.run_writer import RunWriter
+    from foretrain.app.opened import RunWriter
 
 PROMPT = "> "
 MOST_TOKENS = 100_000

@@ -1,6 +1,5 @@
 """`foretrain plan MODEL --inference`: parse, plan, print."""
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,25 +7,26 @@ import click
 
 from foretrain.advice.asked import Asked
 from foretrain.analysis.finetune_memory import explain_generation
-from foretrain.app.generation.plan import model_of_words, plans
+from foretrain.app.generation import model_of_words, plans
+from foretrain.app.plan import words_of_cards
 from foretrain.base.errors import UserError
 from foretrain.base.messages import listed
+from foretrain.cli.asked_elsewhere import cards_of, check_cards, typed_cards
 from foretrain.cli.common import print_json, print_said
 from foretrain.cli.planning import printing as plan_print
 from foretrain.cli.planning.exact import EXPLAIN_SCHEMA, Depth, check_depth, check_readings, size_of
-from foretrain.config.inference.options import parse_inference
+from foretrain.config.inference import WORDS, parse_inference
 from foretrain.config.presets import models
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import stated_bytes
-from foretrain.hardware.cluster import is_counted
 from foretrain.predict.inference.plan import InferencePlan
 from foretrain.reports.views import generation as view
 from foretrain.reports.views.line import line
 
 # Options of `plan` that go with --inference; every other one is about training.
 WITH = (
-    "largest", "explain", "observed", "process", "price", "inference", "gpu", "others", "check", "full", "oneline",
-    "as_json", "quiet", "words",
+    "largest", "explain", "observed", "process", "price", "inference", "gpu", "gpus", "link", "network", "others",
+    "check", "full", "oneline", "as_json", "quiet", "words",
 )  # fmt: skip
 
 
@@ -42,17 +42,19 @@ def answer_command(context: click.Context, words: list[str]) -> None:
         raise UserError("usage.two_forms", options=forms)
     depth = Depth(False, given["explain"], given["observed"], given["process"], quiet=given["quiet"])
     check_depth(depth, ())
-    asked, typed, left, notes = parse_inference(words)
+    check_cards(context)
+    gpu, cards = words_of_cards(cards_of(given), words, WORDS)
+    asked, typed, left, notes = parse_inference([*words, *cards])
     print_said(notes, quiet=given["quiet"])
     if not left:
         raise UserError("usage.inference_no_model", models=listed(list(models())))
     model = model_of_words(left)
     stated = stated_bytes(given["others"], "--used-by-others") if given["others"] else None
-    names = list(dict.fromkeys(each.strip() for each in given["gpu"].split(",") if each.strip())) or ["auto"]
-    if counted := next((name for name in names if is_counted(name)), None):
-        raise UserError("usage.inference_one_card", value=counted[:80], one=re.sub(r"^.*\d\s*x\s*", "", counted)[:80])
+    names = list(dict.fromkeys(each.strip() for each in gpu.split(",") if each.strip())) or ["auto"]
     found = plans(model, asked, [devices.target(name, stated) for name in names], given["price"])
-    form = plan_print.Form(given["full"], given["oneline"], given["as_json"], _asked(given, typed, left))
+    form = plan_print.Form(
+        given["full"], given["oneline"], given["as_json"], _asked(given, typed[: len(typed) - len(cards)], left)
+    )
     if given["largest"] and not given["as_json"]:
         _largest(found, given["largest"])
     elif depth.explain:
@@ -86,4 +88,5 @@ def _largest(plans: list[InferencePlan], value: str) -> None:
 
 def _asked(given: Mapping[str, Any], typed: list[str], model: list[str]) -> Asked:
     card: dict[str, Any] = {"gpu": given["gpu"], "others": given["others"], "price": given["price"] or ""}
+    card["cards"] = typed_cards(given)
     return Asked(words=(*model, "--inference", *typed), quiet=given["quiet"], **card)

@@ -1,0 +1,200 @@
+"""`Inference`: how a model is to generate text, and in how many bits weights and KV caches are stored for that.
+
+GGUF's blocks (ggml-org/llama.cpp, ggml/src/ggml-common.h): q4_0 is 18 bytes for 32 weights, q8_0 34 for 32, q4_K 144
+for 256, q5_K 176, q6_K 210. The mixtures with _m and _s keep a part of the blocks and the head in more bits. Of Llama
+3.1 8B tools/quantize/README.md there says 4.8944 bits for Q4_K_M, 4.6672 for Q4_K_S, 5.7036 for Q5_K_M, 6.5633 for Q6_K
+and 8.5008 for Q8_0; these rows come to that within 0.2 %. Those below four bits follow from the same table, with the
+embedding and the head as src/llama-quant.cpp stores them; q3_k_m, which is not in it, from the types of its tensors.
+"""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+from foretrain.base.errors import UserError
+from foretrain.base.messages import listed
+from foretrain.base.records import Note, Record
+from foretrain.config.checks import bad_value, value_as_written
+from foretrain.config.hub.facts import ModelFacts
+from foretrain.config.option import COST, EVERYTHING, LINK, NETWORK, PER_NODE, option, options_of
+from foretrain.config.values import NotPlanned, converted
+from foretrain.config.words import Typed, Vocabulary, as_word
+from foretrain.hardware.catalogue import Gpu
+
+Engine = Literal["llama.cpp", "pytorch"]
+
+
+class Format(NamedTuple):
+    """Bits a number of the blocks' matrices, of the embedding and of the head; and who generates with it by default."""
+
+    block: float
+    embedding: float
+    head: float
+    engine: Engine
+    quantized: bool = True
+
+
+FORMATS: dict[str, Format] = {
+    "f32": Format(32, 32, 32, "pytorch", False), "f16": Format(16, 16, 16, "pytorch", False),
+    "bf16": Format(16, 16, 16, "pytorch", False), "q8_0": Format(8.5, 8.5, 8.5, "llama.cpp"),
+    "q6_k": Format(6.5625, 6.5625, 6.5625, "llama.cpp"), "q5_k_m": Format(5.654, 5.5, 6.5625, "llama.cpp"),
+    "q5_0": Format(5.5, 5.5, 6.5625, "llama.cpp"), "q4_k_m": Format(4.798, 4.5, 6.5625, "llama.cpp"),
+    "q4_k_s": Format(4.538, 4.5, 6.5625, "llama.cpp"), "q4_0": Format(4.5, 4.5, 6.5625, "llama.cpp"),
+    "iq4_xs": Format(4.317, 4.25, 6.5625, "llama.cpp"), "q3_k_l": Format(4.192, 3.4375, 6.5625, "llama.cpp"),
+    "q3_k_m": Format(3.845, 3.4375, 6.5625, "llama.cpp"), "iq3_m": Format(3.577, 3.4375, 6.5625, "llama.cpp"),
+    "q3_k_s": Format(3.4375, 3.4375, 6.5625, "llama.cpp"), "iq3_xxs": Format(3.072, 3.4375, 5.5, "llama.cpp"),
+    "q2_k": Format(2.943, 2.625, 6.5625, "llama.cpp"), "iq2_m": Format(2.698, 3.4375, 5.5, "llama.cpp"),
+    # torchao's weight-only formats leave the embedding in bf16: int8 has a scale a row, int4 a scale and a zero for 64.
+    "fp8": Format(8, 16, 8, "pytorch"), "int8": Format(8, 16, 8, "pytorch"), "int4": Format(4.5, 16, 4.5, "pytorch"),
+    # As repositories publish them, with the embedding and the head in 16 bits: GPTQ and AWQ have a 16-bit scale and a
+    # 4-bit zero for each group, bitsandbytes' NF4 a scale of 32 for 64 weights, or one of 8 that is quantized again.
+    "w8": Format(8.01, 16, 16, "pytorch"), "w4_g128": Format(4 + 20 / 128, 16, 16, "pytorch"),
+    "w4_g64": Format(4 + 20 / 64, 16, 16, "pytorch"), "w4_g32": Format(4 + 20 / 32, 16, 16, "pytorch"),
+    "nf4": Format(4.5, 16, 16, "pytorch"), "nf4_dq": Format(4.127, 16, 16, "pytorch"),
+}  # fmt: skip
+PUBLISHED = ("w8", "w4_g128", "w4_g64", "w4_g32", "nf4", "nf4_dq")
+SPELLINGS = {"float32": "f32", "fp32": "f32", "float16": "f16", "fp16": "f16", "half": "f16", "bfloat16": "bf16",
+             "q8": "q8_0", "q4": "q4_k_m", "q5": "q5_k_m", "q6": "q6_k"}  # fmt: skip
+STORED = {"float32": "bf16", "bfloat16": "bf16", "float16": "f16"}  # of published weights, by their dtype
+CACHES: dict[str, float] = {"f32": 32, "f16": 16, "bf16": 16, "fp8": 8, "q8_0": 8.5, "q4_0": 4.5}
+
+
+def published_in(quantization: Mapping[str, Any]) -> str:
+    """The format of a config.json's quantization_config; '' of one that is not known here."""
+    method, groups = quantization.get("quant_method", "bitsandbytes"), quantization.get("config_groups")
+    if method == "bitsandbytes":
+        return (
+            "w8"
+            if quantization.get("load_in_8bit")
+            else f"nf4{'_dq' * bool(quantization.get('bnb_4bit_use_double_quant'))}"
+        )
+    weights = quantization
+    if method == "compressed-tensors" and isinstance(groups, Mapping) and len(groups) == 1:
+        group = next(iter(groups.values()))
+        weights = group.get("weights") if isinstance(group, Mapping) else None
+    bits = 8 if method in ("fp8", "fbgemm_fp8") else None
+    size: Any = 128
+    if method in ("gptq", "awq", "compressed-tensors") and isinstance(weights, Mapping):
+        bits = weights.get("bits", weights.get("num_bits", weights.get("w_bit")))
+        size = weights.get("group_size") or weights.get("q_group_size") or 128
+    if bits == 8:
+        return "w8"
+    size = 128 if size == -1 else size
+    return f"w4_g{size}" if bits == 4 and f"w4_g{size}" in FORMATS else ""
+
+
+def named(word: str) -> str:
+    """Our name of a format or a KV cache's, as somebody types it: any case, - for _."""
+    key = word.strip().lower().replace("-", "_")
+    return SPELLINGS.get(key, key)
+
+
+MOST_CONTEXT, MOST_BATCH = 2**27, 2**20
+USUAL_CONTEXT = 4096  # where the model can have more: a cache of all that it can is rarely meant
+USUAL_PROMPT = 512
+_option = partial(option, affects=COST, on_resume="free", texts="inference_knob", thousand=1024)
+
+
+class Inference(Record):
+    """What is asked. `context` 0: the model's, at most USUAL_CONTEXT; `prompt` 0: USUAL_PROMPT, or what the context
+    has; `weights` "": as published, or the most bits that fit of llama.cpp's formats; `engine` "": the one that such
+    weights are usual in; `split` "": of several cards layer."""
+
+    # fmt: off
+    context: int = _option(
+        0, "tokens that a text may have, prompt included", group="batch", unit="tokens",
+        aliases=("context_length", "ctx"), least=0, most=MOST_CONTEXT,
+    )
+    batch: int = _option(
+        1, "texts that are generated at one time", group="batch", unit="sequences", least=1, most=MOST_BATCH,
+    )
+    weights: str = _option(
+        "", "how weights are stored, such as bf16, q8_0, q4_k_m, int8", group="model", aliases=("dtype",),
+        affects=EVERYTHING,
+    )
+    kv: str = _option(
+        "f16", "how the KV cache is stored: f16, bf16, f32, fp8, q8_0, q4_0", group="model", aliases=("kv_cache",),
+        affects=EVERYTHING,
+    )
+    prompt: int = _option(
+        0, "tokens of the prompt, for the first token", group="batch", unit="tokens", least=0, most=MOST_CONTEXT,
+    )
+    engine: Literal["", Engine] = _option("", "who generates: llama.cpp or pytorch", group="system")
+    world: int = _option(
+        1, "cards that hold one model together", group="system", least=1, most=16_384, unit="cards", compared=False,
+    )
+    split: Literal["", "layer", "tensor"] = _option(
+        "", "how cards share the model: layer (whole layers a card) or tensor (every matrix divided)", group="system",
+    )
+    per_node: int = PER_NODE
+    link: str = LINK
+    network: str = NETWORK
+    # fmt: on
+
+
+WORDS = Vocabulary(options_of(Inference))
+
+
+class ParsedInference(NamedTuple):
+    """What is asked, the words that say so, those that are the model's, and what is to be known of them."""
+
+    asked: Inference
+    typed: list[str]
+    left: list[str]
+    notes: tuple[Note, ...]
+
+
+def parse_inference(words: Sequence[str]) -> ParsedInference:
+    """Read the options of generating text among other words. Raises UserError for a value that cannot be."""
+    typed = Typed()
+    said: list[str] = []
+    left: list[str] = []
+    for word in WORDS.split(words):
+        option = WORDS.options.get(word.key)
+        if option is None:
+            left += word.typed
+        elif word.value is None:
+            raise UserError("config.no_value", source=word.name, key=word.key)
+        else:
+            said += word.typed
+            try:
+                typed.put(word.key, converted(option, word.value, word.key, word.written), word.name)
+            except NotPlanned:
+                raise bad_value(option, word.value, value_as_written(word.value), word.written) from None
+    notes = tuple(Note(id="typed_twice", values=each) for each in typed.twice)
+    return ParsedInference(Inference.model_validate(typed.values), said, left, notes)
+
+
+def asked_with(values: Mapping[str, Any]) -> Inference:
+    """Return what is asked by options by name. Raises UserError."""
+    known = Inference.model_fields
+    if unknown := [name for name in values if name not in known]:
+        near = difflib.get_close_matches(unknown[0], known, n=1)
+        raise UserError("usage.inference_unknown", name=unknown[0][:40], choices=listed(near or list(known)))
+    return parse_inference([as_word(name, value) for name, value in values.items()]).asked
+
+
+def resolved(model: str, facts: ModelFacts, asked: Inference, gpu: Gpu) -> tuple[Inference, Engine]:
+    """All that was left out, and who generates. Raises UserError for a format that nobody knows or the engine lacks."""
+    if facts.quantization and not facts.published and not asked.weights:
+        raise UserError("usage.inference_published", model=model, quantization=facts.quantization)
+    weights, kv = named(asked.weights) or facts.published or STORED[facts.dtype], named(asked.kv)
+    if weights == "bf16" and not asked.weights and not gpu.supports_bf16:
+        weights = "f16"
+    for name, value, known in (("--weights", weights, FORMATS), ("--kv", kv, CACHES)):
+        if value not in known:
+            raise UserError("usage.inference_format", option=name, value=value[:40], choices=listed(list(known)))
+    engine: Engine = asked.engine or FORMATS[weights].engine
+    own = FORMATS[weights].engine
+    if engine != own and FORMATS[weights].quantized:
+        raise UserError("usage.inference_engine", weights=weights, engine=engine, own=own)
+    if asked.split and asked.world == 1:
+        raise UserError("usage.needs_gpus", option="--split")
+    context = asked.context or min(facts.max_positions, USUAL_CONTEXT)
+    if asked.prompt > context:
+        raise UserError("usage.inference_prompt", prompt=asked.prompt, context=context)
+    found: dict[str, Any] = {"prompt": asked.prompt or min(USUAL_PROMPT, context), "context": context}
+    split = asked.split or ("layer" if asked.world > 1 else "")
+    found |= {"weights": weights, "kv": kv, "split": split, **({"engine": engine} if split == "tensor" else {})}
+    return asked.model_copy(update=found), engine

@@ -1,0 +1,195 @@
+"""What each of several cards holds of a model that generates text, and what they wait for each other.
+
+layer: whole layers a card, the embedding on the first and the head on the last, which a text passes one after the
+other. llama.cpp gives each card as many of the layers and the head, together, as its memory is of all (`--split-mode
+layer`, src/llama-model.cpp load_tensors), and each its buffers for a prompt; PyTorch is planned as vLLM's pipelines
+(vllm/distributed/utils.py get_pp_indices): what does not divide goes to the middle.
+
+tensor: vLLM's --tensor-parallel-size. Queries, keys, values and what widens are divided by their outputs, what narrows
+by its inputs, the vocabulary by its rows, made a multiple of 64 (layers/linear.py, vocab_parallel_embedding.py). Norms,
+routers, the compression of MLA and biases behind a sum are whole on each card; so is a head of keys that has to serve
+several cards. After each attention and each MLP the cards sum what they have.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+from foretrain.base.errors import UserError
+from foretrain.config.hub.facts import ModelFacts
+from foretrain.config.hub.parameters import Parameter, ParameterCounts, counts_of, parameters_of
+from foretrain.config.inference import FORMATS, Engine, Inference
+from foretrain.config.sharing import Sharing
+from foretrain.hardware.catalogue import Gpu
+from foretrain.hardware.cluster import Cluster, cluster_of
+from foretrain.hardware.devices import Context
+from foretrain.predict.ranks import NcclMemory
+from foretrain.predict.speed.collectives import Collective, collective_time
+from foretrain.predict.speed.ranks import scenarios
+
+PADDED_ROWS = 64  # vLLM's DEFAULT_VOCAB_PADDING_SIZE
+WHOLE = ("q_a_proj", "kv_a_proj_with_mqa", "shared_expert_gate")  # vLLM's ReplicatedLinear
+NARROWING = ("o_proj", "dense", "c_proj", "down_proj", "fc2", "dense_4h_to_h")  # its RowParallelLinear
+KEYS = ("k_proj", "v_proj")
+FUSED = ("c_attn", "qkv_proj", "query_key_value")  # queries, keys and values
+
+
+class Share(NamedTuple):
+    """One card's: parameters that it stores, its layers, numbers of a token in one layer's cache, and whether it has
+    the head. `parts`: into how many the model's width is divided inside a layer."""
+
+    counts: ParameterCounts
+    layers: range
+    kv_numbers: int
+    head: bool = True
+    parts: int = 1
+
+
+def cards_of(asked: Inference, gpu: Gpu) -> Cluster | None:
+    """Return the cards; None of one alone. Raises UserError for what no cards can be."""
+    if asked.world == 1:
+        return None
+    return cluster_of(gpu, asked.world, asked.per_node, asked.link, asked.network)
+
+
+def shares_of(facts: ModelFacts, world: int, split: str, engine: Engine) -> tuple[Share, ...]:
+    """Return the shares of unlike cards, in their order."""
+    return _shares(facts, world, split, engine)  # type: ignore[arg-type] # a frozen record is hashable
+
+
+@lru_cache(maxsize=64)
+def _shares(facts: ModelFacts, world: int, split: str, engine: Engine) -> tuple[Share, ...]:
+    if split == "tensor":
+        return (_tensor_share(facts, world),)
+    rows, found = facts.vocab_size * facts.n_embd, []
+    for card, layers in enumerate(_layers(facts.n_layer, world, engine)):
+        first, last = card == 0, card == world - 1
+        counts = counts_of(facts) if world == 1 else _counts_of(facts, layers, first=first, last=last)
+        llama = engine == "llama.cpp"  # its embedding stays on the host
+        embedding, head = rows * (first and not llama), rows * (last and (llama or not (facts.tied and first)))
+        found.append(Share(counts._replace(embedding=embedding, head=head), layers, facts.kv_numbers, head=last))
+    return tuple(found)
+
+
+def _layers(count: int, world: int, engine: Engine) -> Iterator[range]:
+    start = 0
+    for card in range(world):
+        if engine == "llama.cpp":
+            stop = min(count, -(-(card + 1) * (count + 1) // world))
+        else:
+            left = count % world
+            stop = start + count // world + (world - 1 - left <= card < world - 1)
+        yield range(start, stop)
+        start = stop
+
+
+def _counts_of(facts: ModelFacts, layers: range, *, first: bool, last: bool) -> ParameterCounts:
+    outside = ("position",) if first else ("norm", "head") if last else ()
+    return _counted(facts, lambda each: each.elements * (
+        each.layer in layers if each.layer is not None else each.role in outside
+    ))  # fmt: skip
+
+
+def _counted(facts: ModelFacts, here: Callable[[Parameter], int]) -> ParameterCounts:
+    """Return the counts of all but the embedding and the head, of which a card has `here` elements."""
+    sizes = {"blocks": 0, "experts": 0, "others": 0}
+    for each in parameters_of(facts):
+        if each.role != "vision" and "vision_tower" not in each.name and (kind := _kind(each)):
+            sizes[kind] += here(each)
+    return ParameterCounts(embedding=0, head=0, **sizes)
+
+
+def _kind(each: Parameter) -> str:
+    """Return the field of `ParameterCounts`; '' of the embedding and the head."""
+    if each.name.endswith(".bias"):
+        return "others"
+    kinds = {"linear": "blocks", "router": "blocks", "expert": "experts", "embedding": "", "head": ""}
+    return kinds.get(each.role, "others")
+
+
+def check_shares(facts: ModelFacts, asked: Inference, engine: Engine) -> None:
+    """Raise UserError for a model that these cards cannot share, with a number of cards that can."""
+    if asked.split == "layer" and asked.world > facts.n_layer:
+        raise UserError("usage.inference_layers", layers=facts.n_layer, world=asked.world)
+    if asked.split != "tensor":
+        return
+    if engine == "llama.cpp":
+        raise UserError("usage.inference_tensor_engine", weights=asked.weights)
+    if wrong := _indivisible(facts, asked.weights, asked.world):
+        fewer = next(count for count in range(asked.world - 1, 0, -1) if not _indivisible(facts, asked.weights, count))
+        raise UserError(f"usage.inference_tensor.{wrong[0]}", number=wrong[1], world=asked.world, fewer=fewer)
+
+
+def _indivisible(facts: ModelFacts, weights: str, world: int) -> tuple[str, int] | None:
+    """Return what vLLM refuses to divide among so many cards, and how many of it there are."""
+    mlp = facts.mlp_width if not facts.n_expert or facts.dense_layers else 0
+    widths, keys = (mlp, facts.expert_width, facts.shared_expert_width), 1 if facts.latent else facts.n_kv_head
+    for what, number in (("heads", facts.n_head), *(("mlp", width) for width in widths), ("rows", _rows(facts))):
+        if number % world:
+            return what, number
+    if keys % world and world % keys:
+        return "keys", keys
+    group = int(weights.removeprefix("w4_g")) if weights.startswith("w4_g") else 1
+    wrong = any(width // world % group for width in (*widths, facts.n_head * facts.head_dim))
+    return ("groups", group) if wrong else None
+
+
+def _rows(facts: ModelFacts) -> int:
+    return -(-facts.vocab_size // PADDED_ROWS) * PADDED_ROWS
+
+
+def _tensor_share(facts: ModelFacts, world: int) -> Share:
+    keys = max(1, facts.n_kv_head // world)
+    counts, rows = _counted(facts, lambda each: _divided(facts, each, world, keys)), _rows(facts) // world
+    counts = counts._replace(embedding=rows * facts.n_embd, head=0 if facts.tied else rows * facts.n_embd)
+    kv_numbers = facts.kv_numbers if facts.latent else 2 * keys * facts.head_dim
+    return Share(counts, range(facts.n_layer), kv_numbers, parts=world)
+
+
+def _divided(facts: ModelFacts, each: Parameter, world: int, keys: int) -> int:
+    """Return how many elements of a parameter each card has; `keys`: heads of keys."""
+    module, bias = each.module.rpartition(".")[2], each.name.endswith(".bias")
+    if each.role in ("norm", "router", "position") or module in WHOLE or (bias and module in NARROWING):
+        return each.elements
+    if module in KEYS:
+        return each.elements * keys // facts.n_kv_head
+    if module in FUSED:
+        return each.elements * (facts.n_head // world + 2 * keys) // (facts.n_head + 2 * facts.n_kv_head)
+    return each.elements // world
+
+
+def context_of(asked: Inference, gpu: Gpu) -> Context:
+    """Return what a card has beside the tensors: the CUDA context, and NCCL's memory where it sums with others."""
+    cards, context = cards_of(asked, gpu), Context.of(gpu)
+    if cards is None or asked.split != "tensor":
+        return context
+    return NcclMemory.of(cards, Sharing("ddp", cards.world, cards.per_node)).beside(context)
+
+
+def waits_s(facts: ModelFacts, asked: Inference, gpu: Gpu, tokens: int) -> tuple[float, float, float]:
+    """Return seconds that so many tokens at once wait for other cards: with fast, usual and slow links.
+
+    tensor: two sums a layer and one of the embedding, and all logits of each text gathered. layer: a text is sent from
+    each card to the next.
+    """
+    cards = cards_of(asked, gpu)
+    if cards is None:
+        return 0.0, 0.0, 0.0
+    size = 4 if FORMATS[asked.weights].block == 32 else 2
+    width, logits = size * tokens * facts.n_embd, size * asked.batch * facts.vocab_size
+
+    def waited(what: Collective, size_bytes: float, slow: int) -> float:
+        groups, factor = scenarios(cards)[slow]
+        group = groups["all"]
+        if asked.split == "layer":  # two neighbours, in different machines where there are several
+            group = group.model_copy(
+                update={"ranks_per_node": 1 if cards.nodes > 1 else 2, "nodes": min(2, cards.nodes)}
+            )
+        return factor * collective_time(what, size_bytes, group).seconds
+
+    if asked.split == "layer":
+        low, usual, high = ((asked.world - 1) * waited("broadcast", width, slow) for slow in range(3))
+    else:
+        sums = 2 * facts.n_layer + 1
+        low, usual, high = (sums * waited("all_reduce", width, i) + waited("all_gather", logits, i) for i in range(3))
+    return low, usual, high

@@ -1,22 +1,30 @@
 """What it takes to generate text with a model. `foretrain.plan_inference` for Python."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from foretrain.analysis.finetune_memory import FineTuneExplanation, explain_generation
 from foretrain.app.limits import Limits, priced, prices_of
-from foretrain.app.plan import Config, resolved_of
+from foretrain.app.plan import Cards, Config, resolved_of, words_of_cards
+from foretrain.app.request import Listen, Look
 from foretrain.base.errors import ConfigError, UserError
+from foretrain.base.messages import listed
+from foretrain.base.records import Note
 from foretrain.config.finetune.asked import is_asked
 from foretrain.config.hub.facts import ModelSource
 from foretrain.config.hub.source import find_source, model_named, unknown_model
-from foretrain.config.inference import Inference, asked_with
+from foretrain.config.inference import WORDS, Inference, asked_with, parse_inference
 from foretrain.config.options import RunConfig
+from foretrain.config.presets import models
 from foretrain.config.resolve import ResolvedConfig, resolve
 from foretrain.config.shape import facts_of_run
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import Gpu, stated_bytes
 from foretrain.predict.energy import Prices
+from foretrain.predict.forecast import Forecast, Placement
+from foretrain.predict.generation import Generation
 from foretrain.predict.inference.plan import InferencePlan, plan
 from foretrain.predict.timing import PRICES
 from foretrain.runs.folder import RunDirectory
@@ -85,3 +93,51 @@ def model_of_words(words: Sequence[str]) -> ModelSource:
 
 def _source_of_run(config: RunConfig, name: str) -> ModelSource:
     return ModelSource(name=name, where=name, config={}, facts=facts_of_run(config))
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """A model that generates text, how, and the cards."""
+
+    model: ModelSource
+    asked: Inference
+    words: tuple[str, ...]  # for the command that comes next
+    gpu: str
+    others: str
+    notes: tuple[Note, ...] = ()
+    kind = "generation"
+    explains_traced = False
+    aliases: ClassVar = {"batch_size": "batch", "seq_len": "context"}
+    files: tuple[Path, ...] = ()
+    given: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, words: Sequence[str], cards: Cards) -> "GenerationRequest":
+        gpu, together = words_of_cards(cards, words, WORDS)
+        asked, typed, left, notes = parse_inference([*words, *together])
+        if not left:
+            raise UserError("usage.inference_no_model", models=listed(list(models())))
+        own = (*left, "--inference", *typed[: len(typed) - len(together)])
+        return cls(model_of_words(left), asked, own, gpu, cards.others, tuple(notes))
+
+    @property
+    def name(self) -> str:
+        return self.model.name
+
+    def check(self, limits: Limits, *, look: str, traced: bool, largest: str) -> None:
+        if largest and largest not in ("batch", "context", *self.aliases):
+            raise UserError("usage.inference_largest", value=largest[:40])
+
+    def plans(
+        self, limits: Limits, step_s: float | None = None, logged_mfu: float | None = None
+    ) -> list[InferencePlan]:
+        stated = stated_bytes(self.others, "--used-by-others") if self.others else None
+        names = list(dict.fromkeys(each.strip() for each in self.gpu.split(",") if each.strip())) or ["auto"]
+        return plans(self.model, self.asked, [devices.target(name, stated) for name in names], limits.price)
+
+    def forecast(self, plan: InferencePlan) -> Forecast:
+        where = Placement(plan.gpu, plan.used_by_others_bytes)
+        return Forecast(Generation(self.model, plan.asked), where, plan)
+
+    def explained(self, plan: InferencePlan, listen: Listen, look: Look) -> FineTuneExplanation:
+        return explain_generation(plan, look.observed_bytes, look.process_bytes)

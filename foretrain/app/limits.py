@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from foretrain.advice.best import best
+from foretrain.advice.best import Best, best
 from foretrain.app.plan import make_plan
 from foretrain.base.errors import UserError
 from foretrain.base.quantities import Limit, currency_code, parse_count, parse_limit, parse_price, read
@@ -16,12 +16,7 @@ from foretrain.hardware.catalogue import Gpu, find
 from foretrain.hardware.devices import Target
 from foretrain.predict.plan import Plan
 from foretrain.predict.plan import plan as predict_plan
-from foretrain.predict.pretraining import of_cluster, of_plan
 from foretrain.predict.ranks import ClusterPlan
-from foretrain.predict.within import Within, within
-
-if TYPE_CHECKING:
-    from foretrain.advice.best import Best
 
 T = TypeVar("T")
 
@@ -151,13 +146,10 @@ def make_plans(
     return plans
 
 
-def answer(
+def best_of(
     plan: Plan | ClusterPlan, limits: Limits, listen: Callable[[int, int], None] = lambda done, of: None
-) -> "Within | Best":
-    """What --within, --tokens or --best ask of a plan. `listen`: how many of how many models are looked at."""
-    if not limits.best:
-        found = of_cluster(plan) if isinstance(plan, ClusterPlan) else of_plan(plan)
-        return within(found, limits.limit())
+) -> Best:
+    """What --best asks of a plan. `listen`: how many of how many models are looked at."""
     if plan.timing is not None and plan.timing.source.startswith("measured"):
         raise UserError("usage.best_speed")
     step = plan.step if isinstance(plan, Plan) else "foretrain"

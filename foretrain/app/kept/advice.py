@@ -14,7 +14,6 @@ from foretrain.base.records import Record
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.predict.plan import Plan
 from foretrain.predict.ranks import ClusterPlan
-from foretrain.predict.within import Within
 
 
 class ShortList(Record):
@@ -57,15 +56,11 @@ def advices(base: Plan, goal: str | None, price: str | None) -> Advices:
     return plans.answer("advices", question, base.gpu, base.config, Advices, make)
 
 
-def answer(plan: Plan | ClusterPlan, asked: limits.Limits, listen: Callable[[int, int], None]) -> Within | Best:
-    """The same as `app.limits.answer`, of the step that is meant. Raises UserError as it does."""
-    if not asked.best:
-        return limits.answer(plan, asked, listen)
+def best(plan: Plan | ClusterPlan, asked: limits.Limits, listen: Callable[[int, int], None]) -> Best:
+    """The same as `app.limits.best_of`, of the step that is meant. Raises UserError as it does."""
 
     def make() -> Best:
-        found = limits.answer(plan, asked, listen)
-        assert isinstance(found, Best)
-        return found
+        return limits.best_of(plan, asked, listen)
 
     question = {**_of(plan), "limit": asked.limit().model_dump(mode="json"), "given": sorted(asked.given)}
     return plans.answer("best", question, plan.gpu, plan.config, Best, make)

@@ -18,30 +18,31 @@ from foretrain.app.advise import confirmed
 from foretrain.app.kept import advice as kept_advice
 from foretrain.base import files as bounded
 from foretrain.base.errors import UserError
+from foretrain.base.installation import Later
 from foretrain.base.messages import listed, say
-from foretrain.cli import asked_elsewhere
 from foretrain.cli.command import OF_CONFIG, command, flag, json_option, option, quiet_option, words_argument
 from foretrain.cli.common import (
     ERR,
     OUT,
     print_error,
     print_json,
-    print_notes,
 )
 from foretrain.cli.planning import exact as plan_exact
 from foretrain.cli.planning import limits as plan_limits
-from foretrain.cli.planning import options
+from foretrain.cli.planning import options, reading
 from foretrain.cli.planning.exact import Depth
 from foretrain.config import nanogpt_file, writer
 from foretrain.config.microbatches import TOTAL
 from foretrain.config.options import OPTIONS
-from foretrain.config.resolve import ResolvedConfig, resolve
+from foretrain.config.resolve import ResolvedConfig
 from foretrain.config.writer import check_writable
 from foretrain.predict.memory import FAILING
 from foretrain.predict.plan import Plan, plan
 from foretrain.reports import text
 from foretrain.reports.views import advice as advice_view
 from foretrain.reports.views import advice_screen
+
+finetune_advise, cluster_advise = Later("foretrain.cli.finetune_advise"), Later("foretrain.cli.cluster_advise")
 
 
 def write(
@@ -136,13 +137,16 @@ def advise_command(
     if "--inference" in words:
         named = next((word for word in words if not word.startswith("-")), "qwen3-8b")
         raise UserError("usage.advise_inference", model=shlex.quote(named[:100]), gpu=shlex.quote(gpu[:80]))
-    if asked_elsewhere.finetuning(context, words):
+    request = reading.read(context, words)
+    asked = reading.asked_of(context, request, words)
+    if request.kind == "fine-tuning":
+        finetune_advise.answer(context, request, asked)
         return
     _check_options(goal, exact, apply, write)
-    if asked_elsewhere.cluster(context, words):
+    if request.kind == "cards":
+        cluster_advise.answer(context, request, asked)
         return
-    resolved = plan_exact.with_trainer(resolve(words), trainer)
-    print_notes(resolved.notes, quiet=quiet)
+    resolved = request.resolved
     base = kept_advice.base_plan(resolved, gpu, others, price)
     with _progress(quiet or goal != "quality"):
         found = kept_advice.advices(base, goal or None, price)
@@ -151,7 +155,6 @@ def advise_command(
         plan_exact.check_depth(Depth(exact=True, quiet=quiet), ())
         with plan_exact.progress(quiet) as listen:
             found = confirmed(found, base, count, listen)
-    asked = Asked(command="advise", words=tuple(words), gpu=gpu, others=others, quiet=quiet)
     if apply:
         _apply(resolved, base, found, apply, write, asked, as_json=as_json)
         return

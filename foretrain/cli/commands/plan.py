@@ -1,26 +1,25 @@
 """`foretrain plan`: what a run will take, before it is started."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from foretrain.advice.asked import Asked
-from foretrain.app.kept import plans as kept
-from foretrain.app.limits import Limits, check_limits, make_plans, priced
-from foretrain.app.plan import Target, targets
+from foretrain.app.limits import Limits
+from foretrain.app.ranks.job_files import JOB_KINDS
+from foretrain.app.ranks.job_files import write_job as write_job_of
 from foretrain.base.errors import UserError
-from foretrain.cli import asked_elsewhere
 from foretrain.cli.command import OF_CONFIG, command, flag, json_option, option, quiet_option, words_argument
-from foretrain.cli.common import print_notes
+from foretrain.cli.common import need_one_of
 from foretrain.cli.planning import exact as plan_exact
 from foretrain.cli.planning import limits as plan_limits
-from foretrain.cli.planning import options
+from foretrain.cli.planning import options, reading
 from foretrain.cli.planning import printing as plan_print
 from foretrain.cli.planning.exact import Depth
+from foretrain.cli.planning.limits import tell_written
 from foretrain.cli.planning.printing import Form
 from foretrain.cli.show_config import show_config_of
-from foretrain.config.resolve import ResolvedConfig, resolve
-from foretrain.predict.plan import Plan
+from foretrain.predict.largest import Largest
 from foretrain.predict.trace import interpreter
 
 EPILOG = """Examples:
@@ -168,68 +167,55 @@ def plan_command(
     quiet: bool,
 ) -> None:
     """Plan a run: does it fit, how long, what does it cost, what limits it. Needs no GPU and no torch."""
-    if asked_elsewhere.answered(context, words):
-        return
-    config = plan_exact.with_trainer(resolve(words), trainer)
-    limits = Limits(price, co2, within, tokens, best, data_tokens, write, frozenset(config.sources))
-    resolved = priced(config, limits)
-    print_notes(resolved.notes, quiet=quiet)
-    if show_config:
-        show_config_of(resolved, as_json)
-        return
-    form = Form(full, oneline, as_json, _asked(context, resolved, limits))
-    depth = Depth(exact or bool(python), explain, observed, process, largest, snapshot, alloc_conf, quiet)
-    form.check(elsewhere="--explain" if explain else "--largest" if largest else "")
-    plan_exact.check_depth(depth, resolved.files)
-    found = targets(gpu, others, resolved.config)
-    _check_targets(found, depth, limits, step_time, logged_mfu)
-    plans = make_plans(resolved, found, limits, step_time, logged_mfu, kept.plan)
-    if largest and not limits.asks:
-        with interpreter.use_interpreter(python):
-            plan_exact.largest_command(plans[0], depth, as_json=as_json, check=check)
-        return
-    plans = _answered(plans, limits, depth, form, python)
-    plan_print.check(plans if check and not best else [])
-
-
-def _answered(plans: list[Plan], limits: Limits, depth: Depth, form: Form, python: str) -> list[Plan]:
-    if limits.asks:
-        plan_limits.answer(plans[0], limits, form)
-        return plans
-    return _deepened(plans, depth, form, python)
-
-
-def _deepened(plans: list[Plan], depth: Depth, form: Form, python: str) -> list[Plan]:
-    """Plans with what --exact, --explain and --snapshot ask for, printed; traced with this Python."""
-    with interpreter.use_interpreter(python):
-        found = [plan_exact.deepen(plan, depth) for plan in plans]
-        plan_exact.look_deeper(found[0], found[0].step, depth, as_json=form.as_json)
-    if not depth.explain:
-        plan_print.plans(found, form)
-    return found
-
-
-def _asked(context: click.Context, resolved: ResolvedConfig, limits: Limits) -> Asked:
-    """What was typed, for the next command, with the option that gives the time of a step."""
+    request = reading.read(context, words)
     given = context.params
-    speed = (
-        "--step-time" if given["step_time"] is not None else "--logged-mfu" if given["logged_mfu"] is not None else ""
-    )
-    return Asked(
-        words=tuple(given["words"]), gpu=given["gpu"], others=given["others"], quiet=given["quiet"],
-        wrote=str(limits.write) if limits.write else None, nanogpt_file=resolved.has_nanogpt_file, speed=speed,
-    )  # fmt: skip
+    names = ("price", "co2", "within", "tokens", "best", "data_tokens", "write")
+    limits = Limits(**{name: given[name] for name in names}, given=request.given)
+    if show_config:
+        show_config_of(request, limits, as_json)
+        return
+    depth = Depth(**{name: given[name] for name in Depth.__dataclass_fields__})
+    form = Form(full, oneline, as_json, reading.asked_of(context, request, words))
+    form.check(elsewhere="--explain" if explain else "--largest" if largest and not limits.asks else "")
+    plan_exact.check_depth(depth, request.files)
+    request.check(limits, look=depth.looks, traced=depth.traces, largest=largest)
+    if write_job:
+        need_one_of("--write-job", write_job, tuple(JOB_KINDS))
+    with interpreter.use_interpreter(python):
+        plans = request.plans(limits, step_time, logged_mfu)
+        _check_count(plans, depth, limits)
+        answered, found = _answered(request, plans, limits, depth, form)
+    if write_job:
+        tell_written(write_job_of(write_job, plans[0], words), quiet=quiet)
+    if check and found is not None and found.value is None:
+        plan_print.exit_with(UserError("check.largest_nothing", option=largest, name=request.name, gpu=plans[0].place))
+    if check and not best:
+        plan_print.check(answered)
 
 
-def _check_targets(
-    found: list[Target], depth: Depth, limits: Limits, step_time: float | None, logged_mfu: float | None
-) -> None:
-    """What can only be asked of one card, and what was read on it."""
-    plan_exact.check_readings(depth, [target.gpu for target in found])
-    count = len(found)
-    check_limits(limits, count, depth.wants_trace or bool(depth.largest))
-    if (depth.explain or depth.largest or depth.snapshot) and count > 1:
-        raise UserError("usage.one_card", count=count)
-    if (step_time is not None or logged_mfu is not None) and count > 1:
-        option = "--step-time" if step_time is not None else "--logged-mfu"
-        raise UserError("usage.one_speed", option=option, count=count)
+def _check_count(plans: list[Any], depth: Depth, limits: Limits) -> None:
+    """Raise UserError for what can only be asked of one card, and for readings that no card can show."""
+    plan_exact.check_readings(depth, [plan.gpu for plan in plans])
+    if (depth.explain or depth.largest or depth.snapshot) and len(plans) > 1:
+        raise UserError("usage.one_card", count=len(plans))
+
+
+def _answered(
+    request: Any, plans: list[Any], limits: Limits, depth: Depth, form: Form
+) -> tuple[list[Any], Largest | None]:
+    """Print what was asked; return the plans that --check is about, and what --largest found."""
+    found = None
+    if depth.largest:
+        found = plan_exact.searched(request, plans[0], depth)
+        if found.value is None or not limits.asks:
+            plan_print.largest(plans[0], found, form)
+            return [], found
+        plans = [request.with_option(plans[0], found.option, found.value)]
+    plans = plan_exact.deepened(request, plans, depth)
+    if depth.explain:
+        plan_exact.explain_command(request, plans[0], depth, as_json=form.as_json)
+    elif limits.asks and len(plans) == 1:
+        plan_limits.answer(request, plans[0], limits, form, found)
+    else:
+        plan_print.plans(plans, form, limits)
+    return plans, found

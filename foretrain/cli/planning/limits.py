@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from foretrain.advice.asked import Asked
 from foretrain.app.kept import advice as kept_advice
@@ -16,9 +17,11 @@ from foretrain.cli.planning.printing import Form
 from foretrain.config import writer as config_writer
 from foretrain.config.options import RunConfig
 from foretrain.predict.finetune.plan import FineTunePlan
+from foretrain.predict.forecast import AnyPlan
+from foretrain.predict.largest import Largest
 from foretrain.predict.plan import Plan
 from foretrain.predict.ranks import ClusterPlan, rank_of
-from foretrain.predict.within import Within
+from foretrain.predict.within import Within, within
 
 
 def write_config(config: RunConfig, path: Path, asked: Asked, before: dict[str, str] | None = None) -> None:
@@ -56,15 +59,18 @@ def _progress(quiet: bool) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, of: status.update(say("best.searching", share=done / of))
 
 
-def answer(plan: Plan | ClusterPlan, limits: Limits, form: Form) -> None:
-    """Answer the inverse question that was asked."""
-    with _progress(form.asked.quiet) as listen:
-        found = kept_advice.answer(plan, limits, listen)
-    if not isinstance(found, Within):
+def answer(request: Any, plan: AnyPlan, limits: Limits, form: Form, largest: Largest | None = None) -> None:
+    """Answer the inverse question that was asked. `largest`: what --largest found before."""
+    if limits.best:
+        assert isinstance(plan, Plan | ClusterPlan)
+        with _progress(form.asked.quiet) as listen:
+            best = kept_advice.best(plan, limits, listen)
         if limits.write is not None:
-            write_config(found.candidates[0].config, limits.write, form.asked)
-        plan_print.best(rank_of(plan) if isinstance(plan, ClusterPlan) else plan, found, form)
+            write_config(best.candidates[0].config, limits.write, form.asked)
+        plan_print.best(rank_of(plan) if isinstance(plan, ClusterPlan) else plan, best, form)
         return
+    found = within(request.forecast(plan), limits.limit())
     if limits.write is not None:
+        assert isinstance(plan, Plan | ClusterPlan)
         write_steps(plan, found, limits.write, form.asked)
-    plan_print.within(plan, found, form)
+    plan_print.within(plan, found, form, largest)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NoReturn, cast
 
 from click.exceptions import Exit
 
@@ -11,6 +11,7 @@ from foretrain.advice.asked import Asked
 from foretrain.advice.cards import choose
 from foretrain.advice.finetune import advices
 from foretrain.app.finetune import searched
+from foretrain.app.finetuning.limits import cards as cards_of
 from foretrain.app.kept import advice as kept_advice
 from foretrain.base.errors import UserError
 from foretrain.base.installation import Later
@@ -31,9 +32,11 @@ if TYPE_CHECKING:
     from foretrain.advice.best import Best
     from foretrain.advice.cards import FineTuneCards
     from foretrain.advice.record import Advice
+    from foretrain.app.limits import Limits
     from foretrain.predict.largest import Largest
     from foretrain.predict.within import Within
     from foretrain.reports.views import cards as cards_view
+    from foretrain.reports.views import explained as explained_view
     from foretrain.reports.views import generation as generation_view
     from foretrain.reports.views import line as line_view
     from foretrain.reports.views import plan as plan_view
@@ -43,8 +46,8 @@ if TYPE_CHECKING:
     from foretrain.reports.views.finetune import screen as finetune_view
     from foretrain.reports.views.finetune import whole as whole_view
 else:  # each answer waits for its own view alone
-    cards_view, generation_view, line_view, plan_view = (
-        Later(f"foretrain.reports.views.{name}") for name in ("cards", "generation", "line", "plan")
+    cards_view, explained_view, generation_view, line_view, plan_view = (
+        Later(f"foretrain.reports.views.{name}") for name in ("cards", "explained", "generation", "line", "plan")
     )
     ranks_view, ranks_whole = (Later(f"foretrain.reports.views.cluster.{name}") for name in ("screen", "whole"))
     tuned_view, finetune_view, whole_view = (
@@ -53,6 +56,7 @@ else:  # each answer waits for its own view alone
 
 WITHIN_SCHEMA = "foretrain.within/1"
 BEST_SCHEMA = "foretrain.best/1"
+LARGEST_SCHEMA = "foretrain.largest/1"
 PLANS_SCHEMA = "foretrain.plans/1"
 
 
@@ -89,15 +93,27 @@ def line(message: Message) -> None:
     OUT.print(printable(message.text()), soft_wrap=True, markup=False)
 
 
-def plans(found: Sequence[AnyPlan], form: Form, cards: "FineTuneCards | None" = None) -> None:
-    """Print one plan, or several cards with the best of them. `cards`: what several cards take of a fine-tuning run."""
+def largest(plan: AnyPlan, found: "Largest", form: Form) -> None:
+    """Print the largest value of an option that fits."""
+    made = explained_view.largest(plan, found)
+    if form.as_json:
+        print_json(found.to_json(schema=LARGEST_SCHEMA))
+    elif isinstance(made, Message):
+        line(made)
+    else:
+        document(made)
+
+
+def plans(found: Sequence[AnyPlan], form: Form, limits: "Limits") -> None:
+    """Print one plan, or several cards with the best of them; of fine-tuning what fits in a limit on each."""
     if form.oneline:
         for plan in found:
             line(line_view.line(plan))
     elif len(found) == 1:
         one(found[0], form)
-    elif cards is not None:
-        _tuned_cards(cast(list[FineTunePlan], found), cards, form)
+    elif isinstance(found[0], FineTunePlan):
+        tuned = cast(list[FineTunePlan], found)
+        _tuned_cards(tuned, cards_of(tuned, limits), form)
     elif isinstance(found[0], Plan):
         _cards(cast(list[Plan], found), form)
     elif form.as_json:
@@ -198,5 +214,10 @@ def check(plans: Sequence[AnyPlan]) -> None:
     """Exit with 3 where one does not fit, else with 2 where nobody can say; the one object of --json says so too."""
     errors = [error for plan in plans if (error := check_error(plan))]
     for error in sorted(errors, key=lambda error: -error.exit_code)[:1]:
-        print_error(error, as_json=False)
-        raise Exit(int(error.exit_code))
+        exit_with(error)
+
+
+def exit_with(error: UserError) -> NoReturn:
+    """Exit with an error beside the answer that is printed already."""
+    print_error(error, as_json=False)
+    raise Exit(int(error.exit_code))

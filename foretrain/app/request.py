@@ -1,0 +1,194 @@
+"""What is asked of a run: words and cards become a request, one class for each kind of run, which plans, traces and
+explains it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from foretrain.app.limits import Limits, check_limits, make_plans, priced
+from foretrain.app.plan import Cards, targets
+from foretrain.base.errors import UserError
+from foretrain.base.installation import Later
+from foretrain.config.option import Option
+from foretrain.config.options import OPTIONS
+from foretrain.config.presets import is_surely_asked
+from foretrain.config.resolve import ResolvedConfig, resolve
+from foretrain.predict.forecast import Forecast
+from foretrain.predict.largest import Largest
+from foretrain.predict.plan import Plan
+from foretrain.predict.plan import plan as predict_plan
+from foretrain.predict.pretraining import of_cluster, of_plan
+from foretrain.predict.ranks import ClusterPlan, rank_of
+
+if TYPE_CHECKING:
+    from foretrain.analysis.components import Explanation
+    from foretrain.analysis.finetune_memory import FineTuneExplanation
+    from foretrain.app import exact, generation
+    from foretrain.app.finetuning import request as finetuning
+    from foretrain.app.ranks import plan as ranks
+else:  # a plan waits for its own kind of run alone, and for traces where it has some
+    exact, generation = Later("foretrain.app.exact"), Later("foretrain.app.generation")
+    finetuning, ranks = Later("foretrain.app.finetuning.request"), Later("foretrain.app.ranks.plan")
+
+Listen = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Look:
+    """How deep to look at a plan's memory: settings of the allocator, and what nvidia-smi shows, to explain."""
+
+    alloc_conf: str = ""
+    observed_bytes: int | None = None
+    process_bytes: int | None = None
+
+
+class PlanRequest(Protocol):
+    """A run and the cards that were named for it."""
+
+    kind: str
+    explains_traced: bool  # whether an explanation is of the traced step where nobody asked for a trace
+    aliases: Mapping[str, str]  # of options that --largest takes
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def notes(self) -> Sequence[Any]: ...
+    @property
+    def files(self) -> Sequence[Path]: ...
+    @property
+    def given(self) -> frozenset[str]:
+        """Return the options that the user set."""
+        ...
+
+    def settings(self, limits: Limits) -> tuple[Any, Mapping[str, Option], Mapping[str, str]]:
+        """Return the record of its options, how each is declared, and where each value is from."""
+        ...
+
+    def check(self, limits: Limits, *, look: str, traced: bool, largest: str) -> None:
+        """Raise UserError for options that do not go together."""
+        ...
+
+    def plans(self, limits: Limits, step_s: float | None = None, logged_mfu: float | None = None) -> list[Any]:
+        """Return a plan for each card. Raises UserError."""
+        ...
+
+    def forecast(self, plan: Any) -> Forecast: ...
+    def largest(self, plan: Any, option: str, listen: Listen, look: Look) -> Largest:
+        """Return the largest value of an option that fits, by traces. Raises UserError."""
+        ...
+
+    def traced(self, plan: Any, listen: Listen, look: Look) -> Any:
+        """Return the plan with traced memory. Raises UserError where it cannot be traced."""
+        ...
+
+    def explained(self, plan: Any, listen: Listen, look: Look) -> "Explanation | FineTuneExplanation": ...
+    def write_snapshot(self, plan: Any, path: Path, listen: Listen, look: Look) -> None:
+        """Write the trace as a memory snapshot. Raises UserError."""
+        ...
+
+
+@dataclass(frozen=True)
+class PretrainingRequest:
+    """A config on one card, or on each of several. `by`: what plans; app/kept has another."""
+
+    resolved: ResolvedConfig
+    cards: Cards
+    by: Callable[..., Plan] = predict_plan
+    kind = "pretraining"
+    explains_traced = True
+    aliases: ClassVar[Mapping[str, str]] = {}
+
+    @property
+    def name(self) -> str:
+        return self.resolved.name
+
+    @property
+    def notes(self) -> tuple[UserError, ...]:
+        return self.resolved.notes
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return self.resolved.files
+
+    @property
+    def given(self) -> frozenset[str]:
+        return frozenset(self.resolved.sources)
+
+    def settings(self, limits: Limits) -> tuple[Any, Mapping[str, Option], Mapping[str, str]]:
+        resolved = priced(self.resolved, limits)
+        return resolved.config, OPTIONS, resolved.sources
+
+    def check(self, limits: Limits, *, look: str, traced: bool, largest: str) -> None:
+        check_limits(limits, len(set(self.cards.gpu.split(","))), bool(look) or traced or bool(largest))
+
+    def plans(self, limits: Limits, step_s: float | None = None, logged_mfu: float | None = None) -> list[Any]:
+        resolved = priced(self.resolved, limits)
+        found = targets(self.cards.gpu, self.cards.others, resolved.config)
+        if len(found) > 1 and (step_s is not None or logged_mfu is not None):
+            option = "--step-time" if step_s is not None else "--logged-mfu"
+            raise UserError("usage.one_speed", option=option, count=len(found))
+        return make_plans(resolved, found, limits, step_s, logged_mfu, self.by)
+
+    def forecast(self, plan: Any) -> Forecast:
+        return of_plan(plan)
+
+    def largest(self, plan: Any, option: str, listen: Listen, look: Look) -> Largest:
+        return exact.largest(plan, option, listen, look.alloc_conf)
+
+    def traced(self, plan: Any, listen: Listen, look: Look) -> Any:
+        return exact.traced_plan(plan, listen, look.alloc_conf)
+
+    def explained(self, plan: Any, listen: Listen, look: Look) -> "Explanation":
+        readings = {"observed_bytes": look.observed_bytes, "process_bytes": look.process_bytes}
+        return exact.explained(plan, plan.step, listen, look.alloc_conf, **readings)
+
+    def write_snapshot(self, plan: Any, path: Path, listen: Listen, look: Look) -> None:
+        exact.write_snapshot(plan, plan.step, path, listen, look.alloc_conf)
+
+
+@dataclass(frozen=True)
+class CardsRequest(PretrainingRequest):
+    """A config on several cards that train it together."""
+
+    kind = "cards"
+    explains_traced = False
+
+    def check(self, limits: Limits, *, look: str, traced: bool, largest: str) -> None:
+        if largest and traced:
+            raise UserError("usage.finetune_largest_alone", option="--exact")
+        check_limits(limits, 1, bool(look) or traced or bool(largest))
+
+    def plans(self, limits: Limits, step_s: float | None = None, logged_mfu: float | None = None) -> list[ClusterPlan]:
+        return [ranks.answer(self.resolved, self.cards, limits, step_s)]
+
+    def forecast(self, plan: Any) -> Forecast:
+        return of_cluster(plan)
+
+    def traced(self, plan: Any, listen: Listen, look: Look) -> Any:
+        return ranks.traced_cluster(plan, listen, alloc_conf=look.alloc_conf)
+
+    def explained(self, plan: Any, listen: Listen, look: Look) -> "Explanation":
+        return super().explained(rank_of(plan), listen, look)
+
+    def write_snapshot(self, plan: Any, path: Path, listen: Listen, look: Look) -> None:
+        super().write_snapshot(rank_of(plan), path, listen, look)
+
+
+def kind_of(words: Sequence[str], cards: Cards, *, inference: bool = False) -> str:
+    """Return the kind of run that these words mean."""
+    if inference:
+        return "generation"
+    if not is_surely_asked(words) and finetuning.is_asked(words):
+        return "fine-tuning"
+    return "cards" if cards.gpus else "pretraining"
+
+
+def request_of(kind: str, words: Sequence[str], cards: Cards, data_tokens: str = "") -> Any:
+    """Return what these words ask of this kind of run, a `PlanRequest`. Raises UserError; ConfigError names every
+    problem of a config."""
+    if kind == "generation":
+        return generation.GenerationRequest.of(words, cards)
+    if kind == "fine-tuning":
+        return finetuning.FineTuningRequest.of(words, cards, data_tokens)
+    return (CardsRequest if kind == "cards" else PretrainingRequest)(resolve(list(words)), cards)

@@ -1,0 +1,114 @@
+"""What was typed behind `plan` and `advise`: the run that is meant, and which options go with it."""
+
+from dataclasses import replace
+from typing import Any
+
+import click
+
+from foretrain.advice.asked import Asked
+from foretrain.app.kept import plans as kept
+from foretrain.app.plan import Cards
+from foretrain.app.request import kind_of, request_of
+from foretrain.base.errors import UserError
+from foretrain.base.installation import Later
+from foretrain.cli.common import need_one_of, print_notes, print_said
+from foretrain.config.presets import is_surely_asked
+from foretrain.config.resolve import ResolvedConfig
+
+finetune = Later("foretrain.config.finetune.asked")
+OWN = ("gpus", "link", "network", "write_job")  # options that only a plan for several cards has
+LIMITS = ("co2", "within", "tokens", "data_tokens")  # options of `plan` that a plan of a changed run has as well
+TRACES = ("alloc_conf", "python")  # and those of its trace
+# Options that a kind of run cannot have: of fine-tuning, each with the sentence that says what to take instead.
+ALONE = {"plan": ("logged_mfu",), "advise": ("exact", "apply", "write")}
+FINE_TUNING = {
+    "plan": {name: name for name in ("trainer", "logged_mfu", "best", "write", "write_job")},
+    "advise": {"trainer": "trainer", "apply": "apply", "write": "apply"},
+}
+GENERATION = (
+    "largest", "explain", "observed", "process", "price", "inference", "gpu", "gpus", "link", "network", "others",
+    "check", "full", "oneline", "as_json", "quiet", "words", "lang", "gpu_file",
+)  # fmt: skip
+
+
+def is_typed(context: click.Context, name: str) -> bool:
+    """Return whether an option was given on the command line."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def read(context: click.Context, words: list[str]) -> Any:
+    """Return what is asked, a `PlanRequest`, and print its notes. Raises UserError for options that do not go with
+    it."""
+    given = context.params
+    cards = Cards(given["gpus"], given["gpu"], given["link"], given["network"], given["others"])
+    kind = kind_of(words, cards, inference=given.get("inference", False))
+    if not is_surely_asked(words) and kind != "generation":
+        print_said(finetune.how_chosen(words), quiet=given["quiet"])
+    _check_options(context, kind)
+    check_cards(context)
+    found = request_of(kind, words, cards, given.get("data_tokens") or "")
+    if kind == "pretraining":
+        found = replace(found, resolved=with_trainer(found.resolved, given["trainer"]), by=kept.plan)
+    if kind in ("cards", "pretraining"):
+        print_notes(found.notes, quiet=given["quiet"])
+    else:
+        print_said(found.notes, quiet=given["quiet"] or (kind == "fine-tuning" and bool(given.get("full"))))
+    return found
+
+
+def with_trainer(resolved: ResolvedConfig, trainer: str) -> ResolvedConfig:
+    """Return the config for the trainer that --trainer names, if it does; `ResolvedConfig.step` has the rule for the
+    rest."""
+    if trainer:
+        need_one_of("--trainer", trainer, ("foretrain", "nanogpt"))
+    return replace(resolved, trainer="nanogpt" if trainer == "nanogpt" else "foretrain") if trainer else resolved
+
+
+def _check_options(context: click.Context, kind: str) -> None:
+    given, command = context.params, context.command.name or ""
+    spelled = {name: f"--{name.replace('_', '-')}" for name in given}
+    if kind == "fine-tuning":
+        for name, id in FINE_TUNING[command].items():
+            if is_typed(context, name):
+                raise UserError(f"usage.finetune_without.{id}")
+    elif kind == "generation":
+        for name in given:
+            if name not in GENERATION and is_typed(context, name):
+                raise UserError("usage.inference_without", option=spelled[name])
+    elif kind == "cards":
+        for name in ALONE[command]:
+            if is_typed(context, name):
+                raise UserError("usage.cluster_alone", option=spelled[name])
+        if given["trainer"] not in ("", "foretrain"):
+            raise UserError("usage.cluster_trainer", value=given["trainer"][:40])
+
+
+def check_cards(context: click.Context) -> None:
+    """Raise UserError for options of several cards without --gpus, and for cards that are named twice."""
+    given = context.params
+    for name in () if given["gpus"] else OWN:
+        if given.get(name):
+            raise UserError("usage.needs_gpus", option=f"--{name.replace('_', '-')}")
+    if given["gpus"] and is_typed(context, "gpu") and (not given["gpus"].strip().isdigit() or "," in given["gpu"]):
+        raise UserError("usage.cluster_two", gpus=given["gpus"][:80], gpu=given["gpu"][:80])
+
+
+def asked_of(context: click.Context, request: Any, words: list[str]) -> Asked:
+    """Return what was typed, for the command that comes next: it goes on with the run, its cards and money."""
+    given = context.params
+    limits = [word for name in LIMITS if given.get(name) is not None for word in _typed(name, given[name])]
+    limits += [word for name in TRACES if given.get(name) for word in _typed(name, given[name])]
+    speeds = [name for name in ("step_time", "logged_mfu") if given.get(name) is not None]
+    cards = tuple(word for name in OWN[:3] if given[name] for word in (f"--{name}", given[name]))
+    wrote = given.get("write")
+    return Asked(
+        command=context.command.name or "", words=tuple(words), gpu=given["gpu"], cards=cards, others=given["others"],
+        quiet=given["quiet"], price=given["price"] or "", exact=given.get("exact", False), limits=tuple(limits),
+        wrote=str(wrote) if wrote else None, speed=f"--{speeds[0].replace('_', '-')}" if speeds else "",
+        nanogpt_file=request.kind == "pretraining" and request.resolved.has_nanogpt_file,
+    )  # fmt: skip
+
+
+def _typed(name: str, value: object) -> tuple[str, str]:
+    return f"--{name.replace('_', '-')}", f"{value:g}" if isinstance(value, float) else str(value)

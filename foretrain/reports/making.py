@@ -17,20 +17,14 @@ from foretrain.analysis.run import explain_directory
 from foretrain.app import exact, run_report
 from foretrain.app.compare import compared
 from foretrain.app.explain import is_tracked, log_of
-from foretrain.app.finetune import traced
-from foretrain.app.finetuning import limits as limits_of
-from foretrain.app.finetuning.question import question
-from foretrain.app.limits import Limits, make_plans, priced
-from foretrain.app.plan import Cards, targets, words_of_cards
-from foretrain.app.ranks.plan import answer, traced_cluster
+from foretrain.app.limits import Limits
+from foretrain.app.plan import Cards
+from foretrain.app.request import Look, kind_of, request_of
 from foretrain.base.errors import UserError
 from foretrain.base.files import first_bytes, not_written, read_text
 from foretrain.comparison.loss_axes import gather, loss_curves
 from foretrain.comparison.sources import plans, runs
 from foretrain.comparison.sources.request import SourceRequest, take_apart
-from foretrain.config.finetune.asked import is_asked
-from foretrain.config.finetune.words import WORDS
-from foretrain.config.resolve import resolve
 from foretrain.measure.tune_record import SCHEMA as TUNING_SCHEMA
 from foretrain.measure.tune_record import Tuning
 from foretrain.predict.plan import Plan
@@ -54,7 +48,7 @@ Tell = Callable[[tuple[UserError, ...]], None]
 @dataclass(frozen=True)
 class Asked:
     """What a report is to be of. `sources`: as `compare` takes them; `options`: `--key=value` over the config of a plan
-    or a log. `others_option`: what `cards.others` was given as, for errors. `listen`: hears how far a trace is."""
+    or a log. `listen`: hears how far a trace is."""
 
     sources: Sequence[str]
     options: Sequence[str] = ()
@@ -63,7 +57,6 @@ class Asked:
     exact: bool = False
     tell: Tell = lambda notes: None
     listen: Callable[[str], None] = lambda state: None
-    others_option: str = "--used-by-others"
 
 
 def report(
@@ -174,32 +167,16 @@ def _log(path: Path, words: Sequence[str], gpu: str, tell: Callable[[tuple[UserE
 
 def _plan(asked: Asked, one: SourceRequest) -> Document:
     words = [one.path, *one.words, *asked.options]
-    cards = replace(
-        asked.cards, gpu=one.own.get("gpu", asked.cards.gpu), others=one.own.get("used_by_others", asked.cards.others)
-    )
-    if is_asked(words):
-        return _fine_tuning(asked, cards, words)
-    resolved = resolve(words)
-    asked.tell(resolved.notes)
-    if cards.gpus:
-        made = answer(resolved, cards, Limits(asked.price))
-        return document_of(traced_cluster(made, asked.listen) if asked.exact else made)
-    limits = Limits(price=asked.price, given=frozenset(resolved.sources))
-    resolved = priced(resolved, limits)
-    found = targets(cards.gpu, cards.others, resolved.config, asked.others_option)
-    if len(found) > 1:
-        raise UserError("usage.report_cards", count=len(found))
-    tuning = _tuning(resolved.files[-1].with_suffix(".json")) if resolved.files else None
-    return _of_plan(make_plans(resolved, found, limits)[0], asked, tuning)
-
-
-def _fine_tuning(asked: Asked, cards: Cards, words: Sequence[str]) -> Document:
-    gpu, together = words_of_cards(cards, words, WORDS)
-    found = question(words[0], [*words[1:], *together])
-    made = limits_of.plans(found, gpu, cards.others, Limits(asked.price), None, asked.others_option)
-    if len(made) > 1:
-        raise UserError("usage.report_cards", count=len(made))
-    return document_of(traced(made[0], found, asked.listen) if asked.exact else made[0])
+    gpu, others = one.own.get("gpu", asked.cards.gpu), one.own.get("used_by_others", asked.cards.others)
+    cards = replace(asked.cards, gpu=gpu, others=others)
+    request = request_of(kind_of(words, cards), words, cards)
+    asked.tell(tuple(note for note in request.notes if isinstance(note, UserError)))
+    made, *more = request.plans(Limits(asked.price, given=request.given))
+    if more:
+        raise UserError("usage.report_cards", count=1 + len(more))
+    if isinstance(made, Plan):
+        return _of_plan(made, asked, _tuning(request.files[-1].with_suffix(".json")) if request.files else None)
+    return document_of(request.traced(made, asked.listen, Look()) if asked.exact else made)
 
 
 def _of_plan(made: Plan, asked: Asked, tuning: Tuning | None) -> Document:
@@ -227,7 +204,7 @@ def _comparison(asked: Asked) -> Document:
     """Of several sources, as `foretrain compare` reads them."""
     made = compared(
         asked.sources, gpu=asked.cards.gpu, used_by_others=asked.cards.others, price=asked.price, tell=asked.tell,
-        option=asked.others_option,
+        option="--used-by-others",
     )  # fmt: skip
     found, facts = made.comparison, gather(made.subjects, made.comparison)
     return compare.report(found, facts.losses, dict(facts.verdicts), facts.checks, facts.sources)

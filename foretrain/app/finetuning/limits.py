@@ -22,14 +22,13 @@ def plans(
     others: str,
     limits: Limits,
     step_s: float | None = None,
-    option: str = "--used-by-others",
 ) -> list[FineTunePlan]:
-    """A plan for each card, with its own rent where one is given for it. `gpus`: names parted by commas; `option`: what
-    `others` was given as. Raises UserError."""
+    """Return a plan for each card, with its own rent where one is given for it. `gpus`: names parted by commas. Raises
+    UserError."""
     check_speed("--step-time", step_s)
     check_limits(limits, 1, traces=False)
     resolved = priced(costs_in(asked.costs), limits)
-    found = targets(gpus, others, resolved.config, option)
+    found = targets(gpus, others, resolved.config)
     rents = prices_of(limits, resolved.config, [target.gpu for target in found])
     prices = Prices.of(resolved.config)
 

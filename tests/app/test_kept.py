@@ -53,7 +53,7 @@ def _no_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module, name in (
         (kept, "predict_plan"), (kept_advice, "first_answer"), (kept_advice, "shortened"),
-        (kept_advice.advise, "advices"), (kept_advice.limits, "answer"),
+        (kept_advice.advise, "advices"), (kept_advice.limits, "best_of"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, none)
 

@@ -318,7 +318,6 @@ def test_words_and_models() -> None:
         (["--context"], "--context"), (["--engine", "vllm"], "llama.cpp"), (["--context", "9" * 30], "134,217,728"),
         (["--weights", "q4_0", "--engine", "pytorch"], "llama.cpp"), (["--prompt", "9000"], "9,000"),
         (["--n_layer=3"], "--n_layer=3"), (["--exact"], "--exact"), (["--within", "3h"], "--within"),
-        (["--json", "--full"], "--full, --json each"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_asked_is_one_sentence(words: list[str], said: str) -> None:
@@ -461,7 +460,7 @@ def test_largest_batch_and_context_are_asked_as_in_training() -> None:
         assert (
             said == f"{plan.longest_context:,} tokens of context fit, or {plan.largest_batch} texts of 4,096 tokens\n"
         )
-    assert json.loads(foretrain(*words, "--largest", "batch", "--json").stdout)["largest_batch"] == plan.largest_batch
+    assert json.loads(foretrain(*words, "--largest", "batch", "--json").stdout)["value"] == plan.largest_batch
     wrong = foretrain(*words, "--largest", "n_layer")
     assert (wrong.returncode, "give `batch` or `context`" in wrong.stderr) == (2, True)
 

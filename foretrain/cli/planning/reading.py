@@ -25,9 +25,10 @@ FINE_TUNING = {
     "plan": {name: name for name in ("trainer", "logged_mfu", "best", "write", "write_job")},
     "advise": {"trainer": "trainer", "apply": "apply", "write": "apply"},
 }
+ANY_CARD = "RTX 4090"  # where the question names no card: all of the catalogue are tried
 GENERATION = (
-    "largest", "explain", "observed", "process", "price", "inference", "gpu", "gpus", "link", "network", "others",
-    "check", "full", "oneline", "as_json", "quiet", "words", "lang", "gpu_file",
+    "largest", "smallest_card", "explain", "observed", "process", "price", "inference", "gpu", "gpus", "link",
+    "network", "others", "check", "full", "oneline", "as_json", "quiet", "words", "lang", "gpu_file",
 )  # fmt: skip
 
 
@@ -41,7 +42,10 @@ def read(context: click.Context, words: list[str]) -> Any:
     """Return what is asked, a `PlanRequest`, and print its notes. Raises UserError for options that do not go with
     it."""
     given = context.params
-    cards = Cards(given["gpus"], given["gpu"], given["link"], given["network"], given["others"])
+    gpu = given["gpu"]
+    if given.get("smallest_card") and not is_typed(context, "gpu"):
+        gpu = ANY_CARD
+    cards = Cards(given["gpus"], gpu, given["link"], given["network"], given["others"])
     kind = kind_of(words, cards, inference=given.get("inference", False))
     if not is_surely_asked(words) and kind != "generation":
         print_said(finetune.how_chosen(words), quiet=given["quiet"])
@@ -103,7 +107,7 @@ def asked_of(context: click.Context, request: Any, words: list[str]) -> Asked:
     cards = tuple(word for name in OWN[:3] if given[name] for word in (f"--{name}", given[name]))
     wrote = given.get("write")
     return Asked(
-        command=context.command.name or "", words=tuple(words), gpu=given["gpu"], cards=cards, others=given["others"],
+        command=context.command.name or "", words=getattr(request, "words", tuple(words)), gpu=given["gpu"], cards=cards, others=given["others"],
         quiet=given["quiet"], price=given["price"] or "", exact=given.get("exact", False), limits=tuple(limits),
         wrote=str(wrote) if wrote else None, speed=f"--{speeds[0].replace('_', '-')}" if speeds else "",
         nanogpt_file=request.kind == "pretraining" and request.resolved.has_nanogpt_file,

@@ -35,6 +35,7 @@ from foretrain.predict.inference.plan import InferencePlan
 from foretrain.predict.largest import Largest
 from foretrain.predict.plan import Plan
 from foretrain.predict.ranks import ClusterPlan
+from foretrain.predict.smallest import SmallestCard
 from foretrain.runs.record import KINDS, TrainedRun, WatchedRun
 from foretrain.runs.scores import Evaluation, Scores
 from foretrain.runs.state import UNSAID, Label
@@ -123,6 +124,7 @@ OUTPUTS: dict[str, Output] = {
     "foretrain.explanation/1": Output(
         "plan --explain", "why so much", RootModel[_any_of(explain.Explanation, FineTuneExplanation)]
     ),
+    "foretrain.smallest-card/1": Output("plan --smallest-card", "the smallest card on which it fits", SmallestCard),
     "foretrain.largest/1": Output("plan --largest OPTION", "the largest value that fits", Largest),
     "foretrain.within/1": Output(
         "plan --within LIMIT", "the steps that fit, of any kind of run", within.Within,

@@ -97,6 +97,7 @@ Generating text takes --context, --batch, --weights, --kv, --prompt, --engine, -
     "lora_r): estimated, with --exact traced.",
     default="",
 )
+@flag("--smallest-card", "Find the smallest card on which the run fits.")
 @option("--snapshot FILE", "Write the trace as a memory snapshot for pytorch.org/memory_viz.", type=Path)
 @option(
     "--alloc-conf TEXT",
@@ -149,6 +150,7 @@ def plan_command(
     observed: str,
     process: str,
     largest: str,
+    smallest_card: bool,
     snapshot: Path | None,
     alloc_conf: str,
     python: str,
@@ -196,7 +198,7 @@ def plan_command(
 def _check_count(plans: list[Any], depth: Depth, limits: Limits) -> None:
     """Raise UserError for what can only be asked of one card, and for readings that no card can show."""
     plan_exact.check_readings(depth, [plan.gpu for plan in plans])
-    if (depth.explain or depth.largest or depth.snapshot) and len(plans) > 1:
+    if (depth.explain or depth.largest or depth.smallest_card or depth.snapshot) and len(plans) > 1:
         raise UserError("usage.one_card", count=len(plans))
 
 
@@ -205,6 +207,9 @@ def _answered(
 ) -> tuple[list[Any], Largest | None]:
     """Print what was asked; return the plans that --check is about, and what --largest found."""
     found = None
+    if depth.smallest_card:
+        plan_print.smallest(plans[0], plan_exact.smallest(request, plans[0], depth), form)
+        return [], found
     if depth.largest:
         found = plan_exact.searched(request, plans[0], depth)
         if found.value is None or not limits.asks:

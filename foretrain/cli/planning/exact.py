@@ -12,9 +12,10 @@ from foretrain.base.errors import UserError
 from foretrain.base.installation import Later
 from foretrain.base.messages import say
 from foretrain.cli.common import ERR, OUT, print_json, print_notes, working
-from foretrain.hardware.catalogue import Gpu, stated_bytes
+from foretrain.hardware.catalogue import Gpu, catalogue, stated_bytes
 from foretrain.predict.allocator.settings import driver_backend
 from foretrain.predict.largest import Largest, largest
+from foretrain.predict.smallest import SmallestCard, smallest_card
 from foretrain.reports import text
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class Depth:
     observed: str = ""
     process: str = ""
     largest: str = ""
+    smallest_card: bool = False
     snapshot: Path | None = None
     alloc_conf: str = ""
     python: str = ""
@@ -74,8 +76,8 @@ def check_depth(depth: Depth, configs: Iterable[Path]) -> None:
         print_notes((UserError("config.native_allocator", variable=variable),), quiet=depth.quiet)
     if (depth.observed or depth.process) and not depth.explain:
         raise UserError("usage.needs_explain", option="--observed" if depth.observed else "--process")
-    if depth.largest and (depth.explain or depth.snapshot is not None):
-        raise UserError("usage.largest_alone", option="--explain" if depth.explain else "--snapshot")
+    if depth.largest and depth.looks:
+        raise UserError("usage.largest_alone", option=depth.looks)
     if depth.snapshot is not None:
         exact.check_snapshot(depth.snapshot, configs)
 
@@ -116,6 +118,13 @@ def searched(request: Any, plan: Any, depth: Depth) -> Largest:
         return largest(request.forecast(plan), request.aliases.get(depth.largest, depth.largest))
     with progress(depth.quiet) as listen:
         return request.largest(plan, depth.largest, listen, depth.look)
+
+
+def smallest(request: Any, plan: Any, depth: Depth) -> SmallestCard:
+    """Return the smallest cards of the catalogue on which the run of a plan fits."""
+    cards = [gpu for gpu in catalogue().values() if gpu.kind == "cuda"]
+    with working(say("working.searching"), quiet=depth.quiet) as tell:
+        return smallest_card(request.forecast(plan), cards, tell)
 
 
 def size_of(value: str, option: str) -> int | None:

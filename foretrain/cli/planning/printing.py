@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from foretrain.advice.record import Advice
     from foretrain.app.limits import Limits
     from foretrain.predict.largest import Largest
+    from foretrain.predict.smallest import SmallestCard
     from foretrain.predict.within import Within
     from foretrain.reports.views import cards as cards_view
     from foretrain.reports.views import explained as explained_view
@@ -57,6 +58,7 @@ else:  # each answer waits for its own view alone
 WITHIN_SCHEMA = "foretrain.within/1"
 BEST_SCHEMA = "foretrain.best/1"
 LARGEST_SCHEMA = "foretrain.largest/1"
+SMALLEST_SCHEMA = "foretrain.smallest-card/1"
 PLANS_SCHEMA = "foretrain.plans/1"
 
 
@@ -102,6 +104,14 @@ def largest(plan: AnyPlan, found: "Largest", form: Form) -> None:
         line(made)
     else:
         document(made)
+
+
+def smallest(plan: AnyPlan, found: "SmallestCard", form: Form) -> None:
+    """Print the smallest cards on which the run fits."""
+    if form.as_json:
+        print_json(found.to_json(schema=SMALLEST_SCHEMA))
+    else:
+        line(explained_view.smallest(plan, found))
 
 
 def plans(found: Sequence[AnyPlan], form: Form, limits: "Limits") -> None:

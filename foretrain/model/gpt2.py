@@ -1,7 +1,7 @@
-"""GPT-2 as nanoGPT has it: the same parameter names, the same initialisation, draw for draw with the same seed.
+"""GPT-2 with nanoGPT's parameter names and initialisation, draw for draw with the same seed.
 
-One difference, on purpose: the training forward returns the loss and nothing else. Returned logits stay alive
-through the backward pass, and a compiled backward pass even makes a zero gradient for them (docs/memory.md).
+One difference, on purpose: the training forward returns the loss alone. Returned logits stay alive through the backward
+pass, and a compiled backward pass even makes a zero gradient for them (docs/memory.md).
 
 Shapes: B micro-batch, T context, C width, H heads, V vocabulary.
 """
@@ -21,9 +21,8 @@ from foretrain.model.layers import TokenEmbedding
 
 
 class Attention(nn.Module):
-    """Causal self-attention through PyTorch's scaled_dot_product_attention (flash where the device has it).
-
-    `products`: as batched matmuls instead (attention.py), which has no dropout and is for CPUs.
+    """Causal self-attention by scaled_dot_product_attention; with `matmuls` by batched matmuls (attention.py), for CPUs
+    and without dropout.
     """
 
     def __init__(self, n_embd: int, n_head: int, bias: bool, dropout: float, *, products: bool = False) -> None:
@@ -66,7 +65,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)). `instead`: what a technique has run in its place in training."""
+    """x + attention(norm(x)), then x + mlp(norm(x)). `instead`: what a technique runs in its place in training."""
 
     def __init__(self, config: RunConfig) -> None:
         super().__init__()
@@ -117,8 +116,8 @@ class GPT(LanguageModel):
         assert self.block_size >= T, f"context of {T} tokens, the model has {self.block_size} positions"
         parts: Any = self.transformer
         position = torch.arange(T, device=idx.device)
-        # One name for all that goes from block to block, in the frame that calls them: a function given the embedding
-        # would have it kept by its caller as long as it runs (where Python's calls are not inlined, as under Dynamo).
+        # One name for all that goes from block to block, in the frame that calls them: the caller of a function given
+        # the embedding would hold it as long as that runs (where Python's calls are not inlined, as under Dynamo).
         x = parts["drop"](parts["wte"](idx) + parts["wpe"](position))
         for i in range(len(self.layers())):
             x = self.block(i, x)

@@ -1,5 +1,3 @@
-"""AdamW with moments in 4 bits (model/low_bit_adamw.py). No torch."""
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,7 +6,7 @@ from foretrain.model.techniques.low_bits import FOUR
 
 
 class AdamW4bit(AdamW8bit):
-    """1.06 bytes a parameter instead of 8."""
+    """1.06 bytes per parameter instead of 8 (model/low_bit_adamw.py)."""
 
     id = "adamw4bit"
     options: Mapping[str, Any] = {"optimizer": "adamw4bit"}

@@ -1,5 +1,3 @@
-"""One graph for each block in the place of one for the whole model (model/language_model.py). No torch."""
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +7,9 @@ from foretrain.model.techniques.technique import Options, Technique
 
 
 class CompileBlocks(Technique):
-    """A graph returns all of its gradients at its end. One for the whole model holds them all in half precision."""
+    """A graph returns its gradients at its end: one of the whole model holds all of them in half precision, one per
+    block does not.
+    """
 
     id = "compile_blocks"
     options: Mapping[str, Any] = {"compile_blocks": True}

@@ -1,5 +1,3 @@
-"""Weights in half precision, with fp32 masters in the optimizer (model/master.py). No torch."""
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +7,9 @@ from foretrain.model.techniques.technique import Options, Technique
 
 
 class MasterWeights(Technique):
-    """The model runs without autocast: the residual stream and what norms save are half precision, too."""
+    """The model runs without autocast: the residual stream and what norms save are half precision, too
+    (model/master.py).
+    """
 
     id = "master_weights"
     options: Mapping[str, Any] = {"master_weights": True}

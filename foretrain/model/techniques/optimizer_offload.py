@@ -1,5 +1,3 @@
-"""The optimizer's states in the computer's memory, and its step there (model/master.py). No torch."""
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +7,7 @@ from foretrain.model.techniques.technique import Options, Technique
 
 
 class OptimizerOffload(Technique):
-    """ZeRO-Offload without its overlap: the fp32 twin of the model is on the host."""
+    """ZeRO-Offload without its overlap: the fp32 twin of the model is on the host (model/master.py)."""
 
     id = "optimizer_offload"
     options: Mapping[str, Any] = {"optimizer_offload": True}

@@ -150,7 +150,6 @@ Kind = tuple[str, str, str, str, str, str]
 
 
 def tensors(trace: Trace, phase: str, n_embd: int, settings: Settings | None = None) -> tuple[TensorGroup, ...]:
-    """Group what is alive at the phase's peak, layers counted together, largest first."""
     peak = next(p for p in replay(trace, settings).phases if p.phase == phase)
     groups: Counter[Kind] = Counter()
     sizes: Counter[Kind] = Counter()

@@ -124,7 +124,6 @@ class Listed:
 
 
 def listed(folders: Iterable[Path], tags: Iterable[str] = ()) -> Listed:
-    """Read the runs in these folders and the two levels below them that have all of these tags."""
     wanted, found = set(tags), Listed([], [])
     for directory in find_runs(folders):
         if wanted - set(state.read_label(directory.path).tags):
@@ -205,7 +204,6 @@ class Top(Record):
 
 
 def look(cards: Cards, folders: Sequence[Path] = (), locks: Path = LOCKS) -> Top:
-    """Look at this machine's cards, and at the runs in `folders`; of none, at those here and those alive."""
     found = found_in(folders or [Path()], None if folders else locks)
     runs = [of_folder(run) for run in found[:MOST_RUNS]]
     pids: list[int] = []
@@ -246,7 +244,6 @@ def _newness(run: ObservedRun) -> tuple[bool, float]:
 
 
 def of_folder(run: ObservedRun) -> LiveRun:
-    """Read the run in a folder as it is now; one that cannot be read says why."""
     path, said = run.path, state.read_now(run.path)
     values: Values = {"path": str(path), "kind": "run", "name": path.resolve().name, "label": state.read_label(path)}
     try:
@@ -308,7 +305,6 @@ def _figures(run: ObservedRun, record: RunRecord) -> Values:
 
 
 def _step(record: RunRecord, last: int | None, *, alive: bool) -> int | None:
-    """Return how many steps are done, of a watched command the number of the last one."""
     if isinstance(record, WatchedRun):
         return last if alive else record.last_step
     if not alive or last is None:

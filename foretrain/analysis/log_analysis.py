@@ -234,7 +234,6 @@ def _remaining(
     log: TrainingLog, pace: Pace, slower: tuple[Disturbance, ...], config: RunConfig | None, gpu: Gpu | None,
     mfu: float | None,
 ) -> Remaining | None:  # fmt: skip
-    """Estimate the rest at the pace of the last steps; at best as the steady ones, at worst as disturbed as so far."""
     recent_s, steady_s = pace.recent_s, pace.median_s
     total = log.header.total_steps or (config.max_iters if config else None)
     if total is None:
@@ -350,7 +349,6 @@ def printed(log: TrainingLog) -> dict[str, Any]:
 
 
 def laid_over(config: RunConfig, values: dict[str, Any]) -> RunConfig:
-    """Return the config with these values, without any that no such option can have."""
     try:
         return RunConfig.model_validate({**config.model_dump(), **values})
     except ValidationError as error:

@@ -192,7 +192,6 @@ def disturbances(log: TrainingLog, pace: Pace, config: RunConfig | None, interva
 
 
 def _compiling(log: TrainingLog, pace: Pace) -> list[int]:
-    """Return the slow steps at the head of each segment, one after the other."""
     found = []
     for segment in log.steps.segments():
         for i in segment[:FIRST_STEPS]:
@@ -320,7 +319,6 @@ def measured(
 
 
 def of_run(directory: RunDirectory, record: TrainedRun) -> MeasuredStep | None:
-    """Measure the step of a run; its metrics are read once for each state of the file."""
     path = directory.path / "metrics.jsonl"
     try:
         found = path.stat()
@@ -340,7 +338,6 @@ def _read(
 
 
 def with_measured_step(directory: RunDirectory, record: TrainedRun) -> TrainedRun:
-    """Put this time of a step into the record, with the speed and MFU that follow."""
     found = of_run(directory, record)
     if found is None:
         return record

@@ -163,7 +163,6 @@ def _phase(record: TrainedRun) -> MeasuredPhase | None:
 
 
 def _memory(plan: Plan, record: TrainedRun, phase: MeasuredPhase | None) -> tuple[Piece, ...]:
-    """Return weights, optimizer states and the rest to the peak; then what is reserved, and the whole process."""
     memory, measured = plan.memory_of("foretrain"), record.memory
     predicted = next((p for p in memory.phases if phase is not None and p.phase == phase.phase), memory.worst)
     at_peak = {component.id: component.size_bytes for component in predicted.components}
@@ -241,7 +240,6 @@ def _asides(metrics: Lines, events: Lines, timing: Timing | None = None) -> list
 def _time(
     plan: Plan, record: TrainedRun, metrics: list[dict[str, Any]], events: list[dict[str, Any]], pace: RunPace | None
 ) -> tuple[TimePiece, ...]:
-    """Return steps at their steady pace, what was lost beyond it, evaluations, saving, and the rest of the time."""
     timing, wall = plan.foretrain_timing, record.wall_s
     pieces: list[TimePiece] = []
     earlier = _earlier(metrics, record.world_from)

@@ -211,7 +211,6 @@ class RunLimit(Record):
 
 
 def calibration_here(gpu: Gpu) -> Calibration | None:
-    """Return the calibration of a run's device, if that is this machine's."""
     here = devices.device_named(devices.CPU) if gpu.kind == "cpu" else devices.find_device(devices.HERE)
     return here.calibration if here and here.name == gpu.name else None
 

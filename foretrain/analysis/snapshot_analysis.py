@@ -250,8 +250,6 @@ def _groups(alive: list[tuple[Place, int]]) -> tuple[tuple[LiveGroup, ...], dict
 
 
 class _Segments:
-    """The segments of a device, added up. They have been checked by of_snapshot."""
-
     def __init__(self, segments: list[Any], device: int, places: _Places) -> None:
         self.count = self.reserved = self.allocated = self.requested = self.pending = 0
         self.split = self.largest_split = self.cached = 0
@@ -343,7 +341,6 @@ class _History:
         return peak_at, peak_reserved, failures
 
     def moment(self, position: int, places: _Places) -> Moment:
-        """Return the memory after the entry at this position, -1 for the beginning."""
         alive: dict[int, int] = {}
         allocated, reserved, before = self.before_allocated, self.before_reserved, self.before_allocated
         for i in range(position + 1):

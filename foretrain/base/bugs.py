@@ -89,7 +89,6 @@ PACKAGE = Path(__file__).parents[1]
 
 
 def unexpected_error(error: BaseException) -> UserError:
-    """Return the error that tells the user about a bug and names the file with its traceback."""
     if isinstance(error, MemoryError):
         return UserError("memory.computer")
     name, where, path = type(error).__name__, _where(error), _write_traceback(error)

@@ -64,7 +64,6 @@ class Cache:
             self._prune(path.parent)
 
     def _prune(self, folder: Path) -> None:
-        """Remove the oldest files beyond `most_files`; another process may be removing them, too."""
         files = [str(path) for path in folder.glob(f"*{'[0-9a-f]' * 20}.json*")]  # and nothing of others'
         if len(files) <= self.most_files:
             return

@@ -34,7 +34,6 @@ _watchers: list[Watcher] = []
 
 
 def watch(watcher: Watcher | None) -> None:
-    """Let `watcher` see every call before it is made."""
     _watchers[:] = [watcher] if watcher else []
 
 
@@ -316,7 +315,6 @@ class _Reader(pickle.Unpickler):
 
 
 def printable_name(name: str) -> str:
-    """Replace the characters of a name that a terminal would obey."""
     return "".join(c if c.isprintable() else "?" for c in name)
 
 

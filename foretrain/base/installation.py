@@ -44,8 +44,6 @@ def need_extra(module: str, extra: str) -> Any:
 
 
 class Later:
-    """A module that is imported at its first use. For the types in it, import it under TYPE_CHECKING, too."""
-
     def __init__(self, name: str) -> None:
         self._name = name
         self._module: ModuleType | None = None

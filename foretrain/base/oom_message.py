@@ -64,7 +64,6 @@ class OutOfMemoryMessage(Record):
 
 
 def parse(text: str) -> OutOfMemoryMessage | None:
-    """Return the last such message in a text."""
     text = text[-MAX_CHARS:]
     starts = [match.start() for match in _IS_ONE.finditer(text)]
     if not starts:

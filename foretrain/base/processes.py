@@ -49,7 +49,6 @@ class Frame(NamedTuple):
 
 
 def write(pipe: IO[bytes], value: Any, *parts: bytes | memoryview) -> None:
-    """Write one frame; its payload is the parts one after the other."""
     text = json.dumps(value).encode()
     pipe.write(_HEAD.pack(len(text), sum(memoryview(part).nbytes for part in parts)))
     pipe.write(text)
@@ -283,7 +282,6 @@ def send(process: subprocess.Popen[Any], number: int) -> None:
 
 
 def end(process: subprocess.Popen[Any]) -> int:
-    """Kill a process with all that it started, compilers for one, wait until it is gone, and return its exit code."""
     send(process, KILL)
     process.kill()  # it may lead no group
     code = process.wait()
@@ -295,7 +293,6 @@ def end(process: subprocess.Popen[Any]) -> int:
 
 
 def limit(*, memory_bytes: int | None = None, file_bytes: int | None = None, processor_s: int | None = None) -> None:
-    """Let this process take no more address space and time, and write no larger files, from now on."""
     if resource is None:
         return
     most = {resource.RLIMIT_AS: memory_bytes, resource.RLIMIT_FSIZE: file_bytes, resource.RLIMIT_CPU: processor_s}

@@ -109,7 +109,6 @@ def parse_clock_ghz(text: str) -> float:
 
 
 def currency_code(text: str) -> str:
-    """Return EUR for '€' and 'eur'; a code is taken as it is."""
     return _SYMBOLS.get(text, text.upper())
 
 

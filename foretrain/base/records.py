@@ -29,7 +29,6 @@ class Record(BaseModel):
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Parse a JSON text; a leading 'schema' key is allowed and dropped."""
         data = json.loads(text)
         if isinstance(data, dict):
             data.pop("schema", None)

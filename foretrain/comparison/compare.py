@@ -110,7 +110,6 @@ _Found = tuple[int, TextScore | TaskScore]
 
 
 def _newest(scores: Sequence[Scores]) -> dict[tuple[Any, ...], _Found]:
-    """Return the measurements of the newest checkpoint that has them, by what makes two of them comparable."""
     found: dict[tuple[Any, ...], _Found] = {}
     for each in sorted(scores, key=lambda each: each.step):
         found |= {_key(score): (each.step, score) for score in (*each.texts, *each.tasks)}
@@ -276,7 +275,6 @@ def _same(one: Subject, other: Subject) -> bool:
 def _ablations(
     subjects: Sequence[Subject], differing: Sequence[Setting], verdicts: Sequence[Verdict]
 ) -> tuple[Ablation, ...]:
-    """Return those from the first subject towards each other one; the same run is named once."""
     runs: list[Ablation] = []
     pairs: tuple[Pair, ...] = next(verdict.others for verdict in verdicts if verdict.question == "tokens")
     compared = {pair.one: pair.at for pair in pairs if pair.axis == "tokens"}

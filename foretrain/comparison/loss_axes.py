@@ -187,7 +187,6 @@ def _meter(subject: Subject, opened: Opened) -> EnergyMeter | None:
 
 
 def _checked(subject: Subject, opened: Opened) -> ForecastCheck | None:
-    """Check a run against its own forecast; a damaged forecast spoils no comparison."""
     if subject.kind != "run":
         return None
     path = _directory(subject)

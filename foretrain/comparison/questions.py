@@ -91,7 +91,6 @@ def _outcome(interval: Interval | None) -> Outcome:
 
 
 def _by_rate(one: Subject, other: Subject, value: Callable[[Subject], float | None]) -> Pair | str:
-    """Compare two figures that grow with the speed; which is ahead is left to the caller."""
     first, second = value(one), value(other)
     if first is None or second is None:
         return "no_speed"
@@ -448,7 +447,6 @@ def _by_validation(axis: Axis, one: Points, other: Points, floor: float) -> Meet
 
 
 def _at(points: Points, x: float) -> float:
-    """Return the loss at a place, straight in the logarithm between neighbours."""
     xs, losses = points
     i = bisect_left(xs, x * (1 - 1e-9))
     if i >= len(xs):

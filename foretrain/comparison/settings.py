@@ -59,7 +59,6 @@ class Setting(Record):
         return any(value != self.known[0] for value in self.known)
 
     def differs_between(self, one: int, other: int) -> bool:
-        """Return whether two subjects, by their numbers, both say a value, and unlike ones."""
         a, b = self.values[one], self.values[other]
         return a is not None and b is not None and a != b
 

@@ -115,7 +115,6 @@ class Subject:
         return self.devices * drawn.expected_w * 3600 / JOULES_PER_KWH * config.price_per_kwh
 
     def with_speed(self, step_s: Range, source: Source) -> "Subject":
-        """Return the same with this step time, and the MFU that follows from it."""
         used = None
         if self.config is not None and self.gpu is not None:
             each_s = step_s.expected_s * self.devices  # as one card would take that is as quick as each of them

@@ -51,8 +51,6 @@ class ByteTokenizer:
 
 
 class JsonTokenizer:
-    """Any tokenizer.json of the `tokenizers` library (`pip install 'foretrain[data]'`)."""
-
     name = "tokenizer.json"
     FILE, SETTINGS = "tokenizer.json", "tokenizer_config.json"
     # What ends a text in vocabularies that are in use, where tokenizer_config.json does not say.

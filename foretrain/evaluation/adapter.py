@@ -26,8 +26,6 @@ Tell = Callable[[int, int], None]  # how many requests of how many are answered
 
 
 class OwnLM(_api.TemplateLM):
-    """lm-eval's interface over a model of foretrain's and its tokenizer."""
-
     max_gen_toks = 256  # as lm-eval's hf has it
 
     def __init__(
@@ -41,7 +39,6 @@ class OwnLM(_api.TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        """Return the id that begins a text without a context."""
         return self._words.separator
 
     @property
@@ -53,7 +50,6 @@ class OwnLM(_api.TemplateLM):
         return list(self._words.encode(string.encode("utf-8", "replace")))
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
-        """Score whole texts, in windows without an overlap."""
         texts = [self.tok_encode(request.args[0]) for request in requests]
         answers = self._answer([self._rolling([self.prefix_token_id], ids) for ids in texts])
         return [total for total, _ in answers]

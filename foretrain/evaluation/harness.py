@@ -212,13 +212,11 @@ def find(names: Sequence[str], include_path: Path | None) -> Harness:
 
 
 def hugging_face(folder: Path, device: str, batch_size: int) -> Any:
-    """Make lm-eval's own model over a Hugging Face folder, in single precision."""
     made = {"pretrained": str(folder), "dtype": "float32", "batch_size": batch_size, "device": device}
     return _registry.get_model("hf").create_from_arg_obj(made)
 
 
 def scores_of(found: Mapping[str, Any], shared: Mapping[str, Any]) -> tuple[TaskScore, ...]:
-    """Return one record for each task, metric and filter of lm-eval's answer."""
     scores = []
     for task, metrics in found["results"].items():
         counted = found.get("n-samples", {}).get(task, {})

@@ -52,7 +52,6 @@ class Summed:
 
     @property
     def loss(self) -> float:
-        """Return nats per token."""
         return float(self.nats.sum()) / self.tokens
 
     def bits_per_byte(self, size_bytes: int) -> float:
@@ -159,8 +158,6 @@ class OwnModel:
 
 
 class HubModel:
-    """A causal language model of transformers', in single precision."""
-
     def __init__(self, folder: Path, device: torch.device) -> None:
         """Raises UserError where transformers cannot load the folder. Weights are read from safetensors only."""
         load = _transformers.AutoModelForCausalLM.from_pretrained

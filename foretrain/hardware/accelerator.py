@@ -179,7 +179,6 @@ def apple_gpu() -> Gpu:
 
 
 def limit_apple(limit_bytes: int) -> int:
-    """Let PyTorch refuse to take more of the GPU's memory than this; return what it allows."""
     recommended = torch.mps.recommended_max_memory()
     fraction = min(MOST_OF_RECOMMENDED, max(1, limit_bytes) / recommended)  # 0 would be no limit
     torch.mps.set_per_process_memory_fraction(fraction)

@@ -67,7 +67,6 @@ def products(device: torch.device, dtype: str, *, large: bool) -> Iterator[Kerne
 
 
 def product(device: torch.device, dtype: str, m: int, wide: int, narrow: int) -> Iterator[Kernel]:
-    """Yield a linear layer's matmul forward, the gradient of its input and that of its weight."""
     x, weight, dy = (numbers(shape, device, dtype) for shape in ((m, narrow), (wide, narrow), (m, wide)))
     yield Kernel("matmul", dtype, (m, wide, narrow), lambda: F.linear(x, weight))
     yield Kernel("matmul_input", dtype, (m, narrow, wide), lambda: dy @ weight)
@@ -242,7 +241,6 @@ def sample_kernels(
 
 
 def kernel_times(found: Samples) -> tuple[list[KernelTime], float]:
-    """Return the times and their unsteadiness. Attention's backward pass is both passes less the forward one."""
     times, slower = list[KernelTime](), list[float]()
     for (kind, dtype, shape), samples in found.items():
         time_s = quick(samples)

@@ -78,8 +78,6 @@ def on_card(run: Call, count: int) -> list[float]:
 
 
 class Stepper:
-    """foretrain's trainer on random tokens, built, compiled and warmed up."""
-
     def __init__(
         self, config: RunConfig, placement: Placement, dtype: str, *, compiled: bool, like: TrainState | None = None
     ) -> None:

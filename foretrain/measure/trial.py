@@ -75,7 +75,6 @@ def run_trial(config: RunConfig, cap_bytes: int | None) -> Trial:
 
 
 def config_on_cpu(config: RunConfig) -> bool:
-    """Return whether the process's own memory is what counts; 'auto' is resolved before."""
     return config.device == "cpu"
 
 

@@ -59,7 +59,6 @@ def recall(path: Path, room_bytes: int | None, budget_s: float, trials: int) -> 
 
 
 def keep(found: Tuning, path: Path) -> None:
-    """Keep an answer for the next time; an interrupted search is none."""
     if found.stop != "interrupted":
         KEPT.keep(path, found.model_dump_json(indent=1))
 

@@ -127,7 +127,6 @@ def _coded(column: Sequence[object]) -> Array:
 
 
 def _normal(z: Array) -> Array:
-    """Return the share of a normal distribution below z."""
     return np.asarray([0.5 * (1 + erf(x / 2**0.5)) for x in z])
 
 
@@ -365,7 +364,6 @@ class Tuner:
         return None if trial.changed else found
 
     def _loss_differs(self, trial: TriedSetting) -> bool:
-        """Return whether the first step's loss on the same rows is another than the reference's."""
         losses = [b.loss for b in trial.bursts if b.loss is not None]
         if self.reference is None or not losses or self.base.dropout:
             return False

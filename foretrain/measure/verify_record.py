@@ -143,8 +143,6 @@ class Outcome(Record):
 
 
 class Machine(Record):
-    """The card, or the CPU. `driver` is NVIDIA's."""
-
     device: Text
     kind: Literal["cuda", "cpu"]
     memory_bytes: Size | None = None

@@ -135,7 +135,6 @@ def _batch(case: Case) -> int:
 
 
 def with_batch(case: Case, size: int) -> Case:
-    """Set the micro-batch; an evaluation's own one shrinks with it."""
     options = {**case.options, "batch_size": size}
     if own := case.config.eval_batch_size:
         options["eval_batch_size"] = max(1, own * size // _batch(case))
@@ -171,7 +170,6 @@ Peaks = dict[str, tuple[int, int | None]]  # phase -> allocated and reserved byt
 
 
 def requests(case: Case, gpu: Gpu) -> list[Request]:
-    """Return the traces that predict a case; none of a CPU."""
     if gpu.kind != "cuda":
         return []
     return requests_for(case.spec(gpu))
@@ -227,7 +225,6 @@ def _traced(case: Case, gpu: Gpu) -> Peaks | None:
 
 
 def _estimated(memory: RunMemory) -> Peaks:
-    """Return the peaks without the phase of resuming, which no case does."""
     return {p.phase: (p.allocated_bytes, p.reserved_bytes) for p in memory.phases if p.phase != "resume"}
 
 

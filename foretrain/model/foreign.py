@@ -82,7 +82,6 @@ def with_biases(weights: dict[str, Tensor], shape: ModelShape) -> Iterator[tuple
 
 
 def to_hugging_face(weights: dict[str, Tensor], shape: ModelShape) -> dict[str, Tensor]:
-    """Name and orient weights as transformers' model of the family does; zeros for biases that this GPT-2 lacks."""
     turned = shape.family.transposed
     return {
         name: (tensor.t() if name.endswith(turned) else tensor).contiguous()

@@ -123,7 +123,6 @@ class GraphedStep:
         return StepResult(result.loss.clone(), result.grad_norm.clone(), result.held.clone())
 
     def evaluate(self, batch: Batch) -> Tensor:
-        """Return the loss of one batch, by a graph for its size once steps are recorded."""
         size = batch[0].shape
         if self._step is None:
             self._evaluated.add(size)

@@ -90,7 +90,6 @@ class LanguageModel(nn.Module):
 
 
 def make_model(config: RunConfig) -> LanguageModel:
-    """Make the model of a config with its techniques and weights drawn from the global generator."""
     module, name = family_of(config).model
     model: LanguageModel = getattr(importlib.import_module(module), name)(config)
     techniques.change(model, config)

@@ -90,8 +90,6 @@ class Tables:
 
 
 class Moment(NamedTuple):
-    """Flat codes, and the scales of their blocks."""
-
     codes: Tensor
     scales: Tensor
     tables: Tables
@@ -236,7 +234,6 @@ def _update_chunk(weight: Tensor, grad: Tensor, moments: Sequence[Moment], group
 
 
 def _apply(weight: Tensor, m: Tensor, root: Tensor, group: dict[str, Any], count: int) -> None:
-    """Move weights along m / root, both corrected for their start at zero."""
     beta1, beta2 = group["betas"]
     grown = (1 - beta2**count) ** 0.5
     weight.addcdiv_(m, root + EPS * grown, value=-group["lr"] * grown / (1 - beta1**count))

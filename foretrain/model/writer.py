@@ -159,8 +159,6 @@ def kept_of(block_size: int) -> int:
 
 
 class Writer:
-    """A model and the text so far. Ids >= vocab_size never come."""
-
     def __init__(self, model: LanguageModel, vocab_size: int, seed: int) -> None:
         self._reader = Reader(model)
         self._generator = torch.Generator().manual_seed(seed)

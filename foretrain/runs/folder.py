@@ -199,7 +199,6 @@ class RunDirectory:
         }
 
     def scores(self) -> tuple[Scores, ...]:
-        """Return what `foretrain eval` found of its checkpoints, by step, without files that are no such record."""
         found = []
         for path in sorted((self.path / SCORES).glob("step-*.json")):
             with contextlib.suppress(OSError, ValueError, AttributeError, TypeError, RecursionError):
@@ -236,7 +235,6 @@ class RunDirectory:
 
     @property
     def has_checkpoint(self) -> bool:
-        """Return whether anything was saved that a resume could begin from; what is in it is not looked at."""
         return any(self.checkpoints.glob("step-*"))
 
     def event(self, id: str, /, **values: Any) -> None:
@@ -345,7 +343,6 @@ def newest_unfinished(out_dir: str, max_iters: int) -> RunDirectory | None:
 
 
 def newest(out_dir: str) -> RunDirectory | None:
-    """Return the last run under this name (or name-2, …), finished or not."""
     return next(_runs_of(out_dir), None)
 
 

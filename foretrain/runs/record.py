@@ -196,7 +196,6 @@ class TrainedRun(RunRecord):
 
     @property
     def highest_bytes(self) -> int | None:
-        """Return that of the rank with most."""
         return self._highest((*self.memory.phases, *self.ranks))
 
     @property
@@ -329,7 +328,6 @@ KINDS: dict[Any, type[RunRecord]] = {"trained": TrainedRun, "watched": WatchedRu
 
 
 def folder_of(path: Path) -> Path:
-    """Return the folder of a run, which may be named by its record."""
     return path.parent if path.name == RECORD and not path.is_dir() else path
 
 

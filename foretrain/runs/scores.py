@@ -62,7 +62,6 @@ class TaskScore(Record):
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Return what makes it the same measurement; another checkpoint's has another result."""
         return self.task, self.metric, self.filter, self.shots, self.documents, self.version
 
 

@@ -185,7 +185,6 @@ def lives(now: Now) -> bool | None:
 
 
 def seconds_since(now: Now) -> float:
-    """Return how long the phase has lasted, by this machine's clock."""
     return time.time() - now.since_s
 
 

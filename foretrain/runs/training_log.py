@@ -393,7 +393,6 @@ def _append(steps: Steps, step: int, reading: Reading, happened: int) -> None:
 
 
 def _evaluation(match: re.Match[str]) -> Reading:
-    """Read an evaluation as nanoGPT and its relatives print it."""
     step = int(match["step"]) if match["step"] else None
     loss = number(match["val"], grouped_thousands=False)
     return Reading(match.start(), step, evaluated=True, val_loss=loss)

@@ -168,7 +168,6 @@ def use_split(state: TrainState, config: RunConfig, *, compiled: bool) -> None:
 
 
 def go_eager(state: TrainState) -> None:
-    """Run uncompiled from here on, in the memory of a run that never was compiled."""
     state.model.stay_eager()
     state.call = state.parallel.call if state.parallel else state.model
     remove_frame_hook()

@@ -73,7 +73,6 @@ class Loaded:
 
 
 def path_of(folder: Path, step: int) -> Path:
-    """Return the path of a checkpoint; names sort as numbers do."""
     return folder / f"step-{step:010d}"
 
 

@@ -216,7 +216,6 @@ class Sums:
         self.wall_s, self.own_s, self.others_s = self.wall_s + wall_s, self.own_s + own_s, self.others_s + others_s
 
     def add_step(self, took_s: float, usual_s: float | None) -> None:
-        """Add a step; it stalled if it took much longer than usual."""
         self.steps, self.steps_s = self.steps + 1, self.steps_s + took_s
         if usual_s is not None and took_s > STALL_FACTOR * usual_s and took_s - usual_s > STALL_S:
             self.stalls, self.stalled_s = self.stalls + 1, self.stalled_s + took_s - usual_s

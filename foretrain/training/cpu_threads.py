@@ -36,7 +36,6 @@ def can_sleep() -> bool:
 
 
 def idle_teams(threads: int, cores: int) -> int:
-    """Return how many further teams of so many threads make more threads than cores."""
     return math.ceil(max(1, cores - threads + 1) / (threads - 1)) if threads > 1 else 0
 
 
@@ -62,7 +61,6 @@ class Waiting:
         return bool(self._idle)
 
     def sleep(self) -> bool:
-        """Let threads sleep while they wait; return whether they do."""
         if self._idle or not self._able:
             return self.asleep
         self._end = threading.Event()

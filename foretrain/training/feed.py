@@ -108,7 +108,6 @@ class Feed:
         self.close()
 
     def close(self) -> None:
-        """Stop reading; the next step begins again."""
         ahead, self._ahead, self._next = self._ahead, None, None
         if ahead is not None:
             ahead.close()

@@ -211,7 +211,6 @@ class Reading:
         self.asked = False  # once it is read: whether one of several ranks has something to tell the others
 
     def read(self) -> tuple[float, float, bool]:
-        """Return (loss, norm of the gradient, whether the update was held back)."""
         if self._done is not None:
             self._done.synchronize()
         loss, norm, held, *asked = self._numbers.tolist()

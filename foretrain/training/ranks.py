@@ -260,7 +260,6 @@ class Group(Ranks):
             pass
 
     def _leave(self) -> None:
-        """Leave; the store is the first rank's, so it goes last."""
         try:
             if self.first:
                 self._get([f"left/{rank}" for rank in range(1, self.world)], patient=False)

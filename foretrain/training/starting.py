@@ -198,7 +198,6 @@ def _nominal_s(config: RunConfig, placement: Placement) -> float | None:
 
 
 def slice_of(config: RunConfig) -> RunConfig:
-    """Return a config whose step takes about _SLICE_FLOPS and whose parts have the same shares."""
     c = config
     step = ModelShape.of(c).flops_per_token * c.batch_size * c.block_size
     layers = max(1, min(c.n_layer, int(c.n_layer * _SLICE_FLOPS / step * 2)))  # two layers before more rows

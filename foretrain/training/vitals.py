@@ -111,7 +111,6 @@ class Vitals:
     def ran_out(
         self, error: BaseException, state: TrainState | None, step: int, *, phase: str = "", micro_step: int = 0
     ) -> None:
-        """Write the event 'out_of_memory'; other errors are not its business, and its own never come out."""
         if not is_out_of_memory(error):
             return
         with contextlib.suppress(Exception):
@@ -143,7 +142,6 @@ class Vitals:
 
 
 def of_host() -> dict[str, int]:
-    """Return what the process holds on a CPU, what is free, and what other programs use of its memory."""
     found: dict[str, int] = {}
     resident = resident_bytes()
     if resident is not None:
@@ -207,7 +205,6 @@ class Clocks:
         self._suspended_s, self._moved_s = self._gaps()
 
     def _gaps(self) -> tuple[float, float]:
-        """Return how far the clock with suspends is ahead of the one without, and the wall's of the former."""
         monotonic, boot, wall = (clock() for clock in self._clocks)
         return boot - monotonic, wall - boot
 

@@ -53,7 +53,6 @@ class SourceRequest:
 
     @property
     def is_model(self) -> bool:
-        """Return whether it is a model to fine-tune, by its name."""
         return not _exists(self.path) and preset_named(self.path) is None and _is_model(self.path)
 
     @property

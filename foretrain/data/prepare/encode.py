@@ -278,8 +278,6 @@ def answer(encode: Encode, separator: int, dtype: str, header: dict[str, Any], p
 
 
 def main(parent: Parent) -> None:
-    """Load the tokenizer that the first frame names, and answer frames until the parent ends this process."""
-
     def work() -> None:
         if (first := parent.receive()) is None:
             return

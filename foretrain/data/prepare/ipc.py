@@ -20,7 +20,6 @@ except ImportError:  # Windows
 def start(
     module: str, *words: str, stdin: int | None = subprocess.PIPE, one_thread: bool = True, most_waiting: int = 0
 ) -> Child:
-    """Start a child that runs `foretrain.data.prepare.<module>`."""
     # Arrow and glibc reserve address space by thread and pool; the limit of `limit_memory` is on that.
     quiet = {"MALLOC_ARENA_MAX": "2", "ARROW_DEFAULT_MEMORY_POOL": "system"}
     if one_thread:
@@ -33,7 +32,6 @@ def start(
 
 
 def raised(found: Frame | Death | None) -> Frame | Death | None:
-    """Raise the error that a child sent; anything else is returned."""
     if isinstance(found, Frame) and found.value["type"] == "error":
         raise UserError(found.value["id"], **found.value["values"])
     return found

@@ -140,7 +140,6 @@ class Workers:
         return Encoded.of(*answer, self.dtype)
 
     def end(self) -> None:
-        """Stop them all; what they work on is lost."""
         for child in self.children:
             child.process.kill()
         self._threads.shutdown(wait=True, cancel_futures=True)

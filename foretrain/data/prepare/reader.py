@@ -184,7 +184,6 @@ def spread(count: int, most: int) -> list[int]:
 
 
 def serve_sample(job: Job, send: Send) -> None:
-    """Send one frame with texts for each sampled file; its header is the FileSample."""
     most = MOST_REMOTE_FILES if any(file.remote for file in job.files) else MOST_FILES
     chosen = spread(len(job.files), most)
     wanted = (job.sample_bytes or MOST_BYTES) // len(chosen)

@@ -306,7 +306,6 @@ def read(folder: Path) -> Snapshot | None:
 
 
 def check_same(folder: Path, now: Identity, before: Identity) -> None:
-    """Raise UserError 'data.other_preparation' that names every difference."""
     differences = _differences(now.settings.to_json(), before.settings.to_json())
     differences += _differences(now.tokenizer.to_json(), before.tokenizer.to_json(), "tokenizer ")
     if now.source != before.source:

@@ -163,7 +163,6 @@ class FastNorm(nn.Module):
 
 
 def gelu_new(x: Tensor) -> Tensor:
-    """Return GELU's tanh approximation, written out as in transformers' NewGELUActivation."""
     return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
 
 
@@ -442,8 +441,6 @@ class Block(nn.Module):
 
 
 class ParallelBlock(nn.Module):
-    """x + attention(norm(x)) + mlp(norm(x)), with one shared norm or two (GPT-NeoX, Phi)."""
-
     def __init__(self, facts: Any, layer: int, build: Build) -> None:
         super().__init__()
         self.self_attn = Attention(facts, layer, build)

@@ -132,8 +132,6 @@ def chunk_tokens(tokens: int, width: int, vocabulary: int) -> int:
 
 
 class _FusedHead(torch.autograd.Function):
-    """LigerFusedLinearCrossEntropyFunction. A chunk's logits live until the next one's are made."""
-
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
         N = x.shape[0]

@@ -159,8 +159,6 @@ def _tiled(
 
 
 class ChunkedLoss(nn.Module):
-    """The loss of hidden states without ever having all logits (unsloth_fused_ce_loss)."""
-
     def forward(self, states: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
         B, T = labels.shape
         targets = torch.cat((labels[..., 1:], labels[..., :1]), dim=-1)

@@ -41,8 +41,6 @@ class Share:
 
 
 class Parallel:
-    """How the ranks of a step act together. `call` runs the shared `model`."""
-
     def __init__(self, sharing: Sharing, model: LanguageModel, device: torch.device, dtype: torch.dtype) -> None:
         self.sharing, self.model = sharing, model
         self.call: Callable[..., Tensor]
@@ -157,7 +155,6 @@ def _move_rest(model: nn.Module, blocks: set[nn.Module], device: torch.device) -
 
 
 def _mesh(sharing: Sharing, device_type: str) -> Any:
-    """Return one row of ranks; for HSDP one row per node."""
     with _disable_current_modes():  # a trace has no values, and a mesh reads its ranks out of a tensor
         if sharing.way.replicates:
             shape = (sharing.world // sharing.per_node, sharing.per_node)

@@ -50,8 +50,6 @@ class Peers:
         return [each["done"] for each in words]
 
     def only_first(self, work: Callable[[], Any]) -> None:
-        """Run `work` on the first rank while the others wait. Every rank raises its error."""
-
         def task() -> None:
             if self.first:
                 work()

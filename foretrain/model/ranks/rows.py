@@ -37,7 +37,6 @@ class HeldRows:
         return self.begin + first, self.local[first:end] if self.local.dim() else self.local
 
     def fill(self, source: Rows) -> None:
-        """Copy this rank's rows of `source`, which is whole."""
         with torch.no_grad():
             self.local.copy_(source[self.begin : self.begin + self.local.shape[0]])
 

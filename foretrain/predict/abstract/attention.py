@@ -29,7 +29,6 @@ def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Tensor | None 
 
 
 def _place() -> str | None:
-    """Return the component of an activation; a gradient has the default one."""
     return None if m.machine().in_backward else HERE
 
 

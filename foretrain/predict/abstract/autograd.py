@@ -104,7 +104,6 @@ def record(
 
 
 def backward(scalar: list[Tensor]) -> None:
-    """Compute the gradients of all parameters that the scalar depends on, which is taken out of its list."""
     root = scalar.pop()
     machine = m.machine()
     grad_before, machine.grad = machine.grad, False
@@ -222,8 +221,6 @@ class _AllSaved(Exception):
 
 
 class Holder:
-    """The place of a tensor that is not kept."""
-
     __slots__ = ("__weakref__", "frame", "number")
 
     def __init__(self, frame: "Checkpoint", number: int) -> None:

@@ -221,13 +221,11 @@ def pow(x: Tensor, exponent: Any) -> Tensor:
 
 
 def empty(*shape: Any, dtype: DType = float32, **_: Any) -> Tensor:
-    """Make room for a tensor whose values something else writes."""
     whole = len(shape) == 1 and isinstance(shape[0], tuple | list)
     return make("dequantize", shape[0] if whole else shape, dtype, component="temporaries")
 
 
 def pad(x: Tensor, sides: tuple[int, int], **_: Any) -> Tensor:
-    """Add columns to token ids, which nobody differentiates."""
     return make("join", (*x.shape[:-1], int(x.shape[-1]) + sum(sides)), x.dtype, x)
 
 

@@ -90,7 +90,6 @@ class _Fusion:
         return sum(_nbytes(self.size[t]) for t in tensors)
 
     def kernels(self) -> list[Kernel]:
-        """Return kernels in the order in which their first parts ran."""
         members: dict[int, list[int]] = defaultdict(list)
         for i, own in enumerate(self.group):
             members[own].append(i)

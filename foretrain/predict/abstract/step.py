@@ -94,7 +94,6 @@ class EagerProgram:
         self._keep(result.passage, result.shift, shift)
 
     def clear_workspaces(self) -> None:
-        """Free cuBLAS's workspaces, which the next passes make again."""
         self.t.free(*self.workspaces)
         self.workspaces = []
 

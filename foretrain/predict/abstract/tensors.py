@@ -167,7 +167,6 @@ class Tensor:
         return Tensor(tuple(shape), tuple(strides), self.dtype, self.storage)
 
     def pieces(self, shapes: Sequence[tuple[int, ...]]) -> list["Tensor"]:
-        """Return stretches of the storage, one after the other."""
         return [self.viewed(shape, self.strides) for shape in shapes]
 
     def made(

@@ -139,7 +139,6 @@ def clone(x: Tensor) -> Tensor:
 
 
 def expand(x: Tensor, *shape: Any) -> Tensor:
-    """Repeat x along dimensions of 1; the gradient is their sum."""
     sizes = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
     strides = [
         0 if own == 1 and size != 1 else stride for own, size, stride in zip(x.shape, sizes, x.strides, strict=True)
@@ -172,7 +171,6 @@ def _transposed(x: Tensor, a: int, b: int) -> Tensor:
 
 
 def split(x: Tensor, size: Any, dim: int = 0) -> tuple[Tensor, ...]:
-    """Split a dimension; the gradients are joined again."""
     dim %= len(x.shape)
     sizes = list(size) if isinstance(size, list | tuple) else [size] * (int(x.shape[dim]) // int(size))
     outs = x.pieces([(*x.shape[:dim], each, *x.shape[dim + 1 :]) for each in sizes])

@@ -54,12 +54,10 @@ class Replay:
 
     @property
     def peak_allocated_bytes(self) -> int:
-        """As torch.cuda.max_memory_allocated counts, over all phases."""
         return max((peak.allocated_bytes for peak in self.phases), default=0)
 
     @property
     def peak_reserved_bytes(self) -> int:
-        """As torch.cuda.max_memory_reserved counts, over all phases."""
         return max((peak.reserved_bytes for peak in self.phases), default=0)
 
     @property

@@ -128,7 +128,6 @@ class Settings:
         return cls.parse(",".join(f"{key}:{value}" for key, value in pairs))
 
     def text(self) -> str:
-        """Return the shortest text that `parse` reads as these settings."""
         parts = []
         for key, nbytes, default_bytes in (
             ("large_segment_size_mb", self.large_segment_bytes, LARGE_SEGMENT_BYTES),

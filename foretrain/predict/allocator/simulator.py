@@ -193,7 +193,6 @@ class Allocator:
                     self._release(block)
 
     def reset_peak(self) -> None:
-        """Count peaks from what is there now (torch.cuda.reset_peak_memory_stats)."""
         self.peak_allocated_bytes, self.peak_reserved_bytes = self.allocated_bytes, self.reserved_bytes
         self.peak_requested_bytes, self._active_at_reset_bytes = self.requested_bytes, self.active_bytes
 

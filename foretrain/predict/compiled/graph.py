@@ -96,8 +96,6 @@ class Graph:
 
 
 class Traced(Tensor):
-    """A tensor that is a node's result."""
-
     __slots__ = ("value",)
 
     def __init__(self, value: Node, shape: Sequence[int], strides: Sequence[int] | None = None) -> None:
@@ -140,7 +138,6 @@ class Traced(Tensor):
 
 
 def node_of(x: Tensor) -> Node:
-    """Return the node that a tensor is; a weight or a buffer becomes an input of the graph."""
     return x.value if isinstance(x, Traced) else compiler().given(x)
 
 

@@ -100,7 +100,6 @@ class Half:
         return self._runs_alone(node) or (node.kind == ITEM and node.inputs[0].kind == EXTERN)
 
     def _runs_alone(self, node: Node) -> bool:
-        """Return True if the node runs as a library call and cannot be fused."""
         return node.kind == EXTERN or node in self.products
 
     def _adds_to(self, node: Node) -> Node | None:

@@ -186,7 +186,6 @@ def _tree(size_bytes: float, group: Group, protocol: int) -> _Algorithm:
 
 
 def _switch(size_bytes: float, group: Group) -> _Algorithm:
-    """A sum in the NVLink switch (NVLS), and between nodes a tree above it (NVLSTree)."""
     rate = (group.link.switch_bytes_per_s or 0) * (group.inside_bytes_per_s / group.link.bytes_per_s)
     inside = bus_factor("all_reduce", group.ranks) * size_bytes / rate
     if group.nodes == 1:

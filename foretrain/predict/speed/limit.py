@@ -243,7 +243,6 @@ def _operation(op: Operation, peaks: Peaks, set_bytes: int) -> OperationLimit:
 
 
 def with_kernels(limit: StepLimit, spec: StepSpec) -> StepLimit:
-    """Add what each group's kernels were calibrated to take in this very step."""
     way = micro_batch_run(spec)
     rates = known_rates(way)
     if not isinstance(rates, MeasuredRates):

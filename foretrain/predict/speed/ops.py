@@ -90,7 +90,6 @@ class MicroBatchRun:
 
     @property
     def batch(self) -> tuple[int, int]:
-        """(sequences, context) of a micro-batch."""
         c = self.config
         return (c.batch_size, c.block_size) if self.train else (c.eval_batch, c.eval_block)
 
@@ -118,7 +117,6 @@ class OperationList:
         self.found: list[Operation] = []
 
     def matmul(self, name: str, m: int, n: int, k: int, count: int, dtype: Dtype | None = None) -> None:
-        """Add `count` matmuls of an m x k and a k x n matrix; the sum is read, too."""
         dtype = dtype or self.way.spec.dtype
         low = 4 if dtype == "float32" else 2
         read, written = low * (k * (m + n) + m * n), low * m * n

@@ -228,7 +228,6 @@ class _Step:
         return last + (micro_batches - 1) * before
 
     def broadcasts_s(self) -> float:
-        """Time ZeRO-1's broadcast of the updated weights, one tensor at a time."""
         return sum(self.times["all"]("broadcast", self.wide * numel) for _, numel in self.weights.tensors)
 
     def _fsdp_s(self, pace: _Pace, *, sums: bool) -> float:
@@ -266,7 +265,6 @@ class _Step:
 
 
 def _share(sharing: Sharing, weights: _Weights) -> float:
-    """Return what of the optimizer's work one rank does."""
     if sharing.way.shards_weights:
         return 1 / (sharing.per_node if sharing.way.replicates else sharing.world)
     return largest_share([n for _, n in weights.tensors], sharing.world) if sharing.strategy == "zero1" else 1.0
@@ -286,7 +284,6 @@ def _copies_s(way: MicroBatchRun, rates: Rates, sharing: Sharing, parts: StepPar
 
 
 def _launches(sharing: Sharing, weights: _Weights) -> int:
-    """Return launches of a micro-batch, beside the model's own."""
     if not sharing.way.shards_weights:
         return 0
     a_group = GATHER_LAUNCHES * (2 if sharing.way.reshards else 1) + REDUCE_LAUNCHES * sharing.syncs_each

@@ -186,13 +186,9 @@ IMPORTANCE = {3: (1.0, 1.0, 1.0), 4: (0.1, 0.1, 1.0, 1.0)}
 
 
 class Rates(Protocol):
-    def time_s(self, op: Operation) -> float:
-        """Return the time of one kernel of the operation, without what it costs to launch it."""
-        ...
+    def time_s(self, op: Operation) -> float: ...
 
-    def launch_s(self, *, compiled: bool) -> float:
-        """Return what launching one kernel costs the processor that Python runs on."""
-        ...
+    def launch_s(self, *, compiled: bool) -> float: ...
 
     @property
     def python_s(self) -> float: ...
@@ -209,8 +205,6 @@ def host_time_s(op: Operation) -> float | None:
 
 
 class CatalogueRates:
-    """Rates from the peaks of `gpus.toml` or of the system's description of the CPU."""
-
     def __init__(self, gpu: Gpu, torch: Software = ASSUMED) -> None:
         assert gpu.bandwidth_bytes_per_s
         self.gpu = gpu
@@ -369,7 +363,6 @@ def _by_shape(op: Operation, measured: list[KernelTime]) -> float:
 
 
 def _by_bytes(nbytes: int, measured: list[KernelTime]) -> float:
-    """Log-linear between the sizes below and above; beyond the measured ones in proportion."""
     points = sorted((kernel.shape[0], kernel.time_s) for kernel in measured)
     if nbytes <= points[0][0]:
         return points[0][1] * max(nbytes / points[0][0], 0.05)

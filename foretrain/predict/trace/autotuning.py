@@ -188,7 +188,6 @@ class Autotuning:
                 self._give([self._take(step, f"{op} (inside)")])
 
     def _bench(self, run: Callable[[], None], name: str) -> None:
-        """Run once to warm up, then between clearings of the card's cache."""
         run()
         buffer = self._take(TRITON_BUFFER_BYTES if by_triton() else self.memory.card.cache_bytes, name)
         run()

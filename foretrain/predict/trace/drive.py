@@ -36,8 +36,6 @@ DTYPES: dict[Dtype, torch.dtype] = {
 
 @dataclass
 class Job:
-    """A run to trace on `device`, which is fake or real."""
-
     config: RunConfig
     device: torch.device
     dtype: Dtype
@@ -137,7 +135,6 @@ def _name_updates(job: Job, state: TrainState, early: BackwardUpdates) -> None:
 
 
 def _save(job: Job, state: TrainState) -> None:
-    """Copy a checkpoint to the host tensor by tensor, with nothing new on the device."""
     job.tracer.enter("save")
     for parameter, moments in state.optimizer.state.items():
         for tensor in (parameter, *(value for value in moments.values() if isinstance(value, Tensor))):

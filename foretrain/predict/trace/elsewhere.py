@@ -131,7 +131,6 @@ class Target:
 
 
 def _sent(target: Target, card: Gpu, compile: bool, pads: bool) -> Traced:
-    """Return the trace by the chosen interpreter; the code's output is shown."""
     with tempfile.TemporaryDirectory(prefix="foretrain-") as folder:
         out = Path(folder) / "answer"
         own = [path or str(Path.cwd()) for path in sys.path if not path.endswith((".zip", "-packages", "lib-dynload"))]
@@ -155,14 +154,12 @@ def _sent(target: Target, card: Gpu, compile: bool, pads: bool) -> Traced:
 
 
 def process(job: dict[str, Any]) -> int:
-    """Run the process of a job; return its exit code."""
     command, more = interpreter.now().worker("foretrain.predict.trace.elsewhere")
     environment = {**os.environ, **more, "CUDA_VISIBLE_DEVICES": "", "TORCH_WARM_POOL": "0"}
     return subprocess.run(command, input=json.dumps(job), text=True, env=environment, check=False).returncode
 
 
 def _error(answer: dict[str, Any]) -> Exception:
-    """Return the other process's error as one to raise here."""
     error = (StandInError if answer["error"] == "StandInError" else CodeFailed)(answer["text"])
     error.add_note(answer["traceback"])
     return error
@@ -188,7 +185,6 @@ def _answer(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def work(job: dict[str, Any]) -> None:
-    """Trace, in a process that does nothing else, and write the result."""
     sys.path[:0] = job["paths"]
     answer = _answer(job)
     sys.stdout.flush()

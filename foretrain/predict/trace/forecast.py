@@ -83,7 +83,6 @@ class Question:
         return self.requests[0].spec
 
     def key(self) -> dict[str, Any]:
-        """Return all that decides the answer, beside the code."""
         return {
             "traces": [request.key() for request in self.requests], "available_bytes": self.available_bytes,
             "settings": (self.settings or Settings()).text(), "capped": self.capped,

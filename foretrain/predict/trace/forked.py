@@ -58,7 +58,6 @@ def in_child(work: Callable[[], T]) -> T:
 
 
 def _answer(work: Callable[[], Any], writing: int) -> None:
-    """Run the work, write its result, and end this process without the parent's clean-up."""
     code = 1
     try:
         try:

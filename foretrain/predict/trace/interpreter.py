@@ -164,7 +164,6 @@ _chosen: ContextVar[Interpreter | None] = ContextVar("interpreter", default=None
 
 
 def now() -> Interpreter:
-    """Return the chosen interpreter, by default this one."""
     return _chosen.get() or Interpreter(sys.executable, sys.version_info[:2], installed_torch())
 
 

@@ -198,7 +198,6 @@ class Recorder(Lifetimes):
         return id
 
     def free(self, id: int) -> None:
-        """Record when a storage was freed; later calls are ignored."""
         if id not in self.deaths:
             self.deaths[id] = len(self.events)
             self.events.append(~id)

@@ -93,7 +93,6 @@ class _Writer:
         self.player.play(self.events[-1])
 
     def _repeat(self, span: _Span) -> list[Mark]:
-        """Write a micro-batch repeatedly; return the marks of its moments."""
         events = self.trace.events[span.start : span.end]
         births = {event for event in events if event >= 0}
         deaths = {~event for event in events if event < 0}

@@ -137,7 +137,6 @@ def trace(job: dict[str, Any], share: "Share | None" = None) -> Trace:
 
 
 def assert_not_degraded(record: Trace, config: RunConfig, gpu: Gpu) -> None:
-    """Assert that the trace did not do what PyTorch silently does without a card."""
     facts = record.facts
     dtype: Dtype = facts["dtype"]
     if facts["scaler"] != (dtype == "float16"):

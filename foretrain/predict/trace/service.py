@@ -139,7 +139,6 @@ class Request:
         return job
 
     def whole(self, trace: Trace) -> Trace:
-        """Return its trace with the micro-batches that were left out; a graph's are recorded, not run again."""
         if self.spec.is_one_graph:
             return trace
         return with_all_micro_batches(trace, TOLD_APART, self.spec.config.gradient_accumulation_steps)
@@ -162,7 +161,6 @@ def key_of(job: Mapping[str, Any], **more: Any) -> str:
 
 @cache
 def code_digest() -> str:
-    """Return a hash of all code that decides a trace or what is read from it."""
     package = Path(__file__).parents[2]
     files = [*sorted((package / "predict").rglob("*.py")), *sorted((package / "model").rglob("*.py"))]
     digest = hashlib.sha256()
@@ -229,7 +227,6 @@ def _read(path: Path) -> Trace | None:
 
 
 def remembered(what: dict[str, Any], kind: type[Answer], make: Callable[[], Answer]) -> Answer:
-    """Return the answer to a question, cached under it and the code."""
     return recalled(what, kind) or keep(what, make())
 
 
@@ -305,7 +302,6 @@ def write_jobs(jobs: Sequence[tuple[Traceable, Path]], folder: Path) -> Path:
 
 
 def start_worker(jobs: Sequence[tuple[Traceable, Path]], folder: Path) -> subprocess.Popen[bytes]:
-    """Start the process that imports torch and forks a worker for each job."""
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "TORCH_WARM_POOL": "0"}
     environment["HF_HUB_OFFLINE"] = "1"  # nothing is fetched for a trace
     command, more = interpreter.now().worker()
@@ -333,7 +329,6 @@ def _finish(code: int, out: Path, keep: Path) -> Trace:
 
 
 def _last_line(logs: Sequence[Path], code: int) -> str:
-    """Return the last line that a failed worker printed, or its signal."""
     lines: list[str] = []
     for log in logs:
         if not lines:

@@ -64,12 +64,10 @@ class Traced:
 
     @property
     def peak_allocated_bytes(self) -> int:
-        """Return torch.cuda.max_memory_allocated."""
         return self.replay().peak_allocated_bytes
 
     @property
     def peak_reserved_bytes(self) -> int:
-        """Return torch.cuda.max_memory_reserved with unlimited memory."""
         return self.replay().peak_reserved_bytes
 
     @property

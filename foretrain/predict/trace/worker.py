@@ -25,7 +25,6 @@ CANNOT = 4
 
 
 def work(job: dict[str, Any]) -> int:
-    """Trace a job and write its result; return the exit code."""
     from foretrain.predict.trace import self_test
 
     out = Path(job["out"])
@@ -49,7 +48,6 @@ def work(job: dict[str, Any]) -> int:
 
 
 def _answer(question: dict[str, Any], text: str) -> str:
-    """Answer a question about a trace, beside other workers that do the same."""
     from foretrain.predict.trace import memory
 
     gc.enable()  # replays leave cycles
@@ -65,7 +63,6 @@ def _import_torch(jobs: list[dict[str, Any]]) -> None:
 
 
 def _forked(job: dict[str, Any]) -> int:
-    """Return the process id of a worker of one job; its output goes into a file beside its answer."""
     out = Path(job["out"])
     if pid := os.fork():
         return pid

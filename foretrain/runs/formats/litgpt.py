@@ -27,7 +27,6 @@ class _MicroBatches(LineReader):
         self.val = math.nan
 
     def read(self, line: str) -> list[Reading]:
-        """Return the step that ended in this line, or an evaluation."""
         found = [self._evaluation(m, number(m["val"], grouped_thousands=False)) for m in _VALIDATION.finditer(line)]
         for match in _LINE.finditer(line):
             found += self._line(match)

@@ -69,8 +69,6 @@ class Corrected(NamedTuple):
 
 
 class LineReader:
-    """Reads one log of one program, line by line, from its beginning."""
-
     def __init__(self, format: "LogFormat") -> None:
         self.format = format
         self.words = format.words  # one of them stands in every line that is worth a look; none: look at each

@@ -30,7 +30,6 @@ class Bar(NamedTuple):
 
 
 def bars(line: str) -> list[Bar]:
-    """Return the bars in a line that have a rate."""
     if "%|" not in line:
         return []
     found = []
@@ -72,7 +71,6 @@ class Drawn:
 
     @property
     def now(self) -> int:
-        """Return the last count; 0 before the first."""
         return self.counts[-1] if self.counts else 0
 
     def time_s(self, after: int, step: int) -> float:

@@ -93,7 +93,6 @@ class Report:
 
     @property
     def _log(self) -> Path:
-        """Return the file of what the tracker's library prints."""
         return self.job.folder / f"tracker-{self.tracker.name}.log"
 
     def _work(self) -> None:

@@ -60,7 +60,6 @@ class Tracked:
 
     @property
     def is_ours(self) -> bool:
-        """Return whether `foretrain train` reported it."""
         return VERSION in self.config
 
 
@@ -110,7 +109,6 @@ class Tracker(ABC):
 
     @classmethod
     def is_installed(cls) -> bool:
-        """Return whether its library is there; nothing is imported."""
         try:
             return importlib.util.find_spec(cls.package) is not None
         except (ImportError, ValueError):

@@ -39,7 +39,6 @@ def check_free(out: Path, *, force: bool) -> None:
 
 
 def write_all(out: Path, write: Callable[[Path], None]) -> tuple[str, ...]:
-    """Let `write` fill a folder beside `out`, then move its files there. Returns their names."""
     staging = None
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

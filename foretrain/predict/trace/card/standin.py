@@ -152,7 +152,6 @@ def uncompiled() -> contextlib.AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def watched_resizes(resized: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
-    """Report every storage that is resized by its own method, which no dispatch shows."""
     resize = torch.UntypedStorage.resize_
 
     def resize_and_tell(storage: torch.UntypedStorage, size: int) -> Any:

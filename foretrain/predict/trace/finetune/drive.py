@@ -105,8 +105,6 @@ OPTIONAL = [importlib.import_module(n) for n in ("bitsandbytes", "peft") if impo
 
 
 class Tokens(Dataset[dict[str, Tensor]]):
-    """Samples of tokens; `Batches` makes them."""
-
     def __init__(self, length: int) -> None:
         self.length = length
 
@@ -186,7 +184,6 @@ class Marks(TrainerCallback):
         self.on_substep_end(args, state, control)
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Mark the end of a micro-batch that is not the last of its step."""
         self.run.micro_batches.append(len(self.run.tracer.record.events))
 
 
@@ -283,7 +280,6 @@ def arguments(
 
 
 def liger_asked(tune: FineTune) -> bool:
-    """Return whether Liger's kernels are used, which they are not beside unsloth's."""
     return tune.liger and not tune.unsloth
 
 

@@ -79,7 +79,6 @@ class FineTuneRequest:
         return service.key_of(self.job(), packages=interpreter.now().versions())
 
     def why_not(self) -> str:
-        """Return the reason why this cannot be tried here, or ''."""
         there = interpreter.now().versions()
         missing = [name for name, needed in PACKAGES.items() if needed(self.tune) and not there[name]]
         if missing:

@@ -46,7 +46,6 @@ def _copied(t: Tensor) -> list[Step]:
 
 
 def _copies_gradient(card: Card, args: tuple[Any, ...]) -> list[Step]:
-    """Copy the gradient after the op's result is made."""
     return [Result(0), *_copied(args[0])]
 
 

@@ -34,7 +34,7 @@ class _MicroBatches(LineReader):
 
     def _line(self, match: re.Match[str]) -> list[Reading]:
         iteration, step = int(match["iter"]), int(match["step"])
-        if iteration == self.iteration:  # another process says it too
+        if iteration == self.iteration:  # another process prints it too
             return []
         follows = iteration == self.iteration + 1 or (self.iteration < 0 and iteration == 1)
         self.complete = follows and (self.complete or self.sum_s == 0.0)
@@ -43,7 +43,7 @@ class _MicroBatches(LineReader):
         found: list[Reading] = []
         if match["val"] and match["val"].lower() != "n/a":
             val = number(match["val"], grouped_thousands=False)
-            # Three decimals of what was said before with four, or of an evaluation that this log has lost.
+            # Three decimals of what was printed before with four, or of an evaluation that this log has lost.
             if math.isfinite(val) and not abs(val - self.val) < 0.00051:
                 found.append(self._evaluation(match, val, step - 1))
         if match["ended"]:

@@ -154,7 +154,7 @@ def tensors(trace: Trace, phase: str, n_embd: int, settings: Settings | None = N
     groups: Counter[Kind] = Counter()
     sizes: Counter[Kind] = Counter()
     for allocation in trace.alive_at(peak.position):
-        forward = trace.moment_at(allocation.born) == "forward"
+        forward = trace.moment_at(allocation.allocated_at) == "forward"
         key = (*_kind(allocation), role_of(allocation, component_id(allocation), n_embd, forward=forward))
         groups[key] += 1
         sizes[key] += allocation.nbytes

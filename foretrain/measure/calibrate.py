@@ -45,7 +45,7 @@ class Kernel(NamedTuple):
     run: Callable[[], Any]
 
 
-def product_shapes(*, large: bool) -> list[tuple[int, int, int]]:
+def matmul_shapes(*, large: bool) -> list[tuple[int, int, int]]:
     """Return (rows, out, in) of a GPT's linear layers: rows x width x {1, 3, 4} width, the way back, and heads."""
     widths = (768, 1536) if large else (128, 384, 768)
     heads = [(50304, 768)] if large else [(8192, 384), (50304, 256)]
@@ -62,7 +62,7 @@ def numbers(shape: tuple[int, ...], device: torch.device, dtype: str) -> torch.T
 
 
 def products(device: torch.device, dtype: str, *, large: bool) -> Iterator[Kernel]:
-    for m, wide, narrow in product_shapes(large=large):
+    for m, wide, narrow in matmul_shapes(large=large):
         yield from product(device, dtype, m, wide, narrow)
 
 
@@ -92,10 +92,10 @@ def attention(device: torch.device, dtype: str, *, large: bool) -> Iterator[Kern
         yield Kernel("attention", dtype, shape, forward)
         yield Kernel("attention_both", dtype, shape, both)
         if device.type == "cpu":
-            yield from _products_attention(dtype, shape)
+            yield from _matmul_attention(dtype, shape)
 
 
-def _products_attention(dtype: str, shape: tuple[int, int, int, int]) -> Iterator[Kernel]:
+def _matmul_attention(dtype: str, shape: tuple[int, int, int, int]) -> Iterator[Kernel]:
     """Yield attention as batched matmuls (`attention = bmm`), from q, k and v side by side to the result and back."""
     batch, heads, tokens, width = shape
     qkv = numbers((batch, tokens, 3 * heads * width), torch.device("cpu"), dtype).requires_grad_()

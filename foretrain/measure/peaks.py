@@ -39,7 +39,7 @@ def measure(device: torch.device, dtypes: list[str], timed: Timer, listen: Liste
     products: list[ProductPeak] = []
     for number, dtype in enumerate(dtypes):
         listen(f"peak {dtype}", 0.8 * number / len(dtypes))
-        products += _best_products(device, dtype, timed, most)
+        products += _best_kernels(device, dtype, timed, most)
     listen("bandwidth", 0.8)
     rates = [
         Bandwidth(access=access, moved_bytes=moved_bytes, bytes_per_s=moved_bytes / _best_s(run, timed, most))
@@ -66,7 +66,7 @@ def _best_s(run: Callable[[], Any], timed: Timer, most: int) -> float:
     return min(repeated(run, timed, Enough(ENOUGH_S, FEWEST, most)))
 
 
-def _best_products(device: torch.device, dtype: str, timed: Timer, most: int) -> list[ProductPeak]:
+def _best_kernels(device: torch.device, dtype: str, timed: Timer, most: int) -> list[ProductPeak]:
     best: dict[str, ProductPeak] = {}
     for kernel in (*_linear(device, dtype), *batched(device, dtype)):
         rate = 2 * math.prod(kernel.shape) / _best_s(kernel.run, timed, most)

@@ -42,13 +42,13 @@ def sizes(run: profile, more: frozenset[str] = frozenset()) -> tuple[list[int], 
             if fields.device.type == "cpu":
                 events.append((node.start_time_ns, fields.alloc_size, fields.ptr, op))
     events.sort(key=lambda event: event[0])
-    born: dict[int, tuple[int, Any]] = {}
+    live: dict[int, tuple[int, Any]] = {}
     scratch: set[int] = set()
     for i, (_, size, address, op) in enumerate(events):
         if size > 0:
-            born[address] = (i, op)
-        elif address in born:
-            start, inside = born.pop(address)
+            live[address] = (i, op)
+        elif address in live:
+            start, inside = live.pop(address)
             if inside is not None and inside is op:
                 scratch |= {start, i}
     return [event[1] for event in events], [event[1] for i, event in enumerate(events) if i not in scratch]

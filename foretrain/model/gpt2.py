@@ -25,14 +25,14 @@ class Attention(nn.Module):
     and without dropout.
     """
 
-    def __init__(self, n_embd: int, n_head: int, bias: bool, dropout: float, *, products: bool = False) -> None:
+    def __init__(self, n_embd: int, n_head: int, bias: bool, dropout: float, *, matmuls: bool = False) -> None:
         super().__init__()
         self.c_attn = nn.Linear(n_embd, 3 * n_embd, bias=bias)
         self.c_proj = nn.Linear(n_embd, n_embd, bias=bias)
         self.resid_dropout = nn.Dropout(dropout)
         self.n_head = n_head
         self.dropout = dropout
-        self.products = products
+        self.matmuls = matmuls
 
     def forward(self, x: Tensor) -> Tensor:
         return self.mix(self.c_attn(x))
@@ -40,7 +40,7 @@ class Attention(nn.Module):
     def mix(self, qkv: Tensor) -> Tensor:
         """Mix B x T x 3C, the output of c_attn, to B x T x C."""
         B, T, C = *qkv.shape[:2], qkv.shape[2] // 3
-        if self.products and qkv.is_cpu and not (self.dropout and self.training):
+        if self.matmuls and qkv.is_cpu and not (self.dropout and self.training):
             return self.resid_dropout(self.c_proj(causal_attention(qkv, self.n_head)))
         heads = (B, T, self.n_head, C // self.n_head)
         q, k, v = (part.view(heads).transpose(1, 2) for part in qkv.split(C, dim=2))  # B, H, T, C/H
@@ -71,7 +71,7 @@ class Block(nn.Module):
         super().__init__()
         c = config
         self.ln_1 = nn.LayerNorm(c.n_embd, bias=c.bias)
-        self.attn = Attention(c.n_embd, c.n_head, c.bias, c.dropout, products=c.attention == "bmm")
+        self.attn = Attention(c.n_embd, c.n_head, c.bias, c.dropout, matmuls=c.attention == "bmm")
         self.ln_2 = nn.LayerNorm(c.n_embd, bias=c.bias)
         self.mlp = MLP(c.n_embd, c.bias, c.dropout)
         self.instead: Callable[[Block, Tensor], Tensor] | None = None

@@ -40,7 +40,7 @@ def softmax_step_(logits: Tensor, targets: Tensor) -> Tensor:
     return loss
 
 
-def _weight_product(grad_logits: Tensor, hidden: Tensor) -> Tensor:
+def _weight_gradient(grad_logits: Tensor, hidden: Tensor) -> Tensor:
     """Return V x C in fp32. CUDA sums in fp32 too, as fp16 needs over many tokens; CPUs have no such kernel."""
     if grad_logits.is_cuda and grad_logits.dtype != torch.float32:
         return torch.mm(grad_logits.t(), hidden, out_dtype=torch.float32)
@@ -60,7 +60,7 @@ class _Head(torch.autograd.Function):
             logits = flat[rows] @ low.t()
             total += loss.softmax_step_(logits, targets[rows])
             torch.mm(logits, low, out=grad_flat[rows])
-            grad_weight += _weight_product(logits, flat[rows])
+            grad_weight += _weight_gradient(logits, flat[rows])
             del logits  # before the next chunk's are made
         count = _count(targets)
         # Not save_for_backward: backward scales them in place, so they exist once, and it can run only once.

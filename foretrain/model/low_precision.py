@@ -52,7 +52,7 @@ def _column_major(x: Tensor) -> Tensor:
     return x.t().contiguous().t()
 
 
-class Fp8Product(torch.autograd.Function):
+class Fp8Matmul(torch.autograd.Function):
     """x (M x K), weight (N x K, fp32) -> x·Wᵀ (M x N) in `dtype`, all three matmuls of a step in FP8."""
 
     @staticmethod
@@ -82,7 +82,7 @@ class Fp8Product(torch.autograd.Function):
         return grad_x, grad_weight, None
 
 
-class Int8Product(torch.autograd.Function):
+class Int8Matmul(torch.autograd.Function):
     """x (M x K), weight (N x K, fp32) -> x·Wᵀ (M x N) in `dtype`, with INT8 in forward and for the input's gradient.
 
     `all_three`: the weight's gradient in INT8 too. Scales along the summed dimension are multiplied into the other
@@ -95,7 +95,7 @@ class Int8Product(torch.autograd.Function):
         low_weight, scale_weight = quantise_rows(weight)
         ctx.save_for_backward(low_x, scale_x, low_weight, scale_weight)
         ctx.dtypes, ctx.all_three = (x.dtype, weight.dtype), all_three
-        return _int8_product(low_x, scale_x, low_weight.t(), scale_weight.t(), dtype)
+        return _int8_matmul(low_x, scale_x, low_weight.t(), scale_weight.t(), dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, Tensor | None, None, None]:
@@ -104,20 +104,18 @@ class Int8Product(torch.autograd.Function):
         grad_x = grad_weight = None
         if ctx.needs_input_grad[0]:
             low_grad, scale_grad = quantise_rows(grad * scale_weight.t())
-            grad_x = _int8_product(low_grad, scale_grad, _column_major(low_weight), None, ctx.dtypes[0])
+            grad_x = _int8_matmul(low_grad, scale_grad, _column_major(low_weight), None, ctx.dtypes[0])
         if ctx.needs_input_grad[1]:
             if ctx.all_three:
                 low_grad, scale_grad = quantise_rows((grad * scale_x).t())
-                grad_weight = _int8_product(
-                    low_grad.contiguous(), scale_grad, _column_major(low_x), None, ctx.dtypes[1]
-                )
+                grad_weight = _int8_matmul(low_grad.contiguous(), scale_grad, _column_major(low_x), None, ctx.dtypes[1])
             else:
                 x = (low_x * scale_x).to(grad.dtype)
                 grad_weight = (grad.t() @ x).to(ctx.dtypes[1])
         return grad_x, grad_weight, None, None
 
 
-def _int8_product(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor | None, dtype: torch.dtype) -> Tensor:
+def _int8_matmul(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Return a·b with the scales of a's rows and b's columns; unscaled sums are beyond fp16's range."""
     sums = _int_mm(a, b) if a.device.type != "cpu" or cpu.is_exact() else _sums_in_fp32(a, b)
     y = sums * scale_a
@@ -167,9 +165,9 @@ class LowPrecisionLinear(nn.Linear):
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
         rows = x.reshape(-1, self.in_features)
         if self.mode == "fp8":
-            y = Fp8Product.apply(rows, self.weight, dtype)
+            y = Fp8Matmul.apply(rows, self.weight, dtype)
         else:
-            y = Int8Product.apply(rows, self.weight, dtype, self.all_three)
+            y = Int8Matmul.apply(rows, self.weight, dtype, self.all_three)
         y = y.view(*x.shape[:-1], self.out_features)
         return y if self.bias is None else y + self.bias.to(dtype)
 

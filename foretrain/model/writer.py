@@ -126,14 +126,14 @@ class Reader:
 @contextmanager
 def _plain_attention(model: LanguageModel) -> Iterator[None]:
     """Run GPT-2's attention through the one function that is replaced, not as matmuls (attention.py)."""
-    parts: list[Any] = [block.attn for block in model.layers() if getattr(getattr(block, "attn", None), "products", 0)]
+    parts: list[Any] = [block.attn for block in model.layers() if getattr(getattr(block, "attn", None), "matmuls", 0)]
     for part in parts:
-        part.products = False
+        part.matmuls = False
     try:
         yield
     finally:
         for part in parts:
-            part.products = True
+            part.matmuls = True
 
 
 LEAST_TEMPERATURE = 1e-6  # below it logits overflow fp32; only the likeliest is ever drawn long before

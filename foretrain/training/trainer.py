@@ -135,7 +135,7 @@ class Trainer:
             with self.feed, self.saver, guard, fp16, self.waiting:
                 self._begin(resume)
                 finished = self._loop()
-            self._mend_folder()
+            self._restore_folder()
             if finished and self.ranks.first:
                 self._judge_end()
         except BaseException as raised:
@@ -152,7 +152,7 @@ class Trainer:
             raise ending.error from None
         return self._write_record("finished" if finished else "interrupted", self.flag.signal_name)
 
-    def _mend_folder(self) -> None:
+    def _restore_folder(self) -> None:
         """Restore the run's first files, where somebody removed its folder, and report it."""
         if lost := self.directory.restore_removed():
             self._note("files_missing", files=list(lost), path=str(self.directory.path))
@@ -219,7 +219,7 @@ class Trainer:
             self._resume()
         else:
             self._start()
-        self._record_anew()
+        self._record_graph()
         if self.config.matmul != "dtype":
             precision_check.check_before(self.state, self.train_tokens, self.placement.dtype, self._note)
 
@@ -275,9 +275,9 @@ class Trainer:
         self._take(config)
         self.graphed = None
         use_split(self.state, self.own, compiled=self.placement.compiled)
-        self._record_anew()
+        self._record_graph()
 
-    def _record_anew(self) -> None:
+    def _record_graph(self) -> None:
         """Record steps as one graph again, where config/checks.py allows it and no part of them is on the host."""
         self.graphed = None
         if not self.together.several and not (self.config.dropout and self.together.by_number):
@@ -398,7 +398,7 @@ class Trainer:
             raise UserError(f"environment.{id}", reason=failed.reason)
         self.placement = replace(self.placement, compiled=False)
         go_eager(self.state)
-        self._record_anew()
+        self._record_graph()
         self._note("not_compiled", reason=failed.reason)
 
     def _shrink(self, step: int) -> None:
@@ -571,7 +571,7 @@ class Trainer:
         self._tell("saving", self.progress.step)
         more = {"elapsed_s": self._elapsed_s(), "dropout_by_number": self.together.by_number}
         self.progress = self.progress.model_copy(update=more)
-        self._mend_folder()
+        self._restore_folder()
         self.saver.save(self.state, self.progress, wait=wait)
 
     def _elapsed_s(self) -> float:

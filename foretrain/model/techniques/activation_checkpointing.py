@@ -23,7 +23,7 @@ class ActivationCheckpointing(Technique):
         ),
     )
     rule, instead_of = "checkpointing", ("recompute_norm_gelu",)
-    place, dear, quick = 90, 70, True
+    place, drop_order, quick = 90, 70, True
 
     def change(self, model: Any, config: RunConfig) -> None:
         if config.checkpointed:

@@ -13,7 +13,7 @@ class AdamW4bit(AdamW8bit):
     saves = "seven eighths of the optimizer's states"
     costs = "the moments are rounded to 16 values a block of 128"
     source = "Li et al. 2023, arXiv:2309.01507"
-    place, dear, instead_of, milder = 115, 85, ("muon", "adamw8bit"), ("adamw8bit",)
+    place, drop_order, instead_of, milder = 115, 85, ("muon", "adamw8bit"), ("adamw8bit",)
     form = FOUR
     chunk_launches = 23
     chunk_traffic = (91.0, 67.0)

@@ -16,7 +16,7 @@ class AdamW8bit(Optimizer):
     saves = "three quarters of the optimizer's states"
     costs = "the moments are rounded differently"
     source = "Dettmers et al. 2021, arXiv:2110.02861"
-    place, dear, instead_of = 110, 80, ("muon",)
+    place, drop_order, instead_of = 110, 80, ("muon",)
     moments = ((1, "moments"),)
     passing = "chunk"
     counts_on_device = False

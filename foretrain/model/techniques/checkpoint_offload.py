@@ -30,7 +30,7 @@ class CheckpointOffload(Technique):
             "offload_in_a_graph",
         ),
     )
-    place, dear, doubtful, quick = 92, 75, 8, True  # its stream takes 70 MiB (hardware/devices.py)
+    place, drop_order, try_order, quick = 92, 75, 8, True  # its stream takes 70 MiB (hardware/devices.py)
 
     def change(self, model: Any, config: RunConfig) -> None:
         if config.checkpoint_offload and config.checkpointed > 1:

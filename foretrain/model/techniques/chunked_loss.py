@@ -23,7 +23,7 @@ class ChunkedLoss(Technique):
     costs = "gradients of the head are saved for backward; 20% of the step on the one card that was measured (H100)"
     source = "Wijmans et al. 2024, arXiv:2411.09009; our own autograd function"
     refuses = ((("loss_chunk_size", "batch_size"), _cuts_too_often, "too_many_chunks"),)
-    place, dear, doubtful, quick, lets_grow = 10, 40, 2, True, True
+    place, drop_order, try_order, quick, lets_grow = 10, 40, 2, True, True
 
     def change(self, model: Any, config: RunConfig) -> None:
         if config.loss_chunk_size:

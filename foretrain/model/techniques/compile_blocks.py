@@ -18,7 +18,7 @@ class CompileBlocks(Technique):
     source = "docs.pytorch.org/tutorials/recipes/regional_compilation.html"
     refuses = ((("compile_blocks", "compile"), lambda c: c.compile_blocks and not c.compile, "blocks_without_compile"),)
     needs_compile = True
-    place, dear, quick = 45, 15, True
+    place, drop_order, quick = 45, 15, True
 
     def not_estimated(self, config: RunConfig) -> str:
         return "compile_blocks with auto_chunker" if config.compile_blocks and config.auto_chunker else ""

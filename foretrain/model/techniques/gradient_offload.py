@@ -21,7 +21,7 @@ class GradientOffload(OptimizerOffload):
             "gradients_without_optimizer",
         ),
     )
-    place, dear, doubtful, quick = 135, 110, 7, True  # its stream takes 70 MiB (hardware/devices.py)
+    place, drop_order, try_order, quick = 135, 110, 7, True  # its stream takes 70 MiB (hardware/devices.py)
 
     def twin(self, config: RunConfig, dtype: Any) -> dict[str, Any]:
         return {"sends": True} if config.gradient_offload else {}

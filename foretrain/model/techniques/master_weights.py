@@ -18,7 +18,7 @@ class MasterWeights(Technique):
     exactness = "rounding"
     source = "Micikevicius et al. 2017, arXiv:1710.03740, section 3.1"
     reference: Mapping[str, Any] = {"loss_chunk_size": 512}
-    place, kind, dear, doubtful, lets_grow = 80, "both", 30, 3, True
+    place, kind, drop_order, try_order, lets_grow = 80, "both", 30, 3, True
 
     def twin(self, config: RunConfig, dtype: Any) -> dict[str, Any]:
         import torch

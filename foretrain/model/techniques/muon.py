@@ -13,7 +13,7 @@ class Muon(Optimizer):
     saves = "one of the two moments of the blocks' matrices"
     costs = "Newton-Schulz iterations each step"
     source = "Jordan 2024, https://kellerjordan.github.io/posts/muon"
-    place, dear, doubtful = 120, 90, 6
+    place, drop_order, try_order = 120, 90, 6
     moments = ((8, "R"), (4, "M"))
     passing = "newton"
 

@@ -14,7 +14,7 @@ class OptimizerOffload(Technique):
     saves = "all optimizer states, and the fp32 masters if there are any"
     costs = "each step moves the gradients to host memory and the weights back: the last resort"
     source = "Ren et al. 2021, arXiv:2101.06840"
-    place, dear, quick = 130, 100, True
+    place, drop_order, quick = 130, 100, True
 
     def twin(self, config: RunConfig, dtype: Any) -> dict[str, Any]:
         import torch

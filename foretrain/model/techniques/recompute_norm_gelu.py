@@ -64,7 +64,7 @@ class RecomputeNormGelu(Technique):
             "recipe_recomputes",
         ),
     )
-    place, dear, doubtful, quick = 40, 50, 5, True
+    place, drop_order, try_order, quick = 40, 50, 5, True
 
     def change(self, model: Any, config: RunConfig) -> None:
         if config.recompute_norm_gelu:

@@ -65,8 +65,8 @@ class Technique:
     place = 95  # of the rule among all, the smallest change first
     kind: Literal["memory", "both"] = "memory"
     # in sets of several changes, the highest is left out first; 0: it is in no set
-    dear = 0
-    doubtful = 0  # it may need more memory than it saves, so both are tried, in this order; 0: it cannot
+    drop_order = 0
+    try_order = 0  # it may need more memory than it saves, so both are tried, in this order; 0: it cannot
     instead_of: tuple[str, ...] = ()  # weaker rules that do nothing beside it
     milder: tuple[str, ...] = ()  # of these, those tried in its place where less is enough
     quick = False  # whether a plan's short list tries it

@@ -130,15 +130,15 @@ def _math(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
         turned = factors[1] if grouped else made("join", heads, factors[1])
         factors = [factors[1], made("join", heads, factors[0]), turned]
         del turned
-    products = [made("matmul", scores, *factors[-2:], of=(B * H * T, T, D))]
-    note_kernel("add", products[0], products[0], names[0])
+    matmuls = [made("matmul", scores, *factors[-2:], of=(B * H * T, T, D))]
+    note_kernel("add", matmuls[0], matmuls[0], names[0])
     if lays_out:
         del factors[0]
     elif not for_k:
         names.append(factors[0])
     kept = [factors[0] if for_k else None, factors[1] if for_q else None]  # each for the other's gradient
     factors.clear()
-    weights = _weights(products, dropout if learns else 0.0)
+    weights = _weights(matmuls, dropout if learns else 0.0)
     kept += weights[:-1] if for_q or for_k else [None] * (len(weights) - 1)
     dropped = weights.pop()
     weights.clear()
@@ -160,11 +160,11 @@ def _math(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
     return out
 
 
-def _weights(products: list[Tensor], dropout: float) -> list[Tensor]:
+def _weights(matmuls: list[Tensor], dropout: float) -> list[Tensor]:
     """Return the softmax of scores, which are taken out of their list, with dropout its mask, and what values are
     multiplied by. Rows without a single finite score are looked for in a tensor of booleans (_safe_softmax).
     """
-    scores = products.pop()
+    scores = matmuls.pop()
     shape = scores.shape
     rows = make("add", shape, bool_, scores, component="workspace")
     softmax = make("softmax", shape, float32, scores, component=_place())
@@ -248,5 +248,5 @@ def causal_attention(qkv: Tensor, H: int) -> Tensor:
 
 
 def _storage(coefficient: int, letter: str) -> Tensor:
-    serial = m.machine().t.birth(HERE, 1, (), (coefficient, letter))
+    serial = m.machine().t.allocate(HERE, 1, (), (coefficient, letter))
     return Tensor((), (), float32, m.Storage(m.machine().t, serial))

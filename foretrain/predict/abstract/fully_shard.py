@@ -31,7 +31,7 @@ class ShardingMachine(m.Machine):
     def accumulate(self, parameter: Parameter, gradient: Tensor) -> None:
         assert gradient.storage is not None
         serial = gradient.storage.serial
-        self.t.births[serial] = self.t.births[serial]._replace(component="gradients")
+        self.t.allocated[serial] = self.t.allocated[serial]._replace(component="gradients")
         parameter.grad = gradient
 
 
@@ -243,18 +243,18 @@ class FullyShard(OneCard):
         return list(zip(group.parameters, group.sizes, strict=True))
 
     def _gradient(self, parameter: Parameter) -> Storage:
-        return Storage(self.on.t, self.on.t.birth("gradients", REDUCED_BYTES, parameter.shape))
+        return Storage(self.on.t, self.on.t.allocate("gradients", REDUCED_BYTES, parameter.shape))
 
     def _born(self, component: str, item_bytes: int, parameter: Parameter, size: int) -> Storage:
         """Birth a weight with what was added so that it can be cut evenly."""
         t = self.on.t
         if size == parameter.numel():
-            return Storage(t, t.birth(component, item_bytes, parameter.shape))
-        return Storage(t, t.birth(component, item_bytes, (), (item_bytes * size,)))
+            return Storage(t, t.allocate(component, item_bytes, parameter.shape))
+        return Storage(t, t.allocate(component, item_bytes, (), (item_bytes * size,)))
 
     def _buffer(self, component: str, item_bytes: int, letter: str, stream: int = 0) -> Storage:
         t = self.on.t
-        serial = t.birth(component, item_bytes, (), (item_bytes, letter))
+        serial = t.allocate(component, item_bytes, (), (item_bytes, letter))
         if stream and self.on.cuda:
             t.streams[serial] = stream
         return Storage(t, serial)

@@ -20,7 +20,7 @@ OUTSIDE = -1  # the layer of what is in none
 Factors = tuple[Any, ...]  # (coefficient, letters …)
 
 
-class Birth(NamedTuple):
+class Allocated(NamedTuple):
     """A storage: what it counts as, and what its size follows from."""
 
     component: str
@@ -47,7 +47,7 @@ class Event(NamedTuple):
 class Recorder:
     def __init__(self, symbols: dict[str, int]) -> None:
         self.symbols = symbols
-        self.births: list[Birth] = []
+        self.allocated: list[Allocated] = []
         self.events: list[Event] = []
         self.home: list[int] = []  # the layer in which each was born
         self.layer = OUTSIDE
@@ -60,9 +60,9 @@ class Recorder:
         self.streams: dict[int, int] = {}  # of births that are not on the default one
         self.kernels: list[Any] = []  # kernels.py
         self.timed: list[tuple[int, tuple[int, ...]]] = []  # kernels that are timed when they first run (compiled)
-        self.products: list[tuple[tuple[int, ...], int]] = []  # matmuls of a compiled graph: sizes, bytes an element
+        self.matmuls: list[tuple[tuple[int, ...], int]] = []  # matmuls of a compiled graph: sizes, bytes an element
 
-    def birth(
+    def allocate(
         self,
         component: str,
         item_bytes: int,
@@ -72,13 +72,13 @@ class Recorder:
         ours: bool = True,
     ) -> int:
         """Return the serial number of a storage that comes to life; `ours`: it belongs to the layer that runs."""
-        serial = len(self.births)
-        self.births.append(Birth(component, item_bytes, shape, factors))
+        serial = len(self.allocated)
+        self.allocated.append(Allocated(component, item_bytes, shape, factors))
         self.events.append(Event(serial, self.layer, self.moment))
         self.home.append(self.layer if ours else OUTSIDE)
         return serial
 
-    def death(self, serial: int) -> None:
+    def free(self, serial: int) -> None:
         """Of storages that end together the older comes first: in which order a function's variables end is another in
         each version of Python, and nothing to the allocator.
         """
@@ -92,22 +92,22 @@ class Recorder:
 
     @property
     def any_size(self) -> bool:
-        return all(isinstance(d, Dim) or d == 1 for birth in self.births for d in birth.shape)
+        return all(isinstance(d, Dim) or d == 1 for each in self.allocated for d in each.shape)
 
     def take(self, serial: int) -> None:
-        self.taken.append((len(self.events), serial, self.births[serial].component))
-        self.births[serial] = self.births[serial]._replace(component="gradients")
+        self.taken.append((len(self.events), serial, self.allocated[serial].component))
+        self.allocated[serial] = self.allocated[serial]._replace(component="gradients")
 
     def later(self) -> "Recorder":
         """Return the same pass of a later micro-batch: gradients are added to those that are there, and end."""
         found = Recorder(self.symbols)
-        found.births, found.home, found.split = list(self.births), self.home, self.split
+        found.allocated, found.home, found.split = list(self.allocated), self.home, self.split
         places = [position for position, *_ in self.taken]
         found.timed = [(at + sum(place <= at for place in places), changed) for at, changed in self.timed]
-        found.products = self.products
+        found.matmuls = self.matmuls
         before = 0
         for position, serial, component in self.taken:
-            found.births[serial] = found.births[serial]._replace(component=component)
+            found.allocated[serial] = found.allocated[serial]._replace(component=component)
             found.events += [*self.events[before:position], self.events[position - 1]._replace(serial=~serial)]
             before = position
         found.events += self.events[before:]
@@ -198,7 +198,7 @@ class _Unroller:
             home = r.home[event.tensor]
             if home == OUTSIDE:
                 raise Uneven
-            found.append((event.serial >= 0, home - layer, self.place[event.tensor], *r.births[event.tensor]))
+            found.append((event.serial >= 0, home - layer, self.place[event.tensor], *r.allocated[event.tensor]))
         return found
 
     def unrolled(self) -> tuple[list[int], list[int], list[int]]:
@@ -206,7 +206,7 @@ class _Unroller:
         r = self.r
         serials: dict[tuple[int, int], int] = {}  # (layer of all, place) -> serial
         events: list[int] = []
-        births: list[int] = []
+        allocated: list[int] = []
         origin: list[int] = []
         for whole, small, start, end in self.order():
             for i in range(start, end):
@@ -222,13 +222,13 @@ class _Unroller:
                     layer = whole + home - small
                 key = (layer, self.place[serial])
                 if r.events[i].serial >= 0:
-                    serials[key] = len(births)
-                    events.append(len(births))
-                    births.append(serial)
+                    serials[key] = len(allocated)
+                    events.append(len(allocated))
+                    allocated.append(serial)
                 else:
                     events.append(~serials[key])
                 origin.append(i)
-        return events, births, origin
+        return events, allocated, origin
 
 
 class Structure(NamedTuple):
@@ -242,7 +242,7 @@ class Structure(NamedTuple):
     split: int
     any_size: bool  # whether all sizes follow from letters
     timed: list[tuple[int, tuple[int, ...]]]  # (event before it, births that are changed) of kernels that are timed
-    products: list[tuple[tuple[int, ...], int]]  # matmuls: (m, k, n, batch …), bytes an element
+    matmuls: list[tuple[tuple[int, ...], int]]  # matmuls: (m, k, n, batch …), bytes an element
     given: int = 0
     streams: Mapping[int, int] = MappingProxyType({})  # of births that are not on the default one
 
@@ -254,20 +254,20 @@ class Structure(NamedTuple):
 
 def unroll(recorder: Recorder, groups: Sequence[int], run: Sequence[int]) -> Structure:
     """Return the whole pass. Raises Uneven where layers of one kind differ."""
-    events, births, origin = _Unroller(recorder, groups, run).unrolled()
+    events, allocated, origin = _Unroller(recorder, groups, run).unrolled()
     s = recorder.symbols
     together = s["H"] * s["D"] == s["C"]
-    known = {n: (recorder.births[n].component, recorder.births[n].sized(together)) for n in set(births)}
+    known = {n: (recorder.allocated[n].component, recorder.allocated[n].sized(together)) for n in set(allocated)}
     moments = [recorder.events[i].moment for i in origin]
     given, on = sum(i < recorder.given for i in origin), recorder.streams
     return Structure(
         events[given:],
-        [known[serial] for serial in births],
+        [known[serial] for serial in allocated],
         moments[given:],
         sum(i < recorder.split for i in origin) - given,
         recorder.any_size,
         [(at - given, changed) for at, changed in recorder.timed],
-        recorder.products,
+        recorder.matmuls,
         given,
-        {n: on[serial] for n, serial in enumerate(births) if serial in on} if on else {},
+        {n: on[serial] for n, serial in enumerate(allocated) if serial in on} if on else {},
     )

@@ -96,9 +96,9 @@ class UpdatingMachine(m.Machine):
     def accumulate(self, parameter: Any, gradient: Any) -> None:
         """The hook of model/in_backward.py."""
         if self.first:
-            self.t.birth(MOMENTS, 4, ())
+            self.t.allocate(MOMENTS, 4, ())
             for _ in range(2):
-                self.t.birth(MOMENTS, 4, parameter.shape)
+                self.t.allocate(MOMENTS, 4, parameter.shape)
 
 
 class UpdatingInBackward(OneCard):

@@ -250,7 +250,7 @@ class EagerProgram:
         if model.training != saving:
             model.train(saving)
         self.ranks.begin(t, state, saving=saving)
-        own = m.Storage(t, t.birth("batch", 8, shape)) if saving and self.v.keeps_logits else None
+        own = m.Storage(t, t.allocate("batch", 8, shape)) if saving and self.v.keeps_logits else None
         idx, targets = (m.Tensor(shape, m.contiguous_strides(shape), m.int64, storage) for storage in (None, own))
         del own
         with m.running(machine):

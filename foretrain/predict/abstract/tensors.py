@@ -91,7 +91,7 @@ class Machine:
     def workspace(self) -> None:
         """cuBLAS keeps one workspace a thread: the main one's, and autograd's."""
         if self.cuda and self.thread not in self.workspaces:
-            serial = self.t.birth("workspace", 1, (), (1, "cuBLAS"), ours=False)
+            serial = self.t.allocate("workspace", 1, (), (1, "cuBLAS"), ours=False)
             self.workspaces[self.thread] = Storage(self.t, serial)
 
     @contextmanager
@@ -140,7 +140,7 @@ class Storage:
         self.t, self.serial = t, serial
 
     def __del__(self) -> None:
-        self.t.death(self.serial)
+        self.t.free(self.serial)
 
 
 class Tensor:
@@ -157,7 +157,7 @@ class Tensor:
 
     @property
     def component(self) -> str:
-        return self.storage.t.births[self.storage.serial].component if self.storage else ""
+        return self.storage.t.allocated[self.storage.serial].component if self.storage else ""
 
     def detach(self) -> "Tensor":
         return Tensor(self.shape, self.strides, self.dtype, self.storage)
@@ -223,7 +223,7 @@ def allocate(shape: Sequence[int], dtype: DType, component: str | None = None) -
         return without_storage(shape, dtype)
     if component is None:
         component = "batch" if dtype is int64 else on.component(shape)
-    serial = on.t.birth(component, dtype.itemsize, shape)
+    serial = on.t.allocate(component, dtype.itemsize, shape)
     return Tensor(shape, contiguous_strides(shape), dtype, Storage(on.t, serial))
 
 
@@ -291,11 +291,11 @@ def take_temporary(coefficient: int, letter: str) -> None:
     """Take so many times a symbol of the timeline for the kernel itself."""
     t = machine().t
     if t.symbols.get(letter):
-        t.death(t.birth("workspace", 1, (), (coefficient, letter)))
+        t.free(t.allocate("workspace", 1, (), (coefficient, letter)))
 
 
 def take_temporaries(sizes: Sequence[int]) -> None:
     """Take tensors of so many bytes for the kernel itself, together."""
     t = machine().t
-    for serial in [t.birth("workspace", 1, (), (nbytes,)) for nbytes in sizes]:
-        t.death(serial)
+    for serial in [t.allocate("workspace", 1, (), (nbytes,)) for nbytes in sizes]:
+        t.free(serial)

@@ -256,7 +256,7 @@ def backward(
     lives.t.moment = "backward.loss"
     for tangent in graphs.tangents:
         if tangent.shape and tangent not in lives.alive:  # of what is returned besides the loss: zeros of the runtime's
-            lives.birth(tangent, "logits")
+            lives.allocate(tangent, "logits")
     gradients = list(dict.fromkeys(node.base for node in graphs.gradients))
     held = {*gradients, *stays}
     assert graphs.backward is not None

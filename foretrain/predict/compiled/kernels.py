@@ -100,7 +100,7 @@ class Half:
         return self._runs_alone(node) or (node.kind == ITEM and node.inputs[0].kind == EXTERN)
 
     def _runs_alone(self, node: Node) -> bool:
-        return node.kind == EXTERN or node in self.products
+        return node.kind == EXTERN or node in self.matmuls
 
     def _adds_to(self, node: Node) -> Node | None:
         """Return the matmul that a returned sum is one kernel with (torch/_inductor/fx_passes/post_grad.py, addmm)."""
@@ -111,7 +111,7 @@ class Half:
     def _realize(self) -> None:
         self.reads: dict[Node, dict[Node, None]] = {}  # in the order in which they are read
         inside: dict[Node, frozenset[Any]] = {}  # what is done to compute one element
-        self.products: set[Node] = set()  # sums that are one kernel with a matmul
+        self.matmuls: set[Node] = set()  # sums that are one kernel with a matmul
         self.kept: dict[Node, None] = {}
         for node in self.nodes:
             if node.kind == VIEW:
@@ -133,7 +133,7 @@ class Half:
             if product is not None:  # addmm
                 del self.kept[product]
                 self.reads[node] = {each: None for each in found if each is not product} | self.reads[product]
-                self.products.add(node)
+                self.matmuls.add(node)
             if (
                 node.kind in (EXTERN, REDUCTION, ITEM) or node in self.wanted
                 or any(user.kind == EXTERN or self._adds_to(user) for user in users)
@@ -365,15 +365,15 @@ class Lives:
         self.layer: int | None = None  # in the place of the nodes' own, where a graph is that of several layers
         self.given_away: frozenset[Node] = frozenset()  # results of the forward pass that backward reads too
 
-    def birth(self, node: Node, component: str) -> None:
+    def allocate(self, node: Node, component: str) -> None:
         shape = node.shape
         if len(shape) == 4 and getattr(shape[1], "letters", ()) == ("H",):  # heads lie in rows: H·D is C
             shape = (shape[0], shape[2], shape[1], shape[3])
-        self.alive[node] = self.t.birth(component, node.dtype.itemsize, shape, ours=node.layer != OUTSIDE)
+        self.alive[node] = self.t.allocate(component, node.dtype.itemsize, shape, ours=node.layer != OUTSIDE)
 
     def free(self, *nodes: Node) -> None:
         for node in nodes:
-            self.t.death(self.alive.pop(node))
+            self.t.free(self.alive.pop(node))
 
     def half(self, half: Half, components: dict[Node, str], held: set[Node], *, thread: str) -> None:
         """Run a graph. `components`: what its results count as; `held`: what is there after it, whoever reads it."""
@@ -400,7 +400,7 @@ class Lives:
                 if old is not None:  # the same memory under another name
                     self.free(old)
                 passing = "logits" if node.component == "logits" else "temporaries"
-                self.birth(node, components.get(node, passing))
+                self.allocate(node, components.get(node, passing))
                 if node is kernel.writes[-1]:
                     self._inside(kernel)
 
@@ -414,7 +414,7 @@ class Lives:
         lines: list[Line] = []
         for at, kernel in enumerate(half.kernels):
             first = kernel.first
-            self._note_product(first)
+            self._note_matmul(first)
             dying = []
             for node in sorted(kernel.reads, key=lambda each: each.index):
                 uses[node] -= 1
@@ -444,21 +444,21 @@ class Lives:
                     reuse.end(node, at, lines[-1])
         return lines
 
-    def _note_product(self, first: Node) -> None:
+    def _note_matmul(self, first: Node) -> None:
         if first.name in ("mm", "bmm"):
             *batch, n = first.inputs[1].shape
             *_, m, k = first.inputs[0].shape
-            self.t.products.append(((m, k, n, *batch[:-1]), first.inputs[0].dtype.itemsize))
+            self.t.matmuls.append(((m, k, n, *batch[:-1]), first.inputs[0].dtype.itemsize))
 
     def _inside(self, kernel: Kernel) -> None:
         letter = {"attention": "split", "attention_backward": "flash"}.get(kernel.first.name)
         if letter and self.t.symbols.get(letter):
-            self.t.death(self.t.birth("workspace", 1, (), (1, letter)))
+            self.t.free(self.t.allocate("workspace", 1, (), (1, letter)))
 
     def _workspace(self, thread: str) -> None:
         """cuBLAS keeps one workspace for each thread."""
         if self.machine.cuda and thread not in self.machine.workspaces:
-            serial = self.t.birth("workspace", 1, (), (1, "cuBLAS"), ours=False)
+            serial = self.t.allocate("workspace", 1, (), (1, "cuBLAS"), ours=False)
             self.machine.workspaces[thread] = Storage(self.t, serial)
 
 

@@ -39,7 +39,7 @@ class _Lives(Lives):
         for node in nodes:
             serial = self.alive.pop(node)
             if self.storages.pop(serial, None) is None:
-                self.t.death(serial)
+                self.t.free(serial)
 
     def give(self, node: Node) -> Tensor:
         serial = self.alive[node.base]

@@ -43,11 +43,11 @@ class _Tensors:
         self.t = t
 
     def make(self, component: str, *size: int | str) -> int:
-        return self.t.birth(component, 1, (), size, ours=False)
+        return self.t.allocate(component, 1, (), size, ours=False)
 
     def free(self, *serials: int) -> None:
         for serial in serials:
-            self.t.death(serial)
+            self.t.free(serial)
 
 
 def chunked_loss_pass(t: Recorder, v: Variant, *, saving: bool) -> list[int]:
@@ -60,7 +60,7 @@ def chunked_loss_pass(t: Recorder, v: Variant, *, saving: bool) -> list[int]:
         waiting = [make("activations.head", low, "B", "T", "C"), make("activations.head", 4, "V", "C")]
     logits = make("logits", low, "n", "V")
     if saving:
-        # Where no kernel makes fp32 of half-precision factors, it is a cast (_weight_product in model/loss.py).
+        # Where no kernel makes fp32 of half-precision factors, it is a cast (_weight_gradient in model/loss.py).
         half = [make("activations.head", 2, "V", "C")] if v.half and not v.cuda else []
         free(make("activations.head", 4, "V", "C"), *half)
     free(logits, *copy)
@@ -92,8 +92,8 @@ def auto_chunker_pass(t: Recorder, v: Variant, *, saving: bool) -> list[int]:
 
 def head_gradient_in_half(t: Recorder, head: int) -> int:
     """Cast the gradient of the head's weight to half precision, as autograd gives it to a weight of that dtype."""
-    cast = t.birth("temporaries", 1, (), (2, "V", "C"), ours=False)
-    t.death(head)
+    cast = t.allocate("temporaries", 1, (), (2, "V", "C"), ours=False)
+    t.free(head)
     return cast
 
 
@@ -104,14 +104,14 @@ def add_head(t: Recorder, v: Variant, head: int, tables: Sequence[int], *, wide:
     if v.chunked:
         for table in tables:
             if v.wide == 2 and wide:
-                t.death(t.birth("temporaries", 4, t.births[table].shape, ours=False))
-            t.death(table)
+                t.free(t.allocate("temporaries", 4, t.allocated[table].shape, ours=False))
+            t.free(table)
         return head
     if not v.half:  # the sum is written over it
-        t.death(head)
-    total = t.birth("gradients", 1, (), (4, "V", "C"), ours=False)
+        t.free(head)
+    total = t.allocate("gradients", 1, (), (4, "V", "C"), ours=False)
     for serial in (*tables, *([head] if v.half else [])):
-        t.death(serial)
+        t.free(serial)
     return total
 
 
@@ -209,7 +209,7 @@ class CompiledProgram(EagerProgram):
         kept = None if logits is None else logits.value.base
         lives = Lives(t, machine)
         if saving and self.v.keeps_logits:
-            lives.birth(targets.value.base, "batch")
+            lives.allocate(targets.value.base, "batch")
         waiting = self._forward(lives, graphs, kept, apart=apart)
         t.split = len(t.events)
         if saving:
@@ -255,17 +255,17 @@ class CompiledProgram(EagerProgram):
         if len(waiting) > 1:
             tables = [lives.alive[node] for node in tied]
             head = add_head(t, self.v, waiting[1], tables, wide=not sends)
-            (t.death if sends else t.take)(head)
+            (t.free if sends else t.take)(head)
             taken = [serial for serial in taken if serial not in tables]
         for serial in taken:
             if sends:
-                t.death(serial)
+                t.free(serial)
             else:
                 t.take(_in_fp32(t, serial) if half else serial)
 
 
 def _in_fp32(t: Recorder, half: int) -> int:
     """Cast a gradient as autograd does (grad_dtype in model/master.py)."""
-    wide = t.birth("gradients", 4, t.births[half].shape, ours=False)
-    t.death(half)
+    wide = t.allocate("gradients", 4, t.allocated[half].shape, ours=False)
+    t.free(half)
     return wide

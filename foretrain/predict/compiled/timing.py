@@ -20,7 +20,7 @@ from foretrain.predict.timeline import Passage, Tensor, Timeline
 ALIGNED = {4: 4, 2: 8}  # elements, by their bytes
 
 
-class Product(NamedTuple):
+class Matmul(NamedTuple):
     """m x k times k x n, so often at once."""
 
     m: int
@@ -29,27 +29,27 @@ class Product(NamedTuple):
     batch: int = 1
 
     @property
-    def backward(self) -> tuple["Product", "Product"]:
+    def backward(self) -> tuple["Matmul", "Matmul"]:
         m, k, n, batch = self
-        return Product(m, n, k, batch), Product(k, m, n, batch)
+        return Matmul(m, n, k, batch), Matmul(k, m, n, batch)
 
 
-def is_unaligned(product: Product, width: int) -> bool:
+def is_unaligned(matmul: Matmul, width: int) -> bool:
     """Return whether a side is not a multiple of what the card's units take at once. `width`: bytes of an element."""
-    return any(side % ALIGNED[width] and side > 1 for side in product[:3])
+    return any(side % ALIGNED[width] and side > 1 for side in matmul[:3])
 
 
-def time_padding(t: Timeline, products: Iterable[Product], width: int) -> None:
+def time_padding(t: Timeline, matmuls: Iterable[Matmul], width: int) -> None:
     """Write what timing takes into a timeline, once for each matmul with an unaligned side. `width`: bytes of an
     element.
     """
-    for product in dict.fromkeys(products):
-        if is_unaligned(product, width):
-            _time(t, product, width)
+    for matmul in dict.fromkeys(matmuls):
+        if is_unaligned(matmul, width):
+            _time(t, matmul, width)
 
 
-def _time(t: Timeline, product: Product, width: int) -> None:
-    m, k, n, batch = product
+def _time(t: Timeline, matmul: Matmul, width: int) -> None:
+    m, k, n, batch = matmul
     wider_m, wider_k, wider_n = (
         side if side == 1 else -(-side // ALIGNED[width]) * ALIGNED[width] for side in (m, k, n)
     )
@@ -138,13 +138,13 @@ def first_walk(
     of what was there before.
     """
     workspace = None
-    products = [(_product(t, sizes), width) for sizes, width in structure.products]
-    if any(is_unaligned(product, width) for product, width in products):
+    matmuls = [(_matmul(t, sizes), width) for sizes, width in structure.matmuls]
+    if any(is_unaligned(matmul, width) for matmul, width in matmuls):
         t.at("compile")
         if not there and cuda:
             workspace, there = t.alloc("workspace", t.size(1, "cuBLAS")), 1
-        for product, width in dict.fromkeys(products):
-            time_padding(t, [product], width)
+        for matmul, width in dict.fromkeys(matmuls):
+            time_padding(t, [matmul], width)
     walk = Walk(t, passage, structure.timed, there, given)
     if workspace is not None:
         walk.alive[BEFORE] = workspace
@@ -152,11 +152,11 @@ def first_walk(
     return walk
 
 
-def _product(t: Timeline, sizes: Sequence[int]) -> Product:
+def _matmul(t: Timeline, sizes: Sequence[int]) -> Matmul:
     def count(size: int) -> int:
         if not isinstance(size, Dim):
             return int(size)
         return int(size.coefficient * math.prod(t.symbols[letter] for letter in size.letters))
 
     m, k, n, *batch = map(count, sizes)
-    return Product(m, k, n, math.prod(batch))
+    return Matmul(m, k, n, math.prod(batch))

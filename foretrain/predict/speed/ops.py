@@ -94,7 +94,7 @@ class MicroBatchRun:
         return (c.batch_size, c.block_size) if self.train else (c.eval_batch, c.eval_block)
 
     @property
-    def products_attention(self) -> bool:
+    def matmul_attention(self) -> bool:
         """Return whether attention is done by batched matmuls (model/attention.py)."""
         return not self.spec.cuda and self.spec.bmm_attention and not (self.train and self.config.dropout)
 

@@ -138,7 +138,7 @@ def _width(step: StepTime) -> float:
 # By FLOP per clock and SM. GeForce boards run above the clock of their data sheet, so that large products reach its
 # peak (RTX 3090: 76 of 71 TFLOP/s, 4090: 165 to 173 of 165); the large data-centre chips run into their power limit
 # (A100: 259 to 271 of 312, H100: 762 to 795 of 989).
-PRODUCT_SHARE = {512: 1.06, 1024: 0.80, 2048: 0.80, 4096: 0.72, 8192: 0.68}
+MATMUL_SHARE = {512: 1.06, 1024: 0.80, 2048: 0.80, 4096: 0.72, 8192: 0.68}
 # The faster an SM, the more steps of k it takes until its pipeline is full.
 PIPELINE_K = {512: 16, 1024: 64, 2048: 128, 4096: 128, 8192: 256}
 TILES = {512: (128, 128), 1024: (128, 128)}
@@ -168,7 +168,7 @@ LAUNCH_S = 18e-6
 COMPILED_LAUNCH_2_0_S = 76e-6
 CPU_LAUNCH_S = 5e-6
 PYTHON_S = 0.3e-3  # one micro-batch on what is no card: its Python, the batch's copy, the scaler
-CPU_PRODUCT_SHARE = 0.55  # oneDNN and MKL on small matrices, against the nominal peak
+CPU_MATMUL_SHARE = 0.55  # oneDNN and MKL on small matrices, against the nominal peak
 CPU_ATTENTION_SHARE = 0.28
 # Assumed, not measured: copies from and to pageable memory over PCIe 4.0 x8 or x16, and AdamW on a desktop's memory.
 PAGEABLE_BYTES_PER_S, HOST_BYTES_PER_S = 6e9, 20e9
@@ -229,7 +229,7 @@ class CatalogueRates:
         elif op.dtype == "bfloat16" and not self.gpu.supports_bf16:
             share = 1.0  # its peak is what large products reach
         else:
-            share = CPU_PRODUCT_SHARE if self.cpu else self.product_share(op)
+            share = CPU_MATMUL_SHARE if self.cpu else self.matmul_share(op)
         return max(bytes_s, op.causal_flops / (peak * share * self.held_clock(op.dtype)))
 
     def held_clock(self, dtype: Dtype) -> float:
@@ -239,7 +239,7 @@ class CatalogueRates:
         attention and exponentials, too, as power is balanced over much longer than one kernel.
         """
         share = self.gpu.sustained_share(dtype)
-        return min(1.0, share / PRODUCT_SHARE.get(self.rate, 0.7)) if share else 1.0
+        return min(1.0, share / MATMUL_SHARE.get(self.rate, 0.7)) if share else 1.0
 
     def cached_bytes(self, op: Operation) -> float:
         """Return what a kernel finds in the second-level cache of that which the kernel before it wrote there.
@@ -267,7 +267,7 @@ class CatalogueRates:
             return share * MEMORY_EFFICIENT
         return share if self.torch.flash2 else share * FLASH1
 
-    def product_share(self, op: Operation) -> float:
+    def matmul_share(self, op: Operation) -> float:
         m, n, k = op.shape
         rate = self.rate
         if op.arithmetic != "dtype":  # as on a card whose tensor cores do that much more a clock
@@ -280,7 +280,7 @@ class CatalogueRates:
         # Half of what whole waves would lose: blocks of two tiles per SM, and k cut where tiles are few.
         idle = (min(math.ceil(waves) / waves, 1 + 1 / waves) - 1) / 2 if waves > 1 else 0.15
         pipeline = PIPELINE_K.get(rate, 64 if rate < 8192 else 256)
-        share = PRODUCT_SHARE.get(rate, 0.7) * k / (k + pipeline) * full / (1 + idle)
+        share = MATMUL_SHARE.get(rate, 0.7) * k / (k + pipeline) * full / (1 + idle)
         if op.kind == "matmul_weight":
             share *= WEIGHT_GRADIENT_SHARE
         return share * (UNALIGNED_SHARE if op.dtype != "float32" and (m % 8 or n % 8 or k % 8) else 1.0)

@@ -302,7 +302,7 @@ def _references(way: MicroBatchRun, calibration: Calibration) -> list[StepTime]:
     """
     found: dict[str, StepTime] = {}
     plain = {"attention": "auto", "master_weights": False}
-    own = {"attention": "bmm" if way.products_attention else "auto", "master_weights": way.config.master_weights}
+    own = {"attention": "bmm" if way.matmul_attention else "auto", "master_weights": way.config.master_weights}
     steps = calibration.steps_of(way.spec.dtype, compiled=way.compiled)
     if way.spec.cuda and not steps:
         steps = [step for step in calibration.steps if step.compiled == way.compiled]

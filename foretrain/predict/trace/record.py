@@ -22,8 +22,8 @@ class Allocation(NamedTuple):
 
     id: int
     nbytes: int
-    born: int
-    died: int | None
+    allocated_at: int
+    freed_at: int | None
     category: str
     name: str
     op: str
@@ -35,7 +35,7 @@ class Allocation(NamedTuple):
 
 
 WORDS = ("category", "name", "op", "module", "shape", "dtype")
-COLUMNS = ("nbytes", "born", "died", *WORDS)
+COLUMNS = ("nbytes", "allocated_at", "freed_at", *WORDS)
 
 
 class Head(NamedTuple):
@@ -95,7 +95,9 @@ class Trace(Lifetimes):
         return name_at(self.moments, position)
 
     def alive_at(self, position: int) -> list[Allocation]:
-        return [a for a in self.allocations if a.born <= position and (a.died is None or a.died > position)]
+        return [
+            a for a in self.allocations if a.allocated_at <= position and (a.freed_at is None or a.freed_at > position)
+        ]
 
     def peaks(self) -> dict[str, tuple[int, int]]:
         """Return phase -> (highest sum of tensor bytes, position where it is reached). Requested bytes, not rounded."""
@@ -183,8 +185,8 @@ class Recorder(Lifetimes):
         self.tags: dict[int, tuple[str, str]] = {}
         self.names: dict[int, str] = {}
         self.moments = [Mark(0, "forward")]
-        self.deaths: dict[int, int] = {}
-        self.births: list[int] = []
+        self.freed_at: dict[int, int] = {}
+        self.allocated_at: list[int] = []
         self.stream_now: Callable[[], int] = lambda: 0  # the stream that allocations are made on
 
     def alloc(self, nbytes: int, op: str, module: str, shape: tuple[int, ...], dtype: str) -> int:
@@ -193,13 +195,13 @@ class Recorder(Lifetimes):
             self.streams[id] = stream
         self.sizes.append(nbytes)
         self.labels.append((op, module, shape, dtype))
-        self.births.append(len(self.events))
+        self.allocated_at.append(len(self.events))
         self.events.append(id)
         return id
 
     def free(self, id: int) -> None:
-        if id not in self.deaths:
-            self.deaths[id] = len(self.events)
+        if id not in self.freed_at:
+            self.freed_at[id] = len(self.events)
             self.events.append(~id)
 
     def use(self, id: int, stream: int) -> None:
@@ -234,13 +236,13 @@ class Recorder(Lifetimes):
         allocations = []
         for id, (op, module, shape, dtype) in enumerate(self.labels):
             category, name = self.tags.get(id, ("", ""))
-            born, died = self.births[id], self.deaths.get(id)
+            start, end = self.allocated_at[id], self.freed_at.get(id)
             a = Allocation(
-                id, self.sizes[id], born, died, category, name, self.names.get(id, op), module, shape, dtype,
+                id, self.sizes[id], start, end, category, name, self.names.get(id, op), module, shape, dtype,
                 self.streams.get(id, 0), self.used_on.get(id, ()),
             )  # fmt: skip
             if not category:
-                a = a._replace(category=_category(a, head, weight_shapes, name_at(self.moments, born) == "forward"))
+                a = a._replace(category=_category(a, head, weight_shapes, name_at(self.moments, start) == "forward"))
             allocations.append(a)
         return Trace(self.events, allocations, self.phases, self.moments, emptied=self.emptied)
 
@@ -257,7 +259,7 @@ class Recorder(Lifetimes):
             if ends:
                 self.events[start:position] = sorted(self.events[start:position], reverse=True)
                 start = position + (position < len(self.events) and self.events[position] >= 0)
-        self.deaths = {~event: position for position, event in enumerate(self.events) if event < 0}
+        self.freed_at = {~event: position for position, event in enumerate(self.events) if event < 0}
 
 
 def _category(a: Allocation, head: Head, weights: frozenset[tuple[int, ...]], forward: bool) -> str:

@@ -35,10 +35,10 @@ def with_all_micro_batches(trace: Trace, traced: int, wanted: int, starts: Seque
 
 def _last_micro_batches(trace: Trace, traced: int, starts: Sequence[int]) -> list[_Span]:
     """Return of each step the micro-batch before the last one: the last whose end is seen."""
-    born = starts or [a.born for a in trace.allocations if a.category == "batch"]
+    begins = starts or [a.allocated_at for a in trace.allocations if a.category == "batch"]
     found = []
     for phase, start, end in trace.spans():
-        here = born[bisect_left(born, start) : bisect_left(born, end)]
+        here = begins[bisect_left(begins, start) : bisect_left(begins, end)]
         if phase in STEPS and here and len(here) % traced == 0:
             firsts = here[:: len(here) // traced]
             found.append(_Span(firsts[-2], firsts[-1]))
@@ -94,9 +94,9 @@ class _Writer:
 
     def _repeat(self, span: _Span) -> list[Mark]:
         events = self.trace.events[span.start : span.end]
-        births = {event for event in events if event >= 0}
-        deaths = {~event for event in events if event < 0}
-        found, left = sorted(deaths - births), sorted(births - deaths)
+        allocated = {event for event in events if event >= 0}
+        freed = {~event for event in events if event < 0}
+        found, left = sorted(freed - allocated), sorted(allocated - freed)
         nbytes = lambda ids: [self.trace.allocations[id].nbytes for id in ids]  # noqa: E731
         if nbytes(found) != nbytes(left):
             return []
@@ -126,6 +126,9 @@ class _Writer:
         return (held, tuple(allocator.small.order), tuple(allocator.large.order))
 
     def _allocations(self) -> list[Allocation]:
-        born = {event: position for position, event in enumerate(self.events) if event >= 0}
-        died = {~event: position for position, event in enumerate(self.events) if event < 0}
-        return [a._replace(id=id, born=born[id], died=died.get(id)) for id, a in enumerate(self.kept)]
+        allocated_at = {event: position for position, event in enumerate(self.events) if event >= 0}
+        freed_at = {~event: position for position, event in enumerate(self.events) if event < 0}
+        return [
+            a._replace(id=id, allocated_at=allocated_at[id], freed_at=freed_at.get(id))
+            for id, a in enumerate(self.kept)
+        ]

@@ -97,9 +97,9 @@ class Recorded:
             block = player.play(event)
             history.driver()
             if block is not None and event >= 0:
-                history.born(block, _label(record, event))
+                history.allocate(block, _label(record, event))
             elif block is not None:
-                history.died(address, block)
+                history.free(address, block)
             if self.end is None or position < self.end:
                 end = len(history.entries)
         data = history.data()

@@ -44,13 +44,13 @@ class Batch:
     def __init__(self, tracer: Tracer, start: int, inputs: Mapping[str, Any], results: Any) -> None:
         self.tracer, self.done = tracer, 0
         self.events = tracer.record.events[start:]
-        born = {event for event in self.events if event >= 0}
+        made = {event for event in self.events if event >= 0}
         given = {tracer.id_of(value): name for name, value in inputs.items() if isinstance(value, Tensor)}
         kept = [tensor for tensor in tree_leaves(results) if isinstance(tensor, Tensor)]
-        self.kept = sorted({id for tensor in kept if (id := tracer.id_of(tensor)) in born and id is not None})
+        self.kept = sorted({id for tensor in kept if (id := tracer.id_of(tensor)) in made and id is not None})
         self.results = tree_map_only(Tensor, lambda tensor: Place.of(tensor, tracer.id_of(tensor), given), results)
         # What lives on and is no result is made once: a workspace.
-        self.passing = born & {~event for event in self.events if event < 0}
+        self.passing = made & {~event for event in self.events if event < 0}
 
     def again(self, inputs: Mapping[str, Any]) -> Any:
         record, alive, storages = self.tracer.record, {}, {}
@@ -373,7 +373,7 @@ def _categorized(record: Trace, a: Allocation, written: dict[str, Any], tune: Fi
     if a.category == "weights" and "lora_" in a.name:
         return a._replace(category="adapters")
     loose = a.category in ("activations", "temporaries", "weight_copies")
-    if loose and record.phase_at(a.born) in ("load", "prepare", "save", "merge"):
+    if loose and record.phase_at(a.allocated_at) in ("load", "prepare", "save", "merge"):
         return a._replace(category="temporaries")
     text = written.get("text_config")
     vocabulary = int((text if isinstance(text, dict) else written).get("vocab_size") or 0)

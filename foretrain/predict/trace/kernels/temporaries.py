@@ -316,7 +316,7 @@ def _index_put(card: Card, args: tuple[Any, ...]) -> list[Step]:
 IN_RANGE: list[Step] = [8, 8, 1, -1, 1, -1, -8, -8]
 
 
-def _index_put_anew(card: Card, args: tuple[Any, ...]) -> list[Step]:
+def _index_put_copy(card: Card, args: tuple[Any, ...]) -> list[Step]:
     steps = _index_put(card, args)
     return [Result(0), *steps] if steps else []
 
@@ -382,7 +382,7 @@ COPYING = (
 RULES: dict[str, Rule] = {
     **{op: _reduction(op) for op in REDUCTIONS},
     **dict.fromkeys(("index_put_", "_index_put_impl_"), _index_put),
-    **dict.fromkeys(("index_put", "_unsafe_index_put"), _index_put_anew),
+    **dict.fromkeys(("index_put", "_unsafe_index_put"), _index_put_copy),
     "sort": _sort,
     "multinomial": _multinomial,
     "_scaled_dot_product_flash_attention": _flash,

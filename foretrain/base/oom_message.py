@@ -82,9 +82,9 @@ def parse(text: str) -> OutOfMemoryMessage | None:
 
 
 def _consistent(found: dict[str, int | None], processes: list[int]) -> dict[str, int | None]:
-    """Return figures whose parts do not sum above the card. `processes`: those with a number only.
+    """Return figures whose parts do not exceed the card. `processes`: those with a number only.
 
-    In a container the run does not know its own number: there it is the smallest that holds what PyTorch reserved.
+    In a container the run does not know its own number: its process is the smallest that holds what PyTorch reserved.
     Windows reports 2**64 bytes where the driver does not tell.
     """
     card, free = found["card_bytes"], found["free_bytes"]

@@ -256,6 +256,7 @@ def in_the_end(record: TrainedRun, made: Plan) -> Plan:
 
 
 def check_forecast(plan: Plan, run: TrainedRun) -> ForecastCheck:
+    """Compare each figure of a plan with what the run measured, in bytes and seconds."""
     source = plan.memory_of("foretrain").source
     return ForecastCheck(
         run_id=run.id,

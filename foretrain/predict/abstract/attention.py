@@ -1,7 +1,8 @@
 """scaled_dot_product_attention on tensors without values: what each of its kernels makes, saves and frees.
 
-The fused kernels keep their output and a log-sum-exp for each row. The math path (aten/src/ATen/native/transformers/
-attention.cpp, _scaled_dot_product_attention_math) writes the B x H x T x T scores out, in fp32 whatever the dtype.
+The fused kernels save their output and a log-sum-exp per row. The math path
+(aten/src/ATen/native/transformers/attention.cpp, _scaled_dot_product_attention_math) writes out the B x H x T x T
+scores, in fp32 whatever the dtype.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,6 @@ HERE = "activations.attention"
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Tensor | None = None) -> Tensor:
-    """Attend B x H x T x D of queries, keys and values. FlashAttention takes no mask."""
     kind = m.machine().attention(wants(q, k, v))
     if kind == "math" and mask is not None and m.machine().cuda and int(k.shape[1]) == int(q.shape[1]):
         kind = "efficient"  # where there is a mask, keys are repeated before
@@ -33,7 +33,7 @@ def _place() -> str | None:
 
 
 def _by_rows(like: Tensor, width: int, place: str | None = None) -> Tensor:
-    """Return B x T x H x D in memory, seen as B x H x T x D: how fused kernels write their results."""
+    """Return B x T x H x D in memory, viewed as B x H x T x D, as fused kernels write their results."""
     B, H, T, _ = like.shape
     out = allocate((B, T, H, width), like.dtype, place or _place())
     s = out.strides
@@ -41,8 +41,8 @@ def _by_rows(like: Tensor, width: int, place: str | None = None) -> Tensor:
 
 
 def _laid_out(kind: str, like: Tensor, width: int) -> Tensor:
-    """Lay out as FlashAttention and cuDNN write a result: heads and tokens in the input's order in memory (empty_like
-    in flash_api.cpp); the other kernels write by rows.
+    """Lay out as FlashAttention and cuDNN write a result: heads and tokens in the input's order (empty_like in
+    flash_api.cpp); the other kernels write by rows.
     """
     B, H, T, _ = like.shape
     if kind in ("flash", "cudnn") and m.machine().cuda and like.strides[1] > like.strides[2] and int(T) > 1:
@@ -92,7 +92,7 @@ def _fused(kind: str, q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Ten
 
 
 def _narrowed(whole: Tensor, D: int) -> Tensor:
-    """Drop the padding. Its backward pass is a step of its own: what came in ends before the kernel."""
+    """Drop the padding. Its backward pass is a step of its own: the padded gradient ends before the kernel."""
     out = whole.viewed((*whole.shape[:-1], D), whole.strides)
     if wants(whole):
         width = whole.shape[-1]
@@ -105,7 +105,6 @@ def _narrowed(whole: Tensor, D: int) -> Tensor:
 
 
 def _math(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
-    """Scale q and k, multiply, softmax, drop, multiply by v; in fp32."""
     machine, low, learns = m.machine(), q.dtype, wants(q, k, v)
     for_q, for_k, for_v = (learns and x.requires_grad for x in (q, k, v))
     B, H, T, D = q.shape
@@ -161,8 +160,8 @@ def _math(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
 
 
 def _weights(matmuls: list[Tensor], dropout: float) -> list[Tensor]:
-    """Return the softmax of scores, which are taken out of their list, with dropout its mask, and what values are
-    multiplied by. Rows without a single finite score are looked for in a tensor of booleans (_safe_softmax).
+    """Return the softmax of the scores, which are taken out of their list, with dropout its mask, and the factor of the
+    values. A boolean tensor finds rows without a single finite score (_safe_softmax).
     """
     scores = matmuls.pop()
     shape = scores.shape
@@ -178,8 +177,8 @@ def _weights(matmuls: list[Tensor], dropout: float) -> list[Tensor]:
 def _math_backward(
     low: m.DType, lays_out: bool, shape: tuple[int, ...], saved: list[Any], grads: list[Tensor]
 ) -> Grads:
-    """Go back through the matmul, dropout, softmax, the matmul of q and k, their scaling, and the casts; nothing is
-    made that nobody wants.
+    """Go back through the matmul, dropout, softmax, the matmul of q and k, their scaling, and the casts; unwanted
+    gradients are not made.
     """
     q, k, softmax, *mask, dropped, v = saved
     saved.clear()

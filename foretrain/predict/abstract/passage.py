@@ -1,8 +1,8 @@
-"""The events of a pass: births and deaths of tensors, recorded from a few layers and unrolled to all of them. No torch.
+"""The events of a pass: allocations and frees, recorded from a few layers and unrolled to all of them. No torch.
 
-Layers of one kind leave the same events, but for which tensors these are of. So a pass is run with at most four layers
-of each kind, and the second one's events are repeated for those that were left out. Where two layers of a kind differ,
-the pass is run with all of them.
+Layers of one kind leave the same events on other tensors. So a pass is run with at most four layers of each kind, and
+the second one's events are repeated for those left out. Where two layers of a kind differ, the pass is run with all of
+them.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ Factors = tuple[Any, ...]  # (coefficient, letters …)
 
 
 class Allocated(NamedTuple):
-    """A storage: what it counts as, and what its size follows from."""
+    """A storage: its component, and the factors of its size."""
 
     component: str
     item_bytes: int
@@ -33,7 +33,7 @@ class Allocated(NamedTuple):
 
 
 class Event(NamedTuple):
-    """`serial`: that of a birth, or its complement (~) for a death. `layer`: the one that ran."""
+    """`serial`: an allocation's, or its complement (~) for its end. `layer`: the one that ran."""
 
     serial: int
     layer: int
@@ -49,17 +49,17 @@ class Recorder:
         self.symbols = symbols
         self.allocated: list[Allocated] = []
         self.events: list[Event] = []
-        self.home: list[int] = []  # the layer in which each was born
+        self.home: list[int] = []  # the layer that made each
         self.layer = OUTSIDE
         self.moment = "forward.embedding"
-        self.ended = False  # what ends after the pass is no part of it
-        # (events before it, gradient, what it counted as until then) where a gradient becomes .grad
+        self.ended = False  # later ends are not part of the pass
+        # (events before it, gradient, its component until then) where a gradient becomes .grad
         self.taken: list[tuple[int, int, str]] = []
         self.split = 0  # the first event of the backward pass
-        self.given = 0  # so many events at first are births of what was there before
-        self.streams: dict[int, int] = {}  # of births that are not on the default one
+        self.given = 0  # so many events at first are allocations from before
+        self.streams: dict[int, int] = {}  # of allocations off the default one
         self.kernels: list[Any] = []  # kernels.py
-        self.timed: list[tuple[int, tuple[int, ...]]] = []  # kernels that are timed when they first run (compiled)
+        self.timed: list[tuple[int, tuple[int, ...]]] = []  # kernels that are timed at their first run (compiled)
         self.matmuls: list[tuple[tuple[int, ...], int]] = []  # matmuls of a compiled graph: sizes, bytes an element
 
     def allocate(
@@ -71,7 +71,7 @@ class Recorder:
         *,
         ours: bool = True,
     ) -> int:
-        """Return the serial number of a storage that comes to life; `ours`: it belongs to the layer that runs."""
+        """Return the serial number of a new storage; `ours`: it belongs to the layer that runs."""
         serial = len(self.allocated)
         self.allocated.append(Allocated(component, item_bytes, shape, factors))
         self.events.append(Event(serial, self.layer, self.moment))
@@ -79,8 +79,8 @@ class Recorder:
         return serial
 
     def free(self, serial: int) -> None:
-        """Of storages that end together the older comes first: in which order a function's variables end is another in
-        each version of Python, and nothing to the allocator.
+        """Order storages that end together by age: the order of a function's variables varies between versions of
+        Python, without effect on the allocator.
         """
         if self.ended:
             return
@@ -99,7 +99,7 @@ class Recorder:
         self.allocated[serial] = self.allocated[serial]._replace(component="gradients")
 
     def later(self) -> "Recorder":
-        """Return the same pass of a later micro-batch: gradients are added to those that are there, and end."""
+        """Return the same pass of a later micro-batch: gradients are added to existing ones, and end."""
         found = Recorder(self.symbols)
         found.allocated, found.home, found.split = list(self.allocated), self.home, self.split
         places = [position for position, *_ in self.taken]
@@ -141,15 +141,15 @@ class _Unroller:
         self.r = recorder
         self.copies = copies_of(groups, run)
         self.repeated = {i for i, copies in enumerate(self.copies) if len(copies) > 1}
-        self.place: list[int] = []  # of each birth among those of its layer
+        self.place: list[int] = []  # of each allocation among those of its layer
         counts: Counter[int] = Counter()
         for home in recorder.home:
             self.place.append(counts[home])
             counts[home] += 1
 
     def runs(self) -> list[tuple[int, int, int]]:
-        """Return (layer, first event, event after the last) of stretches that belong to one layer: the one that runs,
-        or, where none does, the one whose tensors end.
+        """Return (layer, first event, event after the last) of event ranges of one layer: the one that runs, or, where
+        none does, the one whose tensors end.
         """
         r = self.r
         found: list[tuple[int, int, int]] = []
@@ -157,7 +157,7 @@ class _Unroller:
         for i, event in enumerate(r.events):
             own = layer = event.layer
             if layer == OUTSIDE and event.serial < 0:
-                # What a layer took ends when its result gets the name, which is between two layers.
+                # A layer's inputs end when its result gets the name, between two layers.
                 home = r.home[event.tensor]
                 own = last if last != OUTSIDE and home in (last - 1, last) else home
             last = layer if layer != OUTSIDE else last if own == last else OUTSIDE
@@ -168,7 +168,7 @@ class _Unroller:
         return found
 
     def order(self) -> list[tuple[int, int, int, int]]:
-        """Return (layer of all, layer that was run, first event, event after the last) for each stretch of the whole
+        """Return (layer of all, layer that was run, first event, event after the last) for each range of the whole
         pass.
         """
         runs, found, i = self.runs(), [], 0
@@ -202,7 +202,7 @@ class _Unroller:
         return found
 
     def unrolled(self) -> tuple[list[int], list[int], list[int]]:
-        """Return (events, for each of their births the one that was run, for each event the one that was run)."""
+        """Return (events, each allocation's recorded one, each event's recorded one)."""
         r = self.r
         serials: dict[tuple[int, int], int] = {}  # (layer of all, place) -> serial
         events: list[int] = []
@@ -232,8 +232,8 @@ class _Unroller:
 
 
 class Structure(NamedTuple):
-    """A pass for any sizes: its events, what each tensor counts as and its factors, moments, and where it is cut. The
-    first `given` tensors were there before it.
+    """A pass for any sizes: its events, each tensor's component and factors, moments, and its split. The first `given`
+    tensors were there before it.
     """
 
     events: list[int]
@@ -241,10 +241,10 @@ class Structure(NamedTuple):
     moments: list[str]
     split: int
     any_size: bool  # whether all sizes follow from letters
-    timed: list[tuple[int, tuple[int, ...]]]  # (event before it, births that are changed) of kernels that are timed
+    timed: list[tuple[int, tuple[int, ...]]]  # (event before it, allocations that are changed) of timed kernels
     matmuls: list[tuple[tuple[int, ...], int]]  # matmuls: (m, k, n, batch …), bytes an element
     given: int = 0
-    streams: Mapping[int, int] = MappingProxyType({})  # of births that are not on the default one
+    streams: Mapping[int, int] = MappingProxyType({})  # of allocations off the default one
 
     def sized(self, timeline: Timeline) -> Passage:
         known = {kind: (kind[0], timeline.size(*kind[1])) for kind in set(self.kinds)}
